@@ -1,0 +1,42 @@
+# Everything runs in a virtual environment that this file makes: only Python (3.11 to 3.13) and make are needed.
+PYTHON ?= python3
+VENV ?= .venv
+RUN = $(VENV)/bin/python
+READY = $(VENV)/.ready
+
+.PHONY: help quickstart test check format bench evidence toy wheel-test clean
+help: ## list the targets
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
+
+$(READY): pyproject.toml constraints.txt
+	$(PYTHON) -c 'import sys; v = sys.version_info[:2]; sys.exit(None if (3, 11) <= v <= (3, 13) else "expected Python 3.11 to 3.13, got %d.%d: set PYTHON=" % v)'
+	test -x $(RUN) || $(PYTHON) -m venv $(VENV)
+	$(RUN) -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[dev]"
+	touch $(READY)
+
+quickstart: $(READY) ## the main job on the embedded toy pair: responses, data, head, sweep, frontier
+	$(RUN) -m toolkit.train +experiment=quickstart
+
+test: $(READY) ## all tests
+	$(RUN) -m pytest
+
+check: $(READY) ## format, lint, types
+	$(RUN) -m ruff format --check .
+	$(RUN) -m ruff check .
+	$(RUN) -m mypy
+
+format: $(READY) ## put the code into shape
+	$(RUN) -m ruff format .
+	$(RUN) -m ruff check --fix .
+
+bench: $(READY) ## timings against transformers' own generate, into docs/benchmarks.md
+	$(RUN) -m benchmarks.decoding
+
+evidence: $(READY) ## every figure the documentation shows, into docs/evidence/
+	$(RUN) -m benchmarks.evidence
+
+toy: $(READY) ## train the embedded pair again from scratch (under 90 minutes on 2 cores)
+	$(RUN) -m data_gen.toy
+
+clean: ## remove outputs and caches, not the environment
+	rm -rf outputs .pytest_cache .mypy_cache .ruff_cache

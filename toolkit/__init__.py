@@ -1,0 +1,28 @@
+"""Acceptance prediction for speculative decoding.
+
+The two names most users need are imported on first use, so that `import toolkit` stays light and the decoding engine
+needs nothing beyond torch, transformers and safetensors.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from toolkit.api import generate
+    from toolkit.pair import ModelPair
+
+__all__ = ["ModelPair", "__version__", "generate"]
+__version__ = "0.1.0"
+
+
+def __getattr__(name: str) -> Any:
+    if name == "ModelPair":
+        from toolkit.pair import ModelPair
+
+        return ModelPair
+    if name == "generate":
+        from toolkit.api import generate
+
+        return generate
+    raise AttributeError(f"module 'toolkit' has no attribute {name!r}")

@@ -1,0 +1,56 @@
+"""`generate`: methods by name, for people with a pair and some prompts."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from toolkit import config
+from toolkit.decoding import Method, Sampling, decode
+from toolkit.errors import DecodingError
+from toolkit.pair import ModelPair
+from toolkit.types import Generation
+
+
+def generate(
+    pair: ModelPair,
+    prompts: Sequence[Any],
+    method: str | Method = "specdec_pp",
+    *,
+    max_new_tokens: int = 64,
+    temperature: float = 1.0,
+    top_k: int = 0,
+    top_p: float = 1.0,
+    min_p: float = 0.0,
+    repetition_penalty: float = 1.0,
+    stop: Sequence[str] = (),
+    seed: int = 0,
+    batch_size: int = 8,
+    head: str | None = None,
+    overrides: Sequence[str] = (),
+) -> list[Generation]:
+    """Decode prompts with a method of `conf/method/`.
+
+    prompts    strings, lists of token ids, or lists of chat messages
+    method     a name, or a Method built by hand (then `head` and `overrides` have no meaning)
+    head       folder of an acceptance head, for methods that need one; None: the pair's own
+    overrides  relative to the method: ["policy.threshold=.3"]
+    The other arguments are those of `toolkit.sampling.Sampling`. Needs hydra; `toolkit.decoding.decode` does not.
+    Raises InputError for bad arguments, DecodingError (with all generations) if single prompts failed.
+    """
+    sampling = Sampling(
+        temperature=temperature,
+        top_k=top_k,
+        top_p=top_p,
+        min_p=min_p,
+        repetition_penalty=repetition_penalty,
+        max_new_tokens=max_new_tokens,
+        stop=tuple(stop) if not isinstance(stop, str) else (stop,),
+        seed=seed,
+    )
+    built = config.method(method, overrides, head) if isinstance(method, str) else method
+    generations = decode(pair, prompts, built, sampling, batch_size=batch_size)
+    failed = [generation.error for generation in generations if generation.error is not None]
+    if failed:
+        raise DecodingError(f"{len(failed)} of {len(generations)} prompts failed: {failed[0]}", generations)
+    return generations

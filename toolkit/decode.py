@@ -1,0 +1,62 @@
+"""python -m toolkit.decode method=NAME: decode prompts with one method.
+
+Writes generations.jsonl (one line per prompt: tokens, text, counts, rounds), summary.json, and prints a table.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from toolkit.config import instantiate
+from toolkit.decoding import decode
+from toolkit.io import write_json, write_text
+from toolkit.metrics import summarize
+from toolkit.stage import command, open_stage
+from toolkit.types import Generation
+
+
+def run(cfg: Any) -> Path:
+    """Decode `cfg.prompts` with `cfg.method`; returns the output folder."""
+    from tqdm.auto import tqdm
+
+    method, sampling, pair = instantiate(cfg.method), instantiate(cfg.sampling), instantiate(cfg.pair)
+    method.bind(pair)  # before anything is written
+    prompts = instantiate(cfg.prompts).load()
+    stage = open_stage("decode", cfg)
+    if not stage.finished:
+        with tqdm(total=len(prompts), desc=f"decode {method.name}", unit="prompt") as bar:
+            generations = decode(
+                pair,
+                [prompt.content for prompt in prompts],
+                method,
+                sampling,
+                batch_size=cfg.batch_size,
+                on_finish=lambda _: bar.update(),
+            )
+        lines = [as_record(prompt.id, generation) for prompt, generation in zip(prompts, generations, strict=True)]
+        write_text(stage.folder / "generations.jsonl", "".join(json.dumps(line) + "\n" for line in lines))
+        write_json(stage.folder / "summary.json", summarize(generations))
+        stage.finish(num_prompts=len(prompts), num_failed=sum(g.error is not None for g in generations))
+    for key, value in json.loads((stage.folder / "summary.json").read_text()).items():
+        print(f"{key:24} {value:.4g}" if isinstance(value, float) else f"{key:24} {value}")
+    return stage.folder
+
+
+def as_record(prompt_id: str, generation: Generation) -> dict[str, Any]:
+    """One line of generations.jsonl."""
+    return {
+        "id": prompt_id,
+        "text": generation.text,
+        "token_ids": generation.token_ids,
+        "finish_reason": generation.finish_reason,
+        "error": generation.error,
+        "counts": asdict(generation.counts),
+        "rounds": [asdict(r) for r in generation.rounds],
+    }
+
+
+if __name__ == "__main__":
+    command("decode", run)

@@ -1,0 +1,8 @@
+"""The decoding engine: one loop for every method. Needs torch, transformers and safetensors only."""
+
+from toolkit.decoding.loop import decode
+from toolkit.decoding.method import Method
+from toolkit.decoding.proposers import ChainProposer, DraftContext
+from toolkit.sampling import Sampling
+
+__all__ = ["ChainProposer", "DraftContext", "Method", "Sampling", "decode"]

@@ -1,0 +1,36 @@
+"""Errors a user can mend.
+
+InputError            what was expected, what came, how to mend it: one line
++-- StaleError        an output folder was made with another configuration or from other inputs
++-- DecodingError     some prompts could not be decoded; the others are in `.generations`
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+from typing import Any
+
+
+class InputError(ValueError):
+    """Bad input: the message is one line that says what was expected, what came and how to mend it."""
+
+
+class StaleError(InputError):
+    """An output folder holds work made with another configuration or from other inputs."""
+
+
+class DecodingError(InputError):
+    """Some rows failed while others finished. `generations` holds every row, failed ones with `.error` set."""
+
+    def __init__(self, message: str, generations: list[Any]):
+        super().__init__(message)
+        self.generations = generations
+
+
+def unknown_name(kind: str, name: str, known: Iterable[str]) -> InputError:
+    """The error for a name that resolves to nothing, with the nearest names that would."""
+    known = sorted(known)
+    near = difflib.get_close_matches(name, known, n=3, cutoff=0.4)
+    hint = f"did you mean {' or '.join(near)}?" if near else f"known: {', '.join(known)}"
+    return InputError(f"unknown {kind} {name!r}: {hint}")

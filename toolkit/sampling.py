@@ -1,0 +1,118 @@
+"""From logits to the law that tokens are drawn from: the only place where temperature exists.
+
+Everything after `warp` (drafting, the acceptance test, residuals, the bonus token) works on its result and on nothing
+else, so that p and q are warped once and alike.
+
+Shapes: B rows, T positions, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from toolkit.errors import InputError
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """How tokens are drawn, and when a response ends.
+
+    temperature        0 is greedy, through the same path (a one-hot law)
+    top_k              keep the k likeliest tokens; 0 keeps all
+    top_p              keep the smallest set of likeliest tokens that reaches this mass; 1 keeps all
+    min_p              drop tokens less likely than this fraction of the likeliest; 0 drops none
+    repetition_penalty divides positive and multiplies negative logits of tokens already in the text; 1 is off
+    max_new_tokens     exact upper limit of produced tokens, end of text included
+    stop               strings that end a response; the text ends before them, the tokens with the one that completes them
+    seed               row r of a call draws from a generator seeded with (seed, r)
+    """
+
+    temperature: float = 1.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    max_new_tokens: int = 64
+    stop: tuple[str, ...] = ()
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "stop", (self.stop,) if isinstance(self.stop, str) else tuple(self.stop))
+        checks = (
+            (self.temperature >= 0, "temperature", "at least 0", self.temperature),
+            (self.top_k >= 0, "top_k", "at least 0 (0 keeps every token)", self.top_k),
+            (0 < self.top_p <= 1, "top_p", "in (0, 1]", self.top_p),
+            (0 <= self.min_p < 1, "min_p", "in [0, 1)", self.min_p),
+            (self.repetition_penalty > 0, "repetition_penalty", "above 0", self.repetition_penalty),
+            (self.max_new_tokens >= 1, "max_new_tokens", "at least 1", self.max_new_tokens),
+            (all(self.stop), "stop", "a list of strings that are not empty", self.stop),
+        )
+        for good, name, expected, got in checks:
+            if not good:
+                raise InputError(f"{name} must be {expected}, got {got}")
+
+    def check_vocab(self, vocab_size: int) -> None:
+        """Raises InputError if `top_k` is larger than the vocabulary."""
+        if self.top_k > vocab_size:
+            raise InputError(f"top_k must be at most the vocabulary size {vocab_size}, got {self.top_k}")
+
+    def at(self, temperature: float | None) -> Sampling:
+        """The same settings at another temperature (a draft may have its own); None changes nothing."""
+        return self if temperature is None else replace(self, temperature=temperature)
+
+
+def warp(logits: Tensor, sampling: Sampling, seen: Tensor | None = None) -> Tensor:
+    """Logits to the law tokens are drawn from.
+
+    logits [..., V] of any float type; computed in float32, in float64 if that is what comes.
+    seen [..., V] bool marks tokens already in the text (needed for `repetition_penalty` only).
+    Returns probabilities [..., V]. Order as in transformers: repetition penalty, temperature, top-k, top-p, min-p.
+    Ties at the edge of top-k are kept; at temperature 0 the first of equal maxima wins.
+    """
+    if logits.dtype != torch.float64:
+        logits = logits.float()
+    if sampling.repetition_penalty != 1.0 and seen is not None:
+        scale = sampling.repetition_penalty
+        logits = torch.where(seen, torch.where(logits > 0, logits / scale, logits * scale), logits)
+    if sampling.temperature == 0:
+        # Not a number is passed on instead of being hidden by the argmax: the loop names the row.
+        one_hot = torch.zeros_like(logits).scatter_(-1, logits.argmax(-1, keepdim=True), 1.0)
+        return one_hot.masked_fill_(logits.isnan().any(-1, keepdim=True), torch.nan)
+    if sampling.temperature != 1.0:
+        logits = logits / sampling.temperature
+    if 0 < sampling.top_k < logits.shape[-1]:
+        smallest_kept = logits.topk(sampling.top_k, dim=-1).values[..., -1:]
+        logits = logits.masked_fill(logits < smallest_kept, -torch.inf)
+    probs = logits.softmax(-1)
+    if sampling.top_p < 1.0:
+        ordered, order = probs.sort(dim=-1, descending=True, stable=True)
+        dropped = ordered.cumsum(-1) - ordered >= sampling.top_p
+        probs = probs.masked_fill(torch.zeros_like(dropped).scatter_(-1, order, dropped), 0.0)
+        probs = probs / probs.sum(-1, keepdim=True)
+    if sampling.min_p > 0.0:
+        probs = probs.masked_fill(probs < sampling.min_p * probs.amax(-1, keepdim=True), 0.0)
+        probs = probs / probs.sum(-1, keepdim=True)
+    return probs
+
+
+def draw(probs: Tensor, uniforms: Tensor) -> Tensor:
+    """One token per law by inverting its cumulative sum: probs [..., V] (any positive scale), uniforms [...] in [0, 1).
+
+    Never returns a token of probability 0. Returns [...] int64.
+    """
+    cumulative = probs.cumsum(-1)
+    point = uniforms.to(probs.dtype).unsqueeze(-1) * cumulative[..., -1:]
+    # The product can round up to the total; the last token of positive probability is meant then.
+    point = torch.minimum(point, torch.nextafter(cumulative[..., -1:], cumulative.new_zeros(())))
+    return torch.searchsorted(cumulative, point, right=True).squeeze(-1).clamp_(max=probs.shape[-1] - 1)
+
+
+def row_generator(seed: int, row: int) -> torch.Generator:
+    """The random stream of one row: a function of (seed, row) alone, always on the CPU, the same on every device."""
+    mixed = (seed * 0x9E3779B97F4A7C15 + row * 0xBF58476D1CE4E5B9 + 0x94D049BB133111EB) % 2**63
+    generator = torch.Generator()
+    generator.manual_seed(mixed)
+    return generator

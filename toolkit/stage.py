@@ -1,0 +1,216 @@
+"""A stage: one command, one config, one output folder with its manifest.
+
+    python -m data_gen.responses ...  ->  command("responses", run)  ->  run(cfg) -> Path
+
+The folder is named by the stage and a hash of what determines its content. Its manifest is written when work starts and
+again when it ends: config, versions, revision, command line, inputs with their hashes. Work of the same config is kept;
+work of another one is refused (StaleError) unless `overwrite=true`.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import platform
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from toolkit import config as configs
+from toolkit.errors import InputError, StaleError, unknown_name
+from toolkit.io import content_hash, file_hash, read_json, write_json
+
+MANIFEST = "manifest.json"
+PACKAGES = ("torch", "transformers", "pytorch-lightning", "datasets", "wandb", "hydra-core", "scikit-learn")
+# Keys that do not determine the content of an output folder.
+FREE_KEYS = ("paths", "overwrite", "batch_size", "logger", "progress", "ckpt_path", "num_workers")
+
+
+@dataclass
+class Stage:
+    """An output folder under way."""
+
+    name: str
+    folder: Path
+    identity: dict[str, Any]
+    inputs: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def manifest(self) -> dict[str, Any]:
+        """What the folder's manifest says now."""
+        return read_json(self.folder / MANIFEST)
+
+    @property
+    def finished(self) -> bool:
+        """Whether the work was done before."""
+        return (self.folder / MANIFEST).exists() and self.manifest.get("status") == "finished"
+
+    def start(self) -> None:
+        """Write the manifest of work under way."""
+        self._write("running", {})
+
+    def finish(self, **facts: Any) -> Path:
+        """Write the manifest of finished work, with facts about the outputs."""
+        self._write("finished", facts)
+        return self.folder
+
+    def _write(self, status: str, facts: Mapping[str, Any]) -> None:
+        about = {
+            "stage": self.name,
+            "status": status,
+            "config": self.identity,
+            "inputs": self.inputs,
+            **provenance(),
+            **facts,
+        }
+        write_json(self.folder / MANIFEST, about)
+
+
+def open_stage(name: str, cfg: Any, *, inputs: Sequence[Path | str] = (), ignore: Sequence[str] = ()) -> Stage:
+    """The stage's output folder, made if new; kept if it holds work of this config; else StaleError.
+
+    inputs  files the content depends on; their hashes become part of the identity
+    ignore  top-level keys that do not determine the content, beside FREE_KEYS
+    """
+    plain = configs.plain(cfg)
+    identity = {key: value for key, value in plain.items() if key not in (*FREE_KEYS, *ignore)}
+    hashes = {str(path): file_hash(path) for path in inputs}
+    identity_hash = content_hash([identity, sorted(hashes.values())])
+    folder = output_dir(name, plain, identity_hash)
+    stage = Stage(name, folder, identity, hashes)
+    if (folder / MANIFEST).exists():
+        old = read_json(folder / MANIFEST)
+        reason = _difference(name, old, stage)
+        if reason is None and not plain.get("overwrite"):
+            return stage
+        if reason is not None and not plain.get("overwrite"):
+            raise StaleError(f"{folder} holds other work: {reason}; choose another paths.output_dir or overwrite=true")
+        shutil.rmtree(folder)
+    elif folder.exists() and any(folder.iterdir()) and plain.get("overwrite"):
+        raise InputError(f"{folder} was not made by this toolkit (no {MANIFEST}): it is not overwritten")
+    folder.mkdir(parents=True, exist_ok=True)
+    stage.start()
+    return stage
+
+
+def output_dir(name: str, plain: Mapping[str, Any], identity_hash: str) -> Path:
+    """`paths.output_dir` if given (with the hash below it in a multirun), else <root_dir>/<stage>-<hash>."""
+    paths = plain.get("paths") or {}
+    if paths.get("output_dir") is None:
+        return Path(paths.get("root_dir", "outputs")) / f"{name}-{identity_hash}"
+    folder = Path(paths["output_dir"])
+    return folder / identity_hash if _in_multirun() else folder
+
+
+def provenance() -> dict[str, Any]:
+    """Command line, versions, code revision, time."""
+    versions = {}
+    for package in PACKAGES:
+        try:
+            versions[package] = importlib.metadata.version(package)
+        except importlib.metadata.PackageNotFoundError:
+            versions[package] = "not installed"
+    return {
+        "argv": sys.argv,
+        "time": datetime.now(UTC).isoformat(timespec="seconds"),
+        "python": platform.python_version(),
+        "machine": f"{platform.machine()}, {platform.system()}",
+        "versions": versions,
+        "revision": revision(),
+    }
+
+
+def revision() -> str:
+    """The code's git revision, with + if the tree has changes; "unknown" outside a checkout."""
+    here = Path(__file__).resolve().parent
+    try:
+        head = subprocess.run(
+            ["git", "rev-parse", "--short", "HEAD"], cwd=here, capture_output=True, text=True, check=True
+        )
+        dirty = subprocess.run(["git", "status", "--porcelain"], cwd=here, capture_output=True, text=True, check=True)
+    except (OSError, subprocess.CalledProcessError):
+        return "unknown"
+    return head.stdout.strip() + ("+" if dirty.stdout.strip() else "")
+
+
+def command(config_name: str, run: Callable[[Any], Any]) -> None:
+    """The main function of a stage's module: Hydra on the command line, one line per error a user can mend."""
+    import hydra
+    from omegaconf import DictConfig
+
+    @hydra.main(version_base="1.3", config_path=str(configs.CONF), config_name=config_name)
+    def main(cfg: DictConfig) -> Any:
+        try:
+            result = run(cfg)
+        except InputError as error:
+            if _in_multirun():
+                raise
+            sys.exit(f"error: {error}")
+        if isinstance(result, Path):
+            print(f"output: {result}")
+        return result
+
+    try:
+        sys.argv[1:] = tidy_overrides(sys.argv[1:])
+        check_choices(sys.argv[1:])
+        main()
+    except InputError as error:
+        sys.exit(f"error: {error}")
+
+
+def run_stages(stages: Mapping[str, Mapping[str, Any]] | None) -> dict[str, Path]:
+    """Run stages one after another: each {run: module.function, config: name, overrides: [...]}."""
+    from hydra.utils import get_method
+
+    done = {}
+    for name, stage in (stages or {}).items():
+        print(f"\n== {name}", flush=True)
+        cfg = configs.compose(stage["config"], list(stage.get("overrides", ())))
+        done[name] = get_method(stage["run"])(cfg)
+    return done
+
+
+def tidy_overrides(argv: Sequence[str]) -> list[str]:
+    """`experiment=x` (the usual template's spelling) means `+experiment=x`; debug comes last, so that it wins."""
+    appended = ("experiment=", "hparams_search=", "debug=")
+    tidy = [f"+{word}" if word.startswith(appended) else word for word in argv]
+    return [w for w in tidy if not w.startswith("+debug=")] + [w for w in tidy if w.startswith("+debug=")]
+
+
+def check_choices(argv: Sequence[str]) -> None:
+    """Raises InputError with the nearest names if `group=choice` names no file of that config group."""
+    if any(word in ("--config-dir", "-cd") or word.startswith(("--config-dir=", "hydra.searchpath")) for word in argv):
+        return
+    for word in argv:
+        group, _, value = word.lstrip("+").partition("=")
+        known = configs.choices(group) if group and "." not in group else []
+        if not known or value == "null" or "(" in value or "{" in value or "[" in value:
+            continue
+        for name in value.split(","):
+            if name.strip() not in known:
+                raise unknown_name(group, name.strip(), known)
+
+
+def _difference(name: str, old: Mapping[str, Any], stage: Stage) -> str | None:
+    """Why a folder's work is not this work; None if it is."""
+    if old.get("stage") != name:
+        return f"it was made by {old.get('stage')}, not {name}"
+    before, now = configs.flatten(old.get("config", {})), configs.flatten(stage.identity)
+    for key in sorted(before.keys() | now.keys()):
+        if before.get(key) != now.get(key):
+            return f"{key} was {before.get(key)!r}, is {now.get(key)!r}"
+    if sorted(old.get("inputs", {}).values()) != sorted(stage.inputs.values()):
+        changed = [path for path, digest in stage.inputs.items() if digest not in old.get("inputs", {}).values()]
+        return f"its inputs have changed ({', '.join(changed) or 'fewer than before'})"
+    return None
+
+
+def _in_multirun() -> bool:
+    from hydra.core.hydra_config import HydraConfig
+    from hydra.types import RunMode
+
+    return HydraConfig.initialized() and HydraConfig.get().mode == RunMode.MULTIRUN

@@ -1,0 +1,54 @@
+"""What every stopping policy is: small, explicit state per row, two decisions.
+
+A drawn token is always sent to the target: a policy only says whether to draw the next one.
+"""
+
+from __future__ import annotations
+
+from abc import ABC
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from toolkit.types import DraftStep, Proposal, Verdict
+
+State = dict[str, Tensor]
+
+
+class StoppingPolicy(ABC):
+    """Stop or go, per row.
+
+    The state is a dict of tensors with a leading row dimension, fresh per prompt; rows may be selected, replaced or
+    repeated (for the nodes of a tree) by indexing every tensor alike. Quantities of one round are reset in `observe`.
+
+    limit  the most tokens it can ever ask for in a round; None: no own limit
+    reads  True: it also decides after a forward, before its token is drawn (`read`)
+    """
+
+    limit: int | None = None
+    reads: ClassVar[bool] = False
+
+    def bind(self, pair: object) -> StoppingPolicy:
+        """Called once before decoding; estimators load and check their heads here."""
+        return self
+
+    def init(self, num_rows: int, device: torch.device) -> State:
+        """The state of rows that start a prompt."""
+        return {}
+
+    def begin(self, num_rows: int, state: State, device: torch.device) -> Tensor:
+        """Whether to draft at all this round [B]; False means plain target decoding."""
+        return torch.ones(num_rows, dtype=torch.bool, device=device)
+
+    def step(self, step: DraftStep, state: State) -> tuple[State, Tensor]:
+        """After y_k is drawn: the new state, and whether to pay another draft forward [B]."""
+        return state, torch.ones_like(step.tokens, dtype=torch.bool)  # type: ignore[arg-type]
+
+    def read(self, step: DraftStep, state: State) -> tuple[State, Tensor]:
+        """After forward k has read y_{k-1}, before y_k is drawn: whether to draw it [B]. Only if `reads`."""
+        return state, torch.ones(len(step.logits), dtype=torch.bool, device=step.logits.device)
+
+    def observe(self, proposal: Proposal, verdict: Verdict, state: State) -> State:
+        """After the target's verdict: learn from it and be ready for the next round."""
+        return state

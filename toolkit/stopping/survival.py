@@ -1,0 +1,67 @@
+"""Stop when some drafted token has probably been rejected: the rule of SpecDec++.
+
+Paper: SpecDec++ (arXiv:2405.19715), section 3 and Algorithm 1. theirs -> ours: h -> threshold, f(e_i) -> estimator.
+
+With lag = 1, as published: at step k the state at hand has read y_{k-1}, so y_k is drawn before its own score is known,
+and a round that stops carries one unscored token. With lag = 0 the draft reads y_k, at the price of that forward, and
+draws y_{k+1} from it only if the survival that includes y_k says so.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from toolkit.types import DraftStep, Proposal, Verdict
+from toolkit.errors import InputError
+from toolkit.stopping.base import State, StoppingPolicy
+
+
+@dataclass(frozen=True)
+class Survival(StoppingPolicy):
+    """Stop when 1 - product of estimates > threshold.
+
+    estimator  scores the token a state has read: a HeadEstimator
+    threshold  h in [0, 1]; larger means longer rounds
+    lag        1: faithful, one token late; 0: reads one token further, and pays for it
+    """
+
+    estimator: Any
+    threshold: float = 0.7
+    lag: int = 1
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.threshold <= 1:
+            raise InputError(f"policy.threshold: expected a probability in [0, 1], got {self.threshold}")
+        if self.lag not in (0, 1):
+            raise InputError(f"policy.lag: expected 0 or 1, got {self.lag}")
+
+    @property
+    def reads(self) -> bool:  # type: ignore[override]
+        return self.lag == 0
+
+    def bind(self, pair: object) -> Survival:
+        return Survival(self.estimator.bind(pair), self.threshold, self.lag)
+
+    def init(self, num_rows: int, device: torch.device) -> State:
+        return {"survival": torch.ones(num_rows, device=device)}
+
+    def step(self, step: DraftStep, state: State) -> tuple[State, Tensor]:
+        if self.lag == 0:
+            return super().step(step, state)
+        return self._score(step, state)
+
+    def read(self, step: DraftStep, state: State) -> tuple[State, Tensor]:
+        return self._score(step, state)
+
+    def _score(self, step: DraftStep, state: State) -> tuple[State, Tensor]:
+        survival = state["survival"]
+        if step.depth > 1:  # at depth 1 the state has read the context, no drafted token yet
+            survival = survival * self.estimator.read_prob(step)
+        return {"survival": survival}, 1 - survival <= self.threshold
+
+    def observe(self, proposal: Proposal, verdict: Verdict, state: State) -> State:
+        return {"survival": torch.ones_like(state["survival"])}

@@ -1,0 +1,184 @@
+"""What travels through the decoding loop.
+
+Shapes: B rows, N proposed nodes, V vocabulary, D hidden size, L laws that candidates were drawn from.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+
+@dataclass
+class DraftStep:
+    """What is known right after one draft forward, for every row.
+
+    depth        k, from 1: the forward that produced q_k, the law of the k-th drafted token
+    logits [B,V] unwarped
+    probs  [B,V] q_k, the warped law y_k is drawn from
+    hidden [B,D] the draft's final hidden state that produced q_k. It has **read y_{k-1}** (at k = 1 the last token of
+                 the context) and not y_k: an estimate made from it alone is about y_{k-1}
+    tokens [B]   y_k, or None while it has not been drawn (`StoppingPolicy.read`)
+
+    The statistics below are of the unwarped law where they say so: warped ones are 1 and 0 at temperature 0, where
+    training-free rules must still work.
+    """
+
+    depth: int
+    logits: Tensor
+    probs: Tensor
+    hidden: Tensor
+    tokens: Tensor | None = None
+
+    @cached_property
+    def raw_probs(self) -> Tensor:
+        """Unwarped law [B, V]."""
+        logits = self.logits if self.logits.dtype == torch.float64 else self.logits.float()
+        return logits.softmax(-1)
+
+    @cached_property
+    def entropy(self) -> Tensor:
+        """Entropy of the unwarped law [B], nats."""
+        return torch.special.entr(self.raw_probs).sum(-1)
+
+    @cached_property
+    def top_probs(self) -> Tensor:
+        """The two largest probabilities of the unwarped law [B, 2]."""
+        return self.raw_probs.topk(2, dim=-1).values
+
+    @cached_property
+    def margin(self) -> Tensor:
+        """Distance between the two largest unwarped probabilities [B]."""
+        return self.top_probs[:, 0] - self.top_probs[:, 1]
+
+    @cached_property
+    def token_prob(self) -> Tensor:
+        """Unwarped probability of the drawn token [B]."""
+        assert self.tokens is not None
+        return self.raw_probs.gather(-1, self.tokens.unsqueeze(-1)).squeeze(-1)
+
+    @cached_property
+    def draft_prob(self) -> Tensor:
+        """q_k(y_k), warped [B]."""
+        assert self.tokens is not None
+        return self.probs.gather(-1, self.tokens.unsqueeze(-1)).squeeze(-1)
+
+
+@dataclass(frozen=True)
+class Proposal:
+    """What goes to the target: a tree of drafted tokens per row, as flat arrays.
+
+    tokens  [B, N]     parents [B, N]  index of the parent node, -1 for the context; None: a chain
+    laws    [B, L, V]  the laws candidates were drawn from (without replacement: the law before removals)
+    law_of  [B, N]     which of them node n was drawn from; None: node n from law n
+    num_drafted [B]    nodes that count: the first ones of each row; the rest fills the batch
+    num_calls   [B]    draft forwards the row paid for
+    """
+
+    tokens: Tensor
+    laws: Tensor
+    num_drafted: Tensor
+    num_calls: Tensor
+    parents: Tensor | None = None
+    law_of: Tensor | None = None
+
+    @property
+    def num_nodes(self) -> int:
+        """N, the width of the batch's arrays."""
+        return self.tokens.shape[1]
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What the rule decided.
+
+    path   [B, M]  accepted node ids from the root on, -1 behind the end
+    length [B]     how many were accepted
+    extra  [B]     the token after them
+    bonus  [B]     True: every node down the path was accepted and extra comes from p; False: extra is `corrected`
+    valid  [B]     False where a law was not a law (not a number): the row's verdict means nothing
+    """
+
+    path: Tensor
+    length: Tensor
+    extra: Tensor
+    bonus: Tensor
+    valid: Tensor
+
+
+@dataclass(frozen=True)
+class Round:
+    """One proposal and its verdict, as counts and seconds. Never distributions.
+
+    num_produced counts the tokens that entered the text: accepted ones and the extra one, cut at the end of text, at a
+    stop string, at the length limit. Seconds are those of the whole batch, read on the host.
+    """
+
+    num_drafted: int
+    num_draft_calls: int
+    num_accepted: int
+    num_produced: int
+    bonus: bool
+    draft_seconds: float = 0.0
+    target_seconds: float = 0.0
+
+    @property
+    def num_discarded(self) -> int:
+        """Drafted and extra tokens that did not enter the text (papers page: K + 1 - produced)."""
+        return self.num_drafted + 1 - self.num_produced
+
+
+@dataclass(frozen=True)
+class Counts:
+    """Totals over rounds; `+` adds them. num_drafted + num_target_calls = num_generated + num_discarded, always."""
+
+    num_drafted: int = 0
+    num_draft_calls: int = 0
+    num_target_calls: int = 0
+    num_generated: int = 0
+    num_discarded: int = 0
+
+    def __add__(self, other: Counts) -> Counts:
+        return Counts(*(getattr(self, name) + getattr(other, name) for name in self.__dataclass_fields__))
+
+    @classmethod
+    def of(cls, rounds: list[Round]) -> Counts:
+        """The totals of these rounds."""
+        return cls(
+            num_drafted=sum(r.num_drafted for r in rounds),
+            num_draft_calls=sum(r.num_draft_calls for r in rounds),
+            num_target_calls=len(rounds),
+            num_generated=sum(r.num_produced for r in rounds),
+            num_discarded=sum(r.num_discarded for r in rounds),
+        )
+
+
+@dataclass
+class Generation:
+    """The response to one prompt.
+
+    token_ids      new tokens, the end of text included
+    text           decoded without special tokens, cut before a stop string
+    rounds         in order; `counts` sums them
+    finish_reason  "end" (of text), "stop" (string), "length" or "error"
+    error          what went wrong with this row, if anything; its tokens up to there are kept
+    beams, scores  of methods with several beams, else None
+    """
+
+    index: int
+    prompt_ids: list[int]
+    token_ids: list[int]
+    text: str = ""
+    rounds: list[Round] = field(default_factory=list)
+    finish_reason: str = ""
+    error: str | None = None
+    beams: list[list[int]] | None = None
+    scores: list[float] | None = None
+
+    @property
+    def counts(self) -> Counts:
+        """Totals over the rounds."""
+        return Counts.of(self.rounds)
