@@ -1,0 +1,230 @@
+"""python -m data_gen.responses: what the target answers to every prompt.
+
+Output: shards `shard-00000.jsonl`, `shard-00001.jsonl`, ... of `shard_size` prompts each, and the manifest. A shard is
+written whole: a header line that says which job it belongs to, one line per prompt, a footer with the hash of all lines
+before it. Rows have their own random numbers, seeded by (sampling.seed, row), so a response depends neither on the batch
+nor on where an interruption fell: run the command again and it goes on with the first shard that is missing.
+
+Accounting: done + failed + skipped = input. Failed rows hold an error, skipped ones were left out on purpose.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+from toolkit import config
+from toolkit.config import instantiate
+from toolkit.decoding import decode
+from toolkit.errors import InputError
+from toolkit.io import content_hash, write_text
+from toolkit.pair import fingerprint
+from toolkit.prompts import Prompt
+from toolkit.sampling import Sampling
+from toolkit.stage import Stage, command, open_stage
+from toolkit.types import Generation
+
+IGNORED = ("rank", "world_size")
+
+
+def run(cfg: Any) -> Path:
+    """Sample a response of the target to every prompt; returns the output folder."""
+    if not 0 <= cfg.rank < cfg.world_size:
+        raise InputError(f"rank: expected 0 to {cfg.world_size - 1} (world_size - 1), got {cfg.rank}")
+    if cfg.shard_size < 1:
+        raise InputError(f"shard_size: expected at least 1, got {cfg.shard_size}")
+    prompts = instantiate(cfg.prompts).load()
+    stage = open_stage("responses", cfg, ignore=IGNORED)
+    if stage.finished:
+        print(f"responses: {_sentence(stage.manifest['rows'])}, finished before")
+        return stage.folder
+    pair, sampling = instantiate(cfg.pair), instantiate(cfg.sampling)
+    job = content_hash([stage.identity, fingerprint(pair.target), [prompt.id for prompt in prompts]])
+    shards = _shards(len(prompts), cfg.shard_size)
+    mine = [number for number in range(len(shards)) if number % cfg.world_size == cfg.rank]
+    missing = [number for number in mine if not _exists(stage.folder, number, job)]
+    with _Progress(sum(len(shards[number]) for number in mine)) as progress:
+        progress.skip(sum(len(shards[number]) for number in mine if number not in missing))
+        for number in missing:
+            rows = _respond(pair, prompts, shards[number], sampling, cfg, progress)
+            _write_shard(stage.folder, number, job, rows)
+    if all(_exists(stage.folder, number, job) for number in range(len(shards))):
+        _finish(stage, pair, prompts, job)
+    return stage.folder
+
+
+def read_rows(folder: Path | str, statuses: tuple[str, ...] = ("done",)) -> Iterator[dict[str, Any]]:
+    """Rows of a finished responses folder, in the order of the prompts.
+
+    Each: id, row, status, prompt_ids, token_ids (end of text included), finish_reason, text, answer, error. Raises
+    InputError if the folder is not finished, or a shard is missing, cut short, altered or of another job.
+    """
+    folder = Path(folder)
+    stage = _finished_manifest(folder)
+    for number in range(stage["num_shards"]):
+        for row in read_shard(folder / shard_name(number), stage["job"]):
+            if row["status"] in statuses:
+                yield row
+
+
+def shard_name(number: int) -> str:
+    """File name of a shard."""
+    return f"shard-{number:05d}.jsonl"
+
+
+def read_shard(path: Path, job: str) -> list[dict[str, Any]]:
+    """Rows of one shard. Raises InputError if it is corrupt or belongs to another job."""
+    mend = "delete it and run data_gen.responses again"
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
+        header, footer = json.loads(lines[0]), json.loads(lines[-1])
+        rows = [json.loads(line) for line in lines[1:-1]]
+    except FileNotFoundError:
+        raise InputError(f"expected a shard at {path}, found none; run data_gen.responses again") from None
+    except (IndexError, ValueError):
+        raise InputError(f"{path} is corrupt (not a whole shard); {mend}") from None
+    if not isinstance(header, dict) or header.get("job") != job:
+        raise InputError(f"{path} belongs to another job (other config, models or prompts); {mend}")
+    if not isinstance(footer, dict) or footer.get("sha256") != _digest(lines[:-1]):
+        raise InputError(f"{path} is corrupt (its hash does not match); {mend}")
+    return rows
+
+
+# -- inside -----------------------------------------------------------------------------------------------------------
+
+
+def _shards(num_prompts: int, size: int) -> list[range]:
+    return [range(first, min(first + size, num_prompts)) for first in range(0, num_prompts, size)]
+
+
+def _exists(folder: Path, number: int, job: str) -> bool:
+    path = folder / shard_name(number)
+    return path.exists() and bool(read_shard(path, job))
+
+
+def _respond(
+    pair: Any, prompts: list[Prompt], numbers: range, sampling: Sampling, cfg: Any, progress: _Progress
+) -> list[dict[str, Any]]:
+    """Rows of one shard, sampled together."""
+    rows: dict[int, dict[str, Any]] = {}
+    encoded = {number: pair.encode(prompts[number].content) for number in numbers}
+    longest = cfg.max_prompt_tokens
+    for number, ids in encoded.items():
+        if longest is not None and len(ids) > longest:
+            reason = f"{len(ids)} tokens, more than max_prompt_tokens={longest}"
+            rows[number] = _row(prompts[number], number, "skipped", prompt_ids=ids, error=reason)
+    left = [number for number in numbers if number not in rows]
+    progress.skip(len(rows))
+    generations = decode(
+        pair,
+        [encoded[number] for number in left],
+        config.method("autoregressive"),
+        sampling,
+        batch_size=cfg.batch_size,
+        row_ids=left,
+        on_finish=progress.finished,
+    )
+    for number, generation in zip(left, generations, strict=True):
+        rows[number] = _row(
+            prompts[number],
+            number,
+            "failed" if generation.error else "done",
+            prompt_ids=generation.prompt_ids,
+            token_ids=generation.token_ids,
+            finish_reason=generation.finish_reason,
+            text=generation.text,
+            error=generation.error,
+        )
+    return [rows[number] for number in numbers]
+
+
+def _row(prompt: Prompt, number: int, status: str, **facts: Any) -> dict[str, Any]:
+    empty = {"prompt_ids": [], "token_ids": [], "finish_reason": "", "text": "", "error": None}
+    return {"id": prompt.id, "row": number, "status": status, "answer": prompt.answer, **empty, **facts}
+
+
+def _write_shard(folder: Path, number: int, job: str, rows: list[dict[str, Any]]) -> None:
+    header = {"job": job, "shard": number, "rows": len(rows)}
+    lines = [json.dumps(value, ensure_ascii=False) + "\n" for value in (header, *rows)]
+    write_text(folder / shard_name(number), "".join([*lines, json.dumps({"sha256": _digest(lines)}) + "\n"]))
+
+
+def _digest(lines: list[str]) -> str:
+    return hashlib.sha256("".join(lines).encode()).hexdigest()
+
+
+def _finish(stage: Stage, pair: Any, prompts: list[Prompt], job: str) -> None:
+    """Count every row of every shard and close the manifest."""
+    num_shards = len(list(stage.folder.glob("shard-*.jsonl")))
+    rows = [row for number in range(num_shards) for row in read_shard(stage.folder / shard_name(number), job)]
+    if [row["row"] for row in rows] != list(range(len(prompts))):
+        raise InputError(f"{stage.folder}: expected rows 0 to {len(prompts) - 1} once each, got {len(rows)} rows")
+    statuses = Counter(row["status"] for row in rows)
+    counts = {"input": len(prompts), **{status: statuses[status] for status in ("done", "failed", "skipped")}}
+    truncated = sum(row["finish_reason"] == "length" for row in rows)
+    tokens = sum(len(row["token_ids"]) for row in rows)
+    stage.finish(
+        rows=counts,
+        job=job,
+        num_shards=num_shards,
+        num_tokens=tokens,
+        num_truncated=truncated,
+        target_fingerprint=fingerprint(pair.target),
+    )
+    print(f"responses: {_sentence(counts)}; {tokens} tokens, {truncated} cut at max_new_tokens")
+    for row in [row for row in rows if row["status"] == "failed"][:3]:
+        print(f"  failed: {row['error']}")
+
+
+def _sentence(rows: dict[str, int]) -> str:
+    return f"{rows['done']} done + {rows['failed']} failed + {rows['skipped']} skipped = {rows['input']} prompts"
+
+
+def _finished_manifest(folder: Path) -> dict[str, Any]:
+    from toolkit.io import read_json
+    from toolkit.stage import MANIFEST
+
+    if not (folder / MANIFEST).exists():
+        raise InputError(f"expected a responses folder at {folder} (with a {MANIFEST}), found none")
+    manifest = read_json(folder / MANIFEST)
+    if manifest.get("stage") != "responses":
+        raise InputError(f"expected a responses folder at {folder}, got one of stage {manifest.get('stage')!r}")
+    if manifest.get("status") != "finished":
+        raise InputError(f"the responses in {folder} are not finished: run data_gen.responses again first")
+    return manifest
+
+
+class _Progress:
+    """A bar over prompts, with tokens per second and time left."""
+
+    def __init__(self, total: int):
+        from tqdm.auto import tqdm
+
+        self.bar = tqdm(total=total, desc="responses", unit="prompt")
+        self.started, self.tokens = perf_counter(), 0
+
+    def __enter__(self) -> _Progress:
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        self.bar.close()
+
+    def skip(self, count: int) -> None:
+        """Prompts that need no work: made before, or left out."""
+        self.bar.initial += count  # keeps the estimate of the time left honest
+        self.bar.update(count)
+
+    def finished(self, generation: Generation) -> None:
+        """One more response."""
+        self.tokens += len(generation.token_ids)
+        self.bar.set_postfix_str(f"{self.tokens / (perf_counter() - self.started):,.0f} tokens/s", refresh=False)
+        self.bar.update()
+
+
+if __name__ == "__main__":
+    command("responses", run)
