@@ -1,0 +1,264 @@
+"""Sources of prompts: the toy domains, local files, and data sets of the Hugging Face hub.
+
+Each config in `conf/prompts/` names one of these classes. `path: FILE.jsonl` replaces any of them by a prompts file.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from data_gen.domains import DOMAINS, Example, get
+from data_gen.domains.splits import SPLITS
+from data_gen.frozen import COUNTS, load_frozen
+from data_gen.templates import Conversation, Row, check_chat, conversation, render, write_chat
+from toolkit.errors import InputError, unknown_name
+from toolkit.prompts import Prompt, PromptSource, read_jsonl
+
+TRAIN_PROMPTS = 1000  # of a toy domain, unless `limit` says otherwise
+FORMATS = {".json": "json", ".jsonl": "json", ".parquet": "parquet", ".csv": "csv"}  # loaders of `datasets`
+SPLIT = re.compile(r"([\w.]+)(?:\[(\d*):(\d*)\])?")
+
+
+class ToyPrompts(PromptSource):
+    """One toy domain: frozen prompts for dev and test, freshly generated ones for train.
+
+    domain  instruct, math or code
+    split   train, dev or test
+    limit   how many; None: all frozen ones, or 1,000 generated ones
+    seed    of the generated ones; the frozen ones do not depend on it
+    """
+
+    def __init__(
+        self, domain: str, split: str = "test", limit: int | None = None, seed: int = 0, path: str | Path | None = None
+    ):
+        super().__init__(path, limit)
+        if domain not in DOMAINS:
+            raise unknown_name("toy domain", domain, DOMAINS)
+        if split not in SPLITS:
+            raise unknown_name("split", split, SPLITS)
+        self.domain, self.split, self.seed = domain, split, seed
+
+    def _load(self) -> list[Prompt]:
+        return [_from_example(example) for example in self._examples()]
+
+    def _examples(self) -> list[Example]:
+        if self.split in COUNTS:
+            return load_frozen(self.domain, self.split)
+        examples: list[Example] = get(self.domain).examples(self.split, self.limit or TRAIN_PROMPTS, self.seed)
+        return examples
+
+
+class JsonlPrompts(PromptSource):
+    """A prompts file (see `toolkit.prompts`)."""
+
+    def __init__(self, path: str | Path, limit: int | None = None):
+        super().__init__(path, limit)
+
+    def _load(self) -> list[Prompt]:
+        assert self.path is not None
+        return read_jsonl(self.path)
+
+
+class HubPrompts(PromptSource):
+    """A data set of the Hugging Face hub, or local files of the same schema, through `datasets`.
+
+    name          prefix of the ids, NAME-SPLIT-INDEX: the index is the row's place in the data set, so that an id means
+                  the same row whatever is selected
+    dataset       hub name; None: the data set is not on the hub, and data_files is needed
+    config_name   configuration of the data set, if it has several
+    split         which part to take: a key of `splits`
+    splits        part -> split of the data set, or a slice of one, "train[:40000]". A slice is cut after the shuffle:
+                  parts are disjoint random samples as long as shuffle_seed is the same
+    template      Jinja text of the prompt over the row's fields; or
+    turns         the field that holds a conversation (see `templates.conversation`)
+    answer        Jinja text of the reference; an empty one means there is none
+    extra         fields copied into `Prompt.extra`, which also holds a user's `later_turns`
+    join          {file, key}: a local JSON list of objects; the one whose `key` equals the row's is the row's `joined`
+    chat          how conversations are written: none, llama2 or tokenizer (see `templates.write_chat`)
+    shuffle_seed  rows are shuffled with it before anything is cut; None: in the data set's order
+    limit         stop after so many prompts; rows that render to an empty prompt are passed over
+    data_files    local .json, .jsonl, .parquet or .csv files instead of the hub. A file or a list of files *is* the
+                  part; a mapping from splits to files stands for the data set, and `splits` cuts it
+    revision      commit or tag of the data set
+    cache_dir     where `datasets` keeps what it has converted
+    """
+
+    def __init__(
+        self,
+        name: str,
+        dataset: str | None = None,
+        config_name: str | None = None,
+        split: str = "test",
+        splits: Mapping[str, str] | None = None,
+        template: str | None = None,
+        turns: str | None = None,
+        answer: str | None = None,
+        extra: Sequence[str] = (),
+        join: Mapping[str, str | None] | None = None,
+        chat: str = "none",
+        shuffle_seed: int | None = None,
+        limit: int | None = None,
+        path: str | Path | None = None,
+        data_files: str | Sequence[str] | Mapping[str, str | Sequence[str]] | None = None,
+        revision: str | None = None,
+        cache_dir: str | Path | None = None,
+    ):
+        super().__init__(path, limit)
+        check_chat(chat)
+        if (template is None) == (turns is None):
+            raise InputError(f"{name}: expected either a template or turns")
+        self.name, self.dataset, self.config_name, self.revision = name, dataset, config_name, revision
+        self.split, self.splits = split, dict(splits or {"test": "test"})
+        if split not in self.splits:
+            raise unknown_name(f"split of {name}", split, self.splits)
+        self.template, self.turns, self.answer, self.extra, self.chat = template, turns, answer, tuple(extra), chat
+        self.join, self.shuffle_seed = dict(join or {}), shuffle_seed
+        self.data_files, self.cache_dir = data_files, cache_dir
+
+    def describe(self) -> str:
+        return f"{self.name} ({self.split})"
+
+    def _load(self) -> list[Prompt]:
+        rows, indices = self._rows()
+        joined = self._joined()
+        prompts: list[Prompt] = []
+        for index in indices:
+            try:
+                prompt = self._prompt(index, rows[index], joined)
+            except InputError as error:
+                raise InputError(f"{self.describe()}, row {index}: {error}") from None
+            if prompt is not None:
+                prompts.append(prompt)
+            if len(prompts) == self.limit:
+                break
+        return prompts
+
+    # -- which rows -----------------------------------------------------------------------------------------------
+
+    def _rows(self) -> tuple[Any, list[int]]:
+        """The rows of the data set's split, and the indices of those that are wanted, in order."""
+        split, start, stop = parse_split(self.splits[self.split])
+        if self.data_files is not None and not isinstance(self.data_files, Mapping):
+            split, start, stop = "train", None, None  # what `datasets` calls the rows of plain files
+        rows = self._load_rows(split)
+        indices = list(range(len(rows)))
+        if self.shuffle_seed is not None:
+            random.Random(self.shuffle_seed).shuffle(indices)
+        return rows, indices[start:stop]
+
+    def _load_rows(self, split: str) -> Any:
+        import datasets
+
+        source, options = self._source()
+        try:
+            return datasets.load_dataset(source, split=split, cache_dir=_text(self.cache_dir), **options)
+        except Exception as error:  # the loaders raise whatever their transport and their parsers raise
+            raise InputError(self._explain(split, error)) from error
+
+    def _source(self) -> tuple[str, dict[str, Any]]:
+        """First argument and options of `datasets.load_dataset`."""
+        if self.data_files is not None:
+            return loader_of(self.data_files), {"data_files": self.data_files}
+        if self.dataset is None:
+            raise InputError(f"{self.name} is not on the hub: expected its file as prompts.data_files=FILE")
+        return self.dataset, {"name": self.config_name, "revision": self.revision}
+
+    def _explain(self, split: str, error: Exception) -> str:
+        reason = (str(error).strip() or type(error).__name__).split("\n")[0]
+        if self.data_files is not None:
+            return f"could not read split {split} of {self.name} from {self.data_files}: {reason}"
+        part = "/".join(filter(None, (self.dataset, self.config_name)))
+        return (
+            f"could not load split {split} of {part} from the Hugging Face hub: {reason}. Local files work without it: "
+            "prompts.data_files=FILE (same fields) or prompts.path=FILE.jsonl (ready prompts)"
+        )
+
+    def _joined(self) -> dict[str, Any]:
+        """Key -> object of the joined file."""
+        if not self.join:
+            return {}
+        file, key = self.join.get("file"), self.join["key"]
+        if file is None:
+            raise InputError(f"{self.name} needs a second file, joined by {key}: expected prompts.join.file=FILE.json")
+        try:
+            return {entry[key]: entry for entry in json.loads(Path(file).read_text(encoding="utf-8"))}
+        except FileNotFoundError:
+            raise InputError(f"expected a JSON file at {file}, found none") from None
+        except (json.JSONDecodeError, KeyError, TypeError) as error:
+            raise InputError(f"expected a JSON list of objects with {key!r} in {file}: {error!r}") from None
+
+    # -- from row to prompt ---------------------------------------------------------------------------------------
+
+    def _prompt(self, index: int, row: Row, joined: Mapping[str, Any]) -> Prompt | None:
+        """The prompt of one row; None if there is nothing to ask."""
+        extra = {key: _field(row, key) for key in self.extra}
+        if self.join:
+            row = {**row, "joined": _entry(joined, row, str(self.join["key"]))}
+        asked = self._ask(row)
+        if not any(message["content"].strip() for message in asked.messages):
+            return None
+        if asked.later_turns:
+            extra["later_turns"] = list(asked.later_turns)
+        answer = asked.reply if self.answer is None else render(self.answer, row).strip()
+        content = write_chat(asked.messages, self.chat)
+        text, messages = (content, None) if isinstance(content, str) else (None, content)
+        return Prompt(f"{self.name}-{self.split}-{index:05d}", text, answer or None, messages, extra)
+
+    def _ask(self, row: Row) -> Conversation:
+        if self.turns is not None:
+            return conversation(_field(row, self.turns))
+        assert self.template is not None
+        return Conversation([{"role": "user", "content": render(self.template, row)}])
+
+
+def parse_split(text: str) -> tuple[str, int | None, int | None]:
+    """Name, start and stop of "train" or "train[40000:50000]"."""
+    match = SPLIT.fullmatch(text)
+    if match is None:
+        raise InputError(f"expected a split like train or train[100:200], got {text!r}")
+    name, start, stop = match.groups()
+    return name, int(start) if start else None, int(stop) if stop else None
+
+
+def loader_of(data_files: Any) -> str:
+    """The loader of `datasets` for local files, by their ending; they must all have the same kind."""
+    endings = {Path(file).suffix for file in _files(data_files)}
+    loaders = {FORMATS.get(ending) for ending in endings}
+    if len(loaders) != 1 or None in loaders:
+        got = " and ".join(sorted(ending or "no ending" for ending in endings)) or "no files"
+        raise InputError(f"prompts.data_files: expected files of one kind out of {', '.join(FORMATS)}, got {got}")
+    return str(loaders.pop())
+
+
+def _files(data_files: Any) -> Iterator[str]:
+    if isinstance(data_files, str | Path):
+        yield str(data_files)
+    else:
+        for files in data_files.values() if isinstance(data_files, Mapping) else data_files:
+            yield from _files(files)
+
+
+def _field(row: Row, key: str) -> Any:
+    if key not in row:
+        raise InputError(f"expected a field {key!r}; the row's fields are {', '.join(row)}")
+    return row[key]
+
+
+def _entry(joined: Mapping[str, Any], row: Row, key: str) -> Any:
+    value = _field(row, key)
+    if value not in joined:
+        raise InputError(f"the joined file has no entry with {key} {value!r}")
+    return joined[value]
+
+
+def _text(path: str | Path | None) -> str | None:
+    return None if path is None else str(path)
+
+
+def _from_example(example: Example) -> Prompt:
+    return Prompt(example.id, example.prompt, example.answer, extra={"response": example.response})

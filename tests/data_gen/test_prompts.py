@@ -1,0 +1,290 @@
+"""Prompt sources: every config of a data set renders its template from local files; selection, ids and error texts."""
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+from hydra import compose, initialize_config_dir
+from hydra.utils import instantiate
+
+from data_gen.prompts import HubPrompts, JsonlPrompts, ToyPrompts, loader_of, parse_split
+from data_gen.templates import write_chat
+from toolkit.errors import InputError
+
+CONF = Path(__file__).parents[2] / "conf"
+NAMES = sorted(path.stem for path in (CONF / "prompts").glob("*.yaml"))
+HUB = [name for name in NAMES if name not in ("hub", "jsonl") and not name.startswith("toy_")]
+
+BELOW = "Below is an instruction that describes a task. Write a response that appropriately completes the request."
+# name -> ending of the local file, its rows, and what they become: text ("...": how it ends) or messages; answer
+SAMPLES = {
+    "alpaca": (".csv", [
+        {"instruction": "Name the season.", "input": "July", "output": "Summer."},
+        {"instruction": "Tell a joke.", "input": "", "output": "No."},
+    ], [
+        ("Name the season.\nInput: July", "Summer."),
+        ("Tell a joke.", "No."),
+    ]),
+    "humaneval": (".parquet", [
+        {"task_id": "HumanEval/0", "prompt": "def one():\n    '''Return {1}.'''\n", "entry_point": "one",
+         "canonical_solution": "    return 1\n", "test": "assert one() == 1"},
+    ], [
+        (BELOW + "\n\n\n### Instruction:\nCreate a Python script for this problem:\n"
+         "def one():\n    '''Return {1}.'''\n\n\n### Response:", "return 1"),
+    ]),
+    "gsm8k": (".json", [{"question": "What is 600 + 634?", "answer": "600 + 634 = <<600+634=1234>>\n#### 1,234"}], [
+        (BELOW + "\n\n### Instruction:\nWhat is 600 + 634?\n\n### Response: Let's think step by step.", "1234"),
+    ]),
+    "squad": (".parquet", [
+        {"id": "5a", "title": "T", "context": "The sky is blue.", "question": "What is blue?",
+         "answers": {"text": ["The sky", "sky"], "answer_start": [0, 4]}},
+    ], [
+        ("... reputedly appeared to Saint Bernadette Soubirous in 1858. \nQuestion: To whom did the Virgin Mary "
+         "allegedly appear in 1858 in Lourdes France?\nAnswer: Saint Bernadette Soubirous\n\n"
+         "Now, answer the following question[/INST]\n"
+         "Context: The sky is blue.\nQuestion: What is blue? \nAnswer:", "The sky"),
+    ]),
+    "spider": (".json", [
+        {"db_id": "zoo", "question": "How many?", "query": "SELECT 1", "sql": {"limit": [1, "x", None]}},
+    ], [
+        ("...WHERE age  >  56; \n\nSchema:\nTable Keeper, columns = [*,Name]\nTable animal, columns = [*,id,kind]\n\n"
+         "Question: How many?\nSQL:", "SELECT 1"),
+    ]),
+    "mt_bench": (".jsonl", [
+        {"prompt": ["Write.", "Rewrite."], "prompt_id": 7, "category": "writing", "reference": []},
+    ], [
+        ([{"role": "user", "content": "Write."}], None),
+    ]),
+    "cnn_dailymail": (".json", [{"article": "Much.", "highlights": "Little.", "id": "a"}], [
+        ("Summarize: Much.", "Little."),
+    ]),
+    "xsum": (".json", [{"document": "Much.", "summary": "Little.", "id": "1"}], [
+        ("Article: Much.\n\nSummarize the article in one sentence.\nSummary:", "Little."),
+    ]),
+    "wmt": (".jsonl", [{"translation": {"de": "Guten Tag", "en": "Hello"}}], [
+        ("Translate the input English sentence into German.\nInput: Hello\nOutput: ", "Guten Tag"),
+    ]),
+    "wmt_de_en": (".jsonl", [{"translation": {"de": "Guten Tag", "en": "Hello"}}], [
+        ("Translate the input German sentence into English.\nInput: Guten Tag\nOutput: ", "Hello"),
+    ]),
+    "dolly": (".jsonl", [
+        {"instruction": "Who?", "context": "", "response": "Me.", "category": "open_qa"},
+        {"instruction": "Who?", "context": "He did.", "response": "He.", "category": "closed_qa"},
+    ], [
+        ("### Instruction:\nWho?\n\n### Response:", "Me."),
+        ("### Instruction:\nWho?\n\n### Context:\nHe did.\n\n### Response:", "He."),
+    ]),
+    "chatgpt_prompts": (".json", [{"human_prompt": "Who are you?", "chatgpt_response": "A model."}], [
+        ("Who are you?", "A model."),
+    ]),
+    "chatalpaca": (".json", [
+        {"id": "1", "conversations": [{"from": "human", "value": "Hi"}, {"from": "gpt", "value": "Hello"},
+                                      {"from": "human", "value": "Who?"}, {"from": "gpt", "value": "Me."},
+                                      {"from": "human", "value": "Bye"}]},
+    ], [
+        ("Hi\nHello\nWho?", "Me."),
+    ]),
+    "spec_bench": (".jsonl", [{"question_id": 81, "category": "writing", "turns": ["Compose.", "Again."]}], [
+        ([{"role": "user", "content": "Compose."}], None),
+    ]),
+}  # fmt: skip
+TABLES = [{"db_id": "zoo", "table_names_original": ["animal", "Keeper"],
+           "column_names_original": [[-1, "*"], [0, "id"], [0, "kind"], [1, "Name"]]}]  # fmt: skip
+
+
+def source(name, *overrides):
+    """The source of one config in conf/prompts."""
+    with initialize_config_dir(str(CONF), version_base="1.3"):
+        return instantiate(compose(overrides=[f"+prompts={name}", *overrides]).prompts)
+
+
+def write_rows(path, rows):
+    import datasets
+
+    if path.suffix == ".jsonl":
+        path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    elif path.suffix == ".json":
+        path.write_text(json.dumps(rows))
+    else:
+        getattr(datasets.Dataset.from_list(rows), f"to_{path.suffix[1:]}")(path)
+    return path
+
+
+def numbered(path, count, **options):
+    """A source of `count` rows whose prompt is their number."""
+    write_rows(path, [{"text": str(number)} for number in range(count)])
+    options = {"name": "n", "template": "{{ text }}", "data_files": str(path), **options}
+    return HubPrompts(**options, cache_dir=path.parent / "cache")
+
+
+@pytest.fixture
+def local(tmp_path):
+    """Local files for a data set's config: the overrides that use them."""
+
+    def overrides(name):
+        ending, rows, _ = SAMPLES[name]
+        file = write_rows(tmp_path / f"rows{ending}", rows)
+        (tmp_path / "tables.json").write_text(json.dumps(TABLES))
+        join = [f"prompts.join.file={tmp_path}/tables.json"] if name == "spider" else []
+        return [f"prompts.data_files={file}", f"prompts.cache_dir={tmp_path}/cache", "prompts.shuffle_seed=null", *join]
+
+    return overrides
+
+
+# -- every config ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", HUB)
+def test_a_data_set_renders_its_template(name, local):
+    prompts = source(name, *local(name)).load()
+    assert [prompt.id for prompt in prompts] == [f"{name}-test-{index:05d}" for index in range(len(SAMPLES[name][1]))]
+    for prompt, (expected, answer) in zip(prompts, SAMPLES[name][2], strict=True):
+        if isinstance(expected, str) and expected.startswith("..."):
+            assert prompt.prompt.endswith(expected[3:])
+            assert prompt.prompt.startswith("[INST] <<SYS>> You ")
+        else:
+            assert prompt.content == expected
+        assert prompt.answer == answer
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_prompts_file_replaces_any_source(name, tmp_path):
+    path = tmp_path / "mine.jsonl"
+    path.write_text('{"id": 1, "prompt": "Hello"}\n')
+    needed = ["prompts.name=any", "prompts.template=any"] if name == "hub" else []
+    assert [prompt.prompt for prompt in source(name, f"prompts.path={path}", *needed).load()] == ["Hello"]
+
+
+@pytest.mark.parametrize("name", ["alpaca", "gsm8k", "humaneval"])
+def test_chats(name, local):
+    (plain, *_), (wrapped, *_), (messages, *_) = (
+        source(name, *local(name), f"prompts.chat={chat}").load() for chat in ("none", "llama2", "tokenizer")
+    )
+    assert wrapped.prompt == f"[INST] {plain.prompt.strip()} [/INST]"
+    assert messages.content == [{"role": "user", "content": plain.prompt}]
+    assert messages.prompt is None
+
+
+def test_a_template_can_be_given_on_the_command_line(local):
+    (prompt,) = source("humaneval", *local("humaneval"), 'prompts.template="{{ prompt }}"').load()
+    assert prompt.prompt == "def one():\n    '''Return {1}.'''\n"
+
+
+def test_fields_are_kept(local):
+    (prompt,) = source("spec_bench", *local("spec_bench")).load()
+    assert prompt.extra == {"question_id": 81, "category": "writing", "later_turns": ["Again."]}
+
+
+def test_llama2_conversation():
+    messages = [{"role": role, "content": text} for role, text in (
+        ("system", "Be brief."), ("user", " Hi "), ("assistant", "Hello"), ("user", "Bye"))]  # fmt: skip
+    expected = "[INST] <<SYS>>\nBe brief.\n<</SYS>>\n\nHi [/INST] Hello </s><s>[INST] Bye [/INST]"
+    assert write_chat(messages, "llama2") == expected
+
+
+# -- toy domains ----------------------------------------------------------------------------------------------------
+
+
+def test_toy_splits():
+    frozen = source("toy_math").load()
+    assert frozen == source("toy_math", "prompts.seed=1").load()
+    assert len(frozen) == 400
+    assert frozen[:3] == source("toy_math", "prompts.limit=3").load()
+    assert frozen[0].extra["response"].endswith(f"#### {frozen[0].answer}")
+    assert len(source("toy_math", "prompts.split=dev").load()) == 200
+    train, other = (ToyPrompts("instruct", "train", limit=5, seed=seed).load() for seed in (0, 1))
+    assert len(train) == len(other) == 5
+    assert train != other
+    assert len(ToyPrompts("instruct", "train").load()) == 1000
+
+
+# -- selection ------------------------------------------------------------------------------------------------------
+
+
+def test_selection_is_deterministic_and_ids_are_stable(tmp_path):
+    everything = {p.id: p.prompt for p in numbered(tmp_path / "a.jsonl", 30).load()}
+    drawn = numbered(tmp_path / "a.jsonl", 30, shuffle_seed=1, limit=10).load()
+    assert drawn == numbered(tmp_path / "a.jsonl", 30, shuffle_seed=1, limit=20).load()[:10]
+    assert all(everything[prompt.id] == prompt.prompt for prompt in drawn)
+    assert drawn != numbered(tmp_path / "a.jsonl", 30, shuffle_seed=2, limit=10).load()
+    assert list(everything)[:2] == ["n-test-00000", "n-test-00001"]
+
+
+def test_parts_of_one_split_are_disjoint(tmp_path):
+    file = write_rows(tmp_path / "a.jsonl", [{"text": str(number)} for number in range(30)])
+    splits = {"train": "whole[:20]", "test": "whole[20:]"}
+    train, test = (
+        numbered(file, 30, data_files={"whole": str(file)}, splits=splits, split=split, shuffle_seed=0).load()
+        for split in ("train", "test")
+    )
+    assert (len(train), len(test)) == (20, 10)
+    assert {p.prompt for p in train} | {p.prompt for p in test} == set(map(str, range(30)))
+
+
+def test_rows_that_ask_nothing_are_passed_over(tmp_path):
+    write_rows(tmp_path / "a.jsonl", [{"text": " "}, {"text": "a"}, {"text": ""}, {"text": "b"}, {"text": "c"}])
+    prompts = HubPrompts(
+        "n", template="{{ text }}", data_files=str(tmp_path / "a.jsonl"), limit=2, cache_dir=tmp_path / "cache"
+    ).load()
+    assert [(p.id, p.prompt) for p in prompts] == [("n-test-00001", "a"), ("n-test-00003", "b")]
+
+
+def test_split_expressions_and_loaders():
+    assert parse_split("train") == ("train", None, None)
+    assert parse_split("train[10:20]") == ("train", 10, 20)
+    assert parse_split("train[10:]") == ("train", 10, None)
+    assert loader_of({"a": ["x.json", "y.jsonl"], "b": "z.json"}) == "json"
+
+
+# -- errors ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_hub_out_of_reach_is_explained(monkeypatch):
+    import datasets
+
+    def fail(*args, **kwargs):
+        raise ConnectionError("Couldn't reach 'openai/gsm8k' on the Hub\nand more")
+
+    monkeypatch.setattr(datasets, "load_dataset", fail)
+    with pytest.raises(InputError) as caught:
+        source("gsm8k").load()
+    assert str(caught.value) == (
+        "could not load split test of openai/gsm8k/main from the Hugging Face hub: Couldn't reach 'openai/gsm8k' on "
+        "the Hub. Local files work without it: prompts.data_files=FILE (same fields) or prompts.path=FILE.jsonl "
+        "(ready prompts)"
+    )
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"name": "gsm8k", "split": "tset"}, "unknown split of gsm8k 'tset': did you mean test"),
+        ({"chat": "llama"}, "unknown chat format 'llama'"),
+        ({"turns": "text"}, "n: expected either a template or turns"),
+        ({"template": "{{ txt }}"}, "row 0: the template failed: 'txt' is undefined; the row's fields are text"),
+        ({"extra": ["id"]}, "n (test), row 0: expected a field 'id'; the row's fields are text"),
+        ({"data_files": "missing.jsonl"}, "could not read split train of n from missing.jsonl: "),
+        ({"data_files": "rows.txt"}, "prompts.data_files: expected files of one kind out of .json, .jsonl, "),
+        ({"splits": {"test": "train[:10%]"}}, "expected a split like train or train[100:200], got 'train[:10%]'"),
+        ({"template": " "}, "expected prompts, found none in n (test)"),
+    ],
+)
+def test_errors_name_the_mistake(tmp_path, options, message):
+    with pytest.raises(InputError, match=re.escape(message)):
+        numbered(tmp_path / "a.jsonl", 1, **options).load()
+
+
+def test_errors_of_configs(local):
+    with pytest.raises(InputError, match=r"spec_bench is not on the hub: expected its file as prompts\.data"):
+        source("spec_bench").load()
+    with pytest.raises(InputError, match="spider needs a second file, joined by db_id"):
+        source("spider", *local("spider"), "prompts.join.file=null").load()
+    with pytest.raises(InputError, match="unknown toy domain 'maths': did you mean math"):
+        ToyPrompts("maths")
+    with pytest.raises(InputError, match="unknown split 'validation'"):
+        ToyPrompts("math", "validation")
+    with pytest.raises(InputError, match="limit: expected a positive number or null, got 0"):
+        ToyPrompts("math", limit=0)
+    with pytest.raises(InputError, match=r"expected a prompts file at nowhere\.jsonl, found none"):
+        JsonlPrompts("nowhere.jsonl").load()

@@ -1,0 +1,212 @@
+"""Padded models compute what their sources compute; what is added is at work and reaches no output."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, GPT2Config, LlamaConfig, LlamaForCausalLM
+from transformers.models.llama.modeling_llama import LlamaRMSNorm
+
+from toolkit import padding
+from toolkit.errors import InputError
+from toolkit.padding import PRESETS, pad_model, padded_config, padded_pair
+from toolkit.pair import ModelPair
+from toolkit.session import open_session
+
+VOCAB = 61
+BASE = {
+    "vocab_size": VOCAB,
+    "hidden_size": 24,
+    "intermediate_size": 40,
+    "num_hidden_layers": 2,
+    "head_dim": 8,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 4,
+    "rms_norm_eps": 1e-3,
+    "max_position_embeddings": 64,
+}
+LARGER = {"hidden_size": 80, "intermediate_size": 96, "num_layers": 4}
+SAME = {"hidden_size": 24, "intermediate_size": 40, "num_layers": 2, "num_heads": 4}
+TOY = {
+    "vocab_size": 1024,
+    "hidden_size": 192,
+    "intermediate_size": 576,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 6,
+    "tie_word_embeddings": True,
+}
+GROUPED, TIED = {"num_key_value_heads": 2}, {"tie_word_embeddings": True}
+LLAMA3 = {
+    "rope_type": "llama3",
+    "rope_theta": 1e4,
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 16,
+}
+SOURCES = {  # name -> (what differs from BASE, what differs from LARGER)
+    "plain": ({}, {}),
+    "tied": (TIED, {}),
+    "grouped": (GROUPED, {}),
+    "grouped, larger groups": (GROUPED, {"num_heads": 10, "num_kv_heads": 2}),
+    "grouped, smaller groups": ({"num_key_value_heads": 1}, {"num_heads": 10, "num_kv_heads": 5}),
+    "biases": ({"attention_bias": True, "mlp_bias": True}, {"head_dim": 16}),
+    "longer heads": (GROUPED, {"num_heads": 5, "num_kv_heads": 5, "head_dim": 16}),
+    "longer heads, scaled rotary": ({"rope_parameters": LLAMA3}, {"num_heads": 4, "head_dim": 32}),
+    "vocabulary": ({}, {"vocab_size": 100}),
+    "vocabulary, tied": (TIED, {"vocab_size": 100}),
+    "same size": ({}, SAME),
+}  # fmt: skip
+
+
+def tiny(dtype=torch.float32, seed=0, **changes):
+    """A random Llama whose norm weights and biases are not trivial, and whose logits are of size 1."""
+    torch.manual_seed(seed)
+    model = LlamaForCausalLM(LlamaConfig(**{**BASE, "initializer_range": 0.2, **changes}))
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.dim() == 1:
+                parameter.add_(torch.randn_like(parameter) * 0.2)
+    return model.to(dtype).eval()
+
+
+def logits_of(model, tokens):
+    with torch.inference_mode():
+        return model(tokens).logits
+
+
+@pytest.fixture
+def exact_norms(monkeypatch):
+    """RMSNorm in the model's own precision; the stock one computes in float32 always."""
+
+    def forward(self, x):
+        return self.weight * x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + self.variance_epsilon)
+
+    monkeypatch.setattr(LlamaRMSNorm, "forward", forward)
+
+
+@pytest.fixture
+def tokens():
+    return torch.randint(VOCAB, (3, 20), generator=torch.Generator().manual_seed(0))
+
+
+@pytest.mark.parametrize(("changes", "shape"), SOURCES.values(), ids=SOURCES)
+def test_logits_are_equal_in_float64(changes, shape, tokens, exact_norms):
+    model = tiny(torch.float64, **changes)
+    padded = pad_model(model, **{**LARGER, **shape})
+    expected, got = logits_of(model, tokens), logits_of(padded, tokens)
+    assert expected.std() > 0.1
+    torch.testing.assert_close(got[..., :VOCAB], expected, rtol=0, atol=1e-10)
+    assert got.softmax(-1)[..., VOCAB:].sum() == 0
+
+
+@pytest.mark.parametrize(("changes", "shape"), SOURCES.values(), ids=SOURCES)
+def test_logits_are_equal_in_float32(changes, shape, tokens):
+    model = tiny(**changes)
+    padded = pad_model(model, **{**LARGER, **shape})
+    torch.testing.assert_close(logits_of(padded, tokens)[..., :VOCAB], logits_of(model, tokens), rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["grouped", "longer heads"])
+def test_logits_are_equal_through_the_cache(name, tokens):
+    changes, shape = SOURCES[name]
+    model = tiny(**changes)
+    padded = pad_model(model, **{**LARGER, **shape})
+    parents = torch.tensor([[-1, 0, 0, 1]]).expand(3, -1)
+    readings = []
+    for each in (model, padded):
+        session = open_session(each, num_rows=3, capacity=24)
+        session.extend(tokens[:, :9])
+        session.extend(tokens[:, 9:12])
+        readings.append(session.extend(tokens[:, 12:16], parents=parents, last=4))
+    torch.testing.assert_close(readings[1].logits, readings[0].logits, rtol=0, atol=1e-5)
+    hidden = readings[1].hidden
+    torch.testing.assert_close(hidden[..., :24], readings[0].hidden, rtol=0, atol=1e-5)
+    assert hidden[..., 24:].abs().max() == 0
+
+
+@pytest.mark.parametrize("name", ["grouped", "biases", "longer heads", "vocabulary"])
+def test_added_weights_reach_no_output(name, tokens):
+    changes, shape = SOURCES[name]
+    one, other = (pad_model(tiny(**changes), **{**LARGER, **shape}, seed=seed) for seed in (0, 1))
+    assert torch.equal(logits_of(one, tokens)[..., :VOCAB], logits_of(other, tokens)[..., :VOCAB])
+    assert not torch.equal(one.model.layers[0].mlp.up_proj.weight, other.model.layers[0].mlp.up_proj.weight)
+
+
+def test_added_weights_are_not_zero():
+    padded = pad_model(tiny(), **LARGER, head_dim=16)
+    for layer in padded.model.layers:
+        for linear in (layer.self_attn.q_proj, layer.self_attn.v_proj, layer.mlp.gate_proj, layer.mlp.up_proj):
+            assert (linear.weight != 0).all()
+        assert (layer.self_attn.k_proj.weight != 0).float().mean() > 0.5
+
+
+def test_the_shape_is_the_one_asked_for_and_the_source_is_untouched(tokens):
+    model = tiny(tie_word_embeddings=True)
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    padded = pad_model(model, **LARGER, num_heads=8, num_kv_heads=4, dtype=torch.bfloat16)
+    config = padded.config
+    assert (config.hidden_size, config.intermediate_size, config.num_hidden_layers) == (80, 96, 4)
+    assert (config.num_attention_heads, config.num_key_value_heads, config.head_dim) == (8, 4, 8)
+    assert padded.lm_head.weight is padded.model.embed_tokens.weight
+    assert (padded.dtype, padded.model.rotary_emb.inv_freq.dtype) == (torch.bfloat16, torch.float32)
+    assert padded.generation_config is not model.generation_config
+    assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
+    torch.testing.assert_close(logits_of(padded, tokens).float(), logits_of(model, tokens), rtol=0, atol=0.1)
+
+
+def test_a_padded_model_can_be_saved(tmp_path, tokens):
+    padded = pad_model(tiny(), **LARGER)
+    padded.save_pretrained(tmp_path)
+    again = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32)
+    assert torch.equal(logits_of(again, tokens), logits_of(padded, tokens))
+
+
+@pytest.mark.parametrize(("name", "millions"), [("200m", 206.6), ("1b", 975.3), ("8b", 6983.8)])
+def test_presets_have_their_size(name, millions):
+    with torch.device("meta"):
+        model = LlamaForCausalLM(padded_config(LlamaConfig(**TOY), **PRESETS[name]))
+    assert model.num_parameters() / 1e6 == pytest.approx(millions, abs=0.1)
+
+
+def test_a_pair_is_padded(monkeypatch, tokens):
+    pair = ModelPair(target=tiny(), draft=tiny(seed=1), name="toy", head="head")
+    asked = []
+    monkeypatch.setattr(ModelPair, "from_pretrained", lambda *args, **options: asked.append((args, options)) or pair)
+    monkeypatch.setitem(padding.PRESETS, "tiny", LARGER)
+    padded = padded_pair(target_preset="tiny", dtype="float64", revision="main")
+    assert asked == [(("toy/target", "toy/draft"), {"device": "cpu", "dtype": "float64", "revision": "main"})]
+    assert padded.target.config.hidden_size == 80
+    assert padded.draft is pair.draft
+    assert (padded.name, padded.head, padded.end_ids) == ("toy-tiny", "head", pair.end_ids)
+    both = padded_pair(target_preset="tiny", draft_preset="tiny")
+    assert both.draft.config.hidden_size == 80
+    assert both.head is None
+    torch.testing.assert_close(logits_of(both.draft, tokens), logits_of(pair.draft, tokens), rtol=0, atol=1e-5)
+
+
+def test_the_config_composes():
+    from hydra import compose, initialize_config_dir
+
+    with initialize_config_dir(str(Path(__file__).parents[2] / "conf"), version_base="1.3"):
+        config = compose(overrides=["+pair=toy_padded"]).pair
+    assert config["_target_"] == "toolkit.padding.padded_pair"
+    assert config.target_preset in PRESETS
+
+
+def test_sources_that_do_not_fit_are_refused():
+    with pytest.raises(InputError, match="only Llama models can be padded, got gpt2"):
+        pad_model(AutoModelForCausalLM.from_config(GPT2Config(n_embd=8, n_layer=1, n_head=1, vocab_size=8)), **LARGER)
+    model = tiny(**GROUPED)
+    with pytest.raises(InputError, match="padding needs intermediate_size of at least 40, got 39"):
+        pad_model(model, **{**LARGER, "intermediate_size": 39})
+    with pytest.raises(InputError, match="padding needs vocab_size of at least 61, got 60"):
+        pad_model(model, **LARGER, vocab_size=60)
+    with pytest.raises(InputError, match="padding needs head_dim as a multiple of 8, got 12"):
+        pad_model(model, **LARGER, head_dim=12)
+    with pytest.raises(InputError, match="split into num_key_value_heads=3 groups and divide hidden_size=80, got 10"):
+        pad_model(model, **LARGER, num_heads=10, num_kv_heads=3)
+    with pytest.raises(InputError, match="padding needs num_key_value_heads of at least 4 for groups of 2, got 3"):
+        pad_model(tiny(num_attention_heads=6, **GROUPED), **{**LARGER, "hidden_size": 96}, num_heads=6, num_kv_heads=3)
+    with pytest.raises(InputError, match="unknown padding preset '200'"):
+        padding.pad_to_preset(model, "200")

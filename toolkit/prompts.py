@@ -1,0 +1,153 @@
+"""Prompts: what is asked. Plain data, no torch.
+
+A prompts file is JSONL, one prompt per line:
+
+    {"id": 1, "prompt": "Q: ...", "answer": "42"}                          the answer is optional
+    {"id": "b", "messages": [{"role": "user", "content": "Hello"}]}         for the tokenizer's chat template
+
+Ids are numbers or strings, unique in the file; any other key is kept in `Prompt.extra`.
+"""
+
+from __future__ import annotations
+
+import json
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from toolkit.errors import InputError
+
+Message = dict[str, str]  # {"role": ..., "content": ...}
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """One thing to respond to: either text (`prompt`) or a conversation (`messages`).
+
+    id        unique among the prompts of a run; results are joined on it
+    prompt    the text, exactly as the models read it
+    messages  role and content of each turn so far, for the tokenizer's chat template
+    answer    what a response is checked against, if anything is known
+    extra     whatever else the source says about the prompt
+
+    Raises InputError unless there is an id and exactly one of a prompt and messages, neither of them empty.
+    """
+
+    id: str
+    prompt: str | None = None
+    answer: str | None = None
+    messages: tuple[Message, ...] | None = None
+    extra: dict[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if not self.id:
+            raise InputError("expected an id, got none")
+        if (self.prompt is None) == (self.messages is None):
+            got = "neither" if self.prompt is None else "both"
+            raise InputError(f"expected either a prompt or messages, got {got}")
+        if self.prompt is not None and not self.prompt.strip():
+            raise InputError("expected a prompt, got an empty one")
+        if self.messages is not None and not self.messages:
+            raise InputError("expected messages, got an empty list")
+
+    @property
+    def content(self) -> str | list[Message]:
+        """What `ModelPair.encode` takes: the text, or the messages."""
+        return self.prompt if self.prompt is not None else list(self.messages or ())
+
+
+class PromptSource(ABC):
+    """Where prompts come from. One small subclass per kind of source, one config per data set in `conf/prompts/`.
+
+    path   a prompts file that is read instead of the source itself, so that any command runs on any local prompts
+    limit  at most this many prompts, of the file too; None: all
+    """
+
+    def __init__(self, path: str | Path | None = None, limit: int | None = None):
+        if limit is not None and limit < 1:
+            raise InputError(f"prompts.limit: expected a positive number or null, got {limit}")
+        self.path, self.limit = path, limit
+
+    def load(self) -> list[Prompt]:
+        """The prompts, always the same ones in the same order. Raises InputError if there are none."""
+        prompts = (self._load() if self.path is None else read_jsonl(self.path))[: self.limit]
+        if not prompts:
+            raise InputError(f"expected prompts, found none in {self.path or self.describe()}")
+        return prompts
+
+    @abstractmethod
+    def _load(self) -> list[Prompt]:
+        """The prompts of the source itself; more than `limit` are cut."""
+
+    def describe(self) -> str:
+        """The source in a few words, for error messages."""
+        return type(self).__name__
+
+
+def read_jsonl(path: str | Path) -> list[Prompt]:
+    """All prompts of a file, in order; blank lines are skipped.
+
+    Raises InputError, with the line's number, for a line that is not JSON, lacks an id, repeats one, or does not hold
+    exactly one of "prompt" and "messages"; and for a file that is missing.
+    """
+    prompts: dict[str, Prompt] = {}
+    for number, line in _lines(Path(path)):
+        try:
+            prompt = _parse(line)
+        except InputError as error:
+            raise InputError(f"{path}, line {number}: {error}") from None
+        if prompt.id in prompts:
+            raise InputError(f"{path}, line {number}: the id {prompt.id!r} was used before; ids must differ")
+        prompts[prompt.id] = prompt
+    return list(prompts.values())
+
+
+def _lines(path: Path) -> Iterator[tuple[int, str]]:
+    """Number, from 1, and text of every line that is not blank."""
+    try:
+        text = path.read_text(encoding="utf-8-sig")
+    except FileNotFoundError:
+        raise InputError(f"expected a prompts file at {path}, found none") from None
+    except IsADirectoryError:
+        raise InputError(f"expected a prompts file at {path}, found a folder") from None
+    except UnicodeDecodeError as error:
+        raise InputError(f"expected UTF-8 text in {path}: {error}") from None
+    for number, line in enumerate(text.split("\n"), start=1):
+        if line.strip():
+            yield number, line
+
+
+def _parse(line: str) -> Prompt:
+    try:
+        row = json.loads(line)
+    except json.JSONDecodeError as error:
+        raise InputError(f"expected JSON, got {error.msg} at column {error.colno}") from None
+    if not isinstance(row, dict):
+        raise InputError(f'expected an object like {{"id": 1, "prompt": "..."}}, got {type(row).__name__}')
+    prompt, answer, messages = row.pop("prompt", None), row.pop("answer", None), row.pop("messages", None)
+    if prompt is not None and not isinstance(prompt, str):
+        raise InputError(f"expected text as prompt, got {type(prompt).__name__}")
+    return Prompt(
+        id=_parse_id(row.pop("id", None)),
+        prompt=prompt,
+        answer=None if answer is None else str(answer),
+        messages=None if messages is None else _parse_messages(messages),
+        extra=row,
+    )
+
+
+def _parse_id(value: Any) -> str:
+    if isinstance(value, bool) or not isinstance(value, int | str | None):
+        raise InputError(f"expected a number or a string as id, got {value!r}")
+    return "" if value is None else str(value)
+
+
+def _parse_messages(value: Any) -> tuple[Message, ...]:
+    well_formed = isinstance(value, list) and all(
+        isinstance(turn, dict) and all(isinstance(turn.get(key), str) for key in ("role", "content")) for turn in value
+    )
+    if not well_formed:
+        raise InputError('expected messages as a list of {"role": "...", "content": "..."}')
+    return tuple(value)
