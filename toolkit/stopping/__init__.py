@@ -1,8 +1,26 @@
 """Stopping policies, one per file: estimates become stop or go."""
 
+from toolkit.stopping.adaedl import AdaEdl
 from toolkit.stopping.base import State, StoppingPolicy
 from toolkit.stopping.bounded import Bounded
+from toolkit.stopping.confidence import Confidence
+from toolkit.stopping.dynamic_confidence import DynamicConfidence
 from toolkit.stopping.fixed import Fixed
+from toolkit.stopping.heuristic import Heuristic
 from toolkit.stopping.survival import Survival
+from toolkit.stopping.svip import Svip
+from toolkit.stopping.tail import Tail
 
-__all__ = ["Bounded", "Fixed", "State", "StoppingPolicy", "Survival"]
+__all__ = [
+    "AdaEdl",
+    "Bounded",
+    "Confidence",
+    "DynamicConfidence",
+    "Fixed",
+    "Heuristic",
+    "State",
+    "StoppingPolicy",
+    "Survival",
+    "Svip",
+    "Tail",
+]

@@ -1,0 +1,36 @@
+"""Stop when the draft's own probability of the whole drafted chain gets small (saturation tail-prune).
+
+theirs -> ours: theta -> threshold. Constants in use: .2 for chains, .05 for trees.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from toolkit.errors import InputError
+from toolkit.stopping.base import State, StoppingPolicy
+from toolkit.types import DraftStep, Proposal, Verdict
+
+
+@dataclass(frozen=True)
+class Tail(StoppingPolicy):
+    """Stop when q(y_1) ... q(y_k) < threshold, q unwarped."""
+
+    threshold: float = 0.2
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.threshold <= 1:
+            raise InputError(f"policy.threshold: expected a probability in [0, 1], got {self.threshold}")
+
+    def init(self, num_rows: int, device: torch.device) -> State:
+        return {"product": torch.ones(num_rows, device=device)}
+
+    def step(self, step: DraftStep, state: State) -> tuple[State, Tensor]:
+        product = state["product"] * step.token_prob
+        return {"product": product}, product >= self.threshold
+
+    def observe(self, proposal: Proposal, verdict: Verdict, state: State) -> State:
+        return {"product": torch.ones_like(state["product"])}
