@@ -44,7 +44,7 @@ def run(cfg: Any) -> Path:
         print(f"responses: {_sentence(stage.manifest['rows'])}, finished before")
         return stage.folder
     pair, sampling = instantiate(cfg.pair), instantiate(cfg.sampling)
-    job = content_hash([stage.identity, fingerprint(pair.target), [prompt.id for prompt in prompts]])
+    job = content_hash([stage.identity, fingerprint(pair.target), [(prompt.id, prompt.content) for prompt in prompts]])
     shards = _shards(len(prompts), cfg.shard_size)
     mine = [number for number in range(len(shards)) if number % cfg.world_size == cfg.rank]
     missing = [number for number in mine if not _exists(stage.folder, number, job)]

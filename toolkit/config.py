@@ -6,6 +6,7 @@ absolute path, because a user's own folder of that name would shadow a package p
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -53,11 +54,16 @@ def instantiate(config: Any, **extra: Any) -> Any:
 
 def method(name: str, overrides: Sequence[str] = (), head: str | None = None) -> Any:
     """The method `conf/method/<name>.yaml`, with overrides relative to it ("policy.threshold=.3")."""
+    return instantiate(method_config(name, overrides, head))
+
+
+def method_config(name: str, overrides: Sequence[str] = (), head: str | None = None) -> Any:
+    """What `method` builds from: the composed config. Raises InputError with the nearest names for an unknown one."""
     if name not in choices("method"):
         raise unknown_name("method", name, choices("method"))
     prefixed = [f"method.{override}" for override in overrides]
-    config = compose("method_only", [f"method={name}", f"head={head if head is not None else 'null'}", *prefixed])
-    return instantiate(config.method)
+    # Quoted as JSON, a path may hold anything (epoch=3, blanks).
+    return compose("method_only", [f"method={name}", f"head={json.dumps(head, ensure_ascii=False)}", *prefixed]).method
 
 
 def plain(config: Any) -> Any:

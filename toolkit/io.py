@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -31,6 +32,23 @@ def write_atomic(path: Path | str, write: Callable[[Path], None]) -> Path:
         os.fsync(directory)
     finally:
         os.close(directory)
+    return path
+
+
+def write_folder(path: Path | str, write: Callable[[Path], None]) -> Path:
+    """Call `write(temporary folder)`, then put the folder in place; one that is there is replaced."""
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    shutil.rmtree(temporary, ignore_errors=True)
+    try:
+        write(temporary)
+        shutil.rmtree(path, ignore_errors=True)
+        os.replace(temporary, path)
+    except OSError as error:
+        raise InputError(f"could not write {path}: {error.strerror or error}") from error
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
     return path
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -152,6 +153,21 @@ class ModelPair:
         return "" if self.tokenizer is None else str(self.tokenizer.decode(list(token_ids), skip_special_tokens=True))
 
 
+def load_draft(
+    source: str | Path,
+    device: str = "cpu",
+    dtype: str = "float32",
+    revision: str | None = None,
+    attn_implementation: str | None = None,
+    trust_remote_code: bool = False,
+) -> Any:
+    """A draft without its target: training a head needs only the draft's states. Arguments as in `from_pretrained`."""
+    options: dict[str, Any] = {"dtype": _dtype(dtype), "trust_remote_code": trust_remote_code, "revision": revision}
+    if attn_implementation is not None:
+        options["attn_implementation"] = attn_implementation
+    return _load_model(_resolve(source), options, device)
+
+
 def vocab_size(model: Any) -> int:
     """Output size of a model: a transformers one, or one that says so itself."""
     if hasattr(model, "vocab_size") and not hasattr(model, "config"):
@@ -252,14 +268,17 @@ def _load_tokenizer(source: str | Path, revision: str | None, trust_remote_code:
 
 
 def _load_model(source: str | Path, options: dict[str, Any], device: str | None) -> Any:
+    import transformers
     from transformers import AutoModelForCausalLM
 
+    if not sys.stderr.isatty():
+        transformers.logging.disable_progress_bar()
     try:
         model = AutoModelForCausalLM.from_pretrained(source, **options)
     except (OSError, ValueError) as error:
         raise InputError(f"could not load a causal language model from {source}: {_first_line(error)}") from error
     model.requires_grad_(False)
-    return (model if device is None else model.to(device)).eval()
+    return (model if device is None else model.to(torch.device(device))).eval()
 
 
 def _first_line(error: Exception) -> str:

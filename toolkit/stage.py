@@ -25,6 +25,7 @@ from toolkit.errors import InputError, StaleError, unknown_name
 from toolkit.io import content_hash, file_hash, read_json, write_json
 
 MANIFEST = "manifest.json"
+OUTPUT = "output.json"  # in a multirun: written into each job's folder of the sweep, says where the job's output is
 PACKAGES = ("torch", "transformers", "pytorch-lightning", "datasets", "wandb", "hydra-core", "scikit-learn")
 # Keys that do not determine the content of an output folder.
 FREE_KEYS = ("paths", "overwrite", "batch_size", "logger", "progress", "ckpt_path", "num_workers")
@@ -137,8 +138,11 @@ def revision() -> str:
     return head.stdout.strip() + ("+" if dirty.stdout.strip() else "")
 
 
-def command(config_name: str, run: Callable[[Any], Any]) -> None:
-    """The main function of a stage's module: Hydra on the command line, one line per error a user can mend."""
+def command(config_name: str, run: Callable[[Any], Any], score: Callable[[Any, Path], float] | None = None) -> None:
+    """The main function of a stage's module: Hydra on the command line, one line per error a user can mend.
+
+    score  what a sweeper optimizes, as a function of the config and the output folder; None: the folder is returned
+    """
     import hydra
     from omegaconf import DictConfig
 
@@ -152,7 +156,9 @@ def command(config_name: str, run: Callable[[Any], Any]) -> None:
             sys.exit(f"error: {error}")
         if isinstance(result, Path):
             print(f"output: {result}")
-        return result
+            if _in_multirun():
+                write_json(job_dir() / OUTPUT, {"folder": str(result)})
+        return result if score is None else score(cfg, result)
 
     try:
         sys.argv[1:] = tidy_overrides(sys.argv[1:])
@@ -162,16 +168,29 @@ def command(config_name: str, run: Callable[[Any], Any]) -> None:
         sys.exit(f"error: {error}")
 
 
-def run_stages(stages: Mapping[str, Mapping[str, Any]] | None) -> dict[str, Path]:
-    """Run stages one after another: each {run: module.function, config: name, overrides: [...]}."""
+def run_stages(
+    stages: Mapping[str, Mapping[str, Any]] | None, known: Mapping[str, Path] | None = None
+) -> dict[str, Path]:
+    """Run stages one after another: each {run: module.function, config: name, overrides: [...]}.
+
+    Overrides can name the folder of an earlier stage, or of one in `known`, in braces: 'responses="{responses}"'.
+    Returns the folders of all of them.
+    """
     from hydra.utils import get_method
 
-    done = {}
+    done = dict(known or {})
     for name, stage in (stages or {}).items():
         print(f"\n== {name}", flush=True)
-        cfg = configs.compose(stage["config"], list(stage.get("overrides", ())))
-        done[name] = get_method(stage["run"])(cfg)
+        overrides = [fill_folders(override, done) for override in stage.get("overrides", ())]
+        done[name] = get_method(stage["run"])(configs.compose(stage["config"], overrides))
     return done
+
+
+def fill_folders(text: str, folders: Mapping[str, Path]) -> str:
+    """The text with "{name}" replaced by that stage's folder."""
+    for name, folder in folders.items():
+        text = text.replace(f"{{{name}}}", str(folder))
+    return text
 
 
 def tidy_overrides(argv: Sequence[str]) -> list[str]:
@@ -207,6 +226,18 @@ def _difference(name: str, old: Mapping[str, Any], stage: Stage) -> str | None:
         changed = [path for path, digest in stage.inputs.items() if digest not in old.get("inputs", {}).values()]
         return f"its inputs have changed ({', '.join(changed) or 'fewer than before'})"
     return None
+
+
+def job_dir() -> Path:
+    """Hydra's folder of the job that is running; in a multirun its parent is the sweep's."""
+    from hydra.core.hydra_config import HydraConfig
+
+    return Path(HydraConfig.get().runtime.output_dir)
+
+
+def sweep_name() -> str | None:
+    """The name of the sweep that this job belongs to; None in a single run."""
+    return job_dir().parent.name if _in_multirun() else None
 
 
 def _in_multirun() -> bool:

@@ -130,8 +130,8 @@ class _Batch:
         """Rounds until every row has ended."""
         while any(self.busy):
             self._prefill()
-            uniforms = torch.stack([
-                torch.rand(2 * self.most + 1, generator=row.generator, dtype=torch.float64) for row in self.rows
+            uniforms = torch.stack([  # see toolkit.verification.base for their layout
+                torch.rand(3 * self.most + 1, generator=row.generator, dtype=torch.float64) for row in self.rows
             ]).to(self.device)  # fmt: skip
             started = perf_counter()
             context = self._draft_context(uniforms)

@@ -63,7 +63,7 @@ class Block(PathRule):
         last = num_drafted.unsqueeze(-1)
         keep = torch.where(steps == last, weight, keep)
         keep = torch.where(steps > last, 0.0, keep)
-        return weight, torch.where(steps == 0, 1.0, keep)
+        return weight, torch.where(steps == 0, 1.0, keep.clamp(max=1.0))
 
     def _residuals(self, target_probs: Tensor, draft_probs: Tensor, weight: Tensor, num_drafted: Tensor) -> Tensor:
         """norm((P_i p_{i+1} - q_{i+1})+), and p_{i+1} from position num_drafted on: [..., positions, V]."""

@@ -1,0 +1,55 @@
+"""Small models and pairs that many tests share."""
+
+from __future__ import annotations
+
+import os
+
+os.environ.setdefault("WANDB_MODE", "offline")
+os.environ.setdefault("OMP_NUM_THREADS", "2")
+
+import pytest
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from toolkit import ModelPair
+from toolkit.session import TabularModel
+
+
+def tiny_llama(
+    hidden_size: int, num_layers: int, seed: int, dtype: torch.dtype, vocab_size: int = 97
+) -> LlamaForCausalLM:
+    """A random Llama whose laws are neither flat nor one-hot."""
+    torch.manual_seed(seed)
+    config = LlamaConfig(
+        vocab_size=vocab_size, hidden_size=hidden_size, intermediate_size=2 * hidden_size, num_hidden_layers=num_layers,
+        num_attention_heads=4, max_position_embeddings=256, initializer_range=0.3, bos_token_id=1, eos_token_id=5,
+        pad_token_id=0,
+    )  # fmt: skip
+    return LlamaForCausalLM(config).eval().requires_grad_(False).to(dtype)
+
+
+@pytest.fixture(scope="session")
+def exact_pair() -> ModelPair:
+    """Random Llamas in float64: equal computations are equal."""
+    return ModelPair(target=tiny_llama(32, 3, 0, torch.float64), draft=tiny_llama(16, 2, 1, torch.float64))
+
+
+@pytest.fixture(scope="session")
+def table_pair() -> ModelPair:
+    """Tables over 3 tokens in float64; token 2 ends a text."""
+    generator = torch.Generator().manual_seed(3)
+    target, draft = (TabularModel.random(3, 2, generator, sharpness=1.2) for _ in range(2))
+    return ModelPair(target=target, draft=draft, end_ids=(2,))
+
+
+@pytest.fixture(scope="session")
+def prompts() -> list[list[int]]:
+    """Token ids of very different lengths."""
+    generator = torch.Generator().manual_seed(7)
+    return [torch.randint(6, 97, (n,), generator=generator).tolist() for n in (3, 9, 1, 12, 22, 4, 6)]
+
+
+@pytest.fixture(scope="session")
+def toy_prompt() -> tuple[ModelPair, str]:
+    """The embedded pair and a prompt of its own."""
+    return ModelPair.toy(), "Q: Repeat coral 5 times.\nA:"

@@ -1,0 +1,208 @@
+"""The loop: exact, batched, counted."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+import torch
+from scipy.stats import chisquare
+
+from toolkit import ModelPair, config, generate
+from toolkit.decoding import Method, Sampling, decode
+from toolkit.errors import DecodingError, InputError
+from toolkit.session import TabularModel
+from toolkit.stopping import Confidence, Fixed, Heuristic
+from toolkit.verification import get
+
+HEADLESS = [
+    name for name in config.choices("method") if "survival" not in (config.CONF / f"method/{name}.yaml").read_text()
+]
+CHAINS = [name for name in HEADLESS if config.method(name).proposer.__class__.__name__ == "ChainProposer"]
+LOSSLESS = [name for name in HEADLESS if config.method(name).rule.lossless]
+
+
+@pytest.mark.parametrize("name", HEADLESS)
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_a_row_does_not_depend_on_its_neighbours(name, temperature, exact_pair, prompts):
+    """Batch 1, 4 and all at once, and in reverse order: the same tokens and the same rounds, exactly."""
+    method, sampling = config.method(name), Sampling(temperature=temperature, max_new_tokens=16)
+    alone = decode(exact_pair, prompts, method, sampling, batch_size=1)
+    rows = range(len(prompts))[::-1]
+    for together in (
+        decode(exact_pair, prompts, method, sampling, batch_size=3),
+        decode(exact_pair, prompts[::-1], method, sampling, batch_size=7, row_ids=rows)[::-1],
+    ):
+        for one, other in zip(alone, together, strict=True):
+            assert one.token_ids == other.token_ids
+            assert [(r.num_drafted, r.num_accepted) for r in one.rounds] == [
+                (r.num_drafted, r.num_accepted) for r in other.rounds
+            ]
+
+
+@pytest.mark.parametrize("name", LOSSLESS)
+def test_greedy_output_is_the_targets_own(name, exact_pair, prompts):
+    sampling = Sampling(temperature=0, max_new_tokens=12, repetition_penalty=1.2)
+    generations = decode(exact_pair, prompts, config.method(name), sampling, batch_size=4)
+    for prompt, generation in zip(prompts, generations, strict=True):
+        reference = exact_pair.target.generate(
+            torch.tensor([prompt]), max_new_tokens=12, do_sample=False, repetition_penalty=1.2, eos_token_id=5
+        )
+        assert generation.token_ids == reference[0, len(prompt) :].tolist()
+
+
+@pytest.mark.parametrize("name", HEADLESS)
+@pytest.mark.parametrize("limit", [1, 2, 13])
+def test_counts(name, limit, exact_pair, prompts):
+    """The identity of the papers page, end of text and length limit inside accepted runs included."""
+    for generation in decode(exact_pair, prompts, config.method(name), Sampling(max_new_tokens=limit), batch_size=3):
+        counts, rounds = generation.counts, generation.rounds
+        assert len(generation.token_ids) == counts.num_generated <= limit
+        assert (generation.finish_reason == "end") == (generation.token_ids[-1] == 5)
+        assert generation.finish_reason == "end" or counts.num_generated == limit
+        assert counts.num_drafted + counts.num_target_calls == counts.num_generated + counts.num_discarded
+        assert sum(r.num_accepted + 1 for r in rounds[:-1]) + rounds[-1].num_produced == counts.num_generated
+        assert all(0 <= r.num_accepted <= r.num_drafted and r.num_produced <= r.num_accepted + 1 for r in rounds)
+        assert 5 not in generation.token_ids[:-1]
+        if name in CHAINS:
+            assert counts.num_draft_calls == counts.num_drafted
+
+
+def sequence_test(pair: ModelPair, method: Method, runs: int, batch_size: int) -> float:
+    """p-value of chi-square over all outputs of at most 4 tokens, against the exact law."""
+    law = pair.target.sequence_law([0, 1], 4, end=2)
+    sampling = Sampling(max_new_tokens=4, seed=11)
+    seen = Counter(tuple(g.token_ids) for g in decode(pair, [[0, 1]] * runs, method, sampling, batch_size=batch_size))
+    assert set(seen) <= set(law)
+    outputs = sorted(law)
+    return float(chisquare([seen[output] for output in outputs], [law[output] * runs for output in outputs]).pvalue)
+
+
+@pytest.mark.parametrize("name", LOSSLESS)
+def test_whole_outputs_follow_the_targets_law(name, table_pair):
+    level = 0.001 / (2 * len(LOSSLESS))  # Bonferroni over the tests of this function
+    assert sequence_test(table_pair, config.method(name), 10_000, batch_size=5000) > level
+    assert sequence_test(table_pair, config.method(name), 500, batch_size=1) > level
+
+
+def test_the_sequence_test_catches_a_wrong_rule(table_pair):
+    """Negative control: residual p instead of norm((p - q)+) is off by a little, and is seen."""
+    from toolkit.verification.rejection import Rejection
+
+    class Wrong(Rejection):
+        def accept(self, target_probs, draft_probs, tokens, num_drafted, uniforms):
+            length, _ = super().accept(target_probs, draft_probs, tokens, num_drafted, uniforms)
+            return length, target_probs[torch.arange(len(length)), length]
+
+    assert sequence_test(table_pair, Method("wrong", Fixed(3), Wrong()), 10_000, batch_size=5000) < 1e-6
+
+
+def test_the_draft_may_have_its_own_temperature(table_pair):
+    method = Method("warm", Fixed(3), get("rejection"), draft_temperature=2.0)
+    assert sequence_test(table_pair, method, 10_000, batch_size=5000) > 0.0005
+    cold = Method("cold", Fixed(3), get("rejection"), draft_temperature=0.0)
+    assert sequence_test(table_pair, cold, 10_000, batch_size=5000) > 0.0005
+
+
+def test_a_draft_equal_to_the_target_is_always_accepted(table_pair):
+    pair = ModelPair(target=table_pair.target, draft=table_pair.target, end_ids=())
+    for generation in decode(
+        pair, [[0], [1, 1]], Method("same", Fixed(3), get("rejection")), Sampling(max_new_tokens=20)
+    ):
+        assert all(r.num_accepted == r.num_drafted and r.bonus for r in generation.rounds)
+        assert [r.num_drafted for r in generation.rounds] == [3, 3, 3, 3, 3]
+
+
+def test_disjoint_supports_accept_nothing():
+    target = TabularModel(torch.tensor([[0.5, 0.5, 0.0]], dtype=torch.float64))
+    draft = TabularModel(torch.tensor([[0.0, 0.0, 1.0]], dtype=torch.float64))
+    pair = ModelPair(target=target, draft=draft, end_ids=())
+    (generation,) = decode(pair, [[0]], Method("apart", Fixed(4), get("rejection")), Sampling(max_new_tokens=9))
+    assert all(r.num_accepted == 0 and not r.bonus for r in generation.rounds)
+    assert len(generation.rounds) == 9
+
+
+def test_nothing_is_drafted_behind_an_end_of_text(table_pair):
+    draft = TabularModel(torch.tensor([[0.0, 0.0, 1.0]], dtype=torch.float64))
+    pair = ModelPair(target=table_pair.target, draft=draft, end_ids=(2,))
+    for generation in decode(pair, [[0]] * 20, Method("end", Fixed(4), get("rejection")), Sampling(max_new_tokens=9)):
+        assert all(r.num_drafted <= 1 for r in generation.rounds)
+
+
+def test_stop_strings_end_a_text_before_them(toy_prompt):
+    pair, prompt = toy_prompt
+    sampling = Sampling(temperature=0, max_new_tokens=40)
+    method = config.method("speculative", ["policy.num_drafted=6"])
+    (whole,) = decode(pair, [prompt], method, sampling)
+    middle = whole.text[len(whole.text) // 2 :][:3]
+    (cut,) = decode(pair, [prompt], method, Sampling(temperature=0, max_new_tokens=40, stop=(middle,)))
+    assert cut.finish_reason == "stop"
+    assert cut.text == whole.text[: whole.text.index(middle)]
+    assert whole.token_ids[: len(cut.token_ids)] == cut.token_ids
+    assert middle in pair.text(cut.token_ids)
+    assert middle not in pair.text(cut.token_ids[:-1])
+
+
+def test_state_of_a_policy_starts_afresh_with_every_prompt(exact_pair, prompts):
+    method = Method("heuristic", Heuristic(num_drafted=3), get("rejection"))
+    alone = [
+        decode(exact_pair, [p], method, Sampling(max_new_tokens=20), row_ids=[i])[0] for i, p in enumerate(prompts)
+    ]
+    queued = decode(exact_pair, prompts, method, Sampling(max_new_tokens=20), batch_size=2)
+    assert [g.token_ids for g in alone] == [g.token_ids for g in queued]
+
+
+def test_bad_rows_are_named_and_the_others_finish(exact_pair):
+    prompts = [[7, 8], [], [9] * 300, [4, 200], [6]]
+    generations = decode(exact_pair, prompts, config.method("speculative"), Sampling(max_new_tokens=5))
+    errors = [generation.error for generation in generations]
+    assert errors[0] is None
+    assert errors[4] is None
+    assert errors[1] == "prompt 1 is empty: expected at least one token"
+    assert errors[2].startswith("prompt 2: 300 tokens and max_new_tokens=5 exceed the context of 256")
+    assert errors[3] == "prompt 3: expected token ids in [0, 97), got 4..200"
+    with pytest.raises(DecodingError, match="3 of 5 prompts failed: prompt 1 is empty") as caught:
+        generate(exact_pair, prompts, "speculative", max_new_tokens=5)
+    assert [g.error for g in caught.value.generations] == errors
+
+
+def test_laws_that_are_not_numbers_end_their_row_only(table_pair):
+    """State 8 (tokens 2 2) of the target's table is broken; one prompt starts there."""
+    broken = TabularModel(table_pair.target.probs.clone())
+    broken.probs[8] = torch.nan
+    pair = ModelPair(target=broken, draft=table_pair.draft, end_ids=())
+    method = Method("plain", Fixed(2), get("rejection"))
+    good, bad = decode(pair, [[0, 0], [2, 2]], method, Sampling(max_new_tokens=1))
+    assert good.error is None
+    assert len(good.token_ids) == 1
+    assert bad.error == "prompt 1: the models' laws hold values that are not numbers"
+    assert bad.token_ids == []
+
+
+def test_methods_are_checked_when_they_are_built(exact_pair):
+    with pytest.raises(InputError, match="unknown method 'speculativ': did you mean speculative"):
+        generate(exact_pair, [[7]], "speculativ")
+    with pytest.raises(InputError, match="needs a draft model, the pair has none"):
+        decode(ModelPair(target=exact_pair.target), [[7]], Method("x", Confidence(), get("rejection")), Sampling())
+    with pytest.raises(InputError, match="batch_size: expected at least 1, got 0"):
+        generate(exact_pair, [[7]], "speculative", batch_size=0)
+    with pytest.raises(InputError, match="top_k must be at most the vocabulary size 97, got 98"):
+        generate(exact_pair, [[7]], "speculative", top_k=98)
+
+
+def test_memory_does_not_grow_over_many_prompts(exact_pair, prompts):
+    from toolkit.session.hf import HFSession
+
+    sizes = []
+    original = HFSession._forward
+
+    def spy(self, *args):
+        sizes.append(self.cache_bytes)
+        return original(self, *args)
+
+    HFSession._forward = spy
+    try:
+        decode(exact_pair, prompts * 10, config.method("speculative"), Sampling(max_new_tokens=4), batch_size=4)
+    finally:
+        HFSession._forward = original
+    assert len(set(sizes)) <= 2 * (1 + 3)  # nothing yet, and the buffers of 4, 2 and 1 places, for two models
