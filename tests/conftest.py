@@ -11,6 +11,7 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from tests.tiny_stages import tiny_mix, tiny_overrides, tiny_pair, tiny_responses  # noqa: F401
 from toolkit import ModelPair
 from toolkit.session import TabularModel
 

@@ -26,6 +26,7 @@ from toolkit.sampling import Sampling, row_generator, warp
 from toolkit.session import Session
 from toolkit.stopping.base import State
 from toolkit.types import Generation, Proposal, Round, Verdict
+from toolkit.verification.base import num_uniforms
 
 PREFILL = 8  # a row with more unread tokens than this joins a running batch through a forward of its own
 
@@ -130,8 +131,8 @@ class _Batch:
         """Rounds until every row has ended."""
         while any(self.busy):
             self._prefill()
-            uniforms = torch.stack([  # see toolkit.verification.base for their layout
-                torch.rand(3 * self.most + 1, generator=row.generator, dtype=torch.float64) for row in self.rows
+            uniforms = torch.stack([
+                torch.rand(num_uniforms(self.most), generator=row.generator, dtype=torch.float64) for row in self.rows
             ]).to(self.device)  # fmt: skip
             started = perf_counter()
             context = self._draft_context(uniforms)
@@ -250,7 +251,7 @@ class _Batch:
             last = verdict.path.gather(1, (verdict.length - 1).clamp(min=0).unsqueeze(1))
             self.target.keep(torch.where(verdict.length.unsqueeze(1) > 0, last, -1))
         if self.most:
-            self.method.proposer.commit(context, verdict, accepted, lengths)
+            self.method.proposer.commit(context, proposal, verdict, accepted, lengths)
         for place, row in enumerate(self.rows):
             if not self.busy[place]:  # a place without a text goes on as a text of one token that nobody reads
                 row.context = row.context[:1]

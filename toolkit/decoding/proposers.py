@@ -91,7 +91,9 @@ class ChainProposer:
             reading = session.extend(drawn.unsqueeze(1).to(session.index.device))
         return Proposal(torch.stack(tokens, 1), torch.stack(laws, 1), num_drafted, num_calls), state
 
-    def commit(self, context: DraftContext, verdict: Verdict, accepted: list[int], lengths: list[int]) -> None:
+    def commit(
+        self, context: DraftContext, proposal: Proposal, verdict: Verdict, accepted: list[int], lengths: list[int]
+    ) -> None:
         """Forget what was not accepted. `lengths`: tokens of each row's context before the round."""
         session = context.sessions[0]
         session.truncate([length + count for length, count in zip(lengths, accepted, strict=True)])

@@ -1,0 +1,90 @@
+"""How the K candidates of a node are drawn from the draft's law: the drawings that rules declare.
+
+    iid                  K independent draws from q; they may repeat
+    independent          one draw from each of K laws
+    without_replacement  one after another from q with the earlier ones removed and renormalised
+    greedy               the K - 1 likeliest of q, and one draw from the rest (Hu et al., arXiv:2502.18779)
+
+Each function takes a law and K uniforms in [0, 1) and returns the candidates [..., K] with the number of real ones
+[...]: where q has fewer tokens than the drawing needs, the last places are padded with token 0.
+
+Shapes: leading dimensions `...` are free; K candidates, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from toolkit.errors import InputError, unknown_name
+from toolkit.sampling import draw
+
+
+def candidates(drawing: str, draft_probs: Tensor, uniforms: Tensor) -> tuple[Tensor, Tensor]:
+    """Draw K candidates by the drawing's name: draft_probs [..., V] ([..., K, V] if independent), uniforms [..., K]."""
+    if drawing not in DRAWINGS:
+        raise unknown_name("drawing", drawing, DRAWINGS)
+    if uniforms.shape[-1] < 1:
+        raise InputError(f"uniforms: expected at least 1 per node, got shape {list(uniforms.shape)}")
+    return DRAWINGS[drawing](draft_probs, uniforms)
+
+
+def iid(draft_probs: Tensor, uniforms: Tensor) -> tuple[Tensor, Tensor]:
+    """K independent draws from draft_probs [..., V] with uniforms [..., K]."""
+    return independent(draft_probs.unsqueeze(-2).expand(*uniforms.shape, -1), uniforms)
+
+
+def independent(draft_probs: Tensor, uniforms: Tensor) -> tuple[Tensor, Tensor]:
+    """One draw from each law: draft_probs [..., K, V], uniforms [..., K]."""
+    return draw(draft_probs, uniforms), _counts(uniforms, uniforms.shape[-1])
+
+
+def without_replacement(draft_probs: Tensor, uniforms: Tensor) -> tuple[Tensor, Tensor]:
+    """K draws from draft_probs [..., V], each without the tokens drawn before it."""
+    left, drawn = draft_probs.clone(), []
+    for uniform in uniforms.unbind(-1):
+        drawn.append(draw(left, uniform))
+        left.scatter_(-1, drawn[-1].unsqueeze(-1), 0.0)
+    return _padded(torch.stack(drawn, -1), draft_probs)
+
+
+def greedy(draft_probs: Tensor, uniforms: Tensor) -> tuple[Tensor, Tensor]:
+    """The K - 1 likeliest of draft_probs [..., V], and one draw from the rest with the last uniform."""
+    top = top_tokens(draft_probs, uniforms.shape[-1] - 1)
+    sampled = draw(draft_probs.scatter(-1, top, 0.0), uniforms[..., -1])
+    return _padded(torch.cat([top, sampled.unsqueeze(-1)], -1), draft_probs)
+
+
+def top_tokens(draft_probs: Tensor, num_tokens: int) -> Tensor:
+    """The likeliest tokens of draft_probs [..., V] in order, of equals the first; at most V: [..., num_tokens]."""
+    left, tokens = draft_probs.clone(), []
+    for _ in range(min(num_tokens, draft_probs.shape[-1])):
+        tokens.append(left.argmax(-1, keepdim=True))
+        left.scatter_(-1, tokens[-1], -1.0)
+    return torch.cat(tokens, -1) if tokens else left[..., :0].long()
+
+
+def num_distinct(draft_probs: Tensor, num_drafts: int) -> Tensor:
+    """How many of `num_drafts` distinct candidates draft_probs [..., V] can fill: [...]."""
+    return (draft_probs > 0).sum(-1).clamp(max=num_drafts)
+
+
+def _padded(drawn: Tensor, draft_probs: Tensor) -> tuple[Tensor, Tensor]:
+    """Distinct candidates with token 0 behind the real ones, and how many are real."""
+    counts = num_distinct(draft_probs, drawn.shape[-1])
+    behind = torch.arange(drawn.shape[-1], device=drawn.device) >= counts.unsqueeze(-1)
+    return drawn.masked_fill(behind, 0), counts
+
+
+def _counts(uniforms: Tensor, count: int) -> Tensor:
+    return torch.full(uniforms.shape[:-1], count, device=uniforms.device)
+
+
+DRAWINGS: dict[str, Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]] = {
+    "iid": iid,
+    "independent": independent,
+    "without_replacement": without_replacement,
+    "greedy": greedy,
+}

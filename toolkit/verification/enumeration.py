@@ -1,0 +1,110 @@
+"""What a selection rule emits, exactly: its law summed over every tuple of candidates. For small vocabularies.
+
+Shapes: P pairs of laws, K candidates, V vocabulary, T = V^K tuples.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from toolkit.errors import unknown_name
+from toolkit.verification.base import SelectionRule
+from toolkit.verification.drawing import DRAWINGS, num_distinct
+
+
+@dataclass(frozen=True)
+class Emission:
+    """What a rule emits at a node.
+
+    law      [P, V]  of the emitted token: p itself if the rule is exact
+    accepted [P]     P(it was a candidate, by acceptance)
+    drafted  [P]     P(it was a candidate, by acceptance or as the extra token)
+    """
+
+    law: Tensor
+    accepted: Tensor
+    drafted: Tensor
+
+
+@dataclass(frozen=True)
+class Tuples:
+    """Every tuple of candidates.
+
+    tokens  [T, K]  places behind a pair's count are 0
+    chances [P, T]  P(tuple)
+    counts  [P]     real candidates: fewer than K where q has fewer different tokens
+    """
+
+    tokens: Tensor
+    chances: Tensor
+    counts: Tensor
+
+    @property
+    def members(self) -> Tensor:
+        """1 for tokens among the tuple's real candidates, else 0: [P, T, V]."""
+        pairs, vocab_size = len(self.counts), int(self.tokens.max()) + 1
+        real = torch.arange(self.tokens.shape[1], device=self.counts.device) < self.counts.unsqueeze(1)
+        index = self.tokens.expand(pairs, -1, -1)
+        zeros = self.chances.new_zeros(pairs, len(self.tokens), vocab_size)
+        return zeros.scatter_reduce(-1, index, real.unsqueeze(1).expand_as(index).to(zeros.dtype), "amax")
+
+
+def candidate_tuples(drawing: str, draft_probs: Tensor) -> Tuples:
+    """All tuples of candidates and their chances under draft_probs [P, K, V] (row 0 of K unless independent)."""
+    if drawing not in DRAWINGS:
+        raise unknown_name("drawing", drawing, DRAWINGS)
+    num_drafts, vocab_size = draft_probs.shape[1:]
+    tokens = torch.cartesian_prod(*[torch.arange(vocab_size, device=draft_probs.device)] * num_drafts)
+    tokens = tokens.reshape(-1, num_drafts)
+    repeats = drawing in ("iid", "independent")
+    counts = num_distinct(draft_probs[:, 0], num_drafts)
+    counts = torch.full_like(counts, num_drafts) if repeats else counts
+    left = draft_probs[:, :1].expand(-1, len(tokens), -1)
+    chances = torch.ones_like(left[..., 0])
+    for k, column in enumerate(tokens.unbind(1)):
+        if drawing == "independent":
+            left = draft_probs[:, k : k + 1].expand_as(left)
+        law = left / left.sum(-1, keepdim=True).clamp(min=torch.finfo(left.dtype).tiny)
+        if drawing == "greedy":
+            likeliest = torch.zeros_like(law).scatter(-1, law.argmax(-1, keepdim=True), 1.0)
+            law = torch.where((k < counts - 1).view(-1, 1, 1), likeliest, law)
+        index = column.expand_as(chances).unsqueeze(-1)
+        drawn = law.gather(-1, index).squeeze(-1)
+        chances = chances * torch.where((k < counts).unsqueeze(1), drawn, (column == 0).to(drawn.dtype))
+        left = left if repeats else left.scatter(-1, index, 0.0)
+    return Tuples(tokens, chances, counts)
+
+
+def emission(
+    rule: SelectionRule, drawing: str, target_probs: Tensor, draft_probs: Tensor, *, checked: bool = True
+) -> Emission:
+    """What the rule emits when candidates are drawn so: target_probs [P, V], draft_probs [P, K, V].
+
+    `checked=False` skips the checks of `SelectionRule.law`: to see what a rule does under another drawing than its own.
+    """
+    tuples = candidate_tuples(drawing, draft_probs)
+    pair, which = (tuples.chances > 0).nonzero(as_tuple=True)
+    chances, candidates = tuples.chances[pair, which], tuples.tokens[which]
+    law = rule.law if checked else rule._law_or_target
+    accept, residuals = law(target_probs[pair], draft_probs[pair], candidates, tuples.counts[pair])
+    accepted = accept.sum(-1)
+    emitted = (residuals * (1 - accepted).unsqueeze(-1)).scatter_add(-1, candidates, accept)
+    drafted = (emitted * tuples.members[pair, which]).sum(-1)
+
+    def mean(values: Tensor) -> Tensor:
+        zeros = values.new_zeros(len(target_probs), *values.shape[1:])
+        return zeros.index_add(0, pair, values * chances.view(-1, *[1] * (values.dim() - 1)))
+
+    return Emission(mean(emitted), mean(accepted), mean(drafted))
+
+
+def optimum(tuples: Tuples, target_probs: Tensor) -> Tensor:
+    """1 + min over all sets H of tokens of p(H) - P(all candidates in H): [P], from target_probs [P, V]. O(2^V)."""
+    vocab_size = target_probs.shape[1]
+    subsets = torch.arange(2**vocab_size, device=target_probs.device).unsqueeze(1)
+    holds = (subsets >> torch.arange(vocab_size, device=target_probs.device) & 1).to(target_probs.dtype)  # [2^V, V]
+    inside = (tuples.members @ (1 - holds).T == 0).to(target_probs.dtype)  # [P, T, 2^V]
+    return 1 + (target_probs @ holds.T - torch.einsum("pt,pts->ps", tuples.chances, inside)).amin(-1)
