@@ -5,7 +5,6 @@ A drawn token is always sent to the target: a policy only says whether to draw t
 
 from __future__ import annotations
 
-from abc import ABC
 from typing import ClassVar
 
 import torch
@@ -16,7 +15,7 @@ from toolkit.types import DraftStep, Proposal, Verdict
 State = dict[str, Tensor]
 
 
-class StoppingPolicy(ABC):
+class StoppingPolicy:
     """Stop or go, per row.
 
     The state is a dict of tensors with a leading row dimension, fresh per prompt; rows may be selected, replaced or

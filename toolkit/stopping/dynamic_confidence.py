@@ -76,11 +76,14 @@ class DynamicConfidence(StoppingPolicy):
 
     def _fit(self, scores: Tensor, labels: Tensor, old: Tensor) -> Tensor:
         """The observed score that minimises FPR + miss_cost * FNR, per row; the old one until both classes were seen."""
+        scores, order = scores.masked_fill(labels < 0, torch.inf).sort(dim=1)  # empty places come last
+        labels = labels.gather(1, order)
         accepted, rejected = (labels == 1).float(), (labels == 0).float()
-        above = (scores.unsqueeze(1) >= scores.unsqueeze(2)).float()  # [B, threshold, token]
-        false_positive = torch.einsum("bth,bh->bt", above, rejected) / rejected.sum(1, keepdim=True).clamp(min=1)
-        false_negative = torch.einsum("bth,bh->bt", 1 - above, accepted) / accepted.sum(1, keepdim=True).clamp(min=1)
+        below = lambda kind: kind.cumsum(1) - kind  # of that kind before each place
+        false_negative = below(accepted) / accepted.sum(1, keepdim=True).clamp(min=1)
+        false_positive = 1 - below(rejected) / rejected.sum(1, keepdim=True).clamp(min=1)
         cost = (false_positive + self.miss_cost * false_negative).masked_fill(labels < 0, torch.inf)
+        cost[:, 1:].masked_fill_(scores[:, 1:] == scores[:, :-1], torch.inf)  # of equal scores the first one counts
         best = scores.gather(1, cost.argmin(1, keepdim=True)).squeeze(1)
         both = (accepted.sum(1) > 0) & (rejected.sum(1) > 0)
         return torch.where(both, best, old)

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from toolkit.types import DraftStep
 from toolkit.errors import InputError
 from toolkit.stopping.base import State, StoppingPolicy
+from toolkit.types import DraftStep
 
 
 @dataclass(frozen=True)

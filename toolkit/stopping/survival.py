@@ -15,9 +15,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from toolkit.types import DraftStep, Proposal, Verdict
 from toolkit.errors import InputError
 from toolkit.stopping.base import State, StoppingPolicy
+from toolkit.types import DraftStep, Proposal, Verdict
 
 
 @dataclass(frozen=True)
