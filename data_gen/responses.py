@@ -26,7 +26,7 @@ from toolkit.io import content_hash, write_text
 from toolkit.pair import fingerprint
 from toolkit.prompts import Prompt
 from toolkit.sampling import Sampling
-from toolkit.stage import Stage, command, open_stage
+from toolkit.stage import Stage, command, open_stage, prompt_files
 from toolkit.types import Generation
 
 IGNORED = ("rank", "world_size")
@@ -39,7 +39,7 @@ def run(cfg: Any) -> Path:
     if cfg.shard_size < 1:
         raise InputError(f"shard_size: expected at least 1, got {cfg.shard_size}")
     prompts = instantiate(cfg.prompts).load()
-    stage = open_stage("responses", cfg, ignore=IGNORED)
+    stage = open_stage("responses", cfg, inputs=prompt_files(cfg), ignore=IGNORED)
     if stage.finished:
         print(f"responses: {_sentence(stage.manifest['rows'])}, finished before")
         return stage.folder
@@ -144,7 +144,7 @@ def _respond(
 
 
 def _row(prompt: Prompt, number: int, status: str, **facts: Any) -> dict[str, Any]:
-    empty = {"prompt_ids": [], "token_ids": [], "finish_reason": "", "text": "", "error": None}
+    empty: dict[str, Any] = {"prompt_ids": [], "token_ids": [], "finish_reason": "", "text": "", "error": None}
     return {"id": prompt.id, "row": number, "status": status, "answer": prompt.answer, **empty, **facts}
 
 

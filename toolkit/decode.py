@@ -14,7 +14,7 @@ from toolkit.config import instantiate
 from toolkit.decoding import decode
 from toolkit.io import write_json, write_text
 from toolkit.metrics import summarize
-from toolkit.stage import command, open_stage
+from toolkit.stage import command, open_stage, prompt_files
 from toolkit.types import Generation
 
 
@@ -25,7 +25,7 @@ def run(cfg: Any) -> Path:
     method, sampling, pair = instantiate(cfg.method), instantiate(cfg.sampling), instantiate(cfg.pair)
     method.bind(pair)  # before anything is written
     prompts = instantiate(cfg.prompts).load()
-    stage = open_stage("decode", cfg)
+    stage = open_stage("decode", cfg, inputs=prompt_files(cfg))
     if not stage.finished:
         with tqdm(total=len(prompts), desc=f"decode {method.name}", unit="prompt") as bar:
             generations = decode(

@@ -1,4 +1,4 @@
-"""Files that are whole or absent: write to a neighbour, flush to disk, rename. And the hashes that name output folders."""
+"""Files that are whole or absent: write to a neighbour, flush to disk, rename. And the hashes that name folders."""
 
 from __future__ import annotations
 

@@ -278,7 +278,9 @@ def _load_model(source: str | Path, options: dict[str, Any], device: str | None)
     except (OSError, ValueError) as error:
         raise InputError(f"could not load a causal language model from {source}: {_first_line(error)}") from error
     model.requires_grad_(False)
-    return (model if device is None else model.to(torch.device(device))).eval()
+    if device is not None:
+        model.to(torch.device(device))  # type: ignore[arg-type]
+    return model.eval()
 
 
 def _first_line(error: Exception) -> str:

@@ -98,6 +98,12 @@ def open_stage(name: str, cfg: Any, *, inputs: Sequence[Path | str] = (), ignore
     return stage
 
 
+def prompt_files(cfg: Any) -> list[str]:
+    """The local prompts file of a config, if it names one: an input whose content counts."""
+    path = configs.plain(cfg.prompts).get("path")
+    return [] if path is None or not Path(path).is_file() else [str(path)]
+
+
 def output_dir(name: str, plain: Mapping[str, Any], identity_hash: str) -> Path:
     """`paths.output_dir` if given (with the hash below it in a multirun), else <root_dir>/<stage>-<hash>."""
     paths = plain.get("paths") or {}

@@ -118,7 +118,7 @@ def test_disjoint_supports_accept_nothing():
     draft = TabularModel(torch.tensor([[0.0, 0.0, 1.0]], dtype=torch.float64))
     pair = ModelPair(target=target, draft=draft, end_ids=())
     (generation,) = decode(pair, [[0]], Method("apart", Fixed(4), get("rejection")), Sampling(max_new_tokens=9))
-    assert all(r.num_accepted == 0 and not r.bonus for r in generation.rounds)
+    assert all(r.num_accepted == 0 and r.bonus == (r.num_drafted == 0) for r in generation.rounds)
     assert len(generation.rounds) == 9
 
 

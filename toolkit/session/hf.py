@@ -23,6 +23,8 @@ from toolkit.session.tree import Placement
 class TreeLayer(CacheLayerMixin):
     """Keys and values of one layer: [B, capacity + 1, heads, head size], the last slot being scratch for padding."""
 
+    keys: Tensor  # type: ignore[assignment]
+    values: Tensor  # type: ignore[assignment]
     is_sliding = False  # windows are in the masks: layers are full length, so that any node can be dropped
 
     def __init__(self, session: HFSession):
@@ -88,7 +90,7 @@ class HFSession(Session):
         self.windows = attention_windows(model)
         self._lowest = torch.full((), torch.finfo(self.dtype).min, dtype=self.dtype, device=model.device)
         self._zero = torch.zeros((), dtype=self.dtype, device=model.device)
-        self._keeps_last = "logits_to_keep" in _parameters(type(model))
+        self._keeps_last = "logits_to_keep" in _parameters(model.__class__)
         head = model.get_output_embeddings()
         if head is None:
             raise InputError(f"expected a causal language model with an output embedding, got {type(model).__name__}")
@@ -129,7 +131,7 @@ class HFSession(Session):
                 )
                 seen = seen & (distance < window)
             masks[name] = torch.where(seen, self._zero, self._lowest).unsqueeze(1)
-        return masks[""] if "" in masks else masks
+        return masks.get("", masks)
 
     @torch.inference_mode()
     def _move(self, trunks: list[int], kept: list[list[int]]) -> None:
@@ -182,7 +184,7 @@ def attention_windows(model: Any) -> dict[str, int | None]:
     window = getattr(config, "sliding_window", None)
     if getattr(config, "use_sliding_window", True) is False:
         window = None
-    if _takes_mask_per_layer_type(type(model.base_model)):
+    if _takes_mask_per_layer_type(model.base_model.__class__):
         types = sorted(set(getattr(config, "layer_types", None) or ["full_attention"]))
         unknown = [t for t in types if t not in ("full_attention", "sliding_attention")]
         if unknown:

@@ -1,0 +1,170 @@
+"""Responses: accounting, resuming after a kill, and what is refused."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from data_gen import responses
+from toolkit import config, stage
+from toolkit.errors import InputError, StaleError
+from toolkit.io import read_json
+
+
+@pytest.fixture
+def prompts_file(tmp_path: Path) -> Path:
+    path = tmp_path / "prompts.jsonl"
+    lines = [{"id": i, "prompt": "the cat " * (1 + i % 5) + str(i), "answer": str(i)} for i in range(23)]
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return path
+
+
+def overrides(checkpoints, prompts_file: Path, folder: Path, *more: str) -> list[str]:
+    target, draft = checkpoints
+    return [
+        f"pair.target={target}", f"pair.draft={draft}", "prompts=jsonl", f"prompts.path={prompts_file}", "shard_size=5",
+        "sampling.max_new_tokens=12", "batch_size=4", f"paths.output_dir={folder}", *more,
+    ]  # fmt: skip
+
+
+def make(*args: object) -> Path:
+    return responses.run(config.compose("responses", overrides(*args)))
+
+
+def test_every_prompt_is_accounted_for(checkpoints, prompts_file, tmp_path):
+    folder = make(checkpoints, prompts_file, tmp_path / "out", "max_prompt_tokens=10")
+    manifest = read_json(folder / stage.MANIFEST)
+    rows = manifest["rows"]
+    assert rows["input"] == 23 == rows["done"] + rows["failed"] + rows["skipped"]
+    assert rows["skipped"] > 0
+    done = list(responses.read_rows(folder))
+    assert len(done) == rows["done"]
+    assert all(row["token_ids"] and row["answer"] == row["id"] for row in done)
+    everything = list(responses.read_rows(folder, ("done", "failed", "skipped")))
+    assert [row["row"] for row in everything] == list(range(23))
+    assert {"config", "versions", "revision", "argv"} <= manifest.keys()
+
+
+def test_a_prompt_too_long_for_the_model_fails_alone(checkpoints, prompts_file, tmp_path):
+    with prompts_file.open("a") as file:
+        file.write(json.dumps({"id": "long", "prompt": "x " * 400}) + "\n")
+    folder = make(checkpoints, prompts_file, tmp_path / "out")
+    assert read_json(folder / stage.MANIFEST)["rows"] == {"input": 24, "done": 23, "failed": 1, "skipped": 0}
+    (failed,) = responses.read_rows(folder, ("failed",))
+    assert "exceed the context of 256" in failed["error"]
+
+
+def shards(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in sorted(folder.glob("shard-*"))}
+
+
+def test_responses_depend_neither_on_the_batch_nor_on_where_work_stopped(checkpoints, prompts_file, tmp_path):
+    whole = make(checkpoints, prompts_file, tmp_path / "whole")
+    pieces = make(checkpoints, prompts_file, tmp_path / "pieces", "batch_size=1")
+    assert shards(whole) == shards(pieces)
+    for name in ("shard-00001.jsonl", "shard-00004.jsonl"):
+        (pieces / name).unlink()
+    manifest = read_json(pieces / stage.MANIFEST) | {"status": "running"}
+    (pieces / stage.MANIFEST).write_text(json.dumps(manifest))
+    make(checkpoints, prompts_file, tmp_path / "pieces")
+    assert shards(whole) == shards(pieces)
+
+
+def test_ranks_share_the_work(checkpoints, prompts_file, tmp_path):
+    whole = make(checkpoints, prompts_file, tmp_path / "whole")
+    split = tmp_path / "split"
+    make(checkpoints, prompts_file, split, "world_size=2", "rank=1")
+    assert sorted(shards(split)) == ["shard-00001.jsonl", "shard-00003.jsonl"]
+    with pytest.raises(InputError, match="are not finished"):
+        list(responses.read_rows(split))
+    make(checkpoints, prompts_file, split, "world_size=2", "rank=0")
+    assert shards(split) == shards(whole)
+
+
+def test_killed_at_random_moments_and_continued_equals_uninterrupted(checkpoints, prompts_file, tmp_path):
+    whole = make(checkpoints, prompts_file, tmp_path / "whole", "shard_size=1")
+    folder = tmp_path / "killed"
+    words = overrides(checkpoints, prompts_file, folder, "shard_size=1")
+    kills = 0
+    for extra in (0.0, 0.05, 0.3):  # seconds after the first shard of this try
+        before = len(shards(folder))
+        process = subprocess.Popen(
+            [sys.executable, "-m", "data_gen.responses", *words], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+        )
+        while process.poll() is None and len(shards(folder)) == before:
+            time.sleep(0.005)
+        time.sleep(extra)
+        process.send_signal(signal.SIGKILL)
+        kills += process.wait() == -signal.SIGKILL
+    assert kills >= 1
+    make(checkpoints, prompts_file, folder, "shard_size=1")
+    assert shards(folder) == shards(whole)
+
+
+def test_another_configuration_is_refused_unless_overwritten(checkpoints, prompts_file, tmp_path):
+    folder = make(checkpoints, prompts_file, tmp_path / "out")
+    with pytest.raises(
+        StaleError, match="sampling.max_new_tokens was 12, is 13; choose another paths.output_dir or over"
+    ):
+        make(checkpoints, prompts_file, folder, "sampling.max_new_tokens=13")
+    make(checkpoints, prompts_file, folder, "sampling.max_new_tokens=13", "overwrite=true")
+    assert read_json(folder / stage.MANIFEST)["config"]["sampling"]["max_new_tokens"] == 13
+
+
+def test_edited_prompts_are_not_mixed_with_old_responses(checkpoints, prompts_file, tmp_path):
+    folder = make(checkpoints, prompts_file, tmp_path / "out")
+    prompts_file.write_text(prompts_file.read_text().replace("cat 0", "dog 0"))
+    with pytest.raises(StaleError, match=r"its inputs have changed \(.*prompts.jsonl\)"):
+        make(checkpoints, prompts_file, folder)
+
+
+@pytest.mark.parametrize(
+    ("damage", "words"),
+    [
+        (lambda text: text[: len(text) // 2], "is corrupt \\(not a whole shard\\)"),
+        (
+            lambda text: text.replace('"status": "done"', '"status": "gone"', 1),
+            "is corrupt \\(its hash does not match\\)",
+        ),
+        (lambda text: text.replace('"job": "', '"job": "0', 1), "belongs to another job"),
+        (lambda text: "", "is corrupt"),
+    ],
+)
+def test_damaged_and_foreign_shards_are_named(checkpoints, prompts_file, tmp_path, damage, words):
+    folder = make(checkpoints, prompts_file, tmp_path / "out")
+    shard = folder / "shard-00002.jsonl"
+    shard.write_text(damage(shard.read_text()))
+    with pytest.raises(InputError, match=f"shard-00002.jsonl {words}.*run data_gen.responses again") as caught:
+        list(responses.read_rows(folder))
+    assert "\n" not in str(caught.value)
+
+
+def test_other_folders_are_refused(tmp_path):
+    with pytest.raises(InputError, match="expected a responses folder"):
+        list(responses.read_rows(tmp_path))
+    (tmp_path / stage.MANIFEST).write_text(json.dumps({"stage": "mix", "status": "finished"}))
+    with pytest.raises(InputError, match="got one of stage 'mix'"):
+        list(responses.read_rows(tmp_path))
+
+
+def test_a_full_disk_is_one_line_and_leaves_nothing_half_written(checkpoints, prompts_file, tmp_path, monkeypatch):
+    import os
+
+    def full(descriptor: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    folder = tmp_path / "out"
+    cfg = config.compose("responses", overrides(checkpoints, prompts_file, folder))
+    stage.open_stage("responses", cfg, ignore=responses.IGNORED)
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(InputError, match="could not write .*shard-00000.jsonl: No space left on device"):
+        responses.run(cfg)
+    assert [path.name for path in folder.iterdir()] == [stage.MANIFEST]
+    monkeypatch.undo()
+    assert responses.run(cfg) == folder
