@@ -12,8 +12,8 @@ from typing import Any
 from torch import Tensor
 
 from toolkit.acceptance.head import AcceptanceHead, as_probs, check_draft
-from toolkit.types import DraftStep
 from toolkit.errors import InputError
+from toolkit.types import DraftStep
 
 
 @dataclass

@@ -1,0 +1,133 @@
+"""make evidence: measure every figure that the documentation shows, and write it into docs/evidence/.
+
+    python -m benchmarks.evidence            all of them
+    python -m benchmarks.evidence laws greedy    some of them, by name
+
+Each figure is one function here that returns Markdown; a file names its command, the code's revision, the machine and the
+seconds it took. `make test` holds reduced forms of the same checks.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import platform
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from time import perf_counter
+
+from benchmarks import exactness, interruption
+from toolkit.io import write_text
+from toolkit.stage import provenance
+
+ROOT = Path(__file__).resolve().parent.parent
+FOLDER = ROOT / "docs" / "evidence"
+
+
+def quickstart() -> str:
+    """`make quickstart` from nothing: seconds, the table, the figures."""
+    with tempfile.TemporaryDirectory() as scratch:
+        started = perf_counter()
+        words = ["-m", "toolkit.train", "+experiment=quickstart", f"paths.root_dir={scratch}"]
+        output = run(words, WANDB_MODE="offline")
+        seconds = perf_counter() - started
+        frontier = next(Path(scratch).glob("frontier-*"))
+        for figure in sorted((frontier / "figures").glob("*.png")):
+            (FOLDER / "figures").mkdir(parents=True, exist_ok=True)
+            shutil.copy(figure, FOLDER / "figures" / figure.name)
+        for table in ("frontier.csv", "settings.csv", "costs.csv"):
+            shutil.copy(frontier / table, FOLDER / table)
+        scores = table_of(next(Path(scratch).glob("train-*")) / "MODEL_CARD.md")
+        again = perf_counter()
+        run(words, WANDB_MODE="offline")
+        resumed = perf_counter() - again
+    return "\n".join([
+        f"From an empty output folder: {seconds:.0f} s; run again, with everything finished: {resumed:.0f} s.",
+        "",
+        "```",
+        *[line for line in output.splitlines() if line.strip()][-90:],
+        "```",
+        "",
+        "## The head",
+        "",
+        scores,
+    ])  # fmt: skip
+
+
+def multirun() -> str:
+    """Four heads by one command: four jobs, four W&B runs, one table."""
+    with tempfile.TemporaryDirectory() as scratch:
+        started = perf_counter()
+        run(
+            ["-m", "toolkit.train", "-m", "+experiment=toy_head", "head.depth=0,2", "loss.w_rej=1,6",
+             f"paths.root_dir={scratch}"],
+            WANDB_MODE="offline",
+        )  # fmt: skip
+        seconds = perf_counter() - started
+        (table,) = Path(scratch).rglob("table.md")
+        runs = list(Path(scratch).rglob("offline-run-*"))
+        heads = list(Path(scratch).rglob("head.safetensors"))
+        return f"{len(heads)} heads, {len(runs)} W&B runs (offline), {seconds:.0f} s.\n\n{table.read_text()}"
+
+
+FIGURES: dict[str, Callable[[], str]] = {
+    "laws": exactness.chain_laws,
+    "outputs": exactness.whole_outputs,
+    "greedy": exactness.greedy_equals_target,
+    "identity": exactness.counting_identity,
+    "interruption": interruption.evidence,
+    "multirun": multirun,
+    "quickstart": quickstart,
+}
+
+
+def run(words: list[str], **environment: str) -> str:
+    """Output of a Python command of this project; its errors end this program."""
+    result = subprocess.run(
+        [sys.executable, *words], cwd=ROOT, env={**os.environ, **environment}, capture_output=True, text=True
+    )
+    if result.returncode:
+        sys.exit(f"{' '.join(words)} failed:\n{result.stderr[-3000:]}")
+    return result.stdout
+
+
+def table_of(card: Path) -> str:
+    """The tables of a model card."""
+    return "\n".join(line for line in card.read_text().splitlines() if line.startswith("|"))
+
+
+def machine() -> str:
+    """Processor and cores, without names of hosts."""
+    return (
+        f"{platform.machine()}, {os.cpu_count()} cores, no GPU, {platform.system()}, Python {platform.python_version()}"
+    )
+
+
+def main() -> None:
+    """Measure and write the chosen figures."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("names", nargs="*", help=f"which ones: {', '.join(FIGURES)}; default: all")
+    names = parser.parse_args().names or list(FIGURES)
+    unknown = [name for name in names if name not in FIGURES]
+    if unknown:
+        parser.error(f"expected names among {', '.join(FIGURES)}, got {', '.join(unknown)}")
+    for name in names:
+        print(f"== {name}", flush=True)
+        started = perf_counter()
+        text = FIGURES[name]()
+        about = provenance()
+        head = (
+            f"# {name}\n\n{FIGURES[name].__doc__}\n\n"
+            f"`python -m benchmarks.evidence {name}` on {machine()}; torch {about['versions']['torch']}, transformers "
+            f"{about['versions']['transformers']}; revision {about['revision']}; {perf_counter() - started:.0f} s in all.\n\n"
+        )
+        write_text(FOLDER / f"{name}.md", head + text + "\n")
+        print(text, flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,184 @@
+"""Exactness on larger numbers than the tests use: laws by enumeration, whole outputs by chi-square, greedy by equality."""
+
+from __future__ import annotations
+
+from collections import Counter
+from itertools import product
+from time import perf_counter
+
+import torch
+from scipy.stats import chisquare
+
+from data_gen.frozen import load_frozen
+from toolkit import ModelPair, config
+from toolkit.decoding import Method, Sampling, decode
+from toolkit.metrics import total
+from toolkit.session import TabularModel
+from toolkit.verification import PathRule, get, names
+
+LEVEL = 0.01  # of all chi-square tests together (Bonferroni)
+
+
+def methods() -> list[str]:
+    """Every lossless method of conf/method/ (specdec_pp needs a head for table models and is left to `greedy`)."""
+    return [name for name in config.choices("method") if name != "specdec_pp" and config.method(name).rule.lossless]
+
+
+def table_pair(vocab_size: int = 3, end: int = 2) -> ModelPair:
+    """Tables over three tokens, in float64."""
+    generator = torch.Generator().manual_seed(3)
+    target, draft = (TabularModel.random(vocab_size, 2, generator, sharpness=1.2) for _ in range(2))
+    return ModelPair(target=target, draft=draft, end_ids=(end,))
+
+
+def chain_laws() -> str:
+    """Chain rules by enumeration over all drafts: total variation of the emitted tokens from the target's law."""
+    lines = [
+        "| rule | V | K | random tables | largest total variation | expected length off its formula by |",
+        "|---|---|---|---|---|---|",
+    ]
+    for name in [name for name in names() if isinstance(get(name), PathRule)]:
+        for vocab_size, depth in ((2, 3), (3, 2), (3, 3), (4, 2), (5, 2)):
+            distances, offsets = zip(*(_chain_law(name, vocab_size, depth, seed) for seed in range(20)), strict=True)
+            lines.append(f"| {name} | {vocab_size} | {depth} | 20 | {max(distances):.1e} | {max(offsets):.1e} |")
+    return "\n".join(lines)
+
+
+def _chain_law(name: str, vocab_size: int, depth: int, seed: int) -> tuple[float, float]:
+    """(total variation, error of the expected length) on one pair of random tables over prefixes, with zeros."""
+    generator = torch.Generator().manual_seed(seed)
+
+    def law() -> torch.Tensor:
+        weights = torch.rand(vocab_size, generator=generator, dtype=torch.float64) ** 3
+        weights[0] *= float(torch.rand((), generator=generator)) > 0.3
+        return weights / weights.sum()
+
+    prefixes = [prefix for n in range(depth + 1) for prefix in product(range(vocab_size), repeat=n)]
+    p, q = {prefix: law() for prefix in prefixes}, {prefix: law() for prefix in prefixes}
+    rule, emitted, expected, formula = get(name), Counter[tuple[int, ...]](), 0.0, 0.0
+    for drafted in product(range(vocab_size), repeat=depth):
+        chances = [float(q[drafted[:i]][drafted[i]]) for i in range(depth)]
+        drawn = float(torch.tensor(chances, dtype=torch.float64).prod())
+        if drawn == 0:
+            continue
+        lengths, residuals = rule.law(
+            torch.stack([p[drafted[:i]] for i in range(depth + 1)]),
+            torch.stack([q[drafted[:i]] for i in range(depth)]),
+            torch.tensor(drafted),
+        )
+        expected += drawn * float((lengths * torch.arange(depth + 1)).sum())
+        weight = 1.0
+        for i in range(depth):
+            ratio = float(p[drafted[:i]][drafted[i]]) / chances[i]
+            weight = weight * min(1.0, ratio) if name == "rejection" else min(weight * ratio, 1.0)
+            formula += drawn * weight
+        for n, token in product(range(depth + 1), range(vocab_size)):
+            _complete(emitted, (*drafted[:n], token), drawn * float(lengths[n] * residuals[n, token]), p, depth + 1)
+    distance = 0.0
+    for output in product(range(vocab_size), repeat=depth + 1):
+        chance = 1.0
+        for i, token in enumerate(output):
+            chance *= float(p[output[:i]][token])
+        distance += abs(chance - emitted[output]) / 2
+    return distance, abs(expected - formula)
+
+
+def _complete(emitted: Counter, start: tuple[int, ...], mass: float, p: dict, length: int) -> None:
+    """Spread the mass of a prefix over its completions by p."""
+    if len(start) == length or mass == 0:
+        emitted[start] += mass
+        return
+    for token, chance in enumerate(p[start].tolist()):
+        _complete(emitted, (*start, token), mass * chance, p, length)
+
+
+def whole_outputs() -> str:
+    """Whole outputs of every lossless method against the exact law of all sequences of at most 4 tokens, by chi-square."""
+    chosen, pair = methods(), table_pair()
+    tests = 2 * len(chosen)
+    lines = [
+        f"{tests} tests, level {LEVEL} for all together: each fails below {LEVEL / tests:.1e}. Runs: 100,000 in batches of "
+        "5,000, and 5,000 one by one.",
+        "",
+        "| method | p-value, batched | p-value, one by one | verdict | seconds |",
+        "|---|---|---|---|---|",
+    ]
+    for name in chosen:
+        started = perf_counter()
+        batched = sequence_pvalue(pair, config.method(name), 100_000, 5_000, seed=1)
+        single = sequence_pvalue(pair, config.method(name), 5_000, 1, seed=2)
+        verdict = "exact" if min(batched, single) > LEVEL / tests else "REJECTED"
+        lines.append(f"| {name} | {batched:.3f} | {single:.3f} | {verdict} | {perf_counter() - started:.0f} |")
+    return "\n".join(lines)
+
+
+def sequence_pvalue(pair: ModelPair, method: Method, runs: int, batch_size: int, seed: int) -> float:
+    """p-value of the counts of all outputs of at most 4 tokens."""
+    law = pair.target.sequence_law([0, 1], 4, end=2)
+    sampling = Sampling(max_new_tokens=4, seed=seed)
+    seen = Counter(tuple(g.token_ids) for g in decode(pair, [[0, 1]] * runs, method, sampling, batch_size=batch_size))
+    outputs = sorted(law)
+    return float(chisquare([seen[output] for output in outputs], [law[output] * runs for output in outputs]).pvalue)
+
+
+def greedy_equals_target(count: int = 200) -> str:
+    """Greedy output of every lossless method against greedy target output, token for token, in float32, on the toy pair."""
+    pair = ModelPair.toy()
+    prompts = [
+        e.prompt for domain in ("instruct", "math", "code") for e in load_frozen(domain, "test")[: -(-count // 3)]
+    ]
+    prompts = prompts[:count]
+    sampling = Sampling(temperature=0, max_new_tokens=96)
+    reference = decode(pair, prompts, config.method("autoregressive"), sampling, batch_size=1)
+    lines = [
+        f"{count} prompts of three domains, at most 96 tokens, batches of 16. The reference is the target alone, one "
+        "prompt at a time. Where a tie in float32 falls the other way, the smallest gap between the two logits is given.",
+        "",
+        "| method | equal | first difference, gap between the two largest logits |",
+        "|---|---|---|",
+    ]
+    for name in config.choices("method"):
+        if not config.method(name).rule.lossless:
+            continue
+        generations = decode(pair, prompts, config.method(name), sampling, batch_size=16)
+        pairs = zip(reference, generations, strict=True)
+        different = [(a, b) for a, b in pairs if a.token_ids != b.token_ids]
+        gaps = ", ".join(f"{_gap(pair, a, b):.1e}" for a, b in different[:5])
+        lines.append(f"| {name} | {count - len(different)} of {count} | {gaps or '-'} |")
+    return "\n".join(lines)
+
+
+@torch.inference_mode()
+def _gap(pair: ModelPair, one, other) -> float:
+    """Distance of the target's two largest logits where two texts part."""
+    at = next(i for i, (a, b) in enumerate(zip(one.token_ids, other.token_ids, strict=False)) if a != b)
+    logits = pair.target(torch.tensor([one.prompt_ids + one.token_ids[:at]])).logits[0, -1]
+    top = logits.topk(2).values
+    return float(top[0] - top[1])
+
+
+def counting_identity() -> str:
+    """num_drafted + num_target_calls = num_generated + num_discarded, on every generation of every method."""
+    pair = ModelPair.toy()
+    prompts = [e.prompt for domain in ("instruct", "math", "code") for e in load_frozen(domain, "test")[:20]]
+    lines = [
+        "60 prompts of three domains, T = 1 and T = 0, at most 7 and 64 tokens (so that the limit falls inside accepted runs).",
+        "",
+        "| method | generations | identity holds | ended by end of text | drafted + target calls = generated + discarded |",
+        "|---|---|---|---|---|",
+    ]
+    for name in config.choices("method"):
+        generations = []
+        for temperature, limit in ((1.0, 64), (0.0, 64), (1.0, 7)):
+            sampling = Sampling(temperature=temperature, max_new_tokens=limit)
+            generations += decode(pair, prompts, config.method(name), sampling, batch_size=20)
+        holds = [_identity(g.counts) for g in generations]
+        ended = sum(g.finish_reason == "end" for g in generations)
+        c = total(generations)
+        sums = f"{c.num_drafted} + {c.num_target_calls} = {c.num_generated} + {c.num_discarded}"
+        lines.append(f"| {name} | {len(holds)} | {sum(holds)} | {ended} | {sums} |")
+    return "\n".join(lines)
+
+
+def _identity(counts) -> bool:
+    return counts.num_drafted + counts.num_target_calls == counts.num_generated + counts.num_discarded
