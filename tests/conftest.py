@@ -9,24 +9,11 @@ os.environ.setdefault("OMP_NUM_THREADS", "2")
 
 import pytest
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM
 
+from tests.tiny_checkpoints import checkpoints, tiny_llama  # noqa: F401
 from tests.tiny_stages import tiny_mix, tiny_overrides, tiny_pair, tiny_responses  # noqa: F401
 from toolkit import ModelPair
 from toolkit.session import TabularModel
-
-
-def tiny_llama(
-    hidden_size: int, num_layers: int, seed: int, dtype: torch.dtype, vocab_size: int = 97
-) -> LlamaForCausalLM:
-    """A random Llama whose laws are neither flat nor one-hot."""
-    torch.manual_seed(seed)
-    config = LlamaConfig(
-        vocab_size=vocab_size, hidden_size=hidden_size, intermediate_size=2 * hidden_size, num_hidden_layers=num_layers,
-        num_attention_heads=4, max_position_embeddings=256, initializer_range=0.3, bos_token_id=1, eos_token_id=5,
-        pad_token_id=0,
-    )  # fmt: skip
-    return LlamaForCausalLM(config).eval().requires_grad_(False).to(dtype)
 
 
 @pytest.fixture(scope="session")

@@ -120,7 +120,10 @@ class ModelPair:
     def open_sessions(self, num_rows: int, capacity: int) -> tuple[Session, list[Session]]:
         """Fresh caches for the target and for each draft."""
         target = open_session(self.target, num_rows, capacity)
-        return target, [open_session(draft, num_rows, capacity) for draft in self.drafts]
+        drafts = [open_session(draft, num_rows, capacity) for draft in self.drafts]
+        for draft, session in zip(self.drafts, drafts, strict=True):
+            session.clips_tokens = vocab_size(draft) < self.vocab_size
+        return target, drafts
 
     def fit(self, logits: Tensor) -> Tensor:
         """A draft's logits [..., V'] on the target's device and vocabulary [..., V].

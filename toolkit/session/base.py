@@ -35,6 +35,7 @@ class Session(ABC):
     def __init__(self, num_rows: int, capacity: int, device: torch.device):
         self.index = TreeIndex(num_rows, capacity, device)
         self.num_calls = 0
+        self.clips_tokens = False  # True where the other model of a pair has a larger vocabulary
 
     @property
     def lengths(self) -> list[int]:

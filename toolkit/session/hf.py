@@ -90,6 +90,7 @@ class HFSession(Session):
         self.windows = attention_windows(model)
         self._lowest = torch.full((), torch.finfo(self.dtype).min, dtype=self.dtype, device=model.device)
         self._zero = torch.zeros((), dtype=self.dtype, device=model.device)
+        self.num_embeddings = int(model.get_input_embeddings().weight.shape[0])
         self._keeps_last = "logits_to_keep" in _parameters(model.__class__)
         head = model.get_output_embeddings()
         if head is None:
@@ -105,7 +106,8 @@ class HFSession(Session):
         hook = self._head.register_forward_pre_hook(self._catch)
         try:
             output = self.model(
-                input_ids=tokens,
+                # A token beyond this model's vocabulary lies in the other model's padding, outside of the tokenizer.
+                input_ids=tokens.clamp(max=self.num_embeddings - 1) if self.clips_tokens else tokens,
                 # Rows that have stopped still fill their place in the batch; nothing they produce is used.
                 position_ids=placement.positions.clamp(max=self.max_position - 1),
                 attention_mask=self._masks(placement, rows),

@@ -1,0 +1,123 @@
+"""Pairs: loading local checkpoints, comparing tokenizers, fitting vocabularies, fingerprints."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from tests.tiny_checkpoints import save_checkpoint, tiny_llama, tiny_tokenizer
+from toolkit import ModelPair, generate
+from toolkit.errors import InputError
+from toolkit.pair import TOY, check_same_tokenizer, fingerprint
+
+
+def test_local_folders_load_and_decode(checkpoints):
+    pair = ModelPair.from_pretrained(*checkpoints)
+    assert pair.end_ids == (2,)
+    assert pair.max_length == 256
+    (generation,) = generate(pair, ["the cat"], "speculative", max_new_tokens=5)
+    assert 1 <= len(generation.token_ids) <= 5
+    assert generation.prompt_ids == pair.tokenizer("the cat").input_ids
+
+
+def test_dtype_and_bad_sources(checkpoints, tmp_path):
+    pair = ModelPair.from_pretrained(*checkpoints, dtype="float64")
+    assert pair.target.dtype == torch.float64
+    with pytest.raises(InputError, match="dtype: expected float32, float64, float16, bfloat16 or auto, got 'float31'"):
+        ModelPair.from_pretrained(*checkpoints, dtype="float31")
+    with pytest.raises(InputError, match="expected a model folder at .*nowhere, found none"):
+        ModelPair.from_pretrained(tmp_path / "nowhere", checkpoints[1])
+    with pytest.raises(InputError, match="could not load a tokenizer from"):
+        ModelPair.from_pretrained(tmp_path, checkpoints[1])
+    with pytest.raises(InputError, match="quantization: expected 8bit, 4bit or null, got '3bit'"):
+        ModelPair.from_pretrained(*checkpoints, quantization="3bit")
+
+
+def test_quantization_needs_its_library(checkpoints):
+    with pytest.raises(InputError, match="quantization=4bit needs bitsandbytes: pip install"):
+        ModelPair.from_pretrained(*checkpoints, quantization="4bit")
+
+
+def test_different_tokenizers_are_refused_with_the_first_token(checkpoints, tmp_path):
+    other = save_checkpoint(tmp_path / "other", 16, 1, words="quick brown foxes jump over lazy zebras")
+    with pytest.raises(
+        InputError, match=r"same tokenizer: token \d+ is '.*' in the target's and '.*' in the draft's"
+    ) as caught:
+        ModelPair.from_pretrained(checkpoints[0], other)
+    assert "\n" not in str(caught.value)
+
+
+def test_the_same_tokens_split_differently_are_refused():
+    one, other = tiny_tokenizer(), tiny_tokenizer()
+    check_same_tokenizer(one, other)
+    from tokenizers import pre_tokenizers
+
+    other.backend_tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=True)
+    with pytest.raises(InputError, match="same tokens but split text differently"):
+        check_same_tokenizer(one, other)
+
+
+@pytest.mark.parametrize("sizes", [(97, 104), (104, 97)])
+def test_padded_vocabularies_fit(sizes, prompts):
+    """Qwen pads models of one tokenizer to different sizes: missing tokens are impossible, extra ones are cut."""
+    target, draft = (tiny_llama(16, 1, seed, torch.float64, vocab_size=size) for seed, size in enumerate(sizes))
+    pair = ModelPair(target=target, draft=draft)
+    assert pair.vocab_size == sizes[0]
+    law = pair.fit(torch.zeros(1, sizes[1])).softmax(-1)
+    assert law.shape[-1] == sizes[0]
+    assert float(law[0, sizes[1] :].sum()) == 0
+    greedy = generate(pair, prompts, "speculative", temperature=0.0, max_new_tokens=10)
+    alone = generate(pair, prompts, "autoregressive", temperature=0.0, max_new_tokens=10)
+    assert [g.token_ids for g in greedy] == [g.token_ids for g in alone]
+
+
+def test_a_model_smaller_than_its_tokenizer_is_refused():
+    with pytest.raises(InputError, match="the draft has 90 output tokens, the tokenizer"):
+        ModelPair(
+            target=tiny_llama(16, 1, 0, torch.float32, vocab_size=400),
+            draft=tiny_llama(16, 1, 0, torch.float32, vocab_size=90),
+            tokenizer=tiny_tokenizer(),
+        )
+
+
+def test_prompts_are_strings_ids_or_messages(checkpoints):
+    pair = ModelPair.from_pretrained(*checkpoints)
+    assert pair.encode([5, 6]) == [5, 6]
+    with pytest.raises(InputError, match="the tokenizer has no chat template"):
+        pair.encode([{"role": "user", "content": "hi"}])
+    pair.tokenizer.chat_template = "{% for m in messages %}{{ m['content'] }}{% endfor %} it"
+    assert pair.encode([{"role": "user", "content": "the cat"}]) == pair.tokenizer("the cat it").input_ids
+    with pytest.raises(InputError, match="no tokenizer: expected prompts as lists of token ids"):
+        ModelPair(target=pair.target).encode("text")
+
+
+def test_fingerprints_tell_weights_apart(checkpoints):
+    one = ModelPair.from_pretrained(*checkpoints)
+    again = ModelPair.from_pretrained(*checkpoints, dtype="float64")
+    assert fingerprint(one.draft) == fingerprint(again.draft) != fingerprint(one.target)
+    with torch.no_grad():
+        again.draft.model.layers[0].mlp.up_proj.weight[0, 0] += 1
+    assert fingerprint(one.draft) != fingerprint(again.draft)
+
+
+def test_the_toy_pair_ships_with_a_head_of_its_own():
+    from toolkit.acceptance import AcceptanceHead
+    from toolkit.acceptance.head import check_draft
+
+    pair = ModelPair.toy()
+    assert pair.head is not None
+    _, about = AcceptanceHead.load(pair.head)
+    check_draft(about, pair.draft, pair.head)
+    with pytest.raises(InputError, match="reads states of size|was trained for another draft"):
+        check_draft(about, pair.target, pair.head)
+    assert sum(path.stat().st_size for path in TOY.rglob("*") if path.is_file()) < 12e6
+
+
+def test_a_head_for_another_draft_is_refused(checkpoints):
+    pair = ModelPair.from_pretrained(*checkpoints)
+    with pytest.raises(InputError, match="the head in .* reads states of size"):
+        generate(pair, ["the cat"], "specdec_pp", head=str(TOY / "head"))
+    with pytest.raises(InputError, match="needs an acceptance head: expected head=FOLDER, got none"):
+        generate(pair, ["the cat"], "specdec_pp")
+    with pytest.raises(InputError, match="expected an acceptance head .* in .*, found none"):
+        generate(pair, ["the cat"], "specdec_pp", head=str(checkpoints[0]))
