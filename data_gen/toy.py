@@ -1,0 +1,104 @@
+"""python -m data_gen.toy: train the toy pair, two small language models and their tokenizer, from scratch.
+
+Output: `target/` and `draft/` (float16 weights, each with the tokenizer), `card.json`, `MODEL_CARD.md`, checkpoints, and the
+manifest. A run that was stopped goes on from its last checkpoint; a finished one returns at once.
+"""
+
+from __future__ import annotations
+
+import warnings
+from pathlib import Path
+from typing import Any
+
+import pytorch_lightning as pl
+import torch
+from pytorch_lightning.callbacks import ModelCheckpoint, TQDMProgressBar
+from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
+
+from data_gen.domains import DOMAINS, Example, get
+from data_gen.frozen import load_frozen
+from data_gen.toy_pair.batches import BatchStream, Document, encode
+from data_gen.toy_pair.evaluation import evaluate
+from data_gen.toy_pair.export import export_model, versions, write_card
+from data_gen.toy_pair.tokenizer import train_tokenizer
+from data_gen.toy_pair.training import ToyData, ToyPairModule
+from toolkit.stage import command, open_stage
+
+IGNORED = ("threads", "checkpoint_every", "log_every")
+
+
+def run(cfg: Any) -> Path:
+    """Train, export and measure the pair; returns the output folder."""
+    stage = open_stage("toy", cfg, ignore=IGNORED)
+    if stage.finished:
+        return stage.folder
+    torch.set_num_threads(cfg.threads)
+    corpus = {domain: get(domain).examples("train", cfg.examples, cfg.seed) for domain in DOMAINS}
+    tokenizer = train_tokenizer(_texts(corpus, cfg.tokenizer_examples), cfg.vocab_size, cfg.max_positions)
+    pools = {domain: encode(tokenizer, examples, cfg.max_length) for domain, examples in corpus.items()}
+    module = train(cfg, tokenizer, pools, stage.folder / "checkpoints")
+    for name in ("target", "draft"):
+        export_model(module.model(name), tokenizer, stage.folder / name)
+    card = describe(cfg, module, pools, stage.folder)
+    write_card(card, stage.folder)
+    return stage.finish(domains=card["domains"])
+
+
+def _texts(corpus: dict[str, list[Example]], counts: dict[str, int]) -> list[str]:
+    """The texts that the tokenizer learns from: so many examples of each domain's training split."""
+    parts = [corpus[domain][:count] for domain, count in counts.items()]
+    return [text for examples in parts for example in examples for text in (example.prompt, example.response)]
+
+
+def train(
+    cfg: Any, tokenizer: PreTrainedTokenizerFast, pools: dict[str, list[Document]], folder: Path
+) -> ToyPairModule:
+    """Fit both models for `cfg.steps` batches, from the last checkpoint in `folder` if there is one."""
+    warnings.filterwarnings("ignore", message=".*dataloader is not resumable.*")  # ToyData is: it asks for the step
+    warnings.filterwarnings("ignore", message=".*exists and is not empty.*")  # a stopped run goes on in its folder
+    pl.seed_everything(cfg.seed, verbose=False)
+    module = ToyPairModule(cfg, tokenizer)
+    stream = BatchStream(pools, cfg.shares, cfg.tokens_per_batch, cfg.prompt_weight, cfg.seed)
+    trainer = pl.Trainer(
+        accelerator="cpu",
+        max_epochs=1,
+        max_steps=cfg.steps,
+        limit_train_batches=cfg.steps,
+        callbacks=[
+            ModelCheckpoint(folder, "last", every_n_train_steps=cfg.checkpoint_every, enable_version_counter=False),
+            TQDMProgressBar(refresh_rate=cfg.log_every),
+        ],
+        logger=False,
+        enable_model_summary=False,
+    )
+    checkpoint = folder / "last.ckpt"
+    trainer.fit(module, ToyData(stream), ckpt_path=checkpoint if checkpoint.exists() else None, weights_only=False)
+    trainer.save_checkpoint(checkpoint)
+    return module.eval()
+
+
+def describe(cfg: Any, module: ToyPairModule, pools: dict[str, list[Document]], folder: Path) -> dict[str, Any]:
+    """What the card says; the models are measured as exported, so rounding to float16 is included."""
+    models = {name: LlamaForCausalLM.from_pretrained(folder / name, dtype="float32") for name in ("target", "draft")}
+    tokenizer = PreTrainedTokenizerFast.from_pretrained(folder / "target")
+    measures = {}
+    for domain in DOMAINS:
+        examples = load_frozen(domain, "test")[: cfg.evaluation.prompts]
+        values = evaluate(**models, tokenizer=tokenizer, domain=domain, examples=examples, cfg=cfg)
+        measures[domain] = {name: round(value, 4) for name, value in values.items()}
+    return {
+        "parameters": {name: model.num_parameters() for name, model in models.items()},
+        "documents": {domain: len(pool) for domain, pool in pools.items()},
+        "steps": cfg.steps,
+        "tokens": module.tokens_seen,
+        "seconds": round(module.seconds, 1),
+        "seed": cfg.seed,
+        "losses": {name: round(loss, 4) for name, loss in module.last_losses.items()},
+        "num_prompts": cfg.evaluation.prompts,
+        "domains": measures,
+        "versions": versions(),
+    }
+
+
+if __name__ == "__main__":
+    command("toy", run)

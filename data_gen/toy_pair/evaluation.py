@@ -1,0 +1,110 @@
+"""How good is the pair? Exact match, held-out loss and acceptance on frozen prompts."""
+
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
+
+from data_gen.domains import Example, get
+from data_gen.toy_pair.batches import encode
+
+BATCH = 50  # prompts at a time
+Pair = tuple[list[int], list[int]]  # token ids of a prompt and of a response to it
+
+
+def evaluate(
+    target: LlamaForCausalLM,
+    draft: LlamaForCausalLM,
+    tokenizer: PreTrainedTokenizerFast,
+    domain: str,
+    examples: list[Example],
+    cfg: Any,
+) -> dict[str, float]:
+    """One domain's measures.
+
+    `exact_match_*`: share of right answers at temperature 0 (where there are answers); `loss_*`: nats per token of the
+    reference responses; `alpha`: mean over positions of sum_x min(p(x), q(x)) along responses sampled from the target
+    at temperature 1; `response_tokens`: their mean length, end of text included.
+    """
+    models = {"target": target, "draft": draft}
+    prompts = [example.prompt for example in examples]
+    measures: dict[str, float] = {}
+    for name, model in models.items():
+        if examples[0].answer is not None:
+            texts = [
+                tokenizer.decode(response, skip_special_tokens=True)
+                for _, response in respond(model, tokenizer, prompts, cfg.evaluation.max_new_tokens)
+            ]
+            hits = [get(domain).is_correct(text, e.answer) for text, e in zip(texts, examples, strict=True)]
+            measures[f"exact_match_{name}"] = sum(hits) / len(hits)
+        measures[f"loss_{name}"] = reference_loss(model, tokenizer, examples, cfg.max_length)
+    sampled = respond(target, tokenizer, prompts, cfg.evaluation.max_new_tokens, sample=True, seed=cfg.seed)
+    measures["alpha"] = acceptance(target, draft, sampled)
+    measures["response_tokens"] = sum(len(response) for _, response in sampled) / len(sampled)
+    return measures
+
+
+@torch.inference_mode()
+def respond(
+    model: LlamaForCausalLM,
+    tokenizer: PreTrainedTokenizerFast,
+    prompts: list[str],
+    max_new_tokens: int,
+    sample: bool = False,
+    seed: int = 0,
+) -> list[Pair]:
+    """A response of the model to each prompt, greedy or sampled at temperature 1, up to and including end of text."""
+    torch.manual_seed(seed)
+    pairs: list[Pair] = []
+    for start in range(0, len(prompts), BATCH):
+        batch = tokenizer(prompts[start : start + BATCH], padding=True, return_tensors="pt")
+        choice = {"do_sample": True, "temperature": 1.0, "top_k": 0, "top_p": 1.0} if sample else {"do_sample": False}
+        output = cast(Any, model).generate(
+            input_ids=batch["input_ids"],
+            attention_mask=batch["attention_mask"],
+            max_new_tokens=max_new_tokens,
+            **choice,
+        )
+        width = batch["input_ids"].shape[1]
+        for row, mask in zip(output, batch["attention_mask"], strict=True):
+            pairs.append((row[:width][mask.bool()].tolist(), _until_end(row[width:].tolist(), tokenizer.eos_token_id)))
+    return pairs
+
+
+def _until_end(tokens: list[int], end: int) -> list[int]:
+    return tokens[: tokens.index(end) + 1] if end in tokens else tokens
+
+
+@torch.inference_mode()
+def response_logits(model: LlamaForCausalLM, pairs: list[Pair]) -> Tensor:
+    """Teacher-forced logits [N, V] in float32 that predict the N response tokens of a few pairs, one after another."""
+    rows = [prompt + response for prompt, response in pairs]
+    width = max(map(len, rows))
+    input_ids = torch.tensor([row + [0] * (width - len(row)) for row in rows])  # causal: padding on the right is unseen
+    logits = model(input_ids=input_ids, use_cache=False).logits.float()
+    kept = [logits[i, len(prompt) - 1 : len(rows[i]) - 1] for i, (prompt, _) in enumerate(pairs)]
+    return torch.cat(kept)
+
+
+def acceptance(target: LlamaForCausalLM, draft: LlamaForCausalLM, pairs: list[Pair]) -> float:
+    """alpha = sum_x min(p(x), q(x)) at temperature 1, averaged over all response positions."""
+    values = []
+    for start in range(0, len(pairs), BATCH):
+        p, q = (response_logits(model, pairs[start : start + BATCH]).softmax(-1) for model in (target, draft))
+        values.append(torch.minimum(p, q).sum(-1))
+    return torch.cat(values).mean().item()
+
+
+def reference_loss(
+    model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, examples: list[Example], max_length: int
+) -> float:
+    """Nats per token of the reference responses, end of text included."""
+    documents = encode(tokenizer, examples, max_length)
+    pairs = [(d.tokens[: d.num_prompt].tolist(), d.tokens[d.num_prompt :].tolist()) for d in documents]
+    losses = []
+    for start in range(0, len(pairs), BATCH):
+        batch = pairs[start : start + BATCH]
+        labels = torch.tensor([token for _, response in batch for token in response])
+        losses.append(torch.nn.functional.cross_entropy(response_logits(model, batch), labels, reduction="none"))
+    return torch.cat(losses).mean().item()

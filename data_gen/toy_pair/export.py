@@ -1,0 +1,74 @@
+"""Writing the trained pair: float16 weights, the tokenizer, and a card that says what it is."""
+
+import copy
+import platform
+from pathlib import Path
+from typing import Any
+
+import pytorch_lightning
+import tokenizers
+import torch
+import transformers
+from transformers import PreTrainedModel, PreTrainedTokenizerFast
+
+from toolkit.io import write_folder, write_json, write_text
+
+
+def export_model(model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, folder: Path) -> Path:
+    """Save a float16 copy of the model and the tokenizer, complete or not at all."""
+
+    def write(temporary: Path) -> None:
+        copy.deepcopy(model).half().save_pretrained(temporary)
+        tokenizer.save_pretrained(temporary)
+
+    return write_folder(folder, write)
+
+
+def versions() -> dict[str, str]:
+    """The versions that the result depends on."""
+    return {
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "transformers": transformers.__version__,
+        "pytorch_lightning": pytorch_lightning.__version__,
+        "tokenizers": tokenizers.__version__,
+    }
+
+
+def write_card(card: dict[str, Any], folder: Path) -> Path:
+    """`card.json` for programs and `MODEL_CARD.md` for people."""
+    write_text(folder / "MODEL_CARD.md", _markdown(card))
+    return write_json(folder / "card.json", card)
+
+
+def _markdown(card: dict[str, Any]) -> str:
+    measures = list(dict.fromkeys(name for values in card["domains"].values() for name in values))
+    rows = [["domain", *measures], ["---"] * (1 + len(measures))]
+    for domain, values in card["domains"].items():
+        rows.append([domain, *(f"{values[name]:.3f}" if name in values else "-" for name in measures)])
+    table = "\n".join(f"| {' | '.join(row)} |" for row in rows)
+    documents_text = ", ".join(f"{domain} {count:,}" for domain, count in card["documents"].items())
+    versions_text = ", ".join(f"{package} {version}" for package, version in card["versions"].items())
+    return CARD.format(table=table, documents_text=documents_text, versions_text=versions_text, **card)
+
+
+CARD = """# The toy pair
+
+Two small Llama models that share a byte-level BPE tokenizer, trained from scratch by `python -m data_gen.toy`.
+They exist to try out and test speculative decoding on a CPU; they know nothing about the world.
+
+- Parameters: target {parameters[target]:,}, draft {parameters[draft]:,} (float16 on disk; load them in float32).
+- Data: `instruct` (word tasks) and `math` (worked word problems) are generated; `code` is documented functions of
+  Python's standard library (Python Software Foundation License). Documents: {documents_text}.
+- Training: {steps:,} steps, {tokens:,} tokens, {seconds:,.0f} seconds, seed {seed}; running losses at the end:
+  target {losses[target]:.3f}, draft {losses[draft]:.3f}.
+- Test prompts are held out by the hash of the prompt (`instruct`, `math`) or by module (`code`).
+
+Measures on {num_prompts} frozen test prompts per domain: exact match at temperature 0; loss in nats per token of the
+reference responses; alpha, the mean of sum_x min(p(x), q(x)) at temperature 1 along responses sampled from the target,
+and the mean length of those responses in tokens.
+
+{table}
+
+Versions: {versions_text}.
+"""

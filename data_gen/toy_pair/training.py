@@ -1,0 +1,123 @@
+"""One Lightning module trains target and draft side by side on the same batches."""
+
+from __future__ import annotations
+
+import math
+import time
+from typing import Any, cast
+
+import pytorch_lightning as pl
+import torch
+from pytorch_lightning.utilities.types import OptimizerLRSchedulerConfig
+from torch import Tensor, nn
+from torch.utils.data import DataLoader
+from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+
+from data_gen.toy_pair.batches import BatchStream
+
+
+def build_model(shape: Any, tokenizer: PreTrainedTokenizerFast, max_positions: int) -> LlamaForCausalLM:
+    """A fresh Llama with tied embeddings in the shape given by the config."""
+    special = {
+        "bos_token_id": tokenizer.bos_token_id,
+        "eos_token_id": tokenizer.eos_token_id,
+        "pad_token_id": tokenizer.pad_token_id,
+    }
+    config = LlamaConfig(
+        vocab_size=len(tokenizer),
+        hidden_size=shape.hidden_size,
+        intermediate_size=shape.intermediate_size,
+        num_hidden_layers=shape.num_layers,
+        num_attention_heads=shape.num_heads,
+        num_key_value_heads=shape.num_heads,
+        max_position_embeddings=max_positions,
+        tie_word_embeddings=True,
+        **special,
+    )
+    model = LlamaForCausalLM(config)
+    model.generation_config = GenerationConfig(**special)
+    return model
+
+
+def weighted_loss(model: nn.Module, input_ids: Tensor, weights: Tensor) -> Tensor:
+    """Mean next-token cross entropy in nats; input_ids [B, T], weights [B, T] of the predicted tokens."""
+    logits = model(input_ids=input_ids[:, :-1], use_cache=False).logits  # [B, T - 1, V]
+    losses = nn.functional.cross_entropy(logits.flatten(0, 1), input_ids[:, 1:].flatten(), reduction="none")
+    weights = weights[:, 1:].flatten()
+    return (losses * weights).sum() / weights.sum()
+
+
+def learning_rate_factor(step: int, warmup: int, steps: int) -> float:
+    """Linear warmup, then a cosine down to nearly zero at the last step."""
+    if step < warmup:
+        return (step + 1) / warmup
+    return 0.01 + 0.99 * 0.5 * (1 + math.cos(math.pi * (step - warmup) / max(1, steps - warmup)))
+
+
+class ToyPairModule(pl.LightningModule):
+    """Target and draft as two independent learners: own learning rate, own clipping, one shared stream of batches."""
+
+    def __init__(self, cfg: Any, tokenizer: PreTrainedTokenizerFast) -> None:
+        super().__init__()
+        self.cfg = cfg
+        self.models = nn.ModuleDict(
+            {name: build_model(cfg[name], tokenizer, cfg.max_positions) for name in ("target", "draft")}
+        )
+        self.tokens_seen = 0
+        self.seconds = 0.0
+        self.last_losses: dict[str, float] = {}
+
+    def model(self, name: str) -> LlamaForCausalLM:
+        """One of the two, by name."""
+        return cast(LlamaForCausalLM, self.models[name])
+
+    def training_step(self, batch: dict[str, Tensor], batch_idx: int) -> Tensor:
+        losses = {name: weighted_loss(model, **batch) for name, model in self.models.items()}
+        for name, loss in losses.items():
+            value = loss.item()
+            self.last_losses[name] = 0.99 * self.last_losses.get(name, value) + 0.01 * value
+        self.tokens_seen += int((batch["input_ids"] != 0).sum())
+        self.log_dict(self.last_losses, prog_bar=True)
+        return losses["target"] + losses["draft"]  # the gradients of the two models do not meet
+
+    def on_train_batch_start(self, batch: dict[str, Tensor], batch_idx: int) -> None:
+        self._step_began = time.perf_counter()
+        self._tokens_before = self.tokens_seen
+
+    def on_train_batch_end(self, outputs: object, batch: dict[str, Tensor], batch_idx: int) -> None:
+        elapsed = time.perf_counter() - self._step_began
+        self.seconds += elapsed
+        self.log("tokens/s", (self.tokens_seen - self._tokens_before) / elapsed, prog_bar=True)
+
+    def configure_optimizers(self) -> OptimizerLRSchedulerConfig:
+        groups = [
+            {"params": list(model.parameters()), "lr": self.cfg[name].learning_rate}
+            for name, model in self.models.items()
+        ]
+        optimizer = torch.optim.AdamW(groups, betas=(0.9, 0.98), weight_decay=self.cfg.weight_decay)
+        schedule = torch.optim.lr_scheduler.LambdaLR(
+            optimizer, lambda step: learning_rate_factor(step, self.cfg.warmup, self.cfg.steps)
+        )
+        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
+
+    def configure_gradient_clipping(self, optimizer: torch.optim.Optimizer, *args: object, **kwargs: object) -> None:
+        for model in self.models.values():
+            nn.utils.clip_grad_norm_(model.parameters(), self.cfg.clip_norm)
+
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        checkpoint["progress"] = (self.tokens_seen, self.seconds, self.last_losses)
+
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        self.tokens_seen, self.seconds, self.last_losses = checkpoint["progress"]
+
+
+class ToyData(pl.LightningDataModule):
+    """The stream of batches, continued where a resumed trainer stands."""
+
+    def __init__(self, stream: BatchStream) -> None:
+        super().__init__()
+        self.stream = stream
+
+    def train_dataloader(self) -> DataLoader:
+        self.stream.start = 0 if self.trainer is None else self.trainer.global_step
+        return DataLoader(self.stream, batch_size=None)
