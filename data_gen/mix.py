@@ -1,0 +1,242 @@
+"""python -m data_gen.mix responses=FOLDER: mix responses of the target with tokens of the draft, to train heads on.
+
+Output: `dataset/`, a datasets.DatasetDict (train, validation; split by prompt), and summary.json. While it works, parts
+of PART_ROWS rows lie in `parts/`: run the command again after an interruption and it goes on with the missing ones.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import shutil
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import datasets
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import torch
+
+from data_gen.mixed_preview import show
+from data_gen.mixing import MixedRow, mix_batch
+from data_gen.responses import read_rows
+from toolkit.config import instantiate, plain
+from toolkit.errors import InputError
+from toolkit.io import read_json, write_atomic, write_folder, write_json
+from toolkit.pair import fingerprint
+from toolkit.sampling import Sampling
+from toolkit.stage import MANIFEST, command, open_stage
+
+PART_ROWS = 256
+PREVIEW_ROWS = 3
+FEATURES = datasets.Features({
+    "row": datasets.Value("int64"),  # of the responses; several folders are numbered on
+    "prompt_length": datasets.Value("int32"),
+    "input_ids": datasets.List(datasets.Value("int32")),  # prompt and mixed tokens
+    "labels": datasets.List(datasets.Value("float32")),  # P(accepted) of the drafted token there; 0 in the prompt
+    "mask": datasets.List(datasets.Value("bool")),  # whether the token there is the drafted one
+})  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Responses:
+    """The rows to mix, and how their tokens were drawn."""
+
+    rows: list[dict[str, Any]]
+    sampling: Sampling
+    target_fingerprint: str
+    inputs: list[Path]
+
+
+def run(cfg: Any) -> Path:
+    """Mix `cfg.responses`; returns the output folder."""
+    if not 0 < cfg.mixing_ratio < 1:
+        raise InputError(f"mixing_ratio: expected a share between 0 and 1, got {cfg.mixing_ratio}")
+    if not 0 < cfg.validation_fraction < 1:
+        raise InputError(f"validation_fraction: expected a share between 0 and 1, got {cfg.validation_fraction}")
+    if cfg.batch_size < 1:
+        raise InputError(f"batch_size: expected at least 1, got {cfg.batch_size}")
+    responses = read_responses(cfg.responses)
+    sampling = {**asdict(responses.sampling), "stop": list(responses.sampling.stop)}
+    stage = open_stage("mix", {**plain(cfg), "sampling": sampling}, inputs=responses.inputs)
+    pair = instantiate(cfg.pair)
+    if not stage.finished:
+        _check_target(pair, responses)
+        table = _mix_parts(pair, responses, cfg, stage.folder / "parts")
+        prompts = [tuple(row["prompt_ids"]) for row in responses.rows]
+        data = split(table, prompts, cfg.validation_fraction, cfg.seed)
+        summary = summarize(data)
+        check_masks(summary)
+        datasets.disable_progress_bars()
+        write_folder(stage.folder / "dataset", lambda path: data.save_to_disk(str(path)))
+        facts = {
+            "sampling": sampling,
+            "mixing_ratio": cfg.mixing_ratio,
+            "draft_fingerprint": fingerprint(pair.draft),
+            "target_fingerprint": fingerprint(pair.target),
+        }
+        write_json(stage.folder / "summary.json", {**summary, **facts})
+        shutil.rmtree(stage.folder / "parts")
+        stage.finish(**summary, **facts)
+    _print_summary(read_json(stage.folder / "summary.json"))
+    data = datasets.load_from_disk(str(stage.folder / "dataset"))
+    show(pair.tokenizer, [data["train"][i] for i in range(min(PREVIEW_ROWS, len(data["train"])))])
+    return stage.folder
+
+
+def read_responses(folders: str | Path | Sequence[str | Path]) -> Responses:
+    """The rows of one finished responses folder, or of several made with the same target and sampling.
+
+    Raises InputError if a response is empty, or if the folders do not go together.
+    """
+    paths = [Path(folder) for folder in ([folders] if isinstance(folders, str | Path) else folders)]
+    rows: list[dict[str, Any]] = []
+    facts, inputs, first_row = [], [], 0
+    for folder in paths:
+        found = list(read_rows(folder))
+        manifest = read_json(folder / MANIFEST)
+        sampling = {key: value for key, value in manifest["config"]["sampling"].items() if key != "_target_"}
+        facts.append((Sampling(**sampling), manifest["target_fingerprint"]))
+        inputs += sorted(folder.glob("shard-*.jsonl"))
+        for row in found:
+            if not row["prompt_ids"] or not row["token_ids"]:
+                raise InputError(f"{folder}: response {row['id']} is empty; expected a prompt and at least one token")
+            rows.append({**row, "row": first_row + row["row"]})
+        first_row += manifest["rows"]["input"]
+    if not rows:
+        raise InputError(f"expected responses to mix, found none in {', '.join(map(str, paths))}")
+    for folder, fact in zip(paths, facts, strict=True):
+        if fact != facts[0]:
+            raise InputError(f"{folder} and {paths[0]} differ in target or sampling: mix their responses apart")
+    return Responses(rows, *facts[0], inputs)
+
+
+def split(table: pa.Table, prompts: Sequence[Hashable], validation_fraction: float, seed: int) -> datasets.DatasetDict:
+    """Train and validation rows: a share of the prompts drawn at random, at least one, with all their responses.
+
+    prompts  which prompt each row of the table answers
+    """
+    known = list(dict.fromkeys(prompts))
+    if len(known) < 2:
+        raise InputError(f"expected responses to at least 2 prompts, to train and to validate on, got {len(known)}")
+    count = min(max(round(validation_fraction * len(known)), 1), len(known) - 1)
+    order = torch.randperm(len(known), generator=torch.Generator().manual_seed(seed)).tolist()
+    held_out = {known[i] for i in order[:count]}
+    parts = {
+        "train": [i for i, prompt in enumerate(prompts) if prompt not in held_out],
+        "validation": [i for i, prompt in enumerate(prompts) if prompt in held_out],
+    }
+    return datasets.DatasetDict({name: datasets.Dataset(table.take(rows)) for name, rows in parts.items()})
+
+
+def summarize(data: datasets.DatasetDict) -> dict[str, Any]:
+    """Counts and label balance of all rows, and a hash of each split's content."""
+    columns = [_columns(part.data.table) for part in data.values()]
+    labels, mask = (np.concatenate([part[name] for part in columns]) for name in ("labels", "mask"))
+    in_prompts = sum(int(part["prompt_length"].sum()) for part in columns)
+    positions = len(labels) - in_prompts
+    return {
+        "num_rows": {name: len(part) for name, part in data.items()},
+        "num_positions": positions,
+        "num_drafted": int(mask.sum()),
+        "mean_label": float(labels[mask].mean()) if mask.any() else float("nan"),
+        "mean_label_all": float(labels.sum() / positions),
+        "content": {name: _hash(part) for name, part in zip(data, columns, strict=True)},
+    }
+
+
+def check_masks(summary: Mapping[str, Any]) -> None:
+    """Raises InputError if the loss would see no position, or every one (nothing was mixed)."""
+    if summary["num_drafted"] == 0:
+        raise InputError("no position holds a drafted token, so there is nothing to learn from: lower mixing_ratio")
+    if summary["num_drafted"] == summary["num_positions"]:
+        raise InputError("every position holds a drafted token, so nothing was mixed: raise mixing_ratio")
+
+
+def _check_target(pair: Any, responses: Responses) -> None:
+    if pair.draft is None:
+        raise InputError("expected a pair with a draft: pair.draft=FOLDER")
+    here = fingerprint(pair.target)
+    if responses.target_fingerprint != here:
+        raise InputError(
+            f"the responses come from another target (fingerprint {responses.target_fingerprint}, this pair's {here}): "
+            "set pair.target to the model that made them"
+        )
+
+
+def _mix_parts(pair: Any, responses: Responses, cfg: Any, folder: Path) -> pa.Table:
+    """All mixed rows in order, as one table; parts that exist are kept."""
+    from tqdm.auto import tqdm
+
+    numbers = range(0, len(responses.rows), PART_ROWS)
+    paths = [folder / f"part-{number // PART_ROWS:05d}.parquet" for number in numbers]
+    with tqdm(total=_num_tokens(responses.rows), desc="mix", unit="token", unit_scale=True) as bar:
+        for number, path in zip(numbers, paths, strict=True):
+            rows = responses.rows[number : number + PART_ROWS]
+            if path.exists():
+                bar.initial += _num_tokens(rows)  # keeps tokens/s honest
+                bar.update(_num_tokens(rows))
+                continue
+            table = _as_table(_mix_rows(pair, rows, responses.sampling, cfg, bar))
+            write_atomic(path, partial(pq.write_table, table))
+    return pa.concat_tables([pq.read_table(path, schema=FEATURES.arrow_schema) for path in paths]).combine_chunks()
+
+
+def _mix_rows(pair: Any, rows: Sequence[Mapping[str, Any]], sampling: Sampling, cfg: Any, bar: Any) -> list[MixedRow]:
+    """Mixed rows in the order of `rows`; rows of like length share a batch, so that little is padding."""
+    by_length = sorted(range(len(rows)), key=lambda i: len(rows[i]["prompt_ids"]) + len(rows[i]["token_ids"]))
+    mixed: dict[int, MixedRow] = {}
+    for first in range(0, len(rows), cfg.batch_size):
+        chosen = by_length[first : first + cfg.batch_size]
+        batch = [rows[i] for i in chosen]
+        mixed |= zip(chosen, mix_batch(pair, batch, sampling, cfg.mixing_ratio, cfg.seed), strict=True)
+        bar.update(_num_tokens(batch))
+    return [mixed[i] for i in range(len(rows))]
+
+
+def _num_tokens(rows: Sequence[Mapping[str, Any]]) -> int:
+    return sum(len(row["token_ids"]) for row in rows)
+
+
+def _as_table(rows: Sequence[MixedRow]) -> pa.Table:
+    columns = {
+        "row": [row.row for row in rows],
+        "prompt_length": [len(row.prompt_ids) for row in rows],
+        "input_ids": [[*row.prompt_ids, *row.mixed.tolist()] for row in rows],
+        "labels": [np.pad(row.labels.float().numpy(), (len(row.prompt_ids), 0)) for row in rows],
+        "mask": [np.pad(row.drafted.numpy(), (len(row.prompt_ids), 0)) for row in rows],
+    }
+    return pa.table(columns, schema=FEATURES.arrow_schema)
+
+
+def _columns(table: pa.Table) -> dict[str, np.ndarray]:
+    """Every column as one flat array."""
+    flat = {}
+    for name in FEATURES:
+        column = table[name].combine_chunks()
+        values = column if pa.types.is_primitive(column.type) else column.flatten()
+        flat[name] = values.to_numpy(zero_copy_only=False)
+    flat["lengths"] = np.array([len(ids) for ids in table["input_ids"]])
+    return flat
+
+
+def _hash(columns: Mapping[str, np.ndarray]) -> str:
+    digest = hashlib.sha256()
+    for name in sorted(columns):
+        digest.update(name.encode())
+        digest.update(np.ascontiguousarray(columns[name]).tobytes())
+    return digest.hexdigest()[:16]
+
+
+def _print_summary(summary: Mapping[str, Any]) -> None:
+    rows, positions, drafted = summary["num_rows"], summary["num_positions"], summary["num_drafted"]
+    print(f"mixed {rows['train']} rows to train and {rows['validation']} to validate on, {positions} positions")
+    print(f"  {drafted} hold a drafted token, {drafted / positions:.1%}: the loss sees those")
+    print(f"  mean label {summary['mean_label']:.4f} there, {summary['mean_label_all']:.4f} everywhere")
+
+
+if __name__ == "__main__":
+    command("mix", run)
