@@ -1,0 +1,150 @@
+"""python -m toolkit.train +experiment=NAME: train an acceptance head.
+
+Writes checkpoints/{last,best}.ckpt, head/, MODEL_CARD.md, metrics.csv, metrics.json, reliability.{csv,png},
+config.yaml, and a W&B run below wandb/. Run the same command again to go on after an interruption; the result is the
+same, bit for bit on a CPU. `ckpt_path=FILE` resumes from another checkpoint, `from_pretrained=FOLDER` starts from a
+trained head.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytorch_lightning as pl
+from omegaconf import OmegaConf
+from pytorch_lightning.loggers import Logger, WandbLogger
+
+from toolkit.acceptance import AcceptanceHead
+from toolkit.config import instantiate, plain
+from toolkit.errors import InputError
+from toolkit.io import read_json, write_text
+from toolkit.stage import Stage, command, fill_folders, open_stage, provenance, run_stages
+from toolkit.training.checkpoints import BEST, AtomicCheckpointIO, folder_of, read_checkpoint
+from toolkit.training.console import on_terminal, print_config, print_scores, progress, quiet_lightning
+from toolkit.training.curves import Curves
+from toolkit.training.data import SUMMARY, MixedData, read_summary
+from toolkit.training.export import DIAGRAM, HEAD, SCORES, export
+from toolkit.training.loggers import run_id_of
+from toolkit.training.module import HeadTraining, evaluate
+from toolkit.training.start import check_choice, check_resumable, pretrained_files, resume_path, warm_start
+
+# Keys that do not determine the head. The data do, by their content.
+IGNORED = ("before", "after", "tags", "optimized_metric")
+
+
+def run(cfg: Any) -> Path:
+    """The stages before, training, the stages after; returns the run's folder."""
+    check_choice(cfg.ckpt_path, cfg.from_pretrained)
+    folders = run_stages(cfg.before)
+    data_folder = _data_folder(cfg, folders)
+    inputs = [data_folder / SUMMARY, *pretrained_files(cfg.from_pretrained)]
+    stage = open_stage("train", cfg, inputs=inputs, ignore=IGNORED)
+    if not stage.finished and not train(cfg, stage, data_folder):
+        return stage.folder  # one process of several: the first one does the rest
+    print_scores(read_json(stage.folder / SCORES))
+    run_stages(cfg.after, {**folders, "train": stage.folder})
+    models = f"pair.target={cfg.pair.target} pair.draft={cfg.pair.draft}"
+    print(f"next: python -m toolkit.decode method=specdec_pp head={stage.folder / HEAD} {models}")
+    return stage.folder
+
+
+def score(cfg: Any, folder: Path) -> float:
+    """What a sweeper optimizes."""
+    scores = read_json(folder / SCORES)
+    if cfg.optimized_metric not in scores:
+        raise InputError(f"optimized_metric: expected one of {', '.join(scores)}, got {cfg.optimized_metric}")
+    return float(scores[cfg.optimized_metric])
+
+
+def train(cfg: Any, stage: Stage, data_folder: Path) -> bool:
+    """Train, or go on training, in the stage's folder. Returns whether this is the process that writes the results."""
+    quiet_lightning()
+    print_config(plain(cfg))
+    write_text(stage.folder / "config.yaml", OmegaConf.to_yaml(cfg, resolve=True))
+    pl.seed_everything(cfg.seed, workers=True, verbose=False)
+    data: MixedData = instantiate(OmegaConf.merge(cfg.data, {"path": str(data_folder)}))
+    resumed = resume_path(stage.folder, cfg.ckpt_path)
+    checkpoint = None if resumed is None else read_checkpoint(resumed)
+    run_id = run_id_of(stage.folder, checkpoint)
+    module = _build_module(cfg, data, run_id)
+    if checkpoint is not None and resumed is not None:
+        check_resumable(checkpoint, module.head, data.fingerprint, resumed)
+    first_step = 0 if checkpoint is None else checkpoint["global_step"]
+    with ExitStack() as stack:
+        runtime = {"folder": stage.folder, "config": plain(cfg), "run_id": run_id, "first_step": first_step}
+        opened = [stack.enter_context(instantiate(spec)(**runtime)) for spec in (cfg.logger or {}).values()]
+        loggers = [logger for logger in opened if logger is not None]
+        trainer = _build_trainer(cfg, stage.folder, loggers)
+        trainer.fit(module, datamodule=data, ckpt_path=None if resumed is None else str(resumed))
+        if trainer.is_global_zero:
+            scores = _write_results(cfg, stage.folder, module, data)
+            _log_results(loggers, scores, stage.folder / DIAGRAM, trainer.global_step)
+            stage.finish(num_steps=trainer.global_step, metrics=scores)
+        trainer.strategy.barrier("results")
+    return bool(trainer.is_global_zero)
+
+
+def _data_folder(cfg: Any, folders: dict[str, Path]) -> Path:
+    """The folder of mixed data, checked."""
+    if OmegaConf.is_missing(cfg.data, "path"):
+        raise InputError("expected data.path=FOLDER (of data_gen.mix) or an +experiment=NAME that mixes")
+    folder = Path(fill_folders(str(cfg.data.path), folders))
+    read_summary(folder)
+    return folder
+
+
+def _build_module(cfg: Any, data: MixedData, run_id: str) -> HeadTraining:
+    """A head of the draft's size, its loss and its optimizer."""
+    loss = instantiate(cfg.loss)
+    head: AcceptanceHead = instantiate(cfg.head)(hidden_size=data.hidden_size, log_w_rej=loss.log_w_rej)
+    warm_start(head, cfg.from_pretrained, data.fingerprint)
+    about = {"draft_fingerprint": data.fingerprint, "head": head.config, "wandb_run_id": run_id}
+    module: HeadTraining = instantiate(cfg.model)(head=head, loss=loss, about=about)
+    return module
+
+
+def _build_trainer(cfg: Any, folder: Path, loggers: Sequence[Logger]) -> pl.Trainer:
+    callbacks = [instantiate(spec) for spec in (cfg.callbacks or {}).values()]
+    trainer: pl.Trainer = instantiate(cfg.trainer)(
+        default_root_dir=str(folder),
+        logger=list(loggers) or False,
+        callbacks=[*callbacks, Curves(), progress()],
+        plugins=[AtomicCheckpointIO()],
+        enable_checkpointing=any(isinstance(callback, pl.callbacks.Checkpoint) for callback in callbacks),
+        enable_progress_bar=on_terminal(),
+    )
+    return trainer
+
+
+def _write_results(cfg: Any, folder: Path, module: HeadTraining, data: MixedData) -> dict[str, float]:
+    """Export the best state there is a checkpoint of, else the last state; returns its scores."""
+    best = folder_of(folder) / BEST
+    if best.exists():
+        module.load_state_dict(read_checkpoint(best)["state_dict"])
+    head = module.head.cpu().eval()
+    facts = provenance()
+    about = {
+        "target": str(cfg.pair.target),
+        "draft": str(cfg.pair.draft),
+        **data.about(),
+        "w_acc": module.loss.w_acc,
+        "w_rej": module.loss.w_rej,
+        "seed": cfg.seed,
+        **{name: facts[name] for name in ("revision", "machine", "versions")},
+    }
+    return export(folder, head, about, *evaluate(head, data.whole_validation()))
+
+
+def _log_results(loggers: Sequence[Logger], scores: dict[str, float], diagram: Path, step: int) -> None:
+    """The exported head's scores and diagram, where W&B is on."""
+    for logger in loggers:
+        if isinstance(logger, WandbLogger):
+            logger.experiment.summary.update({f"best/{name.removeprefix('val/')}": v for name, v in scores.items()})
+            logger.log_image("val/reliability", [str(diagram)], step=step - 1)
+
+
+if __name__ == "__main__":
+    command("train", run, score)

@@ -1,0 +1,58 @@
+"""Which rows make up which batch: a pure function of (seed, epoch), so that training can stop and go on anywhere."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import torch
+
+from toolkit.training.states import Positions, States
+
+
+class RowBatches:
+    """An iterable of batches of `batch_size` rows; the last batch of an epoch may be smaller.
+
+    shuffle      a new order of rows for every epoch; False: rows in order
+    seed         of the orders
+    rank, world  this process's share of the rows; the rows are filled up from the front so that all have equally many
+    position     says where the training stands, (epoch, batch); asked when the first batch of an epoch is wanted. After
+                 a resume in mid-epoch only the rest of that epoch comes out
+
+    Lightning's way, a loader with `load_state_dict`, is not used: version 2.6 does not call it if the schedule has asked
+    for the number of steps, and never at the end of an epoch.
+    """
+
+    def __init__(
+        self,
+        states: States,
+        batch_size: int,
+        *,
+        shuffle: bool = False,
+        seed: int = 0,
+        rank: int = 0,
+        world: int = 1,
+        position: Callable[[], tuple[int, int]] = lambda: (0, 0),
+    ):
+        self.states, self.batch_size, self.shuffle, self.seed = states, batch_size, shuffle, seed
+        self.rank, self.world, self.position = rank, world, position
+
+    def __len__(self) -> int:
+        rows_here = -(-self.states.num_rows // self.world)
+        return -(-rows_here // self.batch_size)
+
+    def __iter__(self) -> Iterator[Positions]:
+        epoch, start = self.position()
+        rows = self.order(epoch)
+        for batch in range(start, len(self)):
+            yield self.states.batch(rows[batch * self.batch_size : (batch + 1) * self.batch_size])
+
+    def order(self, epoch: int) -> list[int]:
+        """This process's rows of an epoch, in order."""
+        count = self.states.num_rows
+        if self.shuffle:
+            generator = torch.Generator().manual_seed((self.seed << 20) + epoch)
+            rows = torch.randperm(count, generator=generator).tolist()
+        else:
+            rows = list(range(count))
+        missing = -count % self.world
+        return (rows + rows[:missing])[self.rank :: self.world]

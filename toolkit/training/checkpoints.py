@@ -1,0 +1,105 @@
+"""Checkpoints from which training goes on as if it had never stopped.
+
+Two files in the run folder's checkpoints/: last.ckpt, written every so many steps and at every epoch's end, and
+best.ckpt. Each is whole or absent, also if the process is killed while writing: Lightning's own writer goes through a
+temporary file in the system's temporary folder and copies it if that is another file system, which is not one step.
+"""
+
+from __future__ import annotations
+
+import pickle
+from pathlib import Path
+from typing import Any
+
+import pytorch_lightning as pl
+import torch
+from lightning_fabric.plugins.io.torch_io import TorchCheckpointIO
+
+from toolkit.errors import InputError
+from toolkit.io import write_atomic
+
+LAST, BEST = "last.ckpt", "best.ckpt"
+
+
+class AtomicCheckpointIO(TorchCheckpointIO):
+    """Writes checkpoints through a neighbour that is flushed to disk and renamed."""
+
+    def save_checkpoint(self, checkpoint: dict[str, Any], path: Any, storage_options: Any | None = None) -> None:
+        write_atomic(path, lambda temporary: torch.save(checkpoint, temporary))
+
+
+class Checkpoints(pl.callbacks.Checkpoint):
+    """Keeps the last state and the best one.
+
+    monitor, mode  the validation score that says which state is best: "min" or "max"
+    every_n_steps  a checkpoint in mid-epoch every so many optimizer steps; None: at the ends of epochs only
+    The files go to checkpoints/ in the trainer's root folder.
+
+    best.ckpt is written before last.ckpt. A process killed between the two starts from the older last.ckpt, trains the
+    same epoch again and writes the same best.ckpt once more.
+    """
+
+    folder: Path
+
+    def __init__(self, monitor: str, mode: str = "min", every_n_steps: int | None = None):
+        super().__init__()
+        if mode not in ("min", "max"):
+            raise InputError(f"callbacks.checkpoints.mode: expected min or max, got {mode!r}")
+        self.monitor, self.mode, self.every_n_steps = monitor, mode, every_n_steps
+        self.best_score: float | None = None
+        self.last_step = 0
+
+    def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
+        self.folder = folder_of(trainer.default_root_dir)
+
+    def on_train_batch_end(self, trainer: Any, *_: Any) -> None:
+        step, due = trainer.global_step, self.every_n_steps
+        if step == self.last_step:  # gradients are still being accumulated
+            return
+        self.last_step = step
+        if due and step % due == 0 and not trainer.is_last_batch and not trainer.fast_dev_run:
+            self._save(trainer, LAST)
+
+    def on_train_epoch_end(self, trainer: Any, pl_module: pl.LightningModule) -> None:
+        if trainer.fast_dev_run:
+            return
+        score = trainer.callback_metrics.get(self.monitor)
+        if score is not None and self._is_better(float(score)):
+            self.best_score = float(score)
+            self._save(trainer, BEST)
+        self._save(trainer, LAST)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"best_score": self.best_score}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        # A run that goes on from another folder's checkpoint has no best state of its own yet.
+        self.best_score = state_dict["best_score"] if (self.folder / BEST).exists() else None
+
+    def _save(self, trainer: pl.Trainer, name: str) -> None:
+        for logger in trainer.loggers:  # what was logged up to here belongs to the state that is saved
+            logger.save()
+        trainer.save_checkpoint(self.folder / name)
+
+    def _is_better(self, score: float) -> bool:
+        if self.best_score is None:
+            return True
+        return score < self.best_score if self.mode == "min" else score > self.best_score
+
+
+def folder_of(run_folder: Path | str) -> Path:
+    """Where a run's checkpoints are."""
+    return Path(run_folder) / "checkpoints"
+
+
+def read_checkpoint(path: Path | str) -> dict[str, Any]:
+    """A checkpoint's content on the CPU. Raises InputError if there is none, or it is none of ours."""
+    try:
+        checkpoint = torch.load(path, map_location="cpu", weights_only=True)
+    except FileNotFoundError:
+        raise InputError(f"ckpt_path: expected a checkpoint at {path}, found none") from None
+    except (OSError, RuntimeError, EOFError, pickle.UnpicklingError) as error:
+        raise InputError(f"{path} is not a checkpoint: {str(error).strip().splitlines()[0]}") from None
+    if not isinstance(checkpoint, dict) or "about" not in checkpoint or "state_dict" not in checkpoint:
+        raise InputError(f"{path} was not written by toolkit.train")
+    return checkpoint

@@ -1,0 +1,84 @@
+"""What a training run shows: the config, a bar on a terminal or a line per epoch elsewhere, a table at the end."""
+
+from __future__ import annotations
+
+import logging
+import sys
+import warnings
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import pytorch_lightning as pl
+from pytorch_lightning.callbacks import RichProgressBar
+from rich.console import Console
+from rich.table import Table
+from rich.tree import Tree
+
+
+def print_config(config: Mapping[str, Any]) -> None:
+    """The resolved config as a tree."""
+    tree = Tree("config", guide_style="dim")
+    _grow(tree, config)
+    _console().print(tree)
+
+
+def print_scores(scores: Mapping[str, float]) -> None:
+    """Validation scores, raw and with the class weight's shift undone."""
+    table = Table("validation", "raw", "corrected", title="exported head")
+    for key, value in scores.items():
+        if f"{key}_corrected" in scores:
+            table.add_row(key, f"{value:.4f}", f"{scores[f'{key}_corrected']:.4f}")
+    _console().print(table)
+
+
+def print_table(title: str, rows: Sequence[Mapping[str, str]]) -> None:
+    """Rows with the same keys."""
+    table = Table(*rows[0], title=title)
+    for row in rows:
+        table.add_row(*row.values())
+    _console().print(table)
+
+
+def quiet_lightning() -> None:
+    """Without the banners about accelerators, and advice that does not hold here.
+
+    The batches find their place by themselves, and the scores are added up over processes before they are logged.
+    """
+    for name in ("pytorch_lightning", "lightning_fabric", "lightning"):
+        logging.getLogger(name).setLevel(logging.WARNING)
+    for about in ("smaller than the logging interval", "your dataloader is not resumable", "sync_dist=True"):
+        warnings.filterwarnings("ignore", message=f".*{about}")
+
+
+def progress() -> pl.Callback:
+    """A bar on a terminal, one line per epoch elsewhere."""
+    return RichProgressBar(leave=True) if on_terminal() else EpochLines()
+
+
+def on_terminal() -> bool:
+    """Whether somebody is watching."""
+    return sys.stdout.isatty()
+
+
+class EpochLines(pl.Callback):
+    """One line per epoch."""
+
+    def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        if not trainer.is_global_zero:
+            return
+        values = {name: float(value) for name, value in trainer.callback_metrics.items()}
+        shown = [f"{name} {values[name]:.4f}" for name in ("train/loss", "val/log_loss_corrected") if name in values]
+        print(f"epoch {trainer.current_epoch + 1}/{trainer.max_epochs}  {'  '.join(shown)}", flush=True)
+
+
+def _grow(tree: Tree, config: Mapping[str, Any]) -> None:
+    for key, value in config.items():
+        if isinstance(value, Mapping) and value:
+            _grow(tree.add(f"[bold]{key}[/bold]"), value)
+        else:
+            tree.add(f"{key}: {value!r}".replace("[", r"\["))
+
+
+def _console() -> Console:
+    """Rich picks colours by itself; where there is no terminal, lines are not to be cut to a guessed width."""
+    return Console() if on_terminal() else Console(width=160)

@@ -1,0 +1,66 @@
+"""The training curves: loss, learning rate and speed, one line per `log_every_n_steps` steps and at ends of epochs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from time import perf_counter
+from typing import Any
+
+import pytorch_lightning as pl
+from torch import Tensor
+
+
+class Curves(pl.Callback):
+    """Logs train/loss, train/lr and perf/tokens_per_second (positions with a label).
+
+    The loss is the quotient of sums over all batches since the last line, not that of one batch in many. The sums travel
+    in checkpoints, so that a resumed training logs the same lines. As a callback, and not in the module, this comes
+    before the checkpoint that is saved at the same step.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        # Scalar tensors on the device: to read them every step would be to wait for it every step.
+        self.total: Tensor | float = 0.0
+        self.weight: Tensor | float = 0.0
+        self.num_positions = 0
+        self.learning_rate = 0.0
+        self.started = 0.0
+
+    def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        self.started = perf_counter()
+
+    def on_train_batch_start(self, trainer: pl.Trainer, *_: Any) -> None:
+        self.learning_rate = trainer.optimizers[0].param_groups[0]["lr"]  # at the end it is the next step's
+
+    def on_train_batch_end(
+        self, trainer: Any, pl_module: pl.LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        self.total += outputs["total"]
+        self.weight += outputs["weight"]
+        self.num_positions += len(batch.labels)
+        if trainer.global_step % trainer.log_every_n_steps == 0 or trainer.is_last_batch:
+            self._log(trainer, pl_module)
+
+    def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        self.started = perf_counter()  # validation is no training time
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"total": float(self.total), "weight": float(self.weight), "num_positions": self.num_positions}
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        self.total, self.weight = state_dict["total"], state_dict["weight"]
+        self.num_positions = state_dict["num_positions"]
+
+    def _log(self, trainer: Any, pl_module: pl.LightningModule) -> None:
+        """One line, at the step that has just been made."""
+        now = perf_counter()
+        values = {
+            "train/loss": float(self.total / self.weight),
+            "train/lr": self.learning_rate,
+            "perf/tokens_per_second": self.num_positions / max(now - self.started, 1e-9),
+        }
+        for logger in trainer.loggers:
+            logger.log_metrics(values, step=trainer.global_step - 1)
+        pl_module.log("train/loss", values["train/loss"], prog_bar=True, logger=False)
+        self.total, self.weight, self.num_positions, self.started = 0.0, 0.0, 0, now

@@ -1,0 +1,174 @@
+"""Mixed data for training heads: the output folder of data_gen.mix as a LightningDataModule."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytorch_lightning as pl
+
+from toolkit.errors import InputError
+from toolkit.io import content_hash, read_json
+from toolkit.pair import fingerprint
+from toolkit.stage import MANIFEST
+from toolkit.teacher import hidden_size
+from toolkit.training.batches import RowBatches
+from toolkit.training.states import CachedStates, LiveStates, States, write_cache
+
+SUMMARY = "summary.json"
+STATES = "the draft's final hidden state, after the last norm, at the position that has read the drafted token"
+LABELS = "min(1, p/q) of the drafted token, both laws warped by the sampling given here (analytic, not sampled)"
+
+
+class MixedData(pl.LightningDataModule):
+    """Batches of positions, rows being the unit: `batch_size` rows of the data set make a batch, as in the paper.
+
+    path              folder of data_gen.mix
+    draft             the model whose states are read: the one that the tokens were mixed with
+    batch_size        rows per batch and process
+    cache_hidden      compute the draft's states once and keep them beside the data set, for all heads and epochs;
+                      False: compute them anew for every batch
+    draft_batch_size  rows in one forward of the draft
+    shuffle, seed     a new order of the training rows for every epoch
+
+    Raises InputError if the folder is not finished, or the draft another one.
+    """
+
+    def __init__(
+        self,
+        path: str | Path,
+        draft: Any,
+        batch_size: int = 32,
+        cache_hidden: bool = True,
+        draft_batch_size: int = 16,
+        shuffle: bool = True,
+        seed: int = 0,
+    ):
+        super().__init__()
+        for name, size in (("batch_size", batch_size), ("draft_batch_size", draft_batch_size)):
+            if size < 1:
+                raise InputError(f"data.{name}: expected at least 1, got {size}")
+        self.path, self.draft = Path(path), draft
+        self.batch_size, self.draft_batch_size = batch_size, draft_batch_size
+        self.cache_hidden, self.shuffle, self.seed = cache_hidden, shuffle, seed
+        self.summary = read_summary(self.path)
+        self.fingerprint = fingerprint(draft)
+        if self.fingerprint != self.summary["draft_fingerprint"]:
+            raise InputError(
+                f"the data in {path} were mixed with another draft (fingerprint {self.summary['draft_fingerprint']}, "
+                f"this one {self.fingerprint}): set pair.draft to that one, or mix again"
+            )
+        self.states: dict[str, States] = {}
+
+    @property
+    def hidden_size(self) -> int:
+        """D of the states."""
+        return hidden_size(self.draft)
+
+    @property
+    def cache_folder(self) -> Path:
+        """Where the states of this draft over these data are kept."""
+        return self.path / f"hidden-{content_hash([self.fingerprint, self.summary['content'], str(self.draft.dtype)])}"
+
+    def prepare_data(self) -> None:
+        """Write the cache, on one process of a machine."""
+        if self.cache_hidden:
+            write_cache(self.cache_folder, self.draft, self._load(), self.draft_batch_size)
+
+    def setup(self, stage: str | None = None) -> None:
+        """Open the states of both splits."""
+        if self.states:
+            return
+        if self.cache_hidden:
+            self.states = {name: CachedStates(self.cache_folder, name) for name in ("train", "validation")}
+        else:
+            splits = self._load().items()
+            self.states = {name: LiveStates(self.draft, split, self.draft_batch_size) for name, split in splits}
+        for name, states in self.states.items():
+            if not states.num_rows:
+                raise InputError(f"{self.path}: no row of the {name} split holds a drafted token; mix more responses")
+
+    def train_dataloader(self) -> RowBatches:
+        """This process's training batches, from where the trainer stands."""
+        return RowBatches(
+            self.states["train"],
+            self.batch_size,
+            shuffle=self.shuffle,
+            seed=self.seed,
+            rank=self._rank,
+            world=self._world,
+            position=self._position,
+        )
+
+    def val_dataloader(self) -> RowBatches:
+        """This process's validation batches, in order."""
+        return RowBatches(self.states["validation"], self.batch_size, rank=self._rank, world=self._world)
+
+    def whole_validation(self) -> RowBatches:
+        """All validation batches, whatever the number of processes."""
+        return RowBatches(self.states["validation"], self.batch_size)
+
+    def state_dict(self) -> dict[str, Any]:
+        """What the batches depend on, for checkpoints."""
+        assert self.trainer is not None
+        trainer: Any = self.trainer
+        return {
+            "rows": self.states["train"].num_rows,
+            "batch_size": self.batch_size,
+            "shuffle": self.shuffle,
+            "seed": self.seed,
+            "processes": trainer.world_size,
+            "limit_train_batches": trainer.limit_train_batches,
+        }
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Raises InputError if a checkpoint saw other batches: the rest of them would not be the rest."""
+        for name, here in self.state_dict().items():
+            there = state_dict.get(name)
+            if there != here:
+                raise InputError(
+                    f"the checkpoint's training had other batches: {name} was {there}, is {here}; resume with the same "
+                    "data, or begin anew from its head (from_pretrained)"
+                )
+
+    def about(self) -> dict[str, Any]:
+        """What a head trained on these data should remember of them."""
+        kept = ("target_fingerprint", "draft_fingerprint", "sampling", "mixing_ratio")
+        return {
+            **{name: self.summary[name] for name in kept},
+            "data": str(self.path),
+            "num_positions": self.states["train"].num_positions,
+            "hidden_state": STATES,
+            "label": LABELS,
+        }
+
+    @property
+    def _rank(self) -> int:
+        assert self.trainer is not None
+        return int(self.trainer.global_rank)
+
+    @property
+    def _world(self) -> int:
+        assert self.trainer is not None
+        return int(self.trainer.world_size)
+
+    def _position(self) -> tuple[int, int]:
+        """(epoch, batch) of the next training batch: a function of how many the trainer has seen in all."""
+        assert self.trainer is not None
+        seen = self.trainer.fit_loop.total_batch_idx + 1
+        return divmod(seen, int(self.trainer.num_training_batches))
+
+    def _load(self) -> Any:
+        from datasets import load_from_disk
+
+        return load_from_disk(str(self.path / "dataset"))
+
+
+def read_summary(folder: Path) -> dict[str, Any]:
+    """What a finished folder of data_gen.mix says about itself. Raises InputError."""
+    if not (folder / MANIFEST).exists() or not (folder / "dataset").exists():
+        raise InputError(f"data.path: expected a folder of data_gen.mix (with {MANIFEST} and dataset/), got {folder}")
+    if read_json(folder / MANIFEST).get("status") != "finished":
+        raise InputError(f"the data in {folder} are not finished: run data_gen.mix again first")
+    summary: dict[str, Any] = read_json(folder / SUMMARY)
+    return summary

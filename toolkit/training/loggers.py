@@ -1,0 +1,134 @@
+"""Where a training run writes its curves: metrics.csv in the run folder and Weights & Biases, as context managers.
+
+Each `open_*` yields a Lightning logger, or None if there is nothing to log to (another process of the run does it).
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import secrets
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from pytorch_lightning.loggers import Logger, WandbLogger
+from pytorch_lightning.utilities import rank_zero_only
+
+from toolkit.io import write_text
+from toolkit.stage import sweep_name
+from toolkit.tracking import wandb_run
+
+METRICS, RUN_ID = "metrics.csv", "wandb_run_id.txt"
+
+
+class MetricsFile(Logger):
+    """One line per step that something was logged at, in metrics.csv.
+
+    Lightning's CSVLogger empties its file when a run goes on. This one keeps the lines before `first_step` (the
+    checkpoint's), drops later ones, which the interrupted run had logged and this one will log again, and rewrites the
+    file in one step.
+    """
+
+    def __init__(self, folder: Path | str, first_step: int = 0):
+        super().__init__()
+        self.path = Path(folder) / METRICS
+        self.lines: dict[int, dict[str, Any]] = {}
+        if self.path.exists():
+            rows = list(csv.DictReader(self.path.read_text().splitlines()))
+            kept = [row for row in rows if int(row["step"]) < first_step]
+            self.lines = {int(row["step"]): {k: v for k, v in row.items() if v and k != "step"} for row in kept}
+
+    @property
+    def name(self) -> str:
+        return "csv"
+
+    @property
+    def version(self) -> str:
+        return ""
+
+    @rank_zero_only
+    def log_hyperparams(self, params: Any, *args: Any, **kwargs: Any) -> None:
+        """Nothing: the run folder holds the config."""
+
+    @rank_zero_only
+    def log_metrics(self, metrics: Mapping[str, float], step: int | None = None) -> None:
+        """Add values to a step's line."""
+        self.lines.setdefault(int(step or 0), {}).update({key: float(value) for key, value in metrics.items()})
+
+    @rank_zero_only
+    def save(self) -> None:
+        """Write the file."""
+        names = sorted({name for line in self.lines.values() for name in line} - {"epoch"})
+        text = io.StringIO()
+        writer = csv.DictWriter(text, ["step", "epoch", *names], restval="", lineterminator="\n")
+        writer.writeheader()
+        writer.writerows({"step": step, **self.lines[step]} for step in sorted(self.lines))
+        write_text(self.path, text.getvalue())
+
+    @rank_zero_only
+    def finalize(self, status: str) -> None:
+        """Write the file when training ends, however it ends."""
+        self.save()
+
+
+@contextmanager
+def open_csv(folder: Path, first_step: int = 0, **_: Any) -> Iterator[Logger | None]:
+    """metrics.csv in the run folder."""
+    logger = MetricsFile(folder, first_step)
+    try:
+        yield logger
+    finally:
+        logger.save()
+
+
+@contextmanager
+def open_wandb(
+    folder: Path,
+    config: Mapping[str, Any],
+    run_id: str,
+    project: str | None = None,
+    group: str | None = None,
+    tags: Sequence[str] = (),
+    id: str | None = None,
+    offline: bool | None = None,
+    **_: Any,
+) -> Iterator[Logger | None]:
+    """One W&B run, finished in any case and with exit code 1 after an error.
+
+    run_id   the run folder's, so that a resumed training continues its run; id: another one
+    project  None: WANDB_PROJECT, or the toolkit's; group: None: the sweep's name
+    offline  True: never connect; None: as `toolkit.tracking.wandb_mode` decides, without ever asking for a key
+    """
+    with wandb_run(
+        "train",
+        config,
+        folder,
+        group or sweep_name(),
+        tags,
+        track=_is_first_process(),
+        project=project,
+        run_id=id or run_id,
+        mode="offline" if offline else None,
+    ) as run:
+        if run is None:
+            yield None
+            return
+        run.define_metric("trainer/global_step")
+        run.define_metric("*", step_metric="trainer/global_step", step_sync=True)
+        yield WandbLogger(experiment=run, save_dir=str(folder), log_model=False)
+
+
+def _is_first_process() -> bool:
+    return bool(getattr(rank_zero_only, "rank", 0) == 0)
+
+
+def run_id_of(folder: Path, checkpoint: Mapping[str, Any] | None) -> str:
+    """The W&B run that a folder's training logs to: the checkpoint's, the folder's, or a new one (then remembered)."""
+    path = folder / RUN_ID
+    if checkpoint is not None and checkpoint["about"].get("wandb_run_id"):
+        return str(checkpoint["about"]["wandb_run_id"])
+    if not path.exists():
+        write_text(path, secrets.token_hex(4))
+    return path.read_text().strip()

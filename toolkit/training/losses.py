@@ -1,0 +1,52 @@
+"""Weighted binary cross entropy with soft labels.
+
+Paper: SpecDec++ (arXiv:2405.19715), section 3.1. theirs -> ours: P_i -> labels, P^_i -> sigmoid(logits),
+w_acc, w_rej -> the same.
+
+    loss = sum_i [ -w_acc P_i log P^_i - w_rej (1 - P_i) log(1 - P^_i) ]  /  sum_i [ w_acc P_i + w_rej (1 - P_i) ]
+
+The normalisation is the published code's (a weighted mean: weights times labels); the paper writes only the numerator.
+It scales a batch's gradient and does not move the optimum, which is at
+
+    logit P^ = logit P - log(w_rej / w_acc)
+
+so that adding log(w_rej / w_acc) to a trained head's logit gives back a probability (`AcceptanceHead.corrected`).
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from torch import Tensor
+from torch.nn.functional import softplus
+
+from toolkit.errors import InputError
+
+
+@dataclass(frozen=True)
+class WeightedBCE:
+    """Cross entropy in nats; a rejection weighs w_rej, an acceptance w_acc."""
+
+    w_acc: float = 1.0
+    w_rej: float = 1.0
+
+    def __post_init__(self) -> None:
+        for name, weight in (("w_acc", self.w_acc), ("w_rej", self.w_rej)):
+            if not weight > 0:
+                raise InputError(f"loss.{name}: expected a weight above 0, got {weight}")
+
+    @property
+    def log_w_rej(self) -> float:
+        """How far the weights shift the optimal logit down: log(w_rej / w_acc)."""
+        return math.log(self.w_rej / self.w_acc)
+
+    def __call__(self, logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+        """Numerator and denominator of the loss, as scalars, so that they can be added up over batches and processes.
+
+        logits [P], labels [P] in [0, 1]: the chance of acceptance of P positions.
+        """
+        accepted, rejected = self.w_acc * labels, self.w_rej * (1 - labels)
+        # -log sigmoid(z) = softplus(-z) and -log(1 - sigmoid(z)) = softplus(z), without overflow
+        total = accepted * softplus(-logits) + rejected * softplus(logits)
+        return total.sum(), (accepted + rejected).sum()

@@ -1,0 +1,63 @@
+"""Where a training begins: with fresh weights, with a trained head's, or with a checkpoint.
+
+from_pretrained=FOLDER   the weights of that head; optimizer, schedule and data from the beginning
+ckpt_path=FILE           everything as it was then
+neither                  the run folder's own last checkpoint if there is one, else fresh weights
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from toolkit.acceptance.head import CONFIG, WEIGHTS, AcceptanceHead
+from toolkit.errors import InputError
+from toolkit.training.checkpoints import LAST, folder_of
+
+
+def check_choice(ckpt_path: str | None, from_pretrained: str | None) -> None:
+    """Raises InputError if a training is to begin at two places."""
+    if ckpt_path is not None and from_pretrained is not None:
+        raise InputError("ckpt_path resumes a training, from_pretrained starts one from a trained head: set only one")
+
+
+def pretrained_files(from_pretrained: str | None) -> list[Path]:
+    """The files that a warm start depends on. Raises InputError if they hold no head."""
+    if from_pretrained is None:
+        return []
+    AcceptanceHead.load(from_pretrained)
+    return [Path(from_pretrained) / name for name in (WEIGHTS, CONFIG)]
+
+
+def warm_start(head: AcceptanceHead, from_pretrained: str | None, draft_fingerprint: str) -> None:
+    """Copy a trained head's weights. Raises InputError if it was made for another draft or in another shape."""
+    if from_pretrained is None:
+        return
+    trained, about = AcceptanceHead.load(from_pretrained)
+    if about.get("draft_fingerprint", draft_fingerprint) != draft_fingerprint:
+        raise InputError(f"from_pretrained: the head in {from_pretrained} was trained for another draft")
+    for name in ("hidden_size", "depth", "tied"):
+        there, here = trained.config[name], head.config[name]
+        if there != here:
+            raise InputError(f"from_pretrained: expected a head with {name}={here}, {from_pretrained} has {there}")
+    head.load_state_dict(trained.state_dict())
+
+
+def resume_path(run_folder: Path, ckpt_path: str | None) -> Path | None:
+    """The checkpoint to go on from; None: begin."""
+    if ckpt_path not in (None, "last"):
+        return Path(str(ckpt_path))
+    own = folder_of(run_folder) / LAST
+    return own if own.exists() else None
+
+
+def check_resumable(checkpoint: Mapping[str, Any], head: AcceptanceHead, draft_fingerprint: str, path: Path) -> None:
+    """Raises InputError if a checkpoint is of another draft or of a head of another shape."""
+    about = checkpoint["about"]
+    if about["draft_fingerprint"] != draft_fingerprint:
+        there = about["draft_fingerprint"]
+        raise InputError(f"{path} was made with another draft (fingerprint {there}, this one {draft_fingerprint})")
+    for name, here in head.config.items():
+        if about["head"].get(name) != here:
+            raise InputError(f"{path} holds another head: expected {name}={here}, got {about['head'].get(name)}")

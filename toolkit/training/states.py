@@ -1,0 +1,172 @@
+"""What heads are trained on: the draft's states at the positions that hold a drafted token, and their labels.
+
+Either computed for every batch (`LiveStates`) or once for all heads and epochs (`CachedStates`, from `write_cache`).
+The cache keeps the draft's own number format: rounding to a smaller one would make cached and live training differ, and
+a larger one would only hold zeros.
+
+    hidden-<hash of draft and data>/
+        index.json                   written last: a folder without it is under way
+        train-00000.safetensors ...  SHARD_ROWS rows each: hidden [P, D], labels [P], ends [rows], row i being
+                                     positions ends[i-1] .. ends[i]
+
+Shapes: P positions, D hidden size.
+"""
+
+from __future__ import annotations
+
+import shutil
+from abc import ABC, abstractmethod
+from bisect import bisect_right
+from collections.abc import Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from toolkit.errors import InputError
+from toolkit.io import write_atomic, write_json
+from toolkit.teacher import hidden_size, pad_right, states_of
+
+INDEX = "index.json"
+SHARD_ROWS = 512
+
+
+class Positions(NamedTuple):
+    """A batch: the masked-in positions of some rows, one after another.
+
+    hidden [P, D]  the draft's final state that has read the drafted token
+    labels [P]     the token's chance of acceptance
+    """
+
+    hidden: Tensor
+    labels: Tensor
+
+
+class States(ABC):
+    """Positions of one split, by row. Rows without any are left out, so row numbers differ from the data set's."""
+
+    num_rows: int
+    num_positions: int
+
+    @abstractmethod
+    def batch(self, rows: Sequence[int]) -> Positions:
+        """The positions of these rows."""
+
+
+class LiveStates(States):
+    """States computed when they are asked for, at most `batch_size` rows in one forward of the draft.
+
+    split  a datasets.Dataset with the columns of data_gen.mix
+    """
+
+    def __init__(self, draft: Any, split: Any, batch_size: int):
+        self.draft, self.batch_size = draft, batch_size
+        self.split = split.with_format("torch", columns=["input_ids", "labels", "mask"])
+        counts = [sum(mask) for mask in split["mask"]]
+        self.rows = [row for row, count in enumerate(counts) if count]
+        self.num_rows, self.num_positions = len(self.rows), sum(counts)
+
+    def batch(self, rows: Sequence[int]) -> Positions:
+        """The positions of these rows, from forwards of the draft."""
+        chunks = [rows[first : first + self.batch_size] for first in range(0, len(rows), self.batch_size)]
+        found = [positions for chunk in chunks for positions in self.forward(chunk)]
+        return _join(found)
+
+    def forward(self, rows: Sequence[int]) -> list[Positions]:
+        """The positions of each of these rows, from one forward."""
+        chosen = [self.split[self.rows[row]] for row in rows]
+        states = states_of(self.draft, pad_right([row["input_ids"].tolist() for row in chosen]))
+        masks = [row["mask"].to(states.device) for row in chosen]
+        hidden = [state[: len(mask)][mask] for state, mask in zip(states, masks, strict=True)]
+        return [Positions(h, row["labels"][row["mask"]]) for h, row in zip(hidden, chosen, strict=True)]
+
+    def length(self, row: int) -> int:
+        """Tokens of a row, prompt included."""
+        return len(self.split[self.rows[row]]["input_ids"])
+
+
+class CachedStates(States):
+    """States read from a cache folder, memory-mapped."""
+
+    def __init__(self, folder: Path, split: str):
+        self.shards = [load_file(path) for path in sorted(folder.glob(f"{split}-*.safetensors"))]
+        self.first_rows, self.num_rows, self.num_positions = [], 0, 0
+        for shard in self.shards:
+            self.first_rows.append(self.num_rows)
+            self.num_rows += len(shard["ends"])
+            self.num_positions += len(shard["labels"])
+
+    def batch(self, rows: Sequence[int]) -> Positions:
+        """The positions of these rows, copied from the files."""
+        places = [self._place(row) for row in rows]
+        return _join([Positions(shard["hidden"][i:j], shard["labels"][i:j]) for shard, i, j in places])
+
+    def _place(self, row: int) -> tuple[dict[str, Tensor], int, int]:
+        number = bisect_right(self.first_rows, row) - 1
+        ends, inside = self.shards[number]["ends"], row - self.first_rows[number]
+        return self.shards[number], int(ends[inside - 1]) if inside else 0, int(ends[inside])
+
+
+def write_cache(folder: Path, draft: Any, splits: Mapping[str, Any], batch_size: int) -> None:
+    """Write the states of all splits, unless they are there; shards that an interrupted run has written are kept.
+
+    Prints the size before it begins. Raises InputError if the disk has no room for it.
+    """
+    if (folder / INDEX).exists():
+        return
+    live = {name: LiveStates(draft, split, batch_size) for name, split in splits.items()}
+    _announce(folder, draft, sum(states.num_positions for states in live.values()))
+    for name, states in live.items():
+        _write_split(folder, name, states)
+    facts = {
+        "hidden_size": hidden_size(draft),
+        "rows": {name: states.num_rows for name, states in live.items()},
+        "positions": {name: states.num_positions for name, states in live.items()},
+    }
+    write_json(folder / INDEX, facts)
+
+
+def _announce(folder: Path, draft: Any, num_positions: int) -> None:
+    width, bits = hidden_size(draft), torch.finfo(draft.dtype).bits
+    size = num_positions * (width * bits // 8 + 4)
+    print(
+        f"caching hidden states: {num_positions} positions x {width} x {bits} bits = {size / 1e6:,.1f} MB in {folder}"
+    )
+    folder.mkdir(parents=True, exist_ok=True)
+    free = shutil.disk_usage(folder).free
+    if size > free:
+        raise InputError(
+            f"the hidden states need {size / 1e9:.1f} GB in {folder}, {free / 1e9:.1f} GB are free; "
+            "make room, or train with data.cache_hidden=false"
+        )
+
+
+def _write_split(folder: Path, name: str, states: LiveStates) -> None:
+    from tqdm.auto import tqdm
+
+    with tqdm(total=states.num_rows, desc=f"hidden states, {name}", unit="row") as bar:
+        for first in range(0, states.num_rows, SHARD_ROWS):
+            rows = range(first, min(first + SHARD_ROWS, states.num_rows))
+            path = folder / f"{name}-{first // SHARD_ROWS:05d}.safetensors"
+            if not path.exists():
+                write_atomic(path, partial(save_file, _shard(states, rows)))
+            bar.update(len(rows))
+
+
+def _shard(states: LiveStates, rows: Sequence[int]) -> dict[str, Tensor]:
+    """The content of one file; rows of like length share a forward."""
+    by_length = sorted(rows, key=states.length)
+    found: dict[int, Positions] = {}
+    for first in range(0, len(by_length), states.batch_size):
+        chunk = by_length[first : first + states.batch_size]
+        found |= zip(chunk, states.forward(chunk), strict=True)
+    joined = _join([found[row] for row in rows])
+    ends = torch.tensor([len(found[row].labels) for row in rows]).cumsum(0)
+    return {"hidden": joined.hidden.cpu(), "labels": joined.labels, "ends": ends}
+
+
+def _join(parts: Sequence[Positions]) -> Positions:
+    return Positions(torch.cat([part.hidden for part in parts]), torch.cat([part.labels for part in parts]))

@@ -1,0 +1,95 @@
+"""One table for all jobs of a sweep: a Hydra callback, switched on in conf/train.yaml.
+
+Every job's folder in the sweep's gets a job.json (what was varied, how it ended, its scores); table.csv and table.md
+are drawn anew from those after each job, so that the table is there even if a later job fails, and whichever process
+ran the jobs.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+from pathlib import Path
+from typing import Any
+
+from hydra.core.utils import JobReturn, JobStatus
+from hydra.experimental.callback import Callback
+from omegaconf import DictConfig
+
+from toolkit.io import read_json, write_json, write_text
+from toolkit.stage import OUTPUT
+
+JOB = "job.json"
+
+
+class SweepTable(Callback):
+    """Collects the scores of a sweep's jobs.
+
+    scores  name of the JSON file with a job's scores, in its output folder
+    """
+
+    def __init__(self, scores: str = "metrics.json"):
+        self.scores = scores
+
+    def on_job_end(self, config: DictConfig, job_return: JobReturn, **kwargs: Any) -> None:
+        """In a sweep: note what the job found, and draw the table."""
+        folder = Path(config.hydra.runtime.output_dir)
+        if config.hydra.mode is None or config.hydra.mode.name != "MULTIRUN":
+            return
+        found: dict[str, Any] = {
+            "job": int(config.hydra.job.num),
+            "overrides": list(config.hydra.overrides.task),
+            "status": "done" if job_return.status == JobStatus.COMPLETED else "failed",
+        }
+        if found["status"] == "failed":
+            found["error"] = str(job_return._return_value).splitlines()[0]
+        elif (folder / OUTPUT).exists():
+            output = Path(read_json(folder / OUTPUT)["folder"])
+            found |= {"folder": str(output), "scores": read_json(output / self.scores)}
+        write_json(folder / JOB, found)
+        write_table(folder.parent)
+
+    def on_multirun_end(self, config: DictConfig, **kwargs: Any) -> None:
+        """Print the table and where it is."""
+        from toolkit.training.console import print_table
+
+        folder = Path(config.hydra.sweep.dir)
+        rows = table_rows(folder)
+        if rows:
+            print_table(f"sweep {folder.name}", rows)
+            print(f"table: {folder / 'table.csv'}")
+
+
+def table_rows(folder: Path) -> list[dict[str, str]]:
+    """A sweep's jobs in order: the overrides that differ between them, their scores and folders, as text."""
+    jobs = sorted((read_json(path) for path in folder.glob(f"*/{JOB}")), key=lambda job: job["job"])
+    settings = [dict(override.lstrip("+").split("=", 1) for override in job["overrides"]) for job in jobs]
+    names = list(dict.fromkeys(name for setting in settings for name in setting))
+    varied = [name for name in names if len({setting.get(name) for setting in settings}) > 1]
+    scores = list(dict.fromkeys(name for job in jobs for name in job.get("scores", {})))
+    return [
+        {
+            "job": str(job["job"]),
+            **{name: setting.get(name, "") for name in varied},
+            **{name: _shown(job.get("scores", {}).get(name)) for name in scores},
+            "status": job["status"] if job["status"] == "done" else f"{job['status']}: {job['error']}",
+            "folder": job.get("folder", ""),
+        }
+        for job, setting in zip(jobs, settings, strict=True)
+    ]
+
+
+def write_table(folder: Path) -> None:
+    """table.csv and table.md of the jobs that have ended."""
+    rows = table_rows(folder)
+    text = io.StringIO()
+    writer = csv.DictWriter(text, list(rows[0]), lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    write_text(folder / "table.csv", text.getvalue())
+    lines = [list(rows[0]), ["---"] * len(rows[0]), *(list(row.values()) for row in rows)]
+    write_text(folder / "table.md", "".join(f"| {' | '.join(line)} |\n" for line in lines))
+
+
+def _shown(value: Any) -> str:
+    return "" if value is None else f"{value:.6g}" if isinstance(value, float) else str(value)
