@@ -1,0 +1,176 @@
+"""python -m analysis.acceptance prompts=toy_math: how much acceptance each multi-draft rule leaves on the table.
+
+Along target text, with p and q at every position: mean acceptance of each method's rule with K candidates, the optimum
+of the way its candidates are drawn, the gap (Khisti et al., arXiv:2410.18234, Table 3, for any pair); and from these
+which tree to draft at given costs. Files:
+
+    sums        one line per data set, method, prompt and K: sums over positions
+    acceptance  one line per data set, method and K, with intervals (columns: `analysis.acceptance_table`)
+    advice      the best tree of every method (columns: `analysis.advice`)
+    block_efficiency  per method and tree shape, from the sweeps that are named
+    acceptance.md     all of them as people read them
+    figures/    acceptance-<dataset>.png: acceptance over K
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from analysis import acceptance_table, plots
+from analysis.advice import TreeCost, advise, as_sentence
+from analysis.block_efficiency import block_efficiency_table
+from analysis.block_efficiency import readable as readable_shapes
+from analysis.comparison import Bootstrap
+from analysis.laws import Text
+from analysis.rows import check_comparable, labels, load_rows
+from analysis.tables import markdown, read_table, save_table, show
+from analysis.walk import Judge, Walk
+from toolkit.config import instantiate, plain
+from toolkit.errors import InputError
+from toolkit.io import write_text
+from toolkit.stage import command, open_stage
+from toolkit.tracking import log_image, log_lines, log_table, wandb_run
+from toolkit.verification.optimal import optimal_acceptance, optimal_acceptances
+
+__all__ = ["optimal_acceptance", "optimal_acceptances", "run"]
+
+COSTS = ("cost_ratio", "node_cost", "target_seconds", "draft_seconds", "node_seconds")
+LIMITS = ("max_levels", "max_nodes")
+# Keys that the parts of the work do not depend on, or that name them themselves.
+IGNORED = ("methods", "num_drafts", "join", "sweeps", *COSTS, *LIMITS, "resamples", "confidence", "track")
+
+
+def run(cfg: Any) -> Path:
+    """Walk the texts (finished parts are kept), then write tables, advice and figures; returns the output folder."""
+    judges = _judges(cfg)
+    cost = TreeCost.of(*(cfg[name] for name in COSTS))
+    bootstrap = Bootstrap(cfg.resamples, cfg.confidence, cfg.seed)
+    trees = load_rows(plain(cfg.sweeps), "sweeps") if cfg.sweeps else None
+    efficiency = None if trees is None else block_efficiency_table(trees, bootstrap)
+    others = _others(cfg)
+    walk = _walk(cfg)
+    stage = open_stage("acceptance", cfg, ignore=IGNORED)
+    check_comparable([stage.folder, *map(Path, plain(cfg.join))])
+    with _Progress(len(walk.source)) as progress:
+        found = walk.run(judges, stage.folder / "parts", progress.advance)
+    if found.empty:
+        raise InputError("acceptance: no prompt gave a text of at least one token")
+    found.insert(0, "dataset", _dataset(cfg))
+    sums = pd.concat([found, *others], ignore_index=True)
+    table = acceptance_table.acceptance_table(sums, bootstrap)
+    advice = advise(table, cost, *(cfg[name] for name in LIMITS))
+    tables = {"sums": found, "acceptance": table, "advice": advice}
+    if efficiency is not None:
+        tables["block_efficiency"] = efficiency
+    _publish(stage.folder, tables, cost, cfg)
+    return stage.finish(num_texts=found.prompt.nunique(), num_positions=int(table.positions.max()))
+
+
+def _judges(cfg: Any) -> list[Judge]:
+    names = list(dict.fromkeys(plain(cfg.methods)))
+    if not names:
+        raise InputError("methods: expected names, e.g. methods=[specinfer,mcsd], got none")
+    return [Judge.of(name) for name in names]
+
+
+def _others(cfg: Any) -> list[pd.DataFrame]:
+    """The sums of the runs to be joined. Raises InputError if two data sets have the same name."""
+    others = [read_table(folder, "sums") for folder in plain(cfg.join)]
+    names = [_dataset(cfg), *(str(name) for frame in others for name in frame.dataset.unique())]
+    for name in set(names):
+        if names.count(name) > 1:
+            raise InputError(f"join: two runs call their texts {name!r}; name them apart (dataset=NAME)")
+    return others
+
+
+def _walk(cfg: Any) -> Walk:
+    """What to walk along: the responses of a folder, or prompts that the target has yet to respond to."""
+    if cfg.responses is None:
+        source = list(instantiate(cfg.prompts).load())
+    else:
+        rows = instantiate(cfg.read)(cfg.responses)
+        source = [Text(str(row["id"]), row["prompt_ids"], row["token_ids"]) for row in rows]
+        source = source[: plain(cfg.prompts).get("limit")]
+    return Walk(
+        instantiate(cfg.pair),
+        source,
+        instantiate(cfg.sampling),
+        sorted(set(plain(cfg.num_drafts))),
+        cfg.positions,
+        cfg.draws,
+        cfg.seed,
+        cfg.draft_temperature,
+        cfg.batch_size,
+    )
+
+
+def _dataset(cfg: Any) -> str:
+    if cfg.responses is not None and cfg.dataset is None:
+        return Path(cfg.responses).name
+    names = labels(cfg)
+    return f"{names['dataset']} {names['split']}".strip()
+
+
+def _publish(folder: Path, tables: dict[str, pd.DataFrame], cost: TreeCost, cfg: Any) -> None:
+    """Write, draw, log and print what came out."""
+    for name, table in tables.items():
+        save_table(table, folder, name)
+    table, advice = tables["acceptance"], tables["advice"]
+    figures = {}
+    for dataset, rows in table.groupby("dataset", sort=False):
+        path = folder / "figures" / ("acceptance-" + re.sub(r"[^\w.-]+", "_", str(dataset)) + ".png")
+        figures[str(dataset)] = plots.acceptance(rows, path, f"{dataset}, {acceptance_table.headline(rows)}")
+    sentences = [as_sentence(rows, cost) for _, rows in advice.groupby("dataset", sort=False)]
+    write_text(folder / "acceptance.md", _as_markdown(tables, figures, sentences))
+    with wandb_run("acceptance", plain(cfg), folder, track=cfg.track) as wandb:
+        for name, frame in tables.items():
+            log_table(wandb, f"acceptance/{name}", frame)
+        for dataset, path in figures.items():
+            log_image(wandb, f"acceptance/{path.stem}", path)
+            curves = table[table.dataset == dataset]
+            title = f"{dataset}: acceptance over the number of candidates"
+            log_lines(wandb, f"acceptance/curves-{dataset}", curves, "K", "acceptance", "method", title)
+    for dataset, rows in table.groupby("dataset", sort=False):
+        show(acceptance_table.compact(rows), f"{dataset}: acceptance, {acceptance_table.headline(rows)}")
+    for dataset, rows in tables.get("block_efficiency", table[:0]).groupby("dataset", sort=False):
+        show(readable_shapes(rows), f"{dataset}: tokens per target forward, {rows.prompts.iloc[0]} prompts")
+    print("\nadvice:")
+    for sentence in sentences:
+        print(f"  {sentence}")
+
+
+def _as_markdown(tables: dict[str, pd.DataFrame], figures: dict[str, Path], sentences: list[str]) -> str:
+    parts = ["# Acceptance", acceptance_table.as_markdown(tables["acceptance"])]
+    parts += [f"![{path.stem}](figures/{path.name})" for path in figures.values()]
+    if "block_efficiency" in tables:
+        for dataset, rows in tables["block_efficiency"].groupby("dataset", sort=False):
+            parts += [f"## {dataset}: tokens per target forward", markdown(readable_shapes(rows))]
+    parts += ["## Advice", "\n".join(f"- {sentence}" for sentence in sentences), markdown(tables["advice"])]
+    return "\n\n".join(parts) + "\n"
+
+
+class _Progress:
+    """A bar over prompts."""
+
+    def __init__(self, num_prompts: int):
+        from tqdm.auto import tqdm
+
+        self.bar = tqdm(total=num_prompts, desc="acceptance", unit="prompt")
+
+    def __enter__(self) -> _Progress:
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        self.bar.close()
+
+    def advance(self, count: int) -> None:
+        """So many more prompts are done."""
+        self.bar.update(count)
+
+
+if __name__ == "__main__":
+    command("acceptance", run)

@@ -1,0 +1,85 @@
+"""Acceptance per data set, method and number of candidates, beside the optimum of the way candidates are drawn.
+
+    acceptance  P(a candidate is emitted by acceptance), mean over positions of target text
+    drafted     P(the emitted token is a candidate): a decoder walks on there as well
+    optimum     the most that `drafted` can be under any exact rule with the same drawing
+    gap         optimum - acceptance
+Each with `_low` and `_high`, a bootstrap over prompts; all columns have the same resampled prompts (paired).
+"""
+
+from __future__ import annotations
+
+import pandas as pd
+
+from analysis import plots
+from analysis.comparison import Bootstrap
+from analysis.statistics import Array, percentile_interval, resampled_totals
+from analysis.tables import markdown
+from analysis.walk import SUMS
+
+CELL = ["dataset", "method", "drawing", "K"]
+QUANTITIES = ("acceptance", "drafted", "optimum", "gap")
+
+
+def acceptance_table(sums: pd.DataFrame, bootstrap: Bootstrap) -> pd.DataFrame:
+    """One line per data set, method and K, from `Walk.run`'s rows with a `dataset` column."""
+    lines = []
+    for cell, rows in sums.groupby(CELL, sort=False):
+        totals = rows[["positions", *SUMS]].to_numpy(dtype=float)
+        samples = resampled_totals(totals, bootstrap.resamples, bootstrap.seed)
+        line = dict(zip(CELL, cell, strict=True))
+        line |= {"prompts": len(rows), "positions": int(rows.positions.sum())}
+        for name, estimate, column in zip(
+            QUANTITIES, _means(totals.sum(0, keepdims=True)), _means(samples), strict=True
+        ):
+            line[name] = float(estimate[0])
+            line[f"{name}_low"], line[f"{name}_high"] = percentile_interval(column, bootstrap.confidence)
+        lines.append(line)
+    return pd.DataFrame(lines)
+
+
+def readable(table: pd.DataFrame) -> pd.DataFrame:
+    """The table of one data set as people read it: a line per method and quantity, a column per K."""
+    lines = []
+    for (method, drawing), rows in table.groupby(["method", "drawing"], sort=False):
+        about = {"rule": plots.label(str(method)), "drawing": str(drawing).replace("_", " ")}
+        for name in ("acceptance", "optimum", "gap"):
+            by_k = {f"K={row.K}": _with_interval(row, name) for _, row in rows.iterrows()}
+            lines.append({**about, "quantity": name, **by_k})
+            about = dict.fromkeys(about, "")
+    return pd.DataFrame(lines)
+
+
+def compact(table: pd.DataFrame) -> pd.DataFrame:
+    """For the terminal: acceptance per rule and K, the optimum of each drawing once, without intervals."""
+    lines = []
+    for drawing, of_drawing in table.groupby("drawing", sort=False):
+        for method, rows in of_drawing.groupby("method", sort=False):
+            by_k = {f"K={row.K}": f"{row.acceptance:.4f}" for row in rows.itertuples()}
+            lines.append({"drawing": str(drawing).replace("_", " "), "rule": plots.label(str(method)), **by_k})
+        best = {f"K={row.K}": f"{row.optimum:.4f}" for row in rows.itertuples()}
+        lines.append({"drawing": str(drawing).replace("_", " "), "rule": "optimum", **best})
+    return pd.DataFrame(lines)
+
+
+def as_markdown(table: pd.DataFrame) -> str:
+    """`readable` of every data set."""
+    parts = []
+    for dataset, rows in table.groupby("dataset", sort=False):
+        parts += [f"## {dataset}: {headline(rows)}", markdown(readable(rows))]
+    return "\n\n".join(parts)
+
+
+def headline(table: pd.DataFrame) -> str:
+    """How much text is behind the numbers of one data set."""
+    return f"{table.prompts.max()} prompts, {table.positions.max():,} positions"
+
+
+def _means(totals: Array) -> tuple[Array, ...]:
+    """QUANTITIES, each [R], from totals [R, 1 + len(SUMS)]."""
+    accepted, drafted, optimum = (totals[:, 1:] / totals[:, :1]).T
+    return accepted, drafted, optimum, optimum - accepted
+
+
+def _with_interval(row: pd.Series, name: str) -> str:
+    return f"{row[name]:.4f} [{row[f'{name}_low']:.4f}, {row[f'{name}_high']:.4f}]"

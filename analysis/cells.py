@@ -1,0 +1,131 @@
+"""One cell of a sweep: what its rows depend on, and how they come about."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from time import perf_counter
+from typing import Any
+
+import pandas as pd
+
+from analysis.grid import ORACLE, Cell, head_hash
+from analysis.oracle import acceptance_chances, expected_counts
+from analysis.rows import accepted_lengths, check_identity
+from toolkit.config import flatten, instantiate, plain
+from toolkit.decoding import Method, decode
+from toolkit.errors import InputError
+from toolkit.io import content_hash
+from toolkit.pair import ModelPair, fingerprint
+from toolkit.prompts import Prompt
+from toolkit.sampling import Sampling
+from toolkit.types import Generation
+
+TEXTS = ["prompt_ids", "token_ids"]  # columns of a cell's file that the joined rows leave out
+Listener = Callable[[Generation], None]
+
+
+@dataclass
+class Workbench:
+    """What all cells of a sweep share. Prompt r draws from the random stream (sampling.seed, r) in every cell."""
+
+    pair: ModelPair
+    prompts: Sequence[Prompt]
+    sampling: Sampling
+    batch_size: int
+
+    def __post_init__(self) -> None:
+        self.hashes = [content_hash(prompt.content) for prompt in self.prompts]
+        self.fingerprints = [fingerprint(model) for model in (self.pair.target, *self.pair.drafts)]
+        self.methods: dict[str, Method] = {}
+
+    def prepare(self, cell: Cell) -> str:
+        """Build the cell's method; returns a hash of everything the cell's rows depend on.
+
+        Raises InputError if the cell cannot be built, or its head does not belong to the pair.
+        """
+        shared = {
+            "sampling": vars(self.sampling),
+            "models": self.fingerprints,
+            "prompts": [[prompt.id, digest] for prompt, digest in zip(self.prompts, self.hashes, strict=True)],
+        }
+        if cell.method == ORACLE:
+            return content_hash([shared, ORACLE, dict(cell.parameters)], length=16)
+        config = plain(cell.method_config())
+        reads_head = any(name.split(".")[-1] == "head" for name in flatten(config))
+        head = (cell.head or self.pair.head) if reads_head else None
+        if reads_head and head is None:
+            raise InputError(
+                f"{cell.method} needs an acceptance head, and the pair ships none: expected grid.{cell.method}.head=[FOLDER], "
+                f"or leave the method out with ~grid.{cell.method}"
+            )
+        self.methods[cell.name] = instantiate(config)
+        self.methods[cell.name].bind(self.pair)
+        return content_hash([shared, config, head and head_hash(head)], length=16)
+
+    def decode(self, cell: Cell, on_finish: Listener) -> pd.DataFrame:
+        """Decode every prompt with a prepared cell: one row each, with the counts and the texts."""
+        method = self.methods[cell.name]
+        started = perf_counter()
+        generations = decode(
+            self.pair,
+            [prompt.content for prompt in self.prompts],
+            method,
+            self.sampling,
+            batch_size=self.batch_size,
+            on_finish=on_finish,
+        )
+        seconds = perf_counter() - started
+        rows = [
+            {
+                **self._about(number, method.rule.lossless),
+                **vars(generation.counts),
+                "accepted_lengths": accepted_lengths(generation.rounds),
+                "finish_reason": generation.finish_reason,
+                "error": generation.error,
+                "cell_seconds": seconds,
+                "prompt_ids": generation.prompt_ids,
+                "token_ids": generation.token_ids,
+            }
+            for number, generation in enumerate(generations)
+        ]
+        return _checked(rows)
+
+    def score_oracle(self, cell: Cell, responses: pd.DataFrame) -> pd.DataFrame:
+        """The oracle's expected counts on the responses of plain decoding: one row each."""
+        texts = list(zip(responses.prompt_ids, responses.token_ids, strict=True))
+        temperature, most = cell.parameters.get("draft_temperature"), cell.parameters.get("max_drafted")
+        started = perf_counter()
+        chances = acceptance_chances(self.pair, texts, self.sampling, temperature, self.batch_size)
+        counts = [expected_counts(chance, most) for chance in chances]
+        seconds = perf_counter() - started
+        rows = [
+            {
+                **self._about(number, True),
+                **counts[number],
+                "accepted_lengths": [],
+                "finish_reason": response.finish_reason,
+                "error": response.error,
+                "cell_seconds": seconds,
+                "prompt_ids": [],
+                "token_ids": [],
+            }
+            for number, response in enumerate(responses.itertuples())
+        ]
+        return _checked(rows)
+
+    def _about(self, number: int, lossless: bool) -> dict[str, Any]:
+        return {"lossless": lossless, "prompt": str(self.prompts[number].id), "prompt_hash": self.hashes[number]}
+
+
+def responses_of(done: dict[str, pd.DataFrame]) -> pd.DataFrame:
+    """The rows of plain decoding among the finished cells. Raises InputError if there are none."""
+    if "autoregressive" not in done:
+        raise InputError("the oracle scores the responses of plain decoding, which failed")
+    return done["autoregressive"]
+
+
+def _checked(rows: list[dict[str, Any]]) -> pd.DataFrame:
+    frame = pd.DataFrame(rows)
+    check_identity(frame)
+    return frame

@@ -1,0 +1,126 @@
+"""The tables of a frontier, for one data set. Settings come from the dev rows, every number from the test rows."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import pandas as pd
+
+from analysis.grid import ORACLE
+from analysis.rows import COUNTS, Array, throughput, totals
+from analysis.selection import Choice, choose, in_both
+from analysis.statistics import percentile_interval, resampled_totals
+from toolkit.errors import InputError, unknown_name
+
+NUM_COSTS = 41  # cost ratios of the curves, evenly spaced in their logarithm
+
+
+@dataclass(frozen=True)
+class Cost:
+    """What forwards cost: c, and the seconds behind it if they are known."""
+
+    ratio: float
+    target_seconds: float | None = None
+
+    def __post_init__(self) -> None:
+        if not self.ratio > 0:
+            raise InputError(f"cost_ratio: expected a number above 0, got {self.ratio}")
+
+    @classmethod
+    def of(cls, ratio: float, draft_seconds: float | None, target_seconds: float | None) -> Cost:
+        """From the seconds of both forwards if they are given, else from their ratio."""
+        if draft_seconds is None and target_seconds is None:
+            return cls(ratio)
+        if draft_seconds is None or target_seconds is None or not target_seconds > 0:
+            raise InputError("expected draft_seconds and target_seconds above 0, or neither of them")
+        return cls(draft_seconds / target_seconds, target_seconds)
+
+
+@dataclass(frozen=True)
+class Bootstrap:
+    """How intervals are made: resamples of the prompts, the share of them an interval holds, and the seed."""
+
+    resamples: int = 10_000
+    confidence: float = 0.95
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if self.resamples < 1 or not 0 < self.confidence < 1:
+            raise InputError(
+                f"expected resamples of at least 1 and confidence in (0, 1), got {self.resamples} and {self.confidence}"
+            )
+
+
+def compare(test: pd.DataFrame, choice: Choice, baseline: str, cost: Cost, bootstrap: Bootstrap) -> pd.DataFrame:
+    """One line per method with its chosen setting: throughput, gain over the baseline, share of the way to the oracle.
+
+    All three with intervals over prompts, `<name>_low` and `<name>_high`; in every resample all methods decode the same
+    prompts, so gains and shares are paired. gain = throughput / baseline's - 1; share: see `definitions`.
+    """
+    if baseline not in choice:
+        raise unknown_name("baseline (expected a method of the sweeps)", baseline, choice)
+    methods, base = list(choice), list(choice).index(baseline)
+    counts = _aligned_counts(test, choice)  # [prompts, methods, counts]
+    drawn = resampled_totals(counts.reshape(len(counts), -1), bootstrap.resamples, bootstrap.seed)
+    whole = _rates(counts.sum(0, keepdims=True), methods, cost.ratio)  # [1, methods]
+    samples = _rates(drawn.reshape(-1, *counts.shape[1:]), methods, cost.ratio)  # [resamples, methods]
+    table = _chosen(totals(test), choice)
+    table = table.assign(baseline=baseline, cost_ratio=cost.ratio, **vars(bootstrap))
+    quantities = {"throughput": (whole, samples), "gain": (_gain(whole, base), _gain(samples, base))}
+    if ORACLE in methods:
+        oracle = methods.index(ORACLE)
+        quantities["share"] = (_share(whole, base, oracle), _share(samples, base, oracle))
+    for name, (estimates, resampled) in quantities.items():
+        ends = [percentile_interval(column, bootstrap.confidence) for column in resampled.T]
+        table[name] = estimates[0]
+        table[f"{name}_low"], table[f"{name}_high"] = zip(*ends, strict=True)
+    if cost.target_seconds is not None:
+        table["tokens_per_second"] = table.throughput / cost.target_seconds
+    return table
+
+
+def over_costs(dev: pd.DataFrame, test: pd.DataFrame, dataset: str, low: float, high: float) -> pd.DataFrame:
+    """Throughput of every method over cost ratios, its setting chosen anew at each, among those of both sets."""
+    if not 0 < low < high:
+        raise InputError(f"cost_range: expected 0 < low < high, got {low} and {high}")
+    dev, test = totals(in_both(dev, test)), totals(test)
+    lines = []
+    for cost_ratio in map(float, np.geomspace(low, high, NUM_COSTS)):
+        choice = choose(dev, test, cost_ratio, dataset)
+        counts = _chosen(test, choice)[list(COUNTS)].to_numpy(dtype=float)
+        for (method, setting), rate in zip(choice.items(), _rates(counts, list(choice), cost_ratio), strict=True):
+            lines.append((dataset, cost_ratio, method, setting, rate))
+    return pd.DataFrame(lines, columns=["dataset", "cost_ratio", "method", "setting", "throughput"])
+
+
+def _aligned_counts(rows: pd.DataFrame, choice: Choice) -> Array:
+    """Counts [prompts, methods, counts] of the chosen settings, the same prompt in each line."""
+    prompts = list(dict.fromkeys(rows.prompt))
+    blocks = [
+        rows[(rows.method == method) & (rows.setting == setting)].set_index("prompt").loc[prompts, list(COUNTS)]
+        for method, setting in choice.items()
+    ]
+    return np.stack([block.to_numpy(dtype=float) for block in blocks], axis=1)
+
+
+def _rates(counts: Array, methods: Sequence[str], cost_ratio: float) -> Array:
+    """Throughputs [..., methods] of counts [..., methods, counts]; the oracle decodes plainly where that is faster."""
+    rates = throughput(counts, cost_ratio)
+    return np.where([method == ORACLE for method in methods], np.maximum(rates, 1.0), rates)
+
+
+def _gain(rates: Array, base: int) -> Array:
+    return rates / rates[:, [base]] - 1
+
+
+def _share(rates: Array, base: int, oracle: int) -> Array:
+    """Part of the way from the baseline to the oracle; not a number where there is no way to go."""
+    way = rates[:, [oracle]] - rates[:, [base]]
+    return np.divide(rates - rates[:, [base]], way, out=np.full_like(rates, np.nan), where=way > 0)
+
+
+def _chosen(table: pd.DataFrame, choice: Choice) -> pd.DataFrame:
+    """The lines of `totals` that were chosen, in the order of the choice."""
+    return table.set_index(["method", "setting"], drop=False).loc[list(choice.items())].reset_index(drop=True)

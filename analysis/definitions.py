@@ -1,0 +1,30 @@
+"""What the numbers mean, in one sentence each: printed below every result and copied into every report."""
+
+from __future__ import annotations
+
+DEFINITIONS = {
+    "throughput": "produced tokens per target-forward time, N / (c * draft calls + target calls), each summed over "
+    "prompts first; plain decoding has 1",
+    "N": "produced tokens, the end of text included; what follows it in an accepted run is discarded, not produced",
+    "cost ratio c": "time of one draft forward / time of one target forward",
+    "block efficiency": "N / target calls; the extra token (corrected or bonus) is included",
+    "discard rate": "discarded tokens / N; every round discards drafted + 1 - produced tokens",
+    "verification rate": "target calls / N",
+    "setting": "per method the one of highest throughput on the dev prompts; every number is of the test prompts",
+    "interval": "percentile bootstrap over prompts; for ratios, all methods have the same resampled prompts (paired)",
+    "way to the oracle": "(throughput - best fixed K's) / (oracle's - best fixed K's)",
+    "oracle": "clairvoyant, never drafts a token that will be rejected: expected counts over the acceptance coins, "
+    "given the target's own responses; where drafting does not pay (c >= 1) it decodes plainly",
+    "undominated": "no other lossless setting is as good in both discard and verification rate and better in one",
+}
+
+
+def as_markdown() -> str:
+    """The definitions as a Markdown list."""
+    return "\n".join(f"- **{term}**: {meaning}." for term, meaning in DEFINITIONS.items())
+
+
+def as_text() -> str:
+    """The definitions as lines for a terminal."""
+    width = max(map(len, DEFINITIONS))
+    return "\n".join(f"  {term:<{width}}  {meaning}" for term, meaning in DEFINITIONS.items())

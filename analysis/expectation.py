@@ -1,0 +1,92 @@
+"""The chance that a rule emits one of the candidates, and the best chance any rule has, at given p and q.
+
+A rule says this for given candidates (`SelectionRule.law`); what is wanted is the mean over the candidates, which are
+drawn here a few times per position. With one candidate the mean over draws x of min(1, p(x)/q(x)) is known,
+sum_x min(p, q), so its deviation is subtracted, 1/K of it with K candidates: the mean stays what it is (the first
+candidate follows q), the noise shrinks, and with one candidate nothing is left of it for rules that accept so. The
+draws of a position are spread evenly besides (`spread_uniforms`). What noise is left is part of the intervals.
+
+Shapes: N positions, R draws, K candidates, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from toolkit.verification import SelectionRule
+from toolkit.verification.base import acceptance
+from toolkit.verification.drawing import candidates
+from toolkit.verification.optimal import optimal_acceptances
+
+TOLERANCE = 1e-4  # by which the optimum without replacement may be off: see `optima`
+
+
+@dataclass(frozen=True)
+class Chances:
+    """accepted [N]: P(a candidate is emitted by acceptance); drafted [N]: P(the emitted token is a candidate).
+
+    A decoder walks on in both cases, so `drafted` is what lengthens rounds and what the optimum bounds.
+    """
+
+    accepted: Tensor
+    drafted: Tensor
+
+
+def expected_acceptance(
+    rule: SelectionRule, drawing: str, target_probs: Tensor, draft_probs: Tensor, uniforms: Tensor
+) -> Chances:
+    """Means over R draws of the candidates: laws [N, V], uniforms [R, N, K]. float64 out."""
+    accepted, drafted = torch.zeros(2, len(target_probs), dtype=torch.float64, device=target_probs.device)
+    num_drafts = uniforms.shape[-1]
+    laws = draft_probs.unsqueeze(-2).expand(-1, num_drafts, -1)
+    for row in uniforms:
+        drawn, counts = candidates(drawing, draft_probs, row)
+        accept, residual = rule.law(target_probs, laws, drawn, counts)
+        by_acceptance = accept.sum(-1).double()
+        real = torch.arange(num_drafts, device=drawn.device) < counts.unsqueeze(-1)
+        redrawn = residual - residual.scatter(-1, torch.where(real, drawn, drawn[..., :1]), 0.0)
+        known = _deviation(target_probs, draft_probs, drawn[..., 0]) / num_drafts
+        if drawing == "greedy" and num_drafts > 1:  # its first candidate is not drawn
+            known = torch.zeros_like(known)
+        accepted += by_acceptance - known
+        drafted += by_acceptance + (1 - by_acceptance) * redrawn.sum(-1) - known
+    return Chances(accepted / len(uniforms), drafted / len(uniforms))
+
+
+def spread_uniforms(shape: tuple[int, int, int], generator: torch.Generator, dtype: torch.dtype) -> Tensor:
+    """Uniforms [R, N, K] for R draws: per position and candidate one in each of R equal parts (a Latin hypercube)."""
+    parts = torch.rand(shape, generator=generator, dtype=dtype).argsort(dim=0)
+    within = torch.rand(shape, generator=generator, dtype=dtype)
+    return ((parts + within) / shape[0]).clamp(max=1 - torch.finfo(dtype).eps)
+
+
+def optima(target_probs: Tensor, draft_probs: Tensor, num_drafts: int, drawing: str) -> Tensor:
+    """`optimal_acceptances` [N] of laws [N, V]; with three and more candidates without replacement within 1e-4.
+
+    That case costs an integral over all tokens, so q's unlikeliest tokens are left out: as many as have together at
+    most TOLERANCE/K of what q leaves after its K likeliest. A candidate is one of them with a chance below TOLERANCE.
+    """
+    if drawing == "without_replacement" and num_drafts > 2:
+        target_probs, draft_probs = _without_tail(target_probs.double(), draft_probs.double(), num_drafts)
+    return optimal_acceptances(target_probs, draft_probs, num_drafts, drawing)
+
+
+def _deviation(target_probs: Tensor, draft_probs: Tensor, tokens: Tensor) -> Tensor:
+    """min(1, p(x)/q(x)) - sum min(p, q) at tokens [N] drawn from q."""
+    overlap = torch.minimum(target_probs, draft_probs).sum(-1, dtype=torch.float64)
+    return acceptance(target_probs, draft_probs, tokens).double() - overlap
+
+
+def _without_tail(target_probs: Tensor, draft_probs: Tensor, num_drafts: int) -> tuple[Tensor, Tensor]:
+    """Both laws on the tokens of q that count, and one more token that q cannot draw, with the rest of p."""
+    q, order = draft_probs.sort(dim=-1, descending=True)
+    behind = q.flip(-1).cumsum(-1).flip(-1)  # the mass of each token and all less likely ones
+    left = behind[..., min(num_drafts, q.shape[-1] - 1)].unsqueeze(-1)
+    size = max(int((behind > TOLERANCE / num_drafts * left).sum(-1).max()), min(num_drafts, q.shape[-1]))
+    q, p = q[..., :size], target_probs.gather(-1, order[..., :size])
+    rest = (target_probs.sum(-1, keepdim=True) - p.sum(-1, keepdim=True)).clamp(min=0)
+    p, q = torch.cat([p, rest], -1), torch.cat([q, torch.zeros_like(rest)], -1)
+    return p / p.sum(-1, keepdim=True), q / q.sum(-1, keepdim=True)

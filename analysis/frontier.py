@@ -1,0 +1,174 @@
+"""python -m analysis.frontier dev=[SWEEP,...] test=[SWEEP,...] cost_ratio=.2: what adaptive stopping is worth.
+
+Per data set: each method's setting is chosen on the dev rows by throughput, N / (c * draft calls + target calls) summed
+over prompts, and reported on the test rows with bootstrap intervals over prompts; compared with the baseline (the best
+fixed K) by paired ratios, and with the oracle by the share of the way that is covered. Files:
+
+    frontier    one line per data set and method: the chosen setting, throughput, gain, share, rates, counts
+    results     the same as people read it, with intervals in brackets
+    settings    one line per cell of the test sweeps: rates, whether it was chosen, whether it is undominated
+    costs       throughput over cost ratios, settings chosen anew at each
+    frontier.md results and figures
+    figures/    pareto-<dataset>.png and costs-<dataset>.png, drawn from these tables only
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from analysis import definitions, plots
+from analysis.comparison import Bootstrap, Cost, compare, over_costs
+from analysis.rows import check_comparable, load_rows, totals
+from analysis.selection import choose, comparable, settings_table, unseen
+from analysis.tables import markdown, read_table, save_table, show
+from toolkit.config import plain
+from toolkit.errors import InputError
+from toolkit.io import write_text
+from toolkit.stage import command, open_stage
+from toolkit.tracking import log_image, log_lines, log_scatter, log_table, wandb_run
+
+TABLES = ("frontier", "settings", "costs")
+
+
+def run(cfg: Any) -> Path:
+    """Choose on dev, report on test; returns the output folder."""
+    dev_folders, test_folders = _folders(cfg.dev), _folders(cfg.test)
+    dev, test = load_rows(dev_folders, "dev"), load_rows(test_folders, "test")
+    check_comparable([*dev_folders, *test_folders])
+    inputs = [folder / "rows.parquet" for folder in (*dev_folders, *test_folders)]
+    stage = open_stage("frontier", cfg, inputs=inputs, ignore=("track",))
+    fresh = not stage.finished
+    if fresh:
+        studies = [_study(*part, cfg) for part in _by_dataset(dev, test)]
+        for name, frames in zip(TABLES, zip(*studies, strict=True), strict=True):
+            save_table(pd.concat(frames, ignore_index=True), stage.folder, name)
+    figures = draw(stage.folder)
+    frontier = read_table(stage.folder, "frontier")
+    results = readable(frontier)
+    results.insert(0, "dataset", frontier.dataset.to_numpy())
+    save_table(results, stage.folder, "results")
+    write_text(stage.folder / "frontier.md", as_markdown(frontier, figures))
+    if fresh:
+        _log(stage.folder, figures, cfg)
+        stage.finish(datasets=sorted(set(frontier.dataset)))
+    for _, table in frontier.groupby("dataset", sort=False):
+        show(readable(table), _headline(table))
+    print(f"\n{definitions.as_text()}\n")
+    return stage.folder
+
+
+def draw(folder: Path) -> dict[str, list[Path]]:
+    """The figures of each data set of a frontier folder, from its saved tables."""
+    frontier, settings, costs = (read_table(folder, name) for name in TABLES)
+    figures = {}
+    for dataset, table in frontier.groupby("dataset", sort=False):
+        about = f"{dataset}, {table.prompts.iloc[0]} test prompts"
+        cells, curves = settings[settings.dataset == dataset], costs[costs.dataset == dataset]
+        place, name = folder / "figures", re.sub(r"[^\w.-]+", "_", str(dataset))
+        figures[str(dataset)] = [
+            plots.pareto(cells, place / f"pareto-{name}.png", about),
+            plots.costs(curves, place / f"costs-{name}.png", about, float(table.cost_ratio.iloc[0])),
+        ]
+    return figures
+
+
+def readable(frontier: pd.DataFrame) -> pd.DataFrame:
+    """The table as people read it: intervals beside their estimates, ratios in percent."""
+    lines = [row for _, row in frontier.iterrows()]
+    baseline = plots.label(frontier.baseline.iloc[0])
+    shown = pd.DataFrame({
+        "method": [plots.label(row.method) for row in lines],
+        "setting": [row.setting for row in lines],
+        "tokens per target time": [_with_interval(row, "throughput", "{:.3f}") for row in lines],
+        f"over best {baseline}": [_with_interval(row, "gain", "{:+.1%}") for row in lines],
+        "way to the oracle": [
+            "" if row.method == "autoregressive" else _with_interval(row, "share", "{:.0%}") for row in lines
+        ],
+    })  # fmt: skip
+    for name in ("discard_rate", "verification_rate", "block_efficiency"):
+        shown[name.replace("_", " ")] = [f"{row[name]:.3f}" for row in lines]
+    if "tokens_per_second" in frontier:
+        shown["tokens/s"] = [f"{row.tokens_per_second:.4g}" for row in lines]
+    return shown
+
+
+def as_markdown(frontier: pd.DataFrame, figures: dict[str, list[Path]]) -> str:
+    """All data sets' tables and figures, and what the numbers mean."""
+    parts = ["# Frontier"]
+    for dataset, table in frontier.groupby("dataset", sort=False):
+        parts += [f"## {dataset}", _headline(table), markdown(readable(table))]
+        parts += [f"![{path.stem}](figures/{path.name})" for path in figures[str(dataset)]]
+    return "\n\n".join([*parts, "## Definitions", definitions.as_markdown()]) + "\n"
+
+
+def _study(
+    dataset: str, dev: pd.DataFrame, test: pd.DataFrame, cfg: Any
+) -> tuple[pd.DataFrame, pd.DataFrame, pd.DataFrame]:
+    """The three tables of one data set."""
+    cost = Cost.of(cfg.cost_ratio, cfg.draft_seconds, cfg.target_seconds)
+    test = comparable(test, f"{dataset}, test")
+    dev = comparable(unseen(dev, test, dataset), f"{dataset}, dev")
+    choice = choose(totals(dev), totals(test), cost.ratio, dataset)
+    bootstrap = Bootstrap(cfg.resamples, cfg.confidence, cfg.seed)
+    settings = settings_table(test, cost.ratio)
+    settings["chosen"] = [choice[row.method] == row.setting for row in settings.itertuples()]
+    return (
+        compare(test, choice, cfg.baseline, cost, bootstrap),
+        settings,
+        over_costs(dev, test, dataset, *cfg.cost_range),
+    )
+
+
+def _by_dataset(dev: pd.DataFrame, test: pd.DataFrame) -> Iterator[tuple[str, pd.DataFrame, pd.DataFrame]]:
+    """Dev and test rows of each data set. Raises InputError unless both hold the same ones."""
+    here, there = (list(dict.fromkeys(rows.dataset)) for rows in (dev, test))
+    if set(here) != set(there):
+        raise InputError(
+            f"dev and test must hold the same data sets, got {', '.join(here)} and {', '.join(there)}; "
+            "name them alike when sweeping (dataset=NAME)"
+        )
+    for dataset in there:
+        yield dataset, dev[dev.dataset == dataset], test[test.dataset == dataset]
+
+
+def _folders(value: Any) -> list[Path]:
+    value = plain(value)
+    return [Path(folder) for folder in (value if isinstance(value, list) else [value])]
+
+
+def _headline(table: pd.DataFrame) -> str:
+    first = table.iloc[0]
+    return f"{first.dataset}: {first.prompts} test prompts, c = {first.cost_ratio:g}, {first.confidence:.0%} intervals"
+
+
+def _with_interval(row: Any, name: str, form: str) -> str:
+    """ "1.234 [1.200, 1.268]"; the estimate alone if the interval is a point; nothing if there is no estimate."""
+    if name not in row or pd.isna(row[name]):
+        return ""
+    estimate, low, high = (form.format(row[key]) for key in (name, f"{name}_low", f"{name}_high"))
+    return estimate if low == high else f"{estimate} [{low}, {high}]"
+
+
+def _log(folder: Path, figures: dict[str, list[Path]], cfg: Any) -> None:
+    tables = {name: read_table(folder, name) for name in TABLES}
+    with wandb_run("frontier", plain(cfg), folder, track=cfg.track) as wandb:
+        for name, table in tables.items():
+            log_table(wandb, f"frontier/{name}", table)
+        for figure in chain.from_iterable(figures.values()):
+            log_image(wandb, f"frontier/{figure.stem}", figure)
+        for dataset, cells in tables["settings"].groupby("dataset", sort=False):
+            title = f"{dataset}: discard rate against verification rate"
+            log_scatter(wandb, f"frontier/settings-{dataset}", cells, "verification_rate", "discard_rate", title)
+        for dataset, curves in tables["costs"].groupby("dataset", sort=False):
+            title = f"{dataset}: tokens per target-forward time over the cost ratio"
+            log_lines(wandb, f"frontier/curves-{dataset}", curves, "cost_ratio", "throughput", "method", title)
+
+
+if __name__ == "__main__":
+    command("frontier", run)

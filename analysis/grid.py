@@ -1,0 +1,112 @@
+"""A grid of cells: methods times settings.
+
+    speculative: {policy: {num_drafted: [2, 4, 6]}}
+    specdec_pp:  {policy.threshold: [.3, .7], head: [FOLDER, FOLDER]}
+    autoregressive: {}
+    oracle: {max_drafted: [null]}
+
+Keys are methods of `conf/method/` and overrides relative to them, nested or dotted; `head` is a list of head folders,
+null being the pair's own. Lists are multiplied out, the last one fastest.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+from toolkit import config
+from toolkit.acceptance.head import WEIGHTS
+from toolkit.errors import InputError, unknown_name
+from toolkit.io import file_hash
+
+ORACLE = "oracle"
+ORACLE_PARAMETERS = ("max_drafted", "draft_temperature")
+SYMBOLS = {"policy.num_drafted": "K", "policy.threshold": "h", "proposer.k_config": "k"}
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One method with one setting of its parameters (overrides relative to the method, and `head`)."""
+
+    method: str
+    parameters: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def setting(self) -> str:
+        """The parameters as a reader says them: "K=4", "h=0.7", "h=0.7 head=w6@1a2b3c"."""
+        names = sorted(self.parameters, key=lambda name: name == "head")  # the head last, the others as in the grid
+        said = [(name, self.parameters[name]) for name in names if self.parameters[name] is not None]
+        return " ".join(f"{_symbol(name)}={_value(name, value)}" for name, value in said)
+
+    @property
+    def name(self) -> str:
+        """Method and setting."""
+        return f"{self.method} {self.setting}".strip()
+
+    @property
+    def head(self) -> str | None:
+        """Folder of the acceptance head; None: the pair's own, if one is needed."""
+        return self.parameters.get("head")
+
+    def method_config(self) -> Any:
+        """The composed config of the method. Raises InputError for parameters it does not have."""
+        overrides = [
+            f"{name}={json.dumps(value, ensure_ascii=False)}"
+            for name, value in self.parameters.items()
+            if name != "head"
+        ]
+        return config.method_config(self.method, overrides, self.head)
+
+
+def expand(grid: Mapping[str, Any]) -> list[Cell]:
+    """The cells of a grid, the oracle's last; it brings plain decoding along, whose responses it scores."""
+    known = [*config.choices("method"), ORACLE]
+    for method in grid:
+        if method not in known:
+            raise unknown_name("method", str(method), known)
+    if not grid:
+        raise InputError("grid: expected methods, e.g. grid.speculative.policy.num_drafted=[2,4], got none")
+    grid = dict(grid)
+    oracle = _cells(ORACLE, grid.pop(ORACLE)) if ORACLE in grid else []
+    cells = [cell for method, settings in grid.items() for cell in _cells(method, settings)]
+    if oracle and Cell("autoregressive") not in cells:
+        cells.insert(0, Cell("autoregressive"))
+    for cell in oracle:
+        for name in cell.parameters:
+            if name not in ORACLE_PARAMETERS:
+                raise unknown_name("oracle parameter", name, ORACLE_PARAMETERS)
+    return list({cell.name: cell for cell in (*cells, *oracle)}.values())  # a value given twice counts once
+
+
+def _cells(method: str, settings: Any) -> list[Cell]:
+    """All combinations of a method's settings."""
+    if settings is not None and not isinstance(settings, Mapping):
+        raise InputError(f"grid.{method}: expected parameters with lists of values, got {settings!r}")
+    flat = config.flatten(settings or {})
+    lists = [value if isinstance(value, list) else [value] for value in flat.values()]
+    for name, values in zip(flat, lists, strict=True):
+        if not values:
+            raise InputError(f"grid.{method}.{name}: expected a list of values, got an empty one")
+    return [Cell(method, dict(zip(flat, combination, strict=True))) for combination in product(*lists)]
+
+
+def head_hash(folder: str | Path) -> str:
+    """Hash of a head's weights. Raises InputError if the folder holds no head."""
+    weights = Path(folder) / WEIGHTS
+    if not weights.exists():
+        raise InputError(f"expected an acceptance head ({WEIGHTS}) in {folder}, found none")
+    return file_hash(weights)
+
+
+def _symbol(name: str) -> str:
+    return SYMBOLS.get(name, name.removeprefix("policy."))
+
+
+def _value(name: str, value: Any) -> str:
+    if name == "head":  # the folder's name for the reader, the weights' hash because such names repeat
+        return f"{Path(value).resolve().name}@{head_hash(value)[:6]}"
+    return str(value)

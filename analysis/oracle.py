@@ -1,0 +1,121 @@
+"""The clairvoyant oracle: it never drafts a token that will be rejected. No policy can do better with this pair.
+
+Given a text X_1..X_N drawn from the target, the joint law of (drafted token, accepted, emitted token) under speculative
+sampling says that position i is an accepted draft with probability
+
+    a_i = min(1, q(X_i) / p(X_i)),        p and q warped as in decoding, given X_<i,
+
+independently for all i. An oracle that knows these coins drafts exactly the accepted positions: every other one costs a
+target forward, which produces its token as the extra one of a round. The last token is never drafted, because the
+forward that ends the last round yields it for free. So nothing is discarded, and
+
+    E[draft calls]  = sum of a_i over i < N          E[target calls] = 1 + sum of (1 - a_i) over i < N
+
+With at most `max_drafted` tokens in a round, a position that follows a full round is produced by its target forward,
+whatever its coin says; the expectation then is a dynamic program over the tokens drafted so far in the round.
+
+Shapes: N produced tokens, V vocabulary, M max_drafted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from toolkit.errors import InputError
+from toolkit.pair import ModelPair
+from toolkit.sampling import Sampling, warp
+from toolkit.session import Session
+
+Text = tuple[Sequence[int], Sequence[int]]  # prompt ids, produced ids
+Array = NDArray[np.float64]
+
+
+def expected_counts(chances: Array, max_drafted: int | None = None) -> dict[str, float]:
+    """Expected counts of the oracle on one text, from a_1..a_N, by the names of `toolkit.types.Counts`.
+
+    max_drafted  most drafted tokens in a round; None: no limit
+    """
+    if max_drafted is not None and max_drafted < 0:
+        raise InputError(f"oracle.max_drafted: expected 0 or more, or null, got {max_drafted}")
+    free = chances[:-1]
+    drafted = float(free.sum()) if max_drafted is None else _drafted_in_rounds(free, max_drafted)
+    return {
+        "num_drafted": drafted,
+        "num_draft_calls": drafted,
+        "num_target_calls": len(chances) - drafted,
+        "num_generated": float(len(chances)),
+        "num_discarded": 0.0,
+    }
+
+
+def _drafted_in_rounds(chances: Array, most: int) -> float:
+    """Expected number of drafted tokens if a round holds at most `most`."""
+    depth = np.zeros(most + 1)  # probability of each number of tokens drafted so far in the round
+    depth[0], drafted = 1.0, 0.0
+    for chance in chances:
+        goes_on = depth[:-1] * chance
+        drafted += goes_on.sum()
+        depth = np.concatenate([[1.0 - goes_on.sum()], goes_on])
+    return float(drafted)
+
+
+def acceptance_chances(
+    pair: ModelPair,
+    texts: Sequence[Text],
+    sampling: Sampling,
+    draft_temperature: float | None = None,
+    batch_size: int = 8,
+) -> list[Array]:
+    """a_1..a_N of every text, by one teacher-forced pass of the target and one of the (first) draft."""
+    if not pair.drafts:
+        raise InputError("the oracle needs a draft model, the pair has none")
+    for prompt, produced in texts:
+        if len(prompt) + len(produced) > pair.max_length:
+            raise InputError(
+                f"oracle: a text of {len(prompt) + len(produced)} tokens exceeds the context of {pair.max_length}"
+            )
+    wanted = [number for number, (prompt, produced) in enumerate(texts) if len(prompt) and len(produced)]
+    wanted.sort(key=lambda number: len(texts[number][0]) + len(texts[number][1]))  # little padding
+    chances: list[Array] = [np.zeros(0)] * len(texts)
+    for first in range(0, len(wanted), batch_size):
+        numbers = wanted[first : first + batch_size]
+        batch = [texts[number] for number in numbers]
+        target, drafts = pair.open_sessions(len(batch), max(len(a) + len(b) for a, b in batch))
+        target_probs = _token_probs(pair, target, batch, sampling)
+        draft_probs = _token_probs(pair, drafts[0], batch, sampling.at(draft_temperature))
+        for number, p, q in zip(numbers, target_probs, draft_probs, strict=True):
+            # A token of target probability 0 comes from rounding or from elsewhere; the draft may still have it.
+            ratio = torch.where(p > 0, q / p, (q > 0).to(q.dtype))
+            chances[number] = ratio.clamp(max=1).double().cpu().numpy()
+    return chances
+
+
+@torch.inference_mode()
+def _token_probs(pair: ModelPair, session: Session, texts: Sequence[Text], sampling: Sampling) -> Iterator[Tensor]:
+    """Probability [N] of each produced token given what precedes it, under one model's warped law; text by text."""
+    reads = [[*prompt, *produced[:-1]] for prompt, produced in texts]
+    width = max(map(len, reads))
+    tokens = torch.tensor([[0] * (width - len(read)) + read for read in reads], device=session.index.device)
+    last = max(len(produced) for _, produced in texts)
+    logits = session.extend(tokens, counts=[len(read) for read in reads], last=last).logits
+    for row, (prompt, produced) in enumerate(texts):
+        own = pair.fit(logits[row, -len(produced) :])
+        ids = torch.tensor(list(produced), device=own.device)
+        probs = warp(own, sampling, _seen(prompt, ids, pair.vocab_size, sampling))
+        yield probs.gather(-1, ids.unsqueeze(-1)).squeeze(-1)
+
+
+def _seen(prompt: Sequence[int], produced: Tensor, vocab_size: int, sampling: Sampling) -> Tensor | None:
+    """Tokens that precede each produced one [N, V] bool; None if no penalty asks for them."""
+    if sampling.repetition_penalty == 1.0:
+        return None
+    seen = torch.zeros(len(produced), vocab_size, dtype=torch.bool, device=produced.device)
+    seen[:, list(prompt)] = True
+    later = torch.zeros_like(seen[1:]).scatter_(1, produced[:-1].unsqueeze(1), True)
+    seen[1:] |= later.long().cumsum(0).bool()
+    return seen

@@ -1,0 +1,242 @@
+"""Figures, drawn from saved tables only. One look for all: light background, lines labelled where they end, the same
+colour and marker for a method in every figure.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+import numpy as np
+import pandas as pd
+
+from analysis.grid import ORACLE
+from toolkit.io import write_atomic
+
+# Pairwise distinct with normal sight, protanopia, deuteranopia and tritanopia; contrast to white above 3 (tested).
+PALETTE = ("#0072B2", "#D55E00", "#2BA37C", "#B0266E", "#2E1A7A", "#5C4400")
+INK, MUTED, GRID = "#1A1A1A", "#6E6E6E", "#E3E3E3"
+MARKERS = ("o", "s", "D", "^")
+# The order fixes colours and markers; methods that share many figures come first.
+METHODS = (
+    "speculative", "specdec_pp", "rate", "confidence", "block", "svip",
+    "tail", "heuristic", "adaedl", "dynamic_confidence", "specinfer", "bild",
+    "spectr", "mcsd", "mcsd_naive", "importance", "greedy_multi", "mtad",
+    "mtjd", "beam_sampling", "speculative_beam", "dsbd",
+)  # fmt: skip
+LABELS = {
+    "speculative": "fixed K",
+    "specdec_pp": "SpecDec++",
+    "svip": "SVIP",
+    "adaedl": "AdaEDL",
+    "block": "block verification",
+    "oracle": "oracle",
+}
+SIZE, DPI = (6.4, 4.2), 160
+STYLE: dict[Any, Any] = {
+    "font.size": 10.5,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.edgecolor": MUTED,
+    "axes.labelcolor": INK,
+    "axes.titlesize": 11.5,
+    "axes.titlelocation": "left",
+    "axes.titleweight": "bold",
+    "axes.grid": True,
+    "axes.axisbelow": True,
+    "grid.color": GRID,
+    "xtick.color": MUTED,
+    "ytick.color": MUTED,
+    "figure.facecolor": "white",
+    "axes.facecolor": "white",
+}
+
+
+@dataclass(frozen=True)
+class Look:
+    """How a method is drawn."""
+
+    color: str
+    marker: str
+
+
+def look(method: str) -> Look:
+    """The same for a method in every figure; names outside the list get theirs from a hash."""
+    if method == ORACLE:
+        return Look(INK, "*")
+    if method == "autoregressive":
+        return Look(MUTED, "o")
+    number = METHODS.index(method) if method in METHODS else zlib.crc32(method.encode())
+    # Six colours and four markers repeat together every twelve methods; the shift makes 24 different looks.
+    return Look(PALETTE[number % 6], MARKERS[(number + number // 12) % 4])
+
+
+def label(method: str) -> str:
+    """A method's name in figures and tables."""
+    return LABELS.get(method, method.replace("_", " "))
+
+
+def pareto(cells: pd.DataFrame, path: Path, title: str) -> Path:
+    """Discard rate over verification rate, one curve per method; both are better when smaller.
+
+    cells  one line per setting: method, setting, discard_rate, verification_rate, undominated; settings marked as
+           `chosen` are named in the figure. Plain decoding, always at (1, 0), is left out.
+    """
+    with _figure(path) as axes:
+        labels: list[tuple[float, float, str, str]] = []
+        curves = list(_curves(cells[cells.method != "autoregressive"]))
+        many = {method for method, number in Counter(method for method, _ in curves).items() if number > 3}
+        for method, curve in curves:
+            style, along = look(method), curve.sort_values("verification_rate")
+            x, y = along.verification_rate.to_numpy(), along.discard_rate.to_numpy()
+            axes.plot(x, y, color=style.color, linewidth=1.6, alpha=0.75, zorder=2)
+            size = 190 if method == ORACLE else 38
+            fill = [style.color if flag or method == ORACLE else "white" for flag in along.undominated]
+            axes.scatter(
+                x,
+                y,
+                s=size,
+                marker=style.marker,
+                c=fill,
+                edgecolors=style.color,
+                linewidths=1.4,
+                zorder=3,
+                clip_on=False,
+            )
+            if "chosen" in along and method != ORACLE:
+                for row in along[along.chosen].itertuples():
+                    _name_point(
+                        axes, row.verification_rate, row.discard_rate, row.setting.split(" head=")[0], style.color
+                    )
+            text = label(method) if method in many else f"{label(method)} {curve.name}".strip()
+            if method not in many or all(text != other for _, _, other, _ in labels):
+                labels.append((x[0], y[0], text, style.color))
+        axes.set_xlabel("verification rate: target forwards per token")
+        axes.set_ylabel("discard rate: discarded per token")
+        axes.set_title(title, pad=12)
+        axes.set_ylim(bottom=0)
+        axes.margins(x=0.12)
+        _write_labels(axes, labels, offset=(8, 9))
+        _note(axes, "better: lower left. Filled: undominated.")
+    return path
+
+
+def costs(curves: pd.DataFrame, path: Path, title: str, marked: float | None = None) -> Path:
+    """Throughput over cost ratios, one line per method.
+
+    curves  method, cost_ratio, throughput
+    marked  the cost ratio that the tables are for
+    """
+    with _figure(path) as axes:
+        labels = []
+        for method, curve in curves.groupby("method", sort=False):
+            line = curve.sort_values("cost_ratio")
+            style = look(str(method))
+            dashed = "--" if method in (ORACLE, "autoregressive") else "-"
+            axes.plot(line.cost_ratio, line.throughput, color=style.color, linewidth=1.8, linestyle=dashed)
+            labels.append((line.cost_ratio.iloc[0], line.throughput.iloc[0], label(str(method)), style.color))
+        low, high = curves.cost_ratio.min(), curves.cost_ratio.max()
+        axes.set_xscale("log")
+        axes.set_xlim(low / (high / low) ** 0.36, high)  # room for the labels
+        ticks = [c for c in (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10) if low * 0.999 <= c <= high * 1.001]
+        axes.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
+        axes.minorticks_off()
+        axes.set_ylim(bottom=0)
+        if marked is not None and low <= marked <= high:
+            axes.axvline(marked, color=MUTED, linewidth=1, linestyle=":")
+        axes.set_xlabel("cost ratio c: draft forward / target forward")
+        axes.set_ylabel("tokens per target-forward time")
+        axes.set_title(title, pad=12)
+        _write_labels(axes, labels, offset=(-6, 0), align="right")
+    return path
+
+
+def acceptance(curves: pd.DataFrame, path: Path, title: str) -> Path:
+    """Acceptance over the number of candidates, one line per method; dashed: the optimum. A panel per way of drawing.
+
+    curves  method, drawing, K, acceptance, optimum
+    """
+    with _panels(path, curves.drawing.nunique()) as panels:
+        for axes, (drawing, of_drawing) in zip(panels, curves.groupby("drawing", sort=False), strict=True):
+            best = of_drawing.drop_duplicates("K").sort_values("K")
+            axes.plot(best.K, best.optimum, color=INK, linewidth=1.3, linestyle="--", label="optimum")
+            for method, curve in of_drawing.groupby("method", sort=False):
+                line, style = curve.sort_values("K"), look(str(method))
+                about = {"color": style.color, "marker": style.marker, "label": label(str(method))}
+                axes.plot(line.K, line.acceptance, markersize=4.5, linewidth=1.6, **about)
+            axes.set_xticks(sorted(curves.K.unique()))
+            axes.set_xlabel("candidates K")
+            axes.set_title(str(drawing).replace("_", " "), fontweight="normal")
+            axes.legend(frameon=False, loc="lower right", fontsize=9)
+        low, high = curves.acceptance.min(), max(curves.optimum.max(), curves.acceptance.max())
+        for axes in panels:
+            axes.set_ylim(low - 0.08 * (high - low) - 0.005, high + 0.08 * (high - low) + 0.005)
+        panels[0].set_ylabel("acceptance")
+        panels[0].figure.suptitle(title, x=0.01, ha="left", fontsize=11.5, fontweight="bold")
+    return path
+
+
+@contextmanager
+def _figure(path: Path) -> Iterator[Any]:
+    """Axes to draw on; saved to `path` at the end."""
+    with _panels(path, 1) as (axes,):
+        yield axes
+
+
+@contextmanager
+def _panels(path: Path, count: int) -> Iterator[Sequence[Any]]:
+    """Axes beside each other; saved to `path` at the end. No display is needed, and no global setting stays changed."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    with matplotlib.rc_context(STYLE):
+        figure = Figure(figsize=(SIZE[0] if count == 1 else 3.4 * count, SIZE[1]), dpi=DPI, layout="constrained")
+        FigureCanvasAgg(figure)
+        yield figure.subplots(1, count, squeeze=False)[0]
+        write_atomic(path, lambda temporary: figure.savefig(temporary, format="png", metadata={"Software": None}))
+
+
+def _curves(cells: pd.DataFrame) -> Iterator[tuple[str, pd.DataFrame]]:
+    """The cells of each curve. A method is one curve along its parameter of most values, per value of the others."""
+    for method, mine in cells.groupby("method", sort=False):
+        parameters = [dict(part.split("=", 1) for part in setting.split()) for setting in mine.setting]
+        names = sorted({name for parts in parameters for name in parts})
+        distinct = {name: len({parts.get(name) for parts in parameters}) for name in names}
+        swept = max(names, key=lambda name: distinct[name], default="")
+        others = [name for name in names if name != swept and distinct[name] > 1]
+        rest = [" ".join(f"{name}={parts[name]}" for name in others if name in parts) for parts in parameters]
+        for name, curve in mine.groupby(np.array(rest), sort=False):
+            curve.name = str(name)
+            yield str(method), curve
+
+
+def _write_labels(
+    axes: Any, labels: Sequence[tuple[float, float, str, str]], offset: tuple[float, float], align: str = "left"
+) -> None:
+    """Texts beside (x, y), in points of `offset`, moved apart vertically where they would overlap."""
+    axes.figure.draw_without_rendering()  # fixes the scales
+    step = 14 * axes.figure.dpi / 72
+    placed: list[float] = []
+    for x, y, text, color in sorted(labels, key=lambda entry: entry[1]):
+        _, pixel = axes.transData.transform((x, y))
+        height = max([pixel, *(before + step for before in placed if abs(before - pixel) < step or before > pixel)])
+        placed.append(height)
+        shift = (height - pixel) * 72 / axes.figure.dpi
+        axes.annotate(
+            text, (x, y), xytext=(offset[0], offset[1] + shift), textcoords="offset points",
+            ha=align, va="center", color=color, fontweight="bold", annotation_clip=False,
+        )  # fmt: skip
+
+
+def _name_point(axes: Any, x: float, y: float, text: str, color: str) -> None:
+    axes.annotate(text, (x, y), xytext=(6, 5), textcoords="offset points", fontsize=9, color=color)
+
+
+def _note(axes: Any, text: str) -> None:
+    axes.text(1, 1.015, text, transform=axes.transAxes, ha="right", va="bottom", fontsize=8.5, color=MUTED)

@@ -1,0 +1,155 @@
+"""Rows: what sweeps find, one per cell and prompt. Counts travel, ratios are formed last.
+
+    dataset, split      which prompts
+    method, setting     which cell, as a reader says it ("K=4", "h=0.7"); unique among the cells of a sweep
+    <parameters>        one column per parameter of the grid, named as its override; empty where a method lacks it
+    lossless            whether the method keeps the target's law
+    prompt, prompt_hash the prompt's id, and a hash of what was asked
+    num_drafted, num_draft_calls, num_target_calls, num_generated, num_discarded     (toolkit.types.Counts)
+    accepted_lengths    how many rounds accepted 0, 1, 2, ... tokens
+    finish_reason, error
+    cell_seconds        wall time of the whole cell
+
+An oracle's counts are expectations and therefore not whole numbers. In every row
+num_drafted + num_target_calls = num_generated + num_discarded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+
+from analysis.tables import read_table, save_table
+from toolkit import metrics
+from toolkit.config import plain
+from toolkit.errors import InputError
+from toolkit.io import read_json
+from toolkit.stage import MANIFEST
+from toolkit.types import Counts, Round
+
+Array = NDArray[np.float64]
+NAME = "rows"
+FREE = ("seed", "device", "device_map")  # of the sampling and the pair: sweeps that differ in these still compare
+COUNTS = tuple(Counts.__dataclass_fields__)
+CELL = ["dataset", "split", "method", "setting"]
+FACTS = ["lossless", "prompt", "prompt_hash", *COUNTS, "accepted_lengths", "finish_reason", "error", "cell_seconds"]
+
+
+def labels(cfg: Any) -> dict[str, str]:
+    """How rows call the prompt set of a config, and its part."""
+    prompts = plain(cfg.prompts)
+    if prompts.get("path"):  # the file is read instead of the source, whatever split that has
+        name, split = Path(prompts["path"]).stem, None
+    else:
+        name, split = prompts.get("name") or prompts.get("domain"), prompts.get("split")
+    return {"dataset": str(cfg.dataset or name or "prompts"), "split": str(cfg.split or split or "")}
+
+
+def accepted_lengths(rounds: Sequence[Round]) -> list[int]:
+    """How many rounds accepted 0, 1, 2, ... tokens."""
+    lengths = [r.num_accepted for r in rounds]
+    return [lengths.count(n) for n in range(max(lengths, default=-1) + 1)]
+
+
+def check_identity(rows: pd.DataFrame) -> None:
+    """Raises AssertionError if a row's counts contradict each other."""
+    gap = rows.num_drafted + rows.num_target_calls - rows.num_generated - rows.num_discarded
+    wrong = rows[gap.abs() > 1e-6]
+    assert wrong.empty, (
+        f"counts of {len(wrong)} rows contradict each other, first {wrong.iloc[0][list(COUNTS)].to_dict()}"
+    )
+
+
+def join_cells(cells: Sequence[pd.DataFrame]) -> pd.DataFrame:
+    """The rows of all cells in one table with the columns in order."""
+    rows = pd.concat(cells, ignore_index=True)
+    parameters = [name for name in rows.columns if name not in (*CELL, *FACTS)]
+    for name in parameters:
+        if not pd.to_numeric(rows[name].dropna(), errors="coerce").notna().all():
+            rows[name] = rows[name].map(lambda value: None if pd.isna(value) else str(value))
+    return rows[[*CELL, *parameters, *FACTS]]
+
+
+def save_rows(rows: pd.DataFrame, folder: Path) -> None:
+    """Write rows.parquet and rows.csv."""
+    save_table(rows, folder, NAME)
+
+
+def load_rows(folders: Sequence[Path | str], what: str) -> pd.DataFrame:
+    """The rows of several sweep folders; `what` names the argument in errors.
+
+    Raises InputError if a folder has no rows, if folders were made with other models or sampling, or if two of them
+    disagree about the same cell and prompt.
+    """
+    if isinstance(folders, str | Path):
+        folders = [folders]
+    if not folders:
+        raise InputError(f"{what}: expected sweep folders, {what}=[FOLDER,...], got none")
+    frames = [_load(Path(folder), what) for folder in folders]
+    check_comparable([Path(folder) for folder in folders])
+    rows = pd.concat(frames, ignore_index=True)
+    key = [*CELL, "prompt"]
+    counts = rows[key].join(rows[list(COUNTS)].round(3)).groupby(key, sort=False).nunique()
+    if (counts > 1).any(axis=None):
+        first = counts[(counts > 1).any(axis=1)].index[0]
+        raise InputError(f"{what}: two folders disagree about {' '.join(map(str, first))}; give only one of them")
+    return rows.drop_duplicates(key, ignore_index=True)
+
+
+def check_comparable(folders: Sequence[Path]) -> None:
+    """Raises InputError unless all sweeps were made with the same pair and sampling (seeds and devices may differ)."""
+    about = [read_json(folder / MANIFEST) for folder in folders if (folder / MANIFEST).exists()]
+    for other in about[1:]:
+        for part in ("pair", "sampling"):
+            one, two = (manifest.get("config", {}).get(part) or {} for manifest in (about[0], other))
+            changed = [key for key in sorted(one | two) if one.get(key) != two.get(key) and key not in FREE]
+            if changed:
+                raise InputError(
+                    f"the sweeps differ in {', '.join(f'{part}.{key}' for key in changed)}: "
+                    f"{[one.get(key) for key in changed]} and {[two.get(key) for key in changed]}"
+                )
+
+
+def totals(rows: pd.DataFrame) -> pd.DataFrame:
+    """One line per cell, in the order of the rows: prompts, summed counts, and the rates made of them."""
+    grouped = rows.groupby([*CELL, "lossless"], sort=False, dropna=False)
+    table = grouped[list(COUNTS)].sum()
+    table.insert(0, "prompts", grouped.size())
+    table = table.reset_index()
+    sums = [counts_of(row) for _, row in table.iterrows()]
+    for rate in (metrics.discard_rate, metrics.verification_rate, metrics.block_efficiency):
+        table[rate.__name__] = [rate(counts) for counts in sums]
+    return table
+
+
+def at_cost(table: pd.DataFrame, cost_ratio: float) -> pd.DataFrame:
+    """`totals` with the throughput of each line at a cost ratio."""
+    return table.assign(throughput=throughput(table[list(COUNTS)].to_numpy(dtype=float), cost_ratio))
+
+
+def throughput(counts: Array, cost_ratio: float) -> Array:
+    """`metrics.throughput` for arrays: N / (c * draft calls + target calls) of counts [..., len(COUNTS)]."""
+    names = ("num_generated", "num_draft_calls", "num_target_calls")
+    produced, draft_calls, target_calls = (counts[..., COUNTS.index(name)] for name in names)
+    cost = cost_ratio * draft_calls + target_calls
+    return np.divide(produced, cost, out=np.zeros_like(cost), where=cost > 0)
+
+
+def counts_of(row: Any) -> Counts:
+    """The counts in a row or in a line of totals."""
+    return Counts(**{name: row[name] for name in COUNTS})
+
+
+def _load(folder: Path, what: str) -> pd.DataFrame:
+    if not folder.is_dir():
+        raise InputError(f"{what}: expected a sweep's output folder at {folder}, found none")
+    if not (folder / f"{NAME}.parquet").exists():
+        raise InputError(
+            f"{what}: {folder} holds no {NAME}.parquet: it is not a sweep's output, or the sweep has not ended"
+        )
+    return read_table(folder, NAME)

@@ -1,0 +1,95 @@
+"""Choosing settings on dev rows, and which rows may be compared at all."""
+
+from __future__ import annotations
+
+import numpy as np
+import pandas as pd
+
+from analysis.grid import ORACLE
+from analysis.rows import Array, at_cost, totals
+from toolkit.errors import InputError
+
+Choice = dict[str, str]  # method -> setting
+
+
+def comparable(rows: pd.DataFrame, what: str) -> pd.DataFrame:
+    """Rows of the prompts that every cell decoded without an error: sums over different prompts do not compare.
+
+    Raises InputError if no prompt is left.
+    """
+    good = rows[rows.error.isna()]
+    num_cells = len(rows[["method", "setting"]].drop_duplicates())
+    everywhere = good.groupby("prompt").size() == num_cells
+    kept = good[good.prompt.isin(everywhere.index[everywhere])]
+    if kept.empty:
+        raise InputError(
+            f"{what}: no prompt was decoded by every cell without an error; give folders over the same prompts"
+        )
+    if lost := rows.prompt.nunique() - kept.prompt.nunique():
+        print(f"{what}: {lost} prompts left out, not every cell decoded them without an error")
+    return kept
+
+
+def unseen(dev: pd.DataFrame, test: pd.DataFrame, dataset: str) -> pd.DataFrame:
+    """Dev rows whose prompts are not test prompts: a setting must not be chosen on what it is reported on.
+
+    Raises InputError if none is left.
+    """
+    kept = dev[~dev.prompt_hash.isin(test.prompt_hash)]
+    if kept.empty:
+        raise InputError(
+            f"{dataset}: every dev prompt is a test prompt too; choose settings on others (prompts.split=dev)"
+        )
+    if lost := dev.prompt.nunique() - kept.prompt.nunique():
+        print(f"{dataset}: {lost} dev prompts left out, they are test prompts too")
+    return kept
+
+
+def choose(dev: pd.DataFrame, test: pd.DataFrame, cost_ratio: float, dataset: str) -> Choice:
+    """The setting of highest throughput on dev, for every method; the first one among equals. Both tables are `totals`.
+
+    Of the test table only the names are looked at. A method that dev lacks is taken as it is if it has one setting
+    (plain decoding, the oracle). Raises InputError if it has several, or if the test table lacks a choice.
+    """
+    table = at_cost(dev, cost_ratio)
+    best = table.loc[table.groupby("method", sort=False).throughput.idxmax()]
+    choice = dict(zip(best.method, best.setting, strict=True))
+    for method, settings in test.groupby("method", sort=False).setting.unique().items():
+        if method not in choice and len(settings) > 1:
+            raise InputError(
+                f"{dataset}: the dev rows lack {method}, so none of its {len(settings)} settings can be chosen"
+            )
+        choice.setdefault(str(method), settings[0])
+    there = set(zip(test.method, test.setting, strict=True))
+    for method, setting in choice.items():
+        if (method, setting) not in there:
+            name = f"{method} {setting}".strip()
+            raise InputError(
+                f"{dataset}: {name} is best on dev, and the test rows lack it; sweep it on the test prompts too"
+            )
+    return choice
+
+
+def in_both(dev: pd.DataFrame, test: pd.DataFrame) -> pd.DataFrame:
+    """Lines of dev whose method and setting test has as well."""
+    names = ["method", "setting"]
+    return dev[pd.MultiIndex.from_frame(dev[names]).isin(pd.MultiIndex.from_frame(test[names]))]
+
+
+def settings_table(rows: pd.DataFrame, cost_ratio: float) -> pd.DataFrame:
+    """Totals, marking what is undominated among lossless settings; the oracle is no setting one could choose."""
+    table = at_cost(totals(rows), cost_ratio)
+    eligible = table.lossless.to_numpy(dtype=bool) & (table.method != ORACLE).to_numpy()
+    flags = np.zeros(len(table), dtype=bool)
+    flags[eligible] = undominated(table.loc[eligible, ["discard_rate", "verification_rate"]].to_numpy(dtype=float))
+    return table.assign(undominated=flags)
+
+
+def undominated(points: Array) -> np.ndarray:
+    """Which points [n, 2] no other one dominates (as small in both, smaller in one): [n] bool. Both are minimised."""
+    flags = np.zeros(len(points), dtype=bool)
+    last = (np.inf, np.inf)
+    for i in np.lexsort((points[:, 1], points[:, 0])):
+        if points[i, 1] < last[1] or tuple(points[i]) == last:  # equal points do not dominate each other
+            flags[i], last = True, tuple(points[i])
+    return flags

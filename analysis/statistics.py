@@ -1,0 +1,38 @@
+"""Bootstrap over prompts. Tokens of one response depend on each other, prompts do not: prompts are what is resampled.
+
+Shapes: n prompts, k counted quantities, R resamples.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+from numpy.typing import NDArray
+
+Array = NDArray[np.float64]
+CHUNK = 4_000_000  # resampling weights held at a time
+
+
+def resampled_totals(values: Array, resamples: int, seed: int) -> Array:
+    """Column totals [R, k] of `resamples` bootstrap samples of the rows of values [n, k].
+
+    All columns of a sample come from the same drawn prompts, so that ratios and differences of totals are paired.
+    """
+    return np.concatenate([weights @ values for weights in resampling_weights(len(values), resamples, seed)])
+
+
+def resampling_weights(num_rows: int, resamples: int, seed: int) -> Iterator[Array]:
+    """How often each row occurs in each resample, [R', n] at a time; drawing n rows with replacement is multinomial."""
+    generator = np.random.default_rng(seed)
+    step = max(CHUNK // num_rows, 1)
+    for first in range(0, resamples, step):
+        size = min(step, resamples - first)
+        yield generator.multinomial(num_rows, np.full(num_rows, 1 / num_rows), size=size).astype(float)
+
+
+def percentile_interval(samples: Array, confidence: float = 0.95) -> tuple[float, float]:
+    """The central interval that holds `confidence` of the samples."""
+    tail = (1 - confidence) / 2
+    low, high = np.quantile(samples, [tail, 1 - tail])
+    return float(low), float(high)

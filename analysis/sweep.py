@@ -1,0 +1,173 @@
+"""python -m analysis.sweep prompts=toy_math prompts.split=dev: decode one prompt set with a grid of methods.
+
+Every cell (one method with one setting) decodes all prompts and is written whole as cells/<hash>.parquet; the hash
+covers everything its rows depend on: method, head weights, models, prompts, sampling. Cells that exist are not decoded
+again. The grid does not name the output folder, so that a larger grid goes on where a smaller one ended; rows.parquet
+holds the cells of the last grid (columns: see `analysis.rows`).
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+import pandas as pd
+
+from analysis import plots
+from analysis.cells import TEXTS, Workbench, responses_of
+from analysis.grid import ORACLE, Cell, expand
+from analysis.rows import COUNTS, counts_of, join_cells, labels, save_rows
+from analysis.selection import settings_table
+from analysis.tables import read_table, save_table, show
+from toolkit import metrics
+from toolkit.config import instantiate, plain
+from toolkit.errors import InputError
+from toolkit.io import write_atomic
+from toolkit.stage import command, open_stage
+from toolkit.tracking import log_image, log_lines, log_scatter, log_table, wandb_run
+
+IGNORED = ("grid", "cost_ratio", "track")
+
+
+def run(cfg: Any) -> Path:
+    """Decode every cell that is not there yet, then join all of them; returns the output folder.
+
+    Raises InputError before any work for cells that cannot be built; and at the end, with all other cells safe, for
+    cells that failed on the way.
+    """
+    cells = expand(plain(cfg.grid))
+    bench = Workbench(instantiate(cfg.pair), instantiate(cfg.prompts).load(), instantiate(cfg.sampling), cfg.batch_size)
+    keys = {cell.name: bench.prepare(cell) for cell in cells}
+    stage = open_stage("sweep", cfg, ignore=IGNORED)
+    paths = {name: stage.folder / "cells" / f"{key}.parquet" for name, key in keys.items()}
+    done, failures = _work(cells, paths, bench, cfg.cost_ratio)
+    if not done:
+        raise InputError(f"every cell failed, first: {next(iter(failures.values()))}")
+    _publish(stage.folder, cells, done, cfg)
+    if failures:
+        reasons = "; ".join(f"{name}: {reason}" for name, reason in failures.items())
+        raise InputError(
+            f"{len(failures)} of {len(cells)} cells failed ({reasons}); the rows of the others are in {stage.folder}; "
+            "run again to retry"
+        )
+    return stage.finish(num_prompts=len(bench.prompts), model_fingerprints=bench.fingerprints, cells=keys)
+
+
+def _work(
+    cells: Sequence[Cell], paths: dict[str, Path], bench: Workbench, cost_ratio: float
+) -> tuple[dict[str, pd.DataFrame], dict[str, str]]:
+    """Rows of every cell that could be had, read from its file or made; and why the others could not."""
+    done: dict[str, pd.DataFrame] = {}
+    failures: dict[str, str] = {}
+    with _Progress(len(cells), len(bench.prompts), cost_ratio) as progress:
+        for cell in cells:
+            progress.begin(cell)
+            try:
+                rows = _read_cell(paths[cell.name])
+                if rows is None:
+                    if cell.method == ORACLE:
+                        rows = bench.score_oracle(cell, responses_of(done))
+                    else:
+                        rows = bench.decode(cell, progress.prompt_done)
+                    write_atomic(paths[cell.name], _parquet_writer(rows))
+            except Exception as error:  # whatever it is, the other cells are worth having
+                failures[cell.name] = f"{type(error).__name__}: {error}".splitlines()[0]
+                progress.fail(cell, failures[cell.name])
+            else:
+                done[cell.name] = rows
+                progress.end(cell, rows)
+    return done, failures
+
+
+def _publish(folder: Path, cells: Sequence[Cell], done: dict[str, pd.DataFrame], cfg: Any) -> None:
+    """Join the cells; write, draw, log and print what came out."""
+    names = labels(cfg)
+    rows = join_cells([_labelled(done[cell.name], cell, names) for cell in cells if cell.name in done])
+    save_rows(rows, folder)
+    summary = settings_table(rows, cfg.cost_ratio)
+    summary["seconds"] = list(rows.groupby(["method", "setting"], sort=False).cell_seconds.first())
+    save_table(summary, folder, "summary")
+    title = f"{names['dataset']} {names['split']}, {rows.prompt.nunique()} prompts"
+    figure = plots.pareto(read_table(folder, "summary"), folder / "figures" / "pareto.png", title)
+    show(summary.drop(columns=["dataset", "split", "lossless", *COUNTS]), f"{title}, c = {cfg.cost_ratio:g}")
+    with wandb_run("sweep", plain(cfg), folder, track=cfg.track) as wandb:
+        log_table(wandb, "sweep/rows", rows)
+        log_table(wandb, "sweep/summary", summary)
+        x, y = "verification_rate", "discard_rate"
+        log_scatter(wandb, "sweep/settings", summary, x, y, "Discard rate against verification rate")
+        log_lines(wandb, "sweep/curves", summary, x, y, "method", "Discard rate against verification rate, per method")
+        log_image(wandb, "sweep/pareto", figure)
+
+
+def _labelled(rows: pd.DataFrame, cell: Cell, names: dict[str, str]) -> pd.DataFrame:
+    """A cell's rows without the texts, and with the columns that say which cell they are of."""
+    said = {**names, "method": cell.method, "setting": cell.setting, **cell.parameters}
+    return rows.drop(columns=TEXTS).assign(**said)
+
+
+def _read_cell(path: Path) -> pd.DataFrame | None:
+    """A cell's rows if it was finished before; a broken file counts as none."""
+    try:
+        return pd.read_parquet(path)
+    except (OSError, ValueError):
+        return None
+
+
+def _parquet_writer(rows: pd.DataFrame) -> Callable[[Path], None]:
+    return lambda path: rows.to_parquet(path, index=False)
+
+
+class _Progress:
+    """A bar over cells: which one, how far it is, and the best so far."""
+
+    def __init__(self, num_cells: int, num_prompts: int, cost_ratio: float):
+        from tqdm.auto import tqdm
+
+        self.bar = tqdm(total=num_cells, desc="sweep", unit="cell")
+        self.num_prompts, self.cost_ratio = num_prompts, cost_ratio
+        self.current, self.prompts_done = "", 0
+        self.best, self.best_name = 0.0, ""
+        self.every = 0.2 if sys.stderr.isatty() else 10.0  # seconds between redrawings within a cell
+        self.shown = 0.0
+
+    def __enter__(self) -> _Progress:
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        self.bar.close()
+
+    def begin(self, cell: Cell) -> None:
+        """A cell starts."""
+        self.current, self.prompts_done = cell.name, 0
+        self._show()
+
+    def prompt_done(self, _: Any) -> None:
+        """One more prompt of the cell has ended."""
+        self.prompts_done += 1
+        if perf_counter() - self.shown > self.every:
+            self._show()
+
+    def end(self, cell: Cell, rows: pd.DataFrame) -> None:
+        """A cell is there, made now or before. The oracle is no setting one could choose."""
+        throughput = metrics.throughput(counts_of(rows[list(COUNTS)].sum()), self.cost_ratio)
+        if cell.method != ORACLE and throughput > self.best:
+            self.best, self.best_name = throughput, cell.name
+        self._show()
+        self.bar.update()
+
+    def fail(self, cell: Cell, reason: str) -> None:
+        """A cell failed."""
+        self.bar.write(f"{cell.name} failed: {reason}", file=sys.stderr)
+        self.bar.update()
+
+    def _show(self) -> None:
+        self.shown = perf_counter()
+        best = f", best so far {self.best_name} ({self.best:.2f} at c={self.cost_ratio:g})" if self.best_name else ""
+        self.bar.set_postfix_str(f"{self.current} {self.prompts_done}/{self.num_prompts}{best}")
+
+
+if __name__ == "__main__":
+    command("sweep", run)

@@ -1,0 +1,80 @@
+"""Tables: written as Parquet (exact) and CSV (readable), shown in the terminal, rendered as Markdown."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from toolkit.errors import InputError
+from toolkit.io import write_atomic
+
+
+def save_table(frame: pd.DataFrame, folder: Path, name: str) -> None:
+    """Write <folder>/<name>.parquet and .csv; lists become JSON in the CSV."""
+    write_atomic(folder / f"{name}.parquet", lambda path: frame.to_parquet(path, index=False))
+    flat = frame.copy()
+    for column in flat.columns:
+        if flat[column].map(_is_list).any():
+            flat[column] = flat[column].map(
+                lambda value: json.dumps(np.asarray(value).tolist()) if _is_list(value) else value
+            )
+    write_atomic(folder / f"{name}.csv", lambda path: flat.to_csv(path, index=False))
+
+
+def read_table(folder: Path | str, name: str) -> pd.DataFrame:
+    """Read <folder>/<name>.parquet. Raises InputError if it is missing or broken."""
+    path = Path(folder) / f"{name}.parquet"
+    if not path.exists():
+        raise InputError(f"expected a table at {path}, found none")
+    try:
+        return pd.read_parquet(path)
+    except (OSError, ValueError) as error:
+        raise InputError(f"{path} is not a whole Parquet file ({str(error).splitlines()[0]}); make it again") from error
+
+
+def markdown(frame: pd.DataFrame) -> str:
+    """A Markdown table; numbers are aligned right."""
+    names = [str(name) for name in frame.columns]
+    rows = [[cell(value) for value in row] for row in frame.itertuples(index=False)]
+    rules = ["---:" if numeric else "---" for numeric in numeric_columns(rows, len(names))]
+    return "\n".join("| " + " | ".join(line) + " |" for line in (names, rules, *rows))
+
+
+def show(frame: pd.DataFrame, title: str) -> None:
+    """Print a table."""
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(title=title, title_justify="left", title_style="bold", box=None, pad_edge=False)
+    rows = [[cell(value) for value in row] for row in frame.itertuples(index=False)]
+    for name, numeric in zip(frame.columns, numeric_columns(rows, len(frame.columns)), strict=True):
+        table.add_column(str(name), justify="right" if numeric else "left")
+    for row in rows:
+        table.add_row(*row)
+    print()
+    Console(width=None if sys.stdout.isatty() else 200, highlight=False, markup=False).print(table)
+
+
+def numeric_columns(rows: list[list[str]], width: int) -> list[bool]:
+    """Which columns of text cells hold numbers, possibly with intervals, and nothing else."""
+    columns = [[row[i] for row in rows if row[i]] for i in range(width)]
+    return [bool(column) and all(re.match(r"[+-]?[\d.]", text) for text in column) for column in columns]
+
+
+def cell(value: Any) -> str:
+    """One cell as text: four significant digits, nothing for missing values, no character that breaks Markdown."""
+    if value is None or (isinstance(value, float) and value != value):
+        return ""
+    if isinstance(value, float):
+        return f"{value:,.0f}" if abs(value) >= 10_000 else f"{value:.4g}"
+    return str(value).replace("|", "\\|").replace("\n", " ")
+
+
+def _is_list(value: Any) -> bool:
+    return hasattr(value, "__iter__") and not isinstance(value, str | bytes)

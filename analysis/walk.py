@@ -1,0 +1,188 @@
+"""Target texts and what every rule accepts along them, part by part: finished parts are kept.
+
+A part is PART prompts. It has one file of texts and one per method, with the sums over each text's positions; their
+names hold a hash of everything they depend on. Prompt r draws its positions and candidates from the random stream
+(seed, r), the same for all methods.
+
+Shapes: N positions of a text, R draws, K candidates, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+from torch import Tensor
+
+from analysis.expectation import expected_acceptance, optima, spread_uniforms
+from analysis.laws import Text, check_texts, choose_positions, laws_along
+from toolkit import config
+from toolkit.decoding import decode
+from toolkit.errors import InputError
+from toolkit.io import content_hash, write_atomic
+from toolkit.pair import ModelPair, fingerprint
+from toolkit.sampling import Sampling, row_generator
+from toolkit.verification import SelectionRule
+from toolkit.verification.optimal import SCHEMES
+
+PART = 16  # prompts; an interruption loses at most one part's work
+SUMS = ("accepted", "drafted", "optimum")  # over the positions of a text
+
+
+@dataclass(frozen=True)
+class Judge:
+    """A method's rule and the way its candidates are drawn."""
+
+    method: str
+    rule: SelectionRule
+    drawing: str
+    key: str
+
+    @classmethod
+    def of(cls, method: str) -> Judge:
+        """The judge of a method of conf/method/. Raises InputError if it has none for trees of one draft."""
+        settings = config.plain(config.method_config(method))
+        built = config.instantiate(settings)
+        if not isinstance(built.rule, SelectionRule):
+            raise InputError(f"methods: expected methods that choose among candidates, got {method}")
+        drawing = built.proposer.drawing
+        if drawing not in SCHEMES:
+            raise InputError(f"methods: {method} draws {drawing}; expected one of {', '.join(SCHEMES)}")
+        return cls(method, built.rule, drawing, content_hash([settings["rule"], drawing]))
+
+
+@dataclass(frozen=True)
+class Walk:
+    """Which texts, and how they are looked at.
+
+    source      prompts (decoded plainly with the target), or ready texts
+    num_drafts  the K
+    positions   per text; None: all
+    draws       of the candidates per position
+    """
+
+    pair: ModelPair
+    source: Sequence[Any]
+    sampling: Sampling
+    num_drafts: Sequence[int]
+    positions: int | None
+    draws: int
+    seed: int
+    draft_temperature: float | None
+    batch_size: int
+
+    def __post_init__(self) -> None:
+        if not self.pair.drafts:
+            raise InputError("acceptance needs a draft model, the pair has none")
+        if not self.source:
+            raise InputError("expected texts or prompts to walk along, got none")
+        if not self.num_drafts or min(self.num_drafts) < 1:
+            raise InputError(f"num_drafts: expected positive integers, got {list(self.num_drafts)}")
+        for name in ("positions", "draws", "batch_size"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise InputError(f"{name}: expected at least 1, got {value}")
+
+    def run(self, judges: Sequence[Judge], folder: Path, on_part: Callable[[int], object]) -> pd.DataFrame:
+        """One row per method, prompt and K: `method`, `drawing`, `prompt`, `K`, `positions` and SUMS."""
+        prints = [fingerprint(model) for model in (self.pair.target, self.pair.draft)]
+        frames = []
+        for first in range(0, len(self.source), PART):
+            part = self.source[first : first + PART]
+            contents = [vars(item) if isinstance(item, Text) else [item.id, item.content] for item in part]
+            about = content_hash([prints, vars(self.sampling), contents, first, self._settings()])
+            paths = {judge: folder / f"{judge.method}-{judge.key}-{first:06d}-{about}.parquet" for judge in judges}
+            known = {judge: _read(path) for judge, path in paths.items()}
+            missing = [judge for judge, frame in known.items() if frame is None]
+            fresh = {}
+            if missing:
+                texts = self._texts(first, folder / f"texts-{first:06d}-{about}.parquet")
+                fresh = self._score(texts, first, missing)
+            for judge, frame in fresh.items():
+                _write(frame, paths[judge])
+            done = {judge: frame for judge, frame in known.items() if frame is not None} | fresh
+            frames += [done[judge].assign(method=judge.method, drawing=judge.drawing) for judge in judges]
+            on_part(len(part))
+        return pd.concat(frames, ignore_index=True)
+
+    def _settings(self) -> list[Any]:
+        return [list(self.num_drafts), self.positions, self.draws, self.seed, self.draft_temperature]
+
+    def _texts(self, first: int, path: Path) -> list[Text]:
+        """The texts of a part; those of prompts that cannot be decoded, or are empty, are left out."""
+        part = self.source[first : first + PART]
+        if isinstance(part[0], Text):
+            check_texts(self.pair, part)
+            return [text for text in part if len(text.prompt_ids) and len(text.token_ids)]
+        saved = _read(path)
+        if saved is None:
+            generations = decode(
+                self.pair,
+                [prompt.content for prompt in part],
+                config.method("autoregressive"),
+                self.sampling,
+                batch_size=self.batch_size,
+                row_ids=range(first, first + len(part)),
+            )
+            rows = [
+                {"prompt": str(prompt.id), "prompt_ids": g.prompt_ids, "token_ids": g.token_ids}
+                for prompt, g in zip(part, generations, strict=True)
+                if g.error is None
+            ]
+            saved = pd.DataFrame(rows, columns=["prompt", "prompt_ids", "token_ids"])
+            _write(saved, path)
+        return [
+            Text(row.prompt, list(map(int, row.prompt_ids)), list(map(int, row.token_ids)))
+            for row in saved.itertuples()
+        ]
+
+    def _score(self, texts: Sequence[Text], first: int, judges: Sequence[Judge]) -> dict[Judge, pd.DataFrame]:
+        rows: dict[Judge, list[dict[str, Any]]] = {judge: [] for judge in judges}
+        for start in range(0, len(texts), self.batch_size):
+            batch = texts[start : start + self.batch_size]
+            generators = [row_generator(self.seed, first + start + row) for row in range(len(batch))]
+            chosen = [
+                choose_positions(len(text.token_ids), self.positions, generator)
+                for text, generator in zip(batch, generators, strict=True)
+            ]
+            laws = laws_along(self.pair, batch, chosen, self.sampling, self.draft_temperature)
+            for text, generator, (p, q) in zip(batch, generators, laws, strict=True):
+                uniforms = spread_uniforms((self.draws, len(p), max(self.num_drafts)), generator, p.dtype)
+                for judge, found in self._judge(judges, p, q, uniforms.to(p.device)):
+                    rows[judge].append({"prompt": text.prompt, "positions": len(p), **found})
+        columns = ["prompt", "positions", "K", *SUMS]
+        return {judge: pd.DataFrame(found, columns=columns) for judge, found in rows.items()}
+
+    def _judge(self, judges: Sequence[Judge], p: Tensor, q: Tensor, uniforms: Tensor) -> Any:
+        """(judge, K and sums over the positions) for every judge and K; laws [N, V], uniforms [R, N, most K]."""
+        for num_drafts in self.num_drafts:
+            best: dict[str, float] = {}
+            for judge in judges:
+                if judge.drawing not in best:
+                    best[judge.drawing] = float(optima(p, q, num_drafts, judge.drawing).sum())
+                chances = expected_acceptance(judge.rule, judge.drawing, p, q, uniforms[..., :num_drafts])
+                accepted, drafted = float(chances.accepted.sum()), float(chances.drafted.sum())
+                yield (
+                    judge,
+                    {
+                        "K": num_drafts,
+                        "accepted": accepted,
+                        "drafted": drafted,
+                        "optimum": best[judge.drawing],
+                    },
+                )
+
+
+def _write(frame: pd.DataFrame, path: Path) -> None:
+    write_atomic(path, lambda temporary: frame.to_parquet(temporary, index=False))
+
+
+def _read(path: Path) -> pd.DataFrame | None:
+    """A finished file; a broken one counts as none."""
+    try:
+        return pd.read_parquet(path)
+    except (OSError, ValueError):
+        return None

@@ -1,0 +1,190 @@
+"""The frontier of two small sweeps: choice, intervals, tables, figures, refusals."""
+
+import shutil
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from analysis import comparison, frontier, sweep
+from analysis.rows import COUNTS
+from analysis.tables import read_table, save_table
+from tests.analysis.table_sweeps import sweep_config
+from toolkit import config
+from toolkit.errors import InputError
+
+TABLES = ("frontier", "results", "settings", "costs")
+
+
+def run(root, dev, test, *overrides):
+    options = ["track=false", "resamples=300", f"paths.root_dir={root}", *overrides]
+    return frontier.run(config.compose("frontier", [f"dev=[{dev}]", f"test=[{test}]", *options]))
+
+
+@pytest.fixture(autouse=True, scope="module")
+def few_cost_ratios():
+    """Enough for the ends and the middle of the curves."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(comparison, "NUM_COSTS", 7)
+        yield
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory, sweeps):
+    return run(tmp_path_factory.mktemp("frontier"), sweeps["dev"], sweeps["test"])
+
+
+def test_one_line_per_method_with_what_dev_chose(folder, sweeps):
+    table = read_table(folder, "frontier").set_index("method")
+    dev = read_table(sweeps["dev"], "summary")
+    best = dev.loc[dev.groupby("method").throughput.idxmax()].set_index("method").setting
+    assert dict(table.setting) == dict(best)
+    assert set(table.split) == {"test"}
+    assert table.throughput["autoregressive"] == 1
+    assert table.gain["speculative"] == 0
+    assert table.share["oracle"] == 1
+    for name in ("throughput", "gain", "share"):
+        inside = table[f"{name}_low"] - 1e-9 <= table[name]
+        assert (inside & (table[name] <= table[f"{name}_high"] + 1e-9)).all()
+
+
+def test_numbers_are_ratios_of_sums_over_test_prompts(folder, sweeps):
+    table = read_table(folder, "frontier").set_index("method")
+    rows = read_table(sweeps["test"], "rows")
+    for method, line in table.iterrows():
+        sums = rows[(rows.method == method) & (rows.setting == line.setting)][list(COUNTS)].sum()
+        assert line.throughput == pytest.approx(
+            sums.num_generated / (0.2 * sums.num_draft_calls + sums.num_target_calls)
+        )
+        assert line.discard_rate == pytest.approx(sums.num_discarded / sums.num_generated)
+    base, oracle = table.throughput["speculative"], table.throughput["oracle"]
+    assert table.share["specdec_pp"] == pytest.approx((table.throughput["specdec_pp"] - base) / (oracle - base))
+
+
+def test_intervals_against_a_loop_over_resamples(folder, sweeps):
+    table = read_table(folder, "frontier").set_index("method")
+    rows = read_table(sweeps["test"], "rows")
+    wide = {
+        method: rows[(rows.method == method) & (rows.setting == table.setting[method])].set_index("prompt")
+        for method in ("speculative", "specdec_pp")
+    }
+    prompts, rng = list(dict.fromkeys(rows.prompt)), np.random.default_rng(0)
+    gains = []
+    for _ in range(300):
+        drawn = np.repeat(prompts, rng.multinomial(len(prompts), [1 / len(prompts)] * len(prompts)))
+        rates = {}
+        for method, cell in wide.items():
+            sums = cell.loc[drawn][list(COUNTS)].sum()
+            rates[method] = sums.num_generated / (0.2 * sums.num_draft_calls + sums.num_target_calls)
+        gains.append(rates["specdec_pp"] / rates["speculative"] - 1)
+    expected = np.quantile(gains, [0.025, 0.975])
+    np.testing.assert_allclose(table.loc["specdec_pp", ["gain_low", "gain_high"]].to_numpy(dtype=float), expected)
+
+
+def test_test_counts_do_not_change_the_choice(tmp_path, sweeps, folder):
+    other = tmp_path / "other"
+    shutil.copytree(sweeps["test"], other)
+    rows = read_table(other, "rows")
+    rows.loc[rows.setting == "K=5", ["num_drafted", "num_draft_calls", "num_target_calls"]] = [9, 9, 1]
+    save_table(rows, other, "rows")
+    chosen = read_table(run(tmp_path, sweeps["dev"], other), "frontier")
+    assert chosen.setting.tolist() == read_table(folder, "frontier").setting.tolist()
+
+
+def test_figures_come_from_the_tables_alone(tmp_path, folder):
+    copy = tmp_path / "copy"
+    copy.mkdir()
+    for name in ("frontier", "settings", "costs"):
+        shutil.copy(folder / f"{name}.parquet", copy)
+    figures = frontier.draw(copy)
+    assert [path.name for path in figures["ids"]] == ["pareto-ids.png", "costs-ids.png"]
+    for path in figures["ids"]:
+        assert path.read_bytes().startswith(b"\x89PNG")
+        assert path.stat().st_size > 10_000
+        assert path.read_bytes() == (folder / "figures" / path.name).read_bytes()
+
+
+def test_tables_are_written_thrice_and_say_what_they_mean(folder):
+    for name in TABLES:
+        assert len(pd.read_csv(folder / f"{name}.csv")) == len(read_table(folder, name)) > 0
+    text = (folder / "frontier.md").read_text()
+    assert "| SpecDec++ |" in text
+    assert "figures/pareto-ids.png" in text
+    assert "the extra token (corrected or bonus) is included" in text
+
+
+def test_the_oracle_never_loses_to_plain_decoding(folder):
+    costs = read_table(folder, "costs")
+    assert costs.cost_ratio.min() == pytest.approx(0.05)
+    assert costs.cost_ratio.max() == pytest.approx(5)
+    oracle = costs[costs.method == "oracle"]
+    assert (oracle.throughput >= 1).all()
+    assert (oracle[oracle.cost_ratio > 1].throughput == 1).all()
+    assert costs[costs.method == "speculative"].setting.nunique() > 1, "chosen anew at every cost ratio"
+
+
+def test_seconds_give_the_ratio_and_tokens_per_second(tmp_path, sweeps):
+    table = read_table(
+        run(tmp_path, sweeps["dev"], sweeps["test"], "draft_seconds=.02", "target_seconds=.1", "cost_ratio=9"),
+        "frontier",
+    )
+    assert (table.cost_ratio - 0.2).abs().max() < 1e-12
+    np.testing.assert_allclose(table.tokens_per_second, table.throughput * 10)
+
+
+def test_finished_work_is_kept(folder, sweeps, monkeypatch):
+    monkeypatch.setattr(frontier, "compare", None)
+    assert run(folder.parent, sweeps["dev"], sweeps["test"]) == folder
+
+
+def test_several_folders_of_one_data_set_are_joined(tmp_path, sweeps, grid):
+    more = {"tail": {}, "autoregressive": {}}
+    tails = {split: sweep.run(sweep_config(tmp_path, grid=more, split=split, limit=9)) for split in ("dev", "test")}
+    for split in tails:  # a folder of its own: the same content has the same place
+        assert tails[split] != sweeps[split]
+    joined = run(tmp_path, f"{sweeps['dev']},{tails['dev']}", f"{sweeps['test']},{tails['test']}")
+    methods = read_table(joined, "frontier").method.tolist()
+    assert sorted(methods) == ["autoregressive", "oracle", "specdec_pp", "speculative", "tail"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"dataset": "math"}, "dev and test must hold the same data sets, got ids and math"),
+        ({"sampling": {"temperature": 0.5}}, "the sweeps differ in sampling.temperature: [1.0] and [0.5]"),
+    ],
+)
+def test_sweeps_that_do_not_belong_together(tmp_path, sweeps, changes, message):
+    small = {"autoregressive": {}, "speculative": {"policy.num_drafted": [1]}}
+    other = sweep.run(sweep_config(tmp_path, grid=small, split="test", limit=3, **changes))
+    with pytest.raises(InputError, match=r"^[^\n]*$") as error:
+        run(tmp_path, sweeps["dev"], other)
+    assert message in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (["test=[nowhere]"], "test: expected a sweep's output folder at nowhere, found none"),
+        (["dev=[]"], "dev: expected sweep folders"),
+        (["baseline=speculativ"], "unknown baseline (expected a method of the sweeps) 'speculativ': did you mean"),
+        (["draft_seconds=.1"], "expected draft_seconds and target_seconds above 0, or neither of them"),
+        (["cost_ratio=0"], "cost_ratio: expected a number above 0, got 0"),
+        (["cost_range=[2,1]"], "cost_range: expected 0 < low < high"),
+        (["confidence=95"], "confidence in (0, 1)"),
+    ],
+)
+def test_bad_input_is_one_line(tmp_path, sweeps, overrides, message):
+    with pytest.raises(InputError, match=r"^[^\n]*$") as error:
+        run(tmp_path, sweeps["dev"], sweeps["test"], *overrides)
+    assert message in str(error.value)
+
+
+def test_a_folder_without_rows_is_named(tmp_path, sweeps):
+    with pytest.raises(InputError, match=r"holds no rows\.parquet"):
+        run(tmp_path, sweeps["dev"], tmp_path)
+
+
+def test_dev_cannot_be_test(tmp_path, sweeps):
+    with pytest.raises(InputError, match="every dev prompt is a test prompt too"):
+        run(tmp_path, sweeps["dev"], sweeps["dev"])

@@ -1,0 +1,67 @@
+"""Grids: which cells they hold, what cells are called, what is refused."""
+
+import shutil
+
+import pytest
+
+from analysis.grid import Cell, expand
+from toolkit.errors import InputError
+
+
+def names(grid):
+    return [cell.name for cell in expand(grid)]
+
+
+def test_lists_are_multiplied_out_and_scalars_taken_as_they_are():
+    grid = {
+        "speculative": {"policy": {"num_drafted": [2, 4]}},
+        "tail": {"policy.threshold": 0.2, "max_drafted": [5, 9]},
+    }
+    assert names(grid) == [
+        "speculative K=2", "speculative K=4", "tail h=0.2 max_drafted=5", "tail h=0.2 max_drafted=9",
+    ]  # fmt: skip
+
+
+def test_nested_and_dotted_parameters_are_the_same():
+    assert names({"speculative": {"policy": {"num_drafted": [3]}}}) == names({"speculative": {"policy.num_drafted": 3}})
+
+
+def test_a_value_given_twice_is_one_cell():
+    assert names({"speculative": {"policy.num_drafted": [2, 2]}}) == ["speculative K=2"]
+
+
+def test_the_oracle_comes_last_and_brings_plain_decoding_along():
+    grid = {"oracle": {"max_drafted": [None, 4]}, "speculative": {"policy.num_drafted": 2}}
+    assert names(grid) == ["autoregressive", "speculative K=2", "oracle", "oracle max_drafted=4"]
+
+
+def test_heads_are_told_apart_by_their_weights(head):
+    cell = Cell("specdec_pp", {"head": head, "policy.threshold": 0.3})
+    assert cell.setting.startswith("h=0.3 head=head@")
+    assert cell.method_config().policy.estimator.head == head
+
+
+def test_a_head_may_live_anywhere(head, tmp_path):
+    odd = shutil.copytree(head, tmp_path / 'epoch=3, "a" [b]')
+    assert Cell("specdec_pp", {"head": str(odd)}).method_config().policy.estimator.head == str(odd)
+
+
+@pytest.mark.parametrize(
+    ("grid", "message"),
+    [
+        ({"specdecpp": {}}, "unknown method 'specdecpp': did you mean specdec_pp"),
+        ({"oracle": {"max_draft": 3}}, "unknown oracle parameter 'max_draft': did you mean max_drafted"),
+        ({"speculative": {"policy.num_drafted": []}}, "expected a list of values, got an empty one"),
+        ({"speculative": 4}, "grid.speculative: expected parameters with lists of values, got 4"),
+        ({}, "grid: expected methods"),
+    ],
+)
+def test_bad_grids_are_refused_in_one_line(grid, message):
+    with pytest.raises(InputError, match=r"^[^\n]*$") as error:
+        expand(grid)
+    assert message in str(error.value)
+
+
+def test_a_missing_head_is_named(tmp_path):
+    with pytest.raises(InputError, match="expected an acceptance head"):
+        expand({"specdec_pp": {"head": [str(tmp_path)]}})

@@ -1,0 +1,194 @@
+"""Sweeps: rows that add up, finished cells that are kept, failing cells that cost nothing but themselves."""
+
+import json
+
+import pandas as pd
+import pytest
+import torch
+from omegaconf import OmegaConf
+
+from analysis import cells, plots, sweep
+from analysis.rows import CELL, COUNTS, FACTS, labels
+from analysis.tables import read_table
+from tests.analysis.table_sweeps import PAIR, IdPrompts, sweep_config, table
+from toolkit.errors import InputError
+
+SMALL = {"autoregressive": {}, "speculative": {"policy.num_drafted": [2]}}
+
+
+@pytest.fixture
+def decoded(monkeypatch):
+    """Names of the methods that were decoded; figures, which take longer here, are not drawn."""
+    monkeypatch.setattr(plots, "pareto", lambda cells, path, title: path)
+    names = []
+    decode = cells.decode
+    monkeypatch.setattr(cells, "decode", lambda pair, prompts, method, *a, **k: (
+        names.append(method.name), decode(pair, prompts, method, *a, **k))[1])  # fmt: skip
+    return names
+
+
+def test_one_row_per_cell_and_prompt(sweeps, head):
+    rows = read_table(sweeps["dev"], "rows")
+    assert [*rows.columns] == [*CELL, "policy.num_drafted", "policy.threshold", "head", "max_drafted", *FACTS]
+    assert len(rows) == 8 * 9
+    assert not rows.duplicated(["method", "setting", "prompt"]).any()
+    assert set(rows.dataset) == {"ids"}
+    assert set(rows.split) == {"dev"}
+    assert set(rows[rows.method == "specdec_pp"]["head"]) == {head}
+    assert list(rows[rows.method == "speculative"]["policy.num_drafted"].unique()) == [1, 3, 5]
+
+
+def test_counts_add_up_in_every_row(sweeps):
+    for folder in sweeps.values():
+        rows = read_table(folder, "rows")
+        gap = rows.num_drafted + rows.num_target_calls - rows.num_generated - rows.num_discarded
+        assert gap.abs().max() < 1e-9
+        live = rows[rows.method != "oracle"]
+        rounds = [sum(lengths) for lengths in live.accepted_lengths]
+        accepted = [sum(n * count for n, count in enumerate(lengths)) for lengths in live.accepted_lengths]
+        assert rounds == live.num_target_calls.tolist()
+        assert (pd.Series(accepted, index=live.index) <= live.num_drafted).all()
+        assert (live[live.method == "autoregressive"].num_drafted == 0).all()
+
+
+def test_the_oracle_beats_every_setting_and_a_cap_costs(sweeps):
+    summary = read_table(sweeps["dev"], "summary").set_index(["method", "setting"])
+    oracle = summary.loc[("oracle", ""), "throughput"]
+    assert oracle > summary.loc[("oracle", "max_drafted=2"), "throughput"]
+    assert oracle == summary.throughput.max()
+    assert summary.loc[("oracle", ""), "num_discarded"] == 0
+
+
+def test_a_tracked_sweep_leaves_an_offline_run(sweeps):
+    (run,) = (sweeps["dev"] / "wandb").glob("offline-run-*")
+    media = {path.name.split("_")[0] for path in (run / "files" / "media" / "table" / "sweep").iterdir()}
+    assert media == {"rows", "summary", "settings", "curves"}
+    assert len(list((run / "files" / "media" / "images" / "sweep").iterdir())) == 1
+    assert not (sweeps["test"] / "wandb").exists()
+
+
+def test_csv_and_figure_are_written(sweeps):
+    folder = sweeps["dev"]
+    table = pd.read_csv(folder / "rows.csv")
+    assert list(table.columns) == list(read_table(folder, "rows").columns)
+    assert json.loads(table.accepted_lengths[0]) == list(read_table(folder, "rows").accepted_lengths[0])
+    assert (folder / "figures" / "pareto.png").read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize(
+    ("prompts", "said", "expected"),
+    [
+        ({"domain": "math", "split": "dev"}, {}, ("math", "dev")),
+        ({"name": "gsm8k", "split": "test"}, {"dataset": "g", "split": "a"}, ("g", "a")),
+        ({"domain": "math", "split": "test", "path": "some/file.jsonl"}, {}, ("file", "")),
+    ],
+)
+def test_rows_are_called_after_their_prompts(prompts, said, expected):
+    cfg = OmegaConf.create({"prompts": prompts, "dataset": None, "split": None, **said})
+    assert tuple(labels(cfg).values()) == expected
+
+
+def test_finished_cells_are_skipped_and_a_larger_grid_goes_on(tmp_path, decoded):
+    folder = sweep.run(sweep_config(tmp_path, grid=SMALL))
+    assert decoded == ["autoregressive", "speculative"]
+    before = read_table(folder, "rows")
+    assert sweep.run(sweep_config(tmp_path, grid=SMALL)) == folder
+    pd.testing.assert_frame_equal(read_table(folder, "rows"), before)
+    assert len(decoded) == 2
+    larger = {**SMALL, "tail": {}}
+    assert sweep.run(sweep_config(tmp_path, grid=larger)) == folder
+    assert decoded[2:] == ["tail"]
+    assert len(read_table(folder, "rows")) == 3 * 7
+
+
+def test_a_broken_cell_file_is_made_again(tmp_path, decoded):
+    folder = sweep.run(sweep_config(tmp_path, grid=SMALL))
+    broken = next(iter((folder / "cells").iterdir()))
+    broken.write_bytes(broken.read_bytes()[:100])
+    sweep.run(sweep_config(tmp_path, grid=SMALL))
+    assert len(decoded) == 3
+
+
+def test_other_weights_are_decoded_anew(tmp_path, decoded):
+    sweep.run(sweep_config(tmp_path, grid=SMALL, **{"paths": {"output_dir": str(tmp_path / "here")}}))
+    other = {**PAIR, "draft": table(9)}
+    changed = sweep_config(tmp_path, grid=SMALL, pair=other, paths={"output_dir": str(tmp_path / "here")})
+    with pytest.raises(InputError, match="holds other work"):
+        sweep.run(changed)
+    sweep.run(sweep_config(tmp_path, grid=SMALL, pair=other))
+    assert len(decoded) == 4
+
+
+def test_a_failing_cell_is_reported_and_the_others_are_kept(tmp_path, monkeypatch, capsys, decoded):
+    counting = cells.decode
+
+    def fails_once(pair, prompts, method, *args, **kwargs):
+        if method.name == "tail":
+            raise RuntimeError("out of memory\nand more")
+        return counting(pair, prompts, method, *args, **kwargs)
+
+    monkeypatch.setattr(cells, "decode", fails_once)
+    grid = {"tail": {}, **SMALL}
+    with pytest.raises(InputError, match=r"1 of 3 cells failed \(tail: RuntimeError: out of memory\)") as error:
+        sweep.run(sweep_config(tmp_path, grid=grid))
+    assert "\n" not in str(error.value)
+    assert "tail failed: RuntimeError: out of memory" in capsys.readouterr().err
+    (folder,) = tmp_path.iterdir()
+    assert set(read_table(folder, "rows").method) == {"autoregressive", "speculative"}
+    monkeypatch.setattr(cells, "decode", counting)
+    sweep.run(sweep_config(tmp_path, grid=grid))
+    assert decoded == ["autoregressive", "speculative", "tail"]
+
+
+def test_an_interrupted_sweep_keeps_its_finished_cells(tmp_path, monkeypatch, decoded):
+    counting, calls = cells.decode, []
+
+    def interrupts(*args, **kwargs):
+        calls.append(1)
+        if len(calls) == 2:
+            raise KeyboardInterrupt
+        return counting(*args, **kwargs)
+
+    monkeypatch.setattr(cells, "decode", interrupts)
+    with pytest.raises(KeyboardInterrupt):
+        sweep.run(sweep_config(tmp_path, grid=SMALL))
+    sweep.run(sweep_config(tmp_path, grid=SMALL))
+    assert decoded == ["autoregressive", "speculative"]
+
+
+@pytest.mark.parametrize(
+    ("grid", "message"),
+    [
+        ({"speculativ": {}}, "unknown method 'speculativ': did you mean speculative"),
+        ({"speculative": {"policy.num_draft": [1]}}, "num_draft"),
+        ({"speculative": {"policy.num_drafted": [-1]}}, "policy.num_drafted: expected 0 or more, got -1"),
+        ({"specdec_pp": {}}, "expected grid.specdec_pp.head=[FOLDER], or leave the method out with ~grid.specdec_pp"),
+    ],
+)
+def test_cells_that_cannot_be_built_stop_the_sweep_before_any_work(tmp_path, decoded, grid, message):
+    with pytest.raises(InputError, match=r"^[^\n]*$") as error:
+        sweep.run(sweep_config(tmp_path, grid={"autoregressive": {}, **grid}))
+    assert message in str(error.value)
+    assert decoded == []
+    assert not list(tmp_path.iterdir())
+
+
+def test_greedy_texts_do_not_depend_on_the_method(tmp_path):
+    folder = sweep.run(sweep_config(tmp_path, grid={**SMALL, "oracle": {}}, sampling={"temperature": 0.0}))
+    texts = [pd.read_parquet(path).token_ids.map(list).tolist() for path in sorted((folder / "cells").iterdir())]
+    written = [text for text in texts if any(text)]
+    assert len(written) == 2
+    assert written[0] == written[1]
+    rows = read_table(folder, "rows")
+    assert (rows[rows.method == "oracle"][list(COUNTS)] % 1 == 0).all(axis=None), "coins are certain at temperature 0"
+
+
+def test_prompts_that_cannot_be_decoded_stay_visible(tmp_path, monkeypatch):
+    load = IdPrompts.load
+    monkeypatch.setattr(
+        IdPrompts, "load", lambda self: [*load(self), type(load(self)[0])(id="empty", content=[], answer=None)]
+    )
+    rows = read_table(sweep.run(sweep_config(tmp_path, grid={"autoregressive": {}, "oracle": {}})), "rows")
+    assert rows[rows.prompt == "empty"].error.str.contains("empty").all()
+    assert rows[rows.prompt != "empty"].error.isna().all()
+    assert torch.tensor(rows[rows.prompt == "empty"][list(COUNTS)].to_numpy(dtype=float)).sum() == 0
