@@ -17,8 +17,8 @@ $(READY): pyproject.toml constraints.txt
 quickstart: $(READY) ## the main job on the embedded toy pair: responses, data, head, sweep, frontier
 	$(RUN) -m toolkit.train +experiment=quickstart
 
-test: $(READY) ## all tests
-	$(RUN) -m pytest
+test: $(READY) ## all tests, one process per core
+	OMP_NUM_THREADS=1 $(RUN) -m pytest -n auto --dist worksteal
 
 check: $(READY) ## format, lint, types
 	$(RUN) -m ruff format --check .

@@ -20,7 +20,7 @@ from collections.abc import Callable
 from pathlib import Path
 from time import perf_counter
 
-from benchmarks import exactness, interruption
+from benchmarks import exactness, interruption, multi_draft
 from toolkit.io import write_text
 from toolkit.stage import provenance
 
@@ -79,6 +79,10 @@ FIGURES: dict[str, Callable[[], str]] = {
     "outputs": exactness.whole_outputs,
     "greedy": exactness.greedy_equals_target,
     "identity": exactness.counting_identity,
+    "optimality": multi_draft.optimality,
+    "dirichlet": multi_draft.dirichlet,
+    "rule_cost": multi_draft.rule_cost,
+    "trees": multi_draft.trees,
     "interruption": interruption.evidence,
     "multirun": multirun,
     "quickstart": quickstart,

@@ -107,11 +107,29 @@ def test_importance_is_exact_for_every_truncation(num_free, alphabet, how):
         assert distance(emission(rule, how, p, rows(q, num_drafts, how)).law, p) < 1e-12
 
 
-@pytest.mark.parametrize("num_halvings", [0, 1, 3, 50])
+@pytest.mark.parametrize("num_halvings", [0, 1, 5, 40])
 def test_k_seq_is_exact_after_any_number_of_halvings(num_halvings):
     p, q = pairs(8)
     rule = verification.get("spectr", num_halvings=num_halvings)
     assert distance(emission(rule, "iid", p, rows(q, 3, "iid")).law, p) < 1e-12
+
+
+@pytest.mark.parametrize("num_drafts", [1, 2, 4, 8])
+def test_k_seq_finds_its_root(num_drafts):
+    """Acceptance 1 - (1 - b)^K at the rho of sixty halvings."""
+    p, q = dirichlet(50, vocab_size=2000, seed=3) if num_drafts == 8 else pairs(200)
+    count = torch.full((len(p), 1), float(num_drafts), dtype=torch.float64)
+
+    def accepted(rho: Tensor) -> Tensor:
+        return 1 - (1 - torch.minimum(q, p / rho).sum(-1, keepdim=True)) ** count
+
+    low, high = torch.ones_like(count), count
+    for _ in range(60):
+        rho = (low + high) / 2
+        above = accepted(rho) <= rho * torch.minimum(q, p / rho).sum(-1, keepdim=True)
+        low, high = torch.where(above, low, rho), torch.where(above, rho, high)
+    got = accepted(verification.get("spectr")._rho(p, q, count))
+    assert torch.allclose(got, accepted(high), atol=1e-6, rtol=0)
 
 
 @pytest.mark.parametrize("name", LOSSLESS)

@@ -124,7 +124,7 @@ class _Kept:
     @classmethod
     def of(cls, target_probs: Tensor, draft_probs: Tensor, alphabet: int) -> _Kept:
         top = target_probs.topk(min(alphabet, target_probs.shape[-1]), dim=-1)
-        liked = torch.heaviside(target_probs - draft_probs, target_probs.new_zeros(())).scatter_(-1, top.indices, 0.0)
+        liked = (target_probs - draft_probs).sign_().clamp_(min=0).scatter_(-1, top.indices, 0.0)
         probs = top.values / top.values.sum(-1, keepdim=True)
         return cls(top.indices.unsqueeze(-2), probs.unsqueeze(-2), liked.unsqueeze(-2))
 
