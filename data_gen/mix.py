@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import shutil
 from collections.abc import Hashable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -30,6 +30,7 @@ from toolkit.pair import fingerprint
 from toolkit.sampling import Sampling
 from toolkit.stage import MANIFEST, command, open_stage
 
+SUMMARY, PARTS = "summary.json", "parts"
 PART_ROWS = 256
 PREVIEW_ROWS = 3
 FEATURES = datasets.Features({
@@ -53,53 +54,45 @@ class Responses:
 
 def run(cfg: Any) -> Path:
     """Mix `cfg.responses`; returns the output folder."""
-    if not 0 < cfg.mixing_ratio < 1:
-        raise InputError(f"mixing_ratio: expected a share between 0 and 1, got {cfg.mixing_ratio}")
-    if not 0 < cfg.validation_fraction < 1:
-        raise InputError(f"validation_fraction: expected a share between 0 and 1, got {cfg.validation_fraction}")
-    if cfg.batch_size < 1:
-        raise InputError(f"batch_size: expected at least 1, got {cfg.batch_size}")
+    _check_settings(cfg)
     responses = read_responses(cfg.responses)
     sampling = {**asdict(responses.sampling), "stop": list(responses.sampling.stop)}
     stage = open_stage("mix", {**plain(cfg), "sampling": sampling}, inputs=responses.inputs)
+    if stage.finished:
+        print("finished before:")
+        _print_summary(read_json(stage.folder / SUMMARY))
+        return stage.folder
     pair = instantiate(cfg.pair)
-    if not stage.finished:
-        _check_target(pair, responses)
-        table = _mix_parts(pair, responses, cfg, stage.folder / "parts")
-        prompts = [tuple(row["prompt_ids"]) for row in responses.rows]
-        data = split(table, prompts, cfg.validation_fraction, cfg.seed)
-        summary = summarize(data)
-        check_masks(summary)
-        datasets.disable_progress_bars()
-        write_folder(stage.folder / "dataset", lambda path: data.save_to_disk(str(path)))
-        facts = {
-            "sampling": sampling,
-            "mixing_ratio": cfg.mixing_ratio,
-            "draft_fingerprint": fingerprint(pair.draft),
-            "target_fingerprint": fingerprint(pair.target),
-        }
-        write_json(stage.folder / "summary.json", {**summary, **facts})
-        shutil.rmtree(stage.folder / "parts")
-        stage.finish(**summary, **facts)
-    _print_summary(read_json(stage.folder / "summary.json"))
-    data = datasets.load_from_disk(str(stage.folder / "dataset"))
+    facts = {"sampling": sampling, "mixing_ratio": cfg.mixing_ratio, **_fingerprints(pair, responses)}
+    table = _mix_parts(pair, responses, cfg, stage.folder / PARTS)
+    prompts = [tuple(row["prompt_ids"]) for row in responses.rows]
+    data = split(table, prompts, cfg.validation_fraction, cfg.seed)
+    summary = summarize(data)
+    check_masks(summary)
+    datasets.disable_progress_bars()
+    write_folder(stage.folder / "dataset", lambda path: data.save_to_disk(str(path)))
+    write_json(stage.folder / SUMMARY, {**summary, **facts})
+    shutil.rmtree(stage.folder / PARTS)
+    stage.finish(**summary, **facts)
+    _print_summary(summary)
     show(pair.tokenizer, [data["train"][i] for i in range(min(PREVIEW_ROWS, len(data["train"])))])
     return stage.folder
 
 
 def read_responses(folders: str | Path | Sequence[str | Path]) -> Responses:
-    """The rows of one finished responses folder, or of several made with the same target and sampling.
+    """The rows of one finished responses folder, or of several made with the same target and warping.
 
     Raises InputError if a response is empty, or if the folders do not go together.
     """
     paths = [Path(folder) for folder in ([folders] if isinstance(folders, str | Path) else folders)]
     rows: list[dict[str, Any]] = []
-    facts, inputs, first_row = [], [], 0
+    samplings, targets, inputs, first_row = [], [], [], 0
     for folder in paths:
         found = list(read_rows(folder))
         manifest = read_json(folder / MANIFEST)
         sampling = {key: value for key, value in manifest["config"]["sampling"].items() if key != "_target_"}
-        facts.append((Sampling(**sampling), manifest["target_fingerprint"]))
+        samplings.append(Sampling(**sampling))
+        targets.append(manifest["target_fingerprint"])
         inputs += sorted(folder.glob("shard-*.jsonl"))
         for row in found:
             if not row["prompt_ids"] or not row["token_ids"]:
@@ -108,10 +101,11 @@ def read_responses(folders: str | Path | Sequence[str | Path]) -> Responses:
         first_row += manifest["rows"]["input"]
     if not rows:
         raise InputError(f"expected responses to mix, found none in {', '.join(map(str, paths))}")
-    for folder, fact in zip(paths, facts, strict=True):
-        if fact != facts[0]:
+    laws = [replace(sampling, seed=0, max_new_tokens=1, stop=()) for sampling in samplings]
+    for folder, law, target in zip(paths, laws, targets, strict=True):
+        if (law, target) != (laws[0], targets[0]):
             raise InputError(f"{folder} and {paths[0]} differ in target or sampling: mix their responses apart")
-    return Responses(rows, *facts[0], inputs)
+    return Responses(rows, samplings[0], targets[0], inputs)
 
 
 def split(table: pa.Table, prompts: Sequence[Hashable], validation_fraction: float, seed: int) -> datasets.DatasetDict:
@@ -156,15 +150,25 @@ def check_masks(summary: Mapping[str, Any]) -> None:
         raise InputError("every position holds a drafted token, so nothing was mixed: raise mixing_ratio")
 
 
-def _check_target(pair: Any, responses: Responses) -> None:
+def _check_settings(cfg: Any) -> None:
+    for name in ("mixing_ratio", "validation_fraction"):
+        if not 0 < cfg[name] < 1:
+            raise InputError(f"{name}: expected a share between 0 and 1, got {cfg[name]}")
+    if cfg.batch_size < 1:
+        raise InputError(f"batch_size: expected at least 1, got {cfg.batch_size}")
+
+
+def _fingerprints(pair: Any, responses: Responses) -> dict[str, str]:
+    """The models' identities. Raises InputError if the target is not the one that made the responses."""
     if pair.draft is None:
         raise InputError("expected a pair with a draft: pair.draft=FOLDER")
-    here = fingerprint(pair.target)
-    if responses.target_fingerprint != here:
+    target = fingerprint(pair.target)
+    if responses.target_fingerprint != target:
         raise InputError(
-            f"the responses come from another target (fingerprint {responses.target_fingerprint}, this pair's {here}): "
+            f"the responses come from another target (fingerprint {responses.target_fingerprint}, this pair's {target}): "
             "set pair.target to the model that made them"
         )
+    return {"target_fingerprint": target, "draft_fingerprint": fingerprint(pair.draft)}
 
 
 def _mix_parts(pair: Any, responses: Responses, cfg: Any, folder: Path) -> pa.Table:

@@ -175,9 +175,9 @@ def command(config_name: str, run: Callable[[Any], Any], score: Callable[[Any, P
 
 
 def run_stages(
-    stages: Mapping[str, Mapping[str, Any]] | None, known: Mapping[str, Path] | None = None
+    stages: Mapping[str, Mapping[str, Any]] | None, root_dir: Path | str, known: Mapping[str, Path] | None = None
 ) -> dict[str, Path]:
-    """Run stages one after another: each {run: module.function, config: name, overrides: [...]}.
+    """Run stages one after another below `root_dir`: each {run: module.function, config: name, overrides: [...]}.
 
     Overrides can name the folder of an earlier stage, or of one in `known`, in braces: 'responses="{responses}"'.
     Returns the folders of all of them.
@@ -188,6 +188,7 @@ def run_stages(
     for name, stage in (stages or {}).items():
         print(f"\n== {name}", flush=True)
         overrides = [fill_folders(override, done) for override in stage.get("overrides", ())]
+        overrides.insert(0, f"paths.root_dir={root_dir}")
         done[name] = get_method(stage["run"])(configs.compose(stage["config"], overrides))
     return done
 

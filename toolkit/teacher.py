@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from toolkit.pair import vocab_size
 from toolkit.session import open_session
 
 PADDING = 0
@@ -28,7 +29,7 @@ def pad_right(texts: Sequence[Sequence[int]], device: torch.device | str = "cpu"
 @torch.no_grad()
 def logits_of(model: Any, tokens: Tensor) -> Tensor:
     """Next-token logits [B, T, V] after every token of [B, T], unwarped."""
-    tokens = tokens.to(model.device)
+    tokens = _readable(model, tokens)
     if _is_tabular(model):
         return open_session(model, *tokens.shape).extend(tokens, last=tokens.shape[1]).logits
     return model(input_ids=tokens, use_cache=False).logits
@@ -37,7 +38,7 @@ def logits_of(model: Any, tokens: Tensor) -> Tensor:
 @torch.no_grad()
 def states_of(model: Any, tokens: Tensor) -> Tensor:
     """Final hidden states [B, T, D] of tokens [B, T]: what the output embedding reads; state t has read token t."""
-    tokens = tokens.to(model.device)
+    tokens = _readable(model, tokens)
     if _is_tabular(model):
         return open_session(model, *tokens.shape).extend(tokens, last=tokens.shape[1]).hidden
     caught: list[Tensor] = []
@@ -57,6 +58,11 @@ def states_of(model: Any, tokens: Tensor) -> Tensor:
 def hidden_size(model: Any) -> int:
     """D: the width of what `states_of` returns."""
     return model.probs.shape[0] if _is_tabular(model) else int(model.get_output_embeddings().weight.shape[1])
+
+
+def _readable(model: Any, tokens: Tensor) -> Tensor:
+    """On the model's device; a token beyond its vocabulary (padding of the other model's) becomes its last one."""
+    return tokens.to(model.device).clamp(max=vocab_size(model) - 1)
 
 
 def _is_tabular(model: Any) -> bool:

@@ -27,7 +27,7 @@ from toolkit.training.console import on_terminal, print_config, print_scores, pr
 from toolkit.training.curves import Curves
 from toolkit.training.data import SUMMARY, MixedData, read_summary
 from toolkit.training.export import DIAGRAM, HEAD, SCORES, export
-from toolkit.training.loggers import run_id_of
+from toolkit.training.loggers import is_first_process, run_id_of
 from toolkit.training.module import HeadTraining, evaluate
 from toolkit.training.start import check_choice, check_resumable, pretrained_files, resume_path, warm_start
 
@@ -38,14 +38,14 @@ IGNORED = ("before", "after", "tags", "optimized_metric")
 def run(cfg: Any) -> Path:
     """The stages before, training, the stages after; returns the run's folder."""
     check_choice(cfg.ckpt_path, cfg.from_pretrained)
-    folders = run_stages(cfg.before)
+    folders = run_stages(cfg.before, cfg.paths.root_dir)
     data_folder = _data_folder(cfg, folders)
     inputs = [data_folder / SUMMARY, *pretrained_files(cfg.from_pretrained)]
     stage = open_stage("train", cfg, inputs=inputs, ignore=IGNORED)
     if not stage.finished and not train(cfg, stage, data_folder):
         return stage.folder  # one process of several: the first one does the rest
     print_scores(read_json(stage.folder / SCORES))
-    run_stages(cfg.after, {**folders, "train": stage.folder})
+    run_stages(cfg.after, cfg.paths.root_dir, {**folders, "train": stage.folder})
     models = f"pair.target={cfg.pair.target} pair.draft={cfg.pair.draft}"
     print(f"next: python -m toolkit.decode method=specdec_pp head={stage.folder / HEAD} {models}")
     return stage.folder
@@ -62,8 +62,9 @@ def score(cfg: Any, folder: Path) -> float:
 def train(cfg: Any, stage: Stage, data_folder: Path) -> bool:
     """Train, or go on training, in the stage's folder. Returns whether this is the process that writes the results."""
     quiet_lightning()
-    print_config(plain(cfg))
-    write_text(stage.folder / "config.yaml", OmegaConf.to_yaml(cfg, resolve=True))
+    if is_first_process():
+        print_config(plain(cfg))
+        write_text(stage.folder / "config.yaml", OmegaConf.to_yaml(cfg, resolve=True))
     pl.seed_everything(cfg.seed, workers=True, verbose=False)
     data: MixedData = instantiate(OmegaConf.merge(cfg.data, {"path": str(data_folder)}))
     resumed = resume_path(stage.folder, cfg.ckpt_path)

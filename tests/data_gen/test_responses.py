@@ -161,7 +161,7 @@ def test_a_full_disk_is_one_line_and_leaves_nothing_half_written(checkpoints, pr
 
     folder = tmp_path / "out"
     cfg = config.compose("responses", overrides(checkpoints, prompts_file, folder))
-    stage.open_stage("responses", cfg, ignore=responses.IGNORED)
+    stage.open_stage("responses", cfg, inputs=stage.prompt_files(cfg), ignore=responses.IGNORED)
     monkeypatch.setattr(os, "fsync", full)
     with pytest.raises(InputError, match="could not write .*shard-00000.jsonl: No space left on device"):
         responses.run(cfg)

@@ -163,8 +163,10 @@ def test_the_order_of_rows_is_a_function_of_seed_and_epoch():
     assert epoch(0) == epoch(0) != epoch(1) and epoch(0, seed=1) != epoch(0)
     assert sorted(row for batch in epoch(2) for row in batch) == list(range(23))
     assert epoch(3, start=2) == epoch(3)[2:]
-    shares = [[row for batch in epoch(1, rank=rank, world=2) for row in batch] for rank in range(2)]
-    assert len(shares[0]) == len(shares[1]) == 12 and set(shares[0]) | set(shares[1]) == set(range(23))
+    for even, counts in ((True, [12, 12]), (False, [12, 11])):
+        shares = [[row for batch in epoch(1, rank=rank, world=2, even=even) for row in batch] for rank in range(2)]
+        assert [len(share) for share in shares] == counts
+        assert set(shares[0]) | set(shares[1]) == set(range(23))
 
 
 def test_data_of_another_draft_and_unfinished_data_are_refused(overrides, tiny_mix, tiny_pair, tmp_path):
@@ -385,3 +387,4 @@ def test_configs_of_the_groups_compose():
     assert not compose("train", ["logger=none"]).logger
     assert not compose("train", ["callbacks=none"]).callbacks
     assert compose("train", ["+experiment=toy_head", "+debug=overfit"]).data.shuffle is False
+    assert compose("train", ["+experiment=toy_head", "+hparams_search=grid"]).trainer.max_epochs == 10

@@ -43,7 +43,7 @@ def test_children_are_found_from_parents():
 @pytest.mark.parametrize("name", REJECTION)
 def test_a_tree_of_width_1_is_a_chain_token_for_token(name):
     """The same uniforms, ragged rows: the verdicts of `rejection`."""
-    rows, most, vocab_size = (60 if name == "importance_lp" else 400), 4, 5
+    rows, most, vocab_size = (40 if name == "importance_lp" else 400), 4, 5
     uniforms = uniform(rows, num_uniforms(most), seed=1)
     p, q = (tables(rows * (most + 1), vocab_size, seed).reshape(rows, most + 1, vocab_size) for seed in (2, 3))
     tokens = draw(q[:, :most], uniforms[:, :most])
@@ -104,7 +104,7 @@ class Redraws(SelectionRule):
 @pytest.mark.parametrize(("rule", "how"), [*((verification.get(n), how) for n, how in DECLARED), (Redraws(), "iid")])
 def test_emitted_texts_follow_the_target(rule, how):
     """27 texts of three tokens against their chances, each within five standard errors."""
-    rows = 60_000
+    rows = 30_000
     target, drafts = tables(3, 3, seed=4), tables(6, 3, seed=5).reshape(2, 3, 3)
     uniforms = uniform(rows, num_uniforms(6), seed=6)
     proposal = two_levels(how, drafts, uniforms)

@@ -14,7 +14,8 @@ class RowBatches:
 
     shuffle      a new order of rows for every epoch; False: rows in order
     seed         of the orders
-    rank, world  this process's share of the rows; the rows are filled up from the front so that all have equally many
+    rank, world  this process's share of the rows: every world-th one. For training (`even`) they are filled up from the
+                 front, because processes that train together must make equally many steps
     position     says where the training stands, (epoch, batch); asked when the first batch of an epoch is wanted. After
                  a resume in mid-epoch only the rest of that epoch comes out
 
@@ -31,14 +32,15 @@ class RowBatches:
         seed: int = 0,
         rank: int = 0,
         world: int = 1,
+        even: bool = False,
         position: Callable[[], tuple[int, int]] = lambda: (0, 0),
     ):
         self.states, self.batch_size, self.shuffle, self.seed = states, batch_size, shuffle, seed
-        self.rank, self.world, self.position = rank, world, position
+        self.rank, self.world, self.even, self.position = rank, world, even, position
 
     def __len__(self) -> int:
-        rows_here = -(-self.states.num_rows // self.world)
-        return -(-rows_here // self.batch_size)
+        rows = len(range(self.rank, self.states.num_rows + self._missing, self.world))
+        return -(-rows // self.batch_size)
 
     def __iter__(self) -> Iterator[Positions]:
         epoch, start = self.position()
@@ -54,5 +56,9 @@ class RowBatches:
             rows = torch.randperm(count, generator=generator).tolist()
         else:
             rows = list(range(count))
-        missing = -count % self.world
-        return (rows + rows[:missing])[self.rank :: self.world]
+        return (rows + rows[: self._missing])[self.rank :: self.world]
+
+    @property
+    def _missing(self) -> int:
+        """How many rows there are too few for equal shares."""
+        return -self.states.num_rows % self.world if self.even else 0

@@ -97,6 +97,7 @@ class MixedData(pl.LightningDataModule):
             seed=self.seed,
             rank=self._rank,
             world=self._world,
+            even=True,
             position=self._position,
         )
 

@@ -107,7 +107,7 @@ def open_wandb(
         folder,
         group or sweep_name(),
         tags,
-        track=_is_first_process(),
+        track=is_first_process(),
         project=project,
         run_id=id or run_id,
         mode="offline" if offline else None,
@@ -120,7 +120,8 @@ def open_wandb(
         yield WandbLogger(experiment=run, save_dir=str(folder), log_model=False)
 
 
-def _is_first_process() -> bool:
+def is_first_process() -> bool:
+    """Whether this is the process of a distributed run that writes and shows things."""
     return bool(getattr(rank_zero_only, "rank", 0) == 0)
 
 
