@@ -133,7 +133,7 @@ def _publish(folder: Path, tables: dict[str, pd.DataFrame], cost: TreeCost, cfg:
             log_image(wandb, f"acceptance/{path.stem}", path)
             curves = table[table.dataset == dataset]
             title = f"{dataset}: acceptance over the number of candidates"
-            log_lines(wandb, f"acceptance/curves-{dataset}", curves, "K", "acceptance", "method", title)
+            log_lines(wandb, f"acceptance/{path.stem}-curves", curves, "K", "acceptance", "method", title)
     for dataset, rows in table.groupby("dataset", sort=False):
         show(acceptance_table.compact(rows), f"{dataset}: acceptance, {acceptance_table.headline(rows)}")
     for dataset, rows in tables.get("block_efficiency", table[:0]).groupby("dataset", sort=False):

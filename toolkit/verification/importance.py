@@ -10,7 +10,7 @@ w_ij is free between the first s tokens, and otherwise 1 for i before j. The cho
     P_I(i) = q_1(i) q_2(i) + sum_{j != i} (q_1(i) q_2(j) + q_1(j) q_2(i)) w_ij,
 and is accepted with min(1, p/P_I), else the extra token comes from norm((p - P_I)+): exact whatever the weights.
 
-Deviation: the LP is solved exactly through its 2^s cuts (`free_wins`), for all nodes at once, without a solver.
+Deviation: the LP is solved exactly through its 2^s cuts (`pair_weights`), for all nodes at once, without a solver.
 Deviation: different drafts share w_ij = 1 - w_ji, too. P_I depends on what a pair gives in total: nothing is lost.
 Deviation: tokens that are not kept lose against kept ones; among themselves those with p > q win, then the first
 candidate. Their law has a closed form then, and nothing of the vocabulary's size is sorted.
@@ -19,13 +19,14 @@ candidate. Their law has a closed form then, and nothing of the vocabulary's siz
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cache
 
 import torch
 from torch import Tensor
 
 from toolkit.errors import InputError
-from toolkit.verification.base import SelectionRule, acceptances, first_ones, residual
+from toolkit.verification.base import SelectionRule
+from toolkit.verification.pair_weights import free_wins
+from toolkit.verification.successive import choose_and_accept
 
 
 class Importance(SelectionRule):
@@ -52,60 +53,11 @@ class Importance(SelectionRule):
         self, target_probs: Tensor, draft_probs: Tensor, candidates: Tensor, num_candidates: Tensor
     ) -> tuple[Tensor, Tensor]:
         kept = _Kept.of(target_probs, draft_probs[..., 0, :], self.alphabet)
-        real = first_ones(candidates, num_candidates)
-        brackets = _Brackets.of_one(draft_probs, candidates, real)
-        while brackets.law.shape[-2] > 1:
-            brackets = self._play(kept, brackets.every_second(0), brackets.every_second(1))
-        chances, chosen = brackets.chances[..., 0, : candidates.shape[-1]], brackets.law[..., 0, :]
-        passed = acceptances(target_probs, chosen, candidates)
-        return chances * passed * real, residual(target_probs, chosen)
 
-    def _play(self, kept: _Kept, first: _Brackets, second: _Brackets) -> _Brackets:
-        """The choices between the winners of two brackets each."""
-        match = _Match.of(kept, first.law, second.law, self.num_free)
-        wins = match.wins_of(first.tokens, second.tokens)
-        played = second.present.unsqueeze(-1)
-        first_wins = first.chances * (wins * second.chances.unsqueeze(-2)).sum(-1)
-        second_wins = second.chances * ((1 - wins) * first.chances.unsqueeze(-1)).sum(-2)
-        return _Brackets(
-            torch.where(played, match.chosen, first.law),
-            torch.cat([first.tokens, second.tokens], -1),
-            torch.cat([torch.where(played, first_wins, first.chances), torch.where(played, second_wins, 0.0)], -1),
-            first.present,
-        )
+        def match(first_law: Tensor, second_law: Tensor) -> _Match:
+            return _Match.of(kept, first_law, second_law, self.num_free)
 
-
-@dataclass(frozen=True)
-class _Brackets:
-    """R groups of m candidates, one of which is chosen.
-
-    law     [..., R, V]  of the chosen one
-    tokens  [..., R, m]  the candidates
-    chances [..., R, m]  P(this one is chosen | candidates)
-    present [..., R]     False where the node has none of these candidates
-    """
-
-    law: Tensor
-    tokens: Tensor
-    chances: Tensor
-    present: Tensor
-
-    @classmethod
-    def of_one(cls, draft_probs: Tensor, candidates: Tensor, real: Tensor) -> _Brackets:
-        """One candidate each; R is the next power of two, filled up with candidates that are not there."""
-        missing = (1 << (candidates.shape[-1] - 1).bit_length()) - candidates.shape[-1]
-        if missing:
-            draft_probs = torch.cat([draft_probs, draft_probs[..., :missing, :]], -2)
-            candidates, real = (torch.nn.functional.pad(t, (0, missing)) for t in (candidates, real))
-        tokens = candidates.unsqueeze(-1)
-        return cls(draft_probs, tokens, torch.ones_like(tokens, dtype=draft_probs.dtype), real)
-
-    def every_second(self, start: int) -> _Brackets:
-        """The brackets start, start + 2, ..."""
-        rows = slice(start, None, 2)
-        return _Brackets(
-            self.law[..., rows, :], self.tokens[..., rows, :], self.chances[..., rows, :], self.present[..., rows]
-        )
+        return choose_and_accept(target_probs, draft_probs, candidates, num_candidates, match)
 
 
 @dataclass(frozen=True)
@@ -186,63 +138,3 @@ def _masses_of_others(law: Tensor, kept_probs: Tensor, liked: Tensor) -> tuple[T
     likes = law @ liked.mT
     rest = law.sum(-1, keepdim=True) - kept_probs.sum(-1, keepdim=True) - likes
     return likes, rest.clamp(min=0)
-
-
-def free_wins(target_probs: Tensor, loads: Tensor, pairs: Tensor) -> Tensor:
-    """Weights w [..., s, s], w_ij + w_ji = 1, that maximise sum_i min(p(i), load_i + sum_j pairs_ij w_ij).
-
-    target_probs [..., s], loads [..., s] what token i has in any case, pairs [..., s, s] symmetric, to be shared out.
-
-    By max-flow min-cut the maximum is the least of the 2^s cuts p(S) + load(S^c) + (the pairs not inside S). Fix one
-    weight after the other: if pair {i, j} of mass m gives x to i, the cuts with j but not i in S change by x - m, those
-    with i but not j by -x. The x that makes the least cuts of both kinds equal, or comes closest, keeps the maximum.
-    """
-    size = target_probs.shape[-1]
-    wins = torch.full_like(pairs, 0.5)
-    if size == 1:
-        return wins
-    cut = _Cuts.of(size, pairs.dtype, pairs.device)
-    masses = pairs[..., cut.i, cut.j]
-    cuts = target_probs @ cut.inside + loads @ (1 - cut.inside) - masses @ cut.both
-    drops = (masses.unsqueeze(-1) * cut.either_half).unbind(-2)
-    tilts: list[Tensor] = []  # 2 x - m
-    for e, (mass, minus) in enumerate(zip(masses.unbind(-1), (-masses).unbind(-1), strict=True)):
-        least_j, least_i = cuts[..., cut.only[e]].amin(-1).unbind(-1)
-        tilts.append(torch.clamp(least_i - least_j, min=minus, max=mass))
-        cuts = torch.addcmul(cuts - drops[e], tilts[e].unsqueeze(-1), cut.sign_half[e])
-    share = (1 + torch.stack(tilts, -1) / masses.clamp(min=torch.finfo(masses.dtype).tiny)) / 2
-    wins[..., cut.i, cut.j], wins[..., cut.j, cut.i] = share, 1 - share
-    return wins
-
-
-@dataclass(frozen=True)
-class _Cuts:
-    """Which subsets S of s tokens hold what. P pairs i < j.
-
-    inside      [s, 2^s]         token i
-    i, j        [P]              the pairs
-    both        [P, 2^s]         both tokens of a pair
-    only        [P][2, 2^(s-2)]  ids of the subsets with j alone, with i alone
-    sign_half   [P][2^s]         1/2 with j alone, -1/2 with i alone
-    either_half [P, 2^s]         1/2 in both cases
-    """
-
-    inside: Tensor
-    i: Tensor
-    j: Tensor
-    both: Tensor
-    only: tuple[Tensor, ...]
-    sign_half: tuple[Tensor, ...]
-    either_half: Tensor
-
-    @classmethod
-    @cache
-    def of(cls, size: int, dtype: torch.dtype, device: torch.device) -> _Cuts:
-        subsets = torch.arange(2**size, device=device)
-        inside = (subsets >> torch.arange(size, device=device).unsqueeze(1)) & 1
-        i, j = torch.triu_indices(size, size, 1, device=device)
-        only_j, only_i = inside[j] & ~inside[i], inside[i] & ~inside[j]
-        only = torch.stack([only_j, only_i], 1).nonzero()[:, 2].reshape(len(i), 2, -1)
-        sign_half, either_half = (only_j - only_i).to(dtype) / 2, (only_j + only_i).to(dtype) / 2
-        both = (inside[i] & inside[j]).to(dtype)
-        return cls(inside.to(dtype), i, j, both, only.unbind(0), sign_half.unbind(0), either_half)

@@ -1,0 +1,92 @@
+"""Importance-weighted choice with weights for groups of tokens of similar p/q, then one speculative step.
+
+Paper: Khisti et al., Multi-Draft Speculative Sampling: Canonical Architectures and Theoretical Limits
+(arXiv:2410.18234), Theorem 1 and Remark 4; the groups are this project's.
+theirs -> ours: p -> draft_probs (q in formulas), q -> target_probs (p), w -> wins, p_I -> chosen.
+
+Of two candidates from groups g and h the first is chosen with chance w_gh, of one group always. Tokens of a group then
+keep the proportions of q, so that sum_i min(p(i), P_I(i)) is nearly sum_g min(p(g), P_I(g)) if p/q varies little within
+a group, and the program over the few groups (`pair_weights`) comes close to the one over all tokens.
+Deviation: instead of a few tokens with free weights and a fixed order of all others (`importance`), every token belongs
+to a group whose weights are free. The order lets the first tokens win too often unless p is concentrated on few
+tokens; here there is neither an order nor a truncated alphabet, and the cost is linear in V.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from toolkit.errors import InputError
+from toolkit.verification.base import SelectionRule
+from toolkit.verification.pair_weights import free_wins
+from toolkit.verification.successive import choose_and_accept
+
+
+class GroupedImportance(SelectionRule):
+    """Pairs choose until one candidate is left; accept it with min(1, p/P_I), else draw from norm((p - P_I)+).
+
+    edges  of the groups in p/q, increasing; q is the mean of the two candidates' laws
+
+    Candidate k's chance is P(k chosen) min(1, p/P_I); of equal candidates the first is chosen.
+    """
+
+    lossless = True
+    drawing = ("iid", "independent")
+
+    def __init__(self, edges: Sequence[float] = (0.4, 0.8, 1.0, 1.3, 1.8)):
+        if not 1 <= len(edges) <= 11 or list(edges) != sorted(set(edges)) or edges[0] <= 0:
+            raise InputError(f"edges must be 1 to 11 increasing numbers above 0, got {list(edges)}")
+        self.edges = tuple(edges)
+
+    def _law(
+        self, target_probs: Tensor, draft_probs: Tensor, candidates: Tensor, num_candidates: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        edges = target_probs.new_tensor(self.edges)
+
+        def match(first_law: Tensor, second_law: Tensor) -> _Match:
+            return _Match.of(target_probs.unsqueeze(-2), first_law, second_law, edges)
+
+        return choose_and_accept(target_probs, draft_probs, candidates, num_candidates, match)
+
+
+@dataclass(frozen=True)
+class _Match:
+    """The choice between two candidates.
+
+    group  [..., V]     of every token
+    wins   [..., G, G]  P(the first is chosen | it is of the row's group, the second of the column's)
+    chosen [..., V]     P_I
+    """
+
+    group: Tensor
+    wins: Tensor
+    chosen: Tensor
+
+    @classmethod
+    def of(cls, target_probs: Tensor, first_law: Tensor, second_law: Tensor, edges: Tensor) -> _Match:
+        mean = ((first_law + second_law) / 2).clamp_(min=torch.finfo(first_law.dtype).tiny)
+        group = torch.bucketize(target_probs / mean, edges)
+        empty = first_law.new_zeros(*first_law.shape[:-1], len(edges) + 1)
+        target, first, second = (
+            empty.scatter_add(-1, group, law) for law in (target_probs.expand_as(first_law), first_law, second_law)
+        )
+        pairs = first.unsqueeze(-1) * second.unsqueeze(-2)
+        weights = free_wins(target, first * second, pairs + pairs.mT)
+        same = torch.eye(len(edges) + 1, dtype=torch.bool, device=weights.device)
+        wins, loses = weights.masked_fill(same, 1.0), weights.masked_fill(same, 0.0)
+        first_chosen, second_chosen = (
+            (wins @ second.unsqueeze(-1)).squeeze(-1),
+            (loses @ first.unsqueeze(-1)).squeeze(-1),
+        )
+        chosen = first_law * first_chosen.gather(-1, group) + second_law * second_chosen.gather(-1, group)
+        return cls(group, wins, chosen)
+
+    def wins_of(self, first: Tensor, second: Tensor) -> Tensor:
+        """See `toolkit.verification.successive.Match`."""
+        rows, columns = self.group.gather(-1, first), self.group.gather(-1, second)
+        at_rows = self.wins.gather(-2, rows.unsqueeze(-1).expand(*rows.shape, self.wins.shape[-1]))  # [..., m, G]
+        return at_rows.gather(-1, columns.unsqueeze(-2).expand(*rows.shape, columns.shape[-1]))
