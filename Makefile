@@ -29,8 +29,8 @@ format: $(READY) ## put the code into shape
 	$(RUN) -m ruff format .
 	$(RUN) -m ruff check --fix .
 
-bench: $(READY) ## timings against transformers' own generate, into docs/benchmarks.md
-	$(RUN) -m benchmarks.decoding
+bench: $(READY) ## what the multi-draft rules cost per node
+	$(RUN) -m benchmarks.rules
 
 evidence: $(READY) ## every figure the documentation shows, into docs/evidence/
 	$(RUN) -m benchmarks.evidence
