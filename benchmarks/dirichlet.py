@@ -60,21 +60,29 @@ def measure(num_pairs: int = 1000, vocab_size: int = 4, max_drafts: int = 3, see
 
 def draw_figure(table: pd.DataFrame, path: Path) -> Path:
     """Acceptance over K: every rule under its first drawing, and the optima dashed."""
-    figure = Figure(figsize=(6.4, 4.6), dpi=160, layout="constrained")
+    figure = Figure(figsize=(8.2, 4.6), dpi=160, layout="constrained")
     FigureCanvasAgg(figure)
     axes = figure.add_subplot()
     for (name, how), lines in table.groupby(["rule", "drawing"], sort=False):
         if name == "optimum":
             dashes = {"iid": ":", "without_replacement": "--", "greedy": "-."}[str(how)]
             text = f"optimum, {label(str(how))}"
-            axes.plot(lines.num_candidates, lines.acceptance, color="#6E6E6E", linestyle=dashes, label=text)
+            axes.plot(
+                lines.num_candidates,
+                lines.acceptance,
+                color="#1A1A1A",
+                linestyle=dashes,
+                linewidth=1,
+                zorder=5,
+                label=text,
+            )
         elif how == get(str(name)).drawing[0]:
             style = look(str(name))
             axes.plot(
                 lines.num_candidates, lines.acceptance, color=style.color, marker=style.marker, label=label(str(name))
             )
     axes.set(xlabel="candidates", ylabel="mean acceptance", xticks=sorted(table.num_candidates.unique()))
-    axes.legend(frameon=False, fontsize=8)
+    axes.legend(frameon=False, fontsize=8, loc="center left", bbox_to_anchor=(1, 0.5))
     return write_atomic(path, lambda temporary: figure.savefig(temporary, format="png", metadata={"Software": None}))
 
 

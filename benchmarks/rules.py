@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from time import perf_counter, thread_time
 
@@ -36,15 +37,17 @@ def measure(repeats: int = 200, dtype: torch.dtype = torch.float64) -> pd.DataFr
             if name == "importance_lp" and (vocab_size, count) != (VOCAB_SIZES[0], BASE[1]):
                 continue
             size = 40 if name == "importance_lp" else vocab_size
-            nodes = [node(get(name), size, 2 if name == "importance_lp" else count, dtype, seed) for seed in range(8)]
-            lines.append({"rule": name, "vocab_size": size, "num_candidates": nodes[0].count, **timed(nodes, repeats)})
+            nodes = [Node(get(name), size, 2 if name == "importance_lp" else count, dtype, seed) for seed in range(8)]
+            lines.append(
+                {"rule": name, "vocab_size": size, "num_candidates": nodes[0].count, **timed(list(nodes), repeats)}
+            )
         logits = torch.randn(vocab_size, dtype=dtype)
-        yardstick = timed([lambda logits=logits: logits.softmax(-1)], repeats)
+        yardstick = timed([partial(torch.softmax, logits, -1)], repeats)
         lines.append({"rule": YARDSTICK, "vocab_size": vocab_size, "num_candidates": count, **yardstick})
     return pd.DataFrame(lines)
 
 
-class node:
+class Node:
     """One node, ready to be judged: peaked laws as language models have them, candidates drawn as the rule declares."""
 
     def __init__(self, rule: SelectionRule, vocab_size: int, count: int, dtype: torch.dtype, seed: int):
@@ -69,7 +72,7 @@ def timed(calls: list[Callable[[], object]], repeats: int) -> dict[str, float]:
         if n >= 10:
             wall.append(1e3 * (perf_counter() - clock))
             cpu.append(1e3 * (thread_time() - work))
-    found = {}
+    found: dict[str, float] = {}
     for kind, values in (("wall", pd.Series(wall)), ("cpu", pd.Series(cpu))):
         found |= {
             f"{kind}_ms": values.median(),

@@ -120,11 +120,12 @@ def test_emitted_texts_follow_the_target(rule, how):
     assert ((share - chances).abs() <= 5 * (chances * (1 - chances) / rows).sqrt()).all()
 
 
-def test_rows_do_not_depend_on_their_neighbours_and_name_what_is_not_a_number():
-    rule = verification.get("specinfer")
+@pytest.mark.parametrize("name", RULES)
+def test_rows_do_not_depend_on_their_neighbours_and_name_what_is_not_a_number(name):
+    rule = verification.get(name)
     target, drafts = tables(3, 3, seed=4), tables(6, 3, seed=5).reshape(2, 3, 3)
     uniforms = uniform(8, num_uniforms(6), seed=9)
-    proposal = two_levels("iid", drafts, uniforms)
+    proposal = two_levels(rule.drawing[0], drafts, uniforms)
     probs = target[torch.cat([torch.zeros(8, 1, dtype=torch.long), proposal.tokens], 1)]
     clean = rule.verify(proposal, probs, uniforms)
     spoilt, laws = probs.clone(), proposal.laws.clone()

@@ -3,7 +3,7 @@
 Paper: Khisti et al., Multi-Draft Speculative Sampling: Canonical Architectures and Theoretical Limits
 (arXiv:2410.18234): Theorem 1, truncated LP (Algorithm 1), truncated alphabet, successive selection (Remark 4).
 theirs -> ours: p -> draft_probs (q in formulas), q -> target_probs (p), w -> wins, |Omega_1| = s -> num_free,
-Omega_0 -> the kept tokens, p_I -> chosen.
+its high-probability subset -> the kept tokens, p_I -> chosen.
 
 Of two candidates with laws q_1 and q_2 the pair {i, j} gives i with chance w_ij. Sorted by p - q_1 q_2, decreasing,
 w_ij is free between the first s tokens, and otherwise 1 for i before j. The chosen candidate has the law
@@ -14,6 +14,9 @@ Deviation: the LP is solved exactly through its 2^s cuts (`pair_weights`), for a
 Deviation: different drafts share w_ij = 1 - w_ji, too. P_I depends on what a pair gives in total: nothing is lost.
 Deviation: tokens that are not kept lose against kept ones; among themselves those with p > q win, then the first
 candidate. Their law has a closed form then, and nothing of the vocabulary's size is sorted.
+
+The fixed order suits laws that are concentrated on few tokens. On flat ones its first tokens win too often, more so the
+more candidates there are, and acceptance can fall below a single draft's: `importance_grouped` does not have that.
 """
 
 from __future__ import annotations
@@ -32,8 +35,8 @@ from toolkit.verification.successive import choose_and_accept
 class Importance(SelectionRule):
     """Pairs choose until one candidate is left; accept it with min(1, p/P_I), else draw from norm((p - P_I)+).
 
-    num_free  s, how many tokens have free weights among themselves: all V, and two candidates are chosen from optimally
-    alphabet  how many of p's likeliest tokens are kept for the choice
+    num_free  s, how many tokens have free weights among themselves
+    alphabet  how many of p's likeliest tokens are kept for the choice; both at least V: optimal for two candidates
 
     Candidate k's chance is P(k chosen) min(1, p/P_I); equal candidates share theirs.
     """

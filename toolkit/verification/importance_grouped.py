@@ -14,7 +14,6 @@ tokens; here there is neither an order nor a truncated alphabet, and the cost is
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -29,7 +28,8 @@ from toolkit.verification.successive import choose_and_accept
 class GroupedImportance(SelectionRule):
     """Pairs choose until one candidate is left; accept it with min(1, p/P_I), else draw from norm((p - P_I)+).
 
-    edges  of the groups in p/q, increasing; q is the mean of the two candidates' laws
+    num_groups  of tokens, even in p/q from 0 to 2, the last one from 2 on (P_I/q is at most 2); q is the mean of the two
+                candidates' laws
 
     Candidate k's chance is P(k chosen) min(1, p/P_I); of equal candidates the first is chosen.
     """
@@ -37,18 +37,16 @@ class GroupedImportance(SelectionRule):
     lossless = True
     drawing = ("iid", "independent")
 
-    def __init__(self, edges: Sequence[float] = (0.4, 0.8, 1.0, 1.3, 1.8)):
-        if not 1 <= len(edges) <= 11 or list(edges) != sorted(set(edges)) or edges[0] <= 0:
-            raise InputError(f"edges must be 1 to 11 increasing numbers above 0, got {list(edges)}")
-        self.edges = tuple(edges)
+    def __init__(self, num_groups: int = 6):
+        if not 2 <= num_groups <= 12:
+            raise InputError(f"num_groups must be from 2 to 12 (the cuts are 2^num_groups), got {num_groups}")
+        self.num_groups = num_groups
 
     def _law(
         self, target_probs: Tensor, draft_probs: Tensor, candidates: Tensor, num_candidates: Tensor
     ) -> tuple[Tensor, Tensor]:
-        edges = target_probs.new_tensor(self.edges)
-
         def match(first_law: Tensor, second_law: Tensor) -> _Match:
-            return _Match.of(target_probs.unsqueeze(-2), first_law, second_law, edges)
+            return _Match.of(target_probs.unsqueeze(-2), first_law, second_law, self.num_groups)
 
         return choose_and_accept(target_probs, draft_probs, candidates, num_candidates, match)
 
@@ -67,16 +65,16 @@ class _Match:
     chosen: Tensor
 
     @classmethod
-    def of(cls, target_probs: Tensor, first_law: Tensor, second_law: Tensor, edges: Tensor) -> _Match:
-        mean = ((first_law + second_law) / 2).clamp_(min=torch.finfo(first_law.dtype).tiny)
-        group = torch.bucketize(target_probs / mean, edges)
-        empty = first_law.new_zeros(*first_law.shape[:-1], len(edges) + 1)
+    def of(cls, target_probs: Tensor, first_law: Tensor, second_law: Tensor, num_groups: int) -> _Match:
+        ratio = 2 * target_probs / (first_law + second_law).clamp_(min=torch.finfo(first_law.dtype).tiny)
+        group = ratio.mul_((num_groups - 1) / 2).clamp_(max=num_groups - 1).long().clamp_(min=0)  # if not a number: 0
+        empty = first_law.new_zeros(*first_law.shape[:-1], num_groups)
         target, first, second = (
             empty.scatter_add(-1, group, law) for law in (target_probs.expand_as(first_law), first_law, second_law)
         )
         pairs = first.unsqueeze(-1) * second.unsqueeze(-2)
         weights = free_wins(target, first * second, pairs + pairs.mT)
-        same = torch.eye(len(edges) + 1, dtype=torch.bool, device=weights.device)
+        same = torch.eye(num_groups, dtype=torch.bool, device=weights.device)
         wins, loses = weights.masked_fill(same, 1.0), weights.masked_fill(same, 0.0)
         first_chosen, second_chosen = (
             (wins @ second.unsqueeze(-1)).squeeze(-1),

@@ -65,7 +65,7 @@ class ImportanceLP(SelectionRule):
         for index, problem in enumerate(problems):
             rows = np.flatnonzero(problem_of.reshape(-1) == index)
             laws, count = problem[:-1].reshape(1 + num_drafts, vocab_size), int(problem[-1])
-            if count:
+            if count and np.isfinite(problem).all():
                 masks, table, chosen[rows] = best_choice(laws[0], laws[1 : 1 + count])
                 choice[rows] = table[np.searchsorted(masks, keys[rows])]
         law = torch.from_numpy(chosen).to(target_probs).reshape(target_probs.shape)

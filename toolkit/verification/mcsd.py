@@ -6,10 +6,12 @@ theirs -> ours: q -> draft_probs, p -> target_probs, k -> K, x~^i -> candidates.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import torch
 from torch import Tensor
 
-from toolkit.verification.base import SelectionRule, check_distinct, check_support, normalized
+from toolkit.verification.base import SelectionRule, check_distinct, check_support
 from toolkit.verification.specinfer import reject_in_turn
 
 
@@ -22,21 +24,18 @@ class MCSD(SelectionRule):
     def _law(
         self, target_probs: Tensor, draft_probs: Tensor, candidates: Tensor, num_candidates: Tensor
     ) -> tuple[Tensor, Tensor]:
-        drawn_from = laws_without_earlier(draft_probs[..., 0, :], candidates)
-        return reject_in_turn(target_probs, drawn_from, candidates, num_candidates)
+        laws = _without_earlier(draft_probs[..., 0, :], candidates)
+        return reject_in_turn(target_probs, laws, candidates, num_candidates)
 
     def _check_candidates(self, draft_probs: Tensor, candidates: Tensor, real: Tensor) -> None:
         check_support(draft_probs, candidates, real)
         check_distinct(candidates, real)
 
 
-def laws_without_earlier(draft_probs: Tensor, candidates: Tensor) -> Tensor:
-    """The law each of candidates [..., K] was drawn from, given draft_probs [..., V] before removals: [..., K, V].
-
-    All zero once every token of q is drawn.
-    """
-    laws = [draft_probs]
-    for token in candidates[..., :-1].unbind(-1):
-        left = laws[-1].scatter(-1, token.unsqueeze(-1), 0.0)
-        laws.append(normalized(left, left))
-    return torch.stack(laws, -2)
+def _without_earlier(draft_probs: Tensor, candidates: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+    """Per candidate: draft_probs [..., V] without the earlier ones, and the sum of that [..., 1], 0 once all are drawn."""
+    yield draft_probs, torch.ones_like(draft_probs[..., :1])
+    left = draft_probs.clone()
+    for token in candidates[..., :-1].unsqueeze(-1).unbind(-2):
+        left.scatter_(-1, token, 0.0)
+        yield left, left.sum(-1, keepdim=True)

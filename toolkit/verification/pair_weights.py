@@ -1,11 +1,17 @@
-"""The best weights for choices between pairs: a linear program, solved exactly through its cuts."""
+"""The best weights for choices between pairs: a linear program, solved exactly through its cuts.
+
+A few dozen numbers per node in many short steps: NumPy on the host is faster at that than any device.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cache
+from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 
@@ -18,52 +24,50 @@ def free_wins(target_probs: Tensor, loads: Tensor, pairs: Tensor) -> Tensor:
     weight after the other: if pair {i, j} of mass m gives x to i, the cuts with j but not i in S change by x - m, those
     with i but not j by -x. The x that makes the least cuts of both kinds equal, or comes closest, keeps the maximum.
     """
-    size = target_probs.shape[-1]
-    wins = torch.full_like(pairs, 0.5)
-    if size == 1:
-        return wins
-    cut = _Cuts.of(size, pairs.dtype, pairs.device)
-    masses = pairs[..., cut.i, cut.j]
-    cuts = target_probs @ cut.inside + loads @ (1 - cut.inside) - masses @ cut.both
-    drops = (masses.unsqueeze(-1) * cut.either_half).unbind(-2)
-    tilts: list[Tensor] = []  # 2 x - m
-    for e, (mass, minus) in enumerate(zip(masses.unbind(-1), (-masses).unbind(-1), strict=True)):
-        least_j, least_i = cuts[..., cut.only[e]].amin(-1).unbind(-1)
-        tilts.append(torch.clamp(least_i - least_j, min=minus, max=mass))
-        cuts = torch.addcmul(cuts - drops[e], tilts[e].unsqueeze(-1), cut.sign_half[e])
-    share = (1 + torch.stack(tilts, -1) / masses.clamp(min=torch.finfo(masses.dtype).tiny)) / 2
+    p, load, mass = (t.detach().cpu().numpy() for t in (target_probs, loads, pairs))
+    cut = _Cuts.of(p.shape[-1])
+    mass = mass[..., cut.i, cut.j]  # [..., P]
+    cuts = p @ cut.inside + load @ (1 - cut.inside) - mass @ cut.both
+    drops, negative, tilts = mass[..., None] * cut.one_half, -mass, np.empty_like(mass)  # tilt: 2 x - m
+    for e, groups in enumerate(cut.only):
+        least = np.minimum.reduce(cuts.take(groups, axis=-1), axis=-1)
+        tilt = np.minimum(np.maximum(least[..., 1] - least[..., 0], negative[..., e]), mass[..., e])
+        cuts += tilt[..., None] * cut.sign_half[e] - drops[..., e, :]
+        tilts[..., e] = tilt
+    share = (1 + tilts / np.maximum(mass, np.finfo(mass.dtype).tiny)) / 2
+    wins = np.full((*p.shape, p.shape[-1]), 0.5, dtype=p.dtype)
     wins[..., cut.i, cut.j], wins[..., cut.j, cut.i] = share, 1 - share
-    return wins
+    return torch.from_numpy(wins).to(target_probs)
 
 
 @dataclass(frozen=True)
 class _Cuts:
     """Which subsets S of s tokens hold what. P pairs i < j.
 
-    inside      [s, 2^s]         token i
-    i, j        [P]              the pairs
-    both        [P, 2^s]         both tokens of a pair
-    only        [P][2, 2^(s-2)]  ids of the subsets with j alone, with i alone
-    sign_half   [P][2^s]         1/2 with j alone, -1/2 with i alone
-    either_half [P, 2^s]         1/2 in both cases
+    inside    [s, 2^s]         1 where S has token i, else 0
+    i, j      [P]              the pairs
+    both      [P, 2^s]         1 where S has both tokens of a pair
+    one_half  [P, 2^s]         1/2 where S has one of them
+    sign_half [P, 2^s]         1/2 where that is j, -1/2 where it is i
+    only      [P, 2, 2^(s-2)]  ids of the subsets with j alone, with i alone
     """
 
-    inside: Tensor
-    i: Tensor
-    j: Tensor
-    both: Tensor
-    only: tuple[Tensor, ...]
-    sign_half: tuple[Tensor, ...]
-    either_half: Tensor
+    inside: NDArray[Any]
+    i: NDArray[Any]
+    j: NDArray[Any]
+    both: NDArray[Any]
+    one_half: NDArray[Any]
+    sign_half: NDArray[Any]
+    only: NDArray[Any]
 
     @classmethod
     @cache
-    def of(cls, size: int, dtype: torch.dtype, device: torch.device) -> _Cuts:
-        subsets = torch.arange(2**size, device=device)
-        inside = (subsets >> torch.arange(size, device=device).unsqueeze(1)) & 1
-        i, j = torch.triu_indices(size, size, 1, device=device)
+    def of(cls, size: int) -> _Cuts:
+        inside = np.arange(2**size) >> np.arange(size)[:, None] & 1
+        i, j = np.triu_indices(size, 1)
         only_j, only_i = inside[j] & ~inside[i], inside[i] & ~inside[j]
-        only = torch.stack([only_j, only_i], 1).nonzero()[:, 2].reshape(len(i), 2, -1)
-        sign_half, either_half = (only_j - only_i).to(dtype) / 2, (only_j + only_i).to(dtype) / 2
-        both = (inside[i] & inside[j]).to(dtype)
-        return cls(inside.to(dtype), i, j, both, only.unbind(0), sign_half.unbind(0), either_half)
+        only = np.stack([only_j, only_i], 1).nonzero()[2].reshape(len(i), 2, 2**size // 4)
+        masks = [inside, inside[i] & inside[j], (only_j + only_i) / 2, (only_j - only_i) / 2]
+        # Single precision holds these exactly and leaves the format of the sums to the laws.
+        inside, both, one_half, sign_half = (mask.astype(np.float32) for mask in masks)  # type: ignore[assignment]
+        return cls(inside, i, j, both, one_half, sign_half, only)

@@ -8,10 +8,12 @@ Deviation: candidates are tried in the order given instead of a random one; exac
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import torch
 from torch import Tensor
 
-from toolkit.verification.base import SelectionRule, acceptance, first_ones, residual
+from toolkit.verification.base import SelectionRule, first_ones, normalized
 
 
 class SpecInfer(SelectionRule):
@@ -26,21 +28,28 @@ class SpecInfer(SelectionRule):
     def _law(
         self, target_probs: Tensor, draft_probs: Tensor, candidates: Tensor, num_candidates: Tensor
     ) -> tuple[Tensor, Tensor]:
-        return reject_in_turn(target_probs, draft_probs, candidates, num_candidates)
+        one = torch.ones_like(target_probs[..., :1])
+        laws = ((law, one) for law in draft_probs.unbind(-2))
+        return reject_in_turn(target_probs, laws, candidates, num_candidates)
 
 
 def reject_in_turn(
-    target_probs: Tensor, draft_probs: Tensor, candidates: Tensor, num_candidates: Tensor
+    target_probs: Tensor, laws: Iterable[tuple[Tensor, Tensor]], candidates: Tensor, num_candidates: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """The recursion, with draft_probs[..., k, :] the law x_k was drawn from given the earlier ones.
+    """The recursion. `laws`: per candidate the weights [..., V] it was drawn by, and their sum [..., 1].
 
-    Shapes as in `SelectionRule.law`.
+    Otherwise as `SelectionRule.law`. What is left of p is scaled to sum 1 only at the end; until then its sum is `mass`.
     """
-    left, reached, accept = target_probs, torch.ones_like(target_probs[..., 0]), []
-    for k, real in enumerate(first_ones(candidates, num_candidates).unbind(-1)):
-        law = draft_probs[..., k, :]
-        passed = acceptance(left, law, candidates[..., k]) * real
-        accept.append(reached * passed)
-        reached = reached * (1 - passed)
-        left = residual(left, law * real.unsqueeze(-1))
-    return torch.stack(accept, -1), left
+    tiny = torch.finfo(target_probs.dtype).tiny
+    real = first_ones(candidates, num_candidates).to(target_probs.dtype)
+    left, mass, ratios = target_probs, torch.ones_like(target_probs[..., :1]), []
+    for (law, total), token, counts in zip(
+        laws, candidates.unsqueeze(-1).unbind(-2), real.unsqueeze(-1).unbind(-2), strict=True
+    ):
+        scale = mass / total.clamp(min=tiny)
+        ratios.append(left.gather(-1, token) / (scale * law.gather(-1, token)).clamp(min=tiny))
+        left = torch.addcmul(left, law, scale * counts, value=-1).clamp_(min=0)
+        mass = left.sum(-1, keepdim=True)
+    passed = torch.cat(ratios, -1).clamp(max=1.0) * real
+    reached = torch.cat([torch.ones_like(mass), (1 - passed).cumprod(-1)[..., :-1]], -1)
+    return reached * passed, normalized(left, target_probs)

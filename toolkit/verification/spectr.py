@@ -47,7 +47,8 @@ class SpecTr(SelectionRule):
 
     def _rho(self, target_probs: Tensor, draft_probs: Tensor, counts: Tensor) -> Tensor:
         """The upper end of the last section with the root [..., 1]; counts [..., 1] is K."""
-        ratio = target_probs / draft_probs.clamp(min=torch.finfo(draft_probs.dtype).tiny)
+        ratio = target_probs / draft_probs  # 0/0 ends in the first section, where it counts for nothing
+        q_total = draft_probs.sum(-1, keepdim=True)
         halvings_at_once = min(ratio.shape[-1].bit_length(), 10)
         num_sections = 2**halvings_at_once
         sections = torch.arange(num_sections + 1, device=ratio.device)
@@ -55,12 +56,12 @@ class SpecTr(SelectionRule):
         for _ in range(0, self.num_halvings, halvings_at_once):
             edges = low + (high - low) * (sections / num_sections)
             per_unit = num_sections / (high - low).clamp(min=torch.finfo(ratio.dtype).eps)
-            place = ((ratio - low) * per_unit).ceil_().clamp_(0, num_sections + 1).long()
+            place = torch.addcmul(1 - low * per_unit, ratio, per_unit).clamp_(0, num_sections + 1).long().clamp_(min=0)
             empty = ratio.new_zeros(*ratio.shape[:-1], num_sections + 2)
             p_below, q_below = (
                 empty.scatter_add(-1, place, law).cumsum(-1)[..., :-1] for law in (target_probs, draft_probs)
             )
-            overlap = p_below / edges + (draft_probs.sum(-1, keepdim=True) - q_below)
+            overlap = p_below / edges + (q_total - q_below)
             above = 1 - (1 - overlap) ** counts <= edges * overlap  # from one edge on
             first = (~above[..., :-1]).sum(-1, keepdim=True)
             low, high = edges.gather(-1, (first - 1).clamp(min=0)), edges.gather(-1, first)

@@ -55,8 +55,9 @@ def _play(first: _Brackets, second: _Brackets, match: Callable[[Tensor, Tensor],
     played = second.present.unsqueeze(-1)
     first_wins = first.chances * (wins * second.chances.unsqueeze(-2)).sum(-1)
     second_wins = second.chances * ((1 - wins) * first.chances.unsqueeze(-1)).sum(-2)
+    law = choice.chosen if bool(played.all()) else torch.where(played, choice.chosen, first.law)
     return _Brackets(
-        torch.where(played, choice.chosen, first.law),
+        law,
         torch.cat([first.tokens, second.tokens], -1),
         torch.cat([torch.where(played, first_wins, first.chances), torch.where(played, second_wins, 0.0)], -1),
         first.present,
