@@ -1,6 +1,6 @@
 """How good is the pair? Exact match, held-out loss and acceptance on frozen prompts."""
 
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -8,6 +8,7 @@ from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 
 from data_gen.domains import Example, get
 from data_gen.toy_pair.batches import encode
+from toolkit import ModelPair, generate
 
 BATCH = 50  # prompts at a time
 Pair = tuple[list[int], list[int]]  # token ids of a prompt and of a response to it
@@ -39,41 +40,31 @@ def evaluate(
             hits = [get(domain).is_correct(text, e.answer) for text, e in zip(texts, examples, strict=True)]
             measures[f"exact_match_{name}"] = sum(hits) / len(hits)
         measures[f"loss_{name}"] = reference_loss(model, tokenizer, examples, cfg.max_length)
-    sampled = respond(target, tokenizer, prompts, cfg.evaluation.max_new_tokens, sample=True, seed=cfg.seed)
+    sampled = respond(target, tokenizer, prompts, cfg.evaluation.max_new_tokens, temperature=1.0, seed=cfg.seed)
     measures["alpha"] = acceptance(target, draft, sampled)
     measures["response_tokens"] = sum(len(response) for _, response in sampled) / len(sampled)
     return measures
 
 
-@torch.inference_mode()
 def respond(
     model: LlamaForCausalLM,
     tokenizer: PreTrainedTokenizerFast,
     prompts: list[str],
     max_new_tokens: int,
-    sample: bool = False,
+    temperature: float = 0.0,
     seed: int = 0,
 ) -> list[Pair]:
-    """A response of the model to each prompt, greedy or sampled at temperature 1, up to and including end of text."""
-    torch.manual_seed(seed)
-    pairs: list[Pair] = []
-    for start in range(0, len(prompts), BATCH):
-        batch = tokenizer(prompts[start : start + BATCH], padding=True, return_tensors="pt")
-        choice = {"do_sample": True, "temperature": 1.0, "top_k": 0, "top_p": 1.0} if sample else {"do_sample": False}
-        output = cast(Any, model).generate(
-            input_ids=batch["input_ids"],
-            attention_mask=batch["attention_mask"],
-            max_new_tokens=max_new_tokens,
-            **choice,
-        )
-        width = batch["input_ids"].shape[1]
-        for row, mask in zip(output, batch["attention_mask"], strict=True):
-            pairs.append((row[:width][mask.bool()].tolist(), _until_end(row[width:].tolist(), tokenizer.eos_token_id)))
-    return pairs
-
-
-def _until_end(tokens: list[int], end: int) -> list[int]:
-    return tokens[: tokens.index(end) + 1] if end in tokens else tokens
+    """A response of the model to each prompt, up to and including end of text."""
+    generations = generate(
+        ModelPair(target=model, draft=model, tokenizer=tokenizer),
+        prompts,
+        method="autoregressive",
+        max_new_tokens=max_new_tokens,
+        temperature=temperature,
+        seed=seed,
+        batch_size=BATCH,
+    )
+    return [(generation.prompt_ids, generation.token_ids) for generation in generations]
 
 
 @torch.inference_mode()

@@ -14,6 +14,7 @@ from torch.utils.data import DataLoader
 from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from data_gen.toy_pair.batches import BatchStream
+from data_gen.toy_pair.muon import Muon
 
 
 def build_model(shape: Any, tokenizer: PreTrainedTokenizerFast, max_positions: int) -> LlamaForCausalLM:
@@ -36,7 +37,35 @@ def build_model(shape: Any, tokenizer: PreTrainedTokenizerFast, max_positions: i
     )
     model = LlamaForCausalLM(config)
     model.generation_config = GenerationConfig(**special)
+    initialise(model)
     return model
+
+
+@torch.no_grad()
+def initialise(model: LlamaForCausalLM) -> None:
+    """Let every layer start as the identity: what a token is stays visible, so copying is learned several times sooner.
+
+    Embeddings dominate the residual stream (the usual 0.02 drowns in the layers' outputs at these widths), matrices keep
+    the scale of what they read, and those that write to the residual stream start at zero.
+    """
+    for name, parameter in model.named_parameters():
+        if "embed_tokens" in name:
+            parameter.normal_(0, 0.1)
+        elif name.endswith(("o_proj.weight", "down_proj.weight")):
+            parameter.zero_()
+        elif parameter.ndim == 2:
+            parameter.normal_(0, 0.8 * parameter.shape[1] ** -0.5)
+
+
+def parameter_groups(model: nn.Module, shape: Any, weight_decay: float) -> list[dict[str, Any]]:
+    """For `Muon`: the layers' matrices, with weight decay; embeddings and scales, by Adam without."""
+    groups = [
+        {"params": [], "lr": shape.matrix_learning_rate, "weight_decay": weight_decay, "adam": False},
+        {"params": [], "lr": shape.learning_rate, "weight_decay": 0.0, "adam": True},
+    ]
+    for name, parameter in model.named_parameters():
+        groups[parameter.ndim != 2 or "embed_tokens" in name]["params"].append(parameter)
+    return groups
 
 
 def weighted_loss(model: nn.Module, input_ids: Tensor, weights: Tensor) -> Tensor:
@@ -90,11 +119,9 @@ class ToyPairModule(pl.LightningModule):
         self.log("tokens/s", (self.tokens_seen - self._tokens_before) / elapsed, prog_bar=True)
 
     def configure_optimizers(self) -> OptimizerLRSchedulerConfig:
-        groups = [
-            {"params": list(model.parameters()), "lr": self.cfg[name].learning_rate}
-            for name, model in self.models.items()
-        ]
-        optimizer = torch.optim.AdamW(groups, betas=(0.9, 0.98), weight_decay=self.cfg.weight_decay)
+        models = self.models.items()
+        groups = [parameter_groups(model, self.cfg[name], self.cfg.weight_decay) for name, model in models]
+        optimizer = Muon([group for pair in groups for group in pair])
         schedule = torch.optim.lr_scheduler.LambdaLR(
             optimizer, lambda step: learning_rate_factor(step, self.cfg.warmup, self.cfg.steps)
         )

@@ -1,0 +1,254 @@
+"""Decoding speed, paired and interleaved: this engine's methods against transformers' own `generate`.
+
+    python -m benchmarks.decoding                       toy pair, batch 1: tokens/s, forwards, time outside forwards
+    python -m benchmarks.decoding --pair toy_padded     the same target grown to 207 M parameters
+    python -m benchmarks.decoding --batch-sizes 1 4 8 16 --contenders autoregressive "speculative K=4"
+
+One unit of work is one group of prompts (as many as the batch is wide) decoded by one contender; contenders take turns on
+every group, in an order that rotates, so that whatever else the machine does hits all of them. After a warm-up. Everybody
+samples at temperature 1 to the same length limit; texts differ, so speeds are new tokens over seconds, and intervals are
+bootstrapped over groups, all contenders by the same draws.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import torch
+from tqdm import tqdm
+
+from benchmarks.meter import ForwardMeter
+from data_gen.frozen import load_frozen
+from toolkit import ModelPair, generate
+from toolkit.io import write_text
+from toolkit.padding import padded_pair
+
+NUM_BOOT = 2000
+DOMAINS = ("math", "code")
+REFERENCE = "transformers autoregressive"
+
+
+@dataclass(frozen=True)
+class Contender:
+    """A way to decode. run(pair, prompts, max_new_tokens, seed) -> new tokens."""
+
+    name: str
+    run: Callable[[ModelPair, list[list[int]], int, int], int]
+    batched: bool = True
+
+
+def ours(name: str, method: str, *overrides: str) -> Contender:
+    """A method of this engine."""
+
+    def run(pair: ModelPair, prompts: list[list[int]], max_new_tokens: int, seed: int) -> int:
+        generations = generate(
+            pair,
+            prompts,
+            method=method,
+            overrides=list(overrides),
+            head=pair.head,
+            max_new_tokens=max_new_tokens,
+            seed=seed,
+            batch_size=len(prompts),
+        )
+        return sum(len(generation.token_ids) for generation in generations)
+
+    return Contender(name, run)
+
+
+def theirs(name: str, **assistant: Any) -> Contender:
+    """`transformers` generate; with keyword arguments: assisted by the draft, whose generation config takes them."""
+
+    def run(pair: ModelPair, prompts: list[list[int]], max_new_tokens: int, seed: int) -> int:
+        torch.manual_seed(seed)
+        options: dict[str, Any] = {}
+        if assistant:
+            options["assistant_model"] = pair.draft
+            for key, value in assistant.items():
+                setattr(pair.draft.generation_config, key, value)
+        width = max(map(len, prompts))
+        ids = torch.tensor([[0] * (width - len(p)) + p for p in prompts], device=pair.device)
+        mask = torch.tensor([[0] * (width - len(p)) + [1] * len(p) for p in prompts], device=pair.device)
+        output = pair.target.generate(
+            input_ids=ids,
+            attention_mask=mask,
+            do_sample=True,
+            temperature=1.0,
+            top_k=0,
+            top_p=1.0,
+            max_new_tokens=max_new_tokens,
+            **options,
+        )
+        return sum(_num_new(row[width:].tolist(), pair.end_ids or ()) for row in output)
+
+    return Contender(name, run, batched=not assistant)
+
+
+def _num_new(tokens: list[int], ends: Sequence[int]) -> int:
+    return next((i + 1 for i, token in enumerate(tokens) if token in ends), len(tokens))
+
+
+def _constant(num_tokens: int) -> dict[str, Any]:
+    return {
+        "num_assistant_tokens": num_tokens,
+        "num_assistant_tokens_schedule": "constant",
+        "assistant_confidence_threshold": 0.0,
+    }
+
+
+DYNAMIC = {
+    "num_assistant_tokens": 20,
+    "num_assistant_tokens_schedule": "constant",
+    "assistant_confidence_threshold": 0.4,
+}
+HEURISTIC = {
+    "num_assistant_tokens": 5,
+    "num_assistant_tokens_schedule": "heuristic",
+    "assistant_confidence_threshold": 0.0,
+}
+CONTENDERS = {
+    contender.name: contender
+    for contender in (
+        theirs(REFERENCE),
+        theirs("transformers assisted K=2", **_constant(2)),
+        theirs("transformers assisted K=4", **_constant(4)),
+        theirs("transformers assisted dynamic", **DYNAMIC),
+        theirs("transformers assisted heuristic", **HEURISTIC),
+        ours("autoregressive", "autoregressive"),
+        ours("speculative K=2", "speculative", "policy.num_drafted=2"),
+        ours("speculative K=4", "speculative", "policy.num_drafted=4"),
+        ours("speculative K=8", "speculative", "policy.num_drafted=8"),
+        ours("block K=4", "block", "policy.num_drafted=4"),
+        ours("confidence .4", "confidence", "policy.threshold=0.4"),
+        ours("specdec_pp h=.5", "specdec_pp", "policy.threshold=0.5"),
+        ours("specdec_pp h=.3", "specdec_pp", "policy.threshold=0.3"),
+    )
+}
+
+
+def measure(
+    pair: ModelPair,
+    prompts: list[list[int]],
+    contenders: list[Contender],
+    batch_size: int = 1,
+    max_new_tokens: int = 96,
+    seed: int = 0,
+) -> pd.DataFrame:
+    """One line per contender and group: new tokens, seconds, forwards, and seconds inside forwards."""
+    contenders = [c for c in contenders if c.batched or batch_size == 1]
+    groups = [prompts[i : i + batch_size] for i in range(0, len(prompts) - batch_size + 1, batch_size)]
+    for contender in contenders:
+        contender.run(pair, groups[0], 16, seed)
+    lines = []
+    for index, group in enumerate(tqdm(groups, desc=f"batch {batch_size}", unit="group")):
+        for contender in contenders[index % len(contenders) :] + contenders[: index % len(contenders)]:
+            with ForwardMeter(pair.target) as target, ForwardMeter(pair.draft) as draft:
+                started = perf_counter()
+                tokens = contender.run(pair, group, max_new_tokens, seed + index)
+                if pair.device.type == "cuda":
+                    torch.cuda.synchronize()
+                seconds = perf_counter() - started
+            lines.append({
+                "contender": contender.name, "batch_size": batch_size, "group": index, "tokens": tokens,
+                "seconds": seconds, "target_forwards": target.calls, "draft_forwards": draft.calls,
+                "forward_seconds": target.seconds + draft.seconds,
+            })  # fmt: skip
+    return pd.DataFrame(lines)
+
+
+def summary(lines: pd.DataFrame, reference: str | None = None, seed: int = 0) -> pd.DataFrame:
+    """Tokens per second with a 95 % interval, and the rest, per contender and batch size.
+
+    `against`: tokens/s over those of `reference` (same groups, same bootstrap draws), with its interval.
+    """
+    results = []
+    for batch_size, part in lines.groupby("batch_size"):
+        tokens, seconds = (part.pivot(index="group", columns="contender", values=v) for v in ("tokens", "seconds"))
+        draws = np.random.default_rng(seed).integers(len(tokens), size=(NUM_BOOT, len(tokens)))
+        boot = {name: tokens[name].to_numpy()[draws].sum(1) / seconds[name].to_numpy()[draws].sum(1) for name in tokens}
+        for name in part.contender.unique():
+            own = part[part.contender == name]
+            speed = own.tokens.sum() / own.seconds.sum()
+            low, high = np.quantile(boot[name], [0.025, 0.975])
+            line = {
+                "contender": name, "batch": batch_size, "tokens/s": speed, "low": low, "high": high,
+                "tokens per target forward": own.tokens.sum() / own.target_forwards.sum(),
+                "draft forwards per token": own.draft_forwards.sum() / own.tokens.sum(),
+                "outside forwards": 1 - own.forward_seconds.sum() / own.seconds.sum(),
+            }  # fmt: skip
+            if reference in boot:
+                ratio = boot[name] / boot[reference]
+                base = tokens[reference].sum() / seconds[reference].sum()
+                line |= {"against": speed / base, "against low": np.quantile(ratio, 0.025), "against high": np.quantile(ratio, 0.975)}  # fmt: skip
+            results.append(line)
+    return pd.DataFrame(results)
+
+
+def markdown(table: pd.DataFrame, reference: str) -> str:
+    """The summary for people."""
+    lines = [
+        f"| contender | batch | tokens/s | x {reference} | tokens per target forward | draft forwards per token | outside forwards |",
+        "|---|---:|---:|---:|---:|---:|---:|",
+    ]
+    for _, row in table.iterrows():
+        ratio = (
+            f"{row['against']:.2f} [{row['against low']:.2f}, {row['against high']:.2f}]" if "against" in row else ""
+        )
+        lines.append(
+            f"| {row['contender']} | {row['batch']} | {row['tokens/s']:.1f} [{row['low']:.1f}, {row['high']:.1f}] | {ratio} "
+            f"| {row['tokens per target forward']:.2f} | {row['draft forwards per token']:.2f} "
+            f"| {row['outside forwards']:.0%} |"
+        )
+    return "\n".join(lines)
+
+
+def load_pair(name: str, device: str = "cpu", dtype: str = "float32", preset: str = "200m") -> ModelPair:
+    """`toy`, or `toy_padded`: the toy pair with its target grown to `preset`."""
+    if name == "toy":
+        return ModelPair.toy(device=device, dtype=dtype)
+    return padded_pair(target_preset=preset, device=device, dtype=dtype)
+
+
+def prompts_of(pair: ModelPair, count: int) -> list[list[int]]:
+    """`count` test prompts, alternating between the domains."""
+    examples = [example for both in zip(*(load_frozen(d, "test") for d in DOMAINS), strict=False) for example in both]
+    return [pair.encode(example.prompt) for example in examples[:count]]
+
+
+def main() -> None:
+    """Print the table; with --out write every line and the table there."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--pair", choices=["toy", "toy_padded"], default="toy")
+    parser.add_argument("--preset", default="200m", help="shape of toy_padded's target: 200m, 1b or 8b")
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--dtype", default="float32")
+    parser.add_argument("--prompts", type=int, default=40)
+    parser.add_argument("--max-new-tokens", type=int, default=96)
+    parser.add_argument("--batch-sizes", type=int, nargs="+", default=[1])
+    parser.add_argument("--contenders", nargs="+", choices=list(CONTENDERS), default=list(CONTENDERS), metavar="NAME",
+                        help="; ".join(CONTENDERS))  # fmt: skip
+    parser.add_argument("--reference", default=REFERENCE, help="what the others are divided by")
+    parser.add_argument("--out", type=Path, help="folder for decoding.csv and decoding.md")
+    arguments = parser.parse_args()
+    pair = load_pair(arguments.pair, arguments.device, arguments.dtype, arguments.preset)
+    prompts = prompts_of(pair, arguments.prompts)
+    chosen = [CONTENDERS[name] for name in arguments.contenders]
+    lines = pd.concat([
+        measure(pair, prompts, chosen, size, arguments.max_new_tokens) for size in arguments.batch_sizes
+    ])  # fmt: skip
+    text = markdown(summary(lines, arguments.reference), arguments.reference)
+    print(text)
+    if arguments.out:
+        write_text(arguments.out / "decoding.csv", lines.to_csv(index=False, float_format="%.6f"))
+        write_text(arguments.out / "decoding.md", text + "\n")
+
+
+if __name__ == "__main__":
+    main()
