@@ -9,17 +9,19 @@ from typing import Any
 
 import pandas as pd
 
-from analysis.grid import ORACLE, Cell, head_hash
+from analysis.grid import ORACLE, PLAIN, Cell, head_hash
 from analysis.oracle import acceptance_chances, expected_counts
 from analysis.rows import accepted_lengths, check_identity
 from toolkit.config import flatten, instantiate, plain
 from toolkit.decoding import Method, decode
+from toolkit.decoding.proposers import ChainProposer
 from toolkit.errors import InputError
 from toolkit.io import content_hash
 from toolkit.pair import ModelPair, fingerprint
 from toolkit.prompts import Prompt
 from toolkit.sampling import Sampling
 from toolkit.types import Generation
+from toolkit.verification.rejection import Rejection
 
 TEXTS = ["prompt_ids", "token_ids"]  # columns of a cell's file that the joined rows leave out
 Listener = Callable[[Generation], None]
@@ -78,7 +80,7 @@ class Workbench:
         seconds = perf_counter() - started
         rows = [
             {
-                **self._about(number, method.rule.lossless),
+                **self.about(number, method.rule.lossless),
                 **vars(generation.counts),
                 "accepted_lengths": accepted_lengths(generation.rounds),
                 "finish_reason": generation.finish_reason,
@@ -89,7 +91,7 @@ class Workbench:
             }
             for number, generation in enumerate(generations)
         ]
-        return _checked(rows)
+        return checked(rows)
 
     def score_oracle(self, cell: Cell, responses: pd.DataFrame) -> pd.DataFrame:
         """The oracle's expected counts on the responses of plain decoding: one row each."""
@@ -101,7 +103,7 @@ class Workbench:
         seconds = perf_counter() - started
         rows = [
             {
-                **self._about(number, True),
+                **self.about(number, True),
                 **counts[number],
                 "accepted_lengths": [],
                 "finish_reason": response.finish_reason,
@@ -112,20 +114,27 @@ class Workbench:
             }
             for number, response in enumerate(responses.itertuples())
         ]
-        return _checked(rows)
+        return checked(rows)
 
-    def _about(self, number: int, lossless: bool) -> dict[str, Any]:
+    def replayable(self, cell: Cell) -> bool:
+        """Whether a trace holds all the cell needs: a chain of drafted tokens, judged one by one."""
+        method = self.methods[cell.name]
+        return cell.method != PLAIN and type(method.proposer) is ChainProposer and type(method.rule) is Rejection
+
+    def about(self, number: int, lossless: bool) -> dict[str, Any]:
+        """What every row of a prompt says of it."""
         return {"lossless": lossless, "prompt": str(self.prompts[number].id), "prompt_hash": self.hashes[number]}
 
 
 def responses_of(done: dict[str, pd.DataFrame]) -> pd.DataFrame:
     """The rows of plain decoding among the finished cells. Raises InputError if there are none."""
-    if "autoregressive" not in done:
-        raise InputError("the oracle scores the responses of plain decoding, which failed")
-    return done["autoregressive"]
+    if PLAIN not in done:
+        raise InputError("the responses of plain decoding are needed, which failed")
+    return done[PLAIN]
 
 
-def _checked(rows: list[dict[str, Any]]) -> pd.DataFrame:
+def checked(rows: list[dict[str, Any]]) -> pd.DataFrame:
+    """Rows as a table, whose counts agree with each other."""
     frame = pd.DataFrame(rows)
     check_identity(frame)
     return frame

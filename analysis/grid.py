@@ -23,7 +23,7 @@ from toolkit.acceptance.head import WEIGHTS
 from toolkit.errors import InputError, unknown_name
 from toolkit.io import file_hash
 
-ORACLE = "oracle"
+ORACLE, PLAIN = "oracle", "autoregressive"
 ORACLE_PARAMETERS = ("max_drafted", "draft_temperature")
 SYMBOLS = {"policy.num_drafted": "K", "policy.threshold": "h", "proposer.k_config": "k"}
 
@@ -62,8 +62,11 @@ class Cell:
         return config.method_config(self.method, overrides, self.head)
 
 
-def expand(grid: Mapping[str, Any]) -> list[Cell]:
-    """The cells of a grid, the oracle's last; it brings plain decoding along, whose responses it scores."""
+def expand(grid: Mapping[str, Any], with_plain: bool = False) -> list[Cell]:
+    """The cells of a grid, the oracle's last; it brings plain decoding along, whose responses it scores.
+
+    with_plain  plain decoding comes first in any case: its responses are what the others are replayed on
+    """
     known = [*config.choices("method"), ORACLE]
     for method in grid:
         if method not in known:
@@ -73,8 +76,8 @@ def expand(grid: Mapping[str, Any]) -> list[Cell]:
     grid = dict(grid)
     oracle = _cells(ORACLE, grid.pop(ORACLE)) if ORACLE in grid else []
     cells = [cell for method, settings in grid.items() for cell in _cells(method, settings)]
-    if oracle and Cell("autoregressive") not in cells:
-        cells.insert(0, Cell("autoregressive"))
+    if with_plain or (oracle and Cell(PLAIN) not in cells):
+        cells.insert(0, Cell(PLAIN))
     for cell in oracle:
         for name in cell.parameters:
             if name not in ORACLE_PARAMETERS:

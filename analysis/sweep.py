@@ -1,9 +1,10 @@
 """python -m analysis.sweep prompts=toy_math prompts.split=dev: decode one prompt set with a grid of methods.
 
-Every cell (one method with one setting) decodes all prompts and is written whole as cells/<hash>.parquet; the hash
-covers everything its rows depend on: method, head weights, models, prompts, sampling. Cells that exist are not decoded
-again. The grid does not name the output folder, so that a larger grid goes on where a smaller one ended; rows.parquet
-holds the cells of the last grid (columns: see `analysis.rows`).
+Every cell (one method with one setting) is written whole as cells/<hash>.parquet; the hash covers everything its rows
+depend on: method, head weights, models, prompts, sampling. Cells that exist are not made again. With source=traces only
+plain decoding is run: its responses are recorded once, and every chain method with token-level rejection is replayed on
+the recording, exactly in distribution; the others are decoded. The grid does not name the output folder, so that a
+larger grid goes on where a smaller one ended; rows.parquet holds the cells of the last grid (columns: `analysis.rows`).
 """
 
 from __future__ import annotations
@@ -18,17 +19,19 @@ import pandas as pd
 
 from analysis import plots
 from analysis.cells import TEXTS, Workbench, responses_of
-from analysis.grid import ORACLE, Cell, expand
+from analysis.grid import ORACLE, PLAIN, Cell, expand
 from analysis.rows import COUNTS, counts_of, join_cells, labels, save_rows
 from analysis.selection import settings_table
 from analysis.tables import read_table, save_table, show
+from analysis.traced import Recording
 from toolkit import metrics
 from toolkit.config import instantiate, plain
-from toolkit.errors import InputError
+from toolkit.errors import InputError, unknown_name
 from toolkit.io import write_atomic
 from toolkit.stage import command, open_stage
 from toolkit.tracking import log_image, log_lines, log_scatter, log_table, wandb_run
 
+SOURCES = ("live", "traces")
 IGNORED = ("grid", "cost_ratio", "track")
 
 
@@ -38,12 +41,14 @@ def run(cfg: Any) -> Path:
     Raises InputError before any work for cells that cannot be built; and at the end, with all other cells safe, for
     cells that failed on the way.
     """
-    cells = expand(plain(cfg.grid))
+    if cfg.source not in SOURCES:
+        raise unknown_name("source", str(cfg.source), SOURCES)
+    cells = expand(plain(cfg.grid), with_plain=cfg.source == "traces")
     bench = Workbench(instantiate(cfg.pair), instantiate(cfg.prompts).load(), instantiate(cfg.sampling), cfg.batch_size)
     keys = {cell.name: bench.prepare(cell) for cell in cells}
     stage = open_stage("sweep", cfg, ignore=IGNORED)
     paths = {name: stage.folder / "cells" / f"{key}.parquet" for name, key in keys.items()}
-    done, failures = _work(cells, paths, bench, cfg.cost_ratio)
+    done, failures = _work(cells, paths, bench, cfg)
     if not done:
         raise InputError(f"every cell failed, first: {next(iter(failures.values()))}")
     _publish(stage.folder, cells, done, cfg)
@@ -57,12 +62,13 @@ def run(cfg: Any) -> Path:
 
 
 def _work(
-    cells: Sequence[Cell], paths: dict[str, Path], bench: Workbench, cost_ratio: float
+    cells: Sequence[Cell], paths: dict[str, Path], bench: Workbench, cfg: Any
 ) -> tuple[dict[str, pd.DataFrame], dict[str, str]]:
     """Rows of every cell that could be had, read from its file or made; and why the others could not."""
     done: dict[str, pd.DataFrame] = {}
     failures: dict[str, str] = {}
-    with _Progress(len(cells), len(bench.prompts), cost_ratio) as progress:
+    recording: Recording | None = None
+    with _Progress(len(cells), len(bench.prompts), cfg.cost_ratio) as progress:
         for cell in cells:
             progress.begin(cell)
             try:
@@ -70,6 +76,11 @@ def _work(
                 if rows is None:
                     if cell.method == ORACLE:
                         rows = bench.score_oracle(cell, responses_of(done))
+                    elif cfg.source == "traces" and bench.replayable(cell):
+                        recording = recording or Recording(
+                            bench, responses_of(done), paths[PLAIN], cells, cfg.max_drafted
+                        )
+                        rows = recording.rows(cell)
                     else:
                         rows = bench.decode(cell, progress.prompt_done)
                     write_atomic(paths[cell.name], _parquet_writer(rows))

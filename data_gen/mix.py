@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import shutil
 from collections.abc import Hashable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -22,13 +22,13 @@ import torch
 
 from data_gen.mixed_preview import show
 from data_gen.mixing import MixedRow, mix_batch
-from data_gen.responses import read_rows
+from data_gen.texts import Responses, read_responses
 from toolkit.config import instantiate, plain
 from toolkit.errors import InputError
 from toolkit.io import read_json, write_atomic, write_folder, write_json
 from toolkit.pair import fingerprint
 from toolkit.sampling import Sampling
-from toolkit.stage import MANIFEST, command, open_stage
+from toolkit.stage import command, open_stage
 
 SUMMARY, PARTS = "summary.json", "parts"
 PART_ROWS = 256
@@ -40,16 +40,6 @@ FEATURES = datasets.Features({
     "labels": datasets.List(datasets.Value("float32")),  # P(accepted) of the drafted token there; 0 in the prompt
     "mask": datasets.List(datasets.Value("bool")),  # whether the token there is the drafted one
 })  # fmt: skip
-
-
-@dataclass(frozen=True)
-class Responses:
-    """The rows to mix, and how their tokens were drawn."""
-
-    rows: list[dict[str, Any]]
-    sampling: Sampling
-    target_fingerprint: str
-    inputs: list[Path]
 
 
 def run(cfg: Any) -> Path:
@@ -77,35 +67,6 @@ def run(cfg: Any) -> Path:
     _print_summary(summary)
     show(pair.tokenizer, [data["train"][i] for i in range(min(PREVIEW_ROWS, len(data["train"])))])
     return stage.folder
-
-
-def read_responses(folders: str | Path | Sequence[str | Path]) -> Responses:
-    """The rows of one finished responses folder, or of several made with the same target and warping.
-
-    Raises InputError if a response is empty, or if the folders do not go together.
-    """
-    paths = [Path(folder) for folder in ([folders] if isinstance(folders, str | Path) else folders)]
-    rows: list[dict[str, Any]] = []
-    samplings, targets, inputs, first_row = [], [], [], 0
-    for folder in paths:
-        found = list(read_rows(folder))
-        manifest = read_json(folder / MANIFEST)
-        sampling = {key: value for key, value in manifest["config"]["sampling"].items() if key != "_target_"}
-        samplings.append(Sampling(**sampling))
-        targets.append(manifest["target_fingerprint"])
-        inputs += sorted(folder.glob("shard-*.jsonl"))
-        for row in found:
-            if not row["prompt_ids"] or not row["token_ids"]:
-                raise InputError(f"{folder}: response {row['id']} is empty; expected a prompt and at least one token")
-            rows.append({**row, "row": first_row + row["row"]})
-        first_row += manifest["rows"]["input"]
-    if not rows:
-        raise InputError(f"expected responses to mix, found none in {', '.join(map(str, paths))}")
-    laws = [replace(sampling, seed=0, max_new_tokens=1, stop=()) for sampling in samplings]
-    for folder, law, target in zip(paths, laws, targets, strict=True):
-        if (law, target) != (laws[0], targets[0]):
-            raise InputError(f"{folder} and {paths[0]} differ in target or sampling: mix their responses apart")
-    return Responses(rows, samplings[0], targets[0], inputs)
 
 
 def split(table: pa.Table, prompts: Sequence[Hashable], validation_fraction: float, seed: int) -> datasets.DatasetDict:

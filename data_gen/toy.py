@@ -21,7 +21,7 @@ from data_gen.toy_pair.batches import BatchStream, Document, encode
 from data_gen.toy_pair.evaluation import evaluate
 from data_gen.toy_pair.export import export_model, versions, write_card
 from data_gen.toy_pair.tokenizer import train_tokenizer
-from data_gen.toy_pair.training import ToyData, ToyPairModule
+from data_gen.toy_pair.training import ToyData, ToyModule
 from toolkit.stage import command, open_stage
 
 IGNORED = ("threads", "checkpoint_every", "log_every")
@@ -36,10 +36,10 @@ def run(cfg: Any) -> Path:
     corpus = {domain: get(domain).examples("train", cfg.examples, cfg.seed) for domain in DOMAINS}
     tokenizer = train_tokenizer(_texts(corpus, cfg.tokenizer_examples), cfg.vocab_size, cfg.max_positions)
     pools = {domain: encode(tokenizer, examples, cfg.max_length) for domain, examples in corpus.items()}
-    module = train(cfg, tokenizer, pools, stage.folder / "checkpoints")
-    for name in ("target", "draft"):
-        export_model(module.model(name), tokenizer, stage.folder / name)
-    card = describe(cfg, module, pools, stage.folder)
+    modules = {name: train(cfg, name, tokenizer, pools, stage.folder / "checkpoints") for name in ("target", "draft")}
+    for name, module in modules.items():
+        export_model(module.model, tokenizer, stage.folder / name)
+    card = describe(cfg, modules, pools, stage.folder)
     write_card(card, stage.folder)
     return stage.finish(domains=card["domains"])
 
@@ -51,33 +51,34 @@ def _texts(corpus: dict[str, list[Example]], counts: dict[str, int]) -> list[str
 
 
 def train(
-    cfg: Any, tokenizer: PreTrainedTokenizerFast, pools: dict[str, list[Document]], folder: Path
-) -> ToyPairModule:
-    """Fit both models for `cfg.steps` batches, from the last checkpoint in `folder` if there is one."""
+    cfg: Any, name: str, tokenizer: PreTrainedTokenizerFast, pools: dict[str, list[Document]], folder: Path
+) -> ToyModule:
+    """Fit one of the two for its number of steps, from its last checkpoint in `folder` if there is one."""
     warnings.filterwarnings("ignore", message=".*dataloader is not resumable.*")  # ToyData is: it asks for the step
     warnings.filterwarnings("ignore", message=".*exists and is not empty.*")  # a stopped run goes on in its folder
     pl.seed_everything(cfg.seed, verbose=False)
-    module = ToyPairModule(cfg, tokenizer)
+    module = ToyModule(cfg, cfg[name], tokenizer)
     stream = BatchStream(pools, cfg.shares, cfg.tokens_per_batch, cfg.prompt_weight, cfg.seed)
     trainer = pl.Trainer(
         accelerator="cpu",
         max_epochs=1,
-        max_steps=cfg.steps,
-        limit_train_batches=cfg.steps,
+        max_steps=cfg[name].steps,
+        limit_train_batches=cfg[name].steps,
+        gradient_clip_val=cfg.clip_norm,
         callbacks=[
-            ModelCheckpoint(folder, "last", every_n_train_steps=cfg.checkpoint_every, enable_version_counter=False),
+            ModelCheckpoint(folder, name, every_n_train_steps=cfg.checkpoint_every, enable_version_counter=False),
             TQDMProgressBar(refresh_rate=cfg.log_every),
         ],
         logger=False,
         enable_model_summary=False,
     )
-    checkpoint = folder / "last.ckpt"
+    checkpoint = folder / f"{name}.ckpt"
     trainer.fit(module, ToyData(stream), ckpt_path=checkpoint if checkpoint.exists() else None, weights_only=False)
     trainer.save_checkpoint(checkpoint)
     return module.eval()
 
 
-def describe(cfg: Any, module: ToyPairModule, pools: dict[str, list[Document]], folder: Path) -> dict[str, Any]:
+def describe(cfg: Any, modules: dict[str, ToyModule], pools: dict[str, list[Document]], folder: Path) -> dict[str, Any]:
     """What the card says; the models are measured as exported, so rounding to float16 is included."""
     models = {name: LlamaForCausalLM.from_pretrained(folder / name, dtype="float32") for name in ("target", "draft")}
     tokenizer = PreTrainedTokenizerFast.from_pretrained(folder / "target")
@@ -89,11 +90,11 @@ def describe(cfg: Any, module: ToyPairModule, pools: dict[str, list[Document]], 
     return {
         "parameters": {name: model.num_parameters() for name, model in models.items()},
         "documents": {domain: len(pool) for domain, pool in pools.items()},
-        "steps": cfg.steps,
-        "tokens": module.tokens_seen,
-        "seconds": round(module.seconds, 1),
+        "steps": {name: cfg[name].steps for name in modules},
+        "tokens": {name: module.tokens_seen for name, module in modules.items()},
+        "seconds": {name: round(module.seconds, 1) for name, module in modules.items()},
         "seed": cfg.seed,
-        "losses": {name: round(loss, 4) for name, loss in module.last_losses.items()},
+        "losses": {name: round(module.last_loss or 0.0, 4) for name, module in modules.items()},
         "num_prompts": cfg.evaluation.prompts,
         "domains": measures,
         "versions": versions(),

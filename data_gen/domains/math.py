@@ -130,11 +130,12 @@ def comparing(rng: random.Random) -> Problem:
         question.append(f"{name} has {relation} {before}.")
         steps.append(f"{name} has {counts[-1]} {symbol} {value} = {result} {item}.")
         counts.append(result)
-    total, sum_text = sum(counts), " + ".join(map(str, counts))
+    two, total = counts[0] + counts[1], sum(counts)
+    sum_text = f"{counts[0]} + {counts[1]} = {two}, and {two} + {counts[2]} = {total}"
     question.append(
         f"How many {item} do " + rng.choice(["they have together?", f"{', '.join(names[:2])} and {names[2]} have?"])
     )
-    steps.append(rng.choice(["Together they have", f"All {item} together are"]) + f" {sum_text} = {total}.")
+    steps.append(rng.choice(["Together they have", f"All {item} together are"]) + f" {sum_text}.")
     return " ".join(question), " ".join(steps), total
 
 

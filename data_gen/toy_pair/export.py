@@ -60,8 +60,9 @@ They exist to try out and test speculative decoding on a CPU; they know nothing 
 - Parameters: target {parameters[target]:,}, draft {parameters[draft]:,} (float16 on disk; load them in float32).
 - Data: `instruct` (word tasks) and `math` (worked word problems) are generated; `code` is documented functions of
   Python's standard library (Python Software Foundation License). Documents: {documents_text}.
-- Training: {steps:,} steps, {tokens:,} tokens, {seconds:,.0f} seconds, seed {seed}; running losses at the end:
-  target {losses[target]:.3f}, draft {losses[draft]:.3f}.
+- Training, seed {seed}: target {steps[target]:,} steps, {tokens[target]:,} tokens, {seconds[target]:,.0f} seconds;
+  draft {steps[draft]:,} steps, {tokens[draft]:,} tokens, {seconds[draft]:,.0f} seconds. Running losses at the end:
+  {losses[target]:.3f} and {losses[draft]:.3f}.
 - Test prompts are held out by the hash of the prompt (`instruct`, `math`) or by module (`code`).
 
 Measures on {num_prompts} frozen test prompts per domain: exact match at temperature 0; loss in nats per token of the

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 POLYNOMIALS = (
     (8.28721201814563, -23.595886519098837, 17.300387312530933),
@@ -74,7 +74,7 @@ class Muon(torch.optim.Optimizer):
 
 
 def orthogonal(matrix: Tensor) -> Tensor:
-    """U V^T of the singular value decomposition U S V^T, roughly: small singular values end below 1."""
+    """U V^T of the singular value decomposition U S V^T, roughly: values within a factor of 100 end between 0.1 and 2."""
     tall = matrix.shape[0] > matrix.shape[1]
     x = matrix.mT if tall else matrix
     x = x / (1.02 * x.norm() + 1e-7)

@@ -1,10 +1,10 @@
-"""One Lightning module trains target and draft side by side on the same batches."""
+"""The Lightning module that trains the target, and then the draft, on the same stream of batches."""
 
 from __future__ import annotations
 
 import math
 import time
-from typing import Any, cast
+from typing import Any
 
 import pytorch_lightning as pl
 import torch
@@ -83,31 +83,24 @@ def learning_rate_factor(step: int, warmup: int, steps: int) -> float:
     return 0.01 + 0.99 * 0.5 * (1 + math.cos(math.pi * (step - warmup) / max(1, steps - warmup)))
 
 
-class ToyPairModule(pl.LightningModule):
-    """Target and draft as two independent learners: own learning rate, own clipping, one shared stream of batches."""
+class ToyModule(pl.LightningModule):
+    """One of the two models. `shape` is its part of the config: sizes, learning rates, steps, warmup."""
 
-    def __init__(self, cfg: Any, tokenizer: PreTrainedTokenizerFast) -> None:
+    def __init__(self, cfg: Any, shape: Any, tokenizer: PreTrainedTokenizerFast) -> None:
         super().__init__()
-        self.cfg = cfg
-        self.models = nn.ModuleDict(
-            {name: build_model(cfg[name], tokenizer, cfg.max_positions) for name in ("target", "draft")}
-        )
+        self.cfg, self.shape = cfg, shape
+        self.model = build_model(shape, tokenizer, cfg.max_positions)
         self.tokens_seen = 0
         self.seconds = 0.0
-        self.last_losses: dict[str, float] = {}
-
-    def model(self, name: str) -> LlamaForCausalLM:
-        """One of the two, by name."""
-        return cast(LlamaForCausalLM, self.models[name])
+        self.last_loss: float | None = None
 
     def training_step(self, batch: dict[str, Tensor], batch_idx: int) -> Tensor:
-        losses = {name: weighted_loss(model, **batch) for name, model in self.models.items()}
-        for name, loss in losses.items():
-            value = loss.item()
-            self.last_losses[name] = 0.99 * self.last_losses.get(name, value) + 0.01 * value
+        loss = weighted_loss(self.model, **batch)
+        value = loss.item()
+        self.last_loss = value if self.last_loss is None else 0.99 * self.last_loss + 0.01 * value
         self.tokens_seen += int((batch["input_ids"] != 0).sum())
-        self.log_dict(self.last_losses, prog_bar=True)
-        return losses["target"] + losses["draft"]  # the gradients of the two models do not meet
+        self.log("loss", self.last_loss, prog_bar=True)
+        return loss
 
     def on_train_batch_start(self, batch: dict[str, Tensor], batch_idx: int) -> None:
         self._step_began = time.perf_counter()
@@ -119,23 +112,17 @@ class ToyPairModule(pl.LightningModule):
         self.log("tokens/s", (self.tokens_seen - self._tokens_before) / elapsed, prog_bar=True)
 
     def configure_optimizers(self) -> OptimizerLRSchedulerConfig:
-        models = self.models.items()
-        groups = [parameter_groups(model, self.cfg[name], self.cfg.weight_decay) for name, model in models]
-        optimizer = Muon([group for pair in groups for group in pair])
+        optimizer = Muon(parameter_groups(self.model, self.shape, self.cfg.weight_decay))
         schedule = torch.optim.lr_scheduler.LambdaLR(
-            optimizer, lambda step: learning_rate_factor(step, self.cfg.warmup, self.cfg.steps)
+            optimizer, lambda step: learning_rate_factor(step, self.shape.warmup, self.shape.steps)
         )
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
 
-    def configure_gradient_clipping(self, optimizer: torch.optim.Optimizer, *args: object, **kwargs: object) -> None:
-        for model in self.models.values():
-            nn.utils.clip_grad_norm_(model.parameters(), self.cfg.clip_norm)
-
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        checkpoint["progress"] = (self.tokens_seen, self.seconds, self.last_losses)
+        checkpoint["progress"] = (self.tokens_seen, self.seconds, self.last_loss)
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        self.tokens_seen, self.seconds, self.last_losses = checkpoint["progress"]
+        self.tokens_seen, self.seconds, self.last_loss = checkpoint["progress"]
 
 
 class ToyData(pl.LightningDataModule):

@@ -10,6 +10,7 @@ import torch
 from data_gen import mix
 from data_gen.mixed_preview import as_text
 from data_gen.mixing import STREAM, mix_batch
+from data_gen.texts import read_responses
 from toolkit import ModelPair
 from toolkit.config import compose, method
 from toolkit.decoding import decode
@@ -244,7 +245,7 @@ def test_empty_responses_and_other_targets_are_refused(
 
 def test_several_folders_are_numbered_on(tiny_responses, tmp_path):
     shutil.copytree(tiny_responses, tmp_path / "again")
-    responses = mix.read_responses([tiny_responses, tmp_path / "again"])
+    responses = read_responses([tiny_responses, tmp_path / "again"])
     assert [row["row"] for row in responses.rows] == list(range(120))
 
 

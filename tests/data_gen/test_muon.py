@@ -6,15 +6,15 @@ from data_gen.toy_pair.muon import Muon, orthogonal
 
 
 def test_orthogonal_keeps_the_singular_vectors_and_evens_out_their_values():
-    matrix = torch.randn(24, 40, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
-    u, s, vh = torch.linalg.svd(matrix, full_matrices=False)
+    random = torch.randn(24, 40, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    u, _, vh = torch.linalg.svd(random, full_matrices=False)
+    matrix = u @ torch.diag(torch.logspace(-2, 0, 24, dtype=torch.float64)) @ vh  # singular values from 0.01 to 1
     for given, result in ((matrix, orthogonal(matrix)), (matrix.mT, orthogonal(matrix.mT).mT)):
         assert given.shape in {(24, 40), (40, 24)}
         values = torch.diagonal(u.mT @ result @ vh.mT)
         assert torch.allclose(u.mT @ result @ vh.mT, torch.diag(values), atol=1e-9)
-        assert s.max() / s.min() > 4
-        assert values.min() > 0.6
-        assert values.max() < 1.4
+        assert values.min() > 0.1
+        assert values.max() < 2
 
 
 def test_size_of_a_matrix_step_does_not_depend_on_the_gradient():

@@ -13,15 +13,16 @@ from data_gen.domains import DOMAINS, get
 from data_gen.toy_pair.batches import BatchStream, encode
 from data_gen.toy_pair.evaluation import acceptance, respond
 from data_gen.toy_pair.tokenizer import train_tokenizer
-from data_gen.toy_pair.training import ToyPairModule, learning_rate_factor
+from data_gen.toy_pair.training import ToyModule, learning_rate_factor
 from toolkit.config import compose
 from toolkit.errors import StaleError
 
 TINY = [
-    "steps=4", "warmup=1", "checkpoint_every=2", "examples=60", "tokens_per_batch=512",
+    "target.steps=4", "target.warmup=1", "draft.steps=4", "draft.warmup=1", "checkpoint_every=2",
+    "examples=60", "tokens_per_batch=512",
     "vocab_size=400", "tokenizer_examples={instruct: 60, math: 60, code: 60}",
     "target.num_layers=1", "target.hidden_size=32", "target.num_heads=2", "target.intermediate_size=32",
-    "draft.num_layers=1", "draft.hidden_size=16", "draft.intermediate_size=16",
+    "draft.num_layers=1", "draft.hidden_size=16", "draft.num_heads=2", "draft.intermediate_size=16",
     "evaluation.prompts=2", "evaluation.max_new_tokens=4",
 ]  # fmt: skip
 
@@ -112,7 +113,7 @@ def test_export_loads_and_is_float16_on_disk(finished, name):
 def test_card_describes_the_run(finished):
     card = json.loads((finished / "card.json").read_text())
     assert card["domains"].keys() == set(DOMAINS)
-    assert card["steps"] == 4
+    assert card["steps"] == {"target": 4, "draft": 4}
     assert all(0 < values["alpha"] <= 1 for values in card["domains"].values())
     assert "exact_match_target" in card["domains"]["math"]
     assert "exact_match_target" not in card["domains"]["code"]
@@ -125,7 +126,7 @@ def test_a_model_accepts_itself(finished):
 
 
 def test_a_killed_run_resumes_to_the_same_weights(finished, tmp_path, monkeypatch):
-    step = ToyPairModule.training_step
+    step = ToyModule.training_step
 
     def dies_at_three(self, batch, batch_idx):
         if self.global_step == 3:
@@ -133,7 +134,7 @@ def test_a_killed_run_resumes_to_the_same_weights(finished, tmp_path, monkeypatc
         return step(self, batch, batch_idx)
 
     with monkeypatch.context() as patch:
-        patch.setattr(ToyPairModule, "training_step", dies_at_three)
+        patch.setattr(ToyModule, "training_step", dies_at_three)
         with pytest.raises(RuntimeError, match="killed"):
             toy.run(tiny_config(tmp_path))
     assert not (tmp_path / "card.json").exists()

@@ -75,7 +75,7 @@ class ChainProposer:
                 state, drafting = frozen(new_state, state, drafting), drafting & go_on
                 if not bool(drafting.any()):
                     break
-            step.tokens = drawn = draw(probs, context.uniforms[:, depth - 1])
+            step.tokens = drawn = self.draw(context, depth, probs)
             tokens.append(drawn)
             laws.append(probs)
             num_drafted += drafting
@@ -90,6 +90,10 @@ class ChainProposer:
                 seen = seen.scatter(1, drawn.unsqueeze(1), True)
             reading = session.extend(drawn.unsqueeze(1).to(session.index.device))
         return Proposal(torch.stack(tokens, 1), torch.stack(laws, 1), num_drafted, num_calls), state
+
+    def draw(self, context: DraftContext, depth: int, probs: Tensor) -> Tensor:
+        """The token of every row [B] at a depth (from 1), from its laws [B, V]."""
+        return draw(probs, context.uniforms[:, depth - 1])
 
     def commit(
         self, context: DraftContext, proposal: Proposal, verdict: Verdict, accepted: list[int], lengths: list[int]

@@ -1,7 +1,7 @@
 """Stopping policies, one per file: estimates become stop or go."""
 
 from toolkit.stopping.adaedl import AdaEdl
-from toolkit.stopping.base import State, StoppingPolicy
+from toolkit.stopping.base import State, StoppingPolicy, Thresholded
 from toolkit.stopping.bounded import Bounded
 from toolkit.stopping.confidence import Confidence
 from toolkit.stopping.dynamic_confidence import DynamicConfidence
@@ -23,4 +23,5 @@ __all__ = [
     "Survival",
     "Svip",
     "Tail",
+    "Thresholded",
 ]

@@ -21,12 +21,14 @@ class StoppingPolicy:
     The state is a dict of tensors with a leading row dimension, fresh per prompt; rows may be selected, replaced or
     repeated (for the nodes of a tree) by indexing every tensor alike. Quantities of one round are reset in `observe`.
 
-    limit  the most tokens it can ever ask for in a round; None: no own limit
-    reads  True: it also decides after a forward, before its token is drawn (`read`)
+    limit      the most tokens it can ever ask for in a round; None: no own limit
+    reads      True: it also decides after a forward, before its token is drawn (`read`)
+    remembers  True: what it decides in a round depends on the rounds before
     """
 
     limit: int | None = None
     reads: ClassVar[bool] = False
+    remembers: ClassVar[bool] = False
 
     def bind(self, pair: object) -> StoppingPolicy:
         """Called once before decoding; estimators load and check their heads here."""
@@ -51,3 +53,20 @@ class StoppingPolicy:
     def observe(self, proposal: Proposal, verdict: Verdict, state: State) -> State:
         """After the target's verdict: learn from it and be ready for the next round."""
         return state
+
+
+class Thresholded(StoppingPolicy):
+    """Goes on while a score stays at or above a level: a replay then needs the scores once for any number of levels."""
+
+    @property
+    def level(self) -> float:
+        """What the score must reach."""
+        raise NotImplementedError
+
+    def score(self, step: DraftStep, state: State) -> tuple[State, Tensor]:
+        """The new state and the score [B] after y_k is drawn."""
+        raise NotImplementedError
+
+    def step(self, step: DraftStep, state: State) -> tuple[State, Tensor]:
+        state, score = self.score(step, state)
+        return state, score >= self.level

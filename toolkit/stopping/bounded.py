@@ -35,6 +35,10 @@ class Bounded(StoppingPolicy):
     def reads(self) -> bool:  # type: ignore[override]
         return self.policy.reads
 
+    @property
+    def remembers(self) -> bool:  # type: ignore[override]
+        return self.policy.remembers
+
     def bind(self, pair: object) -> Bounded:
         return Bounded(self.policy.bind(pair), self.min_drafted, self.max_drafted)
 

@@ -10,12 +10,12 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from toolkit.errors import InputError
-from toolkit.stopping.base import State, StoppingPolicy
+from toolkit.stopping.base import State, Thresholded
 from toolkit.types import DraftStep
 
 
 @dataclass(frozen=True)
-class Confidence(StoppingPolicy):
+class Confidence(Thresholded):
     """Stop when q(y_k) < threshold, q unwarped. The token is sent all the same."""
 
     threshold: float = 0.4
@@ -24,5 +24,9 @@ class Confidence(StoppingPolicy):
         if not 0 <= self.threshold <= 1:
             raise InputError(f"policy.threshold: expected a probability in [0, 1], got {self.threshold}")
 
-    def step(self, step: DraftStep, state: State) -> tuple[State, Tensor]:
-        return state, step.token_prob >= self.threshold
+    @property
+    def level(self) -> float:
+        return self.threshold
+
+    def score(self, step: DraftStep, state: State) -> tuple[State, Tensor]:
+        return state, step.token_prob

@@ -16,12 +16,12 @@ import torch
 from torch import Tensor
 
 from toolkit.errors import InputError
-from toolkit.stopping.base import State, StoppingPolicy
+from toolkit.stopping.base import State, Thresholded
 from toolkit.types import DraftStep, Proposal, Verdict
 
 
 @dataclass(frozen=True)
-class Survival(StoppingPolicy):
+class Survival(Thresholded):
     """Stop when 1 - product of estimates > threshold.
 
     estimator  scores the token a state has read: a HeadEstimator
@@ -49,19 +49,24 @@ class Survival(StoppingPolicy):
     def init(self, num_rows: int, device: torch.device) -> State:
         return {"survival": torch.ones(num_rows, device=device)}
 
+    @property
+    def level(self) -> float:
+        return 1 - self.threshold
+
     def step(self, step: DraftStep, state: State) -> tuple[State, Tensor]:
-        if self.lag == 0:
-            return super().step(step, state)
-        return self._score(step, state)
+        if self.lag == 0:  # judged when it was read
+            return state, torch.ones_like(state["survival"], dtype=torch.bool)
+        return super().step(step, state)
 
     def read(self, step: DraftStep, state: State) -> tuple[State, Tensor]:
-        return self._score(step, state)
+        state, score = self.score(step, state)
+        return state, score >= self.level
 
-    def _score(self, step: DraftStep, state: State) -> tuple[State, Tensor]:
+    def score(self, step: DraftStep, state: State) -> tuple[State, Tensor]:
         survival = state["survival"]
         if step.depth > 1:  # at depth 1 the state has read the context, no drafted token yet
             survival = survival * self.estimator.read_prob(step)
-        return {"survival": survival}, 1 - survival <= self.threshold
+        return {"survival": survival}, survival
 
     def observe(self, proposal: Proposal, verdict: Verdict, state: State) -> State:
         return {"survival": torch.ones_like(state["survival"])}

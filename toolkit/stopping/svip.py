@@ -11,12 +11,12 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from toolkit.errors import InputError
-from toolkit.stopping.base import State, StoppingPolicy
+from toolkit.stopping.base import State, Thresholded
 from toolkit.types import DraftStep
 
 
 @dataclass(frozen=True)
-class Svip(StoppingPolicy):
+class Svip(Thresholded):
     """Stop when sqrt(factor * H(q_k)) > threshold, H in nats of the unwarped law that y_k is drawn from."""
 
     threshold: float = 0.3
@@ -26,5 +26,9 @@ class Svip(StoppingPolicy):
         if self.threshold < 0 or self.factor < 0:
             raise InputError(f"expected policy.threshold and policy.factor >= 0, got {self.threshold}, {self.factor}")
 
-    def step(self, step: DraftStep, state: State) -> tuple[State, Tensor]:
-        return state, (self.factor * step.entropy).sqrt() <= self.threshold
+    @property
+    def level(self) -> float:
+        return -self.threshold
+
+    def score(self, step: DraftStep, state: State) -> tuple[State, Tensor]:
+        return state, -(self.factor * step.entropy).sqrt()

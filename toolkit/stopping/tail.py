@@ -11,12 +11,12 @@ import torch
 from torch import Tensor
 
 from toolkit.errors import InputError
-from toolkit.stopping.base import State, StoppingPolicy
+from toolkit.stopping.base import State, Thresholded
 from toolkit.types import DraftStep, Proposal, Verdict
 
 
 @dataclass(frozen=True)
-class Tail(StoppingPolicy):
+class Tail(Thresholded):
     """Stop when q(y_1) ... q(y_k) < threshold, q unwarped."""
 
     threshold: float = 0.2
@@ -28,9 +28,13 @@ class Tail(StoppingPolicy):
     def init(self, num_rows: int, device: torch.device) -> State:
         return {"product": torch.ones(num_rows, device=device)}
 
-    def step(self, step: DraftStep, state: State) -> tuple[State, Tensor]:
+    @property
+    def level(self) -> float:
+        return self.threshold
+
+    def score(self, step: DraftStep, state: State) -> tuple[State, Tensor]:
         product = state["product"] * step.token_prob
-        return {"product": product}, product >= self.threshold
+        return {"product": product}, product
 
     def observe(self, proposal: Proposal, verdict: Verdict, state: State) -> State:
         return {"product": torch.ones_like(state["product"])}

@@ -1,0 +1,107 @@
+"""How good could a policy be on this trace? Best fixed K, the true-probability policy, the clairvoyant oracle.
+
+The oracle knows the coins: nobody can. The **true-probability policy** knows p and q at every position, on path and along
+the roll-outs, but not the coins: it drafts one more token iff
+
+    (product of min(1, p/q) over the drafted tokens) * alpha at the next position > lambda * c
+
+with lambda its own rate of tokens per target-forward time (fixed point, Dinkelbach). It is what any predictor of acceptance
+that stops by one-step look-ahead can reach at best, so the honest yardstick of policies. One step ahead is not the optimum,
+but near it (99.6 % on small Markov pairs).
+
+Shapes: P positions, M most tokens of a round, G policies.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from analysis.oracle import expected_counts
+from analysis.replay import Geometry, Replayed, first_below, replay_starts, step_at, walk
+from toolkit import metrics
+from toolkit.errors import InputError
+from toolkit.stopping import Bounded, Fixed
+from toolkit.trace import Trace
+from toolkit.types import Counts
+
+
+@dataclass(frozen=True)
+class Solved:
+    """A cost-aware policy at its fixed point: lambda, in tokens per target-forward time, and what it counts."""
+
+    rate: float
+    replayed: Replayed
+
+
+def oracle(trace: Trace, max_drafted: int | None = None) -> list[dict[str, float]]:
+    """Expected counts of the clairvoyant oracle, per text; in closed form from the coins' chances."""
+    texts = zip(trace.text_first[:-1].tolist(), trace.text_first[1:].tolist(), strict=True)
+    chances = trace.chance.double().numpy()
+    return [expected_counts(chances[first:last], max_drafted) for first, last in texts]
+
+
+def fixed(trace: Trace, most: int | None = None) -> dict[int, Replayed]:
+    """Every fixed K from 0 (plain decoding) on."""
+    limit = trace.max_drafted if most is None else most
+    return {k: replay_starts(trace, Bounded(Fixed(k), min(k, 1), k)) for k in range(limit + 1)}
+
+
+def best_fixed(trace: Trace, cost_ratio: float, most: int | None = None) -> tuple[int, Replayed]:
+    """The K of the highest rate over all texts."""
+    found = fixed(trace, most)
+    best = max(found, key=lambda k: metrics.throughput(found[k].total, cost_ratio))
+    return best, found[best]
+
+
+def best_fixed_per_text(trace: Trace, cost_ratio: float, most: int | None = None) -> dict[str, np.ndarray]:
+    """Counts [T] of a K chosen for each text with hindsight: what knowing a text's difficulty would be worth."""
+    found = fixed(trace, most)
+    names = list(Counts.__dataclass_fields__)
+    counts = np.stack([np.stack([r.counts[name] for name in names]) for r in found.values()])  # [K, names, T]
+    column = {name: i for i, name in enumerate(names)}
+    cost = cost_ratio * counts[:, column["num_draft_calls"]] + counts[:, column["num_target_calls"]]
+    best = cost.argmin(0)  # the tokens are the same for every K
+    return {name: counts[best, column[name], np.arange(counts.shape[2])] for name in names}
+
+
+def true_probability(trace: Trace, cost_ratio: float, min_drafted: int = 0) -> Solved:
+    """The policy that knows p and q, but not the coins. Raises InputError if the trace does not hold them."""
+    if bool(trace.alpha.isnan().any()):
+        raise InputError("this trace does not hold the target's laws along the roll-outs: record it with ceiling=true")
+    geometry = Geometry.of(trace)
+    starts = torch.arange(trace.num_positions)
+    survival = torch.ones(trace.num_positions)
+    possible = torch.zeros_like(starts)
+    scores = []
+    for depth in range(1, trace.max_drafted + 1):
+        index, exists = step_at(trace, geometry, starts, depth)
+        exists = exists & (geometry.room >= depth)
+        possible += exists
+        scores.append(torch.where(exists, survival * trace.alpha[index], 0.0))
+        survival = survival * trace.accept_prob[index]
+    # Row k is the worth of draft k + 1, known after k tokens; behind the last one there is nothing to gain.
+    return solve(trace, geometry, torch.stack([*scores, torch.zeros_like(survival)]), possible, cost_ratio, min_drafted)
+
+
+def solve(
+    trace: Trace, geometry: Geometry, worth: Tensor, possible: Tensor, cost_ratio: float, min_drafted: int = 0
+) -> Solved:
+    """The fixed point of "draft another while its worth exceeds lambda c".
+
+    worth [M + 1, P]: after 0, 1, ... drafted tokens, the chance that the next one enters the text.
+    """
+    rate, replayed = 1.0, None
+    for _ in range(50):
+        stops = first_below(worth, possible + 1, torch.tensor([rate * cost_ratio]), min_drafted + 1) - 1
+        lengths = stops.clamp(min=0).minimum(possible)
+        (replayed,) = walk(trace, geometry, lengths, lengths)
+        reached = metrics.throughput(replayed.total, cost_ratio)
+        if abs(reached - rate) < 1e-9:
+            break
+        rate = reached
+    assert replayed is not None
+    return Solved(rate, replayed)

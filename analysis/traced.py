@@ -1,0 +1,104 @@
+"""Cells of a sweep from one recording: every chain policy is replayed on a trace of plain decoding's responses.
+
+What cannot be replayed (draft trees, block verification) is decoded. One trace serves all cells of one draft temperature; it
+is kept beside the cells, under a hash of the responses, the heads and its own settings.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from analysis.cells import Workbench, checked
+from analysis.grid import Cell, head_hash
+from analysis.replay import replay, replay_starts, with_recorded_heads
+from data_gen.recording import Recorder
+from toolkit.acceptance.head import AcceptanceHead, check_draft
+from toolkit.decoding import Method
+from toolkit.errors import InputError
+from toolkit.io import content_hash
+from toolkit.trace import Trace, join
+from toolkit.types import Counts
+
+
+class Recording:
+    """The traces of a sweep's responses, made when they are needed.
+
+    responses    rows of plain decoding
+    path         their file, named by a hash of all they depend on; the traces lie beside it
+    cells        of the sweep: the heads that their methods read are recorded
+    max_drafted  most tokens a replayed method may draft in a round
+    """
+
+    def __init__(self, bench: Workbench, responses: pd.DataFrame, path: Path, cells: Sequence[Cell], max_drafted: int):
+        self.bench, self.responses, self.max_drafted = bench, responses, max_drafted
+        self.folder, self.key = path.parent, path.stem
+        used = [cell for cell in cells if cell.name in bench.methods and _reads_head(bench.methods[cell.name])]
+        self.heads = {folder: head_hash(folder) for folder in {str(cell.head or bench.pair.head) for cell in used}}
+        self.traces: dict[float | None, Trace] = {}
+        self.usable = [i for i, row in enumerate(responses.itertuples()) if row.error is None and len(row.token_ids)]
+
+    def rows(self, cell: Cell) -> pd.DataFrame:
+        """The cell's rows: what its method would have counted on each response."""
+        method = self.bench.methods[cell.name]
+        started = perf_counter()
+        trace = self._trace(method.draft_temperature)
+        policy = with_recorded_heads(method.bind(self.bench.pair).policy, self.heads)
+        found = replay(trace, policy) if policy.remembers else replay_starts(trace, policy)
+        seconds = perf_counter() - started
+        place = {number: i for i, number in enumerate(self.usable)}
+        rows = []
+        for number, response in enumerate(self.responses.itertuples()):
+            at = place.get(number)
+            rows.append({
+                **self.bench.about(number, True),
+                **{name: 0 if at is None else int(found.counts[name][at]) for name in Counts.__dataclass_fields__},
+                "accepted_lengths": [] if at is None else np.trim_zeros(found.accepted[at], "b").tolist(),
+                "finish_reason": response.finish_reason,
+                "error": response.error,
+                "cell_seconds": seconds,
+                "prompt_ids": [],
+                "token_ids": [],
+            })  # fmt: skip
+        return checked(rows)
+
+    def _trace(self, draft_temperature: float | None) -> Trace:
+        if draft_temperature not in self.traces:
+            about = [self.key, sorted(self.heads.values()), self.max_drafted, draft_temperature]
+            path = self.folder / f"trace-{content_hash(about, length=16)}.safetensors"
+            if not path.exists():
+                self._record(draft_temperature).save(path)
+            self.traces[draft_temperature] = Trace.load(path)
+        return self.traces[draft_temperature]
+
+    def _record(self, draft_temperature: float | None) -> Trace:
+        from tqdm.auto import tqdm
+
+        pair = self.bench.pair
+        heads = {name: _load(pair, folder) for folder, name in self.heads.items()}
+        recorder = Recorder(pair, self.bench.sampling, self.max_drafted, heads, draft_temperature=draft_temperature)
+        parts = []
+        batches = [
+            self.usable[i : i + self.bench.batch_size] for i in range(0, len(self.usable), self.bench.batch_size)
+        ]
+        for batch in tqdm(batches, desc="traces", unit="batch", leave=False):
+            rows = [self.responses.iloc[number] for number in batch]
+            parts.append(recorder.record([(list(r.prompt_ids), list(r.token_ids)) for r in rows], batch))
+        if not parts:
+            raise InputError("every response failed: there is nothing to replay")
+        return join(parts)
+
+
+def _reads_head(method: Method) -> bool:
+    return hasattr(getattr(method.policy, "estimator", None), "head")
+
+
+def _load(pair: Any, folder: str) -> AcceptanceHead:
+    module, about = AcceptanceHead.load(folder)
+    check_draft(about, pair.draft, folder)
+    return module.to(pair.device)

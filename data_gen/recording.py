@@ -1,0 +1,278 @@
+"""Record traces: toss the coins of speculative sampling for given texts, and let the draft roll on behind rejections.
+
+Two teacher-forced passes (target, draft), then one draft forward per depth of the roll-outs: all of a text's roll-outs
+are branches of one tree in the draft's cache, so that they share the text.
+
+Shapes: B texts of a batch, N tokens of a text, V vocabulary, M max_drafted, R roll-outs under way.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from toolkit.errors import InputError
+from toolkit.pair import ModelPair
+from toolkit.sampling import Sampling, draw, row_generator, warp
+from toolkit.session import Session
+from toolkit.trace import Trace
+from toolkit.types import DraftStep
+from toolkit.verification.base import normalized
+
+Head = Callable[[Tensor], Tensor]  # hidden states [..., D] to raw logits [...] of acceptance
+
+
+@dataclass(frozen=True)
+class Recorder:
+    """How to record.
+
+    max_drafted        M, the most tokens a replayed policy may draft in a round
+    heads              name -> head whose logits are stored
+    hidden             store the states themselves, float16
+    ceiling            run the target along the roll-outs, too: the true chance of every drafted token
+    draft_temperature  the draft's own; None: the sampling's
+    replicate          number of the set of coins: several recordings of the same texts cut variance
+    """
+
+    pair: ModelPair
+    sampling: Sampling
+    max_drafted: int = 20
+    heads: Mapping[str, Head] = field(default_factory=dict)
+    hidden: bool = False
+    ceiling: bool = False
+    draft_temperature: float | None = None
+    replicate: int = 0
+
+    def __post_init__(self) -> None:
+        if self.max_drafted < 1:
+            raise InputError(f"max_drafted: expected at least 1, got {self.max_drafted}")
+        if self.sampling.repetition_penalty != 1.0:
+            raise InputError("traces know no repetition penalty: expected sampling.repetition_penalty=1")
+        if self.sampling.stop:
+            raise InputError("traces know no stop strings: drafting goes on behind them; expected sampling.stop=[]")
+
+    @torch.inference_mode()
+    def record(self, texts: Sequence[tuple[Sequence[int], Sequence[int]]], rows: Sequence[int]) -> Trace:
+        """The trace of a batch of texts (prompt ids, produced ids); `rows` seed the coins.
+
+        Raises InputError if a text could not have come from the target with this sampling.
+        """
+        batch = [_Text(row, *text, self._uniforms(row, len(text[1]))) for row, text in zip(rows, texts, strict=True)]
+        for text in batch:
+            if not text.prompt or not text.produced:
+                raise InputError(f"response {text.row} is empty: expected a prompt and at least one token")
+        longest = max(len(text.prompt) + len(text.produced) for text in batch)
+        if longest > self.pair.max_length:
+            raise InputError(f"a text of {longest} tokens exceeds the context of {self.pair.max_length}")
+        capacity = longest + max(len(text.produced) for text in batch) * self.max_drafted
+        target, drafts = self.pair.open_sessions(len(batch), capacity)
+        draft = drafts[0]
+        p = [warp(logits, self.sampling) for logits in self._path(target, batch, lambda x: x)[0]]
+        raw, states = self._path(draft, batch, self.pair.fit)
+        on_path, laws = [], []
+        for text, target_probs, logits, hidden in zip(batch, p, raw, states, strict=True):
+            draft_probs = self._warp_draft(logits)
+            self._toss(text, target_probs, draft_probs)
+            step = DraftStep(1, logits, draft_probs, hidden, text.drafted)
+            on_path.append(self._facts(step, target_probs))
+            laws.append(-torch.special.xlogy(target_probs, target_probs).sum(-1).float().cpu())
+        rolls = self._roll(batch, draft, target if self.ceiling else None)
+        return self._assemble(batch, on_path, laws, rolls)
+
+    # -- on path --------------------------------------------------------------------------------------------------
+
+    def _path(
+        self, session: Session, batch: list[_Text], fit: Callable[[Tensor], Tensor]
+    ) -> tuple[list[Tensor], list[Tensor]]:
+        """Logits [N, V] and states [N, D] that predict each text's tokens; the tokens become tree nodes 0..N-2."""
+        width = max(len(text.prompt) for text in batch)
+        most = max(len(text.produced) for text in batch) - 1
+        tokens = torch.tensor([
+            [0] * (width - len(text.prompt)) + text.prompt + text.produced[:-1] + [0] * (most + 1 - len(text.produced))
+            for text in batch
+        ], device=session.index.device)  # fmt: skip
+        chain = torch.arange(-1, most - 1, device=session.index.device).expand(len(batch), -1) if most else None
+        counts = [len(text.prompt) for text in batch]
+        reading = session.extend(tokens, counts=counts, parents=chain, last=most + 1)
+        logits = fit(reading.logits)
+        hidden = reading.hidden.to(logits.device)
+        return (
+            [logits[i, : len(text.produced)] for i, text in enumerate(batch)],
+            [hidden[i, : len(text.produced)] for i, text in enumerate(batch)],
+        )
+
+    def _toss(self, text: _Text, p: Tensor, q: Tensor) -> None:
+        """Accepted with min(1, q/p) of the text's token; else the drafted token is one from norm((q - p)+)."""
+        device = p.device
+        emitted = torch.tensor(text.produced, device=device).unsqueeze(-1)
+        p_emitted, q_emitted = p.gather(-1, emitted).squeeze(-1), q.gather(-1, emitted).squeeze(-1)
+        impossible = (p_emitted <= 0).nonzero()
+        if len(impossible):
+            where = int(impossible[0])
+            raise InputError(
+                f"response {text.row}: token {where + 1} ({text.produced[where]}) has probability 0 under this target and "
+                "sampling; expected responses of the same target, sampled with the same settings"
+            )
+        coins = text.uniforms.to(device)
+        text.chance = (q_emitted / p_emitted).clamp(max=1)
+        text.accepted = coins[:, 0] < text.chance
+        instead = draw(normalized((q - p).clamp(min=0), q), coins[:, 1])
+        text.drafted = torch.where(text.accepted, emitted.squeeze(-1), instead)
+
+    # -- behind rejections ----------------------------------------------------------------------------------------
+
+    def _roll(self, batch: list[_Text], draft: Session, target: Session | None) -> list[list[dict[str, Tensor]]]:
+        """For every text a list of facts, one entry per depth; `_Text.rolls` says which roll-out each belongs to."""
+        facts: list[list[dict[str, Tensor]]] = [[] for _ in batch]
+        ends = set(self.pair.end_ids or ())
+        live: list[list[_Roll]] = []
+        for text in batch:
+            drafted = text.drafted.tolist()
+            text.rolls = [
+                _Roll(place, drafted[place], place - 1)
+                for place in (~text.accepted).nonzero().squeeze(-1).tolist()
+                if drafted[place] not in ends and place + 1 < self._room(text)
+            ]
+            live.append(list(text.rolls))
+        for depth in range(1, self.max_drafted):
+            width = max(map(len, live))
+            if not width:
+                break
+            first = [draft.index.num_nodes(row) for row in range(len(batch))]
+            logits, hidden = self._branch(draft, live, width)
+            logits, target_probs = self.pair.fit(logits), None
+            if target is not None:
+                target_probs = warp(self._branch(target, live, width)[0], self.sampling)
+            for row, (text, rolls) in enumerate(zip(batch, live, strict=True)):
+                if not rolls:
+                    continue
+                law = self._warp_draft(logits[row, : len(rolls)])
+                places = torch.tensor([roll.place for roll in rolls])
+                drawn = draw(law, text.uniforms[places, 1 + depth].to(law.device))
+                step = DraftStep(1, logits[row, : len(rolls)], law, hidden[row, : len(rolls)].to(law.device), drawn)
+                facts[row].append(self._facts(step, None if target_probs is None else target_probs[row, : len(rolls)]))
+                for number, (roll, token) in enumerate(zip(rolls, drawn.tolist(), strict=True)):
+                    roll.length += 1
+                    roll.steps.append((depth - 1, number))
+                    roll.token, roll.parent = token, first[row] + number
+                live[row] = [
+                    roll for roll in rolls if roll.token not in ends and roll.place + 1 + depth < self._room(text)
+                ]
+        return facts
+
+    @staticmethod
+    def _branch(session: Session, live: list[list[_Roll]], width: int) -> tuple[Tensor, Tensor]:
+        """One forward: the newest token of every roll-out under way becomes a node. [B, R, V] and [B, R, D]."""
+        padded = [rolls + [_Roll(0, 0, -1)] * (width - len(rolls)) for rolls in live]
+        device = session.index.device
+        tokens = torch.tensor([[roll.token for roll in rolls] for rolls in padded], device=device)
+        parents = torch.tensor([[roll.parent for roll in rolls] for rolls in padded], device=device)
+        reading = session.extend(tokens, counts=[0] * len(live), parents=parents, last=width)
+        return reading.logits, reading.hidden
+
+    # -- what is kept ---------------------------------------------------------------------------------------------
+
+    def _facts(self, step: DraftStep, target_probs: Tensor | None) -> dict[str, Tensor]:
+        """Columns of a Trace for some steps."""
+        assert step.tokens is not None
+        facts = {
+            "tokens": step.tokens.int(),
+            "draft_prob": step.draft_prob.float(),
+            "token_prob": step.token_prob.float(),
+            "entropy": step.entropy.float(),
+            "top_probs": step.top_probs.float(),
+        }
+        if target_probs is None:
+            facts["accept_prob"] = facts["alpha"] = torch.full_like(facts["entropy"], torch.nan)
+        else:
+            p = target_probs.gather(-1, step.tokens.unsqueeze(-1)).squeeze(-1)
+            facts["accept_prob"] = (p / step.draft_prob).clamp(max=1).float()
+            facts["alpha"] = torch.minimum(target_probs, step.probs).sum(-1).float()
+        for name, head in self.heads.items():
+            facts[f"estimates/{name}"] = head(step.hidden.float()).float()
+        if self.hidden:
+            facts["hidden"] = step.hidden.half()
+        return {name: value.cpu() for name, value in facts.items()}
+
+    def _assemble(
+        self,
+        batch: list[_Text],
+        on_path: list[dict[str, Tensor]],
+        entropies: list[Tensor],
+        rolled: list[list[dict[str, Tensor]]],
+    ) -> Trace:
+        lengths = torch.tensor([len(text.produced) for text in batch])
+        total = int(lengths.sum())
+        roll_first, roll_length = torch.zeros(total, dtype=torch.long), torch.zeros(total, dtype=torch.int32)
+        pieces: list[dict[str, Tensor]] = list(on_path)
+        begin, next_step = 0, total
+        for text, facts in zip(batch, rolled, strict=True):
+            offsets = _offsets([len(part["tokens"]) for part in facts])
+            order = [offsets[depth] + number for roll in text.rolls for depth, number in roll.steps]
+            if order:
+                whole = {name: torch.cat([part[name] for part in facts]) for name in facts[0]}
+                pieces.append({name: value[order] for name, value in whole.items()})
+            for roll in text.rolls:
+                roll_first[begin + roll.place], roll_length[begin + roll.place] = next_step, roll.length
+                next_step += roll.length
+            begin += len(text.produced)
+        columns = {name: torch.cat([piece[name] for piece in pieces]) for name in on_path[0]}
+        estimates = {name: columns.pop(f"estimates/{name}") for name in self.heads}
+        return Trace(
+            text_first=torch.tensor(_offsets(lengths.tolist())),
+            room=torch.tensor([self._room(text) for text in batch]),
+            rows=torch.tensor([text.row for text in batch]),
+            accepted=torch.cat([text.accepted.cpu() for text in batch]),
+            chance=torch.cat([text.chance.cpu() for text in batch]),
+            roll_first=roll_first,
+            roll_length=roll_length,
+            target_entropy=torch.cat(entropies),
+            **columns,
+            estimates=estimates,
+            max_drafted=self.max_drafted,
+        )
+
+    def _room(self, text: _Text) -> int:
+        """Positions that can hold a draft: the last token a length limit allows is always the target's own."""
+        return self.sampling.max_new_tokens - 1
+
+    def _warp_draft(self, logits: Tensor) -> Tensor:
+        return warp(logits, self.sampling.at(self.draft_temperature))
+
+    def _uniforms(self, row: int, length: int) -> Tensor:
+        """[N, 1 + M]: acceptance, the drafted token instead, and one per step of the roll-out."""
+        generator = row_generator(self.sampling.seed + 1_000_003 * (self.replicate + 1), row)
+        return torch.rand(length, 1 + self.max_drafted, generator=generator, dtype=torch.float64)
+
+
+@dataclass
+class _Roll:
+    """A roll-out under way: behind which place of the text, its newest token and that token's parent node."""
+
+    place: int
+    token: int
+    parent: int
+    length: int = 0
+    steps: list[tuple[int, int]] = field(default_factory=list)
+
+
+class _Text:
+    """A text with its coins."""
+
+    def __init__(self, row: int, prompt: Sequence[int], produced: Sequence[int], uniforms: Tensor):
+        self.row, self.prompt, self.produced, self.uniforms = row, list(prompt), list(produced), uniforms
+        self.accepted: Any = None
+        self.chance: Any = None
+        self.drafted: Any = None
+        self.rolls: list[_Roll] = []
+
+
+def _offsets(sizes: Sequence[int]) -> list[int]:
+    offsets = [0]
+    for size in sizes:
+        offsets.append(offsets[-1] + size)
+    return offsets

@@ -1,0 +1,103 @@
+"""Texts of a target, for whoever works on them: folders of data_gen.responses, or a file of token ids."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from data_gen.responses import read_rows
+from toolkit.errors import InputError
+from toolkit.io import read_json
+from toolkit.sampling import Sampling
+from toolkit.stage import MANIFEST
+
+
+@dataclass(frozen=True)
+class Responses:
+    """The rows, and how their tokens were drawn.
+
+    rows                each with row, prompt_ids, token_ids (end of text included)
+    target_fingerprint  None if the file does not say which target made them
+    inputs              files the rows were read from
+    """
+
+    rows: list[dict[str, Any]]
+    sampling: Sampling
+    target_fingerprint: str | None
+    inputs: list[Path]
+
+
+def read_texts(source: Any, sampling: Sampling | None) -> Responses:
+    """`read_responses` of folders, or `read_jsonl` of one .jsonl file; `sampling` as the config gives it, or None.
+
+    Raises InputError if a folder's manifest says another sampling than `sampling`, or a file comes without one.
+    """
+    if isinstance(source, str | Path) and str(source).endswith(".jsonl"):
+        if sampling is None:
+            raise InputError(
+                f"{source} does not say how its tokens were drawn: expected sampling.temperature=... and so on"
+            )
+        return read_jsonl(Path(source), sampling)
+    responses = read_responses(source)
+    if sampling is not None:
+        said, wanted = asdict(replace(responses.sampling, seed=0)), asdict(replace(sampling, seed=0))
+        different = [name for name in said if said[name] != wanted[name]]
+        if different:
+            name = different[0]
+            raise InputError(
+                f"the responses' manifest says {name}={said[name]}, the config {name}={wanted[name]}: leave sampling out, or "
+                "give what they were drawn with"
+            )
+    return responses
+
+
+def read_jsonl(path: Path, sampling: Sampling) -> Responses:
+    """One text per line: {"prompt_ids": [...], "token_ids": [...]}. Raises InputError naming the line that is not."""
+    if not path.is_file():
+        raise InputError(f"expected texts at {path}, found none")
+    rows = []
+    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines()):
+        if not line.strip():
+            continue
+        try:
+            record = json.loads(line)
+            rows.append({"row": number, **{key: [int(t) for t in record[key]] for key in ("prompt_ids", "token_ids")}})
+        except (ValueError, KeyError, TypeError):
+            raise InputError(
+                f'{path}, line {number + 1}: expected {{"prompt_ids": [numbers], "token_ids": [numbers]}}, got {line[:60]}'
+            ) from None
+    if not rows:
+        raise InputError(f"expected texts in {path}, found none")
+    return Responses(rows, sampling, None, [path])
+
+
+def read_responses(folders: str | Path | Sequence[str | Path]) -> Responses:
+    """The rows of one finished responses folder, or of several made with the same target and warping.
+
+    Raises InputError if a response is empty, or if the folders do not go together.
+    """
+    paths = [Path(folder) for folder in ([folders] if isinstance(folders, str | Path) else folders)]
+    rows: list[dict[str, Any]] = []
+    samplings, targets, inputs, first_row = [], [], [], 0
+    for folder in paths:
+        found = list(read_rows(folder))
+        manifest = read_json(folder / MANIFEST)
+        sampling = {key: value for key, value in manifest["config"]["sampling"].items() if key != "_target_"}
+        samplings.append(Sampling(**sampling))
+        targets.append(manifest["target_fingerprint"])
+        inputs += sorted(folder.glob("shard-*.jsonl"))
+        for row in found:
+            if not row["prompt_ids"] or not row["token_ids"]:
+                raise InputError(f"{folder}: response {row['id']} is empty; expected a prompt and at least one token")
+            rows.append({**row, "row": first_row + row["row"]})
+        first_row += manifest["rows"]["input"]
+    if not rows:
+        raise InputError(f"expected responses to mix, found none in {', '.join(map(str, paths))}")
+    laws = [replace(sampling, seed=0, max_new_tokens=1, stop=()) for sampling in samplings]
+    for folder, law, target in zip(paths, laws, targets, strict=True):
+        if (law, target) != (laws[0], targets[0]):
+            raise InputError(f"{folder} and {paths[0]} differ in target or sampling: mix their responses apart")
+    return Responses(rows, samplings[0], targets[0], inputs)

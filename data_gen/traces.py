@@ -1,0 +1,181 @@
+"""python -m data_gen.traces responses=FOLDER: record traces, from which every stopping policy can be replayed.
+
+Output: `traces-00000-r0.safetensors`, ... (`shard_size` texts each; r0, r1, ... are replicates: the same texts with new
+coins) and the manifest. Files are written whole; run the command again after an interruption and it goes on with the
+first that is missing. `read_traces` maps them into memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+from torch import Tensor
+
+from data_gen.recording import Head, Recorder
+from data_gen.texts import Responses, read_texts
+from toolkit.acceptance.head import AcceptanceHead, check_draft
+from toolkit.config import instantiate, plain
+from toolkit.errors import InputError
+from toolkit.io import content_hash, read_json
+from toolkit.pair import fingerprint
+from toolkit.sampling import Sampling
+from toolkit.stage import MANIFEST, command, open_stage
+from toolkit.trace import Trace, join
+
+PROBE = 4  # texts a dry run records
+
+
+def run(cfg: Any) -> Path:
+    """Record traces of `cfg.responses`; returns the output folder."""
+    for name in ("replicates", "shard_size", "batch_size"):
+        if cfg[name] < 1:
+            raise InputError(f"{name}: expected at least 1, got {cfg[name]}")
+    given = plain(cfg.sampling) if cfg.sampling is not None else None
+    responses = read_texts(plain(cfg.responses), None if given is None else Sampling(**given))
+    rows = responses.rows[: cfg.limit]
+    pair = instantiate(cfg.pair)
+    facts = _facts(pair, responses)
+    heads = {name: _head(pair, folder) for name, folder in plain(cfg.heads).items()}
+    recorders = [
+        Recorder(
+            pair, responses.sampling, cfg.max_drafted, heads, cfg.hidden, cfg.ceiling, cfg.draft_temperature, replicate
+        )
+        for replicate in range(cfg.replicates)
+    ]
+    if cfg.dry_run:
+        _estimate(recorders[0], rows, cfg.replicates)
+        return Path()
+    stage = open_stage("traces", {**plain(cfg), **facts}, inputs=responses.inputs, ignore=("dry_run",))
+    if stage.finished:
+        print(f"traces: {stage.manifest['num_texts']} texts, finished before")
+        return stage.folder
+    job = content_hash([stage.identity, facts, stage.inputs])
+    shards = [rows[first : first + cfg.shard_size] for first in range(0, len(rows), cfg.shard_size)]
+    paths = [stage.folder / file_name(n, r) for r in range(cfg.replicates) for n in range(len(shards))]
+    _record_missing(paths, recorders, shards, cfg.batch_size, job)
+    traces = [_read(path, job) for path in paths]
+    totals = {name: sum(getattr(trace, name) for trace in traces) for name in ("num_positions", "num_steps")}
+    size = sum(path.stat().st_size for path in paths)
+    print(f"traces: {len(rows)} texts x {cfg.replicates}, {totals['num_steps']:,} steps, {size / 2**20:.1f} MiB")
+    return stage.finish(
+        job=job, num_texts=len(rows), replicates=cfg.replicates, num_shards=len(shards), **totals, bytes=size, **facts
+    )
+
+
+def file_name(shard: int, replicate: int) -> str:
+    """File name of a shard's replicate."""
+    return f"traces-{shard:05d}-r{replicate}.safetensors"
+
+
+def read_traces(folder: Path | str, replicate: int | None = 0) -> Trace:
+    """The traces of a finished folder as one: one replicate, or all of them (None), one after another.
+
+    Raises InputError if the folder is not finished, or a file is missing, cut short or of another job.
+    """
+    folder = Path(folder)
+    if not (folder / MANIFEST).exists() or read_json(folder / MANIFEST).get("stage") != "traces":
+        raise InputError(f"expected a folder of data_gen.traces at {folder}, found none")
+    manifest = read_json(folder / MANIFEST)
+    if manifest.get("status") != "finished":
+        raise InputError(f"the traces in {folder} are not finished: run data_gen.traces again first")
+    chosen = range(manifest["replicates"]) if replicate is None else [replicate]
+    paths = [folder / file_name(number, r) for r in chosen for number in range(manifest["num_shards"])]
+    return join([_read(path, manifest["job"]) for path in paths])
+
+
+# -- inside -----------------------------------------------------------------------------------------------------------
+
+
+def _facts(pair: Any, responses: Responses) -> dict[str, Any]:
+    """What the traces were made with. Raises InputError if the pair is not the responses'."""
+    if pair.draft is None:
+        raise InputError("expected a pair with a draft: pair.draft=FOLDER")
+    target = fingerprint(pair.target)
+    if responses.target_fingerprint not in (None, target):
+        raise InputError(
+            f"the responses come from another target (fingerprint {responses.target_fingerprint}, this pair's {target}): "
+            "set pair.target to the model that made them"
+        )
+    sampling = {**asdict(responses.sampling), "stop": list(responses.sampling.stop)}
+    return {"sampling": sampling, "target_fingerprint": target, "draft_fingerprint": fingerprint(pair.draft)}
+
+
+def _head(pair: Any, folder: str | None) -> Head:
+    folder = folder or pair.head
+    if folder is None:
+        raise InputError(
+            "this pair ships no acceptance head: expected heads.NAME=FOLDER, or heads={} to store no estimates"
+        )
+    module, about = AcceptanceHead.load(folder)
+    check_draft(about, pair.draft, folder)
+    return module.to(pair.device)
+
+
+def _record_missing(
+    paths: Sequence[Path],
+    recorders: Sequence[Recorder],
+    shards: Sequence[list[dict[str, Any]]],
+    batch_size: int,
+    job: str,
+) -> None:
+    from tqdm.auto import tqdm
+
+    work = [(recorder, rows) for recorder in recorders for rows in shards]
+    with tqdm(total=sum(_num_tokens(rows) for _, rows in work), desc="traces", unit="token", unit_scale=True) as bar:
+        for path, (recorder, rows) in zip(paths, work, strict=True):
+            if path.exists():
+                _read(path, job)
+                bar.initial += _num_tokens(rows)  # keeps tokens/s honest
+                bar.update(_num_tokens(rows))
+                continue
+            parts = []
+            for batch in _batches(rows, batch_size):
+                parts.append(_record(recorder, batch))
+                bar.update(_num_tokens(batch))
+            trace = join(parts)
+            Trace(**{**vars(trace), "about": {"job": job}}).save(path)
+
+
+def _record(recorder: Recorder, rows: Sequence[dict[str, Any]]) -> Trace:
+    return recorder.record([(row["prompt_ids"], row["token_ids"]) for row in rows], [row["row"] for row in rows])
+
+
+def _batches(rows: list[dict[str, Any]], size: int) -> list[list[dict[str, Any]]]:
+    return [rows[first : first + size] for first in range(0, len(rows), size)]
+
+
+def _estimate(recorder: Recorder, rows: list[dict[str, Any]], replicates: int) -> None:
+    """Record a few texts, and say what all of them would take."""
+    probe = rows[:PROBE]
+    started = perf_counter()
+    trace = _record(recorder, probe)
+    seconds = perf_counter() - started
+    size = sum(value.numel() * value.element_size() for value in vars(trace).values() if isinstance(value, Tensor))
+    size += sum(value.numel() * value.element_size() for value in trace.estimates.values())
+    scale = replicates * _num_tokens(rows) / _num_tokens(probe)
+    print(
+        f"traces, dry run on {len(probe)} texts: {len(rows)} texts x {replicates} would take about "
+        f"{size * scale / 2**20:.1f} MiB and {seconds * scale / 60:.1f} minutes ({trace.num_steps / trace.num_positions:.1f} "
+        "steps per token)"
+    )
+
+
+def _read(path: Path, job: str) -> Trace:
+    trace = Trace.load(path)
+    if trace.about.get("job") != job:
+        raise InputError(
+            f"{path} belongs to another job (other config, models or responses); delete it and record again"
+        )
+    return trace
+
+
+def _num_tokens(rows: Sequence[dict[str, Any]]) -> int:
+    return sum(len(row["token_ids"]) for row in rows)
+
+
+if __name__ == "__main__":
+    command("traces", run)

@@ -1,0 +1,238 @@
+"""Traces: their coins follow the law of speculative sampling, and the stage is resumable and refuses what does not fit."""
+
+import json
+from itertools import product
+
+import pytest
+import torch
+
+from analysis.replay import replay, replay_starts
+from data_gen import traces
+from data_gen.recording import Recorder
+from data_gen.texts import read_jsonl, read_texts
+from data_gen.traces import read_traces
+from toolkit import ModelPair
+from toolkit.config import compose
+from toolkit.errors import InputError
+from toolkit.sampling import Sampling
+from toolkit.session.tabular import TabularModel
+from toolkit.stopping import Bounded, Confidence, Fixed
+
+V, END, ROWS = 3, 0, 6000
+
+
+def table_pair(seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    target, draft = (TabularModel.random(V, 1, generator, sharpness=1.2) for _ in range(2))
+    return ModelPair(target=target, draft=draft, end_ids=(END,))
+
+
+def sampled_texts(target, prompt, length, count):
+    law = target.sequence_law(prompt, length, END)
+    texts, chances = zip(*law.items(), strict=True)
+    chosen = torch.multinomial(
+        torch.tensor(chances), count, replacement=True, generator=torch.Generator().manual_seed(1)
+    )
+    return [list(texts[i]) for i in chosen.tolist()], law
+
+
+def live_law(pair, prompt, length, num_drafted, threshold):
+    """Law of (text, draft calls, target calls, discarded) of live decoding, by enumeration of drafts, coins and extras."""
+    p, q = pair.target.probs, pair.draft.probs
+    law = {}
+
+    def rounds(text, calls, targets, discarded, chance):
+        if text and (text[-1] == END or len(text) == length):
+            key = (tuple(text), calls, targets, discarded)
+            law[key] = law.get(key, 0.0) + chance
+            return
+        drafting(text, [], calls, targets, discarded, chance)
+
+    def drafting(text, drafted, calls, targets, discarded, chance):
+        state = (prompt + text + drafted)[-1]
+        limit = min(num_drafted, length - len(text) - 1)
+        ended = bool(drafted) and drafted[-1] == END
+        before = (prompt + text + drafted)[-2] if drafted else None
+        stopped = bool(drafted) and threshold is not None and float(q[before, drafted[-1]]) < threshold
+        if len(drafted) == limit or ended or stopped:
+            judge(text, drafted, 0, calls + len(drafted), targets + 1, discarded, chance)
+            return
+        for token in range(V):
+            drafting(text, [*drafted, token], calls, targets, discarded, chance * float(q[state, token]))
+
+    def judge(text, drafted, accepted, calls, targets, discarded, chance):
+        if chance < 1e-15:
+            return
+        state = (prompt + text + drafted[:accepted])[-1]
+        if accepted == len(drafted):
+            for token in range(V):
+                finish(text, drafted, accepted, token, calls, targets, discarded, chance * float(p[state, token]))
+            return
+        token = drafted[accepted]
+        accept = min(1.0, float(p[state, token] / q[state, token]))
+        judge(text, drafted, accepted + 1, calls, targets, discarded, chance * accept)
+        rest = (p[state] - q[state]).clamp(min=0)
+        for extra in range(V):
+            share = float(rest[extra] / rest.sum()) if accept < 1 else 0.0
+            finish(text, drafted, accepted, extra, calls, targets, discarded, chance * (1 - accept) * share)
+
+    def finish(text, drafted, accepted, extra, calls, targets, discarded, chance):
+        if chance < 1e-15:
+            return
+        new = [*drafted[:accepted], extra]
+        new = new[: new.index(END) + 1] if END in new else new
+        rounds(text + new, calls, targets, discarded + len(drafted) + 1 - len(new), chance)
+
+    rounds([], 0, 0, 0, 1.0)
+    return law
+
+
+@pytest.mark.parametrize(("num_drafted", "threshold"), [(1, None), (2, None), (3, None), (3, 0.4)])
+def test_replayed_texts_and_counts_follow_the_law_of_live_decoding(num_drafted, threshold):
+    pair, prompt, length = table_pair(), [1], 4
+    texts, law = sampled_texts(pair.target, prompt, length, ROWS)
+    sampling = Sampling(max_new_tokens=length)
+    recorder = Recorder(pair, sampling, max_drafted=3)
+    trace = recorder.record([(prompt, text) for text in texts], range(ROWS))
+    policy = Fixed(num_drafted) if threshold is None else Confidence(threshold)
+    found = replay_starts(trace, Bounded(policy, 1, num_drafted)).counts
+    exact = live_law(pair, prompt, length, num_drafted, threshold)
+    assert sum(exact.values()) == pytest.approx(1.0, abs=1e-9)
+    for text, chance in law.items():
+        assert sum(c for key, c in exact.items() if key[0] == text) == pytest.approx(chance, abs=1e-9)
+    counted = {}
+    for i, text in enumerate(texts):
+        key = (tuple(text), *(int(found[n][i]) for n in ("num_draft_calls", "num_target_calls", "num_discarded")))
+        counted[key] = counted.get(key, 0) + 1
+    assert counted.keys() <= {key for key, chance in exact.items() if chance > 0}
+    tested = {key: chance for key, chance in exact.items() if chance * ROWS >= 5}
+    statistic = sum((counted.get(key, 0) - ROWS * c) ** 2 / (ROWS * c) for key, c in tested.items())
+    freedom = len(tested)
+    assert abs(statistic - freedom) < 5 * (2 * freedom) ** 0.5 + 5
+
+
+def test_coins_that_do_not_know_the_text_are_found_out():
+    """The negative control: acceptance drawn at the mean rate, whatever the text's token."""
+    pair, prompt, length = table_pair(), [1], 4
+    texts, _ = sampled_texts(pair.target, prompt, length, ROWS)
+    trace = Recorder(pair, Sampling(max_new_tokens=length), 3).record([(prompt, t) for t in texts], range(ROWS))
+    rate = float(trace.accepted.float().mean())
+    wrong = torch.rand(trace.num_positions, generator=torch.Generator().manual_seed(3)) < rate
+    found, exact = {}, {}
+    for (text, calls, targets, discarded), chance in live_law(pair, prompt, length, 1, None).items():
+        exact[text, targets] = exact.get((text, targets), 0.0) + chance * (calls >= 0) * (discarded >= 0)
+    for accepted, label in ((trace.accepted, "right"), (wrong, "wrong")):
+        changed = type(trace)(**{**vars(trace), "accepted": accepted})
+        counts = replay(changed, Bounded(Fixed(1), 1, 1)).counts["num_target_calls"]
+        counted = {}
+        for text, targets in zip(texts, counts.tolist(), strict=True):
+            counted[tuple(text), targets] = counted.get((tuple(text), targets), 0) + 1
+        tested = {key: c for key, c in exact.items() if c * ROWS >= 5}
+        found[label] = sum((counted.get(key, 0) - ROWS * c) ** 2 / (ROWS * c) for key, c in tested.items()) / len(
+            tested
+        )
+    assert found["right"] < 2
+    assert found["wrong"] > 4
+
+
+def test_the_recorded_chances_are_those_of_the_laws():
+    pair = table_pair(2)
+    texts = [list(text) for text in product(range(1, V), repeat=3)]
+    trace = Recorder(pair, Sampling(max_new_tokens=6), 4, ceiling=True).record(
+        [([1], t) for t in texts], range(len(texts))
+    )
+    p, q = pair.target.probs, pair.draft.probs
+    assert not trace.accept_prob.isnan().any()
+    first = trace.text_first.tolist()
+    for number, text in enumerate(texts):
+        states = [1, *text[:-1]]
+        for place, (state, token) in enumerate(zip(states, text, strict=True), start=first[number]):
+            drafted = int(trace.tokens[place])
+            assert bool(trace.accepted[place]) <= (drafted == token)
+            assert float(trace.draft_prob[place]) == pytest.approx(float(q[state, drafted]), abs=1e-6)
+            assert float(trace.accept_prob[place]) == pytest.approx(
+                min(1, float(p[state, drafted] / q[state, drafted])), abs=1e-6
+            )
+            assert float(trace.alpha[place]) == pytest.approx(float(torch.minimum(p[state], q[state]).sum()), abs=1e-6)
+            previous = drafted
+            for step in range(int(trace.roll_first[place]), int(trace.roll_first[place] + trace.roll_length[place])):
+                drawn = int(trace.tokens[step])
+                assert float(trace.draft_prob[step]) == pytest.approx(float(q[previous, drawn]), abs=1e-6)
+                assert float(trace.alpha[step]) == pytest.approx(
+                    float(torch.minimum(p[previous], q[previous]).sum()), abs=1e-6
+                )
+                previous = drawn
+
+
+def config(folder, responses, *overrides):
+    return compose("traces", [f"responses={responses}", f"paths.output_dir={folder}", "max_drafted=6", *overrides])
+
+
+@pytest.fixture(scope="module")
+def texts_file(tmp_path_factory):
+    from toolkit import generate
+
+    pair = ModelPair.toy()
+    prompts = [f"Q: Spell {word}.\nA:" for word in ("river", "moon", "stone", "cloud", "tree")]
+    generations = generate(pair, prompts, method="autoregressive", max_new_tokens=12)
+    path = tmp_path_factory.mktemp("texts") / "texts.jsonl"
+    path.write_text("\n".join(json.dumps({"prompt_ids": g.prompt_ids, "token_ids": g.token_ids}) for g in generations))
+    return path
+
+
+SAMPLED = "sampling={temperature: 1.0, max_new_tokens: 12}"
+
+
+def test_an_interrupted_recording_goes_on_to_the_same_traces(texts_file, tmp_path, monkeypatch):
+    options = (SAMPLED, "shard_size=2", "replicates=2", "hidden=true")
+    whole = read_traces(traces.run(config(tmp_path / "whole", texts_file, *options)), None)
+    recorded = Recorder.record
+    calls = []
+
+    def dies_at_third(self, texts, rows):
+        calls.append(rows)
+        if len(calls) == 3:
+            raise KeyboardInterrupt
+        return recorded(self, texts, rows)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Recorder, "record", dies_at_third)
+        with pytest.raises(KeyboardInterrupt):
+            traces.run(config(tmp_path / "cut", texts_file, *options))
+    with pytest.raises(InputError, match="not finished"):
+        read_traces(tmp_path / "cut")
+    assert len(list((tmp_path / "cut").glob("*.safetensors"))) == 2
+    again = read_traces(traces.run(config(tmp_path / "cut", texts_file, *options)), None)
+    assert whole.num_texts == 10
+    for name, value in vars(whole).items():
+        if isinstance(value, torch.Tensor):
+            assert torch.equal(value, getattr(again, name)), name
+    first, second = (read_traces(tmp_path / "whole", replicate) for replicate in (0, 1))
+    assert not torch.equal(first.accepted, second.accepted)
+
+
+def test_a_dry_run_writes_nothing(texts_file, tmp_path, capsys):
+    traces.run(config(tmp_path / "dry", texts_file, SAMPLED, "dry_run=true"))
+    assert "would take about" in capsys.readouterr().out
+    assert not (tmp_path / "dry").exists()
+
+
+def test_what_does_not_fit_is_refused(texts_file, tmp_path, tiny_responses):
+    with pytest.raises(InputError, match="does not say how its tokens were drawn"):
+        traces.run(config(tmp_path / "a", texts_file))
+    with pytest.raises(InputError, match="manifest says temperature"):
+        read_texts(str(tiny_responses), Sampling(temperature=0.3))
+    with pytest.raises(InputError, match="another target"):
+        traces.run(config(tmp_path / "b", tiny_responses))
+    bad = tmp_path / "bad.jsonl"
+    bad.write_text('{"prompt_ids": [1], "token_ids": "no"}')
+    with pytest.raises(InputError, match="line 1"):
+        read_jsonl(bad, Sampling())
+    cold = "sampling={temperature: 0.0, max_new_tokens: 12}"
+    with pytest.raises(InputError, match="probability 0 under this target"):
+        traces.run(config(tmp_path / "c", texts_file, cold))
+    folder = traces.run(config(tmp_path / "d", texts_file, SAMPLED))
+    path = next(folder.glob("*.safetensors"))
+    path.write_bytes(path.read_bytes()[:-100])
+    with pytest.raises(InputError, match="not a whole trace"):
+        read_traces(folder)
