@@ -231,9 +231,9 @@ class Recorder:
             roll_first=roll_first,
             roll_length=roll_length,
             target_entropy=torch.cat(entropies),
-            **columns,
-            estimates=estimates,
             max_drafted=self.max_drafted,
+            estimates=estimates,
+            **columns,  # type: ignore[arg-type]
         )
 
     def _room(self, text: _Text) -> int:

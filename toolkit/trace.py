@@ -135,7 +135,7 @@ def join(traces: Sequence[Trace]) -> Trace:
     rolls_before = positions_before = 0
     for trace in traces:
         shift = {
-            "text_first": positions_before,
+            "text_first": torch.tensor(positions_before),
             "roll_first": torch.where(trace.accepted, 0, total + rolls_before - trace.num_positions),
         }
         for name, value in _tensors(trace).items():
