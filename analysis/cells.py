@@ -116,10 +116,14 @@ class Workbench:
         ]
         return checked(rows)
 
-    def replayable(self, cell: Cell) -> bool:
-        """Whether a trace holds all the cell needs: a chain of drafted tokens, judged one by one."""
+    def replayable(self, cell: Cell, max_drafted: int) -> bool:
+        """Whether a trace holds all the cell needs: a chain of drafted tokens, judged one by one, of this length."""
+        if self.sampling.stop or self.sampling.repetition_penalty != 1.0:
+            return False  # traces know neither
         method = self.methods[cell.name]
-        return cell.method != PLAIN and type(method.proposer) is ChainProposer and type(method.rule) is Rejection
+        chain = type(method.proposer) is ChainProposer and type(method.rule) is Rejection
+        limit = method.bind(self.pair).policy.limit
+        return cell.method != PLAIN and chain and limit is not None and limit <= max_drafted
 
     def about(self, number: int, lossless: bool) -> dict[str, Any]:
         """What every row of a prompt says of it."""

@@ -82,7 +82,7 @@ class RecordedStep:
         if name not in self.trace.estimates:
             held = ", ".join(self.trace.estimates) or "none"
             raise InputError(
-                f"this trace holds no estimates of {name} (held: {held}); record it with heads.{name}=FOLDER"
+                f"this trace holds no estimates of {name} (held: {held}); record it with heads={{{name}: FOLDER}}"
             )
         return self.trace.estimates[name][self.index]
 
@@ -172,12 +172,7 @@ def draft(
 
     Raises InputError if the policy can draft more than the trace was recorded for.
     """
-    limit = policy.limit
-    if limit is None or limit > trace.max_drafted:
-        raise InputError(
-            f"the policy may draft {limit} tokens in a round, the trace was recorded for {trace.max_drafted}: "
-            f"bound it by max_drafted={trace.max_drafted}, or record again"
-        )
+    _check_limit(trace, policy.limit)
     drafting = policy.begin(len(starts), state, starts.device) & (geometry.room[starts] > 0)
     num_drafted, num_calls = torch.zeros_like(starts), torch.zeros_like(starts)
     depth = 0
@@ -201,8 +196,9 @@ def replay(trace: Trace, policy: StoppingPolicy) -> Replayed:
     geometry = Geometry.of(trace)
     texts = trace.num_texts
     sums = {name: torch.zeros(texts, dtype=torch.long) for name in Counts.__dataclass_fields__}
-    lengths, reached, passed = (torch.zeros(trace.max_drafted + 1, dtype=torch.long) for _ in range(3))
-    histogram = torch.zeros(texts, trace.max_drafted + 1, dtype=torch.long)
+    width = trace.max_drafted + 1
+    lengths, deepest = (torch.zeros(width, dtype=torch.long) for _ in range(2))
+    histogram = torch.zeros(texts, width, dtype=torch.long)
     at = trace.text_first[:-1].clone()
     state = policy.init(texts, torch.device("cpu"))
     alive = at < trace.text_first[1:]
@@ -215,16 +211,18 @@ def replay(trace: Trace, policy: StoppingPolicy) -> Replayed:
         produced = torch.minimum(accepted + 1, geometry.left[starts])
         _count(sums, alive, num_drafted, num_calls, produced)
         histogram[torch.arange(texts), accepted] += alive
-        lengths.index_add_(0, num_drafted[alive], torch.ones_like(num_drafted[alive]))
-        _depths(reached, passed, num_drafted[alive], accepted[alive])
+        lengths += torch.bincount(num_drafted[alive], minlength=width)
+        deepest += torch.bincount(torch.minimum(num_drafted, accepted + 1)[alive], minlength=width)
         at = torch.where(alive, at + produced, at)
         alive = at < trace.text_first[1:]
     counts = {name: value.numpy() for name, value in sums.items()}
+    reached, passed = _from(deepest), _from(histogram.sum(0))
     return Replayed(counts, histogram.numpy(), lengths.numpy(), reached[1:].numpy(), passed[1:].numpy())
 
 
 def replay_starts(trace: Trace, policy: StoppingPolicy) -> Replayed:
     """A policy without memory: asked once for every start, then walked."""
+    _check_memoryless(policy)
     geometry = Geometry.of(trace)
     starts = torch.arange(trace.num_positions)
     state = policy.init(len(starts), torch.device("cpu"))
@@ -238,7 +236,9 @@ def sweep_levels(
     """A threshold policy without memory at many levels: its scores are computed once, for every start and depth."""
     if policy.reads:
         raise InputError("sweep_levels: a policy that reads before it decides is replayed one setting at a time")
+    _check_memoryless(policy)
     most = trace.max_drafted if max_drafted is None else max_drafted
+    _check_limit(trace, most)
     geometry = Geometry.of(trace)
     found: list[Replayed] = []
     scores, possible = score_table(trace, geometry, policy, most)
@@ -264,63 +264,72 @@ def score_table(trace: Trace, geometry: Geometry, policy: Thresholded, most: int
 
 def first_below(scores: Tensor, possible: Tensor, levels: Tensor, min_drafted: int = 1) -> Tensor:
     """Tokens drafted [G, P] by policies that stop at the first score [M, P] below their level [G]."""
-    most = len(scores)
-    depth = torch.arange(1, most + 1).view(-1, 1)
-    lengths = []
-    for level in levels:
-        stops = (scores < level) & (depth >= min_drafted)
-        first = torch.where(stops.any(0), stops.int().argmax(0) + 1, most)
-        lengths.append(torch.minimum(first, possible))
-    return torch.stack(lengths)
+    lowest = scores.cummin(0).values
+    lowest[: min_drafted - 1] = torch.inf
+    most = torch.tensor(len(scores))
+    return torch.stack([((lowest >= level).sum(0) + 1).minimum(most).minimum(possible) for level in levels])
 
 
 def walk(trace: Trace, geometry: Geometry, num_drafted: Tensor, num_calls: Tensor) -> list[Replayed]:
     """From what G policies draft at every start [G, P] to their counts."""
+    groups, positions, texts, width = *num_drafted.shape, trace.num_texts, trace.max_drafted + 1
     accepted = torch.minimum(num_drafted, geometry.run)
     produced = torch.minimum(accepted + 1, geometry.left)
-    visited = _visited(trace, produced)
-    text = torch.repeat_interleave(torch.arange(trace.num_texts), trace.lengths()).expand_as(num_drafted)
+    group, start, text = _rounds(trace, produced)
+    cell = group * positions + start
+    drafted, calls, accepted, produced = (
+        values.reshape(-1)[cell] for values in (num_drafted, num_calls, accepted, produced)
+    )
     columns = {
-        "num_drafted": num_drafted,
-        "num_draft_calls": num_calls,
-        "num_target_calls": torch.ones_like(num_drafted),
+        "num_drafted": drafted,
+        "num_draft_calls": calls,
+        "num_target_calls": torch.ones_like(drafted),
         "num_generated": produced,
-        "num_discarded": num_drafted + 1 - produced,
+        "num_discarded": drafted + 1 - produced,
     }
-    empty = torch.zeros(len(num_drafted), trace.num_texts, dtype=torch.long)
-    sums = {name: empty.scatter_add(1, text, torch.where(visited, value, 0)) for name, value in columns.items()}
-    results = []
-    width = trace.max_drafted + 1
-    for group in range(len(num_drafted)):
-        seen = visited[group]
-        cells = text[group][seen] * width + accepted[group][seen]
-        histogram = torch.bincount(cells, minlength=trace.num_texts * width).view(trace.num_texts, width)
-        lengths = torch.bincount(num_drafted[group][seen], minlength=trace.max_drafted + 1)
-        reached, passed = (torch.zeros(trace.max_drafted + 1, dtype=torch.long) for _ in range(2))
-        _depths(reached, passed, num_drafted[group][seen], accepted[group][seen])
-        counts = {name: value[group].numpy() for name, value in sums.items()}
-        results.append(Replayed(counts, histogram.numpy(), lengths.numpy(), reached[1:].numpy(), passed[1:].numpy()))
-    return results
+
+    def summed(keys: Tensor, size: int, weights: Tensor | None = None) -> Tensor:
+        weights = None if weights is None else weights.double()  # exact: far below 2^53
+        return torch.bincount(group * size + keys, weights, minlength=groups * size).view(groups, size).long()
+
+    counts = {name: summed(text, texts, values) for name, values in columns.items()}
+    histogram = summed(text * width + accepted, texts * width).view(groups, texts, width)
+    lengths, passed = summed(drafted, width), _from(summed(accepted, width))
+    reached = _from(summed(torch.minimum(drafted, accepted + 1), width))
+    return [
+        Replayed(
+            {name: values[i].numpy() for name, values in counts.items()},
+            histogram[i].numpy(),
+            lengths[i].numpy(),
+            reached[i, 1:].numpy(),
+            passed[i, 1:].numpy(),
+        )
+        for i in range(groups)
+    ]
 
 
-def _visited(trace: Trace, produced: Tensor) -> Tensor:
-    """Where the rounds start, walking from each text's begin: [G, P] bool."""
-    groups, total = produced.shape
-    visited = torch.zeros(groups, total + 1, dtype=torch.bool)
-    follow = torch.cat([produced, torch.zeros(groups, 1, dtype=produced.dtype)], 1)
-    ends = trace.text_first[1:].expand(groups, -1)
-    at = trace.text_first[:-1].expand(groups, -1).clone()
-    alive = at < ends
-    while bool(alive.any()):
-        place = torch.where(alive, at, total)
-        visited.scatter_(1, place, True)
-        at = at + follow.gather(1, place)
-        alive = alive & (at < ends)
-    return visited[:, :total]
+def _rounds(trace: Trace, produced: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """The rounds of G policies that produce `produced` [G, P] tokens from each start: their group, start and text."""
+    groups = len(produced)
+    at, ends = (edge.expand(groups, -1).clone() for edge in (trace.text_first[:-1], trace.text_first[1:]))
+    group, text = (
+        grid.clone() for grid in torch.meshgrid(torch.arange(groups), torch.arange(trace.num_texts), indexing="ij")
+    )
+    at, ends, group, text = (values.reshape(-1) for values in (at, ends, group, text))
+    found = []
+    while True:
+        alive = at < ends
+        at, ends, group, text = (values[alive] for values in (at, ends, group, text))
+        if not len(at):
+            break
+        found.append((group, at, text))
+        at = at + produced[group, at]
+    return tuple(torch.cat(values) for values in zip(*found, strict=True))  # type: ignore[return-value]
 
 
 def replay_plain(trace: Trace, go_on: Plain, max_drafted: int) -> Replayed:
     """A policy as a plain function of (step, depth) -> draft another?, called step by step. Slow, and easy to check."""
+    _check_limit(trace, max_drafted)
     geometry = Geometry.of(trace)
     starts = torch.arange(trace.num_positions)
     num_drafted = torch.zeros_like(starts)
@@ -345,10 +354,27 @@ def with_recorded_heads(policy: StoppingPolicy, names: Mapping[str, str]) -> Sto
     estimator: Any = getattr(policy, "estimator", None)
     if estimator is None or not hasattr(estimator, "head"):
         return policy
+    if estimator.head not in names:
+        raise InputError(
+            f"the trace holds no estimates of the head in {estimator.head} (held: {', '.join(names) or 'none'})"
+        )
     if estimator.module is None:
         raise InputError("with_recorded_heads: bind the policy to a pair first")
     shift = estimator.module.log_w_rej if estimator.corrected else 0.0
     return replace(policy, estimator=RecordedEstimator(names[estimator.head], shift))  # type: ignore[type-var]
+
+
+def _check_limit(trace: Trace, limit: int | None) -> None:
+    if limit is None or limit > trace.max_drafted:
+        raise InputError(
+            f"the policy may draft {limit} tokens in a round, the trace was recorded for {trace.max_drafted}: "
+            f"bound it by max_drafted={trace.max_drafted}, or record again"
+        )
+
+
+def _check_memoryless(policy: StoppingPolicy) -> None:
+    if policy.remembers:
+        raise InputError("this policy remembers earlier rounds: replay it round by round (`replay`)")
 
 
 # -- inside -----------------------------------------------------------------------------------------------------------
@@ -380,11 +406,9 @@ def _count(sums: dict[str, Tensor], alive: Tensor, num_drafted: Tensor, num_call
     sums["num_discarded"] += torch.where(alive, num_drafted + 1 - produced, 0)
 
 
-def _depths(reached: Tensor, passed: Tensor, num_drafted: Tensor, accepted: Tensor) -> None:
-    """Count rounds by depth: reached[k] drafted k with all before accepted, passed[k] had the k-th accepted, too."""
-    for totals, deepest in ((passed, accepted), (reached, torch.minimum(num_drafted, accepted + 1))):
-        counts = torch.bincount(deepest, minlength=len(totals))
-        totals += counts.flip(0).cumsum(0).flip(0)
+def _from(counts: Tensor) -> Tensor:
+    """How many are at least k, from how many are k: [..., M + 1]."""
+    return counts.flip(-1).cumsum(-1).flip(-1)
 
 
 def _frozen(new: State, old: State, moving: Tensor) -> State:

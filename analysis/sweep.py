@@ -76,7 +76,7 @@ def _work(
                 if rows is None:
                     if cell.method == ORACLE:
                         rows = bench.score_oracle(cell, responses_of(done))
-                    elif cfg.source == "traces" and bench.replayable(cell):
+                    elif cfg.source == "traces" and bench.replayable(cell, cfg.max_drafted):
                         recording = recording or Recording(
                             bench, responses_of(done), paths[PLAIN], cells, cfg.max_drafted
                         )

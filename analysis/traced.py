@@ -25,6 +25,8 @@ from toolkit.io import content_hash
 from toolkit.trace import Trace, join
 from toolkit.types import Counts
 
+BATCH = 8  # texts recorded at a time: their roll-outs share one cache
+
 
 class Recording:
     """The traces of a sweep's responses, made when they are needed.
@@ -37,9 +39,11 @@ class Recording:
 
     def __init__(self, bench: Workbench, responses: pd.DataFrame, path: Path, cells: Sequence[Cell], max_drafted: int):
         self.bench, self.responses, self.max_drafted = bench, responses, max_drafted
-        self.folder, self.key = path.parent, path.stem
-        used = [cell for cell in cells if cell.name in bench.methods and _reads_head(bench.methods[cell.name])]
-        self.heads = {folder: head_hash(folder) for folder in {str(cell.head or bench.pair.head) for cell in used}}
+        self.folder = path.parent
+        self.key = content_hash([path.stem, [list(map(int, ids)) for ids in responses.token_ids]])
+        used = [bench.methods[cell.name].bind(bench.pair) for cell in cells if _can_replay(bench, cell, max_drafted)]
+        folders = {head for method in used if (head := _head_of(method)) is not None}
+        self.heads = {folder: head_hash(folder) for folder in sorted(folders)}
         self.traces: dict[float | None, Trace] = {}
         self.usable = [i for i, row in enumerate(responses.itertuples()) if row.error is None and len(row.token_ids)]
 
@@ -71,9 +75,11 @@ class Recording:
         if draft_temperature not in self.traces:
             about = [self.key, sorted(self.heads.values()), self.max_drafted, draft_temperature]
             path = self.folder / f"trace-{content_hash(about, length=16)}.safetensors"
-            if not path.exists():
+            try:
+                self.traces[draft_temperature] = Trace.load(path)
+            except InputError:  # none yet, or a broken one
                 self._record(draft_temperature).save(path)
-            self.traces[draft_temperature] = Trace.load(path)
+                self.traces[draft_temperature] = Trace.load(path)
         return self.traces[draft_temperature]
 
     def _record(self, draft_temperature: float | None) -> Trace:
@@ -83,9 +89,7 @@ class Recording:
         heads = {name: _load(pair, folder) for folder, name in self.heads.items()}
         recorder = Recorder(pair, self.bench.sampling, self.max_drafted, heads, draft_temperature=draft_temperature)
         parts = []
-        batches = [
-            self.usable[i : i + self.bench.batch_size] for i in range(0, len(self.usable), self.bench.batch_size)
-        ]
+        batches = [self.usable[i : i + BATCH] for i in range(0, len(self.usable), BATCH)]
         for batch in tqdm(batches, desc="traces", unit="batch", leave=False):
             rows = [self.responses.iloc[number] for number in batch]
             parts.append(recorder.record([(list(r.prompt_ids), list(r.token_ids)) for r in rows], batch))
@@ -94,8 +98,14 @@ class Recording:
         return join(parts)
 
 
-def _reads_head(method: Method) -> bool:
-    return hasattr(getattr(method.policy, "estimator", None), "head")
+def _head_of(method: Method) -> str | None:
+    """Folder of the head that a bound method reads, if it reads one."""
+    policy: Any = method.policy
+    return getattr(getattr(policy.policy, "estimator", None), "head", None)
+
+
+def _can_replay(bench: Workbench, cell: Cell, max_drafted: int) -> bool:
+    return cell.name in bench.methods and bench.replayable(cell, max_drafted)
 
 
 def _load(pair: Any, folder: str) -> AcceptanceHead:

@@ -20,7 +20,7 @@ from collections.abc import Callable
 from pathlib import Path
 from time import perf_counter
 
-from benchmarks import exactness, interruption, multi_draft
+from benchmarks import exactness, interruption, multi_draft, replaying
 from toolkit.io import write_text
 from toolkit.stage import provenance
 
@@ -83,6 +83,8 @@ FIGURES: dict[str, Callable[[], str]] = {
     "dirichlet": multi_draft.dirichlet,
     "rule_cost": multi_draft.rule_cost,
     "trees": multi_draft.trees,
+    "replay_speed": replaying.speed,
+    "replay": replaying.agreement,
     "interruption": interruption.evidence,
     "multirun": multirun,
     "quickstart": quickstart,

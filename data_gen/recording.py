@@ -23,6 +23,7 @@ from toolkit.trace import Trace
 from toolkit.types import DraftStep
 from toolkit.verification.base import normalized
 
+ROUNDED = 0.02  # share of a text's tokens that may have probability 0 by rounding
 Head = Callable[[Tensor], Tensor]  # hidden states [..., D] to raw logits [...] of acceptance
 
 
@@ -63,16 +64,11 @@ class Recorder:
         """
         batch = [_Text(row, *text, self._uniforms(row, len(text[1]))) for row, text in zip(rows, texts, strict=True)]
         for text in batch:
-            if not text.prompt or not text.produced:
-                raise InputError(f"response {text.row} is empty: expected a prompt and at least one token")
-        longest = max(len(text.prompt) + len(text.produced) for text in batch)
-        if longest > self.pair.max_length:
-            raise InputError(f"a text of {longest} tokens exceeds the context of {self.pair.max_length}")
-        capacity = longest + max(len(text.produced) for text in batch) * self.max_drafted
-        target, drafts = self.pair.open_sessions(len(batch), capacity)
-        draft = drafts[0]
+            self._check(text)
+        longest = max(len(text.prompt) for text in batch) + max(len(text.produced) for text in batch)
+        target, drafts = self.pair.open_sessions(len(batch), longest)
         p = [warp(logits, self.sampling) for logits in self._path(target, batch, lambda x: x)[0]]
-        raw, states = self._path(draft, batch, self.pair.fit)
+        raw, states = self._path(drafts[0], batch, self.pair.fit)
         on_path, laws = [], []
         for text, target_probs, logits, hidden in zip(batch, p, raw, states, strict=True):
             draft_probs = self._warp_draft(logits)
@@ -80,8 +76,29 @@ class Recorder:
             step = DraftStep(1, logits, draft_probs, hidden, text.drafted)
             on_path.append(self._facts(step, target_probs))
             laws.append(-torch.special.xlogy(target_probs, target_probs).sum(-1).float().cpu())
-        rolls = self._roll(batch, draft, target if self.ceiling else None)
+        del target, drafts, p, raw, states
+        rolls = self._roll(batch, longest)
         return self._assemble(batch, on_path, laws, rolls)
+
+    def _check(self, text: _Text) -> None:
+        """Raises InputError if live decoding could not have ended in this text."""
+        limit, ends = self.sampling.max_new_tokens, set(self.pair.end_ids or ())
+        vocab, produced = self.pair.vocab_size, text.produced
+        problem = None
+        if not text.prompt or not produced:
+            problem = "is empty: expected a prompt and at least one token"
+        elif min(*text.prompt, *produced) < 0 or max(*text.prompt, *produced) >= vocab:
+            problem = f"holds ids outside of the vocabulary of {vocab}"
+        elif len(produced) > limit:
+            problem = f"has {len(produced)} tokens, more than max_new_tokens={limit}"
+        elif any(token in ends for token in produced[:-1]):
+            problem = "goes on behind an end of text"
+        elif produced[-1] not in ends and len(produced) < limit:
+            problem = f"ends after {len(produced)} tokens, neither by an end of text nor by max_new_tokens={limit}"
+        elif len(text.prompt) + limit > self.pair.max_length:
+            problem = f"and max_new_tokens={limit} exceed the context of {self.pair.max_length}"
+        if problem is not None:
+            raise InputError(f"response {text.row} {problem}")
 
     # -- on path --------------------------------------------------------------------------------------------------
 
@@ -110,23 +127,29 @@ class Recorder:
         device = p.device
         emitted = torch.tensor(text.produced, device=device).unsqueeze(-1)
         p_emitted, q_emitted = p.gather(-1, emitted).squeeze(-1), q.gather(-1, emitted).squeeze(-1)
-        impossible = (p_emitted <= 0).nonzero()
-        if len(impossible):
+        if not bool((p_emitted >= 0).all()):
+            raise InputError(f"response {text.row}: the target's laws hold values that are not numbers")
+        impossible = (p_emitted == 0).nonzero()
+        if len(impossible) > 1 + ROUNDED * len(text.produced):
             where = int(impossible[0])
             raise InputError(
                 f"response {text.row}: token {where + 1} ({text.produced[where]}) has probability 0 under this target and "
                 "sampling; expected responses of the same target, sampled with the same settings"
             )
         coins = text.uniforms.to(device)
-        text.chance = (q_emitted / p_emitted).clamp(max=1)
+        # Single ones come from rounding at the edge of top-k or top-p, or at a tie; the draft may still have them.
+        text.chance = torch.where(p_emitted > 0, q_emitted / p_emitted, (q_emitted > 0).to(p.dtype)).clamp(max=1)
         text.accepted = coins[:, 0] < text.chance
         instead = draw(normalized((q - p).clamp(min=0), q), coins[:, 1])
         text.drafted = torch.where(text.accepted, emitted.squeeze(-1), instead)
 
     # -- behind rejections ----------------------------------------------------------------------------------------
 
-    def _roll(self, batch: list[_Text], draft: Session, target: Session | None) -> list[list[dict[str, Tensor]]]:
-        """For every text a list of facts, one entry per depth; `_Text.rolls` says which roll-out each belongs to."""
+    def _roll(self, batch: list[_Text], longest: int) -> list[list[dict[str, Tensor]]]:
+        """For every text a list of facts, one entry per depth; `_Text.rolls` says which roll-out each belongs to.
+
+        The texts are read once more, into caches that are as large as the rejections found ask for.
+        """
         facts: list[list[dict[str, Tensor]]] = [[] for _ in batch]
         ends = set(self.pair.end_ids or ())
         live: list[list[_Roll]] = []
@@ -135,9 +158,15 @@ class Recorder:
             text.rolls = [
                 _Roll(place, drafted[place], place - 1)
                 for place in (~text.accepted).nonzero().squeeze(-1).tolist()
-                if drafted[place] not in ends and place + 1 < self._room(text)
+                if drafted[place] not in ends and place + 1 < self._room
             ]
             live.append(list(text.rolls))
+        if not any(live):
+            return facts
+        target, drafts = self.pair.open_sessions(len(batch), longest + max(map(len, live)) * (self.max_drafted - 1))
+        draft = drafts[0]
+        for session in (draft, *((target,) if self.ceiling else ())):
+            self._path(session, batch, lambda logits: logits)
         for depth in range(1, self.max_drafted):
             width = max(map(len, live))
             if not width:
@@ -145,7 +174,7 @@ class Recorder:
             first = [draft.index.num_nodes(row) for row in range(len(batch))]
             logits, hidden = self._branch(draft, live, width)
             logits, target_probs = self.pair.fit(logits), None
-            if target is not None:
+            if self.ceiling:
                 target_probs = warp(self._branch(target, live, width)[0], self.sampling)
             for row, (text, rolls) in enumerate(zip(batch, live, strict=True)):
                 if not rolls:
@@ -159,9 +188,7 @@ class Recorder:
                     roll.length += 1
                     roll.steps.append((depth - 1, number))
                     roll.token, roll.parent = token, first[row] + number
-                live[row] = [
-                    roll for roll in rolls if roll.token not in ends and roll.place + 1 + depth < self._room(text)
-                ]
+                live[row] = [roll for roll in rolls if roll.token not in ends and roll.place + 1 + depth < self._room]
         return facts
 
     @staticmethod
@@ -224,7 +251,7 @@ class Recorder:
         estimates = {name: columns.pop(f"estimates/{name}") for name in self.heads}
         return Trace(
             text_first=torch.tensor(_offsets(lengths.tolist())),
-            room=torch.tensor([self._room(text) for text in batch]),
+            room=torch.tensor([self._room] * len(batch)),
             rows=torch.tensor([text.row for text in batch]),
             accepted=torch.cat([text.accepted.cpu() for text in batch]),
             chance=torch.cat([text.chance.cpu() for text in batch]),
@@ -236,7 +263,8 @@ class Recorder:
             **columns,  # type: ignore[arg-type]
         )
 
-    def _room(self, text: _Text) -> int:
+    @property
+    def _room(self) -> int:
         """Positions that can hold a draft: the last token a length limit allows is always the target's own."""
         return self.sampling.max_new_tokens - 1
 
@@ -246,7 +274,8 @@ class Recorder:
     def _uniforms(self, row: int, length: int) -> Tensor:
         """[N, 1 + M]: acceptance, the drafted token instead, and one per step of the roll-out."""
         generator = row_generator(self.sampling.seed + 1_000_003 * (self.replicate + 1), row)
-        return torch.rand(length, 1 + self.max_drafted, generator=generator, dtype=torch.float64)
+        coins = torch.rand(length, 2, generator=generator, dtype=torch.float64)  # the same for every max_drafted
+        return torch.cat([coins, torch.rand(length, self.max_drafted - 1, generator=generator, dtype=torch.float64)], 1)
 
 
 @dataclass

@@ -41,7 +41,7 @@ def read_texts(source: Any, sampling: Sampling | None) -> Responses:
                 f"{source} does not say how its tokens were drawn: expected sampling.temperature=... and so on"
             )
         return read_jsonl(Path(source), sampling)
-    responses = read_responses(source)
+    responses = read_responses(source, same_ends=True)
     if sampling is not None:
         said, wanted = asdict(replace(responses.sampling, seed=0)), asdict(replace(sampling, seed=0))
         different = [name for name in said if said[name] != wanted[name]]
@@ -59,12 +59,15 @@ def read_jsonl(path: Path, sampling: Sampling) -> Responses:
     if not path.is_file():
         raise InputError(f"expected texts at {path}, found none")
     rows = []
-    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines()):
+    for number, line in enumerate(path.read_text(encoding="utf-8").split("\n")):
         if not line.strip():
             continue
         try:
             record = json.loads(line)
-            rows.append({"row": number, **{key: [int(t) for t in record[key]] for key in ("prompt_ids", "token_ids")}})
+            ids = {key: record[key] for key in ("prompt_ids", "token_ids")}
+            if not all(isinstance(v, list) and v and all(isinstance(t, int) for t in v) for v in ids.values()):
+                raise ValueError
+            rows.append({"row": number, **ids})
         except (ValueError, KeyError, TypeError):
             raise InputError(
                 f'{path}, line {number + 1}: expected {{"prompt_ids": [numbers], "token_ids": [numbers]}}, got {line[:60]}'
@@ -74,8 +77,10 @@ def read_jsonl(path: Path, sampling: Sampling) -> Responses:
     return Responses(rows, sampling, None, [path])
 
 
-def read_responses(folders: str | Path | Sequence[str | Path]) -> Responses:
+def read_responses(folders: str | Path | Sequence[str | Path], same_ends: bool = False) -> Responses:
     """The rows of one finished responses folder, or of several made with the same target and warping.
+
+    same_ends  they must end alike, too: by the same length limit and stop strings
 
     Raises InputError if a response is empty, or if the folders do not go together.
     """
@@ -95,9 +100,9 @@ def read_responses(folders: str | Path | Sequence[str | Path]) -> Responses:
             rows.append({**row, "row": first_row + row["row"]})
         first_row += manifest["rows"]["input"]
     if not rows:
-        raise InputError(f"expected responses to mix, found none in {', '.join(map(str, paths))}")
-    laws = [replace(sampling, seed=0, max_new_tokens=1, stop=()) for sampling in samplings]
+        raise InputError(f"expected responses, found none in {', '.join(map(str, paths))}")
+    laws = [replace(s, seed=0) if same_ends else replace(s, seed=0, max_new_tokens=1, stop=()) for s in samplings]
     for folder, law, target in zip(paths, laws, targets, strict=True):
         if (law, target) != (laws[0], targets[0]):
-            raise InputError(f"{folder} and {paths[0]} differ in target or sampling: mix their responses apart")
+            raise InputError(f"{folder} and {paths[0]} differ in target or sampling: work on them apart")
     return Responses(rows, samplings[0], targets[0], inputs)

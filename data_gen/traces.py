@@ -2,13 +2,13 @@
 
 Output: `traces-00000-r0.safetensors`, ... (`shard_size` texts each; r0, r1, ... are replicates: the same texts with new
 coins) and the manifest. Files are written whole; run the command again after an interruption and it goes on with the
-first that is missing. `read_traces` maps them into memory.
+first that is missing. `read_traces` reads them again.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -17,10 +17,10 @@ from torch import Tensor
 
 from data_gen.recording import Head, Recorder
 from data_gen.texts import Responses, read_texts
-from toolkit.acceptance.head import AcceptanceHead, check_draft
+from toolkit.acceptance.head import WEIGHTS, AcceptanceHead, check_draft
 from toolkit.config import instantiate, plain
 from toolkit.errors import InputError
-from toolkit.io import content_hash, read_json
+from toolkit.io import content_hash, file_hash, read_json
 from toolkit.pair import fingerprint
 from toolkit.sampling import Sampling
 from toolkit.stage import MANIFEST, command, open_stage
@@ -36,16 +36,20 @@ def run(cfg: Any) -> Path:
             raise InputError(f"{name}: expected at least 1, got {cfg[name]}")
     given = plain(cfg.sampling) if cfg.sampling is not None else None
     responses = read_texts(plain(cfg.responses), None if given is None else Sampling(**given))
-    rows = responses.rows[: cfg.limit]
+    rows = responses.rows if cfg.limit is None else responses.rows[: max(cfg.limit, 0)]
     pair = instantiate(cfg.pair)
     facts = _facts(pair, responses)
-    heads = {name: _head(pair, folder) for name, folder in plain(cfg.heads).items()}
+    folders = ({"own": pair.head} if pair.head else {}) if cfg.heads is None else plain(cfg.heads)
+    heads = {name: _head(pair, folder) for name, folder in folders.items()}
+    facts["heads"] = {name: file_hash(Path(folder) / WEIGHTS) for name, folder in folders.items()}
     recorders = [
         Recorder(
             pair, responses.sampling, cfg.max_drafted, heads, cfg.hidden, cfg.ceiling, cfg.draft_temperature, replicate
         )
         for replicate in range(cfg.replicates)
     ]
+    if not rows:
+        raise InputError(f"limit: expected at least 1 text, got {cfg.limit}")
     if cfg.dry_run:
         _estimate(recorders[0], rows, cfg.replicates)
         return Path()
@@ -53,7 +57,7 @@ def run(cfg: Any) -> Path:
     if stage.finished:
         print(f"traces: {stage.manifest['num_texts']} texts, finished before")
         return stage.folder
-    job = content_hash([stage.identity, facts, stage.inputs])
+    job = content_hash([stage.identity, stage.inputs])
     shards = [rows[first : first + cfg.shard_size] for first in range(0, len(rows), cfg.shard_size)]
     paths = [stage.folder / file_name(n, r) for r in range(cfg.replicates) for n in range(len(shards))]
     _record_missing(paths, recorders, shards, cfg.batch_size, job)
@@ -104,12 +108,7 @@ def _facts(pair: Any, responses: Responses) -> dict[str, Any]:
     return {"sampling": sampling, "target_fingerprint": target, "draft_fingerprint": fingerprint(pair.draft)}
 
 
-def _head(pair: Any, folder: str | None) -> Head:
-    folder = folder or pair.head
-    if folder is None:
-        raise InputError(
-            "this pair ships no acceptance head: expected heads.NAME=FOLDER, or heads={} to store no estimates"
-        )
+def _head(pair: Any, folder: str) -> Head:
     module, about = AcceptanceHead.load(folder)
     check_draft(about, pair.draft, folder)
     return module.to(pair.device)
@@ -137,7 +136,7 @@ def _record_missing(
                 parts.append(_record(recorder, batch))
                 bar.update(_num_tokens(batch))
             trace = join(parts)
-            Trace(**{**vars(trace), "about": {"job": job}}).save(path)
+            replace(trace, about={"job": job}).save(path)
 
 
 def _record(recorder: Recorder, rows: Sequence[dict[str, Any]]) -> Trace:

@@ -128,15 +128,18 @@ def join(traces: Sequence[Trace]) -> Trace:
     if not traces:
         raise InputError("expected at least one trace, got none")
     first = traces[0]
-    if any(set(trace.estimates) != set(first.estimates) or trace.max_drafted != first.max_drafted for trace in traces):
-        raise InputError("traces to be joined must hold the same estimates and max_drafted")
+    if len(traces) == 1:
+        return first
+    held = [(set(trace.estimates), trace.hidden is None, trace.max_drafted) for trace in traces]
+    if any(one != held[0] for one in held):
+        raise InputError("traces to be joined must hold the same estimates, states and max_drafted")
     total = sum(trace.num_positions for trace in traces)
     parts: dict[str, list[Tensor]] = {}
     rolls_before = positions_before = 0
     for trace in traces:
         shift = {
             "text_first": torch.tensor(positions_before),
-            "roll_first": torch.where(trace.accepted, 0, total + rolls_before - trace.num_positions),
+            "roll_first": torch.where(trace.roll_length == 0, 0, total + rolls_before - trace.num_positions),
         }
         for name, value in _tensors(trace).items():
             parts.setdefault(name, []).append(value + shift[name] if name in shift else value)

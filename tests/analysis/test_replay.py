@@ -145,11 +145,10 @@ def test_every_stopping_policy_is_replayed():
     assert {path.stem for path in (CONF / "stopping").glob("*.yaml")} - {"fixed", "survival"} <= set(CHAIN_METHODS)
 
 
+@pytest.mark.parametrize("recorded", ["greedy"], indirect=True)
 @pytest.mark.parametrize("name", CHAIN_METHODS)
 def test_greedy_live_decoding_equals_replay_exactly(recorded, pair, name):
     label, texts, trace = recorded
-    if label != "greedy":
-        pytest.skip("only at temperature 0 does live decoding see the recorded coins by itself")
     bounds = [] if name == "speculative" else ["max_drafted=10"]
     method = config.method(name, bounds, None)
     live = decode(pair, [prompt for prompt, _ in texts], method, SAMPLINGS[label])
@@ -207,6 +206,10 @@ def test_bad_input_is_named(recorded, pair, tmp_path):
     _, texts, trace = recorded
     with pytest.raises(InputError, match="recorded for 10"):
         replay(trace, Bounded(Fixed(11), 1, 20))
+    with pytest.raises(InputError, match="recorded for 10"):
+        sweep_levels(trace, Confidence(), [0.5], max_drafted=11)
+    with pytest.raises(InputError, match="remembers earlier rounds"):
+        replay_starts(trace, Bounded(Heuristic(), 1, 10))
     with pytest.raises(InputError, match="holds no estimates of other"):
         replay(trace, Bounded(Survival(RecordedEstimator("other")), 1, 10))
     with pytest.raises(InputError, match="no trace|found none"):
@@ -218,6 +221,6 @@ def test_bad_input_is_named(recorded, pair, tmp_path):
     greedy = Recorder(pair, Sampling(temperature=0.0, max_new_tokens=40), MAX_DRAFTED)
     prompt = texts[0][0]
     with pytest.raises(InputError, match="probability 0 under this target"):
-        greedy.record([(prompt, [5, 5, 5])], [0])
+        greedy.record([(prompt, [5] * 40)], [0])
     with pytest.raises(InputError, match="stop strings"):
         Recorder(pair, Sampling(stop=("x",)))

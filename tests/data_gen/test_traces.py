@@ -1,6 +1,7 @@
 """Traces: their coins follow the law of speculative sampling, and the stage is resumable and refuses what does not fit."""
 
 import json
+import shutil
 from itertools import product
 
 import pytest
@@ -12,8 +13,9 @@ from data_gen.recording import Recorder
 from data_gen.texts import read_jsonl, read_texts
 from data_gen.traces import read_traces
 from toolkit import ModelPair
+from toolkit.acceptance.head import AcceptanceHead
 from toolkit.config import compose
-from toolkit.errors import InputError
+from toolkit.errors import InputError, StaleError
 from toolkit.sampling import Sampling
 from toolkit.session.tabular import TabularModel
 from toolkit.stopping import Bounded, Confidence, Fixed
@@ -137,8 +139,8 @@ def test_coins_that_do_not_know_the_text_are_found_out():
 
 def test_the_recorded_chances_are_those_of_the_laws():
     pair = table_pair(2)
-    texts = [list(text) for text in product(range(1, V), repeat=3)]
-    trace = Recorder(pair, Sampling(max_new_tokens=6), 4, ceiling=True).record(
+    texts = [list(text) for text in product(range(1, V), repeat=5)]
+    trace = Recorder(pair, Sampling(max_new_tokens=5), 4, ceiling=True).record(
         [([1], t) for t in texts], range(len(texts))
     )
     p, q = pair.target.probs, pair.draft.probs
@@ -162,6 +164,44 @@ def test_the_recorded_chances_are_those_of_the_laws():
                     float(torch.minimum(p[previous], q[previous]).sum()), abs=1e-6
                 )
                 previous = drawn
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ([], "is empty"),
+        ([1, 7], "outside of the vocabulary of 3"),
+        ([1, 2, 1, 2, 1], "more than max_new_tokens=4"),
+        ([1, END, 1, 2], "goes on behind an end of text"),
+        ([1, 2], "ends after 2 tokens, neither by"),
+    ],
+)
+def test_texts_that_live_decoding_could_not_end_in_are_refused(text, problem):
+    with pytest.raises(InputError, match=problem):
+        Recorder(table_pair(), Sampling(max_new_tokens=4), 3).record([([1], text)], [0])
+
+
+def test_folders_that_end_by_different_limits_are_not_recorded_together(tiny_responses, tmp_path):
+    other = tmp_path / "other"
+    shutil.copytree(tiny_responses, other)
+    manifest = json.loads((other / "manifest.json").read_text())
+    manifest["config"]["sampling"]["max_new_tokens"] += 1
+    (other / "manifest.json").write_text(json.dumps(manifest))
+    with pytest.raises(InputError, match="differ in target or sampling"):
+        read_texts([str(tiny_responses), str(other)], None)
+
+
+def test_a_head_trained_anew_is_another_trace(texts_file, tmp_path):
+    head = tmp_path / "head"
+    shutil.copytree(ModelPair.toy().head, head)
+    options = (SAMPLED, f"heads={{mine: {head}}}")
+    folder = traces.run(config(tmp_path / "t", texts_file, *options))
+    assert set(read_traces(folder).estimates) == {"mine"}
+    module, about = AcceptanceHead.load(head)
+    module.readout.bias.data += 1
+    module.save(head, {key: value for key, value in about.items() if key != "head"})
+    with pytest.raises(StaleError, match="heads"):
+        traces.run(config(tmp_path / "t", texts_file, *options))
 
 
 def config(folder, responses, *overrides):

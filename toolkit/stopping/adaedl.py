@@ -9,7 +9,6 @@ is below the wanted rate and down if it is above, averaged itself (threshold_dec
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -29,8 +28,6 @@ class AdaEdl(StoppingPolicy):
     rate_decay: float = 0.5
     threshold_decay: float = 0.9
     step_size: float = 0.01
-
-    remembers: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         for name in ("threshold", "target_rate", "rate_decay", "threshold_decay"):

@@ -23,12 +23,12 @@ class StoppingPolicy:
 
     limit      the most tokens it can ever ask for in a round; None: no own limit
     reads      True: it also decides after a forward, before its token is drawn (`read`)
-    remembers  True: what it decides in a round depends on the rounds before
+    remembers  False: a round's decisions do not depend on the rounds before, so that a replay may ask for all at once
     """
 
     limit: int | None = None
     reads: ClassVar[bool] = False
-    remembers: ClassVar[bool] = False
+    remembers: ClassVar[bool] = True
 
     def bind(self, pair: object) -> StoppingPolicy:
         """Called once before decoding; estimators load and check their heads here."""
@@ -57,6 +57,8 @@ class StoppingPolicy:
 
 class Thresholded(StoppingPolicy):
     """Goes on while a score stays at or above a level: a replay then needs the scores once for any number of levels."""
+
+    remembers: ClassVar[bool] = False
 
     @property
     def level(self) -> float:

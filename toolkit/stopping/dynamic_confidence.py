@@ -9,7 +9,6 @@ Deviation: the history is per prompt (theirs runs on over prompts), so that a ro
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -30,8 +29,6 @@ class DynamicConfidence(StoppingPolicy):
     threshold: float = 0.4
     miss_cost: float = 3.0
     history: int = 256
-
-    remembers: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         if not 0 <= self.threshold <= 1:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -17,6 +18,7 @@ class Fixed(StoppingPolicy):
     """Draft `num_drafted` tokens; 0 is plain target decoding."""
 
     num_drafted: int = 4
+    remembers: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         if self.num_drafted < 0:

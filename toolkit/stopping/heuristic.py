@@ -6,7 +6,6 @@ Known as transformers' `num_assistant_tokens_schedule="heuristic"`: K + 2 after 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -23,8 +22,6 @@ class Heuristic(StoppingPolicy):
     num_drafted: int = 5
     increase: int = 2
     decrease: int = 1
-
-    remembers: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         if self.num_drafted < 1 or self.increase < 0 or self.decrease < 0:
