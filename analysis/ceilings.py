@@ -21,7 +21,8 @@ import torch
 from torch import Tensor
 
 from analysis.oracle import expected_counts
-from analysis.replay import Geometry, Replayed, first_below, replay_starts, step_at, walk
+from analysis.replay import Geometry, first_below, replay_starts, step_at, walk
+from analysis.tally import Replayed
 from toolkit import metrics
 from toolkit.errors import InputError
 from toolkit.stopping import Bounded, Fixed
@@ -96,8 +97,7 @@ def solve(
     """
     rate, best = 1.0, None
     for _ in range(50):
-        stops = first_below(worth, possible + 1, torch.tensor([rate * cost_ratio]), min_drafted + 1) - 1
-        lengths = stops.minimum(possible)
+        lengths = first_below(worth, possible + 1, torch.tensor([rate * cost_ratio]), min_drafted + 1) - 1
         (replayed,) = walk(trace, geometry, lengths, lengths)
         reached = metrics.throughput(replayed.total, cost_ratio)
         if best is None or reached > best.rate:

@@ -9,9 +9,10 @@ from typing import Any
 
 import pandas as pd
 
-from analysis.grid import ORACLE, PLAIN, Cell, head_hash
+from analysis.grid import ORACLE, PLAIN, Cell
 from analysis.oracle import acceptance_chances, expected_counts
 from analysis.rows import accepted_lengths, check_identity
+from toolkit.acceptance.head import head_hash
 from toolkit.config import flatten, instantiate, plain
 from toolkit.decoding import Method, decode
 from toolkit.decoding.proposers import ChainProposer
@@ -118,12 +119,12 @@ class Workbench:
 
     def replayable(self, cell: Cell, max_drafted: int) -> bool:
         """Whether a trace holds all the cell needs: a chain of drafted tokens, judged one by one, of this length."""
-        if self.sampling.stop or self.sampling.repetition_penalty != 1.0:
-            return False  # traces know neither
+        if cell.method in (PLAIN, ORACLE) or self.sampling.stop or self.sampling.repetition_penalty != 1.0:
+            return False  # traces know neither stop strings nor the penalty
         method = self.methods[cell.name]
         chain = type(method.proposer) is ChainProposer and type(method.rule) is Rejection
         limit = method.bind(self.pair).policy.limit
-        return cell.method != PLAIN and chain and limit is not None and limit <= max_drafted
+        return chain and limit is not None and limit <= max_drafted
 
     def about(self, number: int, lossless: bool) -> dict[str, Any]:
         """What every row of a prompt says of it."""

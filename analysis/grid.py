@@ -19,9 +19,8 @@ from pathlib import Path
 from typing import Any
 
 from toolkit import config
-from toolkit.acceptance.head import WEIGHTS
+from toolkit.acceptance.head import head_hash
 from toolkit.errors import InputError, unknown_name
-from toolkit.io import file_hash
 
 ORACLE, PLAIN = "oracle", "autoregressive"
 ORACLE_PARAMETERS = ("max_drafted", "draft_temperature")
@@ -95,14 +94,6 @@ def _cells(method: str, settings: Any) -> list[Cell]:
         if not values:
             raise InputError(f"grid.{method}.{name}: expected a list of values, got an empty one")
     return [Cell(method, dict(zip(flat, combination, strict=True))) for combination in product(*lists)]
-
-
-def head_hash(folder: str | Path) -> str:
-    """Hash of a head's weights. Raises InputError if the folder holds no head."""
-    weights = Path(folder) / WEIGHTS
-    if not weights.exists():
-        raise InputError(f"expected an acceptance head ({WEIGHTS}) in {folder}, found none")
-    return file_hash(weights)
 
 
 def _symbol(name: str) -> str:

@@ -12,95 +12,22 @@ Shapes: T texts, P positions, S steps of the trace; B rows that draft at a time.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Any
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
+from analysis.recorded import RecordedStep
+from analysis.tally import Replayed, tally
+from toolkit.decoding.proposers import frozen
 from toolkit.errors import InputError
-from toolkit.stopping import Bounded, StoppingPolicy, Thresholded
+from toolkit.stopping import StoppingPolicy, Thresholded
 from toolkit.stopping.base import State
 from toolkit.trace import Trace
-from toolkit.types import Counts
 
 GROUP = 50  # policies walked together
-Plain = Callable[["RecordedStep", int], bool]
-
-
-@dataclass
-class RecordedStep:
-    """A DraftStep read from a trace: same names, for the statistics a policy may ask for."""
-
-    trace: Trace
-    depth: int
-    index: Tensor  # [B] steps of the trace
-    drawn: bool = True
-
-    @property
-    def tokens(self) -> Tensor | None:
-        """y_k [B]."""
-        return self.trace.tokens[self.index].long() if self.drawn else None
-
-    @property
-    def draft_prob(self) -> Tensor:
-        """q_k(y_k), warped [B]."""
-        return self.trace.draft_prob[self.index]
-
-    @property
-    def token_prob(self) -> Tensor:
-        """Unwarped probability of y_k [B]."""
-        return self.trace.token_prob[self.index]
-
-    @property
-    def entropy(self) -> Tensor:
-        """Of the unwarped law [B], nats."""
-        return self.trace.entropy[self.index]
-
-    @property
-    def top_probs(self) -> Tensor:
-        """The two largest unwarped probabilities [B, 2]."""
-        return self.trace.top_probs[self.index]
-
-    @property
-    def margin(self) -> Tensor:
-        """Between them [B]."""
-        return self.top_probs[:, 0] - self.top_probs[:, 1]
-
-    @property
-    def hidden(self) -> Tensor:
-        """States [B, D] that produced q_k."""
-        if self.trace.hidden is None:
-            raise InputError("this trace holds no hidden states: record it with hidden=true, or with the policy's head")
-        return self.trace.hidden[self.index].float()
-
-    def estimate(self, name: str) -> Tensor:
-        """The recorded logit of a head, about y_{k-1} [B]."""
-        if name not in self.trace.estimates:
-            held = ", ".join(self.trace.estimates) or "none"
-            raise InputError(
-                f"this trace holds no estimates of {name} (held: {held}); record it with heads={{{name}: FOLDER}}"
-            )
-        return self.trace.estimates[name][self.index]
-
-
-@dataclass(frozen=True)
-class RecordedEstimator:
-    """Stands for a head whose logits are in the trace; `shift` is added to them."""
-
-    name: str
-    shift: float = 0.0
-
-    def bind(self, pair: object) -> RecordedEstimator:
-        """Nothing to load."""
-        return self
-
-    def read_prob(self, step: Any) -> Tensor:
-        """P(y_{k-1} accepted) [B]."""
-        return torch.sigmoid(step.estimate(self.name) + self.shift)
+Plain = Callable[[RecordedStep, int], bool]
 
 
 @dataclass(frozen=True)
@@ -126,28 +53,6 @@ class Geometry:
         produced = position - trace.text_first[:-1][text]
         room = (trace.room[text] - produced).clamp(min=0)
         return cls(first_rejected - position, end - position, room)
-
-
-@dataclass
-class Replayed:
-    """Totals per text, and how often each round length came up.
-
-    counts  name of `toolkit.types.Counts` -> [T]
-    accepted [T, M + 1]  rounds of each text that accepted so many tokens
-    lengths [M + 1] rounds that drafted so many tokens
-    reached, passed [M]  rounds whose draft reached depth k with everything before accepted; whose k-th was accepted
-    """
-
-    counts: dict[str, NDArray[np.int64]]
-    accepted: NDArray[np.int64]
-    lengths: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
-    reached: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
-    passed: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
-
-    @property
-    def total(self) -> Counts:
-        """Over all texts."""
-        return Counts(**{name: int(values.sum()) for name, values in self.counts.items()})
 
 
 def step_at(trace: Trace, geometry: Geometry, starts: Tensor, depth: int) -> tuple[Tensor, Tensor]:
@@ -182,10 +87,12 @@ def draft(
         num_calls += drafting
         if policy.reads:
             new, go_on = policy.read(RecordedStep(trace, depth, index, drawn=False), state)  # type: ignore[arg-type]
-            state, drafting = _frozen(new, state, drafting), drafting & go_on
+            state, drafting = frozen(new, state, drafting), drafting & go_on
+            if not bool(drafting.any()):
+                break
         num_drafted += drafting
         new, go_on = policy.step(RecordedStep(trace, depth, index), state)  # type: ignore[arg-type]
-        state = _frozen(new, state, drafting)
+        state = frozen(new, state, drafting)
         following = step_at(trace, geometry, starts, depth + 1)[1]  # not behind an end of text, nor the length limit
         drafting = drafting & go_on & following & (geometry.room[starts] > depth)
     return num_drafted, num_calls, state
@@ -194,30 +101,20 @@ def draft(
 def replay(trace: Trace, policy: StoppingPolicy) -> Replayed:
     """Any policy, its memory included: every text's rounds one after another, all texts side by side."""
     geometry = Geometry.of(trace)
-    texts = trace.num_texts
-    sums = {name: torch.zeros(texts, dtype=torch.long) for name in Counts.__dataclass_fields__}
-    width = trace.max_drafted + 1
-    lengths, deepest = (torch.zeros(width, dtype=torch.long) for _ in range(2))
-    histogram = torch.zeros(texts, width, dtype=torch.long)
-    at = trace.text_first[:-1].clone()
-    state = policy.init(texts, torch.device("cpu"))
-    alive = at < trace.text_first[1:]
-    while bool(alive.any()):
-        starts = torch.where(alive, at, trace.text_first[:-1])
+    first, end, text = trace.text_first[:-1], trace.text_first[1:], torch.arange(trace.num_texts)
+    at, state = first.clone(), policy.init(trace.num_texts, torch.device("cpu"))
+    rounds = []
+    while bool((alive := at < end).any()):
+        starts = torch.where(alive, at, first)
         num_drafted, num_calls, drafted_state = draft(trace, geometry, starts, policy, state)
         accepted = torch.minimum(num_drafted, geometry.run[starts])
         observed = policy.observe(_Sent(num_drafted), _Judged(accepted), drafted_state)  # type: ignore[arg-type]
-        state = _frozen(observed, state, alive)
+        state = frozen(observed, state, alive)
         produced = torch.minimum(accepted + 1, geometry.left[starts])
-        _count(sums, alive, num_drafted, num_calls, produced)
-        histogram[torch.arange(texts), accepted] += alive
-        lengths += torch.bincount(num_drafted[alive], minlength=width)
-        deepest += torch.bincount(torch.minimum(num_drafted, accepted + 1)[alive], minlength=width)
+        rounds.append([values[alive] for values in (text, num_drafted, num_calls, accepted, produced)])
         at = torch.where(alive, at + produced, at)
-        alive = at < trace.text_first[1:]
-    counts = {name: value.numpy() for name, value in sums.items()}
-    reached, passed = _from(deepest), _from(histogram.sum(0))
-    return Replayed(counts, histogram.numpy(), lengths.numpy(), reached[1:].numpy(), passed[1:].numpy())
+    columns = [torch.cat(values) for values in zip(*rounds, strict=True)]
+    return tally(trace, 1, torch.zeros_like(columns[0]), *columns)[0]
 
 
 def replay_starts(trace: Trace, policy: StoppingPolicy) -> Replayed:
@@ -272,40 +169,13 @@ def first_below(scores: Tensor, possible: Tensor, levels: Tensor, min_drafted: i
 
 def walk(trace: Trace, geometry: Geometry, num_drafted: Tensor, num_calls: Tensor) -> list[Replayed]:
     """From what G policies draft at every start [G, P] to their counts."""
-    groups, positions, texts, width = *num_drafted.shape, trace.num_texts, trace.max_drafted + 1
+    groups, positions = num_drafted.shape
     accepted = torch.minimum(num_drafted, geometry.run)
     produced = torch.minimum(accepted + 1, geometry.left)
     group, start, text = _rounds(trace, produced)
     cell = group * positions + start
-    drafted, calls, accepted, produced = (
-        values.reshape(-1)[cell] for values in (num_drafted, num_calls, accepted, produced)
-    )
-    columns = {
-        "num_drafted": drafted,
-        "num_draft_calls": calls,
-        "num_target_calls": torch.ones_like(drafted),
-        "num_generated": produced,
-        "num_discarded": drafted + 1 - produced,
-    }
-
-    def summed(keys: Tensor, size: int, weights: Tensor | None = None) -> Tensor:
-        weights = None if weights is None else weights.double()  # exact: far below 2^53
-        return torch.bincount(group * size + keys, weights, minlength=groups * size).view(groups, size).long()
-
-    counts = {name: summed(text, texts, values) for name, values in columns.items()}
-    histogram = summed(text * width + accepted, texts * width).view(groups, texts, width)
-    lengths, passed = summed(drafted, width), _from(summed(accepted, width))
-    reached = _from(summed(torch.minimum(drafted, accepted + 1), width))
-    return [
-        Replayed(
-            {name: values[i].numpy() for name, values in counts.items()},
-            histogram[i].numpy(),
-            lengths[i].numpy(),
-            reached[i, 1:].numpy(),
-            passed[i, 1:].numpy(),
-        )
-        for i in range(groups)
-    ]
+    visited = (values.reshape(-1)[cell] for values in (num_drafted, num_calls, accepted, produced))
+    return tally(trace, groups, group, text, *visited)
 
 
 def _rounds(trace: Trace, produced: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -347,23 +217,6 @@ def replay_plain(trace: Trace, go_on: Plain, max_drafted: int) -> Replayed:
     return walk(trace, geometry, num_drafted.unsqueeze(0), num_drafted.unsqueeze(0))[0]
 
 
-def with_recorded_heads(policy: StoppingPolicy, names: Mapping[str, str]) -> StoppingPolicy:
-    """A bound policy with its head's estimator replaced by the recorded one; `names`: head folder -> name in the trace."""
-    if isinstance(policy, Bounded):
-        return Bounded(with_recorded_heads(policy.policy, names), policy.min_drafted, policy.max_drafted)
-    estimator: Any = getattr(policy, "estimator", None)
-    if estimator is None or not hasattr(estimator, "head"):
-        return policy
-    if estimator.head not in names:
-        raise InputError(
-            f"the trace holds no estimates of the head in {estimator.head} (held: {', '.join(names) or 'none'})"
-        )
-    if estimator.module is None:
-        raise InputError("with_recorded_heads: bind the policy to a pair first")
-    shift = estimator.module.log_w_rej if estimator.corrected else 0.0
-    return replace(policy, estimator=RecordedEstimator(names[estimator.head], shift))  # type: ignore[type-var]
-
-
 def _check_limit(trace: Trace, limit: int | None) -> None:
     if limit is None or limit > trace.max_drafted:
         raise InputError(
@@ -396,20 +249,3 @@ class _Judged:
     """What `observe` may ask of a Verdict."""
 
     length: Tensor
-
-
-def _count(sums: dict[str, Tensor], alive: Tensor, num_drafted: Tensor, num_calls: Tensor, produced: Tensor) -> None:
-    sums["num_drafted"] += torch.where(alive, num_drafted, 0)
-    sums["num_draft_calls"] += torch.where(alive, num_calls, 0)
-    sums["num_target_calls"] += alive
-    sums["num_generated"] += torch.where(alive, produced, 0)
-    sums["num_discarded"] += torch.where(alive, num_drafted + 1 - produced, 0)
-
-
-def _from(counts: Tensor) -> Tensor:
-    """How many are at least k, from how many are k: [..., M + 1]."""
-    return counts.flip(-1).cumsum(-1).flip(-1)
-
-
-def _frozen(new: State, old: State, moving: Tensor) -> State:
-    return {key: torch.where(moving.view(-1, *[1] * (value.dim() - 1)), value, old[key]) for key, value in new.items()}

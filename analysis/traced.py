@@ -15,10 +15,11 @@ import numpy as np
 import pandas as pd
 
 from analysis.cells import Workbench, checked
-from analysis.grid import Cell, head_hash
-from analysis.replay import replay, replay_starts, with_recorded_heads
+from analysis.grid import Cell
+from analysis.recorded import with_recorded_heads
+from analysis.replay import replay, replay_starts
 from data_gen.recording import Recorder
-from toolkit.acceptance.head import AcceptanceHead, check_draft
+from toolkit.acceptance.head import head_hash, load_for
 from toolkit.decoding import Method
 from toolkit.errors import InputError
 from toolkit.io import content_hash
@@ -41,7 +42,7 @@ class Recording:
         self.bench, self.responses, self.max_drafted = bench, responses, max_drafted
         self.folder = path.parent
         self.key = content_hash([path.stem, [list(map(int, ids)) for ids in responses.token_ids]])
-        used = [bench.methods[cell.name].bind(bench.pair) for cell in cells if _can_replay(bench, cell, max_drafted)]
+        used = [bench.methods[cell.name].bind(bench.pair) for cell in cells if bench.replayable(cell, max_drafted)]
         folders = {head for method in used if (head := _head_of(method)) is not None}
         self.heads = {folder: head_hash(folder) for folder in sorted(folders)}
         self.traces: dict[float | None, Trace] = {}
@@ -86,7 +87,7 @@ class Recording:
         from tqdm.auto import tqdm
 
         pair = self.bench.pair
-        heads = {name: _load(pair, folder) for folder, name in self.heads.items()}
+        heads = {name: load_for(pair, folder) for folder, name in self.heads.items()}
         recorder = Recorder(pair, self.bench.sampling, self.max_drafted, heads, draft_temperature=draft_temperature)
         parts = []
         batches = [self.usable[i : i + BATCH] for i in range(0, len(self.usable), BATCH)]
@@ -102,13 +103,3 @@ def _head_of(method: Method) -> str | None:
     """Folder of the head that a bound method reads, if it reads one."""
     policy: Any = method.policy
     return getattr(getattr(policy.policy, "estimator", None), "head", None)
-
-
-def _can_replay(bench: Workbench, cell: Cell, max_drafted: int) -> bool:
-    return cell.name in bench.methods and bench.replayable(cell, max_drafted)
-
-
-def _load(pair: Any, folder: str) -> AcceptanceHead:
-    module, about = AcceptanceHead.load(folder)
-    check_draft(about, pair.draft, folder)
-    return module.to(pair.device)

@@ -47,7 +47,7 @@ class Contender:
 
 
 def ours(name: str, method: str, *overrides: str) -> Contender:
-    """A method of this engine; composed and bound once per pair, as one who decodes a lot would."""
+    """A method of this engine; composed once per pair, as one who decodes a lot would."""
     built: dict[int, Method] = {}
 
     def run(pair: ModelPair, prompts: list[list[int]], max_new_tokens: int, seed: int) -> int:

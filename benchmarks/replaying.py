@@ -14,7 +14,9 @@ import numpy as np
 import torch
 from scipy import stats
 
-from analysis.replay import Replayed, replay, sweep_levels, with_recorded_heads
+from analysis.recorded import with_recorded_heads
+from analysis.replay import replay, sweep_levels
+from analysis.tally import Replayed
 from data_gen.frozen import load_frozen
 from data_gen.recording import Recorder
 from toolkit import ModelPair, config

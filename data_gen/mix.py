@@ -9,7 +9,6 @@ from __future__ import annotations
 import hashlib
 import shutil
 from collections.abc import Hashable, Mapping, Sequence
-from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -22,11 +21,10 @@ import torch
 
 from data_gen.mixed_preview import show
 from data_gen.mixing import MixedRow, mix_batch
-from data_gen.texts import Responses, read_responses
+from data_gen.texts import Responses, fingerprints, read_responses, sampling_facts
 from toolkit.config import instantiate, plain
 from toolkit.errors import InputError
 from toolkit.io import read_json, write_atomic, write_folder, write_json
-from toolkit.pair import fingerprint
 from toolkit.sampling import Sampling
 from toolkit.stage import command, open_stage
 
@@ -46,14 +44,14 @@ def run(cfg: Any) -> Path:
     """Mix `cfg.responses`; returns the output folder."""
     _check_settings(cfg)
     responses = read_responses(cfg.responses)
-    sampling = {**asdict(responses.sampling), "stop": list(responses.sampling.stop)}
+    sampling = sampling_facts(responses.sampling)
     stage = open_stage("mix", {**plain(cfg), "sampling": sampling}, inputs=responses.inputs)
     if stage.finished:
         print("finished before:")
         _print_summary(read_json(stage.folder / SUMMARY))
         return stage.folder
     pair = instantiate(cfg.pair)
-    facts = {"sampling": sampling, "mixing_ratio": cfg.mixing_ratio, **_fingerprints(pair, responses)}
+    facts = {"sampling": sampling, "mixing_ratio": cfg.mixing_ratio, **fingerprints(pair, responses)}
     table = _mix_parts(pair, responses, cfg, stage.folder / PARTS)
     prompts = [tuple(row["prompt_ids"]) for row in responses.rows]
     data = split(table, prompts, cfg.validation_fraction, cfg.seed)
@@ -117,19 +115,6 @@ def _check_settings(cfg: Any) -> None:
             raise InputError(f"{name}: expected a share between 0 and 1, got {cfg[name]}")
     if cfg.batch_size < 1:
         raise InputError(f"batch_size: expected at least 1, got {cfg.batch_size}")
-
-
-def _fingerprints(pair: Any, responses: Responses) -> dict[str, str]:
-    """The models' identities. Raises InputError if the target is not the one that made the responses."""
-    if pair.draft is None:
-        raise InputError("expected a pair with a draft: pair.draft=FOLDER")
-    target = fingerprint(pair.target)
-    if responses.target_fingerprint != target:
-        raise InputError(
-            f"the responses come from another target (fingerprint {responses.target_fingerprint}, this pair's {target}): "
-            "set pair.target to the model that made them"
-        )
-    return {"target_fingerprint": target, "draft_fingerprint": fingerprint(pair.draft)}
 
 
 def _mix_parts(pair: Any, responses: Responses, cfg: Any, folder: Path) -> pa.Table:

@@ -11,6 +11,7 @@ from typing import Any
 from data_gen.responses import read_rows
 from toolkit.errors import InputError
 from toolkit.io import read_json
+from toolkit.pair import fingerprint
 from toolkit.sampling import Sampling
 from toolkit.stage import MANIFEST
 
@@ -106,3 +107,21 @@ def read_responses(folders: str | Path | Sequence[str | Path], same_ends: bool =
         if (law, target) != (laws[0], targets[0]):
             raise InputError(f"{folder} and {paths[0]} differ in target or sampling: work on them apart")
     return Responses(rows, samplings[0], targets[0], inputs)
+
+
+def fingerprints(pair: Any, responses: Responses) -> dict[str, str]:
+    """The models' identities. Raises InputError if the target is not the one that made the responses."""
+    if pair.draft is None:
+        raise InputError("expected a pair with a draft: pair.draft=FOLDER")
+    target = fingerprint(pair.target)
+    if responses.target_fingerprint not in (None, target):
+        raise InputError(
+            f"the responses come from another target (fingerprint {responses.target_fingerprint}, this pair's {target}): "
+            "set pair.target to the model that made them"
+        )
+    return {"target_fingerprint": target, "draft_fingerprint": fingerprint(pair.draft)}
+
+
+def sampling_facts(sampling: Sampling) -> dict[str, Any]:
+    """The sampling as a manifest holds it."""
+    return {**asdict(sampling), "stop": list(sampling.stop)}

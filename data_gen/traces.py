@@ -8,20 +8,19 @@ first that is missing. `read_traces` reads them again.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from time import perf_counter
 from typing import Any
 
 from torch import Tensor
 
-from data_gen.recording import Head, Recorder
-from data_gen.texts import Responses, read_texts
-from toolkit.acceptance.head import WEIGHTS, AcceptanceHead, check_draft
+from data_gen.recording import Recorder
+from data_gen.texts import fingerprints, read_texts, sampling_facts
+from toolkit.acceptance.head import head_hash, load_for
 from toolkit.config import instantiate, plain
 from toolkit.errors import InputError
-from toolkit.io import content_hash, file_hash, read_json
-from toolkit.pair import fingerprint
+from toolkit.io import content_hash, read_json
 from toolkit.sampling import Sampling
 from toolkit.stage import MANIFEST, command, open_stage
 from toolkit.trace import Trace, join
@@ -38,10 +37,10 @@ def run(cfg: Any) -> Path:
     responses = read_texts(plain(cfg.responses), None if given is None else Sampling(**given))
     rows = responses.rows if cfg.limit is None else responses.rows[: max(cfg.limit, 0)]
     pair = instantiate(cfg.pair)
-    facts = _facts(pair, responses)
+    facts: dict[str, Any] = {"sampling": sampling_facts(responses.sampling), **fingerprints(pair, responses)}
     folders = ({"own": pair.head} if pair.head else {}) if cfg.heads is None else plain(cfg.heads)
-    heads = {name: _head(pair, folder) for name, folder in folders.items()}
-    facts["heads"] = {name: file_hash(Path(folder) / WEIGHTS) for name, folder in folders.items()}
+    heads = {name: load_for(pair, folder) for name, folder in folders.items()}
+    facts["heads"] = {name: head_hash(folder) for name, folder in folders.items()}
     recorders = [
         Recorder(
             pair, responses.sampling, cfg.max_drafted, heads, cfg.hidden, cfg.ceiling, cfg.draft_temperature, replicate
@@ -92,26 +91,6 @@ def read_traces(folder: Path | str, replicate: int | None = 0) -> Trace:
 
 
 # -- inside -----------------------------------------------------------------------------------------------------------
-
-
-def _facts(pair: Any, responses: Responses) -> dict[str, Any]:
-    """What the traces were made with. Raises InputError if the pair is not the responses'."""
-    if pair.draft is None:
-        raise InputError("expected a pair with a draft: pair.draft=FOLDER")
-    target = fingerprint(pair.target)
-    if responses.target_fingerprint not in (None, target):
-        raise InputError(
-            f"the responses come from another target (fingerprint {responses.target_fingerprint}, this pair's {target}): "
-            "set pair.target to the model that made them"
-        )
-    sampling = {**asdict(responses.sampling), "stop": list(responses.sampling.stop)}
-    return {"sampling": sampling, "target_fingerprint": target, "draft_fingerprint": fingerprint(pair.draft)}
-
-
-def _head(pair: Any, folder: str) -> Head:
-    module, about = AcceptanceHead.load(folder)
-    check_draft(about, pair.draft, folder)
-    return module.to(pair.device)
 
 
 def _record_missing(

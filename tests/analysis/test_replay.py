@@ -6,15 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from analysis.replay import (
-    Geometry,
-    RecordedEstimator,
-    replay,
-    replay_plain,
-    replay_starts,
-    sweep_levels,
-    with_recorded_heads,
-)
+from analysis.recorded import RecordedEstimator, with_recorded_heads
+from analysis.replay import Geometry, replay, replay_plain, replay_starts, sweep_levels
 from data_gen.frozen import load_frozen
 from data_gen.recording import Recorder
 from toolkit import ModelPair, config, generate

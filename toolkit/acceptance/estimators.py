@@ -11,7 +11,7 @@ from typing import Any
 
 from torch import Tensor
 
-from toolkit.acceptance.head import AcceptanceHead, as_probs, check_draft
+from toolkit.acceptance.head import AcceptanceHead, as_probs, load_for
 from toolkit.errors import InputError
 from toolkit.types import DraftStep
 
@@ -33,9 +33,7 @@ class HeadEstimator:
         folder = self.head or pair.head
         if folder is None:
             raise InputError("this method needs an acceptance head: expected head=FOLDER, got none")
-        module, about = AcceptanceHead.load(folder)
-        check_draft(about, pair.draft, folder)
-        return HeadEstimator(folder, self.corrected, module.to(pair.device))
+        return HeadEstimator(folder, self.corrected, load_for(pair, folder))
 
     def read_prob(self, step: DraftStep) -> Tensor:
         """P(y_{k-1} accepted) [B], given that the ones before it are."""

@@ -17,7 +17,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from toolkit.errors import InputError
-from toolkit.io import read_json, write_atomic, write_json
+from toolkit.io import file_hash, read_json, write_atomic, write_json
 
 WEIGHTS, CONFIG = "head.safetensors", "config.json"
 
@@ -114,6 +114,21 @@ def check_draft(about: Mapping[str, Any], draft: Any, where: str) -> None:
     trained, here = about.get("draft_fingerprint"), fingerprint(draft)
     if trained is not None and trained != here:
         raise InputError(f"the head in {where} was trained for another draft (fingerprint {trained}, this one {here})")
+
+
+def load_for(pair: Any, folder: Path | str) -> AcceptanceHead:
+    """The head in `folder`, on the pair's device. Raises InputError unless it was trained on the pair's draft."""
+    head, about = AcceptanceHead.load(folder)
+    check_draft(about, pair.draft, str(folder))
+    return head.to(pair.device)
+
+
+def head_hash(folder: str | Path) -> str:
+    """Hash of a head's weights. Raises InputError if the folder holds no head."""
+    weights = Path(folder) / WEIGHTS
+    if not weights.exists():
+        raise InputError(f"expected an acceptance head ({WEIGHTS}) in {folder}, found none")
+    return file_hash(weights)
 
 
 def as_probs(head: AcceptanceHead, hidden: Tensor, corrected: bool) -> Tensor:

@@ -5,6 +5,7 @@ A drawn token is always sent to the target: a policy only says whether to draw t
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from typing import ClassVar
 
 import torch
@@ -55,19 +56,19 @@ class StoppingPolicy:
         return state
 
 
-class Thresholded(StoppingPolicy):
+class Thresholded(StoppingPolicy, ABC):
     """Goes on while a score stays at or above a level: a replay then needs the scores once for any number of levels."""
 
     remembers: ClassVar[bool] = False
 
     @property
+    @abstractmethod
     def level(self) -> float:
         """What the score must reach."""
-        raise NotImplementedError
 
+    @abstractmethod
     def score(self, step: DraftStep, state: State) -> tuple[State, Tensor]:
         """The new state and the score [B] after y_k is drawn."""
-        raise NotImplementedError
 
     def step(self, step: DraftStep, state: State) -> tuple[State, Tensor]:
         state, score = self.score(step, state)

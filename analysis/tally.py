@@ -1,0 +1,80 @@
+"""From rounds to counts: what a replayed policy's rounds add up to, per text and per round length."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from toolkit.trace import Trace
+from toolkit.types import Counts
+
+
+@dataclass
+class Replayed:
+    """Totals per text, and how often each round length came up.
+
+    counts  name of `toolkit.types.Counts` -> [T]
+    accepted [T, M + 1]  rounds of each text that accepted so many tokens
+    lengths [M + 1] rounds that drafted so many tokens
+    reached, passed [M]  rounds whose draft reached depth k with everything before accepted; whose k-th was accepted
+    """
+
+    counts: dict[str, NDArray[np.int64]]
+    accepted: NDArray[np.int64]
+    lengths: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
+    reached: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
+    passed: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
+
+    @property
+    def total(self) -> Counts:
+        """Over all texts."""
+        return Counts(**{name: int(values.sum()) for name, values in self.counts.items()})
+
+
+def tally(
+    trace: Trace,
+    groups: int,
+    group: Tensor,
+    text: Tensor,
+    drafted: Tensor,
+    calls: Tensor,
+    accepted: Tensor,
+    produced: Tensor,
+) -> list[Replayed]:
+    """The totals of `groups` policies from all their rounds, one entry each: whose, of which text, and its counts."""
+    texts, width = trace.num_texts, trace.max_drafted + 1
+    columns = {
+        "num_drafted": drafted,
+        "num_draft_calls": calls,
+        "num_target_calls": torch.ones_like(drafted),
+        "num_generated": produced,
+        "num_discarded": drafted + 1 - produced,
+    }
+
+    def summed(keys: Tensor, size: int, weights: Tensor | None = None) -> Tensor:
+        weights = None if weights is None else weights.double()  # exact: far below 2^53
+        return torch.bincount(group * size + keys, weights, minlength=groups * size).view(groups, size).long()
+
+    counts = {name: summed(text, texts, values) for name, values in columns.items()}
+    histogram = summed(text * width + accepted, texts * width).view(groups, texts, width)
+    lengths, passed = summed(drafted, width), _from(summed(accepted, width))
+    reached = _from(summed(torch.minimum(drafted, accepted + 1), width))
+    return [
+        Replayed(
+            {name: values[i].numpy() for name, values in counts.items()},
+            histogram[i].numpy(),
+            lengths[i].numpy(),
+            reached[i, 1:].numpy(),
+            passed[i, 1:].numpy(),
+        )
+        for i in range(groups)
+    ]
+
+
+def _from(counts: Tensor) -> Tensor:
+    """How many are at least k, from how many are k: [..., M + 1]."""
+    return counts.flip(-1).cumsum(-1).flip(-1)
