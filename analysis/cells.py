@@ -12,7 +12,7 @@ import pandas as pd
 from analysis.grid import ORACLE, PLAIN, Cell
 from analysis.oracle import acceptance_chances, expected_counts
 from analysis.rows import accepted_lengths, check_identity
-from toolkit.acceptance.head import head_hash
+from toolkit.acceptance.folder import head_hash
 from toolkit.config import flatten, instantiate, plain
 from toolkit.decoding import Method, decode
 from toolkit.decoding.proposers import ChainProposer

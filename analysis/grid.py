@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from toolkit import config
-from toolkit.acceptance.head import head_hash
+from toolkit.acceptance.folder import head_hash
 from toolkit.errors import InputError, unknown_name
 
 ORACLE, PLAIN = "oracle", "autoregressive"

@@ -18,10 +18,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from analysis.recorded import RecordedStep
 from analysis.tally import Replayed, tally
 from toolkit.decoding.proposers import frozen
 from toolkit.errors import InputError
+from toolkit.recorded import RecordedStep
 from toolkit.stopping import StoppingPolicy, Thresholded
 from toolkit.stopping.base import State
 from toolkit.trace import Trace
@@ -108,7 +108,7 @@ def replay(trace: Trace, policy: StoppingPolicy) -> Replayed:
         starts = torch.where(alive, at, first)
         num_drafted, num_calls, drafted_state = draft(trace, geometry, starts, policy, state)
         accepted = torch.minimum(num_drafted, geometry.run[starts])
-        observed = policy.observe(_Sent(num_drafted), _Judged(accepted), drafted_state)  # type: ignore[arg-type]
+        observed = policy.observe(_Sent(num_drafted, num_calls), _Judged(accepted), drafted_state)  # type: ignore[arg-type]
         state = frozen(observed, state, alive)
         produced = torch.minimum(accepted + 1, geometry.left[starts])
         rounds.append([values[alive] for values in (text, num_drafted, num_calls, accepted, produced)])
@@ -238,6 +238,7 @@ class _Sent:
     """What `observe` may ask of a Proposal."""
 
     num_drafted: Tensor
+    num_calls: Tensor
 
     @property
     def num_nodes(self) -> int:

@@ -19,7 +19,7 @@ from analysis.grid import Cell
 from analysis.recorded import with_recorded_heads
 from analysis.replay import replay, replay_starts
 from data_gen.recording import Recorder
-from toolkit.acceptance.head import head_hash, load_for
+from toolkit.acceptance.folder import head_hash, recorded_scorers
 from toolkit.decoding import Method
 from toolkit.errors import InputError
 from toolkit.io import content_hash
@@ -87,7 +87,7 @@ class Recording:
         from tqdm.auto import tqdm
 
         pair = self.bench.pair
-        heads = {name: load_for(pair, folder) for folder, name in self.heads.items()}
+        heads = recorded_scorers(pair, {name: folder for folder, name in self.heads.items()})
         recorder = Recorder(pair, self.bench.sampling, self.max_drafted, heads, draft_temperature=draft_temperature)
         parts = []
         batches = [self.usable[i : i + BATCH] for i in range(0, len(self.usable), BATCH)]

@@ -20,7 +20,7 @@ from analysis.tally import Replayed
 from data_gen.frozen import load_frozen
 from data_gen.recording import Recorder
 from toolkit import ModelPair, config
-from toolkit.acceptance.head import AcceptanceHead
+from toolkit.acceptance.folder import recorded_scorers
 from toolkit.decoding import Sampling, decode
 from toolkit.sampling import row_generator
 from toolkit.session import TabularModel
@@ -119,8 +119,7 @@ def agreement(num_prompts: int = 400) -> str:
 
 def record(pair: ModelPair, plain: list[Generation], sampling: Sampling) -> Trace:
     """The trace of plain decoding's responses, with the estimates of the pair's own head."""
-    head = AcceptanceHead.load(str(pair.head))[0]
-    recorder = Recorder(pair, sampling, MAX_DRAFTED, {"own": head})
+    recorder = Recorder(pair, sampling, MAX_DRAFTED, recorded_scorers(pair, {"own": str(pair.head)}))
     texts = [(generation.prompt_ids, generation.token_ids) for generation in plain]
     return join([recorder.record(texts[i : i + 8], range(i, min(i + 8, len(texts)))) for i in range(0, len(texts), 8)])
 

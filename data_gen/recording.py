@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from toolkit.acceptance.folder import Scorer
 from toolkit.errors import InputError
 from toolkit.pair import ModelPair
 from toolkit.sampling import Sampling, draw, row_generator, warp
@@ -24,7 +25,6 @@ from toolkit.types import DraftStep
 from toolkit.verification.base import normalized
 
 ROUNDED = 0.02  # share of a text's tokens that may have probability 0 by rounding
-Head = Callable[[Tensor], Tensor]  # hidden states [..., D] to raw logits [...] of acceptance
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ class Recorder:
     """How to record.
 
     max_drafted        M, the most tokens a replayed policy may draft in a round
-    heads              name -> head whose logits are stored
+    heads              name -> what scores a draft step: its raw logits are stored
     hidden             store the states themselves, float16
     ceiling            run the target along the roll-outs, too: the true chance of every drafted token
     draft_temperature  the draft's own; None: the sampling's
@@ -42,7 +42,7 @@ class Recorder:
     pair: ModelPair
     sampling: Sampling
     max_drafted: int = 20
-    heads: Mapping[str, Head] = field(default_factory=dict)
+    heads: Mapping[str, Scorer] = field(default_factory=dict)
     hidden: bool = False
     ceiling: bool = False
     draft_temperature: float | None = None
@@ -220,7 +220,7 @@ class Recorder:
             facts["accept_prob"] = (p / step.draft_prob).clamp(max=1).float()
             facts["alpha"] = torch.minimum(target_probs, step.probs).sum(-1).float()
         for name, head in self.heads.items():
-            facts[f"estimates/{name}"] = head(step.hidden.float()).float()
+            facts[f"estimates/{name}"] = head(step).float()
         if self.hidden:
             facts["hidden"] = step.hidden.half()
         return {name: value.cpu() for name, value in facts.items()}

@@ -2,7 +2,7 @@
 
 Output: `traces-00000-r0.safetensors`, ... (`shard_size` texts each; r0, r1, ... are replicates: the same texts with new
 coins) and the manifest. Files are written whole; run the command again after an interruption and it goes on with the
-first that is missing. `read_traces` reads them again.
+first that is missing. `toolkit.traces` reads them again.
 """
 
 from __future__ import annotations
@@ -17,13 +17,14 @@ from torch import Tensor
 
 from data_gen.recording import Recorder
 from data_gen.texts import fingerprints, read_texts, sampling_facts
-from toolkit.acceptance.head import head_hash, load_for
+from toolkit.acceptance.folder import head_hash, recorded_scorers
 from toolkit.config import instantiate, plain
 from toolkit.errors import InputError
-from toolkit.io import content_hash, read_json
+from toolkit.io import content_hash, write_json
 from toolkit.sampling import Sampling
-from toolkit.stage import MANIFEST, command, open_stage
+from toolkit.stage import command, open_stage
 from toolkit.trace import Trace, join
+from toolkit.traces import SUMMARY, file_name, read_file
 
 PROBE = 4  # texts a dry run records
 
@@ -39,7 +40,7 @@ def run(cfg: Any) -> Path:
     pair = instantiate(cfg.pair)
     facts: dict[str, Any] = {"sampling": sampling_facts(responses.sampling), **fingerprints(pair, responses)}
     folders = ({"own": pair.head} if pair.head else {}) if cfg.heads is None else plain(cfg.heads)
-    heads = {name: load_for(pair, folder) for name, folder in folders.items()}
+    heads = recorded_scorers(pair, folders)
     facts["heads"] = {name: head_hash(folder) for name, folder in folders.items()}
     recorders = [
         Recorder(
@@ -60,34 +61,14 @@ def run(cfg: Any) -> Path:
     shards = [rows[first : first + cfg.shard_size] for first in range(0, len(rows), cfg.shard_size)]
     paths = [stage.folder / file_name(n, r) for r in range(cfg.replicates) for n in range(len(shards))]
     _record_missing(paths, recorders, shards, cfg.batch_size, job)
-    traces = [_read(path, job) for path in paths]
+    traces = [read_file(path, job) for path in paths]
     totals = {name: sum(getattr(trace, name) for trace in traces) for name in ("num_positions", "num_steps")}
     size = sum(path.stat().st_size for path in paths)
     print(f"traces: {len(rows)} texts x {cfg.replicates}, {totals['num_steps']:,} steps, {size / 2**20:.1f} MiB")
+    write_json(stage.folder / SUMMARY, {"job": job, **facts})
     return stage.finish(
         job=job, num_texts=len(rows), replicates=cfg.replicates, num_shards=len(shards), **totals, bytes=size, **facts
     )
-
-
-def file_name(shard: int, replicate: int) -> str:
-    """File name of a shard's replicate."""
-    return f"traces-{shard:05d}-r{replicate}.safetensors"
-
-
-def read_traces(folder: Path | str, replicate: int | None = 0) -> Trace:
-    """The traces of a finished folder as one: one replicate, or all of them (None), one after another.
-
-    Raises InputError if the folder is not finished, or a file is missing, cut short or of another job.
-    """
-    folder = Path(folder)
-    if not (folder / MANIFEST).exists() or read_json(folder / MANIFEST).get("stage") != "traces":
-        raise InputError(f"expected a folder of data_gen.traces at {folder}, found none")
-    manifest = read_json(folder / MANIFEST)
-    if manifest.get("status") != "finished":
-        raise InputError(f"the traces in {folder} are not finished: run data_gen.traces again first")
-    chosen = range(manifest["replicates"]) if replicate is None else [replicate]
-    paths = [folder / file_name(number, r) for r in chosen for number in range(manifest["num_shards"])]
-    return join([_read(path, manifest["job"]) for path in paths])
 
 
 # -- inside -----------------------------------------------------------------------------------------------------------
@@ -106,7 +87,7 @@ def _record_missing(
     with tqdm(total=sum(_num_tokens(rows) for _, rows in work), desc="traces", unit="token", unit_scale=True) as bar:
         for path, (recorder, rows) in zip(paths, work, strict=True):
             if path.exists():
-                _read(path, job)
+                read_file(path, job)
                 bar.initial += _num_tokens(rows)  # keeps tokens/s honest
                 bar.update(_num_tokens(rows))
                 continue
@@ -140,15 +121,6 @@ def _estimate(recorder: Recorder, rows: list[dict[str, Any]], replicates: int) -
         f"{size * scale / 2**20:.1f} MiB and {seconds * scale / 60:.1f} minutes ({trace.num_steps / trace.num_positions:.1f} "
         "steps per token)"
     )
-
-
-def _read(path: Path, job: str) -> Trace:
-    trace = Trace.load(path)
-    if trace.about.get("job") != job:
-        raise InputError(
-            f"{path} belongs to another job (other config, models or responses); delete it and record again"
-        )
-    return trace
 
 
 def _num_tokens(rows: Sequence[dict[str, Any]]) -> int:

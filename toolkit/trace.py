@@ -51,7 +51,8 @@ class Trace:
     top_probs [S, 2]    the two largest
     accept_prob [S]     min(1, p/q)(token), given that all before it are accepted; not a number where not recorded
     alpha [S]           sum_x min(p, q)(x) there; likewise
-    estimates           head's name -> [S]: its raw logit from the state that produced q, about the token *before*
+    estimates           head's name -> its raw logits: [S] of an acceptance head, from the state that produced q, about the
+                        token *before*; [S, 2] of a pre-read head, about the drawn token and the one after it
     hidden [S, D]       that state, float16, if it was recorded
     max_drafted         most steps of a round the roll-outs suffice for
     about               what the trace was made from
@@ -121,6 +122,11 @@ class Trace:
             raise InputError(f"expected a trace at {path}, found none") from None
         except Exception as error:  # safetensors raises its own kinds
             raise InputError(f"{path} is not a whole trace: {str(error).splitlines()[0]}") from None
+
+
+def recorded_name(head: str, kind: str) -> str:
+    """Under which name the logits of one kind of head (`toolkit.acceptance.folder.KINDS`) are kept."""
+    return head if kind == "survival" else f"{head}.{kind}"
 
 
 def join(traces: Sequence[Trace]) -> Trace:

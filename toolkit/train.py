@@ -1,4 +1,4 @@
-"""python -m toolkit.train +experiment=NAME: train an acceptance head.
+"""python -m toolkit.train +experiment=NAME: train an acceptance head, or a pre-read head (model=preread_head data=traced).
 
 Writes checkpoints/{last,best}.ckpt, head/, MODEL_CARD.md, metrics.csv, metrics.json, reliability.{csv,png},
 config.yaml, and a W&B run below wandb/. Run the same command again to go on after an interruption; the result is the
@@ -14,10 +14,11 @@ from pathlib import Path
 from typing import Any
 
 import pytorch_lightning as pl
+from hydra.utils import get_class
 from omegaconf import OmegaConf
 from pytorch_lightning.loggers import Logger, WandbLogger
 
-from toolkit.acceptance import AcceptanceHead
+from toolkit.acceptance.saved import SavedHead
 from toolkit.config import instantiate, plain
 from toolkit.errors import InputError
 from toolkit.io import read_json, write_text
@@ -25,10 +26,10 @@ from toolkit.stage import Stage, command, fill_folders, open_stage, provenance, 
 from toolkit.training.checkpoints import BEST, AtomicCheckpointIO, folder_of, read_checkpoint
 from toolkit.training.console import on_terminal, print_config, print_scores, progress, quiet_lightning
 from toolkit.training.curves import Curves
-from toolkit.training.data import SUMMARY, MixedData, read_summary
 from toolkit.training.export import DIAGRAM, HEAD, SCORES, export
 from toolkit.training.loggers import is_first_process, run_id_of
-from toolkit.training.module import HeadTraining, evaluate
+from toolkit.training.module import HeadTraining
+from toolkit.training.row_data import RowData
 from toolkit.training.start import check_choice, check_resumable, pretrained_files, resume_path, warm_start
 
 # Keys that do not determine the head. The data do, by their content.
@@ -40,14 +41,15 @@ def run(cfg: Any) -> Path:
     check_choice(cfg.ckpt_path, cfg.from_pretrained)
     folders = run_stages(cfg.before, cfg.paths.root_dir)
     data_folder = _data_folder(cfg, folders)
-    inputs = [data_folder / SUMMARY, *pretrained_files(cfg.from_pretrained)]
+    inputs = [*_data_class(cfg).inputs(data_folder), *pretrained_files(cfg.from_pretrained)]
     stage = open_stage("train", cfg, inputs=inputs, ignore=IGNORED)
     if not stage.finished and not train(cfg, stage, data_folder):
         return stage.folder  # one process of several: the first one does the rest
     print_scores(read_json(stage.folder / SCORES))
     run_stages(cfg.after, cfg.paths.root_dir, {**folders, "train": stage.folder})
     models = f"pair.target={cfg.pair.target} pair.draft={cfg.pair.draft}"
-    print(f"next: python -m toolkit.decode method=specdec_pp head={stage.folder / HEAD} {models}")
+    kind: type[SavedHead] = get_class(cfg.head._target_)
+    print(f"next: python -m toolkit.decode method={kind.method} head={stage.folder / HEAD} {models}")
     return stage.folder
 
 
@@ -66,7 +68,7 @@ def train(cfg: Any, stage: Stage, data_folder: Path) -> bool:
         print_config(plain(cfg))
         write_text(stage.folder / "config.yaml", OmegaConf.to_yaml(cfg, resolve=True))
     pl.seed_everything(cfg.seed, workers=True, verbose=False)
-    data: MixedData = instantiate(OmegaConf.merge(cfg.data, {"path": str(data_folder)}))
+    data: RowData = instantiate(OmegaConf.merge(cfg.data, {"path": str(data_folder)}))
     resumed = resume_path(stage.folder, cfg.ckpt_path)
     checkpoint = None if resumed is None else read_checkpoint(resumed)
     run_id = run_id_of(stage.folder, checkpoint)
@@ -89,18 +91,24 @@ def train(cfg: Any, stage: Stage, data_folder: Path) -> bool:
 
 
 def _data_folder(cfg: Any, folders: dict[str, Path]) -> Path:
-    """The folder of mixed data, checked."""
+    """The folder of training data, as far as the stages before know it."""
     if OmegaConf.is_missing(cfg.data, "path"):
-        raise InputError("expected data.path=FOLDER (of data_gen.mix) or an +experiment=NAME that mixes")
-    folder = Path(fill_folders(str(cfg.data.path), folders))
-    read_summary(folder)
-    return folder
+        raise InputError(
+            "expected data.path=FOLDER (of data_gen.mix; of data_gen.traces with data=traced) or an +experiment=NAME that "
+            "makes one"
+        )
+    return Path(fill_folders(str(cfg.data.path), folders))
 
 
-def _build_module(cfg: Any, data: MixedData, run_id: str) -> HeadTraining:
+def _data_class(cfg: Any) -> type[RowData]:
+    found: type[RowData] = get_class(cfg.data._target_)
+    return found
+
+
+def _build_module(cfg: Any, data: RowData, run_id: str) -> HeadTraining:
     """A head of the draft's size, its loss and its optimizer."""
     loss = instantiate(cfg.loss)
-    head: AcceptanceHead = instantiate(cfg.head)(hidden_size=data.hidden_size, log_w_rej=loss.log_w_rej)
+    head: SavedHead = instantiate(cfg.head)(**data.head_sizes(), log_w_rej=loss.log_w_rej)
     warm_start(head, cfg.from_pretrained, data.fingerprint)
     about = {"draft_fingerprint": data.fingerprint, "head": head.config, "wandb_run_id": run_id}
     module: HeadTraining = instantiate(cfg.model)(head=head, loss=loss, about=about)
@@ -120,12 +128,12 @@ def _build_trainer(cfg: Any, folder: Path, loggers: Sequence[Logger]) -> pl.Trai
     return trainer
 
 
-def _write_results(cfg: Any, folder: Path, module: HeadTraining, data: MixedData) -> dict[str, float]:
+def _write_results(cfg: Any, folder: Path, module: HeadTraining, data: RowData) -> dict[str, float]:
     """Export the best state there is a checkpoint of, else the last state; returns its scores."""
     best = folder_of(folder) / BEST
     if best.exists():
         module.load_state_dict(read_checkpoint(best)["state_dict"])
-    head = module.head.cpu().eval()
+    module.cpu().eval()
     facts = provenance()
     about = {
         "target": str(cfg.pair.target),
@@ -136,7 +144,7 @@ def _write_results(cfg: Any, folder: Path, module: HeadTraining, data: MixedData
         "seed": cfg.seed,
         **{name: facts[name] for name in ("revision", "machine", "versions")},
     }
-    return export(folder, head, about, *evaluate(head, data.whole_validation()))
+    return export(folder, module, about, data.whole_validation())
 
 
 def _log_results(loggers: Sequence[Logger], scores: dict[str, float], diagram: Path, step: int) -> None:

@@ -6,12 +6,13 @@ import numpy as np
 import pytest
 import torch
 
-from analysis.recorded import RecordedEstimator, with_recorded_heads
+from analysis.recorded import RecordedScorer, with_recorded_heads
 from analysis.replay import Geometry, replay, replay_plain, replay_starts, sweep_levels
 from data_gen.frozen import load_frozen
 from data_gen.recording import Recorder
 from toolkit import ModelPair, config, generate
-from toolkit.acceptance.head import AcceptanceHead
+from toolkit.acceptance import HeadEstimator
+from toolkit.acceptance.folder import recorded_scorers
 from toolkit.decoding import Method, decode
 from toolkit.decoding.proposers import ChainProposer
 from toolkit.errors import InputError
@@ -42,8 +43,8 @@ def recorded(request, pair):
     options = {k: getattr(sampling, k) for k in ("temperature", "top_k", "top_p", "max_new_tokens")}
     generations = generate(pair, prompts, method="autoregressive", **options)
     texts = [(g.prompt_ids, g.token_ids) for g in generations]
-    head = AcceptanceHead.load(pair.head)[0]
-    recorder = Recorder(pair, sampling, MAX_DRAFTED, heads={"own": head}, hidden=True)
+    scorers = recorded_scorers(pair, {"own": pair.head})
+    recorder = Recorder(pair, sampling, MAX_DRAFTED, scorers, hidden=True)
     return request.param, texts, recorder.record(texts, range(len(texts)))
 
 
@@ -160,7 +161,12 @@ def test_the_three_ways_agree(recorded):
         assert np.array_equal(rounds.lengths, starts.lengths)
         assert np.array_equal(rounds.reached, starts.reached)
         assert np.array_equal(rounds.passed, starts.passed)
-    for policy in (Confidence(0.6), Tail(0.3), Svip(0.4), Survival(RecordedEstimator("own"), 0.4)):
+    for policy in (
+        Confidence(0.6),
+        Tail(0.3),
+        Svip(0.4),
+        Survival(HeadEstimator("own", scorer=RecordedScorer("own")), 0.4),
+    ):
         (swept,) = sweep_levels(trace, policy, [policy.level], max_drafted=MAX_DRAFTED)
         alone = replay(trace, Bounded(policy, 1, MAX_DRAFTED))
         for name in alone.counts:
@@ -186,8 +192,7 @@ def test_a_trace_survives_its_file_and_being_joined(recorded, tmp_path, pair):
     label, texts, trace = recorded
     loaded = Trace.load(trace.save(tmp_path / "t.safetensors"))
     assert loaded.max_drafted == trace.max_drafted
-    head = AcceptanceHead.load(pair.head)[0]
-    recorder = Recorder(pair, SAMPLINGS[label], MAX_DRAFTED, heads={"own": head}, hidden=True)
+    recorder = Recorder(pair, SAMPLINGS[label], MAX_DRAFTED, recorded_scorers(pair, {"own": pair.head}), hidden=True)
     halves = join([recorder.record(texts[:2], range(2)), recorder.record(texts[2:], range(2, len(texts)))])
     for policy in (Bounded(Fixed(5), 1, 10), Bounded(Confidence(0.5), 1, 10)):
         whole = per_text(replay(trace, policy))
@@ -204,7 +209,7 @@ def test_bad_input_is_named(recorded, pair, tmp_path):
     with pytest.raises(InputError, match="remembers earlier rounds"):
         replay_starts(trace, Bounded(Heuristic(), 1, 10))
     with pytest.raises(InputError, match="holds no estimates of other"):
-        replay(trace, Bounded(Survival(RecordedEstimator("other")), 1, 10))
+        replay(trace, Bounded(Survival(HeadEstimator("other", scorer=RecordedScorer("other"))), 1, 10))
     with pytest.raises(InputError, match="no trace|found none"):
         Trace.load(tmp_path / "none.safetensors")
     whole = trace.save(tmp_path / "cut.safetensors").read_bytes()

@@ -11,7 +11,6 @@ from analysis.replay import replay, replay_starts
 from data_gen import traces
 from data_gen.recording import Recorder
 from data_gen.texts import read_jsonl, read_texts
-from data_gen.traces import read_traces
 from toolkit import ModelPair
 from toolkit.acceptance.head import AcceptanceHead
 from toolkit.config import compose
@@ -19,6 +18,7 @@ from toolkit.errors import InputError, StaleError
 from toolkit.sampling import Sampling
 from toolkit.session.tabular import TabularModel
 from toolkit.stopping import Bounded, Confidence, Fixed
+from toolkit.traces import read_traces
 
 V, END, ROWS = 3, 0, 6000
 

@@ -8,7 +8,8 @@ from safetensors.torch import save_file
 from torch import nn
 
 from toolkit.acceptance import AcceptanceHead
-from toolkit.acceptance.head import CONFIG, WEIGHTS, as_probs, check_draft
+from toolkit.acceptance.folder import check_draft
+from toolkit.acceptance.head import CONFIG, WEIGHTS
 from toolkit.errors import InputError
 from toolkit.io import read_json, write_json
 from toolkit.pair import fingerprint
@@ -53,10 +54,10 @@ def test_incomplete_heads_are_refused(tmp_path):
     AcceptanceHead(D, 2).save(tmp_path)
     about = read_json(tmp_path / CONFIG)
     write_json(tmp_path / CONFIG, {"head": {**about["head"], "depth": 3}})
-    with pytest.raises(InputError, match="whole acceptance head"):
+    with pytest.raises(InputError, match="an acceptance head as a whole"):
         AcceptanceHead.load(tmp_path)
     save_file({"other": torch.zeros(1)}, tmp_path / WEIGHTS)
-    with pytest.raises(InputError, match="whole acceptance head"):
+    with pytest.raises(InputError, match="an acceptance head as a whole"):
         AcceptanceHead.load(tmp_path)
     with pytest.raises(InputError, match="head.depth"):
         AcceptanceHead(D, -1)
@@ -85,7 +86,7 @@ def test_published_weights_mean_the_same_function(hidden):
 
 def test_the_correction_multiplies_the_odds(hidden):
     head = AcceptanceHead(D, 1, log_w_rej=math.log(6))
-    raw, corrected = as_probs(head, hidden, corrected=False), as_probs(head, hidden, corrected=True)
+    raw, corrected = torch.sigmoid(head(hidden)), torch.sigmoid(head.corrected(head(hidden)))
     assert torch.allclose(corrected / (1 - corrected), 6 * raw / (1 - raw), rtol=1e-4)
 
 

@@ -102,7 +102,7 @@ def test_fingerprints_tell_weights_apart(checkpoints):
 
 def test_the_toy_pair_ships_with_a_head_of_its_own():
     from toolkit.acceptance import AcceptanceHead
-    from toolkit.acceptance.head import check_draft
+    from toolkit.acceptance.folder import check_draft
 
     pair = ModelPair.toy()
     assert pair.head is not None

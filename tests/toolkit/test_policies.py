@@ -10,7 +10,18 @@ from toolkit.config import instantiate
 from toolkit.decoding import ChainProposer, DraftContext, Method, Sampling, decode
 from toolkit.errors import InputError
 from toolkit.session import TabularModel, open_session
-from toolkit.stopping import AdaEdl, Bounded, Confidence, DynamicConfidence, Fixed, Heuristic, Survival, Svip, Tail
+from toolkit.stopping import (
+    AdaEdl,
+    Bounded,
+    Confidence,
+    DynamicConfidence,
+    Fixed,
+    Heuristic,
+    Rate,
+    Survival,
+    Svip,
+    Tail,
+)
 from toolkit.stopping.base import StoppingPolicy
 from toolkit.types import DraftStep, Proposal, Verdict
 from toolkit.verification import get
@@ -40,6 +51,9 @@ class ConstantScore(ReadScore):
 
     def read_prob(self, step: DraftStep) -> torch.Tensor:
         return torch.full((len(step.hidden),), 0.9)
+
+    def drawn_probs(self, step: DraftStep) -> tuple[torch.Tensor, torch.Tensor]:
+        return self.read_prob(step), self.read_prob(step)
 
 
 def step_of(probs: list[float], token: int, depth: int = 1, hidden: float = 0.5) -> DraftStep:
@@ -236,3 +250,64 @@ def test_bounds_are_inclusive():
 def test_bad_settings_are_refused(build, words):
     with pytest.raises(InputError, match=words):
         build()
+
+
+class DrawnScores(ReadScore):
+    """An estimator for tests: the state's two entries are P(y_k accepted) and P(y_{k+1} accepted)."""
+
+    def drawn_probs(self, step: DraftStep) -> tuple[torch.Tensor, torch.Tensor]:
+        return step.hidden[:, 0], step.hidden[:, 1]
+
+
+def go_on(policy: StoppingPolicy, state: dict, depth: int, accepted: float, following: float) -> tuple[dict, bool]:
+    step = step_of([0.5, 0.5], 0, depth)
+    step.hidden = torch.tensor([[accepted, following]])
+    state, go = policy.step(step, state)
+    return state, bool(go)
+
+
+def test_rate_drafts_while_the_next_token_is_worth_its_forward():
+    policy = Rate(DrawnScores(), cost_ratio=0.2, rate=2.0)  # lambda c = .4
+    assert not policy.remembers and policy.level == pytest.approx(0.4)
+    state, go = go_on(policy, policy.init(1, torch.device("cpu")), 1, 0.9, 0.5)  # .45
+    assert go
+    state, go = go_on(policy, state, 2, 0.9, 0.45)  # .81 * .45 = .36
+    assert not go
+    state = policy.observe(*verdict_of(2, 2), state)
+    assert go_on(policy, state, 1, 1.0, 0.41)[1] and not go_on(policy, state, 1, 1.0, 0.39)[1]
+
+
+def test_a_tracked_rate_is_the_prompts_tokens_over_its_cost():
+    policy = Rate(DrawnScores(), cost_ratio=0.2, start=2.0, memory=10.0)
+    assert policy.remembers
+    state = policy.init(1, torch.device("cpu"))
+    assert go_on(policy, state, 1, 1.0, 0.41)[1] and not go_on(policy, state, 1, 1.0, 0.39)[1]
+    for _ in range(200):  # 5 tokens for 1 + 4 * .2
+        state = policy.observe(*verdict_of(4, 4), state)
+    rate = (2.0 * 10 + 200 * 5) / (10 + 200 * 1.8)
+    assert go_on(policy, state, 1, 1.0, 0.2 * rate + 0.01)[1] and not go_on(policy, state, 1, 1.0, 0.2 * rate - 0.01)[1]
+    for wrong in ({"rate": 0.0}, {"cost_ratio": -1.0}, {"memory": 0.0}, {"start": 0.0}):
+        with pytest.raises(InputError, match=r"policy\.rate"):
+            Rate(DrawnScores(), **wrong)
+
+
+def test_rate_with_an_acceptance_head_is_the_survival_rule_at_the_threshold_of_theory(tiny_pair, tmp_path):
+    from toolkit import ModelPair
+    from toolkit.acceptance import AcceptanceHead, HeadEstimator, PrereadEstimator
+
+    pair = ModelPair.from_pretrained(target=str(tiny_pair / "target"), draft=str(tiny_pair / "draft"))
+    torch.manual_seed(0)
+    folder = str(AcceptanceHead(16, log_w_rej=0.5).save(tmp_path / "head"))
+    rate = Rate(PrereadEstimator(folder), cost_ratio=0.25, rate=1.4).bind(pair)
+    survival = Survival(HeadEstimator(folder, corrected=True), threshold=1 - 1.4 * 0.25).bind(pair)
+    states, decisions = [policy.init(64, torch.device("cpu")) for policy in (rate, survival)], []
+    generator = torch.Generator().manual_seed(1)
+    for depth in range(1, 6):
+        logits = torch.randn(64, 7, generator=generator)
+        hidden = torch.randn(64, 16, generator=generator)
+        step = DraftStep(depth, logits, logits.softmax(-1), hidden, torch.zeros(64, dtype=torch.long))
+        for i, policy in enumerate((rate, survival)):
+            states[i], go = policy.step(step, states[i])
+            decisions.append(go)
+        assert torch.equal(decisions[-1], decisions[-2])
+    assert 0 < int(decisions[2].sum()) < 64  # at depth 2

@@ -1,6 +1,7 @@
 """Acceptance prediction: heads, estimators, calibration."""
 
-from toolkit.acceptance.estimators import Confidence, HeadEstimator
+from toolkit.acceptance.estimators import Confidence, HeadEstimator, PrereadEstimator
 from toolkit.acceptance.head import AcceptanceHead
+from toolkit.acceptance.preread import PrereadHead
 
-__all__ = ["AcceptanceHead", "Confidence", "HeadEstimator"]
+__all__ = ["AcceptanceHead", "Confidence", "HeadEstimator", "PrereadEstimator", "PrereadHead"]

@@ -1,44 +1,93 @@
 """Estimators: P(accepted) in [0, 1] of a drafted token, from what the draft shows. Policies turn them into stop or go.
 
-Each says which token it is about: `drawn_prob` the one just drawn, `read_prob` the one the state has just read (one
-earlier).
+Each says which token it is about: `read_prob` the one the state has just read (y_{k-1}), `drawn_probs` the one just drawn
+(y_k) and the one after it, `drawn_prob` the one just drawn alone.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from typing import Any
 
+import torch
 from torch import Tensor
 
-from toolkit.acceptance.head import AcceptanceHead, as_probs, load_for
+from toolkit.acceptance.folder import Scorer, load_for, scorers
+from toolkit.acceptance.head import AcceptanceHead
+from toolkit.acceptance.preread import PrereadHead
 from toolkit.errors import InputError
 from toolkit.types import DraftStep
 
+Find = Callable[[str, str], Scorer]  # (head folder, kind of head) -> what scores in its place
 
-@dataclass
+
+@dataclass(frozen=True)
 class HeadEstimator:
-    """A trained head reading the state that has read the token.
+    """A trained acceptance head reading the state that has read the token.
 
     head       folder of a head; None: the one that ships with the pair
     corrected  undo the class weight's shift before the sigmoid (published: False)
+    scorer     what gives the head's logits: set by `bind`, replaced by recorded ones in a replay
     """
 
     head: str | None = None
     corrected: bool = False
-    module: AcceptanceHead | None = None
+    scorer: Scorer | None = None
+    log_w_rej: float = 0.0
 
     def bind(self, pair: Any) -> HeadEstimator:
         """Load the head and check that it belongs to the pair's draft. Raises InputError."""
-        folder = self.head or pair.head
-        if folder is None:
-            raise InputError("this method needs an acceptance head: expected head=FOLDER, got none")
-        return HeadEstimator(folder, self.corrected, load_for(pair, folder))
+        folder = _folder(self.head, pair)
+        module: AcceptanceHead = load_for(pair, folder)
+        return replace(self, head=folder, scorer=scorers(pair, folder)["survival"], log_w_rej=module.log_w_rej)
+
+    def rescored(self, find: Find) -> HeadEstimator:
+        """The same estimator with another source of logits."""
+        return replace(self, scorer=find(_bound(self.head), "survival"))
 
     def read_prob(self, step: DraftStep) -> Tensor:
         """P(y_{k-1} accepted) [B], given that the ones before it are."""
-        assert self.module is not None, "bind the estimator to a pair first"
-        return as_probs(self.module, step.hidden, self.corrected)
+        assert self.scorer is not None, "bind the estimator to a pair first"
+        return torch.sigmoid(self.scorer(step) + (self.log_w_rej if self.corrected else 0.0))
+
+
+@dataclass(frozen=True)
+class PrereadEstimator:
+    """A pre-read head: it scores y_k before it is read, and the token after it.
+
+    head  folder of heads; None: the one that ships with the pair
+    A folder with an acceptance head alone will do: y_{k-1} is then scored instead of y_k, once it has been read, and
+    nothing is known of y_k and the token after it. A policy that multiplies the estimates then is SpecDec++'s.
+    """
+
+    head: str | None = None
+    scorer: Scorer | None = None
+    log_w_rej: float = 0.0
+    instead: HeadEstimator | None = None
+
+    def bind(self, pair: Any) -> PrereadEstimator:
+        """Load the head and check that it belongs to the pair's draft. Raises InputError."""
+        folder = _folder(self.head, pair)
+        if not PrereadHead.is_in(folder):
+            return replace(self, head=folder, instead=HeadEstimator(folder, corrected=True).bind(pair))
+        module: PrereadHead = load_for(pair, folder, PrereadHead)
+        return replace(self, head=folder, scorer=scorers(pair, folder)["preread"], log_w_rej=module.log_w_rej)
+
+    def rescored(self, find: Find) -> PrereadEstimator:
+        """The same estimator with another source of logits."""
+        if self.instead is not None:
+            return replace(self, instead=self.instead.rescored(find))
+        return replace(self, scorer=find(_bound(self.head), "preread"))
+
+    def drawn_probs(self, step: DraftStep) -> tuple[Tensor, Tensor]:
+        """P(y_k accepted) and P(y_{k+1} accepted) [B] each, given that the ones before are."""
+        if self.instead is not None:
+            certain = torch.ones(step.entropy.shape, device=step.entropy.device)
+            return (certain if step.depth == 1 else self.instead.read_prob(step)), certain
+        assert self.scorer is not None, "bind the estimator to a pair first"
+        accepted, following = torch.sigmoid(self.scorer(step) + self.log_w_rej).unbind(-1)
+        return accepted, following
 
 
 class Confidence:
@@ -51,3 +100,16 @@ class Confidence:
     def drawn_prob(self, step: DraftStep) -> Tensor:
         """q(y_k) [B]."""
         return step.token_prob
+
+
+def _folder(head: str | None, pair: Any) -> str:
+    folder = head or pair.head
+    if folder is None:
+        raise InputError("this method needs an acceptance head: expected head=FOLDER, got none")
+    return str(folder)
+
+
+def _bound(head: str | None) -> str:
+    if head is None:
+        raise InputError("bind the policy to a pair first")
+    return head

@@ -9,15 +9,11 @@ ours unless `tied=True`.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from pathlib import Path
-from typing import Any
 
-import torch
-from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
+from toolkit.acceptance.saved import SavedHead
 from toolkit.errors import InputError
-from toolkit.io import file_hash, read_json, write_atomic, write_json
 
 WEIGHTS, CONFIG = "head.safetensors", "config.json"
 
@@ -33,7 +29,7 @@ class ResidualBlock(nn.Module):
         return x + nn.functional.silu(self.linear(x))
 
 
-class AcceptanceHead(nn.Module):
+class AcceptanceHead(SavedHead):
     """A (D + 1)-layer ResNet from a hidden state [..., hidden_size] to a logit [...].
 
     depth     D, residual blocks before the read-out; 0 is a linear head
@@ -41,6 +37,14 @@ class AcceptanceHead(nn.Module):
     log_w_rej logarithm of the class weight w_rej the head was trained with: added to the logit by `corrected`, it
               undoes the shift that weighting rejections put there
     """
+
+    weights_file, config_file, what = WEIGHTS, CONFIG, "an acceptance head"
+    arguments = ("hidden_size", "depth", "tied", "log_w_rej")
+    method = "specdec_pp"
+    summary = (
+        "Predicts the chance that the target accepts a drafted token, from the draft's hidden state that has read it "
+        "(SpecDec++, arXiv:2405.19715)."
+    )
 
     def __init__(self, hidden_size: int, depth: int = 0, tied: bool = False, log_w_rej: float = 0.0):
         super().__init__()
@@ -73,65 +77,3 @@ class AcceptanceHead(nn.Module):
         head.readout.weight.data = (readout["weight"][1] - readout["weight"][0]).unsqueeze(0)
         head.readout.bias.data = (readout["bias"][1] - readout["bias"][0]).reshape(1)
         return head
-
-    @property
-    def config(self) -> dict[str, Any]:
-        """What `__init__` needs to build it again."""
-        names = ("hidden_size", "depth", "tied", "log_w_rej")
-        return {name: getattr(self, name) for name in names}
-
-    def save(self, folder: Path | str, about: Mapping[str, Any] | None = None) -> Path:
-        """Write weights and config; `about` records the draft's fingerprint, sampling, metrics and so on."""
-        folder = Path(folder)
-        state = {name: tensor.detach().cpu().contiguous() for name, tensor in self.state_dict().items()}
-        write_atomic(folder / WEIGHTS, lambda path: save_file(state, path))
-        write_json(folder / CONFIG, {"head": self.config, **(about or {})})
-        return folder
-
-    @classmethod
-    def load(cls, folder: Path | str) -> tuple[AcceptanceHead, dict[str, Any]]:
-        """The head and what was recorded about it. Weights are loaded strictly. Raises InputError."""
-        folder = Path(folder)
-        if not (folder / CONFIG).exists() or not (folder / WEIGHTS).exists():
-            raise InputError(f"expected an acceptance head ({CONFIG} and {WEIGHTS}) in {folder}, found none")
-        about = read_json(folder / CONFIG)
-        try:
-            head = cls(**about["head"])
-            head.load_state_dict({k: v.float() for k, v in load_file(folder / WEIGHTS).items()}, strict=True)
-        except (KeyError, TypeError, RuntimeError) as error:
-            raise InputError(f"{folder} does not hold a whole acceptance head: {str(error).splitlines()[0]}") from error
-        return head.eval().requires_grad_(False), about
-
-
-def check_draft(about: Mapping[str, Any], draft: Any, where: str) -> None:
-    """Raises InputError unless the head was trained on this draft's hidden states."""
-    from toolkit.pair import fingerprint
-
-    hidden_size = about["head"]["hidden_size"]
-    own = getattr(getattr(draft, "config", None), "hidden_size", hidden_size)
-    if hidden_size != own:
-        raise InputError(f"the head in {where} reads states of size {hidden_size}, this draft's have {own}")
-    trained, here = about.get("draft_fingerprint"), fingerprint(draft)
-    if trained is not None and trained != here:
-        raise InputError(f"the head in {where} was trained for another draft (fingerprint {trained}, this one {here})")
-
-
-def load_for(pair: Any, folder: Path | str) -> AcceptanceHead:
-    """The head in `folder`, on the pair's device. Raises InputError unless it was trained on the pair's draft."""
-    head, about = AcceptanceHead.load(folder)
-    check_draft(about, pair.draft, str(folder))
-    return head.to(pair.device)
-
-
-def head_hash(folder: str | Path) -> str:
-    """Hash of a head's weights. Raises InputError if the folder holds no head."""
-    weights = Path(folder) / WEIGHTS
-    if not weights.exists():
-        raise InputError(f"expected an acceptance head ({WEIGHTS}) in {folder}, found none")
-    return file_hash(weights)
-
-
-def as_probs(head: AcceptanceHead, hidden: Tensor, corrected: bool) -> Tensor:
-    """P(accepted) [...] of hidden states [..., D], raw or with the class weight undone."""
-    logits = head(hidden.to(head.readout.weight.dtype))
-    return torch.sigmoid(head.corrected(logits) if corrected else logits)

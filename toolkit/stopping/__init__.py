@@ -7,6 +7,7 @@ from toolkit.stopping.confidence import Confidence
 from toolkit.stopping.dynamic_confidence import DynamicConfidence
 from toolkit.stopping.fixed import Fixed
 from toolkit.stopping.heuristic import Heuristic
+from toolkit.stopping.rate import Rate
 from toolkit.stopping.survival import Survival
 from toolkit.stopping.svip import Svip
 from toolkit.stopping.tail import Tail
@@ -18,6 +19,7 @@ __all__ = [
     "DynamicConfidence",
     "Fixed",
     "Heuristic",
+    "Rate",
     "State",
     "StoppingPolicy",
     "Survival",

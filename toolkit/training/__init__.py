@@ -4,5 +4,7 @@ from toolkit.training.checkpoints import Checkpoints
 from toolkit.training.data import MixedData
 from toolkit.training.losses import WeightedBCE
 from toolkit.training.module import HeadTraining
+from toolkit.training.preread import PrereadTraining
+from toolkit.training.traced import TracedData
 
-__all__ = ["Checkpoints", "HeadTraining", "MixedData", "WeightedBCE"]
+__all__ = ["Checkpoints", "HeadTraining", "MixedData", "PrereadTraining", "TracedData", "WeightedBCE"]

@@ -23,11 +23,11 @@ def print_config(config: Mapping[str, Any]) -> None:
 
 
 def print_scores(scores: Mapping[str, float]) -> None:
-    """Validation scores, raw and with the class weight's shift undone."""
-    table = Table("validation", "raw", "corrected", title="exported head")
-    for key, value in scores.items():
-        if f"{key}_corrected" in scores:
-            table.add_row(key, f"{value:.4f}", f"{scores[f'{key}_corrected']:.4f}")
+    """Validation scores, raw and with the class weight's shift undone; or of both outputs of a pre-read head."""
+    first, second = ("_accepted", "_following") if "val/log_loss_following" in scores else ("", "_corrected")
+    table = Table("validation", first.lstrip("_") or "raw", second.lstrip("_"), title="exported head")
+    for name in [key.removesuffix(second) for key in scores if key.endswith(second)]:
+        table.add_row(name, f"{scores[name + first]:.4f}", f"{scores[name + second]:.4f}")
     _console().print(table)
 
 
@@ -67,7 +67,11 @@ class EpochLines(pl.Callback):
         if not trainer.is_global_zero:
             return
         values = {name: float(value) for name, value in trainer.callback_metrics.items()}
-        shown = [f"{name} {values[name]:.4f}" for name in ("train/loss", "val/log_loss_corrected") if name in values]
+        shown = [
+            f"{name} {values[name]:.4f}"
+            for name in ("train/loss", "val/log_loss_corrected", "val/log_loss_following")
+            if name in values
+        ]
         print(f"epoch {trainer.current_epoch + 1}/{trainer.max_epochs}  {'  '.join(shown)}", flush=True)
 
 

@@ -5,22 +5,20 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import pytorch_lightning as pl
-
 from toolkit.errors import InputError
 from toolkit.io import content_hash, read_json
 from toolkit.pair import fingerprint
 from toolkit.stage import MANIFEST
 from toolkit.teacher import hidden_size
-from toolkit.training.batches import RowBatches
-from toolkit.training.states import CachedStates, LiveStates, States, write_cache
+from toolkit.training.row_data import RowData
+from toolkit.training.states import CachedStates, LiveStates, write_cache
 
 SUMMARY = "summary.json"
 STATES = "the draft's final hidden state, after the last norm, at the position that has read the drafted token"
 LABELS = "min(1, p/q) of the drafted token, both laws warped by the sampling given here (analytic, not sampled)"
 
 
-class MixedData(pl.LightningDataModule):
+class MixedData(RowData):
     """Batches of positions, rows being the unit: `batch_size` rows of the data set make a batch, as in the paper.
 
     path              folder of data_gen.mix
@@ -44,13 +42,11 @@ class MixedData(pl.LightningDataModule):
         shuffle: bool = True,
         seed: int = 0,
     ):
-        super().__init__()
-        for name, size in (("batch_size", batch_size), ("draft_batch_size", draft_batch_size)):
-            if size < 1:
-                raise InputError(f"data.{name}: expected at least 1, got {size}")
+        super().__init__(batch_size, shuffle, seed)
+        if draft_batch_size < 1:
+            raise InputError(f"data.draft_batch_size: expected at least 1, got {draft_batch_size}")
         self.path, self.draft = Path(path), draft
-        self.batch_size, self.draft_batch_size = batch_size, draft_batch_size
-        self.cache_hidden, self.shuffle, self.seed = cache_hidden, shuffle, seed
+        self.draft_batch_size, self.cache_hidden = draft_batch_size, cache_hidden
         self.summary = read_summary(self.path)
         self.fingerprint = fingerprint(draft)
         if self.fingerprint != self.summary["draft_fingerprint"]:
@@ -58,12 +54,14 @@ class MixedData(pl.LightningDataModule):
                 f"the data in {path} were mixed with another draft (fingerprint {self.summary['draft_fingerprint']}, "
                 f"this one {self.fingerprint}): set pair.draft to that one, or mix again"
             )
-        self.states: dict[str, States] = {}
 
-    @property
-    def hidden_size(self) -> int:
-        """D of the states."""
-        return hidden_size(self.draft)
+    @staticmethod
+    def inputs(folder: Path) -> list[Path]:
+        read_summary(folder)
+        return [folder / SUMMARY]
+
+    def head_sizes(self) -> dict[str, int]:
+        return {"hidden_size": hidden_size(self.draft)}
 
     @property
     def cache_folder(self) -> Path:
@@ -88,52 +86,7 @@ class MixedData(pl.LightningDataModule):
             if not states.num_rows:
                 raise InputError(f"{self.path}: no row of the {name} split holds a drafted token; mix more responses")
 
-    def train_dataloader(self) -> RowBatches:
-        """This process's training batches, from where the trainer stands."""
-        return RowBatches(
-            self.states["train"],
-            self.batch_size,
-            shuffle=self.shuffle,
-            seed=self.seed,
-            rank=self._rank,
-            world=self._world,
-            even=True,
-            position=self._position,
-        )
-
-    def val_dataloader(self) -> RowBatches:
-        """This process's validation batches, in order."""
-        return RowBatches(self.states["validation"], self.batch_size, rank=self._rank, world=self._world)
-
-    def whole_validation(self) -> RowBatches:
-        """All validation batches, whatever the number of processes."""
-        return RowBatches(self.states["validation"], self.batch_size)
-
-    def state_dict(self) -> dict[str, Any]:
-        """What the batches depend on, for checkpoints."""
-        assert self.trainer is not None
-        trainer: Any = self.trainer
-        return {
-            "rows": self.states["train"].num_rows,
-            "batch_size": self.batch_size,
-            "shuffle": self.shuffle,
-            "seed": self.seed,
-            "processes": trainer.world_size,
-            "limit_train_batches": trainer.limit_train_batches,
-        }
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Raises InputError if a checkpoint saw other batches: the rest of them would not be the rest."""
-        for name, here in self.state_dict().items():
-            there = state_dict.get(name)
-            if there != here:
-                raise InputError(
-                    f"the checkpoint's training had other batches: {name} was {there}, is {here}; resume with the same "
-                    "data, or begin anew from its head (from_pretrained)"
-                )
-
     def about(self) -> dict[str, Any]:
-        """What a head trained on these data should remember of them."""
         kept = ("target_fingerprint", "draft_fingerprint", "sampling", "mixing_ratio")
         return {
             **{name: self.summary[name] for name in kept},
@@ -142,22 +95,6 @@ class MixedData(pl.LightningDataModule):
             "hidden_state": STATES,
             "label": LABELS,
         }
-
-    @property
-    def _rank(self) -> int:
-        assert self.trainer is not None
-        return int(self.trainer.global_rank)
-
-    @property
-    def _world(self) -> int:
-        assert self.trainer is not None
-        return int(self.trainer.world_size)
-
-    def _position(self) -> tuple[int, int]:
-        """(epoch, batch) of the next training batch: a function of how many the trainer has seen in all."""
-        assert self.trainer is not None
-        seen = self.trainer.fit_loop.total_batch_idx + 1
-        return divmod(seen, int(self.trainer.num_training_batches))
 
     def _load(self) -> Any:
         from datasets import load_from_disk

@@ -4,33 +4,35 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from toolkit.acceptance.calibration import CalibrationScores
-from toolkit.acceptance.head import AcceptanceHead
+from toolkit.acceptance.saved import SavedHead
 from toolkit.io import write_atomic, write_json, write_text
-from toolkit.training.module import named_scores
+from toolkit.training.module import HeadTraining
+from toolkit.training.states import Positions
 
 HEAD, CARD, SCORES = "head", "MODEL_CARD.md", "metrics.json"
 RELIABILITY, DIAGRAM = "reliability.csv", "reliability.png"
 
 
 def export(
-    folder: Path, head: AcceptanceHead, about: Mapping[str, Any], raw: CalibrationScores, corrected: CalibrationScores
+    folder: Path, module: HeadTraining, about: Mapping[str, Any], batches: Iterable[Positions]
 ) -> dict[str, float]:
-    """Write head/, MODEL_CARD.md, metrics.json, reliability.csv and .png; returns the scores.
+    """Write head/, MODEL_CARD.md, metrics.json, reliability.csv and .png; returns the scores on `batches`.
 
-    about  what the head was trained on and how (see `toolkit.train`); it travels in head/config.json
+    about  what the head was trained on and how (see `toolkit.train`); it travels in the head's config
     """
-    scores = {name: float(value) for name, value in named_scores(raw, corrected).items()}
+    head, parts = module.head, module.evaluate(batches)
+    scores = {name: float(value) for name, value in module.named(parts).items()}
     head.save(folder / HEAD, {**about, "metrics": scores})
-    write_json(folder / SCORES, {**scores, "num_positions": int(raw.counts.sum())})
-    tables = {"raw": raw.reliability(), "corrected": corrected.reliability()}
+    first = parts[module.suffixes[0]]
+    write_json(folder / SCORES, {**scores, "num_positions": int(first.counts.sum())})
+    tables = {suffix.lstrip("_") or "raw": part.reliability() for suffix, part in parts.items()}
     write_text(folder / RELIABILITY, _as_csv(tables))
     write_atomic(folder / DIAGRAM, lambda path: _draw(tables, path))
-    write_text(folder / CARD, _card(head, about, scores))
+    write_text(folder / CARD, _card(head, about, scores, module.suffixes))
     return scores
 
 
@@ -62,36 +64,41 @@ def _draw(tables: Mapping[str, Sequence[Mapping[str, float]]], path: Path) -> No
     figure.savefig(path, format="png", dpi=120)
 
 
-def _card(head: AcceptanceHead, about: Mapping[str, Any], scores: Mapping[str, float]) -> str:
+def _card(head: SavedHead, about: Mapping[str, Any], scores: Mapping[str, float], suffixes: Sequence[str]) -> str:
     sampling = ", ".join(f"{key}={value}" for key, value in about["sampling"].items())
-    lines = [f"| {key} | {value:.4f} | {scores[key + '_corrected']:.4f} |" for key, value in scores.items()
-             if not key.endswith("_corrected")]  # fmt: skip
-    return f"""# Acceptance head
+    first = suffixes[0]
+    names = [
+        key.removesuffix(first)
+        for key in scores
+        if key.endswith(first) and f"{key.removesuffix(first)}{suffixes[-1]}" in scores
+    ]
+    lines = [f"| {name} | {' | '.join(f'{scores[name + suffix]:.4f}' for suffix in suffixes)} |" for name in names]
+    mixing = f"| mixing ratio | {about['mixing_ratio']} |\n" if "mixing_ratio" in about else ""
+    return f"""# {head.what.split(maxsplit=1)[1].capitalize()}
 
-Predicts the chance that the target accepts a drafted token, from the draft's hidden state (SpecDec++,
-arXiv:2405.19715). It fits one draft only: the one below, by fingerprint.
+{head.summary} It fits one draft only: the one below, by fingerprint.
 
 | | |
 |---|---|
 | target | `{about["target"]}` ({about["target_fingerprint"]}) |
 | draft | `{about["draft"]}` ({about["draft_fingerprint"]}) |
 | reads | {about["hidden_state"]} |
-| head | depth {head.depth}, {"tied" if head.tied else "untied"} blocks, hidden size {head.hidden_size} |
+| head | {", ".join(f"{name} {value}" for name, value in head.config.items())} |
 | label | {about["label"]} |
 | sampling of responses and labels | {sampling} |
-| mixing ratio | {about["mixing_ratio"]} |
-| data | `{about["data"]}`, {about["num_positions"]} training positions |
+{mixing}| data | `{about["data"]}`, {about["num_positions"]} training positions |
 | class weights | accepted {about["w_acc"]}, rejected {about["w_rej"]} |
 | code | {about["revision"]} |
 | trained on | {about["machine"]} |
 
-Validation. "Corrected" adds log(w_rej / w_acc) = {head.log_w_rej:.3f} to the logit: it undoes the class weights' shift.
+Validation. Corrected scores add log(w_rej / w_acc) = {head.config["log_w_rej"]:.3f} to the logit: it undoes the class
+weights' shift.
 
-| | raw | corrected |
-|---|---|---|
+| | {" | ".join(suffix.lstrip("_") or "raw" for suffix in suffixes)} |
+|---|{"---|" * len(suffixes)}
 {chr(10).join(lines)}
 
 ![Reliability]({DIAGRAM})
 
-Use it: `python -m toolkit.decode method=specdec_pp head=FOLDER/{HEAD}`
+Use it: `python -m toolkit.decode method={head.method} head=FOLDER/{HEAD}`
 """

@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 import pytorch_lightning as pl
 import torch
 from torch import Tensor
 
 from toolkit.acceptance.calibration import CalibrationScores
-from toolkit.acceptance.head import AcceptanceHead
 from toolkit.training.losses import WeightedBCE
 from toolkit.training.states import Positions
 
 
 class HeadTraining(pl.LightningModule):
-    """An acceptance head, its loss, its optimizer; validation is reported raw and with the class weight undone.
+    """A head, its loss, its optimizer; validation is reported raw and with the class weight undone.
 
     head       built for the draft's hidden size
     loss       returns numerator and denominator of a batch; the head learns from their quotient
@@ -26,9 +25,11 @@ class HeadTraining(pl.LightningModule):
     Logs val/{log_loss, binary_kl, brier, ece, auroc}, each also with the suffix _corrected; for the rest see Curves.
     """
 
+    suffixes: ClassVar[tuple[str, ...]] = ("", "_corrected")  # of the sets of scores that are kept apart
+
     def __init__(
         self,
-        head: AcceptanceHead,
+        head: Any,
         loss: WeightedBCE,
         optimizer: Callable[..., torch.optim.Optimizer],
         scheduler: Callable[..., Any] | None = None,
@@ -38,7 +39,7 @@ class HeadTraining(pl.LightningModule):
         self.head, self.loss = head, loss
         self.make_optimizer, self.make_scheduler = optimizer, scheduler
         self.about = dict(about or {})
-        self.raw, self.corrected = CalibrationScores(), CalibrationScores()
+        self.scores = torch.nn.ModuleList(CalibrationScores() for _ in self.suffixes)
 
     def configure_optimizers(self) -> Any:
         optimizer = self.make_optimizer(self.head.parameters())
@@ -55,36 +56,38 @@ class HeadTraining(pl.LightningModule):
         return {"loss": total / weight, "total": total.detach(), "weight": weight.detach()}
 
     def on_validation_epoch_start(self) -> None:
-        self.raw.reset()
-        self.corrected.reset()
+        for scores in self.scores:
+            scores.reset()  # type: ignore[operator]
 
     def validation_step(self, batch: Positions, batch_idx: int) -> None:
-        logits = self.head(self._read(batch))
-        self.raw.update(logits, batch.labels)
-        self.corrected.update(self.head.corrected(logits), batch.labels)
+        self.add_scores(self._own_scores(), batch)
 
     def on_validation_epoch_end(self) -> None:
-        self.log_dict(named_scores(self.raw, self.corrected))
+        self.log_dict(self.named(self._own_scores()))
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         checkpoint["about"] = self.about
 
+    def add_scores(self, scores: Mapping[str, CalibrationScores], batch: Positions) -> None:
+        """Add a batch to the sets of scores, by suffix."""
+        logits = self.head(self._read(batch))
+        scores[""].update(logits, batch.labels)
+        scores["_corrected"].update(self.head.corrected(logits), batch.labels)
+
+    def named(self, scores: Mapping[str, CalibrationScores]) -> dict[str, Tensor]:
+        """All scores under their keys: val/ece, val/ece_corrected, ..."""
+        return {f"val/{name}{suffix}": value for suffix, one in scores.items() for name, value in one.compute().items()}
+
+    def evaluate(self, batches: Iterable[Positions]) -> dict[str, CalibrationScores]:
+        """The sets of scores over batches, in this process alone; the module must be on the CPU."""
+        scores = {suffix: CalibrationScores(sync_on_compute=False) for suffix in self.suffixes}
+        with torch.no_grad():
+            for batch in batches:
+                self.add_scores(scores, batch)
+        return scores
+
+    def _own_scores(self) -> dict[str, CalibrationScores]:
+        return dict(zip(self.suffixes, self.scores, strict=True))  # type: ignore[arg-type]
+
     def _read(self, batch: Positions) -> Tensor:
         return batch.hidden.to(self.head.readout.weight.dtype)
-
-
-def evaluate(head: AcceptanceHead, batches: Iterable[Positions]) -> tuple[CalibrationScores, CalibrationScores]:
-    """Raw and corrected scores of a head over batches, in this process alone."""
-    raw, corrected = (CalibrationScores(sync_on_compute=False) for _ in range(2))
-    with torch.no_grad():
-        for batch in batches:
-            logits = head(batch.hidden.to(head.readout.weight.device, head.readout.weight.dtype)).cpu()
-            raw.update(logits, batch.labels)
-            corrected.update(head.corrected(logits), batch.labels)
-    return raw, corrected
-
-
-def named_scores(raw: CalibrationScores, corrected: CalibrationScores) -> dict[str, Tensor]:
-    """Both sets of scores under their keys: val/ece, val/ece_corrected, ..."""
-    scores = {f"val/{name}": value for name, value in raw.compute().items()}
-    return scores | {f"val/{name}_corrected": value for name, value in corrected.compute().items()}

@@ -11,7 +11,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from toolkit.acceptance.head import CONFIG, WEIGHTS, AcceptanceHead
+from toolkit.acceptance.folder import KINDS
+from toolkit.acceptance.saved import SavedHead
 from toolkit.errors import InputError
 from toolkit.training.checkpoints import LAST, folder_of
 
@@ -26,20 +27,22 @@ def pretrained_files(from_pretrained: str | None) -> list[Path]:
     """The files that a warm start depends on. Raises InputError if they hold no head."""
     if from_pretrained is None:
         return []
-    AcceptanceHead.load(from_pretrained)
-    return [Path(from_pretrained) / name for name in (WEIGHTS, CONFIG)]
+    here = [kind for kind in KINDS.values() if kind.is_in(from_pretrained)]
+    for kind in here or KINDS.values():  # of none, the first one says what is missing
+        kind.load(from_pretrained)
+    return [Path(from_pretrained) / name for kind in here for name in (kind.weights_file, kind.config_file)]
 
 
-def warm_start(head: AcceptanceHead, from_pretrained: str | None, draft_fingerprint: str) -> None:
+def warm_start(head: SavedHead, from_pretrained: str | None, draft_fingerprint: str) -> None:
     """Copy a trained head's weights. Raises InputError if it was made for another draft or in another shape."""
     if from_pretrained is None:
         return
-    trained, about = AcceptanceHead.load(from_pretrained)
+    trained, about = type(head).load(from_pretrained)
     if about.get("draft_fingerprint", draft_fingerprint) != draft_fingerprint:
         raise InputError(f"from_pretrained: the head in {from_pretrained} was trained for another draft")
-    for name in ("hidden_size", "depth", "tied"):
-        there, here = trained.config[name], head.config[name]
-        if there != here:
+    for name, here in head.config.items():
+        there = trained.config[name]
+        if there != here and name != "log_w_rej":  # another class weight is another goal, not another head
             raise InputError(f"from_pretrained: expected a head with {name}={here}, {from_pretrained} has {there}")
     head.load_state_dict(trained.state_dict())
 
@@ -52,7 +55,7 @@ def resume_path(run_folder: Path, ckpt_path: str | None) -> Path | None:
     return own if own.exists() else None
 
 
-def check_resumable(checkpoint: Mapping[str, Any], head: AcceptanceHead, draft_fingerprint: str, path: Path) -> None:
+def check_resumable(checkpoint: Mapping[str, Any], head: SavedHead, draft_fingerprint: str, path: Path) -> None:
     """Raises InputError if a checkpoint is of another draft or of a head of another shape."""
     about = checkpoint["about"]
     if about["draft_fingerprint"] != draft_fingerprint:

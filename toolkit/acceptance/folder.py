@@ -1,0 +1,79 @@
+"""A folder of heads: the acceptance head, the pre-read head, or both; and what scores a draft step with them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from toolkit.acceptance.head import AcceptanceHead
+from toolkit.acceptance.preread import PrereadHead, PrereadScorer, embedding_table
+from toolkit.acceptance.saved import SavedHead
+from toolkit.errors import InputError
+from toolkit.io import content_hash, file_hash
+from toolkit.trace import recorded_name
+
+Scorer = Callable[[Any], Tensor]  # a DraftStep, or what has its names, to raw logits [B] or [B, 2]
+KINDS: dict[str, type[SavedHead]] = {"survival": AcceptanceHead, "preread": PrereadHead}
+
+
+@dataclass(frozen=True)
+class SurvivalScorer:
+    """An acceptance head at work: raw logits [B] of the token that a step's state has read."""
+
+    module: AcceptanceHead
+
+    def __call__(self, step: Any) -> Tensor:
+        logits: Tensor = self.module(step.hidden.to(self.module.readout.weight.dtype))
+        return logits
+
+
+def load_for(pair: Any, folder: Path | str, kind: type[SavedHead] = AcceptanceHead) -> Any:
+    """The head in `folder`, on the pair's device. Raises InputError unless it was trained on the pair's draft."""
+    head, about = kind.load(folder)
+    check_draft(about, pair.draft, str(folder))
+    return head.to(pair.device)
+
+
+def scorers(pair: Any, folder: Path | str) -> dict[str, Scorer]:
+    """What the heads in a folder can score, by kind (`KINDS`). Raises InputError if it holds none, or another draft's."""
+    found: dict[str, Scorer] = {}
+    if AcceptanceHead.is_in(folder) or not PrereadHead.is_in(folder):
+        found["survival"] = SurvivalScorer(load_for(pair, folder))
+    if PrereadHead.is_in(folder):
+        table = embedding_table(pair.draft).to(pair.device)
+        found["preread"] = PrereadScorer(load_for(pair, folder, PrereadHead), table)
+    return found
+
+
+def recorded_scorers(pair: Any, folders: Mapping[str, Path | str]) -> dict[str, Scorer]:
+    """The scorers of named head folders, under the names that a trace keeps their logits by."""
+    return {
+        recorded_name(name, kind): scorer
+        for name, folder in folders.items()
+        for kind, scorer in scorers(pair, folder).items()
+    }
+
+
+def head_hash(folder: str | Path) -> str:
+    """Hash of the weights of all heads in a folder. Raises InputError if it holds none."""
+    files = [Path(folder) / kind.weights_file for kind in KINDS.values() if kind.is_in(folder)]
+    if not files:
+        raise InputError(f"expected an acceptance head ({AcceptanceHead.weights_file}) in {folder}, found none")
+    return content_hash([file_hash(path) for path in files])
+
+
+def check_draft(about: Mapping[str, Any], draft: Any, where: str) -> None:
+    """Raises InputError unless the head was trained on this draft's hidden states."""
+    from toolkit.pair import fingerprint
+
+    hidden_size = about["head"]["hidden_size"]
+    own = getattr(getattr(draft, "config", None), "hidden_size", hidden_size)
+    if hidden_size != own:
+        raise InputError(f"the head in {where} reads states of size {hidden_size}, this draft's have {own}")
+    trained, here = about.get("draft_fingerprint"), fingerprint(draft)
+    if trained is not None and trained != here:
+        raise InputError(f"the head in {where} was trained for another draft (fingerprint {trained}, this one {here})")

@@ -1,0 +1,102 @@
+"""Batches of rows for training heads, whatever the rows are: texts of mixed data, or of traces."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from pathlib import Path
+from typing import Any
+
+import pytorch_lightning as pl
+
+from toolkit.errors import InputError
+from toolkit.training.batches import RowBatches
+from toolkit.training.states import States
+
+
+class RowData(pl.LightningDataModule):
+    """`batch_size` rows of the training split make a batch; both splits are in `states` once it is set up.
+
+    shuffle, seed  a new order of the training rows for every epoch
+    """
+
+    fingerprint: str  # of the draft
+
+    def __init__(self, batch_size: int, shuffle: bool, seed: int):
+        super().__init__()
+        if batch_size < 1:
+            raise InputError(f"data.batch_size: expected at least 1, got {batch_size}")
+        self.batch_size, self.shuffle, self.seed = batch_size, shuffle, seed
+        self.states: dict[str, States] = {}
+
+    @staticmethod
+    @abstractmethod
+    def inputs(folder: Path) -> list[Path]:
+        """The files that say what is in a folder of data. Raises InputError if it is not one, or not finished."""
+
+    @abstractmethod
+    def head_sizes(self) -> dict[str, int]:
+        """What a head must know of the draft to be built."""
+
+    @abstractmethod
+    def about(self) -> dict[str, Any]:
+        """What a head trained on these data should remember of them."""
+
+    def train_dataloader(self) -> RowBatches:
+        """This process's training batches, from where the trainer stands."""
+        return RowBatches(
+            self.states["train"],
+            self.batch_size,
+            shuffle=self.shuffle,
+            seed=self.seed,
+            rank=self._rank,
+            world=self._world,
+            even=True,
+            position=self._position,
+        )
+
+    def val_dataloader(self) -> RowBatches:
+        """This process's validation batches, in order."""
+        return RowBatches(self.states["validation"], self.batch_size, rank=self._rank, world=self._world)
+
+    def whole_validation(self) -> RowBatches:
+        """All validation batches, whatever the number of processes."""
+        return RowBatches(self.states["validation"], self.batch_size)
+
+    def state_dict(self) -> dict[str, Any]:
+        """What the batches depend on, for checkpoints."""
+        assert self.trainer is not None
+        trainer: Any = self.trainer
+        return {
+            "rows": self.states["train"].num_rows,
+            "batch_size": self.batch_size,
+            "shuffle": self.shuffle,
+            "seed": self.seed,
+            "processes": trainer.world_size,
+            "limit_train_batches": trainer.limit_train_batches,
+        }
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Raises InputError if a checkpoint saw other batches: the rest of them would not be the rest."""
+        for name, here in self.state_dict().items():
+            there = state_dict.get(name)
+            if there != here:
+                raise InputError(
+                    f"the checkpoint's training had other batches: {name} was {there}, is {here}; resume with the same "
+                    "data, or begin anew from its head (from_pretrained)"
+                )
+
+    @property
+    def _rank(self) -> int:
+        assert self.trainer is not None
+        return int(self.trainer.global_rank)
+
+    @property
+    def _world(self) -> int:
+        assert self.trainer is not None
+        return int(self.trainer.world_size)
+
+    def _position(self) -> tuple[int, int]:
+        """(epoch, batch) of the next training batch: a function of how many the trainer has seen in all."""
+        assert self.trainer is not None
+        seen = self.trainer.fit_loop.total_batch_idx + 1
+        return divmod(seen, int(self.trainer.num_training_batches))
