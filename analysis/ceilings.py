@@ -21,11 +21,11 @@ import torch
 from torch import Tensor
 
 from analysis.oracle import expected_counts
-from analysis.replay import Geometry, first_below, replay_starts, step_at, walk
+from analysis.replay import Geometry, first_below, replay_starts, score_table, step_at, walk
 from analysis.tally import Replayed
 from toolkit import metrics
 from toolkit.errors import InputError
-from toolkit.stopping import Bounded, Fixed
+from toolkit.stopping import Bounded, Fixed, Thresholded
 from toolkit.trace import Trace
 from toolkit.types import Counts
 
@@ -86,6 +86,18 @@ def true_probability(trace: Trace, cost_ratio: float, min_drafted: int = 0) -> S
         survival = survival * trace.accept_prob[index]
     # Row k is the worth of draft k + 1, known after k tokens; behind the last one there is nothing to gain.
     return solve(trace, geometry, torch.stack([*scores, torch.zeros_like(survival)]), possible, cost_ratio, min_drafted)
+
+
+def solve_policy(trace: Trace, policy: Thresholded, cost_ratio: float, min_drafted: int = 1) -> Solved:
+    """A policy whose score is the next token's worth (`Rate`; SpecDec++, whose h it sets) at its own rate, no threshold.
+
+    policy  bound, with recorded heads; its level is not used
+    """
+    geometry = Geometry.of(trace)
+    scores, possible = score_table(trace, geometry, policy, trace.max_drafted)
+    certain = torch.ones_like(scores[:1])
+    worth = torch.cat([certain, scores[:-1], torch.zeros_like(certain)])
+    return solve(trace, geometry, worth, possible, cost_ratio, min_drafted)
 
 
 def solve(

@@ -182,6 +182,20 @@ def acceptance(curves: pd.DataFrame, path: Path, title: str) -> Path:
     return path
 
 
+def explained(responses: pd.DataFrame, path: Path) -> Path:
+    """Seconds of responses against what their counts explain. responses: way, seconds, explained (maybe missing)."""
+    with _figure(path) as axes:
+        known = responses[responses.explained.notna()]
+        for number, (way, part) in enumerate(known.groupby("way", sort=False)):
+            axes.scatter(part.explained, part.seconds, s=14, color=PALETTE[number % 6], label=str(way))
+        high = float(known[["explained", "seconds"]].max().max())
+        axes.plot([0, high], [0, high], color=MUTED, linewidth=1)
+        axes.set_xlabel("t_draft x draft forwards + t_target x target forwards, s")
+        axes.set_ylabel("seconds of a response")
+        axes.legend(frameon=False, fontsize=9)
+    return path
+
+
 @contextmanager
 def _figure(path: Path) -> Iterator[Any]:
     """Axes to draw on; saved to `path` at the end."""

@@ -3,14 +3,14 @@
 import pytest
 import torch
 
-from analysis import ceilings
-from analysis.replay import replay
+from analysis import ceilings, programming
+from analysis.replay import Geometry, replay
 from data_gen.recording import Recorder
 from toolkit import ModelPair, metrics
 from toolkit.errors import InputError
 from toolkit.sampling import Sampling, row_generator
 from toolkit.session.tabular import TabularModel
-from toolkit.stopping import Bounded, Confidence, Fixed
+from toolkit.stopping import Bounded, Confidence, Fixed, Rate
 
 V, LENGTH = 4, 60
 
@@ -80,6 +80,44 @@ def test_a_costly_draft_is_not_used_and_a_free_one_is_used_up(trace):
     assert ceilings.true_probability(trace, 1.5).replayed.total.num_drafted == 0
     free = ceilings.true_probability(trace, 0.0).replayed.total
     assert free.num_target_calls == replay(trace, Bounded(Fixed(8), 1, 8)).total.num_target_calls
+
+
+class Perfect:
+    """Knows p and q of the table models: the chance of the drawn token, and of the one after it."""
+
+    def __init__(self, pair):
+        p, q = pair.target.probs, pair.draft.probs
+        self.alpha = torch.minimum(p, q).sum(-1).float()
+
+    def drawn_probs(self, step):
+        return step.trace.accept_prob[step.index], self.alpha[step.tokens]
+
+
+class Blind:
+    """Says the same of every token."""
+
+    def drawn_probs(self, step):
+        return torch.full((len(step.index),), 0.7), torch.full((len(step.index),), 0.7)
+
+
+def test_the_rate_rule_that_knows_p_and_q_is_the_true_probability_policy(trace, made):
+    solved = ceilings.solve_policy(trace, Rate(Perfect(made[0])), 0.2)
+    assert solved.rate == pytest.approx(ceilings.true_probability(trace, 0.2, min_drafted=1).rate, rel=1e-6)
+    again = replay(trace, Bounded(Rate(Perfect(made[0]), cost_ratio=0.2, rate=solved.rate), 1, 8))
+    assert metrics.throughput(again.total, 0.2) == pytest.approx(solved.rate, rel=1e-2)  # few distinct scores: a small cycle
+    tracked = replay(trace, Bounded(Rate(Perfect(made[0]), cost_ratio=0.2), 1, 8))
+    assert metrics.throughput(tracked.total, 0.2) > 0.97 * solved.rate
+
+
+def test_the_worth_of_a_heads_information(trace, made):
+    """With all there is to know, what one-step look-ahead reaches or a little more; with nothing, a fixed K."""
+    geometry = Geometry.of(trace)
+    known = programming.best_policy(trace, programming.head_inputs(trace, geometry, Perfect(made[0]), 8), 0.2)
+    assert known.rate > 0.985 * ceilings.true_probability(trace, 0.2, min_drafted=1).rate
+    nothing = programming.best_policy(trace, programming.head_inputs(trace, geometry, Blind(), 8), 0.2)
+    best = metrics.throughput(ceilings.best_fixed(trace, 0.2)[1].total, 0.2)
+    assert nothing.rate == pytest.approx(best, rel=0.02)
+    assert nothing.rate < 0.97 * known.rate
 
 
 def test_a_trace_without_the_targets_laws_is_refused(made):

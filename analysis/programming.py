@@ -1,0 +1,106 @@
+"""What a head's information is worth: the best stopping policy that sees a given head's outputs, by dynamic programming.
+
+A round is an optimal stopping problem. After k drafted tokens a policy has seen x_k (the head's outputs so far); drafting
+one more yields g_{k+1} - lambda c, g being how many more tokens the round then produces (1 if all k + 1 drafted ones are
+accepted, 0 else, cut at the text's end), and the right to decide again:
+
+    Q_k(x) = E[ g_{k+1} - lambda c + max(0, Q_{k+1}(x_{k+1})) | x_k = x ],      draft another iff Q_k(x_k) > 0
+
+Backwards over k, Q_k is fitted by boosted trees to what the policy found so far really earns from there (Longstaff and
+Schwartz 2001: no maximum over fitted values, so no optimism), cross-fitted: each text is decided by functions fitted to
+other texts. lambda is the rate the policy itself achieves (Dinkelbach), as in `analysis.ceilings`.
+Deviation: all starts of a round weigh alike in the fit, whether or not the policy's rounds would start there.
+
+Shapes: P starts, M most tokens of a round.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from analysis.ceilings import Solved
+from analysis.replay import Geometry, step_at, walk
+from toolkit import metrics
+from toolkit.recorded import RecordedStep
+from toolkit.trace import Trace
+
+Array = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Seen:
+    """What a policy has seen after k = 1..M drafted tokens: inputs [M, P, F]; and what can be drafted [P]."""
+
+    inputs: Array
+    possible: Tensor
+
+
+def head_inputs(trace: Trace, geometry: Geometry, estimator: object, most: int) -> Seen:
+    """What the rate rule sees of a pre-read head: survival, the newest token's chance, the next one's, worth, k."""
+    starts = torch.arange(trace.num_positions)
+    survival, possible = torch.ones(len(starts)), torch.zeros_like(starts)
+    rows = []
+    for depth in range(1, most + 1):
+        index, exists = step_at(trace, geometry, starts, depth)
+        possible += exists & (geometry.room >= depth)
+        accepted, following = estimator.drawn_probs(RecordedStep(trace, depth, index))  # type: ignore[attr-defined]
+        survival = survival * accepted
+        rows.append(torch.stack([survival, accepted, following, survival * following], 1).double().numpy())
+    return Seen(np.stack(rows), possible)
+
+
+def best_policy(trace: Trace, seen: Seen, cost_ratio: float, folds: int = 2, rounds: int = 6) -> Solved:
+    """The rate of the best policy on these inputs, and what it counts; cross-fitted over texts.
+
+    rounds  most steps of the fixed point; at least one token is drafted in a round, as by the other policies
+    """
+    geometry = Geometry.of(trace)
+    text = torch.repeat_interleave(torch.arange(trace.num_texts), trace.lengths()).numpy()
+    fold = np.random.default_rng(0).permutation(trace.num_texts)[text] % folds
+    rate, best = 1.0, None
+    for _ in range(rounds):
+        lengths = _decide(geometry, seen, fold, folds, rate * cost_ratio)
+        (replayed,) = walk(trace, geometry, lengths.unsqueeze(0), lengths.unsqueeze(0))
+        reached = metrics.throughput(replayed.total, cost_ratio)
+        if best is None or reached > best.rate:
+            best = Solved(reached, replayed)
+        if abs(reached - rate) < 1e-3:
+            break
+        rate = reached
+    assert best is not None
+    return best
+
+
+def _decide(geometry: Geometry, seen: Seen, fold: Array, folds: int, price: float) -> Tensor:
+    """Tokens drafted from every start [P]; `price`: what one draft forward costs, in tokens."""
+    most, possible = len(seen.inputs), seen.possible.numpy()
+    run, left = geometry.run.numpy(), geometry.left.numpy()
+    produced = np.stack([np.minimum(np.minimum(k, run) + 1, left) for k in range(most + 1)])
+    earned = np.zeros(len(possible))  # by the policy found so far, from k drafted tokens on
+    lengths = np.minimum(possible, most)
+    for k in range(most - 1, 0, -1):
+        open_ = possible > k
+        value = produced[k + 1] - produced[k] - price + earned
+        go_on = np.zeros(len(possible), dtype=bool)
+        for held_out in range(folds):
+            fit, use = open_ & (fold != held_out), open_ & (fold == held_out)
+            if fit.sum() >= 50 and use.any():
+                go_on[use] = _fitted(seen.inputs[k - 1], value, fit, use) > 0
+        earned = np.where(go_on, value, 0.0)
+        lengths = np.where(open_ & ~go_on, k, lengths)
+    return torch.from_numpy(lengths)
+
+
+def _fitted(inputs: Array, value: Array, fit: NDArray[np.bool_], use: NDArray[np.bool_]) -> Array:
+    from sklearn.ensemble import HistGradientBoostingRegressor
+
+    model = HistGradientBoostingRegressor(
+        max_iter=60, learning_rate=0.1, max_leaf_nodes=15, min_samples_leaf=50, random_state=0
+    )
+    found: Array = model.fit(inputs[fit], value[fit]).predict(inputs[use])
+    return found

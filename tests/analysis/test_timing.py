@@ -1,0 +1,67 @@
+"""Timing: regressions that find what was put in, and the whole command on the tiny pair."""
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from analysis import timing
+from toolkit.config import compose
+from toolkit.cost import CostModel, ForwardCost, fit_forward, fit_rounds, least_squares
+from toolkit.errors import InputError
+from toolkit.types import Generation, Round
+
+
+def test_a_forwards_cost_is_recovered():
+    rng = np.random.default_rng(0)
+    width, context = rng.integers(1, 9, 500).astype(float), rng.integers(10, 300, 500).astype(float)
+    cost = fit_forward(width, context, 0.01 + 0.002 * width + 1e-5 * context)
+    assert (cost.base, cost.per_token, cost.per_context) == pytest.approx((0.01, 0.002, 1e-5))
+    assert cost.r2 == pytest.approx(1.0) and cost(4, 100) == pytest.approx(0.019)
+    level = fit_forward(np.ones(5), context[:5], np.full(5, 0.25))
+    assert level.per_token == 0 and level(3, 50) == pytest.approx(0.25)
+
+
+def test_noise_lowers_r2():
+    rng = np.random.default_rng(1)
+    x = rng.random((400, 1))
+    _, r2 = least_squares(np.concatenate([np.ones_like(x), x], 1), x[:, 0] + rng.normal(0, x.std(), 400))
+    assert r2 == pytest.approx(0.5, abs=0.08)
+
+
+def test_a_cost_model_is_fitted_to_rounds_beyond_the_first():
+    draft, target = ForwardCost(0.001, 0.0, 1e-6), ForwardCost(0.01, 0.001, 1e-5)
+    generations = []
+    for k in (1, 3, 5):
+        rounds, context = [], 20
+        for number in range(8):
+            seconds = (k * draft(1, context), target(k + 1, context)) if number else (9.0, 9.0)  # the prompt's forward
+            rounds.append(Round(k, k, k - 1, k, False, *seconds))
+            context += k
+        generations.append(Generation(0, [1] * 20, [], rounds=rounds))
+    model = fit_rounds(generations)
+    assert model.target(4, 100) == pytest.approx(target(4, 100)) and model.draft(1, 50) == pytest.approx(draft(1, 50))
+    assert model.ratio(3, 60) == pytest.approx(CostModel(draft, target).ratio(3, 60))
+    with pytest.raises(InputError, match="decode more or longer texts"):
+        fit_rounds(generations[:1])
+
+
+def test_the_command_writes_its_tables(tiny_overrides, tmp_path):
+    lines = [f'{{"id": {i}, "prompt": "the cat and {i}"}}\n' for i in range(5)]
+    (tmp_path / "prompts.jsonl").write_text("".join(lines))
+    options = [
+        *tiny_overrides, "prompts=jsonl", f"prompts.path={tmp_path}/prompts.jsonl", "num_drafted=[1,3]", "warm_up=1",
+        "sampling.max_new_tokens=24", "track=false", f"paths.output_dir={tmp_path}/t",
+    ]  # fmt: skip
+    folder = timing.run(compose("timing", options))
+    responses = pd.read_csv(folder / "responses.csv")
+    assert len(responses) == 4 * 4 and set(responses.way) == {"target alone", "draft alone", "K=1", "K=3"}
+    assert (responses.wall_seconds > responses.seconds).all() and (responses.seconds > 0).all()
+    alone = responses[responses.way.str.contains("alone")]
+    assert (alone.draft_calls == 0).all() and (alone.target_calls == alone.tokens).all()
+    table = pd.read_csv(folder / "timing.csv").set_index("decoding")
+    assert table.loc["speculative", "c"] == pytest.approx(
+        table.loc["speculative", "t_draft"] / table.loc["speculative", "t_target"]
+    )
+    assert (folder / "timing.png").stat().st_size > 1000
+    with pytest.raises(InputError, match="more prompts than warm_up"):
+        timing.run(compose("timing", [*options, "warm_up=5", f"paths.output_dir={tmp_path}/u"]))
