@@ -1,9 +1,9 @@
-"""python -m analysis.sweep prompts=toy_math prompts.split=dev: decode one prompt set with a grid of methods.
+"""python -m analysis.sweep prompts=toy_math prompts.split=dev: score a grid of methods on one prompt set.
 
 Every cell (one method with one setting) is written whole as cells/<hash>.parquet; the hash covers everything its rows
-depend on: method, head weights, models, prompts, sampling. Cells that exist are not made again. With source=traces only
-plain decoding is run: its responses are recorded once, and every chain method with token-level rejection is replayed on
-the recording, exactly in distribution; the others are decoded. The grid does not name the output folder, so that a
+depend on: method, head weights, models, prompts, sampling. Cells that exist are not made again. Only plain decoding is run:
+its responses are recorded once, and every chain method with token-level rejection is replayed on the recording, exactly in
+distribution. The others, and with source=live all of them, are decoded. The grid does not name the output folder, so that a
 larger grid goes on where a smaller one ended; rows.parquet holds the cells of the last grid (columns: `analysis.rows`).
 """
 

@@ -26,7 +26,7 @@ from toolkit.io import content_hash
 from toolkit.trace import Trace, join
 from toolkit.types import Counts
 
-BATCH = 8  # texts recorded at a time: their roll-outs share one cache
+BATCH, SHARD = 8, 64  # texts recorded at a time (their roll-outs share one cache); texts in a file
 
 
 class Recording:
@@ -51,8 +51,8 @@ class Recording:
     def rows(self, cell: Cell) -> pd.DataFrame:
         """The cell's rows: what its method would have counted on each response."""
         method = self.bench.methods[cell.name]
-        started = perf_counter()
         trace = self._trace(method.draft_temperature)
+        started = perf_counter()
         policy = with_recorded_heads(method.bind(self.bench.pair).policy, self.heads)
         found = replay(trace, policy) if policy.remembers else replay_starts(trace, policy)
         seconds = perf_counter() - started
@@ -73,30 +73,40 @@ class Recording:
         return checked(rows)
 
     def _trace(self, draft_temperature: float | None) -> Trace:
-        if draft_temperature not in self.traces:
-            about = [self.key, sorted(self.heads.values()), self.max_drafted, draft_temperature]
-            path = self.folder / f"trace-{content_hash(about, length=16)}.safetensors"
-            try:
-                self.traces[draft_temperature] = Trace.load(path)
-            except InputError:  # none yet, or a broken one
-                self._record(draft_temperature).save(path)
-                self.traces[draft_temperature] = Trace.load(path)
-        return self.traces[draft_temperature]
-
-    def _record(self, draft_temperature: float | None) -> Trace:
+        """One file per SHARD texts: those that an interrupted sweep has recorded are kept."""
         from tqdm.auto import tqdm
 
-        pair = self.bench.pair
-        heads = recorded_scorers(pair, {name: folder for folder, name in self.heads.items()})
-        recorder = Recorder(pair, self.bench.sampling, self.max_drafted, heads, draft_temperature=draft_temperature)
-        parts = []
-        batches = [self.usable[i : i + BATCH] for i in range(0, len(self.usable), BATCH)]
-        for batch in tqdm(batches, desc="traces", unit="batch", leave=False):
-            rows = [self.responses.iloc[number] for number in batch]
-            parts.append(recorder.record([(list(r.prompt_ids), list(r.token_ids)) for r in rows], batch))
-        if not parts:
-            raise InputError("every response failed: there is nothing to replay")
-        return join(parts)
+        if draft_temperature not in self.traces:
+            about = [self.key, sorted(self.heads.values()), self.max_drafted, draft_temperature]
+            name, recorder = f"trace-{content_hash(about, length=16)}", self._recorder(draft_temperature)
+            shards = [self.usable[first : first + SHARD] for first in range(0, len(self.usable), SHARD)]
+            parts = []
+            with tqdm(total=len(self.usable), desc="traces", unit="text", leave=False) as bar:
+                for number, texts in enumerate(shards):
+                    path = self.folder / f"{name}-{number:03d}.safetensors"
+                    try:
+                        parts.append(Trace.load(path))
+                    except InputError:  # none yet, or a broken one
+                        self._record(recorder, texts).save(path)
+                        parts.append(Trace.load(path))
+                    bar.update(len(texts))
+            if not parts:
+                raise InputError("every response failed: there is nothing to replay")
+            self.traces[draft_temperature] = join(parts)
+        return self.traces[draft_temperature]
+
+    def _recorder(self, draft_temperature: float | None) -> Recorder:
+        heads = recorded_scorers(self.bench.pair, {name: folder for folder, name in self.heads.items()})
+        sampling = self.bench.sampling
+        return Recorder(self.bench.pair, sampling, self.max_drafted, heads, draft_temperature=draft_temperature)
+
+    def _record(self, recorder: Recorder, texts: Sequence[int]) -> Trace:
+        batches = [texts[first : first + BATCH] for first in range(0, len(texts), BATCH)]
+        rows = [[self.responses.iloc[number] for number in batch] for batch in batches]
+        return join([
+            recorder.record([(list(r.prompt_ids), list(r.token_ids)) for r in part], batch)
+            for part, batch in zip(rows, batches, strict=True)
+        ])  # fmt: skip
 
 
 def _head_of(method: Method) -> str | None:

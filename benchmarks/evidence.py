@@ -20,7 +20,7 @@ from collections.abc import Callable
 from pathlib import Path
 from time import perf_counter
 
-from benchmarks import exactness, interruption, multi_draft, replaying
+from benchmarks import exactness, interruption, multi_draft, replaying, standing
 from toolkit.io import write_text
 from toolkit.stage import provenance
 
@@ -85,6 +85,7 @@ FIGURES: dict[str, Callable[[], str]] = {
     "trees": multi_draft.trees,
     "replay_speed": replaying.speed,
     "replay": replaying.agreement,
+    "standing": standing.standing,
     "interruption": interruption.evidence,
     "multirun": multirun,
     "quickstart": quickstart,

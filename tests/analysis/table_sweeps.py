@@ -43,7 +43,7 @@ PAIR = {"_target_": "toolkit.pair.ModelPair", "target": table(1), "draft": table
 def sweep_config(folder, *, grid, split="dev", limit=7, pair=None, track=False, **changes):
     """conf/sweep.yaml on a table pair; `folder` is the root of output folders."""
     cfg = config.compose("sweep", [f"paths.root_dir={folder}", "sampling.max_new_tokens=12"])
-    cfg.pair, cfg.grid, cfg.track = pair or PAIR, grid, track
+    cfg.pair, cfg.grid, cfg.track, cfg.source = pair or PAIR, grid, track, "live"
     cfg.prompts = {"_target_": f"{__name__}.IdPrompts", "limit": limit, "split": split, "domain": "ids"}
     cfg.merge_with(changes)
     return cfg
