@@ -24,7 +24,7 @@ from toolkit.errors import InputError, unknown_name
 
 ORACLE, PLAIN = "oracle", "autoregressive"
 ORACLE_PARAMETERS = ("max_drafted", "draft_temperature")
-SYMBOLS = {"policy.num_drafted": "K", "policy.threshold": "h", "proposer.k_config": "k"}
+SYMBOLS = {"policy.num_drafted": "K", "policy.threshold": "h", "proposer.k_config": "k", "min_drafted": "min"}
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +36,7 @@ class ModelPair:
     end_ids: tuple[int, ...] | None = None
     name: str = ""
     head: str | None = None  # the acceptance head that ships with the pair, if one does
+    heads: dict[Any, Any] = field(default_factory=dict, init=False, repr=False)  # those loaded and checked so far
 
     def __post_init__(self) -> None:
         if self.drafts and self.draft is not None:
@@ -53,7 +54,7 @@ class ModelPair:
 
     @classmethod
     def toy(cls, device: str = "cpu", dtype: str = "float32") -> ModelPair:
-        """The embedded pair: a 2 M target and a 0.1 M draft trained on three toy domains, with an acceptance head."""
+        """The embedded pair: a 2 M target and a 0.2 M draft trained on three toy domains, with an acceptance head."""
         pair = cls.from_pretrained(TOY / "target", TOY / "draft", device=device, dtype=dtype)
         pair.name = "toy"
         return pair

@@ -83,7 +83,8 @@ def train(cfg: Any, stage: Stage, data_folder: Path) -> bool:
         trainer = _build_trainer(cfg, stage.folder, loggers)
         trainer.fit(module, datamodule=data, ckpt_path=None if resumed is None else str(resumed))
         if trainer.is_global_zero:
-            scores = _write_results(cfg, stage.folder, module, data)
+            closing = _results_of(trainer.callbacks)
+            scores = _write_results(cfg, stage.folder, module, data, closing)
             _log_results(loggers, scores, stage.folder / DIAGRAM, trainer.global_step)
             stage.finish(num_steps=trainer.global_step, metrics=scores)
         trainer.strategy.barrier("results")
@@ -128,7 +129,9 @@ def _build_trainer(cfg: Any, folder: Path, loggers: Sequence[Logger]) -> pl.Trai
     return trainer
 
 
-def _write_results(cfg: Any, folder: Path, module: HeadTraining, data: RowData) -> dict[str, float]:
+def _write_results(
+    cfg: Any, folder: Path, module: HeadTraining, data: RowData, closing: dict[str, float]
+) -> dict[str, float]:
     """Export the best state there is a checkpoint of, else the last state; returns its scores."""
     best = folder_of(folder) / BEST
     if best.exists():
@@ -144,7 +147,12 @@ def _write_results(cfg: Any, folder: Path, module: HeadTraining, data: RowData) 
         "seed": cfg.seed,
         **{name: facts[name] for name in ("revision", "machine", "versions")},
     }
-    return export(folder, module, about, data.whole_validation())
+    return export(folder, module, about, data.whole_validation(), closing)
+
+
+def _results_of(callbacks: Sequence[pl.Callback]) -> dict[str, float]:
+    """What callbacks found out at the end and want among the scores (`analysis.closing`)."""
+    return {name: value for one in callbacks for name, value in getattr(one, "results", {}).items()}
 
 
 def _log_results(loggers: Sequence[Logger], scores: dict[str, float], diagram: Path, step: int) -> None:

@@ -177,3 +177,58 @@ def test_bad_input_is_named(trained, recorded, pair, tiny_pair, tiny_overrides, 
     shutil.copytree(trained / "head", both)
     AcceptanceHead(16).save(both)
     assert set(scorers(pair, both)) == {"survival", "preread"} and head_hash(both) != head_hash(trained / "head")
+
+
+def test_a_training_can_end_with_a_replayed_frontier(recorded, tiny_overrides, tiny_mix, tiny_responses, tmp_path):
+    from analysis.closing import LEVELS
+    from analysis.tables import read_table
+
+    with_rolls = traces.run(
+        compose(
+            "traces",
+            [
+                *tiny_overrides, f"responses={tiny_responses}", "hidden=true", "max_drafted=6", "limit=12", "heads={}",
+                f"paths.output_dir={tmp_path}/t",
+            ],
+        )
+    )  # fmt: skip
+    closing = ["callbacks=replayed", f"callbacks.frontier.traces={with_rolls}", "logger=csv", "trainer.max_epochs=1"]
+    for name, options in (
+        ("preread", [*SMALL, f"data.path={recorded}"]),
+        ("survival", [f"data.path={tiny_mix}", "head.depth=1"]),
+    ):
+        folder = train.run(
+            compose("train", [*tiny_overrides, *options, *closing, f"paths.output_dir={tmp_path}/{name}"])
+        )
+        table = read_table(folder, "replayed")
+        scores = json.loads((folder / "metrics.json").read_text())
+        assert len(table) == len(LEVELS) and (folder / "replayed.png").stat().st_size > 1000
+        assert scores["replay/throughput"] == pytest.approx(table.throughput.max())
+        assert (table.num_drafted + table.num_target_calls == table.num_generated + table.num_discarded).all()
+        assert table.num_drafted.is_monotonic_increasing  # a larger h drafts more
+        again = train.run(
+            compose("train", [*tiny_overrides, *options, *closing, f"paths.output_dir={tmp_path}/{name}"])
+        )
+        assert again == folder
+    blind = traces.run(
+        compose(
+            "traces",
+            [
+                *tiny_overrides,
+                f"responses={tiny_responses}",
+                "limit=4",
+                "heads={}",
+                f"paths.output_dir={tmp_path}/blind",
+            ],
+        )
+    )
+    with pytest.raises(InputError, match="hidden=true"):
+        train.run(
+            compose(
+                "train",
+                [
+                    *tiny_overrides, f"data.path={tiny_mix}", *closing[:1], f"callbacks.frontier.traces={blind}",
+                    f"paths.output_dir={tmp_path}/c",
+                ],
+            )
+        )  # fmt: skip

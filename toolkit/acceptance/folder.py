@@ -32,10 +32,17 @@ class SurvivalScorer:
 
 
 def load_for(pair: Any, folder: Path | str, kind: type[SavedHead] = AcceptanceHead) -> Any:
-    """The head in `folder`, on the pair's device. Raises InputError unless it was trained on the pair's draft."""
-    head, about = kind.load(folder)
-    check_draft(about, pair.draft, str(folder))
-    return head.to(pair.device)
+    """The head in `folder`, on the pair's device; read and checked once per pair, unless its files change.
+
+    Raises InputError unless it was trained on the pair's draft.
+    """
+    times = [path.stat().st_mtime_ns for path in _files(kind, folder) if path.exists()]
+    key = (str(folder), kind, *times)
+    if key not in pair.heads:
+        head, about = kind.load(folder)
+        check_draft(about, pair.draft, str(folder))
+        pair.heads[key] = head.to(pair.device)
+    return pair.heads[key]
 
 
 def scorers(pair: Any, folder: Path | str) -> dict[str, Scorer]:
@@ -64,6 +71,10 @@ def head_hash(folder: str | Path) -> str:
     if not files:
         raise InputError(f"expected an acceptance head ({AcceptanceHead.weights_file}) in {folder}, found none")
     return content_hash([file_hash(path) for path in files])
+
+
+def _files(kind: type[SavedHead], folder: Path | str) -> list[Path]:
+    return [Path(folder) / name for name in (kind.weights_file, kind.config_file)]
 
 
 def check_draft(about: Mapping[str, Any], draft: Any, where: str) -> None:

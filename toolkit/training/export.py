@@ -18,14 +18,19 @@ RELIABILITY, DIAGRAM = "reliability.csv", "reliability.png"
 
 
 def export(
-    folder: Path, module: HeadTraining, about: Mapping[str, Any], batches: Iterable[Positions]
+    folder: Path,
+    module: HeadTraining,
+    about: Mapping[str, Any],
+    batches: Iterable[Positions],
+    closing: Mapping[str, float] | None = None,
 ) -> dict[str, float]:
     """Write head/, MODEL_CARD.md, metrics.json, reliability.csv and .png; returns the scores on `batches`.
 
-    about  what the head was trained on and how (see `toolkit.train`); it travels in the head's config
+    about    what the head was trained on and how (see `toolkit.train`); it travels in the head's config
+    closing  other scores, which callbacks found at the end
     """
     head, parts = module.head, module.evaluate(batches)
-    scores = {name: float(value) for name, value in module.named(parts).items()}
+    scores = {name: float(value) for name, value in module.named(parts).items()} | dict(closing or {})
     head.save(folder / HEAD, {**about, "metrics": scores})
     first = parts[module.suffixes[0]]
     write_json(folder / SCORES, {**scores, "num_positions": int(first.counts.sum())})

@@ -1,0 +1,115 @@
+"""A training's last act: replay the head it has made on recorded traces, and show its frontier. Nothing is decoded.
+
+As a callback of `toolkit.train` (callbacks=replayed callbacks.frontier.traces=FOLDER), so that a multirun over heads yields
+comparable Pareto curves. The traces are recorded once, with hidden=true: whatever a head may be, its logits follow.
+"""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytorch_lightning as pl
+import torch
+from pytorch_lightning.loggers import WandbLogger
+from torch import Tensor
+
+from analysis import plots
+from analysis.recorded import RecordedScorer
+from analysis.replay import sweep_levels
+from analysis.tables import save_table
+from toolkit import metrics
+from toolkit.acceptance import HeadEstimator, PrereadEstimator, PrereadHead
+from toolkit.acceptance.folder import SurvivalScorer
+from toolkit.acceptance.preread import PrereadScorer
+from toolkit.errors import InputError
+from toolkit.recorded import RecordedStep
+from toolkit.stopping import Rate, Survival, Thresholded
+from toolkit.trace import Trace
+from toolkit.traces import read_traces
+from toolkit.training.checkpoints import BEST, folder_of, read_checkpoint
+
+NAME, CHUNK = "trained", 16384
+LEVELS = tuple(round(0.05 * i, 2) for i in range(1, 20))
+
+
+class ReplayedFrontier(pl.Callback):
+    """Replays the best state of a head at every threshold; writes replayed.csv and .png, and logs them.
+
+    traces      folder of data_gen.traces, recorded with hidden=true and the same draft
+    cost_ratio  c, for the throughput that tells the best threshold
+    `results` holds what a sweep's table shows: replay/throughput and replay/threshold
+    """
+
+    def __init__(self, traces: str, cost_ratio: float = 0.2, min_drafted: int = 1):
+        super().__init__()
+        self.traces, self.cost_ratio, self.min_drafted = traces, cost_ratio, min_drafted
+        self.results: dict[str, float] = {}
+
+    def on_fit_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """What cannot be replayed is said before the training, not after it."""
+        if read_traces(self.traces).hidden is None:
+            raise InputError(
+                f"callbacks.frontier.traces: {self.traces} holds no hidden states; record it with hidden=true"
+            )
+
+    def on_fit_end(self, trainer: Any, pl_module: Any) -> None:
+        """Replay, once everything is trained; on the first process."""
+        if not trainer.is_global_zero:
+            return
+        folder = Path(trainer.default_root_dir)
+        head, data = _best(pl_module, folder), trainer.datamodule
+        table = replayed(read_traces(self.traces), head, data.draft, self.cost_ratio, self.min_drafted)
+        save_table(table, folder, "replayed")
+        figure = plots.pareto(table, folder / "replayed.png", "replayed frontier")
+        best = table.loc[table.throughput.idxmax()]
+        self.results = {"replay/throughput": float(best.throughput), "replay/threshold": float(best.threshold)}
+        for logger in trainer.loggers:
+            logger.log_metrics(self.results, step=max(trainer.global_step - 1, 0))
+            if isinstance(logger, WandbLogger):
+                logger.log_table("replay/frontier", dataframe=table)
+                logger.log_image("replay/pareto", [str(figure)])
+
+
+def replayed(trace: Trace, head: Any, draft: Any, cost_ratio: float, min_drafted: int = 1) -> pd.DataFrame:
+    """Counts and rates of a head's policy (SpecDec++'s, or the rate rule's) at every threshold, one line each."""
+    from toolkit.acceptance.preread import embedding_table
+
+    preread = isinstance(head, PrereadHead)
+    scorer = PrereadScorer(head, embedding_table(draft).cpu()) if preread else SurvivalScorer(head)
+    trace = replace(trace, estimates={NAME: _logits(trace, scorer)})
+    shift, recorded = head.config["log_w_rej"], RecordedScorer(NAME)
+    policy: Thresholded = (
+        Rate(PrereadEstimator(NAME, recorded, shift))
+        if preread
+        else Survival(HeadEstimator(NAME, True, recorded, shift))
+    )
+    levels = [1 - h for h in LEVELS]
+    lines = []
+    for h, found in zip(LEVELS, sweep_levels(trace, policy, levels, min_drafted), strict=True):
+        counts = found.total
+        lines.append({
+            "method": "rate" if preread else "specdec_pp", "setting": f"h={h:g}", "lossless": True, "threshold": h,
+            **vars(counts), "discard_rate": metrics.discard_rate(counts),
+            "verification_rate": metrics.verification_rate(counts), "throughput": metrics.throughput(counts, cost_ratio),
+        })  # fmt: skip
+    return pd.DataFrame(lines).assign(undominated=True)
+
+
+@torch.inference_mode()
+def _logits(trace: Trace, scorer: Any) -> Tensor:
+    steps = torch.arange(trace.num_steps).split(CHUNK)
+    return torch.cat([scorer(RecordedStep(trace, 1, index)).float() for index in steps])
+
+
+def _best(module: Any, folder: Path) -> Any:
+    """The head in the state that will be exported, on the CPU."""
+    module = copy.deepcopy(module.head).cpu().eval()
+    path = folder_of(folder) / BEST
+    if path.exists():
+        state = read_checkpoint(path)["state_dict"]
+        module.load_state_dict({k.removeprefix("head."): v for k, v in state.items() if k.startswith("head.")})
+    return module
