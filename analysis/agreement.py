@@ -49,7 +49,9 @@ def compare(
     both = replayed.merge(live, on=SAME, suffixes=("_replayed", "_live"))
     both = both[both.error_replayed.isna() & both.error_live.isna()]
     if both.empty:
-        raise InputError("replayed and live have no cell and prompt in common: same grid values, same prompts are needed")
+        raise InputError(
+            "replayed and live have no cell and prompt in common: same grid values, same prompts are needed"
+        )
     lines = []
     for cell, part in both.groupby(CELL, sort=False):
         sides = [part[[f"{name}_{side}" for name in COUNTS]].to_numpy(dtype=float) for side in ("replayed", "live")]

@@ -83,7 +83,7 @@ def replayed(trace: Trace, head: Any, draft: Any, cost_ratio: float, min_drafted
     trace = replace(trace, estimates={NAME: _logits(trace, scorer)})
     shift, recorded = head.config["log_w_rej"], RecordedScorer(NAME)
     policy: Thresholded = (
-        Rate(PrereadEstimator(NAME, recorded, shift))
+        Rate(PrereadEstimator(NAME, recorded, shift), rate=1.0)
         if preread
         else Survival(HeadEstimator(NAME, True, recorded, shift))
     )

@@ -131,7 +131,7 @@ def _domain(pair: ModelPair, dev: Trace, test: Trace, cost_ratio: float) -> dict
         "SVIP": (_levels(Svip()), [-level for level in LEVELS]),
         "AdaEDL": (_each(lambda level: AdaEdl(threshold=level)), LEVELS[4::5]),
         "SpecDec++ (published rule)": (_levels(survival, 2), LEVELS),
-        "survival threshold, pre-read head": (_levels(Rate(AcceptedOnly(drawn))), LEVELS),
+        "survival threshold, pre-read head": (_levels(Rate(AcceptedOnly(drawn), rate=1.0)), LEVELS),
     }
     found = {"plain decoding": _replayed(replay_starts(test, Bounded(Fixed(0), 0, 0)))}
     found["best fixed K"] = _replayed(replay_starts(test, Bounded(Fixed(k), 1, k)))

@@ -22,7 +22,17 @@ from toolkit.trace import Trace, join
 from toolkit.types import Counts, Verdict
 
 CONF = Path(__file__).parents[2] / "conf"
-CHAIN_METHODS = ("speculative", "specdec_pp", "confidence", "dynamic_confidence", "heuristic", "svip", "adaedl", "tail")
+CHAIN_METHODS = (
+    "speculative",
+    "specdec_pp",
+    "confidence",
+    "dynamic_confidence",
+    "heuristic",
+    "svip",
+    "adaedl",
+    "tail",
+    "rate",
+)
 SAMPLINGS = {
     "sampled": Sampling(temperature=1.0, max_new_tokens=40),
     "warped": Sampling(temperature=0.5, top_k=50, top_p=0.95, max_new_tokens=40),

@@ -90,7 +90,7 @@ class MixedData(RowData):
         kept = ("target_fingerprint", "draft_fingerprint", "sampling", "mixing_ratio")
         return {
             **{name: self.summary[name] for name in kept},
-            "data": str(self.path),
+            "data": self.path.name,
             "num_positions": self.states["train"].num_positions,
             "hidden_state": STATES,
             "label": LABELS,

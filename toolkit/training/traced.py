@@ -115,7 +115,7 @@ class TracedData(RowData):
         kept = ("target_fingerprint", "draft_fingerprint", "sampling")
         return {
             **{name: self.summary[name] for name in kept},
-            "data": str(self.path),
+            "data": self.path.name,
             "num_positions": self.states["train"].num_positions,
             "hidden_state": READS,
             "label": LABELS,
