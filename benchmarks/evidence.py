@@ -20,7 +20,7 @@ from collections.abc import Callable
 from pathlib import Path
 from time import perf_counter
 
-from benchmarks import exactness, interruption, multi_draft, replaying, standing
+from benchmarks import exactness, interruption, memory, multi_draft, replaying, standing
 from toolkit.io import write_text
 from toolkit.stage import provenance
 
@@ -83,6 +83,7 @@ FIGURES: dict[str, Callable[[], str]] = {
     "dirichlet": multi_draft.dirichlet,
     "rule_cost": multi_draft.rule_cost,
     "trees": multi_draft.trees,
+    "memory": memory.memory,
     "replay_speed": replaying.speed,
     "replay": replaying.agreement,
     "standing": standing.standing,

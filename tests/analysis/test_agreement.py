@@ -1,0 +1,51 @@
+"""Decoded against replayed sweeps: honest ones agree, a wrong one is found out, nothing in common is an error."""
+
+import pandas as pd
+import pytest
+
+from analysis import agreement, sweep
+from analysis.rows import COUNTS, load_rows
+from analysis.tables import read_table
+from tests.analysis.table_sweeps import sweep_config
+from toolkit.config import compose
+from toolkit.errors import InputError
+
+GRID = {"speculative": {"policy.num_drafted": [1, 4]}, "confidence": {"policy.threshold": [0.3]}}
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory):
+    root = tmp_path_factory.mktemp("agreement")
+    return {s: sweep.run(sweep_config(root, grid=GRID, source=s, limit=300)) for s in ("traces", "live")}
+
+
+def config(folders, tmp_path, *options):
+    options = [f"replayed=[{folders['traces']}]", f"live=[{folders['live']}]", "resamples=2000", *options]
+    return compose("agreement", [*options, f"paths.output_dir={tmp_path}/a"])
+
+
+def test_honest_sweeps_agree(folders, tmp_path, capsys):
+    found = read_table(agreement.run(config(folders, tmp_path, "confidence=0.9999")), "agreement").set_index("setting")
+    assert set(found.index) == {"K=1", "K=4", "h=0.3"} and (found.prompts == 300).all()  # plain decoding is only in one
+    assert ((found.low < 0) & (found.high > 0)).all()
+    assert found.loc["K=4", "difference"] == pytest.approx(found.loc["K=4", "live"] / found.loc["K=4", "replayed"] - 1)
+    assert "0 of 3 intervals leave out 0" in capsys.readouterr().out
+
+
+def test_a_wrong_recording_is_found_out(folders):
+    """As if the text did not matter for its coins: rounds from other prompts' rows."""
+    replayed, live = load_rows([folders["traces"]], "replayed"), load_rows([folders["live"]], "live")
+    wrong = replayed.copy()
+    cell = wrong.setting == "K=4"
+    wrong.loc[cell, "num_target_calls"] = (wrong.loc[cell, "num_target_calls"] * 1.2).round().astype(int)
+    found = agreement.compare(wrong, live, 0.2, 2000, 0.9999, 0).set_index("setting")
+    assert found.loc["K=4", "low"] > 0 and found.loc["K=1", "low"] < 0 < found.loc["K=1", "high"]
+    assert set(COUNTS) < set(replayed.columns)
+
+
+def test_sweeps_without_a_common_cell_are_refused(folders):
+    rows = load_rows([folders["traces"]], "replayed")
+    other = rows.assign(setting="K=9")
+    with pytest.raises(InputError, match="no cell and prompt in common"):
+        agreement.compare(rows, other, 0.2, 100, 0.95, 0)
+    assert isinstance(other, pd.DataFrame)
