@@ -6,9 +6,9 @@ accepted, 0 else, cut at the text's end), and the right to decide again:
 
     Q_k(x) = E[ g_{k+1} - lambda c + max(0, Q_{k+1}(x_{k+1})) | x_k = x ],      draft another iff Q_k(x_k) > 0
 
-Backwards over k, Q_k is fitted by boosted trees to what the policy found so far really earns from there (Longstaff and
-Schwartz 2001: no maximum over fitted values, so no optimism), cross-fitted: each text is decided by functions fitted to
-other texts. lambda is the rate the policy itself achieves (Dinkelbach), as in `analysis.ceilings`.
+Backwards over k, what the policy found so far really earns from there (Longstaff and Schwartz 2001: no maximum over fitted
+values, so no optimism) is fitted by boosted trees, as a correction to what the head itself says of the next token;
+cross-fitted: each text is decided by functions fitted to other texts. lambda is the rate the policy itself achieves (Dinkelbach), as in `analysis.ceilings`.
 Deviation: all starts of a round weigh alike in the fit, whether or not the policy's rounds would start there.
 
 Shapes: P starts, M most tokens of a round.
@@ -34,9 +34,13 @@ Array = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Seen:
-    """What a policy has seen after k = 1..M drafted tokens: inputs [M, P, F]; and what can be drafted [P]."""
+    """What a policy has seen after k = 1..M drafted tokens: inputs [M, P, F]; and what can be drafted [P].
+
+    worth [M, P]: what the policy's estimates say of the next token, its chance to enter the text
+    """
 
     inputs: Array
+    worth: Array
     possible: Tensor
 
 
@@ -51,10 +55,11 @@ def head_inputs(trace: Trace, geometry: Geometry, estimator: object, most: int) 
         accepted, following = estimator.drawn_probs(RecordedStep(trace, depth, index))  # type: ignore[attr-defined]
         survival = survival * accepted
         rows.append(torch.stack([survival, accepted, following, survival * following], 1).double().numpy())
-    return Seen(np.stack(rows), possible)
+    inputs = np.stack(rows)
+    return Seen(inputs, inputs[:, :, -1], possible)
 
 
-def best_policy(trace: Trace, seen: Seen, cost_ratio: float, folds: int = 2, rounds: int = 6) -> Solved:
+def best_policy(trace: Trace, seen: Seen, cost_ratio: float, folds: int = 5, rounds: int = 6) -> Solved:
     """The rate of the best policy on these inputs, and what it counts; cross-fitted over texts.
 
     rounds  most steps of the fixed point; at least one token is drafted in a round, as by the other policies
@@ -90,7 +95,8 @@ def _decide(geometry: Geometry, seen: Seen, fold: Array, folds: int, price: floa
         for held_out in range(folds):
             fit, use = open_ & (fold != held_out), open_ & (fold == held_out)
             if fit.sum() >= 50 and use.any():
-                go_on[use] = _fitted(seen.inputs[k - 1], value, fit, use) > 0
+                myopic = seen.worth[k - 1] - price
+                go_on[use] = myopic[use] + _fitted(seen.inputs[k - 1], value - myopic, fit, use) > 0
         earned = np.where(go_on, value, 0.0)
         lengths = np.where(open_ & ~go_on, k, lengths)
     return torch.from_numpy(lengths)
@@ -100,7 +106,7 @@ def _fitted(inputs: Array, value: Array, fit: NDArray[np.bool_], use: NDArray[np
     from sklearn.ensemble import HistGradientBoostingRegressor
 
     model = HistGradientBoostingRegressor(
-        max_iter=60, learning_rate=0.1, max_leaf_nodes=15, min_samples_leaf=50, random_state=0
+        max_iter=40, learning_rate=0.1, max_leaf_nodes=8, min_samples_leaf=100, random_state=0
     )
     found: Array = model.fit(inputs[fit], value[fit]).predict(inputs[use])
     return found

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -23,9 +24,11 @@ from data_gen.frozen import load_frozen
 from data_gen.recording import Recorder
 from toolkit import ModelPair
 from toolkit.acceptance import HeadEstimator, PrereadEstimator
-from toolkit.acceptance.folder import recorded_scorers
+from toolkit.acceptance.folder import head_hash, recorded_scorers
 from toolkit.config import method
 from toolkit.decoding import Sampling, decode
+from toolkit.io import content_hash
+from toolkit.pair import fingerprint
 from toolkit.stopping import (
     AdaEdl,
     Bounded,
@@ -43,6 +46,7 @@ from toolkit.stopping import (
 from toolkit.trace import Trace, join
 
 Array = NDArray[np.float64]
+FOLDER = Path(__file__).resolve().parent.parent / "outputs" / "standing"
 DOMAINS = ("instruct", "math", "code")
 COSTS = (0.1, 0.2, 0.3)
 SPLITS = {"dev": 200, "test": 400}
@@ -107,6 +111,20 @@ oracle, and to the policy that knows p and q but not the coins.
 
 
 def _record(pair: ModelPair, domain: str, split: str, count: int) -> Trace:
+    """The recording of a domain's prompts; kept below outputs/ for the next time."""
+    about = [
+        [fingerprint(m) for m in (pair.target, pair.draft)],
+        head_hash(str(pair.head)),
+        vars(SAMPLING),
+        MAX_DRAFTED,
+    ]
+    path = FOLDER / f"{domain}-{split}-{count}-{content_hash(about)}.safetensors"
+    if not path.exists():
+        _recorded(pair, domain, split, count).save(path)
+    return Trace.load(path)
+
+
+def _recorded(pair: ModelPair, domain: str, split: str, count: int) -> Trace:
     prompts = [example.prompt for example in load_frozen(domain, split)[:count]]
     generations = decode(pair, prompts, method("autoregressive"), SAMPLING, batch_size=64)
     recorder = Recorder(pair, SAMPLING, MAX_DRAFTED, recorded_scorers(pair, {"own": str(pair.head)}), ceiling=True)
