@@ -32,9 +32,13 @@ from toolkit.types import Counts
 
 @dataclass(frozen=True)
 class Solved:
-    """A cost-aware policy at its fixed point: lambda, in tokens per target-forward time, and what it counts."""
+    """A cost-aware policy at its fixed point: the rate reached, in tokens per target-forward time, and what it counts.
+
+    price  the lambda that was played: the rate itself, unless the fixed point ends in a small cycle
+    """
 
     rate: float
+    price: float
     replayed: Replayed
 
 
@@ -113,7 +117,7 @@ def solve(
         (replayed,) = walk(trace, geometry, lengths, lengths)
         reached = metrics.throughput(replayed.total, cost_ratio)
         if best is None or reached > best.rate:
-            best = Solved(reached, replayed)
+            best = Solved(reached, rate, replayed)
         if abs(reached - rate) < 1e-9:
             break
         rate = reached  # on one sample of coins it can end in a small cycle: the best of what was met counts

@@ -26,11 +26,13 @@ from toolkit.acceptance import HeadEstimator, PrereadEstimator, PrereadHead
 from toolkit.acceptance.folder import SurvivalScorer
 from toolkit.acceptance.preread import PrereadScorer
 from toolkit.errors import InputError
+from toolkit.io import read_json
 from toolkit.recorded import RecordedStep
 from toolkit.stopping import Rate, Survival, Thresholded
 from toolkit.trace import Trace
 from toolkit.traces import read_traces
 from toolkit.training.checkpoints import BEST, folder_of, read_checkpoint
+from toolkit.training.traced import TracedData
 
 NAME, CHUNK = "trained", 16384
 LEVELS = tuple(round(0.05 * i, 2) for i in range(1, 20))
@@ -51,6 +53,13 @@ class ReplayedFrontier(pl.Callback):
 
     def on_fit_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """What cannot be replayed is said before the training, not after it."""
+        (summary,) = TracedData.inputs(Path(self.traces))
+        there, here = read_json(summary)["draft_fingerprint"], trainer.datamodule.fingerprint  # type: ignore[attr-defined]
+        if there != here:
+            raise InputError(
+                f"callbacks.frontier.traces: {self.traces} was recorded with another draft (fingerprint {there}, this one "
+                f"{here})"
+            )
         if read_traces(self.traces).hidden is None:
             raise InputError(
                 f"callbacks.frontier.traces: {self.traces} holds no hidden states; record it with hidden=true"
@@ -107,7 +116,7 @@ def _logits(trace: Trace, scorer: Any) -> Tensor:
 
 def _best(module: Any, folder: Path) -> Any:
     """The head in the state that will be exported, on the CPU."""
-    module = copy.deepcopy(module.head).cpu().eval()
+    module = copy.deepcopy(module.head).cpu().float().eval()
     path = folder_of(folder) / BEST
     if path.exists():
         state = read_checkpoint(path)["state_dict"]

@@ -1,10 +1,14 @@
 """The chance that a rule emits one of the candidates, and the best chance any rule has, at given p and q.
 
 A rule says this for given candidates (`SelectionRule.law`); what is wanted is the mean over the candidates, which are
-drawn here a few times per position. With one candidate the mean over draws x of min(1, p(x)/q(x)) is known,
-sum_x min(p, q), so its deviation is subtracted, 1/K of it with K candidates: the mean stays what it is (the first
-candidate follows q), the noise shrinks, and with one candidate nothing is left of it for rules that accept so. The
-draws of a position are spread evenly besides (`spread_uniforms`). What noise is left is part of the intervals.
+drawn here a few times per position. Noise is taken out by what is known of the draws: with a(x) = min(1, p(x)/q(x)) and
+alpha = sum_x min(p, q), the mean of a(x) over q,
+
+    i.i.d.               1 - prod_k (1 - a(x_k)) has mean 1 - (1 - alpha)^K;     its deviation is subtracted
+    without replacement  a(x_1) has mean alpha;                                  (1 - alpha)^(K - 1) of its deviation is
+
+Both leave the mean what it is, and with one candidate no noise at all, for rules that accept so. The draws of a position
+are spread evenly besides (`spread_uniforms`). What noise is left is part of the intervals.
 
 Shapes: N positions, R draws, K candidates, V vocabulary.
 """
@@ -48,9 +52,7 @@ def expected_acceptance(
         by_acceptance = accept.sum(-1).double()
         real = torch.arange(num_drafts, device=drawn.device) < counts.unsqueeze(-1)
         redrawn = residual - residual.scatter(-1, torch.where(real, drawn, drawn[..., :1]), 0.0)
-        known = _deviation(target_probs, draft_probs, drawn[..., 0]) / num_drafts
-        if drawing == "greedy" and num_drafts > 1:  # its first candidate is not drawn
-            known = torch.zeros_like(known)
+        known = _deviation(drawing, target_probs, draft_probs, drawn)
         accepted += by_acceptance - known
         drafted += by_acceptance + (1 - by_acceptance) * redrawn.sum(-1) - known
     return Chances(accepted / len(uniforms), drafted / len(uniforms))
@@ -74,10 +76,18 @@ def optima(target_probs: Tensor, draft_probs: Tensor, num_drafts: int, drawing: 
     return optimal_acceptances(target_probs, draft_probs, num_drafts, drawing)
 
 
-def _deviation(target_probs: Tensor, draft_probs: Tensor, tokens: Tensor) -> Tensor:
-    """min(1, p(x)/q(x)) - sum min(p, q) at tokens [N] drawn from q."""
-    overlap = torch.minimum(target_probs, draft_probs).sum(-1, dtype=torch.float64)
-    return acceptance(target_probs, draft_probs, tokens).double() - overlap
+def _deviation(drawing: str, target_probs: Tensor, draft_probs: Tensor, drawn: Tensor) -> Tensor:
+    """How far candidates [N, K] are from their mean in what is known of it [N]: see above."""
+    num_drafts = drawn.shape[-1]
+    if drawing == "greedy" and num_drafts > 1:  # all but the last one are not drawn
+        return torch.zeros(len(drawn), dtype=torch.float64, device=drawn.device)
+    refused = 1 - torch.minimum(target_probs, draft_probs).sum(-1, dtype=torch.float64)
+    used = drawn if drawing == "iid" else drawn[..., :1]
+    each = [1 - acceptance(target_probs, draft_probs, token).double() for token in used.unbind(-1)]
+    refusals = torch.stack(each).prod(0)
+    if drawing == "iid":
+        return refused**num_drafts - refusals
+    return (refused - refusals) * refused ** (num_drafts - 1)
 
 
 def _without_tail(target_probs: Tensor, draft_probs: Tensor, num_drafts: int) -> tuple[Tensor, Tensor]:

@@ -8,7 +8,8 @@ accepted, 0 else, cut at the text's end), and the right to decide again:
 
 Backwards over k, what the policy found so far really earns from there (Longstaff and Schwartz 2001: no maximum over fitted
 values, so no optimism) is fitted by boosted trees, as a correction to what the head itself says of the next token;
-cross-fitted: each text is decided by functions fitted to other texts. lambda is the rate the policy itself achieves (Dinkelbach), as in `analysis.ceilings`.
+cross-fitted: each text is decided by functions fitted to other texts. lambda is the rate the policy itself achieves
+(Dinkelbach), as in `analysis.ceilings`.
 Deviation: all starts of a round weigh alike in the fit, whether or not the policy's rounds would start there.
 
 Shapes: P starts, M most tokens of a round.
@@ -73,7 +74,7 @@ def best_policy(trace: Trace, seen: Seen, cost_ratio: float, folds: int = 5, rou
         (replayed,) = walk(trace, geometry, lengths.unsqueeze(0), lengths.unsqueeze(0))
         reached = metrics.throughput(replayed.total, cost_ratio)
         if best is None or reached > best.rate:
-            best = Solved(reached, replayed)
+            best = Solved(reached, rate, replayed)
         if abs(reached - rate) < 1e-3:
             break
         rate = reached

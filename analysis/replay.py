@@ -161,8 +161,9 @@ def score_table(trace: Trace, geometry: Geometry, policy: Thresholded, most: int
 
 def first_below(scores: Tensor, possible: Tensor, levels: Tensor, min_drafted: int = 1) -> Tensor:
     """Tokens drafted [G, P] by policies that stop at the first score [M, P] below their level [G]."""
-    lowest = scores.cummin(0).values
-    lowest[: min_drafted - 1] = torch.inf
+    heard = scores.clone()
+    heard[: min_drafted - 1] = torch.inf  # what is scored before the bound is not asked, then or later
+    lowest = heard.cummin(0).values
     most = torch.tensor(len(scores))
     return torch.stack([((lowest >= level).sum(0) + 1).minimum(most).minimum(possible) for level in levels])
 

@@ -50,6 +50,7 @@ FOLDER = Path(__file__).resolve().parent.parent / "outputs" / "standing"
 DOMAINS = ("instruct", "math", "code")
 COSTS = (0.1, 0.2, 0.3)
 SPLITS = {"dev": 200, "test": 400}
+ROWS = 10_000  # apart, so that no two prompt sets share random numbers
 SAMPLING = Sampling(max_new_tokens=96, seed=1)
 MAX_DRAFTED, BATCH, RESAMPLES = 20, 8, 2000
 LEVELS = [round(0.02 * i, 2) for i in range(1, 50)]
@@ -102,7 +103,9 @@ def standing() -> str:
         ]
     texts = ", ".join(f"{d} {traces[d, 'test'].num_positions}" for d in DOMAINS)
     about = f"""\
-{SPLITS["test"]} test prompts per domain (tokens: {texts}), settings tuned on {SPLITS["dev"]} dev prompts; T = 1, at most
+{SPLITS["test"]} test prompts per domain (tokens: {texts}), settings tuned on {SPLITS["dev"]} dev prompts (not those of the
+heuristic and of dynamic confidence, which have none to speak of; DP value, ceiling and oracle are yardsticks that know
+the test texts). A round has at least one token, SpecDec++'s as many as published (2) or said. T = 1, at most
 {SAMPLING.max_new_tokens} tokens; one set of coins; heads as shipped. Throughput: tokens per target-forward time; in brackets
 95 % intervals, bootstrap over prompts. *oracle* and *ceiling*: share of the way from the best fixed K to the clairvoyant
 oracle, and to the policy that knows p and q but not the coins.
@@ -126,11 +129,13 @@ def _record(pair: ModelPair, domain: str, split: str, count: int) -> Trace:
 
 def _recorded(pair: ModelPair, domain: str, split: str, count: int) -> Trace:
     prompts = [example.prompt for example in load_frozen(domain, split)[:count]]
-    generations = decode(pair, prompts, method("autoregressive"), SAMPLING, batch_size=64)
+    first_row = ROWS * (DOMAINS.index(domain) * len(SPLITS) + list(SPLITS).index(split))
+    rows = range(first_row, first_row + count)
+    generations = decode(pair, prompts, method("autoregressive"), SAMPLING, batch_size=64, row_ids=rows)
     recorder = Recorder(pair, SAMPLING, MAX_DRAFTED, recorded_scorers(pair, {"own": str(pair.head)}), ceiling=True)
     texts = [(g.prompt_ids, g.token_ids) for g in generations]
     spans = [range(first, min(first + BATCH, count)) for first in range(0, count, BATCH)]
-    return join([recorder.record([texts[i] for i in span], span) for span in spans])
+    return join([recorder.record([texts[i] for i in span], [rows[i] for i in span]) for span in spans])
 
 
 def _domain(pair: ModelPair, dev: Trace, test: Trace, cost_ratio: float) -> dict[str, Totals]:
@@ -147,8 +152,10 @@ def _domain(pair: ModelPair, dev: Trace, test: Trace, cost_ratio: float) -> dict
         "confidence": (_levels(Confidence()), LEVELS),
         "tail product": (_levels(Tail()), LEVELS),
         "SVIP": (_levels(Svip()), [-level for level in LEVELS]),
-        "AdaEDL": (_each(lambda level: AdaEdl(threshold=level)), LEVELS[4::5]),
+        "AdaEDL": (_each(lambda level: AdaEdl(threshold=level)), LEVELS[::2]),
         "SpecDec++ (published rule)": (_levels(survival, 2), LEVELS),
+        "SpecDec++, lower bound 3": (_levels(survival, 3), LEVELS),
+        "SpecDec++, lower bound 4": (_levels(survival, 4), LEVELS),
         "survival threshold, pre-read head": (_levels(Rate(AcceptedOnly(drawn), rate=1.0)), LEVELS),
     }
     found = {"plain decoding": _replayed(replay_starts(test, Bounded(Fixed(0), 0, 0)))}
@@ -162,7 +169,7 @@ def _domain(pair: ModelPair, dev: Trace, test: Trace, cost_ratio: float) -> dict
     theory = own(Rate(_SurvivalOnly(HeadEstimator(corrected=True).bind(pair))))
     for name, policy in (("SpecDec++, h = 1 - lambda c", theory), (RATE, own(Rate(PrereadEstimator())))):
         solved = ceilings.solve_policy(dev, policy, cost_ratio)
-        priced = replace(policy, cost_ratio=cost_ratio, rate=solved.rate)
+        priced = replace(policy, cost_ratio=cost_ratio, rate=solved.price)
         found[name] = _replayed(replay_starts(test, Bounded(priced, 1, MAX_DRAFTED)))
     tracked = replace(own(Rate(PrereadEstimator())), cost_ratio=cost_ratio)
     found["rate, lambda tracked per prompt"] = _replayed(replay(test, Bounded(tracked, 1, MAX_DRAFTED)))

@@ -83,7 +83,7 @@ def train(cfg: Any, stage: Stage, data_folder: Path) -> bool:
         trainer = _build_trainer(cfg, stage.folder, loggers)
         trainer.fit(module, datamodule=data, ckpt_path=None if resumed is None else str(resumed))
         if trainer.is_global_zero:
-            closing = _results_of(trainer.callbacks)
+            closing = _results_of(getattr(trainer, "callbacks", ()))
             scores = _write_results(cfg, stage.folder, module, data, closing)
             _log_results(loggers, scores, stage.folder / DIAGRAM, trainer.global_step)
             stage.finish(num_steps=trainer.global_step, metrics=scores)
@@ -109,7 +109,13 @@ def _data_class(cfg: Any) -> type[RowData]:
 def _build_module(cfg: Any, data: RowData, run_id: str) -> HeadTraining:
     """A head of the draft's size, its loss and its optimizer."""
     loss = instantiate(cfg.loss)
-    head: SavedHead = instantiate(cfg.head)(**data.head_sizes(), log_w_rej=loss.log_w_rej)
+    try:
+        head: SavedHead = instantiate(cfg.head)(**data.head_sizes(), log_w_rej=loss.log_w_rej)
+    except TypeError as error:
+        raise InputError(
+            f"the model and the data do not go together ({error}): expected model=acceptance_head data=mixed, or "
+            "model=preread_head data=traced"
+        ) from error
     warm_start(head, cfg.from_pretrained, data.fingerprint)
     about = {"draft_fingerprint": data.fingerprint, "head": head.config, "wandb_run_id": run_id}
     module: HeadTraining = instantiate(cfg.model)(head=head, loss=loss, about=about)

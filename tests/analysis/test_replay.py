@@ -232,3 +232,13 @@ def test_bad_input_is_named(recorded, pair, tmp_path):
         greedy.record([(prompt, [5] * 40)], [0])
     with pytest.raises(InputError, match="stop strings"):
         Recorder(pair, Sampling(stop=("x",)))
+
+
+@pytest.mark.parametrize("min_drafted", [1, 2, 4])
+def test_levels_swept_at_once_are_policies_replayed_one_by_one(recorded, min_drafted):
+    """A low score before the lower bound is not heard, and forgotten."""
+    _, _, trace = recorded
+    levels = [0.3, 0.6, 0.9]
+    for level, found in zip(levels, sweep_levels(trace, Confidence(), levels, min_drafted), strict=True):
+        alone = replay_starts(trace, Bounded(Confidence(level), min_drafted, MAX_DRAFTED))
+        assert per_text(found) == per_text(alone)

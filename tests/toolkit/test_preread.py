@@ -169,6 +169,8 @@ def test_bad_input_is_named(trained, recorded, pair, tiny_pair, tiny_overrides, 
         train.run(compose("train", [*tiny_overrides, *SMALL, f"data.path={tiny_mix}"]))
     with pytest.raises(InputError, match="expected a folder of data_gen.mix"):
         train.run(compose("train", [*tiny_overrides, f"data.path={recorded}"]))
+    with pytest.raises(InputError, match="do not go together"):
+        train.run(compose("train", [*tiny_overrides, "model=preread_head", f"data.path={tiny_mix}"]))
     with pytest.raises(InputError, match="needs an acceptance head"):
         generate(pair, ["the cat"], method="rate")
     with pytest.raises(InputError, match="expected an acceptance head"):

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from toolkit.acceptance.folder import Scorer, load_for, scorers
+from toolkit.acceptance.folder import Scorer, SurvivalScorer, load_for, scorers
 from toolkit.acceptance.head import AcceptanceHead
 from toolkit.acceptance.preread import PrereadHead
 from toolkit.errors import InputError
@@ -40,7 +40,7 @@ class HeadEstimator:
         """Load the head and check that it belongs to the pair's draft. Raises InputError."""
         folder = _folder(self.head, pair)
         module: AcceptanceHead = load_for(pair, folder)
-        return replace(self, head=folder, scorer=scorers(pair, folder)["survival"], log_w_rej=module.log_w_rej)
+        return replace(self, head=folder, scorer=SurvivalScorer(module), log_w_rej=module.log_w_rej)
 
     def rescored(self, find: Find) -> HeadEstimator:
         """The same estimator with another source of logits."""

@@ -37,7 +37,7 @@ def load_for(pair: Any, folder: Path | str, kind: type[SavedHead] = AcceptanceHe
     Raises InputError unless it was trained on the pair's draft.
     """
     times = [path.stat().st_mtime_ns for path in _files(kind, folder) if path.exists()]
-    key = (str(folder), kind, *times)
+    key = (str(folder), kind, str(pair.device), id(pair.draft), *times)
     if key not in pair.heads:
         head, about = kind.load(folder)
         check_draft(about, pair.draft, str(folder))

@@ -70,21 +70,21 @@ def features(step: Any, table: Tensor) -> Tensor:
 
     States and embeddings are scaled to unit mean square; of q: log q(y) warped and not, entropy, the two largest.
     """
-    hidden, embedded = step.hidden.to(table.dtype), table[step.tokens]
+    hidden, embedded = step.hidden.float(), table[step.tokens].float()
     statistics = torch.cat([
-        torch.stack([step.draft_prob, step.token_prob], -1).to(table).clamp(min=SMALLEST).log(),
-        step.entropy.to(table).unsqueeze(-1),
-        step.top_probs.to(table).clamp(min=SMALLEST).log(),
+        torch.stack([step.draft_prob, step.token_prob], -1).float().clamp(min=SMALLEST).log(),
+        step.entropy.float().unsqueeze(-1),
+        step.top_probs.float().clamp(min=SMALLEST).log(),
     ], -1)  # fmt: skip
     return torch.cat([rms_norm(hidden, hidden.shape[-1:]), rms_norm(embedded, embedded.shape[-1:]), statistics], -1)
 
 
 def embedding_table(draft: Any) -> Tensor:
-    """The draft's input embeddings [V, E], float32. Raises InputError for models without any."""
+    """The draft's input embeddings [V, E], in its own number format. Raises InputError for models without any."""
     layer = draft.get_input_embeddings() if hasattr(draft, "get_input_embeddings") else None
     if layer is None:
         raise InputError("a pre-read head needs the draft's input embeddings; this draft has none")
-    table: Tensor = layer.weight.detach().float()
+    table: Tensor = layer.weight.detach()
     return table
 
 

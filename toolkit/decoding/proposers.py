@@ -69,7 +69,7 @@ class ChainProposer:
             num_calls += drafting
             logits = context.fit(reading.logits[:, -1])
             probs = warp(logits, context.sampling, seen)
-            step = DraftStep(depth, logits, probs, reading.hidden[:, -1])
+            step = DraftStep(depth, logits, probs, reading.hidden[:, -1].to(device))
             if policy.reads:
                 new_state, go_on = policy.read(step, state)
                 state, drafting = frozen(new_state, state, drafting), drafting & go_on

@@ -90,4 +90,4 @@ class HeadTraining(pl.LightningModule):
         return dict(zip(self.suffixes, self.scores, strict=True))  # type: ignore[arg-type]
 
     def _read(self, batch: Positions) -> Tensor:
-        return batch.hidden.to(self.head.readout.weight.dtype)
+        return batch.hidden.to(next(self.head.parameters()).dtype)

@@ -24,11 +24,11 @@ class PrereadTraining(HeadTraining):
 
     def training_step(self, batch: Positions, batch_idx: int) -> dict[str, Tensor]:
         known = ~batch.labels.isnan()
-        total, weight = self.loss(self.head(batch.hidden)[known], batch.labels[known])
+        total, weight = self.loss(self.head(self._read(batch))[known], batch.labels[known])
         return {"loss": total / weight, "total": total.detach(), "weight": weight.detach()}
 
     def add_scores(self, scores: Mapping[str, CalibrationScores], batch: Positions) -> None:
-        logits = self.head.corrected(self.head(batch.hidden))
+        logits = self.head.corrected(self.head(self._read(batch)))
         for output, suffix in enumerate(self.suffixes):
             known = ~batch.labels[:, output].isnan()
             scores[suffix].update(logits[known, output], batch.labels[known, output])
