@@ -71,7 +71,7 @@ def multirun() -> str:
         (table,) = Path(scratch).rglob("table.md")
         runs = list(Path(scratch).rglob("offline-run-*"))
         heads = list(Path(scratch).rglob("head.safetensors"))
-        return f"{len(heads)} heads, {len(runs)} W&B runs (offline), {seconds:.0f} s.\n\n{table.read_text()}"
+        return f"{len(heads)} heads, {len(runs)} W&B runs (offline), {seconds:.0f} s.\n\n{table.read_text().replace(scratch, 'outputs')}"
 
 
 FIGURES: dict[str, Callable[[], str]] = {

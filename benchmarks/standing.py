@@ -120,6 +120,7 @@ def _record(pair: ModelPair, domain: str, split: str, count: int) -> Trace:
         head_hash(str(pair.head)),
         vars(SAMPLING),
         MAX_DRAFTED,
+        ROWS,
     ]
     path = FOLDER / f"{domain}-{split}-{count}-{content_hash(about)}.safetensors"
     if not path.exists():
