@@ -33,7 +33,7 @@ def quickstart() -> str:
     with tempfile.TemporaryDirectory() as scratch:
         started = perf_counter()
         words = ["-m", "toolkit.train", "+experiment=quickstart", f"paths.root_dir={scratch}"]
-        output = run(words, WANDB_MODE="offline")
+        output = run(words, WANDB_MODE="offline").replace(scratch, "outputs")
         seconds = perf_counter() - started
         frontier = next(Path(scratch).glob("frontier-*"))
         for figure in sorted((frontier / "figures").glob("*.png")):
@@ -71,7 +71,8 @@ def multirun() -> str:
         (table,) = Path(scratch).rglob("table.md")
         runs = list(Path(scratch).rglob("offline-run-*"))
         heads = list(Path(scratch).rglob("head.safetensors"))
-        return f"{len(heads)} heads, {len(runs)} W&B runs (offline), {seconds:.0f} s.\n\n{table.read_text().replace(scratch, 'outputs')}"
+        lines = table.read_text().replace(scratch, "outputs")
+        return f"{len(heads)} heads, {len(runs)} W&B runs (offline), {seconds:.0f} s.\n\n{lines}"
 
 
 FIGURES: dict[str, Callable[[], str]] = {
