@@ -196,7 +196,7 @@ def test_a_head_trained_anew_is_another_trace(texts_file, tmp_path):
     shutil.copytree(ModelPair.toy().head, head)
     options = (SAMPLED, f"heads={{mine: {head}}}")
     folder = traces.run(config(tmp_path / "t", texts_file, *options))
-    assert set(read_traces(folder).estimates) == {"mine"}
+    assert set(read_traces(folder).estimates) == {"mine", "mine.preread"}
     module, about = AcceptanceHead.load(head)
     module.readout.bias.data += 1
     module.save(head, {key: value for key, value in about.items() if key != "head"})

@@ -15,14 +15,12 @@ from toolkit.session import TabularModel
 from toolkit.stopping import Confidence, Fixed, Heuristic
 from toolkit.verification import get
 
-HEADLESS = [
-    name for name in config.choices("method") if "survival" not in (config.CONF / f"method/{name}.yaml").read_text()
-]
-CHAINS = [name for name in HEADLESS if config.method(name).proposer.__class__.__name__ == "ChainProposer"]
-LOSSLESS = [name for name in HEADLESS if config.method(name).rule.lossless]
+METHODS = config.choices("method")  # the pairs come with heads for those that need one
+CHAINS = [name for name in METHODS if config.method(name).proposer.__class__.__name__ == "ChainProposer"]
+LOSSLESS = [name for name in METHODS if config.method(name).rule.lossless]
 
 
-@pytest.mark.parametrize("name", HEADLESS)
+@pytest.mark.parametrize("name", METHODS)
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_a_row_does_not_depend_on_its_neighbours(name, temperature, exact_pair, prompts):
     """Batch 1, 4 and all at once, and in reverse order: the same tokens and the same rounds, exactly."""
@@ -51,7 +49,7 @@ def test_greedy_output_is_the_targets_own(name, exact_pair, prompts):
         assert generation.token_ids == reference[0, len(prompt) :].tolist()
 
 
-@pytest.mark.parametrize("name", HEADLESS)
+@pytest.mark.parametrize("name", METHODS)
 @pytest.mark.parametrize("limit", [1, 2, 13])
 def test_counts(name, limit, exact_pair, prompts):
     """The identity of the papers page, end of text and length limit inside accepted runs included."""

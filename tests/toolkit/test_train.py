@@ -387,4 +387,4 @@ def test_configs_of_the_groups_compose():
     assert not compose("train", ["logger=none"]).logger
     assert not compose("train", ["callbacks=none"]).callbacks
     assert compose("train", ["+experiment=toy_head", "+debug=overfit"]).data.shuffle is False
-    assert compose("train", ["+experiment=toy_head", "+hparams_search=grid"]).trainer.max_epochs == 10
+    assert compose("train", ["+experiment=toy_head", "+hparams_search=grid"]).trainer.max_epochs == 8
