@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from analysis.oracle import expected_counts
-from analysis.replay import Geometry, first_below, replay_starts, score_table, step_at, walk
+from analysis.replay import Geometry, first_below, replay_starts, score_table, visits, walk
 from analysis.tally import Replayed
 from toolkit import metrics
 from toolkit.errors import InputError
@@ -78,15 +78,12 @@ def true_probability(trace: Trace, cost_ratio: float, min_drafted: int = 0) -> S
     if bool(trace.alpha.isnan().any()):
         raise InputError("this trace does not hold the target's laws along the roll-outs: record it with ceiling=true")
     geometry = Geometry.of(trace)
-    starts = torch.arange(trace.num_positions)
     survival = torch.ones(trace.num_positions)
-    possible = torch.zeros_like(starts)
+    possible = torch.zeros(trace.num_positions, dtype=torch.long)
     scores = []
-    for depth in range(1, trace.max_drafted + 1):
-        index, exists = step_at(trace, geometry, starts, depth)
-        exists = exists & (geometry.room >= depth)
-        possible += exists
-        scores.append(torch.where(exists, survival * trace.alpha[index], 0.0))
+    for _, index, can_draft in visits(trace, geometry, trace.max_drafted):
+        possible += can_draft
+        scores.append(torch.where(can_draft, survival * trace.alpha[index], 0.0))
         survival = survival * trace.accept_prob[index]
     # Row k is the worth of draft k + 1, known after k tokens; behind the last one there is nothing to gain.
     return solve(trace, geometry, torch.stack([*scores, torch.zeros_like(survival)]), possible, cost_ratio, min_drafted)

@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from analysis.ceilings import Solved
-from analysis.replay import Geometry, step_at, walk
+from analysis.replay import Geometry, visits, walk
 from toolkit import metrics
 from toolkit.recorded import RecordedStep
 from toolkit.trace import Trace
@@ -47,12 +47,10 @@ class Seen:
 
 def head_inputs(trace: Trace, geometry: Geometry, estimator: object, most: int) -> Seen:
     """What the rate rule sees of a pre-read head: survival, the newest token's chance, the next one's, worth, k."""
-    starts = torch.arange(trace.num_positions)
-    survival, possible = torch.ones(len(starts)), torch.zeros_like(starts)
+    survival, possible = torch.ones(trace.num_positions), torch.zeros(trace.num_positions, dtype=torch.long)
     rows = []
-    for depth in range(1, most + 1):
-        index, exists = step_at(trace, geometry, starts, depth)
-        possible += exists & (geometry.room >= depth)
+    for depth, index, can_draft in visits(trace, geometry, most):
+        possible += can_draft
         accepted, following = estimator.drawn_probs(RecordedStep(trace, depth, index))  # type: ignore[attr-defined]
         survival = survival * accepted
         rows.append(torch.stack([survival, accepted, following, survival * following], 1).double().numpy())

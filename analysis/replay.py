@@ -12,7 +12,7 @@ Shapes: T texts, P positions, S steps of the trace; B rows that draft at a time.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -145,15 +145,21 @@ def sweep_levels(
     return found
 
 
-def score_table(trace: Trace, geometry: Geometry, policy: Thresholded, most: int) -> tuple[Tensor, Tensor]:
-    """Scores after 1..M drafted tokens from every start [M, P], and how many tokens can be drafted there [P]."""
+def visits(trace: Trace, geometry: Geometry, most: int) -> Iterator[tuple[int, Tensor, Tensor]]:
+    """Depth 1..M, the step [P] that a round from each start visits there, and whether it can be drafted [P]."""
     starts = torch.arange(trace.num_positions)
-    state = policy.init(len(starts), torch.device("cpu"))
-    possible = torch.zeros_like(starts)
-    scores = []
     for depth in range(1, most + 1):
         index, exists = step_at(trace, geometry, starts, depth)
-        possible += exists & (geometry.room >= depth)
+        yield depth, index, exists & (geometry.room >= depth)
+
+
+def score_table(trace: Trace, geometry: Geometry, policy: Thresholded, most: int) -> tuple[Tensor, Tensor]:
+    """Scores after 1..M drafted tokens from every start [M, P], and how many tokens can be drafted there [P]."""
+    state = policy.init(trace.num_positions, torch.device("cpu"))
+    possible = torch.zeros(trace.num_positions, dtype=torch.long)
+    scores = []
+    for depth, index, can_draft in visits(trace, geometry, most):
+        possible += can_draft
         state, score = policy.score(RecordedStep(trace, depth, index), state)  # type: ignore[arg-type]
         scores.append(score)
     return torch.stack(scores), possible

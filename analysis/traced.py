@@ -26,7 +26,7 @@ from toolkit.io import content_hash
 from toolkit.trace import Trace, join
 from toolkit.types import Counts
 
-BATCH, SHARD = 8, 64  # texts recorded at a time (their roll-outs share one cache); texts in a file
+SHARD = 64  # texts in a file
 
 
 class Recording:
@@ -101,12 +101,8 @@ class Recording:
         return Recorder(self.bench.pair, sampling, self.max_drafted, heads, draft_temperature=draft_temperature)
 
     def _record(self, recorder: Recorder, texts: Sequence[int]) -> Trace:
-        batches = [texts[first : first + BATCH] for first in range(0, len(texts), BATCH)]
-        rows = [[self.responses.iloc[number] for number in batch] for batch in batches]
-        return join([
-            recorder.record([(list(r.prompt_ids), list(r.token_ids)) for r in part], batch)
-            for part, batch in zip(rows, batches, strict=True)
-        ])  # fmt: skip
+        rows = [self.responses.iloc[number] for number in texts]
+        return recorder.record_all([(list(row.prompt_ids), list(row.token_ids)) for row in rows], texts)
 
 
 def _head_of(method: Method) -> str | None:

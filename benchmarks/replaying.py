@@ -25,7 +25,7 @@ from toolkit.decoding import Sampling, decode
 from toolkit.sampling import row_generator
 from toolkit.session import TabularModel
 from toolkit.stopping import Confidence, Tail
-from toolkit.trace import Trace, join
+from toolkit.trace import Trace
 from toolkit.types import Generation
 
 DOMAINS = ("instruct", "math", "code")
@@ -54,10 +54,7 @@ def speed(texts: int = 150, length: int = 300, policies: int = 1000, seed: int =
     pair = ModelPair(target=target, draft=TabularModel((target.probs.log() + noise).softmax(-1)), end_ids=())
     written = [_walk(target, length, row) for row in range(texts)]
     recorder = Recorder(pair, Sampling(max_new_tokens=length), 20)
-    parts = [
-        recorder.record([([1], text) for text in written[i : i + 10]], range(i, i + 10)) for i in range(0, texts, 10)
-    ]
-    trace = join(parts)
+    trace = recorder.record_all([([1], text) for text in written], range(texts))
     levels = np.linspace(0.01, 0.99, policies // 2).tolist()
     seconds = []
     for _ in range(5):
@@ -121,7 +118,7 @@ def record(pair: ModelPair, plain: list[Generation], sampling: Sampling) -> Trac
     """The trace of plain decoding's responses, with the estimates of the pair's own head."""
     recorder = Recorder(pair, sampling, MAX_DRAFTED, recorded_scorers(pair, {"own": str(pair.head)}))
     texts = [(generation.prompt_ids, generation.token_ids) for generation in plain]
-    return join([recorder.record(texts[i : i + 8], range(i, min(i + 8, len(texts)))) for i in range(0, len(texts), 8)])
+    return recorder.record_all(texts, range(len(texts)))
 
 
 def uncoupled(trace: Trace, seed: int = 0) -> Trace:

@@ -43,7 +43,7 @@ from toolkit.stopping import (
     Tail,
     Thresholded,
 )
-from toolkit.trace import Trace, join
+from toolkit.trace import Trace
 
 Array = NDArray[np.float64]
 FOLDER = Path(__file__).resolve().parent.parent / "outputs" / "standing"
@@ -52,7 +52,7 @@ COSTS = (0.1, 0.2, 0.3)
 SPLITS = {"dev": 200, "test": 400}
 ROWS = 10_000  # apart, so that no two prompt sets share random numbers
 SAMPLING = Sampling(max_new_tokens=96, seed=1)
-MAX_DRAFTED, BATCH, RESAMPLES = 20, 8, 2000
+MAX_DRAFTED, RESAMPLES = 20, 2000
 LEVELS = [round(0.02 * i, 2) for i in range(1, 50)]
 RATE = "rate, lambda solved on dev"
 
@@ -135,8 +135,7 @@ def _recorded(pair: ModelPair, domain: str, split: str, count: int) -> Trace:
     generations = decode(pair, prompts, method("autoregressive"), SAMPLING, batch_size=64, row_ids=rows)
     recorder = Recorder(pair, SAMPLING, MAX_DRAFTED, recorded_scorers(pair, {"own": str(pair.head)}), ceiling=True)
     texts = [(g.prompt_ids, g.token_ids) for g in generations]
-    spans = [range(first, min(first + BATCH, count)) for first in range(0, count, BATCH)]
-    return join([recorder.record([texts[i] for i in span], [rows[i] for i in span]) for span in spans])
+    return recorder.record_all(texts, rows)
 
 
 def _domain(pair: ModelPair, dev: Trace, test: Trace, cost_ratio: float) -> dict[str, Totals]:
@@ -167,7 +166,7 @@ def _domain(pair: ModelPair, dev: Trace, test: Trace, cost_ratio: float) -> dict
         rates = [_replayed(one).rate(cost_ratio) for one in sweep(dev, levels)]
         (chosen,) = sweep(test, [levels[int(np.argmax(rates))]])
         found[name] = _replayed(chosen)
-    theory = own(Rate(_SurvivalOnly(HeadEstimator(corrected=True).bind(pair))))
+    theory = with_recorded_heads(Rate(PrereadEstimator(instead=HeadEstimator(corrected=True).bind(pair))), names)
     for name, policy in (("SpecDec++, h = 1 - lambda c", theory), (RATE, own(Rate(PrereadEstimator())))):
         solved = ceilings.solve_policy(dev, policy, cost_ratio)
         priced = replace(policy, cost_ratio=cost_ratio, rate=solved.price)
@@ -183,19 +182,6 @@ def _domain(pair: ModelPair, dev: Trace, test: Trace, cost_ratio: float) -> dict
     column = lambda name: np.array([c[name] for c in counts], dtype=np.float64)
     found["oracle: coins known"] = Totals(*map(column, ("num_generated", "num_draft_calls", "num_target_calls")))
     return found
-
-
-@dataclass(frozen=True)
-class _SurvivalOnly:
-    """An acceptance head where a pre-read one is expected (`PrereadEstimator` does so for folders without one)."""
-
-    head: HeadEstimator
-
-    def bind(self, pair: Any) -> _SurvivalOnly:
-        return self
-
-    def rescored(self, find: Any) -> PrereadEstimator:
-        return PrereadEstimator(self.head.head, instead=self.head.rescored(find))
 
 
 def _levels(policy: Thresholded, min_drafted: int = 1) -> Callable[[Trace, Sequence[float]], list[Replayed]]:

@@ -20,10 +20,11 @@ from toolkit.errors import InputError
 from toolkit.pair import ModelPair
 from toolkit.sampling import Sampling, draw, row_generator, warp
 from toolkit.session import Session
-from toolkit.trace import Trace
+from toolkit.trace import Trace, join
 from toolkit.types import DraftStep
 from toolkit.verification.base import normalized
 
+BATCH = 8  # texts recorded at a time: their roll-outs share one cache
 ROUNDED = 0.02  # share of a text's tokens that may have probability 0 by rounding
 
 
@@ -79,6 +80,22 @@ class Recorder:
         del target, drafts, p, raw, states
         rolls = self._roll(batch, longest)
         return self._assemble(batch, on_path, laws, rolls)
+
+    def record_all(
+        self,
+        texts: Sequence[tuple[Sequence[int], Sequence[int]]],
+        rows: Sequence[int],
+        batch_size: int = BATCH,
+        on_batch: Callable[[int], object] | None = None,
+    ) -> Trace:
+        """`record` of any number of texts, `batch_size` at a time; `on_batch` hears how many tokens each one had."""
+        parts = []
+        for first in range(0, len(texts), batch_size):
+            batch = texts[first : first + batch_size]
+            parts.append(self.record(batch, rows[first : first + batch_size]))
+            if on_batch is not None:
+                on_batch(sum(len(produced) for _, produced in batch))
+        return join(parts)
 
     def _check(self, text: _Text) -> None:
         """Raises InputError if live decoding could not have ended in this text."""

@@ -23,7 +23,6 @@ from toolkit.errors import InputError
 from toolkit.io import content_hash, write_json
 from toolkit.sampling import Sampling
 from toolkit.stage import command, open_stage
-from toolkit.trace import Trace, join
 from toolkit.traces import SUMMARY, file_name, read_file
 
 PROBE = 4  # texts a dry run records
@@ -91,27 +90,20 @@ def _record_missing(
                 bar.initial += _num_tokens(rows)  # keeps tokens/s honest
                 bar.update(_num_tokens(rows))
                 continue
-            parts = []
-            for batch in _batches(rows, batch_size):
-                parts.append(_record(recorder, batch))
-                bar.update(_num_tokens(batch))
-            trace = join(parts)
+            trace = recorder.record_all(*_columns(rows), batch_size, bar.update)
             replace(trace, about={"job": job}).save(path)
 
 
-def _record(recorder: Recorder, rows: Sequence[dict[str, Any]]) -> Trace:
-    return recorder.record([(row["prompt_ids"], row["token_ids"]) for row in rows], [row["row"] for row in rows])
-
-
-def _batches(rows: list[dict[str, Any]], size: int) -> list[list[dict[str, Any]]]:
-    return [rows[first : first + size] for first in range(0, len(rows), size)]
+def _columns(rows: Sequence[dict[str, Any]]) -> tuple[list[tuple[list[int], list[int]]], list[int]]:
+    """Texts, and their rows."""
+    return [(row["prompt_ids"], row["token_ids"]) for row in rows], [row["row"] for row in rows]
 
 
 def _estimate(recorder: Recorder, rows: list[dict[str, Any]], replicates: int) -> None:
     """Record a few texts, and say what all of them would take."""
     probe = rows[:PROBE]
     started = perf_counter()
-    trace = _record(recorder, probe)
+    trace = recorder.record_all(*_columns(probe))
     seconds = perf_counter() - started
     size = sum(value.numel() * value.element_size() for value in vars(trace).values() if isinstance(value, Tensor))
     size += sum(value.numel() * value.element_size() for value in trace.estimates.values())

@@ -45,7 +45,8 @@ def run(cfg: Any) -> Path:
     stage = open_stage("train", cfg, inputs=inputs, ignore=IGNORED)
     if not stage.finished and not train(cfg, stage, data_folder):
         return stage.folder  # one process of several: the first one does the rest
-    print_scores(read_json(stage.folder / SCORES))
+    training: type[HeadTraining] = get_class(cfg.model._target_)
+    print_scores(read_json(stage.folder / SCORES), training.suffixes)
     run_stages(cfg.after, cfg.paths.root_dir, {**folders, "train": stage.folder})
     models = f"pair.target={cfg.pair.target} pair.draft={cfg.pair.draft}"
     kind: type[SavedHead] = get_class(cfg.head._target_)
@@ -83,7 +84,7 @@ def train(cfg: Any, stage: Stage, data_folder: Path) -> bool:
         trainer = _build_trainer(cfg, stage.folder, loggers)
         trainer.fit(module, datamodule=data, ckpt_path=None if resumed is None else str(resumed))
         if trainer.is_global_zero:
-            closing = _results_of(getattr(trainer, "callbacks", ()))
+            closing = _results_of(trainer.callbacks)  # type: ignore[attr-defined]
             scores = _write_results(cfg, stage.folder, module, data, closing)
             _log_results(loggers, scores, stage.folder / DIAGRAM, trainer.global_step)
             stage.finish(num_steps=trainer.global_step, metrics=scores)

@@ -1,10 +1,9 @@
 """Decoded against replayed sweeps: honest ones agree, a wrong one is found out, nothing in common is an error."""
 
-import pandas as pd
 import pytest
 
 from analysis import agreement, sweep
-from analysis.rows import COUNTS, load_rows
+from analysis.rows import load_rows
 from analysis.tables import read_table
 from tests.analysis.table_sweeps import sweep_config
 from toolkit.config import compose
@@ -40,7 +39,6 @@ def test_a_wrong_recording_is_found_out(folders):
     wrong.loc[cell, "num_target_calls"] = (wrong.loc[cell, "num_target_calls"] * 1.2).round().astype(int)
     found = agreement.compare(wrong, live, 0.2, 2000, 0.9999, 0).set_index("setting")
     assert found.loc["K=4", "low"] > 0 and found.loc["K=1", "low"] < 0 < found.loc["K=1", "high"]
-    assert set(COUNTS) < set(replayed.columns)
 
 
 def test_sweeps_without_a_common_cell_are_refused(folders):
@@ -48,4 +46,3 @@ def test_sweeps_without_a_common_cell_are_refused(folders):
     other = rows.assign(setting="K=9")
     with pytest.raises(InputError, match="no cell and prompt in common"):
         agreement.compare(rows, other, 0.2, 100, 0.95, 0)
-    assert isinstance(other, pd.DataFrame)

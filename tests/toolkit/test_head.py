@@ -9,7 +9,6 @@ from torch import nn
 
 from toolkit.acceptance import AcceptanceHead
 from toolkit.acceptance.folder import check_draft
-from toolkit.acceptance.head import CONFIG, WEIGHTS
 from toolkit.errors import InputError
 from toolkit.io import read_json, write_json
 from toolkit.pair import fingerprint
@@ -52,11 +51,11 @@ def test_incomplete_heads_are_refused(tmp_path):
     with pytest.raises(InputError, match="found none"):
         AcceptanceHead.load(tmp_path)
     AcceptanceHead(D, 2).save(tmp_path)
-    about = read_json(tmp_path / CONFIG)
-    write_json(tmp_path / CONFIG, {"head": {**about["head"], "depth": 3}})
+    about = read_json(tmp_path / AcceptanceHead.config_file)
+    write_json(tmp_path / AcceptanceHead.config_file, {"head": {**about["head"], "depth": 3}})
     with pytest.raises(InputError, match="an acceptance head as a whole"):
         AcceptanceHead.load(tmp_path)
-    save_file({"other": torch.zeros(1)}, tmp_path / WEIGHTS)
+    save_file({"other": torch.zeros(1)}, tmp_path / AcceptanceHead.weights_file)
     with pytest.raises(InputError, match="an acceptance head as a whole"):
         AcceptanceHead.load(tmp_path)
     with pytest.raises(InputError, match="head.depth"):

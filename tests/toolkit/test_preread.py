@@ -19,6 +19,7 @@ from toolkit.errors import InputError
 from toolkit.recorded import RecordedStep
 from toolkit.traces import read_traces
 from toolkit.training import TracedData
+from toolkit.training.console import EpochLines
 from toolkit.types import DraftStep
 
 SMALL = ["model=preread_head", "data=traced", "head.width=8", "trainer.max_epochs=3", "data.batch_size=8", "logger=csv"]
@@ -98,34 +99,21 @@ def test_a_run_leaves_a_head_that_learned(trained, recorded, tiny_overrides, tmp
     assert losses[-1] < 0.9 * losses[0]
 
 
-def test_a_resumed_training_ends_like_an_uninterrupted_one(trained, recorded, tiny_overrides, tmp_path):
-    whole = train.run(
-        compose("train", [*tiny_overrides, *SMALL, f"data.path={recorded}", f"paths.output_dir={tmp_path}/a"])
-    )
-    folder = tmp_path / "b"
-    folder.mkdir()
-    config = [*tiny_overrides, *SMALL, f"data.path={recorded}", f"paths.output_dir={folder}"]
-    import pytorch_lightning as pl
-
-    fit, epochs = pl.callbacks.Callback.on_train_epoch_end, []
+def test_a_resumed_training_ends_like_an_uninterrupted_one(trained, recorded, tiny_overrides, tmp_path, monkeypatch):
+    config = [*tiny_overrides, *SMALL, f"data.path={recorded}", f"paths.output_dir={tmp_path}/cut"]
 
     def stops(self, trainer, module):
-        epochs.append(trainer.current_epoch)
         if trainer.current_epoch == 1:
             raise RuntimeError("cut")
 
-    from toolkit.training.console import EpochLines
-
-    keep = EpochLines.on_train_epoch_end
-    EpochLines.on_train_epoch_end = stops
-    try:
+    with monkeypatch.context() as patch:
+        patch.setattr(EpochLines, "on_train_epoch_end", stops)
         with pytest.raises(RuntimeError, match="cut"):
             train.run(compose("train", config))
-    finally:
-        EpochLines.on_train_epoch_end = keep
-    assert fit is not None and (folder / "checkpoints" / "last.ckpt").exists()
+    assert (tmp_path / "cut" / "checkpoints" / "last.ckpt").exists()
+    assert not (tmp_path / "cut" / "head").exists()
     train.run(compose("train", config))
-    one, two = (load_file(path / "head" / "preread.safetensors") for path in (whole, folder))
+    one, two = (load_file(path / "head" / "preread.safetensors") for path in (trained, tmp_path / "cut"))
     assert all(torch.equal(one[name], two[name]) for name in one)
 
 

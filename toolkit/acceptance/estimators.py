@@ -13,8 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from toolkit.acceptance.folder import Scorer, SurvivalScorer, load_for, scorers
-from toolkit.acceptance.head import AcceptanceHead
+from toolkit.acceptance.folder import Scorer, scorer
 from toolkit.acceptance.preread import PrereadHead
 from toolkit.errors import InputError
 from toolkit.types import DraftStep
@@ -39,8 +38,8 @@ class HeadEstimator:
     def bind(self, pair: Any) -> HeadEstimator:
         """Load the head and check that it belongs to the pair's draft. Raises InputError."""
         folder = _folder(self.head, pair)
-        module: AcceptanceHead = load_for(pair, folder)
-        return replace(self, head=folder, scorer=SurvivalScorer(module), log_w_rej=module.log_w_rej)
+        found = scorer(pair, folder, "survival")
+        return replace(self, head=folder, scorer=found, log_w_rej=found.module.log_w_rej)
 
     def rescored(self, find: Find) -> HeadEstimator:
         """The same estimator with another source of logits."""
@@ -71,8 +70,8 @@ class PrereadEstimator:
         folder = _folder(self.head, pair)
         if not PrereadHead.is_in(folder):
             return replace(self, head=folder, instead=HeadEstimator(folder, corrected=True).bind(pair))
-        module: PrereadHead = load_for(pair, folder, PrereadHead)
-        return replace(self, head=folder, scorer=scorers(pair, folder)["preread"], log_w_rej=module.log_w_rej)
+        found = scorer(pair, folder, "preread")
+        return replace(self, head=folder, scorer=found, log_w_rej=found.module.log_w_rej)
 
     def rescored(self, find: Find) -> PrereadEstimator:
         """The same estimator with another source of logits."""

@@ -31,7 +31,7 @@ class SurvivalScorer:
         return logits
 
 
-def load_for(pair: Any, folder: Path | str, kind: type[SavedHead] = AcceptanceHead) -> Any:
+def load_for(pair: Any, folder: Path | str, kind: type[SavedHead]) -> Any:
     """The head in `folder`, on the pair's device; read and checked once per pair, unless its files change.
 
     Raises InputError unless it was trained on the pair's draft.
@@ -45,15 +45,18 @@ def load_for(pair: Any, folder: Path | str, kind: type[SavedHead] = AcceptanceHe
     return pair.heads[key]
 
 
+def scorer(pair: Any, folder: Path | str, kind: str) -> SurvivalScorer | PrereadScorer:
+    """One kind of head in a folder at work. Raises InputError if it is missing, or another draft's."""
+    head = load_for(pair, folder, KINDS[kind])
+    if kind == "survival":
+        return SurvivalScorer(head)
+    return PrereadScorer(head, embedding_table(pair.draft).to(pair.device))
+
+
 def scorers(pair: Any, folder: Path | str) -> dict[str, Scorer]:
     """What the heads in a folder can score, by kind (`KINDS`). Raises InputError if it holds none, or another draft's."""
-    found: dict[str, Scorer] = {}
-    if AcceptanceHead.is_in(folder) or not PrereadHead.is_in(folder):
-        found["survival"] = SurvivalScorer(load_for(pair, folder))
-    if PrereadHead.is_in(folder):
-        table = embedding_table(pair.draft).to(pair.device)
-        found["preread"] = PrereadScorer(load_for(pair, folder, PrereadHead), table)
-    return found
+    kinds = [kind for kind, head in KINDS.items() if head.is_in(folder)] or ["survival"]
+    return {kind: scorer(pair, folder, kind) for kind in kinds}
 
 
 def recorded_scorers(pair: Any, folders: Mapping[str, Path | str]) -> dict[str, Scorer]:

@@ -15,8 +15,6 @@ from torch import Tensor, nn
 from toolkit.acceptance.saved import SavedHead
 from toolkit.errors import InputError
 
-WEIGHTS, CONFIG = "head.safetensors", "config.json"
-
 
 class ResidualBlock(nn.Module):
     """x + SiLU(Linear(x))."""
@@ -38,7 +36,7 @@ class AcceptanceHead(SavedHead):
               undoes the shift that weighting rejections put there
     """
 
-    weights_file, config_file, what = WEIGHTS, CONFIG, "an acceptance head"
+    weights_file, config_file, what = "head.safetensors", "config.json", "an acceptance head"
     arguments = ("hidden_size", "depth", "tied", "log_w_rej")
     method = "specdec_pp"
     summary = (

@@ -22,12 +22,11 @@ def print_config(config: Mapping[str, Any]) -> None:
     _console().print(tree)
 
 
-def print_scores(scores: Mapping[str, float]) -> None:
-    """Validation scores, raw and with the class weight's shift undone; or of both outputs of a pre-read head."""
-    first, second = ("_accepted", "_following") if "val/log_loss_following" in scores else ("", "_corrected")
-    table = Table("validation", first.lstrip("_") or "raw", second.lstrip("_"), title="exported head")
-    for name in [key.removesuffix(second) for key in scores if key.endswith(second)]:
-        table.add_row(name, f"{scores[name + first]:.4f}", f"{scores[name + second]:.4f}")
+def print_scores(scores: Mapping[str, float], suffixes: Sequence[str]) -> None:
+    """Validation scores, one column per set of them (`HeadTraining.suffixes`)."""
+    table = Table("validation", *(suffix.lstrip("_") or "raw" for suffix in suffixes), title="exported head")
+    for name in [key.removesuffix(suffixes[-1]) for key in scores if key.endswith(suffixes[-1])]:
+        table.add_row(name, *(f"{scores[name + suffix]:.4f}" for suffix in suffixes))
     _console().print(table)
 
 

@@ -7,7 +7,6 @@ from typing import Any
 
 from toolkit.errors import InputError
 from toolkit.io import content_hash, read_json
-from toolkit.pair import fingerprint
 from toolkit.stage import MANIFEST
 from toolkit.teacher import hidden_size
 from toolkit.training.row_data import RowData
@@ -42,22 +41,19 @@ class MixedData(RowData):
         shuffle: bool = True,
         seed: int = 0,
     ):
-        super().__init__(batch_size, shuffle, seed)
+        super().__init__(path, draft, batch_size, shuffle, seed)
         if draft_batch_size < 1:
             raise InputError(f"data.draft_batch_size: expected at least 1, got {draft_batch_size}")
-        self.path, self.draft = Path(path), draft
         self.draft_batch_size, self.cache_hidden = draft_batch_size, cache_hidden
-        self.summary = read_summary(self.path)
-        self.fingerprint = fingerprint(draft)
-        if self.fingerprint != self.summary["draft_fingerprint"]:
-            raise InputError(
-                f"the data in {path} were mixed with another draft (fingerprint {self.summary['draft_fingerprint']}, "
-                f"this one {self.fingerprint}): set pair.draft to that one, or mix again"
-            )
 
     @staticmethod
     def inputs(folder: Path) -> list[Path]:
-        read_summary(folder)
+        if not (folder / MANIFEST).exists() or not (folder / "dataset").exists():
+            raise InputError(
+                f"data.path: expected a folder of data_gen.mix (with {MANIFEST} and dataset/), got {folder}"
+            )
+        if read_json(folder / MANIFEST).get("status") != "finished":
+            raise InputError(f"the data in {folder} are not finished: run data_gen.mix again first")
         return [folder / SUMMARY]
 
     def head_sizes(self) -> dict[str, int]:
@@ -100,13 +96,3 @@ class MixedData(RowData):
         from datasets import load_from_disk
 
         return load_from_disk(str(self.path / "dataset"))
-
-
-def read_summary(folder: Path) -> dict[str, Any]:
-    """What a finished folder of data_gen.mix says about itself. Raises InputError."""
-    if not (folder / MANIFEST).exists() or not (folder / "dataset").exists():
-        raise InputError(f"data.path: expected a folder of data_gen.mix (with {MANIFEST} and dataset/), got {folder}")
-    if read_json(folder / MANIFEST).get("status") != "finished":
-        raise InputError(f"the data in {folder} are not finished: run data_gen.mix again first")
-    summary: dict[str, Any] = read_json(folder / SUMMARY)
-    return summary

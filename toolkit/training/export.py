@@ -71,12 +71,7 @@ def _draw(tables: Mapping[str, Sequence[Mapping[str, float]]], path: Path) -> No
 
 def _card(head: SavedHead, about: Mapping[str, Any], scores: Mapping[str, float], suffixes: Sequence[str]) -> str:
     sampling = ", ".join(f"{key}={value}" for key, value in about["sampling"].items())
-    first = suffixes[0]
-    names = [
-        key.removesuffix(first)
-        for key in scores
-        if key.endswith(first) and f"{key.removesuffix(first)}{suffixes[-1]}" in scores
-    ]
+    names = [key.removesuffix(suffixes[-1]) for key in scores if key.endswith(suffixes[-1])]
     lines = [f"| {name} | {' | '.join(f'{scores[name + suffix]:.4f}' for suffix in suffixes)} |" for name in names]
     mixing = f"| mixing ratio | {about['mixing_ratio']} |\n" if "mixing_ratio" in about else ""
     return f"""# {head.what.split(maxsplit=1)[1].capitalize()}

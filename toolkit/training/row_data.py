@@ -9,6 +9,8 @@ from typing import Any
 import pytorch_lightning as pl
 
 from toolkit.errors import InputError
+from toolkit.io import read_json
+from toolkit.pair import fingerprint
 from toolkit.training.batches import RowBatches
 from toolkit.training.states import States
 
@@ -16,16 +18,27 @@ from toolkit.training.states import States
 class RowData(pl.LightningDataModule):
     """`batch_size` rows of the training split make a batch; both splits are in `states` once it is set up.
 
+    path           folder of the stage that made the data
+    draft          the model that drafted in them
     shuffle, seed  a new order of the training rows for every epoch
+
+    Raises InputError if the folder is not finished, or the draft another one.
     """
 
-    fingerprint: str  # of the draft
-
-    def __init__(self, batch_size: int, shuffle: bool, seed: int):
+    def __init__(self, path: str | Path, draft: Any, batch_size: int, shuffle: bool, seed: int):
         super().__init__()
         if batch_size < 1:
             raise InputError(f"data.batch_size: expected at least 1, got {batch_size}")
+        self.path, self.draft = Path(path), draft
         self.batch_size, self.shuffle, self.seed = batch_size, shuffle, seed
+        (summary,) = self.inputs(self.path)
+        self.summary: dict[str, Any] = read_json(summary)
+        self.fingerprint = fingerprint(draft)
+        if self.fingerprint != self.summary["draft_fingerprint"]:
+            raise InputError(
+                f"the data in {path} were made with another draft (fingerprint {self.summary['draft_fingerprint']}, this one "
+                f"{self.fingerprint}): set pair.draft to that one, or make them again"
+            )
         self.states: dict[str, States] = {}
 
     @staticmethod

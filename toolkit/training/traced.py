@@ -18,8 +18,6 @@ from torch import Tensor
 
 from toolkit.acceptance.preread import embedding_table, features
 from toolkit.errors import InputError
-from toolkit.io import read_json
-from toolkit.pair import fingerprint
 from toolkit.recorded import RecordedStep
 from toolkit.stage import MANIFEST
 from toolkit.teacher import hidden_size
@@ -70,18 +68,10 @@ class TracedData(RowData):
         shuffle: bool = True,
         seed: int = 0,
     ):
-        super().__init__(batch_size, shuffle, seed)
+        super().__init__(path, draft, batch_size, shuffle, seed)
         if not 0 < validation_fraction < 1:
             raise InputError(f"data.validation_fraction: expected a number between 0 and 1, got {validation_fraction}")
-        self.path, self.draft, self.validation_fraction = Path(path), draft, validation_fraction
-        (summary,) = self.inputs(self.path)
-        self.summary = read_json(summary)
-        self.fingerprint = fingerprint(draft)
-        if self.fingerprint != self.summary["draft_fingerprint"]:
-            raise InputError(
-                f"the traces in {path} were recorded with another draft (fingerprint {self.summary['draft_fingerprint']}, "
-                f"this one {self.fingerprint}): set pair.draft to that one, or record again"
-            )
+        self.validation_fraction = validation_fraction
 
     @staticmethod
     def inputs(folder: Path) -> list[Path]:
