@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,10 @@ from torch import Tensor
 
 from toolkit.errors import InputError
 from toolkit.session import Session, open_session
+from toolkit.session.capture import Captures, captures_for, static_flow
 
+Sessions = tuple[Session, list[Session]]
+CAPACITY_GRANULE = 64  # caches come in multiples of it, so that few shapes recur
 ASSETS = Path(__file__).parent / "assets"
 TOY = ASSETS / "toy"
 
@@ -27,6 +31,8 @@ class ModelPair:
     drafts         several drafts instead of one; `draft` is the first of them
     end_ids        tokens that end a text; taken from the target's generation config or the tokenizer if None
     name           how tables call the pair
+    cuda_graphs    "auto" or "off": forwards of recurring shapes are captured and replayed on GPUs
+    cpu_traces     "auto" or "off": the same on CPUs, through TorchScript traces (pays for small models in long runs)
     """
 
     target: Any
@@ -36,7 +42,11 @@ class ModelPair:
     end_ids: tuple[int, ...] | None = None
     name: str = ""
     head: str | None = None  # the acceptance head that ships with the pair, if one does
+    cuda_graphs: str | bool = "auto"
+    cpu_traces: str | bool = "auto"
     heads: dict[Any, Any] = field(default_factory=dict, init=False, repr=False)  # those loaded and checked so far
+    captures: list[Captures | None] = field(default_factory=list, init=False, repr=False)  # the target's, the drafts'
+    idle: list[Sessions] = field(default_factory=list, init=False, repr=False)
 
     def __post_init__(self) -> None:
         if self.drafts and self.draft is not None:
@@ -75,6 +85,8 @@ class ModelPair:
         attn_implementation: str | None = None,
         trust_remote_code: bool = False,
         name: str = "",
+        cuda_graphs: str | bool = "auto",
+        cpu_traces: str | bool = "auto",
     ) -> ModelPair:
         """Load both models and compare their tokenizers token by token.
 
@@ -101,16 +113,18 @@ class ModelPair:
             drafts=small,
             name=name or Path(target).name,
             head=str(shipped) if shipped is not None and shipped.exists() else None,
+            cuda_graphs=cuda_graphs,
+            cpu_traces=cpu_traces,
         )
 
-    @property
+    @cached_property
     def vocab_size(self) -> int:
         """Length of every law: the target's output size."""
         return vocab_size(self.target)
 
-    @property
+    @cached_property
     def device(self) -> torch.device:
-        """Where laws are compared: the target's device."""
+        """Where laws are compared: the target's device when first asked (models of a pair stay where they are)."""
         return self.target.device
 
     @property
@@ -118,13 +132,48 @@ class ModelPair:
         """Longest text, prompt included, that every model of the pair can read."""
         return min(_max_length(model) for model in (self.target, *self.drafts))
 
-    def open_sessions(self, num_rows: int, capacity: int) -> tuple[Session, list[Session]]:
-        """Fresh caches for the target and for each draft."""
-        target = open_session(self.target, num_rows, capacity)
-        drafts = [open_session(draft, num_rows, capacity) for draft in self.drafts]
+    def open_sessions(self, num_rows: int, capacity: int) -> Sessions:
+        """Empty caches for the target and for each draft, of at least this capacity.
+
+        Where captured forwards belong to the caches they were made with, those of an earlier call are used again.
+        """
+        capacity = -(-capacity // CAPACITY_GRANULE) * CAPACITY_GRANULE
+        for sessions in self.idle:
+            if (sessions[0].index.num_rows, sessions[0].index.capacity) == (num_rows, capacity):
+                self.idle.remove(sessions)
+                return sessions
+        self.idle.clear()
+        if not self.captures:
+            self.captures = [self._captures(model) for model in (self.target, *self.drafts)]
+        target, *drafts = (
+            open_session(model, num_rows, capacity, self._own(captures))
+            for model, captures in zip((self.target, *self.drafts), self.captures, strict=True)
+        )
         for draft, session in zip(self.drafts, drafts, strict=True):
             session.clips_tokens = vocab_size(draft) < self.vocab_size
         return target, drafts
+
+    def close_sessions(self, sessions: Sessions) -> None:
+        """Give caches back. One set is kept, if captured forwards belong to it; memory of others is free again."""
+        target, drafts = sessions
+        if not target.fixed_rows:
+            return
+        for session in (target, *drafts):
+            for row in range(session.index.num_rows):
+                session.reset(row)
+        self.idle[:] = [sessions]
+
+    def _captures(self, model: Any) -> Captures | None:
+        if hasattr(model, "open_session") or not static_flow(model):
+            return None
+        if len(set(getattr(model, "hf_device_map", {0: 0}).values())) > 1:
+            return None
+        return captures_for(model.device, self.cuda_graphs, self.cpu_traces)
+
+    @staticmethod
+    def _own(captures: Captures | None) -> Captures | None:
+        """Captures of a new session: shared ones, or empty ones of the same kind if they belong to its buffers."""
+        return Captures(captures.kind) if captures is not None and captures.fixed_buffers else captures
 
     def fit(self, logits: Tensor) -> Tensor:
         """A draft's logits [..., V'] on the target's device and vocabulary [..., V].

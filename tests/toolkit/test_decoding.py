@@ -13,6 +13,7 @@ from toolkit.decoding import Method, Sampling, decode
 from toolkit.errors import DecodingError, InputError
 from toolkit.session import TabularModel
 from toolkit.stopping import Confidence, Fixed, Heuristic
+from toolkit.transfer import Gate
 from toolkit.verification import get
 
 METHODS = config.choices("method")  # the pairs come with heads for those that need one
@@ -36,6 +37,21 @@ def test_a_row_does_not_depend_on_its_neighbours(name, temperature, exact_pair, 
             assert [(r.num_drafted, r.num_accepted) for r in one.rounds] == [
                 (r.num_drafted, r.num_accepted) for r in other.rounds
             ]
+
+
+@pytest.mark.parametrize("name", CHAINS)
+@pytest.mark.parametrize("batch_size", [1, 3])
+def test_launching_ahead_of_the_answers_changes_nothing(name, batch_size, exact_pair, prompts, monkeypatch):
+    """As on a GPU, where the host learns a step later that every row has stopped."""
+    method, sampling = config.method(name), Sampling(max_new_tokens=16)
+    expected = decode(exact_pair, prompts, method, sampling, batch_size=batch_size)
+    for ahead in (1, 2):
+        monkeypatch.setattr("toolkit.decoding.proposers.Gate", lambda device, ahead=ahead: Gate(device, ahead))
+        for one, other in zip(
+            expected, decode(exact_pair, prompts, method, sampling, batch_size=batch_size), strict=True
+        ):
+            assert one.token_ids == other.token_ids
+            assert one.counts == other.counts
 
 
 @pytest.mark.parametrize("name", LOSSLESS)

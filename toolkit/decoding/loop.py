@@ -25,6 +25,7 @@ from toolkit.pair import ModelPair
 from toolkit.sampling import Sampling, row_generator, warp
 from toolkit.session import Session
 from toolkit.stopping.base import State
+from toolkit.transfer import tensor_on
 from toolkit.types import Generation, Proposal, Round, Verdict
 from toolkit.verification.base import num_uniforms
 
@@ -119,7 +120,8 @@ class _Batch:
         places = min(batch_size, len(queue))
         longest = max(len(row.context) for row in queue)
         capacity = longest + sampling.max_new_tokens + self.most + 1
-        self.target, self.drafts = pair.open_sessions(places, capacity)
+        self.sessions = pair.open_sessions(places, capacity)
+        self.target, self.drafts = self.sessions
         self.rows = [queue.popleft() for _ in range(places)]
         self.busy = [True] * places
         self.device = pair.device
@@ -131,9 +133,7 @@ class _Batch:
         """Rounds until every row has ended."""
         while any(self.busy):
             self._prefill()
-            uniforms = torch.stack([
-                torch.rand(num_uniforms(self.most), generator=row.generator, dtype=torch.float64) for row in self.rows
-            ]).to(self.device)  # fmt: skip
+            uniforms = self._uniforms()
             started = perf_counter()
             context = self._draft_context(uniforms)
             proposal, state = self.method.proposer.propose(context, self.method.policy, self.state)
@@ -143,6 +143,14 @@ class _Batch:
             self.state = self.method.policy.observe(proposal, verdict, state)
             self._commit(context, proposal, verdict, started, drafted)
             self._refill()
+        self.pair.close_sessions(self.sessions)
+
+    def _uniforms(self) -> Tensor:
+        """One row of uniforms per place, each from its own generator: [B, 3 M + 1]."""
+        drawn = torch.stack([
+            torch.rand(num_uniforms(self.most), generator=row.generator, dtype=torch.float64) for row in self.rows
+        ])  # fmt: skip
+        return drawn.pin_memory().to(self.device, non_blocking=True) if self.device.type == "cuda" else drawn
 
     # -- one round ------------------------------------------------------------------------------------------------
 
@@ -160,7 +168,8 @@ class _Batch:
         return DraftContext(
             sessions=self.drafts,
             unread=[self._unread(session) for session in self.drafts] if self.most else [],
-            limits=torch.tensor([min(r, self.most) for r in room], device=self.device),
+            limits=tensor_on(self.device, [min(r, self.most) for r in room]),
+            most=max(0, *(min(r, self.most) for r in room)),
             uniforms=uniforms[:, : self.most],
             sampling=self.draft_sampling,
             fit=self.pair.fit,
@@ -271,7 +280,7 @@ class _Batch:
                 if self.seen is not None:
                     self.seen = self._seen_at_start()
         busy = [place for place, is_busy in enumerate(self.busy) if is_busy]
-        if busy and 2 * len(busy) <= len(self.rows):
+        if busy and 2 * len(busy) <= len(self.rows) and not self.target.fixed_rows:
             self.rows, self.busy = [self.rows[place] for place in busy], [True] * len(busy)
             self.state = {key: value[busy] for key, value in self.state.items()}
             self.seen = None if self.seen is None else self.seen[busy]
@@ -309,4 +318,4 @@ def _right_aligned(rows: list[list[int]], device: torch.device) -> tuple[Tensor,
     """Token lists as one block [B, U], padded in front, and their lengths."""
     counts = [len(row) for row in rows]
     width = max(counts)
-    return torch.tensor([[0] * (width - len(row)) + row for row in rows], device=device), counts
+    return tensor_on(device, [[0] * (width - len(row)) + row for row in rows]), counts

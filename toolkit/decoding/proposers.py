@@ -15,6 +15,7 @@ from torch import Tensor
 from toolkit.sampling import Sampling, draw, warp
 from toolkit.session import Session
 from toolkit.stopping.base import State, StoppingPolicy
+from toolkit.transfer import Gate
 from toolkit.types import DraftStep, Proposal, Verdict
 
 
@@ -25,6 +26,7 @@ class DraftContext:
     sessions     one per draft model
     unread       per draft: tokens [B, U] of the context that its cache lacks, right-aligned, and how many per row
     limits [B]   the most tokens each row may draft (its length limit, less one for the extra token)
+    most         the largest of them
     uniforms     [B, M] one per node
     fit          a draft's logits on the target's device and vocabulary
     seen         tokens of the context [B, V] bool, for the repetition penalty; None if it is off
@@ -34,6 +36,7 @@ class DraftContext:
     sessions: list[Session]
     unread: list[tuple[Tensor, list[int]]]
     limits: Tensor
+    most: int
     uniforms: Tensor
     sampling: Sampling
     fit: Callable[[Tensor], Tensor]
@@ -52,44 +55,47 @@ class ChainProposer:
 
     def propose(self, context: DraftContext, policy: StoppingPolicy, state: State) -> tuple[Proposal, State]:
         """Draft until every row has stopped. Rows that have stopped go on unheard: nothing waits for them."""
-        limits = context.limits
+        limits, session = context.limits, context.sessions[0]
         num_rows, device = len(limits), limits.device
         drafting = policy.begin(num_rows, state, device) & (limits > 0)
         num_drafted, num_calls = torch.zeros_like(limits), torch.zeros_like(limits)
-        if not bool(drafting.any()):
-            empty = torch.zeros(num_rows, 0, dtype=torch.long, device=device)
-            return Proposal(empty, torch.zeros(num_rows, 0, 1, device=device), num_drafted, num_calls), state
-        session, (unread, counts) = context.sessions[0], context.unread[0]
+        gate = Gate(device)
+        alone = num_rows == 1 and gate.ahead == 0  # a single row is never past its own stop
         seen = context.seen
         tokens: list[Tensor] = []
         laws: list[Tensor] = []
-        reading = session.extend(unread, counts=counts)
-        while True:
+        while len(tokens) < context.most and gate.passes(drafting):
             depth = len(tokens) + 1
+            if depth == 1:
+                unread, counts = context.unread[0]
+                reading = session.extend(unread, counts=counts)
+            else:
+                reading = session.extend(tokens[-1].unsqueeze(1).to(session.index.device))
             num_calls += drafting
             logits = context.fit(reading.logits[:, -1])
             probs = warp(logits, context.sampling, seen)
             step = DraftStep(depth, logits, probs, reading.hidden[:, -1].to(device))
             if policy.reads:
                 new_state, go_on = policy.read(step, state)
-                state, drafting = frozen(new_state, state, drafting), drafting & go_on
-                if not bool(drafting.any()):
+                state, drafting = new_state if alone else frozen(new_state, state, drafting), drafting & go_on
+                if not gate.passes(drafting):
                     break
             step.tokens = drawn = self.draw(context, depth, probs)
             tokens.append(drawn)
             laws.append(probs)
             num_drafted += drafting
             new_state, go_on = policy.step(step, state)
-            state = frozen(new_state, state, drafting)
+            state = new_state if alone else frozen(new_state, state, drafting)
             drafting = drafting & go_on & (limits > depth)
             for end in context.end_ids:
                 drafting = drafting & (drawn != end)
-            if not bool(drafting.any()):
-                break
             if seen is not None:
                 seen = seen.scatter(1, drawn.unsqueeze(1), True)
-            reading = session.extend(drawn.unsqueeze(1).to(session.index.device))
-        return Proposal(torch.stack(tokens, 1), torch.stack(laws, 1), num_drafted, num_calls), state
+        longest = gate.settle() // (2 if policy.reads else 1)  # a question before each forward, one before each draw
+        if not longest:
+            empty = torch.zeros(num_rows, 0, dtype=torch.long, device=device)
+            return Proposal(empty, torch.zeros(num_rows, 0, 1, device=device), num_drafted, num_calls), state
+        return Proposal(torch.stack(tokens[:longest], 1), torch.stack(laws[:longest], 1), num_drafted, num_calls), state
 
     def draw(self, context: DraftContext, depth: int, probs: Tensor) -> Tensor:
         """The token of every row [B] at a depth (from 1), from its laws [B, V]."""
@@ -104,7 +110,5 @@ class ChainProposer:
 
 
 def frozen(new: State, old: State, moving: Tensor) -> State:
-    """The new state where a row is still drafting, the old one elsewhere."""
-    if len(moving) == 1 or not new:
-        return new
+    """The new state where a row is still drafting [B], the old one elsewhere."""
     return {key: torch.where(moving.view(-1, *[1] * (value.dim() - 1)), value, old[key]) for key, value in new.items()}

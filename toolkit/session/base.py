@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from toolkit.errors import InputError
+from toolkit.session.capture import Captures
 from toolkit.session.tree import Placement, TreeIndex
 
 
@@ -61,6 +62,11 @@ class Session(ABC):
         rows = list(range(self.index.num_rows)) if rows is None else rows
         if tokens.shape[0] != len(rows):
             raise InputError(f"extend: expected tokens for {len(rows)} rows, got {tokens.shape[0]}")
+        more = self._widened(tokens.shape[1]) - tokens.shape[1]
+        if more:
+            chain = tokens.shape[1] - (0 if parents is None else parents.shape[1])
+            counts = [chain] * len(rows) if counts is None else counts
+            tokens = torch.nn.functional.pad(tokens, (more, 0))
         placement = self.index.place(rows, tokens.shape[1], counts, parents)
         self.num_calls += 1
         return self._forward(tokens, rows, placement, parents, last)
@@ -78,6 +84,15 @@ class Session(ABC):
         moved, new_nodes = self.index.keep(nodes)
         self._move(trunks, moved)
         return new_nodes
+
+    @property
+    def fixed_rows(self) -> bool:
+        """Whether dropping rows costs more than it saves: what has been captured belongs to all of them."""
+        return False
+
+    def _widened(self, width: int) -> int:
+        """The block's width with padding: sessions that replay forwards use few widths."""
+        return width
 
     @abstractmethod
     def _forward(
@@ -102,11 +117,14 @@ class Session(ABC):
         """Memory of the keys and values."""
 
 
-def open_session(model: Any, num_rows: int, capacity: int) -> Session:
-    """The session of a model: its own, if it brings one (`open_session`), else the one for Hugging Face models."""
+def open_session(model: Any, num_rows: int, capacity: int, captures: Captures | None = None) -> Session:
+    """The session of a model: its own, if it brings one (`open_session`), else the one for Hugging Face models.
+
+    captures  forwards of recurring shapes are replayed through them (Hugging Face models only); None: never
+    """
     own = getattr(model, "open_session", None)
     if own is not None:
         return own(num_rows, capacity)
     from toolkit.session.hf import HFSession
 
-    return HFSession(model, num_rows, capacity)
+    return HFSession(model, num_rows, capacity, captures)

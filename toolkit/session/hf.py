@@ -8,6 +8,7 @@ output embedding, so that logit scaling and soft-capping stay the model's busine
 from __future__ import annotations
 
 import inspect
+from collections.abc import Sequence
 from functools import cache
 from typing import Any
 
@@ -17,7 +18,13 @@ from transformers.cache_utils import Cache, CacheLayerMixin
 
 from toolkit.errors import InputError
 from toolkit.session.base import Reading, Session
+from toolkit.session.capture import Captures
 from toolkit.session.tree import Placement
+from toolkit.transfer import tensor_on
+
+# Blocks and visible slots are rounded up to these where forwards are captured, so that few shapes recur.
+WIDTHS = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 16, 20, 24, 32, 48, 64)
+GRANULE = 64
 
 
 class TreeLayer(CacheLayerMixin):
@@ -55,21 +62,19 @@ class TreeLayer(CacheLayerMixin):
 
 
 class _Block:
-    """Where the tokens of the forward under way go, the same for every layer."""
+    """Where the tokens of the forward under way go, the same for every layer.
 
-    def __init__(self, placement: Placement, rows: list[int], num_rows: int, num_slots: int):
-        self.visible, self.start = placement.visible, placement.start
-        self.width = placement.slots.shape[1]
-        self.rows = None if rows == list(range(num_rows)) else rows
-        self.flat: Tensor | None = None
-        if self.start is None or self.rows is not None:
-            offsets = torch.tensor(rows, device=placement.slots.device).unsqueeze(1) * num_slots
-            self.flat = (placement.slots + offsets).reshape(-1)
+    flat   slots [b * T] in the buffers' rows laid end to end; None: all rows write from slot `start` on
+    rows   the rows that are read; None: all
+    """
+
+    def __init__(self, visible: int, flat: Tensor | None, start: int | None = None, rows: list[int] | None = None):
+        self.visible, self.flat, self.start, self.rows = visible, flat, start, rows
 
     def write(self, buffer: Tensor, states: Tensor) -> Tensor:
         states = states.transpose(1, 2)  # [b, T, heads, head size]
         if self.flat is None:
-            buffer[:, self.start : self.start + self.width] = states  # type: ignore[operator]
+            buffer[:, self.start : self.start + states.shape[1]] = states  # type: ignore[operator]
         else:
             buffer.view(-1, *buffer.shape[2:]).index_copy_(0, self.flat, states.reshape(-1, *states.shape[2:]))
         visible = buffer[:, : self.visible] if self.rows is None else buffer[self.rows, : self.visible]
@@ -79,7 +84,7 @@ class _Block:
 class HFSession(Session):
     """A Hugging Face causal language model with a tree-structured cache."""
 
-    def __init__(self, model: Any, num_rows: int, capacity: int):
+    def __init__(self, model: Any, num_rows: int, capacity: int, captures: Captures | None = None):
         super().__init__(num_rows, capacity, model.device)
         self.model, self.config = model, model.config.get_text_config()
         self.layers = [TreeLayer(self) for _ in range(self.config.num_hidden_layers)]
@@ -90,6 +95,7 @@ class HFSession(Session):
         self.windows = attention_windows(model)
         self._lowest = torch.full((), torch.finfo(self.dtype).min, dtype=self.dtype, device=model.device)
         self._zero = torch.zeros((), dtype=self.dtype, device=model.device)
+        self._offsets = torch.arange(num_rows, device=model.device).unsqueeze(1) * (capacity + 1)
         self.num_embeddings = int(model.get_input_embeddings().weight.shape[0])
         self._keeps_last = "logits_to_keep" in _parameters(model.__class__)
         head = model.get_output_embeddings()
@@ -97,20 +103,51 @@ class HFSession(Session):
             raise InputError(f"expected a causal language model with an output embedding, got {type(model).__name__}")
         self._hidden: Tensor | None = None
         self._head = head
+        self.captures = captures
+        if captures is not None:
+            self.index.granule = GRANULE
+
+    @property
+    def fixed_rows(self) -> bool:
+        return self.captures is not None and self.captures.fixed_buffers
+
+    def _widened(self, width: int) -> int:
+        if self.captures is None or self.captures.refused or width > WIDTHS[-1]:
+            return width
+        wider = next(w for w in WIDTHS if w >= width)
+        return wider if wider <= self.index.capacity else width
 
     @torch.inference_mode()
     def _forward(
         self, tokens: Tensor, rows: list[int], placement: Placement, parents: Tensor | None, last: int
     ) -> Reading:
-        self.block = _Block(placement, rows, self.index.num_rows, self.index.capacity + 1)
+        inputs = (
+            # A token beyond this model's vocabulary lies in the other model's padding, outside of the tokenizer.
+            tokens.clamp(max=self.num_embeddings - 1) if self.clips_tokens else tokens,
+            # Rows that have stopped still fill their place in the batch; nothing they produce is used.
+            placement.positions.clamp(max=self.max_position - 1),
+            *self._masks(placement, rows),
+        )
+        whole = len(rows) == self.index.num_rows
+        if self.captures is None or not whole or not self.layers[0].is_initialized or tokens.shape[1] > WIDTHS[-1]:
+            offsets = self._offsets if whole else self._offsets[rows]
+            flat = None if whole and placement.start is not None else (placement.slots + offsets).view(-1)
+            block = _Block(placement.visible, flat, placement.start, None if whole else rows)
+            logits, hidden = self.compute(inputs, block, last)
+        else:
+            logits, hidden = self.replay((*inputs, (placement.slots + self._offsets).view(-1)), placement.visible, last)
+        return Reading(logits[:, -last:], hidden[:, -last:])
+
+    def compute(self, inputs: Sequence[Tensor], block: _Block, last: int) -> tuple[Tensor, Tensor]:
+        """One forward of the model. inputs: tokens, positions, masks in the order of `windows`."""
+        tokens, positions, *masks = inputs
+        self.block = block
         hook = self._head.register_forward_pre_hook(self._catch)
         try:
             output = self.model(
-                # A token beyond this model's vocabulary lies in the other model's padding, outside of the tokenizer.
-                input_ids=tokens.clamp(max=self.num_embeddings - 1) if self.clips_tokens else tokens,
-                # Rows that have stopped still fill their place in the batch; nothing they produce is used.
-                position_ids=placement.positions.clamp(max=self.max_position - 1),
-                attention_mask=self._masks(placement, rows),
+                input_ids=tokens,
+                position_ids=positions,
+                attention_mask=masks[0] if "" in self.windows else dict(zip(self.windows, masks, strict=True)),
                 past_key_values=self.cache,
                 use_cache=True,
                 **({"logits_to_keep": last} if self._keeps_last else {}),
@@ -118,22 +155,44 @@ class HFSession(Session):
         finally:
             hook.remove()
         assert self._hidden is not None
-        return Reading(output.logits[:, -last:], self._hidden[:, -last:])
+        return output.logits, self._hidden
+
+    def replay(self, inputs: Sequence[Tensor], visible: int, last: int) -> tuple[Tensor, Tensor]:
+        """The same through captures: the shape decides, and the slots are an input (the last one)."""
+        assert self.captures is not None
+
+        def forward(*tensors: Tensor) -> tuple[Tensor, Tensor]:
+            *given, flat = tensors[: len(inputs)]
+            held = [(layer.keys, layer.values) for layer in self.layers]
+            for layer, keys, values in zip(
+                self.layers, tensors[len(inputs) :: 2], tensors[len(inputs) + 1 :: 2], strict=True
+            ):
+                layer.keys, layer.values = keys, values
+            try:
+                return self.compute(given, _Block(visible, flat), last)
+            finally:
+                for layer, (keys, values) in zip(self.layers, held, strict=True):
+                    layer.keys, layer.values = keys, values
+
+        key = (*inputs[0].shape, visible, last, self.index.capacity)
+        buffers = [buffer for layer in self.layers for buffer in (layer.keys, layer.values)]
+        return self.captures.run(key, forward, inputs, buffers)
 
     def _catch(self, module: Any, args: tuple[Tensor, ...]) -> None:
         self._hidden = args[0]
 
-    def _masks(self, placement: Placement, rows: list[int]) -> Tensor | dict[str, Tensor]:
-        masks = {}
-        for name, window in self.windows.items():
+    def _masks(self, placement: Placement, rows: list[int]) -> list[Tensor]:
+        """Additive masks [b, 1, T, S], one per entry of `windows`."""
+        masks = []
+        for window in self.windows.values():
             seen = placement.mask
             if window is not None:
                 distance = (
                     placement.positions.unsqueeze(-1) - self.index.slot_positions(rows, placement.visible)[:, None]
                 )
                 seen = seen & (distance < window)
-            masks[name] = torch.where(seen, self._zero, self._lowest).unsqueeze(1)
-        return masks.get("", masks)
+            masks.append(torch.where(seen, self._zero, self._lowest).unsqueeze(1))
+        return masks
 
     @torch.inference_mode()
     def _move(self, trunks: list[int], kept: list[list[int]]) -> None:
@@ -147,8 +206,8 @@ class HFSession(Session):
                     target.append(base + new)
         if not source:
             return
-        where_from = torch.tensor(source, device=self.index.device)
-        where_to = torch.tensor(target, device=self.index.device)
+        where_from = tensor_on(self.index.device, source)
+        where_to = tensor_on(self.index.device, target)
         for layer in self.layers:
             for buffer in (layer.keys, layer.values):
                 flat = buffer.view(-1, *buffer.shape[2:])
@@ -157,6 +216,7 @@ class HFSession(Session):
     @torch.inference_mode()
     def select(self, rows: list[int]) -> None:
         super().select(rows)
+        self._offsets = self._offsets[: len(rows)]
         for layer in self.layers:
             if layer.is_initialized:
                 layer.keys, layer.values = layer.keys[rows], layer.values[rows]

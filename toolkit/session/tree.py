@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from toolkit.errors import InputError
+from toolkit.transfer import tensor_on
 
 
 @dataclass(frozen=True)
@@ -24,7 +25,7 @@ class Placement:
     slots [b, T]      slot of each token in its row; padding goes to the scratch slot, which nobody sees
     positions [b, T]  distance from the start of the text: siblings share one
     mask [b, T, S]    True where a token may look
-    visible           S: slots any row of this call uses
+    visible           S: at least the slots any row of this call uses
     start             the first slot if all rows write the same consecutive slots, else None
     """
 
@@ -43,6 +44,7 @@ class TreeIndex:
         self.lengths = [0] * num_rows
         self.trunk = [0] * num_rows
         self.ancestors: Tensor | None = None  # [num_rows, R, R] bool: node i descends from node j, or is it
+        self.granule = 1  # visible slots are rounded up to a multiple of it
         self._columns = torch.arange(capacity + 1, device=device)
 
     def num_nodes(self, row: int) -> int:
@@ -65,12 +67,12 @@ class TreeIndex:
             self.trunk[row] += count
         uniform = all(count == chain for count in counts) and len(set(starts)) == 1
         slots = self._slots(starts, counts, chain, width)
-        visible = max(max(self.lengths[row] for row in rows), 1)
+        visible = self._rounded(max(max(self.lengths[row] for row in rows), 1))
         columns = self._columns[:visible]
         if parents is None:
             mask = columns <= slots.unsqueeze(-1)
             return Placement(slots, slots, mask, visible, starts[0] if uniform else None)
-        trunk = torch.tensor([self.trunk[row] for row in rows], device=self.device).view(-1, 1, 1)
+        trunk = tensor_on(self.device, [self.trunk[row] for row in rows]).view(-1, 1, 1)
         node_rows = self._grow(rows, parents)  # [b, N, R]
         relative = (columns - trunk).expand(-1, num_tree, -1)
         of_tree = node_rows.gather(2, relative.clamp(0, node_rows.shape[2] - 1)) & (relative >= 0)
@@ -85,7 +87,7 @@ class TreeIndex:
         positions = self._columns[:visible].expand(len(rows), -1)
         if self.ancestors is None:
             return positions
-        trunk = torch.tensor([self.trunk[row] for row in rows], device=self.device).view(-1, 1)
+        trunk = tensor_on(self.device, [self.trunk[row] for row in rows]).view(-1, 1)
         depth = self.ancestors[rows].sum(-1)  # [b, R]
         relative = positions - trunk
         of_node = trunk + depth.gather(1, relative.clamp(0, depth.shape[1] - 1)) - 1
@@ -135,6 +137,9 @@ class TreeIndex:
         if self.ancestors is not None:
             self.ancestors[row] = False
 
+    def _rounded(self, visible: int) -> int:
+        return min(-(-visible // self.granule) * self.granule, self.capacity)
+
     # -- inside ---------------------------------------------------------------------------------------------------
 
     def _check(self, rows: list[int], counts: list[int], chain: int, num_tree: int) -> None:
@@ -149,11 +154,13 @@ class TreeIndex:
 
     def _slots(self, starts: list[int], counts: list[int], chain: int, width: int) -> Tensor:
         """[b, T] slots; padding in front of the chain part goes to the scratch slot `capacity`."""
-        first = torch.tensor([s - (chain - c) for s, c in zip(starts, counts, strict=True)], device=self.device)
+        if counts[0] == chain and len(set(counts)) == len(set(starts)) == 1:  # all alike: nothing to build
+            return self._columns[starts[0] : starts[0] + width].expand(len(starts), -1)
+        first = tensor_on(self.device, [s - (chain - c) for s, c in zip(starts, counts, strict=True)])
         slots = first.unsqueeze(1) + self._columns[:width]
         if all(count == chain for count in counts):
             return slots
-        begin = torch.tensor(starts, device=self.device).unsqueeze(1)
+        begin = tensor_on(self.device, starts).unsqueeze(1)
         return torch.where(slots < begin, self.capacity, slots)
 
     def _grow(self, rows: list[int], parents: Tensor) -> Tensor:
@@ -163,7 +170,7 @@ class TreeIndex:
         size = max(max(self.num_nodes(row) for row in range(self.num_rows)), 1)
         self._reserve(size)
         assert self.ancestors is not None
-        first = torch.tensor(old, device=self.device).view(-1, 1)
+        first = tensor_on(self.device, old).view(-1, 1)
         inside = parents - first  # index in this block where >= 0, else an older node or the trunk
         block = torch.zeros(num_rows, num_new, num_new + 1, device=self.device)
         block.scatter_(2, inside.clamp(min=-1).add(1).unsqueeze(-1), 1.0)
@@ -171,7 +178,7 @@ class TreeIndex:
         for _ in range(max(num_new - 1, 1).bit_length()):  # paths of length 1, 2, 4, ...
             closure = (closure @ closure).clamp_(max=1.0)
         older = (parents >= 0) & (inside < 0)
-        row_index = torch.tensor(rows, device=self.device).unsqueeze(1)
+        row_index = tensor_on(self.device, rows).unsqueeze(1)
         from_old = self.ancestors[row_index, parents.clamp(min=0)] & older.unsqueeze(-1)  # [b, N, R]
         new_rows = (closure @ from_old.float()) > 0
         ids = first + self._columns[:num_new]

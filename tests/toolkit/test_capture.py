@@ -1,0 +1,108 @@
+"""Captured forwards against the models' own: every family, trees, decoding, reuse of caches, refusals."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from tests.toolkit.test_session import FAMILIES, VOCAB, build
+from toolkit import ModelPair, generate
+from toolkit.session import capture, open_session
+from toolkit.session.capture import Captures, StaticForward, TracedForward, static_flow
+
+ROUTED = {"mixtral", "qwen3_moe"}
+
+
+class EagerTrace(TracedForward):
+    after = 1
+
+
+class EagerStatic(StaticForward):
+    after = 1
+
+
+@pytest.mark.parametrize("family", [name for name in FAMILIES if name not in ROUTED])
+@pytest.mark.parametrize("kind", [EagerTrace, EagerStatic])
+def test_replayed_forwards_equal_the_models_own(family, kind, monkeypatch):
+    monkeypatch.setattr(capture, "PROOFS", 0)  # no help from the comparison that guards new captures
+    model, generator = build(family), torch.Generator().manual_seed(3)
+    plain, replaying = open_session(model, 2, 96), open_session(model, 2, 96, Captures(kind))
+    assert replaying.captures is not None
+    prompts = torch.randint(3, VOCAB, (2, 9), generator=generator)
+    for session in (plain, replaying):
+        session.extend(prompts, counts=[9, 5])
+    for turn in range(4):
+        block = torch.randint(3, VOCAB, (2, 9), generator=generator)  # 9 is no captured width: it is padded to 10
+        tree = torch.randint(3, VOCAB, (2, 4), generator=generator)
+        parents = torch.tensor([[-1, -1, 0, 2], [-1, 0, 0, 1]])
+        kept = torch.tensor([[3], [1 + turn % 2]])
+        results = []
+        for session in (plain, replaying):
+            chain = session.extend(block, counts=[9, 3 + turn], last=2)
+            branches = session.extend(tree, parents=parents, last=4)
+            session.keep(kept)
+            results.append(torch.cat([r.logits.flatten() for r in (chain, branches)] + [branches.hidden.flatten()]))
+            session.truncate([length - 2 for length in session.lengths])
+        assert torch.allclose(*results, rtol=1e-5, atol=1e-5 * float(results[0].abs().max()))
+    assert not replaying.captures.refused
+    assert len(replaying.captures.known) >= 2
+    assert max(replaying.captures.uses.values()) == 1  # every later forward of a shape was a replay
+
+
+def test_models_that_branch_on_values_are_not_captured():
+    assert {name for name in FAMILIES if not static_flow(build(name))} == ROUTED
+    model = build("phi3")
+    model.config.rope_parameters = {**model.config.rope_parameters, "rope_type": "longrope"}
+    assert not static_flow(model)
+
+
+def test_a_capture_that_is_wrong_is_noticed_and_dropped():
+    class Wrong(EagerStatic):
+        def __call__(self, inputs, buffers):
+            logits, hidden = super().__call__(inputs, buffers)
+            return logits * 1.5, hidden
+
+    model = build("llama")
+    plain, replaying = open_session(model, 1, 32), open_session(model, 1, 32, Captures(Wrong))
+    for session in (plain, replaying):
+        session.extend(torch.tensor([[4, 5, 6]]))
+    tokens = torch.tensor([[7]])
+    assert torch.allclose(replaying.extend(tokens).logits, plain.extend(tokens).logits, atol=1e-5)
+    with pytest.warns(RuntimeWarning, match="a replayed forward differs from the model's own"):
+        second = replaying.extend(tokens).logits
+    expected = plain.extend(tokens).logits
+    assert torch.allclose(second, expected, atol=1e-5)
+    assert torch.allclose(replaying.extend(tokens).logits, plain.extend(tokens).logits, atol=1e-5)
+
+
+@pytest.mark.parametrize("method", ["speculative", "specdec_pp", "mcsd"])
+def test_decoding_does_not_depend_on_captures(method, monkeypatch):
+    """In float64, where rounding cannot turn a token. More prompts than places: caches are emptied, rows refilled."""
+    prompts = [[5 + i, 9, 11 * i % 60, 7] + [3] * (i % 3) for i in range(5)]
+
+    def tokens(pair, batch_size):
+        generations = generate(pair, prompts, method, max_new_tokens=24, batch_size=batch_size)
+        return [g.token_ids for g in generations]
+
+    expected = tokens(ModelPair.from_pretrained("toy/target", "toy/draft", dtype="float64", cpu_traces="off"), 3)
+    for kind in (EagerTrace, EagerStatic):
+        monkeypatch.setattr("toolkit.pair.captures_for", lambda *_, kind=kind: Captures(kind))
+        pair = ModelPair.from_pretrained("toy/target", "toy/draft", dtype="float64")
+        for _ in range(2):
+            assert tokens(pair, 3) == expected
+        assert tokens(pair, 2) == expected
+        assert len(pair.idle) == (1 if kind is EagerStatic else 0)
+
+
+def test_caches_are_used_again_only_by_calls_of_their_shape(monkeypatch):
+    monkeypatch.setattr("toolkit.pair.captures_for", lambda *_: Captures(EagerStatic))
+    pair = ModelPair.toy()
+    first = pair.open_sessions(2, 60)
+    first[0].extend(torch.tensor([[5, 6], [7, 8]]))
+    pair.close_sessions(first)
+    assert first[0].lengths == [0, 0]
+    assert not bool(first[0].layers[0].keys.any())
+    assert pair.open_sessions(2, 64) is first  # capacities come in multiples of 64
+    pair.close_sessions(first)
+    assert pair.open_sessions(3, 64) is not first
+    assert pair.idle == []

@@ -1,0 +1,170 @@
+"""Forwards of recurring shapes, recorded once and replayed: CUDA graphs on GPUs, TorchScript traces on CPUs.
+
+A decoding loop runs the same few shapes over and over, and for small models most of a forward is the launching of its
+operations, not their work. A captured forward launches them all at once. What is replayed is the model's own forward,
+operation for operation. Models that branch on values (`static_flow`) are run as they are; so is one whose first replays
+differ from the forward itself.
+
+Shapes: b rows, T tokens of a block, S visible slots, V vocabulary, D hidden size.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from typing import Any, ClassVar, Protocol
+
+import torch
+from torch import Tensor
+
+Forward = Callable[..., tuple[Tensor, Tensor]]  # inputs, then buffers -> logits [b, T, V], hidden [b, T, D]
+PROOFS = 2  # replays of a new capture that are compared with the forward itself
+TOLERANCE = 1e-2  # of that comparison, relative: a wrong branch is off by far more, bfloat16 by less
+MOST = 64  # captures kept per model; the least recently used one goes first
+
+
+class Captured(Protocol):
+    """A recorded forward."""
+
+    def __call__(self, inputs: Sequence[Tensor], buffers: Sequence[Tensor]) -> tuple[Tensor, Tensor]: ...
+
+
+class TracedForward:
+    """A TorchScript trace. Buffers are arguments: any session with buffers of these shapes can use it."""
+
+    after: ClassVar[int] = 32  # uses before a shape is captured: by then a trace costs about what it saves
+
+    def __init__(self, forward: Forward, inputs: Sequence[Tensor], buffers: Sequence[Tensor]):
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # sizes become constants, as they should
+            self.traced = torch.jit.trace(forward, (*inputs, *buffers), check_trace=False)
+
+    def __call__(self, inputs: Sequence[Tensor], buffers: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
+        return self.traced(*inputs, *buffers)
+
+
+class StaticForward:
+    """A forward on inputs and buffers that stay where they are: what a CUDA graph needs, and all of it but the graph.
+
+    Bound to the buffers it was captured with. Results are copies: the next replay overwrites the originals.
+    """
+
+    after: ClassVar[int] = 2
+
+    def __init__(self, forward: Forward, inputs: Sequence[Tensor], buffers: Sequence[Tensor]):
+        self.inputs = [tensor.clone() for tensor in inputs]
+        self.buffers = list(buffers)
+        self.run = lambda: forward(*self.inputs, *self.buffers)
+
+    def __call__(self, inputs: Sequence[Tensor], buffers: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
+        assert all(ours is theirs for ours, theirs in zip(self.buffers, buffers, strict=True))
+        for static, tensor in zip(self.inputs, inputs, strict=True):
+            static.copy_(tensor)
+        logits, hidden = self.run()
+        return logits.clone(), hidden.clone()
+
+
+class GraphForward(StaticForward):
+    """The same as one CUDA graph. Graphs of a process share one memory pool: they never run at the same time."""
+
+    pool: ClassVar[Any] = None
+
+    def __init__(self, forward: Forward, inputs: Sequence[Tensor], buffers: Sequence[Tensor]):
+        super().__init__(forward, inputs, buffers)
+        side = torch.cuda.Stream()
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            for _ in range(2):  # libraries choose and allocate on their first calls
+                self.run()
+        torch.cuda.current_stream().wait_stream(side)
+        graph = torch.cuda.CUDAGraph()
+        if GraphForward.pool is None:
+            GraphForward.pool = torch.cuda.graph_pool_handle()
+        with torch.cuda.graph(graph, pool=GraphForward.pool):
+            results = self.run()
+
+        def replay() -> tuple[Tensor, Tensor]:
+            graph.replay()
+            return results
+
+        self.run = replay
+
+
+class Captures:
+    """The captured forwards of one model, by shape."""
+
+    def __init__(self, kind: type[TracedForward] | type[StaticForward]):
+        self.kind = kind
+        self.uses: dict[tuple[int, ...], int] = {}
+        self.unproven: dict[tuple[int, ...], int] = {}  # replays still to be compared with the forward itself
+        self.known: OrderedDict[tuple[int, ...], Captured] = OrderedDict()
+        self.refused = ""  # why this model's forward cannot be captured
+
+    @property
+    def fixed_buffers(self) -> bool:
+        """Whether captures belong to the buffers they were made with."""
+        return issubclass(self.kind, StaticForward)
+
+    def run(
+        self, key: tuple[int, ...], forward: Forward, inputs: Sequence[Tensor], buffers: Sequence[Tensor]
+    ) -> tuple[Tensor, Tensor]:
+        """The forward's result: replayed if this shape has been captured, which happens once it recurs."""
+        captured = self.known.get(key)
+        if captured is not None:
+            self.known.move_to_end(key)
+            replayed = captured(inputs, buffers)
+            return self._proven(key, replayed, forward(*inputs, *buffers)) if self.unproven[key] else replayed
+        self.uses[key] = self.uses.get(key, 0) + 1
+        if self.uses[key] >= self.kind.after and not self.refused:
+            self._capture(key, forward, inputs, buffers)
+        return forward(*inputs, *buffers)
+
+    def _capture(
+        self, key: tuple[int, ...], forward: Forward, inputs: Sequence[Tensor], buffers: Sequence[Tensor]
+    ) -> None:
+        try:
+            self.known[key], self.unproven[key] = self.kind(forward, inputs, buffers), PROOFS
+        except RuntimeError as error:
+            self._refuse(str(error).strip().split("\n")[0])
+        if len(self.known) > MOST:
+            oldest, _ = self.known.popitem(last=False)
+            del self.uses[oldest]
+
+    def _proven(
+        self, key: tuple[int, ...], replayed: tuple[Tensor, Tensor], computed: tuple[Tensor, Tensor]
+    ) -> tuple[Tensor, Tensor]:
+        """What was computed; the capture counts as proven after a few replays like it."""
+        self.unproven[key] -= 1
+        for ours, truth in zip(replayed, computed, strict=True):
+            if not torch.allclose(
+                ours, truth, rtol=TOLERANCE, atol=TOLERANCE * float(truth.abs().max()), equal_nan=True
+            ):
+                self._refuse("a replayed forward differs from the model's own")
+                break
+        return computed
+
+    def _refuse(self, reason: str) -> None:
+        self.refused = reason
+        self.known.clear()
+        warnings.warn(f"this model's forwards are run one by one: {reason}", RuntimeWarning, stacklevel=3)
+
+
+def static_flow(model: Any) -> bool:
+    """Whether a model's forward runs the same operations whatever the values: no routing, no position-dependent rope."""
+    config = model.config.get_text_config()
+    rope = getattr(config, "rope_parameters", None) or getattr(config, "rope_scaling", None) or {}
+    kinds = [part.get("rope_type") for part in (rope, *rope.values()) if isinstance(part, dict)]
+    routed = any(getattr(config, name, None) for name in ("num_experts", "num_local_experts", "n_routed_experts"))
+    return not routed and not {"dynamic", "longrope"} & set(kinds)
+
+
+def captures_for(device: torch.device, cuda_graphs: str | bool, cpu_traces: str | bool) -> Captures | None:
+    """What a model on this device uses; None: every forward is run as it is."""
+    if device.type == "cuda":
+        return Captures(GraphForward) if _wanted(cuda_graphs) else None
+    return Captures(TracedForward) if device.type == "cpu" and _wanted(cpu_traces) else None
+
+
+def _wanted(option: str | bool) -> bool:
+    return option in ("auto", "on", True)

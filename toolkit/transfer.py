@@ -1,0 +1,57 @@
+"""Between host and device without making one wait for the other."""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+def tensor_on(device: torch.device, values: Any) -> Tensor:
+    """`torch.tensor(values)` on a device; to a GPU it is copied behind the work already launched there."""
+    if device.type != "cuda":
+        return torch.tensor(values, device=device)
+    return torch.tensor(values).pin_memory().to(device, non_blocking=True)
+
+
+class Gate:
+    """Asks, step by step, whether any row goes on, and waits for old answers only.
+
+    On a GPU the answer to the newest question is still being computed when the next step could be launched. Waiting for
+    it would leave the device idle once per step; instead the answer of `ahead` steps before decides, and at most so many
+    steps are launched in vain, once per round. On CPUs `ahead` is 0: every answer is there at once.
+    """
+
+    def __init__(self, device: torch.device, ahead: int | None = None):
+        self.on_gpu = device.type == "cuda"
+        self.ahead = ahead if ahead is not None else int(self.on_gpu)
+        self.asked: deque[tuple[Tensor, Any]] = deque()
+        self.num_open = 0  # leading questions known to have been answered with yes
+
+    def passes(self, going: Tensor) -> bool:
+        """Add the question whether any of `going` [B] is true; False once a question was answered with no."""
+        flag, event = going.any(), None
+        if self.on_gpu:
+            flag = torch.empty((), dtype=torch.bool, pin_memory=True).copy_(flag, non_blocking=True)
+            event = torch.cuda.Event()
+            event.record()
+        self.asked.append((flag, event))
+        return len(self.asked) <= self.ahead or self._answer()
+
+    def settle(self) -> int:
+        """Wait for all answers; how many of the questions, from the first on, were answered with yes."""
+        while self.asked and self._answer():
+            pass
+        return self.num_open
+
+    def _answer(self) -> bool:
+        flag, event = self.asked.popleft()
+        if event is not None:
+            event.synchronize()
+        if bool(flag):
+            self.num_open += 1
+            return True
+        self.asked.clear()
+        return False
