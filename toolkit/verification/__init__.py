@@ -10,8 +10,9 @@ from typing import Any
 
 from toolkit.errors import unknown_name
 from toolkit.verification.base import PathRule, Rule, SelectionRule
+from toolkit.verification.layer import LayerRule, Outcome
 
-__all__ = ["PathRule", "Rule", "SelectionRule", "get", "names"]
+__all__ = ["LayerRule", "Outcome", "PathRule", "Rule", "SelectionRule", "get", "names"]
 
 
 def names() -> list[str]:

@@ -1,6 +1,6 @@
-"""What a selection rule emits, exactly: its law summed over every tuple of candidates. For small vocabularies.
+"""What a rule emits, exactly: its law summed over every tuple of candidates. For small vocabularies.
 
-Shapes: P pairs of laws, K candidates, V vocabulary, T = V^K tuples.
+Shapes: P pairs of laws, K candidates, V vocabulary, T = V^K tuples; of layers M beam-token pairs, W_S candidates.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from torch import Tensor
 from toolkit.errors import unknown_name
 from toolkit.verification.base import SelectionRule
 from toolkit.verification.drawing import DRAWINGS, num_distinct
+from toolkit.verification.layer import LayerRule
 
 
 @dataclass(frozen=True)
@@ -108,3 +109,26 @@ def optimum(tuples: Tuples, target_probs: Tensor) -> Tensor:
     holds = (subsets >> torch.arange(vocab_size, device=target_probs.device) & 1).to(target_probs.dtype)  # [2^V, V]
     inside = (tuples.members @ (1 - holds).T == 0).to(target_probs.dtype)  # [P, T, 2^V]
     return 1 + (target_probs @ holds.T - torch.einsum("pt,pts->ps", tuples.chances, inside)).amin(-1)
+
+
+def beam_law(
+    rule: LayerRule, target_probs: Tensor, draft_probs: Tensor, num_candidates: int, width: int, drawing: str = "iid"
+) -> Tensor:
+    """Joint law of a layer's output beams, in their order: [M] * width from target_probs, draft_probs [M].
+
+    The kept candidates as they were walked, one beam from the residual, the rest from p. Lossless: the product of p's.
+    """
+    pair_laws = draft_probs.expand(1, num_candidates, -1)
+    tuples = candidate_tuples(drawing, pair_laws)
+    which = (tuples.chances[0] > 0).nonzero().squeeze(1)
+    candidates, real = tuples.tokens[which], torch.arange(num_candidates, device=which.device) < tuples.counts
+    p, q = (law.expand(len(which), -1) for law in (target_probs, draft_probs))
+    joint = target_probs.new_zeros([len(target_probs)] * width)
+    for kept, chances, residuals in rule.law(p, q, candidates, width, real.expand_as(candidates)):
+        beams = [torch.nn.functional.one_hot(candidates[:, k], p.shape[1]).to(p.dtype) for k in kept.nonzero()[:, 0]]
+        beams = (beams + [residuals] + [p] * width)[:width]
+        weight = tuples.chances[0, which] * chances
+        for beam in beams:
+            weight = weight.unsqueeze(-1) * beam.view(len(beam), *[1] * (weight.dim() - 1), -1)
+        joint = joint + weight.sum(0)
+    return joint

@@ -1,0 +1,97 @@
+"""Dynamic width: how many beams a layer may ask for and still be likely to get.
+
+Paper: Dynamic-Width Speculative Beam Decoding (arXiv:2409.16560), Eq. 2-7 and Theorem 3.2.
+theirs -> ours: alpha_j -> acceptance_chances, P~(m, i) -> first_acceptance, P(m, k) -> accepted_law, M_S -> num_candidates,
+t -> threshold, W_min -> min_width, gamma -> num_layers, beta -> fill_chances[..., W_min].
+Deviation: q is subtracted once per rejection, as printed; the published code subtracts it twice.
+Deviation: sums start at k = 0 (Eq. 7); Eq. 5 prints 1.
+Deviation: widths end at the number of candidates: at t = 0 the set of Eq. 7 has no maximum.
+
+P(m, k) is the number accepted if the walk went through all m candidates without stopping at a width. It obeys a
+recursion because every acceptance starts the walk afresh. The walk of the rule does stop; but up to its w-th acceptance
+both are the same walk, so P(the layer of width w fills) = P(at least w accepted) = 1 - sum_{k<w} P(m, k). Of the walk
+that stops, P(m, k) itself is true for k < w only.
+
+A width may depend on p and q, never on the candidates: else the output beams no longer follow p. Where q keeps its mass on
+dead pairs, m is therefore W_S, however many candidates have a living parent.
+
+Shapes: leading dimensions `...` are free; B rows, M beam-token pairs, m candidates. Computed in float64.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from toolkit.errors import InputError
+from toolkit.verification.base import normalized, residual
+from toolkit.verification.layer import check_width
+
+ROUNDING = 1e-9  # a chance this close below the threshold counts as reaching it
+
+
+def acceptance_chances(target_probs: Tensor, draft_probs: Tensor, num_candidates: int) -> Tensor:
+    """alpha_j [..., m]: P(candidate accepted | the j - 1 before it were rejected, since the last acceptance). Eq. 4.
+
+    target_probs, draft_probs [..., M].
+    """
+    left, draft_probs = (normalized(law.double(), law.double()) for law in (target_probs, draft_probs))
+    chances = []
+    for _ in range(num_candidates):
+        chances.append(torch.minimum(left, draft_probs).sum(-1).clamp(max=1.0))
+        left = residual(left, draft_probs)
+    return torch.stack(chances, -1)
+
+
+def first_acceptance(chances: Tensor) -> Tensor:
+    """P(the i-th candidate is the first accepted) [..., m], from alpha_j [..., m]. Eq. 3."""
+    before = (1 - chances).cumprod(-1).roll(1, -1)
+    before[..., 0] = 1.0
+    return chances * before
+
+
+def accepted_law(chances: Tensor) -> Tensor:
+    """P(m, k) [..., m + 1], k = 0..m: how many of m candidates are accepted by a walk without a width. Eq. 2."""
+    num_candidates = chances.shape[-1]
+    first, none = first_acceptance(chances), (1 - chances).cumprod(-1)
+    laws = [torch.nn.functional.pad(torch.ones_like(chances[..., :1]), (0, num_candidates))]  # P(0, .)
+    for n in range(1, num_candidates + 1):
+        later = sum(first[..., i - 1 : i] * laws[n - i] for i in range(1, n + 1))
+        laws.append(torch.cat([none[..., n - 1 : n], later[..., :-1]], -1))  # type: ignore[index]
+    return laws[-1]
+
+
+def fill_chances(target_probs: Tensor, draft_probs: Tensor, num_candidates: int) -> Tensor:
+    """P(a layer of width w fills) [..., m + 1], w = 0..m: at least w of m candidates are accepted."""
+    law = accepted_law(acceptance_chances(target_probs, draft_probs, num_candidates))
+    return law.flip(-1).cumsum(-1).flip(-1)
+
+
+def layer_width(
+    target_probs: Tensor, draft_probs: Tensor, num_candidates: int, threshold: float, min_width: int = 1
+) -> Tensor:
+    """max(W_min, max{w : P(a layer of width w fills) >= t}) [B] from laws [B, M]; at most m. Eq. 6 and 7.
+
+    Raises InputError if t is outside [0, 1], or W_min outside 1..m.
+    """
+    check_threshold(threshold)
+    check_width("min_width", min_width, num_candidates)
+    reached = fill_chances(target_probs, draft_probs, num_candidates)[..., 1:] >= threshold - ROUNDING
+    return reached.sum(-1).clamp(min=min_width)
+
+
+def expected_layers(threshold: float, fill_chance: float, num_layers: int) -> float:
+    """(1 - a^(gamma + 1)) / (1 - a), a = min(t, beta): layers per round, the target's own last one included.
+
+    Theorem 3.2: exact where every layer fills with chance a (beta <= t in every layer, all alike); else an estimate: a
+    layer fills with a chance of at least min(t, its own beta). `fill_chance` is beta, P(at least W_min accepted).
+    """
+    check_threshold(threshold)
+    chance = min(threshold, fill_chance)
+    return float(sum(chance**n for n in range(num_layers + 1)))
+
+
+def check_threshold(threshold: float) -> None:
+    """Raises InputError unless t is in [0, 1]."""
+    if not 0 <= threshold <= 1:
+        raise InputError(f"threshold: expected a probability in [0, 1], got {threshold}")
