@@ -110,6 +110,14 @@ def draw(probs: Tensor, uniforms: Tensor) -> Tensor:
     return torch.searchsorted(cumulative, point, right=True).squeeze(-1).clamp_(max=probs.shape[-1] - 1)
 
 
+def draws(probs: Tensor, uniforms: Tensor) -> Tensor:
+    """Several i.i.d. tokens per law: probs [B, V] (any positive scale), uniforms [B, k] -> [B, k] int64."""
+    cumulative = probs.cumsum(-1)
+    total = cumulative[..., -1:]
+    points = torch.minimum(uniforms.to(probs.dtype) * total, torch.nextafter(total, torch.zeros_like(total)))
+    return torch.searchsorted(cumulative, points, right=True).clamp_(max=probs.shape[-1] - 1)
+
+
 def row_generator(seed: int, row: int) -> torch.Generator:
     """The random stream of one row: a function of (seed, row) alone, always on the CPU, the same on every device."""
     mixed = (seed * 0x9E3779B97F4A7C15 + row * 0xBF58476D1CE4E5B9 + 0x94D049BB133111EB) % 2**63

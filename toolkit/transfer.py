@@ -10,10 +10,10 @@ from torch import Tensor
 
 
 def tensor_on(device: torch.device, values: Any) -> Tensor:
-    """`torch.tensor(values)` on a device; to a GPU it is copied behind the work already launched there."""
+    """Whole numbers as a tensor on a device; to a GPU they are copied behind the work already launched there."""
     if device.type != "cuda":
-        return torch.tensor(values, device=device)
-    return torch.tensor(values).pin_memory().to(device, non_blocking=True)
+        return torch.tensor(values, dtype=torch.long, device=device)
+    return torch.tensor(values, dtype=torch.long).pin_memory().to(device, non_blocking=True)
 
 
 class Gate:

@@ -118,6 +118,8 @@ class Round:
 
     num_produced counts the tokens that entered the text: accepted ones and the extra one, cut at the end of text, at a
     stop string, at the length limit. Seconds are those of the whole batch, read on the host.
+    Of methods with several beams, accepted and produced tokens are layers, as far as the returned text has them, and
+    `widths` are the beams each layer kept.
     """
 
     num_drafted: int
@@ -127,6 +129,7 @@ class Round:
     bonus: bool
     draft_seconds: float = 0.0
     target_seconds: float = 0.0
+    widths: tuple[int, ...] = ()
 
     @property
     def num_discarded(self) -> int:

@@ -4,11 +4,14 @@ A batch has B places. Each place decodes one prompt at a time and takes the next
 rows draft, accept and finish independently of each other. A row's random numbers come from its own generator, one row of
 uniforms per round, so that its tokens do not depend on its neighbours.
 
+What a row's context is, one text or several beams, is the business of the two kinds of Batch (`trunk`, `beams`).
+
 Shapes: B places, N proposed nodes, M the most nodes of a round, V vocabulary.
 """
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -22,11 +25,11 @@ from toolkit.decoding.method import Method
 from toolkit.decoding.proposers import DraftContext
 from toolkit.errors import InputError
 from toolkit.pair import ModelPair
-from toolkit.sampling import Sampling, row_generator, warp
+from toolkit.sampling import Sampling, row_generator
 from toolkit.session import Session
 from toolkit.stopping.base import State
 from toolkit.transfer import tensor_on
-from toolkit.types import Generation, Proposal, Round, Verdict
+from toolkit.types import Generation
 from toolkit.verification.base import num_uniforms
 
 PREFILL = 8  # a row with more unread tokens than this joins a running batch through a forward of its own
@@ -64,6 +67,9 @@ def decode(
     A prompt that cannot be decoded (empty, too long, laws that are not numbers) comes back with `.error` set; the
     others finish. Needs torch and transformers only.
     """
+    from toolkit.decoding.beams import BeamBatch
+    from toolkit.decoding.trunk import TrunkBatch
+
     if batch_size < 1:
         raise InputError(f"batch_size: expected at least 1, got {batch_size}")
     sampling.check_vocab(pair.vocab_size)
@@ -76,7 +82,8 @@ def decode(
         if row.generation.error is not None:
             finish(row.generation)
     if queue:
-        _Batch(pair, method, sampling, queue, batch_size, finish).run()
+        kind = TrunkBatch if method.beams is None else BeamBatch
+        kind(pair, method, sampling, queue, batch_size, finish).run()
     return [row.generation for row in rows]
 
 
@@ -101,8 +108,8 @@ def _start(pair: ModelPair, prompt: Any, row_id: int, sampling: Sampling) -> Row
     return Row(generation, list(generation.prompt_ids), row_generator(sampling.seed, row_id))
 
 
-class _Batch:
-    """The places of one call, their two caches, and the loop over rounds."""
+class Batch(ABC):
+    """The places of one call, their caches, and the loop over rounds."""
 
     def __init__(
         self,
@@ -118,15 +125,16 @@ class _Batch:
         self.draft_sampling = sampling.at(method.draft_temperature)
         self.most = method.max_nodes
         places = min(batch_size, len(queue))
-        longest = max(len(row.context) for row in queue)
-        capacity = longest + sampling.max_new_tokens + self.most + 1
-        self.sessions = pair.open_sessions(places, capacity)
+        self.sessions = pair.open_sessions(places, self.capacity(max(len(row.context) for row in queue)))
         self.target, self.drafts = self.sessions
+        if not method.drafts:
+            self.drafts = []
         self.rows = [queue.popleft() for _ in range(places)]
         self.busy = [True] * places
         self.device = pair.device
         self.state: State = method.policy.init(places, self.device)
-        self.seen = self._seen_at_start() if sampling.repetition_penalty != 1.0 else None
+        for place in range(places):
+            self.join(place)
 
     @torch.inference_mode()
     def run(self) -> None:
@@ -135,15 +143,59 @@ class _Batch:
             self._prefill()
             uniforms = self._uniforms()
             started = perf_counter()
-            context = self._draft_context(uniforms)
+            context = self.draft_context(uniforms)
             proposal, state = self.method.proposer.propose(context, self.method.policy, self.state)
             drafted = perf_counter()
-            target_probs = self._score(proposal)
-            verdict = self.method.rule.verify(proposal, target_probs, uniforms)
+            verdict = self.verify(proposal, self.score(proposal), uniforms)
             self.state = self.method.policy.observe(proposal, verdict, state)
-            self._commit(context, proposal, verdict, started, drafted)
+            self.commit(context, proposal, verdict, started, drafted)
             self._refill()
         self.pair.close_sessions(self.sessions)
+
+    # -- what kinds of batch differ in ----------------------------------------------------------------------------
+
+    @abstractmethod
+    def capacity(self, longest: int) -> int:
+        """Slots of a cache for prompts of at most this length."""
+
+    @abstractmethod
+    def join(self, place: int) -> None:
+        """A new row has taken a place."""
+
+    @abstractmethod
+    def drop(self, places: list[int]) -> None:
+        """Only these places go on, in this order."""
+
+    @abstractmethod
+    def unread(self, session: Session, place: int) -> list[int]:
+        """Tokens of the place's trunk that a cache lacks, all but the newest."""
+
+    @abstractmethod
+    def draft_context(self, uniforms: Tensor) -> DraftContext:
+        """What the proposer may use."""
+
+    @abstractmethod
+    def score(self, proposal: Any) -> Tensor:
+        """What the target says about the proposal, in one forward."""
+
+    @abstractmethod
+    def verify(self, proposal: Any, scores: Tensor, uniforms: Tensor) -> Any:
+        """The verdict."""
+
+    @abstractmethod
+    def commit(self, context: DraftContext, proposal: Any, verdict: Any, started: float, drafted: float) -> None:
+        """Take what was accepted into the texts, cut caches back, end rows that are done."""
+
+    # -- one round ------------------------------------------------------------------------------------------------
+
+    def _prefill(self) -> None:
+        """Let rows that join a running batch read their prompts, all but the last token, without the others."""
+        for session in (self.target, *self.drafts):
+            unread = {place: self.unread(session, place) for place in range(len(self.rows))}
+            behind = [place for place, tokens in unread.items() if len(tokens) >= PREFILL]
+            if behind and len(behind) < len(self.rows):
+                tokens, counts = right_aligned([unread[place] for place in behind], session.index.device)
+                session.extend(tokens, counts=counts, rows=behind)
 
     def _uniforms(self) -> Tensor:
         """One row of uniforms per place, each from its own generator: [B, 3 M + 1]."""
@@ -152,120 +204,21 @@ class _Batch:
         ])  # fmt: skip
         return drawn.pin_memory().to(self.device, non_blocking=True) if self.device.type == "cuda" else drawn
 
-    # -- one round ------------------------------------------------------------------------------------------------
-
-    def _prefill(self) -> None:
-        """Let rows that join a running batch read their prompts, all but the last token, without the others."""
-        for session in (self.target, *(self.drafts if self.most else ())):
-            behind = [place for place, row in enumerate(self.rows) if _unread(session, place, row) > PREFILL]
-            if behind and len(behind) < len(self.rows):
-                prompts = [self.rows[place].context[session.lengths[place] : -1] for place in behind]
-                tokens, counts = _right_aligned(prompts, session.index.device)
-                session.extend(tokens, counts=counts, rows=behind)
-
-    def _draft_context(self, uniforms: Tensor) -> DraftContext:
-        room = [self.sampling.max_new_tokens - row.num_produced - 1 for row in self.rows]
-        return DraftContext(
-            sessions=self.drafts,
-            unread=[self._unread(session) for session in self.drafts] if self.most else [],
-            limits=tensor_on(self.device, [min(r, self.most) for r in room]),
-            most=max(0, *(min(r, self.most) for r in room)),
-            uniforms=uniforms[:, : self.most],
-            sampling=self.draft_sampling,
-            fit=self.pair.fit,
-            seen=self.seen,
-            end_ids=self.pair.end_ids or (),
-        )
-
-    def _unread(self, session: Session) -> tuple[Tensor, list[int]]:
-        pending = [row.context[session.lengths[place] :] for place, row in enumerate(self.rows)]
-        return _right_aligned(pending, session.index.device)
-
-    def _score(self, proposal: Proposal) -> Tensor:
-        """p after the context and after every node: [B, N + 1, V], one forward."""
-        unread, counts = self._unread(self.target)
-        tokens = torch.cat([unread, proposal.tokens.to(unread.device)], 1)
-        if proposal.parents is None:
-            counts = [count + proposal.num_nodes for count in counts]
-        reading = self.target.extend(tokens, counts=counts, parents=proposal.parents, last=proposal.num_nodes + 1)
-        return warp(reading.logits, self.sampling, self._seen_at_nodes(proposal))
-
-    def _commit(
-        self, context: DraftContext, proposal: Proposal, verdict: Verdict, started: float, drafted: float
-    ) -> None:
-        """Take the accepted tokens into the texts, cut caches back, end rows that are done."""
-        tokens, path, extra = proposal.tokens.tolist(), verdict.path.tolist(), verdict.extra.tolist()
-        facts = torch.stack([
-            verdict.length, proposal.num_drafted, proposal.num_calls, verdict.bonus.long(), verdict.valid.long()
-        ], 1).tolist()  # fmt: skip
-        now = perf_counter()
-        accepted, lengths = [], [len(row.context) for row in self.rows]
-        for place, row in enumerate(self.rows):
-            length, num_drafted, num_calls, bonus, valid = facts[place]
-            accepted.append(length)
-            if not self.busy[place]:
-                continue
-            new = [tokens[place][node] for node in path[place][:length]] + [extra[place]]
-            kept, reason = self._cut(row, new) if valid else ([], "error")
-            row.generation.token_ids += kept
-            row.context += kept
-            if valid:
-                seconds = (drafted - started, now - drafted)
-                row.generation.rounds.append(Round(num_drafted, num_calls, length, len(kept), bool(bonus), *seconds))
-            else:
-                row.generation.error = (
-                    f"prompt {row.generation.index}: the models' laws hold values that are not numbers"
-                )
-            if reason:
-                self._end(place, row, reason)
-        self._forget(context, proposal, verdict, accepted, lengths)
-        if self.seen is not None:
-            self.seen = self._seen_at_start()
-
-    def _cut(self, row: Row, new: list[int]) -> tuple[list[int], str]:
-        """The produced part of a round's tokens, and why the row ends there, if it does."""
-        room = self.sampling.max_new_tokens - row.num_produced
-        kept, reason = new[:room], "length" if len(new) >= room else ""
-        ends = [i for i, token in enumerate(kept) if token in (self.pair.end_ids or ())]
-        if ends:
-            kept, reason = kept[: ends[0] + 1], "end"
-        if self.sampling.stop and self.pair.tokenizer is not None:
-            produced = row.generation.token_ids
-            if self._stop_position(produced + kept) is not None:
-                first = next(i for i in range(len(kept)) if self._stop_position(produced + kept[: i + 1]) is not None)
-                kept, reason = kept[: first + 1], "stop"
-        return kept, reason
-
-    def _stop_position(self, token_ids: list[int]) -> int | None:
-        text = self.pair.text(token_ids)
-        found = [position for stop in self.sampling.stop if (position := text.find(stop)) >= 0]
-        return min(found, default=None)
-
-    def _end(self, place: int, row: Row, reason: str) -> None:
+    def end(self, place: int, reason: str) -> None:
+        """A row is done: its text, and word to whoever waits for it."""
         self.busy[place] = False
-        generation = row.generation
+        generation = self.rows[place].generation
         generation.finish_reason = reason
         generation.text = self.pair.text(generation.token_ids)
         if reason == "stop":
-            generation.text = generation.text[: self._stop_position(generation.token_ids)]
+            generation.text = generation.text[: self.stop_position(generation.token_ids)]
         self.finish(generation)
 
-    def _forget(
-        self, context: DraftContext, proposal: Proposal, verdict: Verdict, accepted: list[int], lengths: list[int]
-    ) -> None:
-        """Leave in the caches what the texts hold, less their newest token."""
-        if proposal.parents is None:
-            self.target.truncate([length + count for length, count in zip(lengths, accepted, strict=True)])
-        else:
-            last = verdict.path.gather(1, (verdict.length - 1).clamp(min=0).unsqueeze(1))
-            self.target.keep(torch.where(verdict.length.unsqueeze(1) > 0, last, -1))
-        if self.most:
-            self.method.proposer.commit(context, proposal, verdict, accepted, lengths)
-        for place, row in enumerate(self.rows):
-            if not self.busy[place]:  # a place without a text goes on as a text of one token that nobody reads
-                row.context = row.context[:1]
-                for session in (self.target, *self.drafts):
-                    session.reset(place)
+    def stop_position(self, token_ids: list[int]) -> int | None:
+        """Where the first stop string starts in the text of these tokens."""
+        text = self.pair.text(token_ids)
+        found = [position for stop in self.sampling.stop if (position := text.find(stop)) >= 0]
+        return min(found, default=None)
 
     # -- places ---------------------------------------------------------------------------------------------------
 
@@ -277,44 +230,17 @@ class _Batch:
                 fresh = self.method.policy.init(1, self.device)
                 for key, value in fresh.items():
                     self.state[key][place] = value[0]
-                if self.seen is not None:
-                    self.seen = self._seen_at_start()
+                self.join(place)
         busy = [place for place, is_busy in enumerate(self.busy) if is_busy]
         if busy and 2 * len(busy) <= len(self.rows) and not self.target.fixed_rows:
             self.rows, self.busy = [self.rows[place] for place in busy], [True] * len(busy)
             self.state = {key: value[busy] for key, value in self.state.items()}
-            self.seen = None if self.seen is None else self.seen[busy]
             for session in (self.target, *self.drafts):
                 session.select(busy)
-
-    # -- repetition penalty ---------------------------------------------------------------------------------------
-
-    def _seen_at_start(self) -> Tensor:
-        """Tokens of each context [B, V] bool."""
-        seen = torch.zeros(len(self.rows), self.pair.vocab_size, dtype=torch.bool, device=self.device)
-        for place, row in enumerate(self.rows):
-            seen[place, row.context] = True
-        return seen
-
-    def _seen_at_nodes(self, proposal: Proposal) -> Tensor | None:
-        """Tokens of the text up to each node [B, N + 1, V] bool."""
-        if self.seen is None:
-            return None
-        seen = [self.seen]
-        batch = torch.arange(len(self.rows), device=self.device)
-        for node in range(proposal.num_nodes):
-            before = seen[-1]
-            if proposal.parents is not None:
-                before = torch.stack(seen, 1)[batch, proposal.parents[:, node] + 1]
-            seen.append(before.scatter(1, proposal.tokens[:, node : node + 1], True))
-        return torch.stack(seen, 1)
+            self.drop(busy)
 
 
-def _unread(session: Session, place: int, row: Row) -> int:
-    return len(row.context) - session.lengths[place]
-
-
-def _right_aligned(rows: list[list[int]], device: torch.device) -> tuple[Tensor, list[int]]:
+def right_aligned(rows: list[list[int]], device: torch.device) -> tuple[Tensor, list[int]]:
     """Token lists as one block [B, U], padded in front, and their lengths."""
     counts = [len(row) for row in rows]
     width = max(counts)

@@ -5,10 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from toolkit.decoding.beam_settings import Beams
 from toolkit.decoding.proposers import ChainProposer
 from toolkit.errors import InputError
 from toolkit.stopping import Bounded, StoppingPolicy
-from toolkit.verification.base import Rule
+from toolkit.verification import LayerRule, Rule
 
 
 @dataclass(frozen=True)
@@ -20,6 +21,7 @@ class Method:
     proposer           how drafts are drawn: a chain by default
     min_drafted, max_drafted  bounds of a round, inclusive
     draft_temperature  the draft's own temperature; None: the sampling's
+    beams              several texts per row, and how they are chosen; None: one text
     """
 
     name: str
@@ -29,6 +31,7 @@ class Method:
     min_drafted: int = 1
     max_drafted: int = 20
     draft_temperature: float | None = None
+    beams: Beams | None = None
 
     def __post_init__(self) -> None:
         if self.proposer.drawing not in self.rule.drawing:
@@ -36,17 +39,30 @@ class Method:
                 f"method {self.name}: candidates are drawn {self.proposer.drawing}, but {type(self.rule).__name__} "
                 f"is exact only for {', '.join(self.rule.drawing)}"
             )
+        if isinstance(self.rule, LayerRule) != (self.beams is not None):
+            raise InputError(f"method {self.name}: a rule for layers of beams and `beams` need each other")
 
     def bind(self, pair: Any) -> Method:
         """Ready for one pair: heads loaded and checked, the policy bounded. Raises InputError."""
         bounded = Bounded(self.policy, self.min_drafted, self.max_drafted).bind(pair)
         method = replace(self, policy=bounded)
-        if method.max_nodes and not pair.drafts:
+        if method.drafts and not pair.drafts:
             raise InputError(f"method {self.name} needs a draft model, the pair has none")
+        if method.drafts and method.beams is not None:
+            method.beams.check_drafts(method.proposer.num_beams)
         return method
 
     @property
+    def drafts(self) -> bool:
+        """Whether it ever asks a draft model."""
+        return self._drafted > 0
+
+    @property
     def max_nodes(self) -> int:
-        """The most nodes a round can propose (M of the uniforms' layout)."""
+        """M of the uniforms' layout: the most nodes a round can propose, and at least one per beam."""
+        return max(self._drafted, self.beams.num_beams if self.beams is not None else 0)
+
+    @property
+    def _drafted(self) -> int:
         assert isinstance(self.policy, Bounded), "bind the method to a pair first"
-        return self.proposer.max_nodes(self.policy.limit)
+        return int(self.proposer.max_nodes(self.policy.limit))

@@ -94,6 +94,15 @@ class Session(ABC):
         """The block's width with padding: sessions that replay forwards use few widths."""
         return width
 
+    def reserve(self, capacity: int) -> None:
+        """Make room for `capacity` tokens per row, with a quarter to spare if the cache has to grow."""
+        if capacity > self.index.capacity:
+            self._grow(max(capacity, self.index.capacity * 5 // 4))
+
+    def _grow(self, capacity: int) -> None:
+        """Enlarge the cache; subclasses move what they hold."""
+        self.index.grow(capacity)
+
     @abstractmethod
     def _forward(
         self, tokens: Tensor, rows: list[int], placement: Placement, parents: Tensor | None, last: int

@@ -214,9 +214,24 @@ class HFSession(Session):
                 flat.index_copy_(0, where_to, flat.index_select(0, where_from))
 
     @torch.inference_mode()
+    def _grow(self, capacity: int) -> None:
+        """Captures that belong to the old buffers are lost."""
+        more = capacity - self.index.capacity
+        super()._grow(capacity)
+        self._offsets = torch.arange(self.index.num_rows, device=self.index.device).unsqueeze(1) * (capacity + 1)
+        for layer in self.layers:
+            if layer.is_initialized:
+                layer.keys, layer.values = (
+                    torch.cat([buffer, buffer.new_zeros(buffer.shape[0], more, *buffer.shape[2:])], 1)
+                    for buffer in (layer.keys, layer.values)
+                )
+        if self.captures is not None and self.captures.fixed_buffers:
+            self.captures = Captures(self.captures.kind)
+
+    @torch.inference_mode()
     def select(self, rows: list[int]) -> None:
         super().select(rows)
-        self._offsets = self._offsets[: len(rows)]
+        self._offsets = self._offsets[: len(rows)]  # rows are numbered anew
         for layer in self.layers:
             if layer.is_initialized:
                 layer.keys, layer.values = layer.keys[rows], layer.values[rows]

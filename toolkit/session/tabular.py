@@ -98,6 +98,10 @@ class TabularSession(Session):
             if nodes:
                 self.states[row, trunk : trunk + len(nodes)] = self.states[row, [trunk + node for node in nodes]]
 
+    def _grow(self, capacity: int) -> None:
+        self.states = torch.nn.functional.pad(self.states, (0, capacity - self.index.capacity))
+        super()._grow(capacity)
+
     def select(self, rows: list[int]) -> None:
         super().select(rows)
         self.states = self.states[rows]

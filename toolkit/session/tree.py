@@ -47,6 +47,11 @@ class TreeIndex:
         self.granule = 1  # visible slots are rounded up to a multiple of it
         self._columns = torch.arange(capacity + 1, device=device)
 
+    def grow(self, capacity: int) -> None:
+        """Make room for more tokens per row."""
+        self.capacity = capacity
+        self._columns = torch.arange(capacity + 1, device=self.device)
+
     def num_nodes(self, row: int) -> int:
         """Tree nodes the row holds behind its trunk."""
         return self.lengths[row] - self.trunk[row]

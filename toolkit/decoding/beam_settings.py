@@ -1,0 +1,66 @@
+"""How a row's beams are chosen, layer by layer."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from toolkit.errors import InputError
+from toolkit.verification.layer import check_width
+from toolkit.verification.width import check_threshold, layer_width
+
+SELECTIONS = ("sample", "top")
+
+
+@dataclass(frozen=True)
+class Beams:
+    """Several texts per row.
+
+    num_beams       W: beams of a layer (W_L of DSBD with a fixed width)
+    selection       "sample": i.i.d. draws from the joint law of beams and tokens; "top": the likeliest pairs (beam search)
+    threshold       t of DSBD: a drafted layer asks for as many beams as it gets with a chance of at least t; None: for W
+    min_width       W_min of DSBD: the fewest it asks for
+    collapse_after  after so many layers one beam is kept: MTJD's gamma; 1: after every round, the paper's one cache
+    collapse_to     "law": a draw from the beams' joint law since the last collapse, warped over the beams as one law (at
+                    temperature 0 the likeliest); "best": the likeliest per token (lowest perplexity)
+    Raises InputError for settings that contradict each other.
+    """
+
+    num_beams: int = 4
+    selection: str = "sample"
+    threshold: float | None = None
+    min_width: int = 1
+    collapse_after: int | None = None
+    collapse_to: str = "law"
+
+    def __post_init__(self) -> None:
+        if self.num_beams < 1:
+            raise InputError(f"beams.num_beams: expected at least 1, got {self.num_beams}")
+        if self.selection not in SELECTIONS:
+            raise InputError(f"beams.selection: expected one of {', '.join(SELECTIONS)}, got {self.selection!r}")
+        if self.collapse_to not in ("law", "best"):
+            raise InputError(f"beams.collapse_to: expected law or best, got {self.collapse_to!r}")
+        if self.collapse_after is not None and self.collapse_after < 1:
+            raise InputError(f"beams.collapse_after: expected at least 1 or null, got {self.collapse_after}")
+        if self.threshold is not None:
+            check_threshold(self.threshold)
+            check_width("beams.min_width", self.min_width, self.num_beams)
+
+    def check_drafts(self, num_candidates: int) -> None:
+        """Raises InputError unless a layer of so many draft beams can fill the widths asked for."""
+        if self.selection != "sample":
+            raise InputError("beams.selection: drafted beams are judged by chance, expected sample, got top")
+        if self.threshold is None and self.num_beams > num_candidates:
+            raise InputError(
+                f"beams.num_beams: expected 1 to {num_candidates}, the number of draft beams, got {self.num_beams}"
+            )
+
+    def width(self, target_probs: Tensor, draft_probs: Tensor, num_candidates: int) -> Tensor:
+        """Beams a drafted layer asks for [B]; from laws [B, M], never from the candidates."""
+        if self.threshold is None:
+            return torch.full(target_probs.shape[:1], self.num_beams, device=target_probs.device)
+        return layer_width(target_probs, draft_probs, num_candidates, self.threshold, self.min_width).clamp(
+            max=self.num_beams
+        )
