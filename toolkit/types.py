@@ -76,7 +76,7 @@ class Proposal:
     law_of  [B, N]     which of them node n was drawn from; None: node n from law n
     num_drafted [B]    nodes that count: the first ones of each row; the rest fills the batch
     num_calls   [B]    draft forwards the row paid for
-    cache_ids   [B, N] of trees: the node's id in the drafts' caches; ids below num_read have been read there
+    cache_ids   [B, N] of what was drafted as a tree: ids in the drafts' caches; those below num_read have been read there
     """
 
     tokens: Tensor

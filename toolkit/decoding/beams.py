@@ -75,7 +75,10 @@ class BeamBatch(Batch):
         super().__init__(*args)
         assert self.method.beams is not None
         self.settings = self.method.beams
-        for value, name in ((self.sampling.stop, "stop"), (self.sampling.repetition_penalty != 1.0, "repetition_penalty")):
+        for value, name in (
+            (self.sampling.stop, "stop"),
+            (self.sampling.repetition_penalty != 1.0, "repetition_penalty"),
+        ):
             if value:
                 raise InputError(f"{name} is not available with several beams; leave it out")
 
@@ -125,8 +128,10 @@ class BeamBatch(Batch):
         """What the draft has not read: the prompt, and the tail of each beam as nodes, shared parts once."""
         if not self.drafts:
             nothing = torch.zeros(len(self.rows), 0, dtype=torch.long, device=self.device)
-            return (nothing, [0] * len(self.rows)), (nothing, nothing), torch.zeros(
-                len(self.rows), width, dtype=torch.long, device=self.device
+            return (
+                (nothing, [0] * len(self.rows)),
+                (nothing, nothing),
+                torch.zeros(len(self.rows), width, dtype=torch.long, device=self.device),
             )
         session = self.drafts[0]
         device = session.index.device
@@ -169,7 +174,9 @@ class BeamBatch(Batch):
             nodes.append([b.node for b in beams.living] + [-1] * spare)
         unread, counts = right_aligned([self.unread(self.target, place) for place in range(len(self.rows))], device)
         self.held = [self.target.index.num_nodes(place) for place in range(len(self.rows))]
-        parents = torch.cat([tensor_on(device, nodes), proposal.parents.to(device) + tensor_on(device, self.held)[:, None]], 1)
+        parents = torch.cat(
+            [tensor_on(device, nodes), proposal.parents.to(device) + tensor_on(device, self.held)[:, None]], 1
+        )
         block = torch.cat([tensor_on(device, newest), proposal.tokens.to(device)], 1)
         self.target.reserve(max(self.target.lengths) + unread.shape[1] + block.shape[1])
         tokens = torch.cat([unread, block], 1)
@@ -177,7 +184,11 @@ class BeamBatch(Batch):
 
     def verify(self, proposal: Forest, scores: Tensor, uniforms: Tensor) -> BeamVerdict:
         end_ids = self.pair.end_ids or ()
-        return judge(self.method.rule, self.settings, proposal, scores, uniforms, self.sampling, end_ids)
+        room = [self._room(beams) for beams in self.beams]
+        return judge(
+            self.method.rule, self.settings, proposal, scores, uniforms, self.sampling, end_ids,
+            tensor_on(self.device, room),
+        )  # fmt: skip
 
     # -- after the verdict ----------------------------------------------------------------------------------------
 
@@ -191,7 +202,9 @@ class BeamBatch(Batch):
             if not self.busy[place]:
                 continue
             if not facts.valid[place]:
-                row.generation.error = f"prompt {row.generation.index}: the models' laws hold values that are not numbers"
+                row.generation.error = (
+                    f"prompt {row.generation.index}: the models' laws hold values that are not numbers"
+                )
                 self.end(place, "error")
                 continue
             self._advance(place, facts, seconds)
@@ -243,8 +256,13 @@ class BeamBatch(Batch):
     def _done(self, beams: Beams) -> bool:
         if not beams.living or len(beams.living[0].tokens) >= self.sampling.max_new_tokens:
             return True
-        by_block = self.settings.collapse_after is not None and self.settings.collapse_to == "law"
-        return len(beams.finished) >= self.settings.num_beams and not by_block
+        return self._room(beams) <= 0
+
+    def _room(self, beams: Beams) -> int:
+        """How many more beams may end before the row is done; blocks of MTJD end with their last layer only."""
+        if self.settings.collapse_after is not None and self.settings.collapse_to == "law":
+            return 2**31
+        return self.settings.num_beams - len(beams.finished)
 
     def _finish(self, place: int) -> None:
         """The row's beams by score, the best one as its text; what the rounds produced beyond it was in vain."""
@@ -301,12 +319,15 @@ class _Facts:
     def nodes(self, place: int, layer: int) -> list[int]:
         """Nodes of a layer that are beams."""
         first = layer * self.num_candidates
-        return [n for n in range(first, min(first + self.num_candidates, len(self.tokens[place]))) if self.kept[place][n]]
+        return [
+            n for n in range(first, min(first + self.num_candidates, len(self.tokens[place]))) if self.kept[place][n]
+        ]
 
     def beams(self, place: int, settings: Settings, ends: set[int]) -> Iterator[tuple[int, int, float, bool]]:
         """Beams that end or live on: parent, token, score, and whether they are of the last layer."""
+        done = not self.num_extra[place] and not self.nodes(place, self.length[place])
         for layer in range(self.length[place] + 1):
-            last = layer == self.length[place]
+            last = layer == self.length[place] - done
             for n in self.nodes(place, layer):
                 yield self.parents[place][n], self.tokens[place][n], self.node_scores[place][n], last
         extras = list(zip(self.extra_parents[place], self.extra_tokens[place], self.extra_scores[place], strict=True))

@@ -188,7 +188,9 @@ class _Growing:
         held = torch.tensor([session.index.num_nodes(row) for row in range(len(context.limits))], device=device)
         if not self.num_forwards:
             (unread, counts), (tokens, parents) = context.unread, context.catch_up
-            reading = session.extend(torch.cat([unread, tokens], 1), counts=counts, parents=parents, last=tokens.shape[1])
+            reading = session.extend(
+                torch.cat([unread, tokens], 1), counts=counts, parents=parents, last=tokens.shape[1]
+            )
             index = context.newest.to(device)
             self.ids = self.newest_ids = held.unsqueeze(1) + index
             logits, hidden = (_at(value, index) for value in (reading.logits, reading.hidden))
@@ -221,7 +223,9 @@ class _Growing:
         rows = torch.arange(len(logits), device=logits.device)
         if best is None:
             at = self.best if self.depth else self.scores.argmax(1)
-            return DraftStep(self.depth + 1, logits[rows, at], warp(logits[rows, at], self.context.sampling), hidden[rows, at])
+            return DraftStep(
+                self.depth + 1, logits[rows, at], warp(logits[rows, at], self.context.sampling), hidden[rows, at]
+            )
         at = self.parents[-1][rows, best]
         law = warp(logits[rows, at], self.context.sampling)
         return DraftStep(self.depth, logits[rows, at], law, hidden[rows, at], self.tokens[-1][rows, best])

@@ -27,7 +27,7 @@ class BeamVerdict:
 
     kept [B, N]          nodes that are beams of their layer
     node_scores [B, N]   their log-likelihoods by the target
-    length [B]           layers that passed; the round ends in layer `length`, counted from 0
+    length [B]           layers that passed; the round ends in layer `length`, counted from 0, or, if the row is done, before
     num_extra [B]        beams of that layer that were not drafted: the first ones of
     extra_parents, extra_tokens, extra_scores [B, E]   parents are block indices
     valid [B]            False where a law was not a law
@@ -51,8 +51,12 @@ def judge(
     uniforms: Tensor,
     sampling: Sampling,
     end_ids: tuple[int, ...],
+    room: Tensor,
 ) -> BeamVerdict:
-    """logits [B, W + N, V] of the target at the block; uniforms [B, 3 M + 1], in the layout of every rule."""
+    """logits [B, W + N, V] of the target at the block; uniforms [B, 3 M + 1], in the layout of every rule.
+
+    room [B]  a row is done, and its round ends, once this many beams have ended
+    """
     _, tests, extras = split_uniforms(uniforms)
     num_rows, vocab_size = len(logits), logits.shape[-1]
     scores, first, count = forest.scores, 0, forest.num_before  # of the layer before
@@ -89,7 +93,8 @@ def judge(
             for end in end_ids:
                 goes_on = goes_on & (pairs % vocab_size != end)
             scores = score_layers[-1].double().masked_fill(~goes_on, -torch.inf)
-            active = active & goes_on.any(1)
+            room = room - torch.where(passes, num_kept - goes_on.sum(1), 0)
+            active = active & goes_on.any(1) & (room > 0)
             first, count = forest.num_before + layer * num_candidates, num_candidates
     empty = logits.new_zeros(num_rows, 0)
     return BeamVerdict(

@@ -118,18 +118,7 @@ class TreeProposer:
         self, context: DraftContext, proposal: Proposal, verdict: Verdict, accepted: list[int], lengths: list[int]
     ) -> None:
         """Keep the accepted path in every draft cache, as far as it was read there."""
-        if proposal.cache_ids is None:
-            return
-        if proposal.num_read == 0:
-            for session in context.sessions:
-                session.truncate(lengths)
-            return
-        steps = torch.arange(verdict.path.shape[1], device=verdict.path.device)
-        ids = proposal.cache_ids.gather(1, verdict.path.clamp(min=0))
-        kept = (steps < verdict.length.unsqueeze(1)) & (ids < proposal.num_read)
-        deepest = torch.where(kept, ids, -1).amax(1, keepdim=True)
-        for session in context.sessions:
-            session.keep(deepest.to(session.index.device))
+        keep_path(context, proposal, verdict, lengths)
 
     # -- inside ---------------------------------------------------------------------------------------------------
 
@@ -198,6 +187,22 @@ class TreeProposer:
         for end in context.end_ids:
             grows = grows & (tree.tokens[-1] != end)
         return grows, child_state
+
+
+def keep_path(context: DraftContext, proposal: Proposal, verdict: Verdict, lengths: list[int]) -> None:
+    """Leave in every draft's cache the context (`lengths` tokens per row) and the accepted nodes that were read there."""
+    if proposal.cache_ids is None:
+        return
+    if proposal.num_read == 0:
+        for session in context.sessions:
+            session.truncate(lengths)
+        return
+    steps = torch.arange(verdict.path.shape[1], device=verdict.path.device)
+    ids = proposal.cache_ids.gather(1, verdict.path.clamp(min=0))
+    kept = (steps < verdict.length.unsqueeze(1)) & (ids < proposal.num_read)
+    deepest = torch.where(kept, ids, -1).amax(1, keepdim=True)
+    for session in context.sessions:
+        session.keep(deepest.to(session.index.device))
 
 
 def _flat(values: Tensor) -> Tensor:

@@ -1,0 +1,281 @@
+"""Methods with several beams: their laws by enumeration, their caches by recomputation, beam search against transformers'."""
+
+from __future__ import annotations
+
+from collections import Counter
+from itertools import product
+from typing import Any
+
+import pytest
+import torch
+from scipy.stats import chisquare
+
+from tests.tiny_checkpoints import tiny_llama
+from toolkit import ModelPair, config
+from toolkit.decoding import Beams, ForestProposer, Method, Sampling, decode
+from toolkit.decoding.forest import joint_law
+from toolkit.errors import InputError
+from toolkit.session import TabularModel
+from toolkit.stopping import Confidence, Fixed
+from toolkit.verification import get
+
+BEAMS = [name for name in config.choices("method") if config.method(name).beams is not None]
+Living = tuple[tuple[int, ...], ...]
+
+
+def method(num_beams: int = 2, drafted: int = 0, layers: int = 2, policy: Any = None, **settings: Any) -> Method:
+    """Beam sampling, speculative with `drafted` draft beams."""
+    return Method(
+        "beams",
+        policy or Fixed(layers if drafted else 0),
+        get("beam_layer"),
+        ForestProposer(max(drafted, 1), layers),
+        beams=Beams(num_beams, **settings),
+    )
+
+
+def score(model: TabularModel, prompt: list[int], text: tuple[int, ...]) -> float:
+    """Log-likelihood of a response."""
+    rows = [model.state(prompt + list(text[:i])) for i in range(len(text))]
+    return float(sum(model.probs[row, token].log() for row, token in zip(rows, text, strict=True)))
+
+
+def next_pairs(
+    model: TabularModel, prompt: list[int], living: Living, sampling: Sampling
+) -> dict[tuple[int, ...], float]:
+    """p_beam over the living beams and their next tokens, as texts (equal texts' chances added up)."""
+    scores = torch.tensor([[score(model, prompt, text) for text in living]], dtype=torch.float64)
+    logits = torch.stack([model.probs[model.state(prompt + list(text))].log() for text in living])
+    law, _ = joint_law(scores, logits.unsqueeze(0), sampling)
+    pairs: Counter[tuple[int, ...]] = Counter()
+    for (i, token), chance in zip(product(range(len(living)), range(model.vocab_size)), law[0].tolist(), strict=True):
+        pairs[(*living[i], token)] += chance
+    return pairs
+
+
+def beam_law(
+    model: TabularModel, prompt: list[int], num_beams: int, length: int, end: int, sampling: Sampling
+) -> dict[Living, float]:
+    """P(the row's beams, as a sorted multiset): the slow and obvious way, every draw of every layer."""
+    law: Counter[Living] = Counter()
+    states: Counter[tuple[Living, Living]] = Counter({(((),), ()): 1.0})
+    for depth in range(1, length + 1):
+        following: Counter[tuple[Living, Living]] = Counter()
+        for (living, finished), chance in states.items():
+            pairs = {text: p for text, p in next_pairs(model, prompt, living, sampling).items() if p > 0}
+            for drawn in product(pairs, repeat=num_beams):
+                p = chance
+                for text in drawn:
+                    p *= pairs[text]
+                alive = tuple(sorted(text for text in drawn if text[-1] != end))
+                done = tuple(sorted((*finished, *(text for text in drawn if text[-1] == end))))
+                if not alive or len(done) >= num_beams or depth == length:
+                    best = sorted((*done, *alive), key=lambda t: (-round(score(model, prompt, t) / len(t), 9), t))
+                    law[tuple(sorted(best[:num_beams]))] += p
+                else:
+                    following[alive, done] += p
+        states = following
+    return law
+
+
+def sampled(
+    pair: ModelPair, built: Method, runs: int, length: int, sampling: Sampling, batch_size: int
+) -> Counter[Living]:
+    """How often each multiset of beams came out."""
+    generations = decode(pair, [[0, 1]] * runs, built, sampling, batch_size=batch_size)
+    return Counter(tuple(sorted(map(tuple, g.beams or []))) for g in generations)
+
+
+CASES = {
+    "beam_sampling": method(2),
+    "three_beams": method(3),
+    "speculative": method(2, drafted=3),
+    "speculative_shallow": method(2, drafted=2, layers=1),
+    "adaptive_depth": method(2, drafted=3, policy=Confidence(0.45)),
+}
+
+
+@pytest.mark.parametrize("warped", [False, True])
+@pytest.mark.parametrize("name", CASES)
+def test_beams_follow_the_law_of_beam_sampling(name, warped, table_pair):
+    """Chi-square over all multisets of output beams of at most 3 tokens; end of text inside. Level: Bonferroni."""
+    sampling = Sampling(max_new_tokens=3, seed=4, **({"temperature": 0.8, "top_k": 3, "top_p": 0.9} if warped else {}))
+    built = CASES[name]
+    law = beam_law(table_pair.target, [0, 1], built.beams.num_beams, 3, 2, sampling)
+    assert abs(sum(law.values()) - 1) < 1e-9
+    runs = 6000
+    seen = sampled(table_pair, built, runs, 3, sampling, 3000)
+    assert set(seen) <= set(law)
+    rare = [key for key, chance in law.items() if chance * runs < 5]
+    common = [key for key in law if key not in set(rare)]
+    counts = [seen[key] for key in common] + [sum(seen[key] for key in rare)]
+    expected = [law[key] * runs for key in common] + [sum(law[key] for key in rare) * runs]
+    if expected[-1] < 5:
+        counts, expected = [*counts[:-2], counts[-2] + counts[-1]], [*expected[:-2], expected[-2] + expected[-1]]
+    assert chisquare(counts, expected).pvalue > 0.001 / (2 * len(CASES))
+
+
+def test_the_beam_test_catches_the_published_drawing(table_pair):
+    """Negative control: a walk that accepts every candidate follows q instead of p, and is seen."""
+    from toolkit.verification.beam_layer import BeamLayer
+
+    class Credulous(BeamLayer):
+        def walk(self, target_probs, draft_probs, candidates, real, width, uniforms):
+            kept = real & (torch.arange(candidates.shape[1]) < width.unsqueeze(1))
+            return kept, target_probs
+
+    sampling = Sampling(max_new_tokens=3, seed=4)
+    wrong = Method("wrong", Fixed(2), Credulous(), ForestProposer(3, 2), beams=Beams(2))
+    law = beam_law(table_pair.target, [0, 1], 2, 3, 2, sampling)
+    seen = sampled(table_pair, wrong, 6000, 3, sampling, 3000)
+    common = [key for key, chance in law.items() if chance > 1e-3]
+    observed, expected = [seen[key] for key in common], [law[key] for key in common]
+    scale = sum(observed) / sum(expected)
+    assert chisquare(observed, [e * scale for e in expected]).pvalue < 1e-6
+
+
+def test_one_beam_is_speculative_sampling(table_pair):
+    law = table_pair.target.sequence_law([0, 1], 4, end=2)
+    for built in (method(1), method(1, drafted=1), method(1, drafted=1, threshold=0.9, min_width=1)):
+        generations = decode(table_pair, [[0, 1]] * 8000, built, Sampling(max_new_tokens=4, seed=2), batch_size=4000)
+        seen = Counter(tuple(g.token_ids) for g in generations)
+        outputs = sorted(law)
+        result = chisquare([seen[o] for o in outputs], [law[o] * 8000 for o in outputs])
+        assert result.pvalue > 0.001 / 3
+
+
+@pytest.mark.parametrize("name", BEAMS)
+@pytest.mark.parametrize("batch_size", [1, 4])
+def test_scores_are_the_likelihoods_of_the_texts(name, batch_size, exact_pair, prompts):
+    """Every beam's score against one uncached run over its whole text: the caches hold what they should."""
+    built, sampling = config.method(name), Sampling(max_new_tokens=20, seed=1)
+    for generation in decode(exact_pair, prompts, built, sampling, batch_size=batch_size):
+        assert generation.beams is not None
+        assert generation.token_ids == generation.beams[0]
+        assert generation.scores == sorted(generation.scores, reverse=True)
+        for tokens, found in zip(generation.beams, generation.scores, strict=True):
+            text = torch.tensor([generation.prompt_ids + tokens])
+            logps = exact_pair.target(text).logits[0].log_softmax(-1)[len(generation.prompt_ids) - 1 : -1]
+            expected = logps.gather(1, torch.tensor(tokens).unsqueeze(1)).mean()
+            assert abs(found - float(expected)) < 1e-6  # Llama's norms compute in float32
+
+
+def test_the_draft_reads_what_the_beams_hold(exact_pair, prompts):
+    """A draft equal to the target: q_beam is p_beam, every candidate is accepted. A cache gone wrong would show."""
+    pair = ModelPair(target=exact_pair.target, draft=exact_pair.target, end_ids=())
+    for generation in decode(pair, prompts, method(2, drafted=2, layers=3), Sampling(max_new_tokens=24), batch_size=3):
+        assert [r.num_accepted for r in generation.rounds] == [3] * 6
+        assert all(r.bonus for r in generation.rounds)
+
+
+@pytest.mark.parametrize("num_beams", [1, 2, 4])
+@pytest.mark.parametrize("end", [None, 5])
+def test_beam_search_is_transformers(num_beams, end, prompts):
+    """Deterministic beams with early_stopping=True; with and without texts that end."""
+    target = tiny_llama(32, 3, 0, torch.float64)
+    target.config.eos_token_id = target.generation_config.eos_token_id = end
+    if end is not None:
+        target.lm_head.weight[end] *= 2.5  # ends happen
+    pair = ModelPair(target=target, end_ids=() if end is None else (end,))
+    built = config.method("beam_search", [f"beams.num_beams={num_beams}"])
+    ended = 0
+    for generation in decode(pair, prompts, built, Sampling(max_new_tokens=12), batch_size=3):
+        reference = target.generate(
+            torch.tensor([generation.prompt_ids]), max_new_tokens=12, num_beams=num_beams, do_sample=False,
+            early_stopping=True, length_penalty=1.0, num_return_sequences=1, pad_token_id=0, eos_token_id=end,
+        )[0, len(generation.prompt_ids) :].tolist()  # fmt: skip
+        reference = reference[: reference.index(end) + 1] if end in reference else reference
+        ended += end in reference
+        assert generation.token_ids == reference
+    assert ended or end is None
+
+
+def test_a_block_from_enough_beams_is_drawn_from_its_joint_law(table_pair):
+    """MTJD by beam search with W = V^gamma beams enumerates the block: exact, warped as one law."""
+    pair = ModelPair(target=table_pair.target, end_ids=())
+    built = method(9, selection="top", collapse_after=2, collapse_to="law")
+    sampling = Sampling(max_new_tokens=2, seed=6, temperature=0.7, top_k=3)
+    blocks = list(product(range(3), repeat=2))
+    joint = torch.tensor([[score(pair.target, [0, 1], block) for block in blocks]], dtype=torch.float64)
+    law, _ = joint_law(torch.zeros(1, 1, dtype=torch.float64), joint.unsqueeze(0), sampling)
+    runs = 6000
+    seen = Counter(tuple(g.token_ids) for g in decode(pair, [[0, 1]] * runs, built, sampling, batch_size=3000))
+    chances = dict(zip(blocks, law[0].tolist(), strict=True))
+    kept = [block for block in blocks if chances[block] > 0]
+    assert len(kept) == 3
+    assert set(seen) <= set(kept)
+    assert chisquare([seen[b] for b in kept], [chances[b] * runs for b in kept]).pvalue > 0.001
+    greedy = decode(pair, [[0, 1]], built, Sampling(max_new_tokens=2, temperature=0))[0]
+    assert tuple(greedy.token_ids) == max(blocks, key=lambda block: score(pair.target, [0, 1], block))
+
+
+def test_one_cache_keeps_one_beam_after_every_round(exact_pair, prompts, monkeypatch):
+    """Then nothing is left but the trunk."""
+    from toolkit.session.hf import HFSession
+
+    original, kept = HFSession.keep, []
+    monkeypatch.setattr(HFSession, "keep", lambda self, nodes: kept.append(original(self, nodes)) or kept[-1])
+    built = config.method("dsbd", ["beams.collapse_after=1", "beams.collapse_to=best"])
+    decode(exact_pair, prompts, built, Sampling(max_new_tokens=16), batch_size=3)
+    targets = kept[::2]
+    assert targets
+    assert all(nodes.shape[1] == 1 and bool((nodes == -1).all()) for nodes in targets)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "words"),
+    [
+        (["beams.num_beams=7"], "beams.num_beams: expected 1 to 6, the number of draft beams, got 7"),
+        (["beams.num_beams=0"], "beams.num_beams: expected at least 1, got 0"),
+        (["beams.threshold=1.2"], "expected a probability in [0, 1], got 1.2"),
+        (["beams.threshold=.5", "beams.min_width=5"], "beams.min_width: expected 1 to 4"),
+        (["beams.selection=top"], "drafted beams are judged by chance, expected sample, got top"),
+        (["beams.selection=tops"], "beams.selection: expected one of sample, top, got 'tops'"),
+        (["beams.collapse_after=0"], "beams.collapse_after: expected at least 1 or null, got 0"),
+        (["proposer.num_beams=0"], "proposer: expected num_beams of at least 1"),
+        (["beams=null"], "a rule for layers of beams and `beams` need each other"),
+    ],
+)
+def test_settings_that_cannot_work_are_refused(overrides, words, exact_pair):
+    with pytest.raises(InputError) as caught:
+        decode(exact_pair, [[7]], config.method("speculative_beam", overrides), Sampling())
+    assert words in str(caught.value)
+
+
+def test_what_beams_do_not_offer_is_said(exact_pair):
+    for settings, name in (({"stop": ("a",)}, "stop"), ({"repetition_penalty": 1.2}, "repetition_penalty")):
+        with pytest.raises(InputError, match=f"{name} is not available with several beams"):
+            decode(exact_pair, [[7]], config.method("beam_sampling"), Sampling(**settings))
+
+
+def test_laws_that_are_not_numbers_end_their_row_only(table_pair):
+    broken = TabularModel(table_pair.target.probs.clone())
+    broken.probs[8] = torch.nan
+    for pair, built in (
+        (ModelPair(target=broken, draft=table_pair.draft, end_ids=()), method(2, drafted=3)),
+        (ModelPair(target=table_pair.target, draft=broken, end_ids=()), method(2, drafted=3)),
+        (ModelPair(target=broken, end_ids=()), method(2, selection="top")),
+    ):
+        good, bad = decode(pair, [[0, 0], [2, 2]], built, Sampling(max_new_tokens=2, temperature=0))
+        assert good.error is None
+        assert len(good.token_ids) == 2
+        assert bad.error == "prompt 1: the models' laws hold values that are not numbers"
+
+
+def test_the_cache_grows_with_the_beams_and_holds_shared_prefixes_once(exact_pair, prompts, monkeypatch):
+    from toolkit.session.hf import HFSession
+
+    held: list[tuple[int, int]] = []
+    original = HFSession.keep
+
+    def spy(self, nodes):
+        kept = original(self, nodes)
+        if self.model is exact_pair.target:
+            held.append((max(self.lengths), self.index.capacity))
+        return kept
+
+    monkeypatch.setattr(HFSession, "keep", spy)
+    (generation,) = decode(exact_pair, [prompts[4]], method(4), Sampling(max_new_tokens=60))
+    longest = len(prompts[4]) + len(generation.rounds)
+    assert all(length <= capacity for length, capacity in held)
+    assert max(length for length, _ in held) < 2 * longest  # four separate caches would hold 4 * longest

@@ -1,0 +1,45 @@
+"""Joint threshold: keep the longest prefix that the target finds likely enough as a whole.
+
+Paper: Multi-Token Assisted Decoding (arXiv:2407.09722), section 3.2 and Algorithm 1.
+theirs -> ours: gamma -> K, P -> target_probs, q(x_1..j) -> the product of draft_probs along the chain, eta -> length.
+Deviation: compared in log space, with p and q both warped per token (their experiments warp, their formulas do not).
+Deviation: Algorithm 1 starts eta at -1 and sets it to the token; it is an index, and 0 where no prefix passes.
+Deviation: tau = 1 is allowed (the paper: tau < 1): everything is rejected, which is sampling from the target.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from toolkit.errors import InputError
+from toolkit.verification.base import first_ones
+from toolkit.verification.cut import CutRule, token_probs
+
+
+@dataclass(frozen=True)
+class MTAD(CutRule):
+    """Keep the largest j with min(1, p(x_1..j)/q(x_1..j)) > tau, all j tested, then one token from p. Lossy.
+
+    A prefix may fail and a longer one pass. tau = 0 keeps every prefix with p > 0. A prefix of p = 0 never passes; one of
+    q = 0 (beams are drawn from a joint law, which can hold a token that its own warped law has cut) does if p > 0.
+    Theorem 3.6: length + 1 >= min(K + 1, |log tau| / U), U the largest |log p - log q| of a token.
+    """
+
+    drawing = ("beams", "iid", "independent")
+    tau: float = 0.1
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.tau <= 1:
+            raise InputError(f"rule.tau: expected a ratio in [0, 1], got {self.tau}")
+
+    def length(self, target_probs: Tensor, draft_probs: Tensor, tokens: Tensor, num_drafted: Tensor) -> Tensor:
+        p, q = token_probs(target_probs[..., :-1, :], tokens), token_probs(draft_probs, tokens)
+        ratio = p.log().cumsum(-1) - q.log().cumsum(-1)  # 0/0 is not a number, which passes nothing
+        level = math.log(self.tau) if self.tau > 0 else -math.inf
+        passed = (ratio.clamp(max=0.0) > level) & first_ones(tokens, num_drafted)
+        ends = torch.arange(1, tokens.shape[-1] + 1, device=tokens.device)
+        return torch.nn.functional.pad(passed * ends, (1, 0)).amax(-1)
