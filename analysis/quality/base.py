@@ -1,0 +1,106 @@
+"""What every quality metric is: counted quantities per text, which add up, and a value of their totals.
+
+    scores = metric.measure(prompts, generations, pair)      one Score per text
+    metric.value(table(metric, scores).sum(0))               of all texts
+    metric.value(resampled_totals(table(...), R, seed))      of R bootstrap samples (`analysis.statistics`)
+
+Totals travel, ratios are formed last: exact match counts hits and texts, perplexity nats and tokens, BLEU n-grams.
+
+Shapes: n texts, k counted quantities.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from toolkit.errors import InputError
+from toolkit.prompts import Prompt
+from toolkit.types import Generation
+
+Array = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Score:
+    """One text's counted quantities [k]; None: it cannot be scored. `reason` says why not, or why it scored badly."""
+
+    counts: tuple[float, ...] | None
+    reason: str = ""
+
+    @classmethod
+    def of(cls, value: float, reason: str = "") -> Score:
+        """One text that scored `value`."""
+        return cls((float(value), 1.0), reason)
+
+
+class Metric(ABC):
+    """One way to judge texts. One file and one yaml in `conf/quality/` each.
+
+    label      how tables call it
+    columns    names of the counted quantities
+    ascending  whether more is better
+    """
+
+    label = ""
+    columns: tuple[str, ...] = ("score", "texts")
+    ascending = True
+
+    @abstractmethod
+    def measure(self, prompts: Sequence[Prompt], generations: Sequence[Generation], pair: Any = None) -> list[Score]:
+        """Scores of generations [n], the i-th an answer to prompts[i]; a prompt may occur several times."""
+
+    def value(self, totals: Array) -> Array:
+        """The metric [...] at totals [..., k]; not a number where nothing was scored."""
+        with np.errstate(invalid="ignore", divide="ignore"):
+            return np.asarray(totals[..., 0] / totals[..., 1])
+
+
+class TextMetric(Metric):
+    """A metric that looks at one text at a time."""
+
+    @abstractmethod
+    def score(self, text: str, prompt: Prompt) -> Score:
+        """How good a response is."""
+
+    def measure(self, prompts: Sequence[Prompt], generations: Sequence[Generation], pair: Any = None) -> list[Score]:
+        """Scores of all; a row that failed in decoding cannot be scored."""
+        check_lengths(prompts, generations)
+        return [
+            Score(None, f"decoding failed: {generation.error}")
+            if generation.error is not None
+            else self.score(generation.text, prompt)
+            for prompt, generation in zip(prompts, generations, strict=True)
+        ]
+
+
+def table(metric: Metric, scores: Sequence[Score]) -> Array:
+    """Counted quantities [n, k] of all texts; zeros, which add nothing, where there is no score."""
+    none = (0.0,) * len(metric.columns)
+    rows = [none if score.counts is None else score.counts for score in scores]
+    return np.array(rows, dtype=np.float64).reshape(len(rows), len(none))
+
+
+def reasons(scores: Sequence[Score]) -> dict[str, int]:
+    """How often which reason was given, the most frequent first."""
+    return dict(Counter(score.reason for score in scores if score.reason).most_common())
+
+
+def references(prompt: Prompt) -> list[str]:
+    """What a response may say: SQuAD's list of answers, or the prompt's one. Empty if nothing is known."""
+    answers = prompt.extra.get("answers")
+    if isinstance(answers, dict) and answers.get("text"):
+        return [str(text) for text in answers["text"]]
+    return [] if prompt.answer is None else [prompt.answer]
+
+
+def check_lengths(prompts: Sequence[Prompt], generations: Sequence[Generation]) -> None:
+    """Raises InputError unless there is a prompt for every generation."""
+    if len(prompts) != len(generations):
+        raise InputError(f"expected one prompt per generation, got {len(prompts)} for {len(generations)}")

@@ -1,0 +1,83 @@
+"""Does a response reach the known answer? Exact match and token F1.
+
+Toy domains judge their own final answers. Everything else is compared as SQuAD does it (arXiv:1606.05250, its evaluation
+script): lower case, without punctuation, articles and superfluous blanks; the best of several references counts.
+Deviation: of a response only the first line is read, because base models go on with the next example of the template.
+"""
+
+from __future__ import annotations
+
+import re
+import string
+from collections import Counter
+
+from analysis.quality.base import Score, TextMetric, references
+from data_gen import domains
+from toolkit.errors import InputError
+from toolkit.prompts import Prompt
+
+JUDGES = ("auto", "math", "instruct", "squad")
+TOY_ID = re.compile(r"(math|instruct)-(?:train|dev|test)-\d+-\d+")
+ARTICLES = re.compile(r"\b(?:a|an|the)\b")
+PUNCTUATION = str.maketrans("", "", string.punctuation)
+
+
+class ExactMatch(TextMetric):
+    """Share of responses with the right answer.
+
+    judge  math or instruct: that toy domain's; squad; auto: the domain's for prompts with a toy domain's id, else squad
+    """
+
+    label = "exact match"
+
+    def __init__(self, judge: str = "auto"):
+        if judge not in JUDGES:
+            raise InputError(f"judge: expected {', '.join(JUDGES[:-1])} or {JUDGES[-1]}, got {judge!r}")
+        self.judge = judge
+
+    def score(self, text: str, prompt: Prompt) -> Score:
+        """1 or 0."""
+        known = references(prompt)
+        if not known:
+            return Score(None, "no answer is known")
+        judge = self._judge(prompt)
+        if judge == "squad":
+            return Score.of(any(normalise(first_line(text)) == normalise(one) for one in known))
+        return Score.of(any(domains.get(judge).is_correct(text, one) for one in known))
+
+    def _judge(self, prompt: Prompt) -> str:
+        if self.judge != "auto":
+            return self.judge
+        toy = TOY_ID.fullmatch(prompt.id)
+        return toy[1] if toy else "squad"
+
+
+class TokenF1(TextMetric):
+    """Mean F1 of the words of response and reference, normalised."""
+
+    label = "F1"
+
+    def score(self, text: str, prompt: Prompt) -> Score:
+        """Between 0 and 1, of the reference that fits best."""
+        known = references(prompt)
+        if not known:
+            return Score(None, "no answer is known")
+        return Score.of(max(f1(first_line(text), one) for one in known))
+
+
+def first_line(text: str) -> str:
+    """The first line that is not blank."""
+    return text.strip().split("\n", 1)[0]
+
+
+def normalise(text: str) -> str:
+    """As SQuAD's script: lower case, no punctuation, no articles, single blanks."""
+    return " ".join(ARTICLES.sub(" ", text.lower().translate(PUNCTUATION)).split())
+
+
+def f1(text: str, reference: str) -> float:
+    """2 * common / (words of both). Two texts without words are equal (SQuAD 2.0)."""
+    ours, theirs = normalise(text).split(), normalise(reference).split()
+    if not ours or not theirs:
+        return float(ours == theirs)
+    return 2 * (Counter(ours) & Counter(theirs)).total() / (len(ours) + len(theirs))
