@@ -1,0 +1,90 @@
+"""Perplexity of texts under the target, at temperature 1 and unwarped, whatever they were decoded with.
+
+    perplexity = exp( - sum_t log p(x_t | x_<t) / number of tokens )       over all generated tokens, end of text included
+
+Papers: DSBD (arXiv:2409.16560) and MTAD (arXiv:2407.09722) judge outputs so. MTAD's -log p (joint) is `nll` here.
+Deviation: the mean is over tokens of all texts together, not over texts of their own perplexities.
+
+Shapes: B texts of a batch, T longest text, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from analysis.quality.base import Array, Metric, Score, check_lengths
+from toolkit.errors import InputError
+from toolkit.pair import ModelPair
+from toolkit.prompts import Prompt
+from toolkit.teacher import logits_of, pad_right
+from toolkit.types import Generation
+
+
+class Perplexity(Metric):
+    """exp of the mean negative log-likelihood. batch_size: texts per forward of the target."""
+
+    label = "perplexity"
+    columns = ("nll", "tokens")
+    ascending = False
+
+    def __init__(self, batch_size: int = 8):
+        if batch_size < 1:
+            raise InputError(f"batch_size: expected at least 1, got {batch_size}")
+        self.batch_size = batch_size
+
+    def measure(self, prompts: Sequence[Prompt], generations: Sequence[Generation], pair: Any = None) -> list[Score]:
+        """(nats, tokens) of every generation. Texts of like length share a forward."""
+        check_lengths(prompts, generations)
+        if pair is None:
+            raise InputError("perplexity needs the target: expected a pair, got none")
+        scores = [Score(None, _obstacle(pair, generation)) for generation in generations]
+        readable = [row for row, score in enumerate(scores) if not score.reason]
+        readable.sort(key=lambda row: len(generations[row].prompt_ids) + len(generations[row].token_ids))
+        for first in range(0, len(readable), self.batch_size):
+            rows = readable[first : first + self.batch_size]
+            batch = [generations[row] for row in rows]
+            for row, generation, nll in zip(rows, batch, negative_log_likelihoods(pair, batch), strict=True):
+                scores[row] = Score((nll, float(len(generation.token_ids))))
+        return scores
+
+    def value(self, totals: Array) -> Array:
+        """exp(nats / tokens)."""
+        with np.errstate(over="ignore"):
+            return np.exp(super().value(totals))
+
+
+@torch.inference_mode()
+def negative_log_likelihoods(pair: ModelPair, generations: Sequence[Generation]) -> list[float]:
+    """Nats of each generation's new tokens given its prompt, by one teacher-forced forward of the target."""
+    texts = [[*generation.prompt_ids, *generation.token_ids] for generation in generations]
+    logits = logits_of(pair.target, pad_right([text[:-1] for text in texts]))  # [B, T, V]
+    found = []
+    for row, (text, generation) in enumerate(zip(texts, generations, strict=True)):
+        start = len(generation.prompt_ids) - 1
+        found.append(_nll(logits[row, start : len(text) - 1], generation.token_ids))
+    return found
+
+
+def _nll(logits: Tensor, tokens: Sequence[int]) -> float:
+    """Of tokens [n] under logits [n, V]; in float32, in float64 if that is what comes; summed in float64."""
+    logits = logits if logits.dtype == torch.float64 else logits.float()
+    chosen = torch.tensor(tokens, device=logits.device).unsqueeze(-1)
+    return -float(logits.log_softmax(-1).gather(-1, chosen).sum(dtype=torch.float64))
+
+
+def _obstacle(pair: ModelPair, generation: Generation) -> str:
+    """Why the target cannot score a generation; empty if it can."""
+    if generation.error is not None:
+        return f"decoding failed: {generation.error}"
+    if not generation.token_ids:
+        return "no tokens were generated"
+    if not generation.prompt_ids:
+        return "no prompt stands before the first token"
+    if len(generation.prompt_ids) + len(generation.token_ids) > pair.max_length:
+        return "longer than the context"
+    return ""
