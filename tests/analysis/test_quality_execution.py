@@ -1,0 +1,199 @@
+"""SQL: results are compared as they should be; whatever writes, hangs or looks elsewhere is refused, and nothing changes."""
+
+from __future__ import annotations
+
+import hashlib
+import sqlite3
+import time
+
+import pytest
+
+from analysis.quality.base import reasons, table
+from analysis.quality.execution import Execution, first_statement, is_ordered, run, same
+from toolkit.errors import InputError
+from toolkit.prompts import Prompt
+from toolkit.types import Generation
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """A folder of databases as Spider's."""
+    (tmp_path / "shop").mkdir()
+    connection = sqlite3.connect(tmp_path / "shop" / "shop.sqlite")
+    connection.executescript(
+        "CREATE TABLE item (id INTEGER, name TEXT, price REAL);"
+        "INSERT INTO item VALUES (1, 'pen', 2.5), (2, 'lamp', 30), (3, 'pen', 2.5), (4, NULL, 7), (5, 'a;b', 1);"
+        "CREATE TABLE many (n INTEGER);"
+    )
+    connection.executemany("INSERT INTO many VALUES (?)", [(i,) for i in range(400)])
+    connection.execute("INSERT INTO item VALUES (6, CAST(x'ff6f6b' AS TEXT), 0)")  # not UTF-8
+    connection.commit()
+    connection.close()
+    return tmp_path
+
+
+def ask(gold, **extra):
+    return Prompt("spider-test-00000", "Question:", gold, extra={"db_id": "shop", **extra})
+
+
+@pytest.mark.parametrize(
+    "gold, text, right",
+    [
+        ("SELECT count(*) FROM item", " select COUNT(id) from item;\n\nQuestion: more; DROP TABLE item", 1),
+        ("SELECT count(*) FROM item", "SELECT count(name) FROM item", 0),
+        ("SELECT name FROM item", "SELECT name FROM item ORDER BY id DESC", 1),  # a multiset
+        ("SELECT name FROM item", "SELECT DISTINCT name FROM item", 0),  # not a set
+        ("SELECT name FROM item ORDER BY id", "SELECT name FROM item ORDER BY id DESC", 0),
+        ("SELECT name FROM item ORDER BY id", "SELECT i.name FROM item AS i ORDER BY i.id ASC;", 1),
+        ("SELECT id FROM item WHERE price = (SELECT price FROM item ORDER BY price LIMIT 1)",
+         "SELECT id FROM item ORDER BY price LIMIT 1", 1),
+        ("SELECT avg(price) FROM item", "SELECT sum(price) / count(*) FROM item", 1),
+        ("SELECT 0.1 + 0.2", "SELECT 0.3", 1),
+        ("SELECT 2", "SELECT 2.0", 1),
+        ("SELECT '2'", "SELECT 2", 0),
+        ("SELECT name, id FROM item", "SELECT id, name FROM item", 0),
+        ("SELECT id FROM item WHERE name = 'a;b'", "SELECT id FROM item WHERE name = 'a;b'; SELECT 1", 1),
+        ("SELECT NULL", "SELECT name FROM item WHERE id = 4", 1),
+        ("SELECT id FROM item WHERE id < 0", "SELECT name FROM item WHERE id < 0", 1),
+        ("SELECT id FROM item WHERE id < 2", "```sql\nSELECT id\nFROM item\nWHERE id < 2;\n```\nThat is it.", 1),
+    ],
+)  # fmt: skip
+def test_results_are_compared(folder, gold, text, right):
+    assert Execution(folder).score(text, ask(gold)).counts == (right, 1)
+
+
+@pytest.mark.parametrize(
+    "text, reason",
+    [
+        ("SELEC count(*) FROM item", 'failed: near "SELEC": syntax error'),
+        ("SELECT count(*) FROM itm", "failed: no such table: itm"),
+        ("I do not know.", 'failed: near "I": syntax error'),
+        ("", "not a query"),
+        (";", "not a query"),
+        ("SELECT 1 \x00", "failed: "),
+        ("SELECT '\ud800'", "failed: "),
+        ("SELECT a.n FROM many a, many b", "more than 1000 rows"),
+        ("SELECT hex(zeroblob(100000000))", "failed: string or blob too big"),
+    ],
+)
+def test_failures_score_zero_with_a_reason(folder, text, reason):
+    score = Execution(folder, max_rows=1000).score(text, ask("SELECT count(*) FROM item"))
+    assert score.counts == (0, 1) and score.reason.startswith(reason), score
+
+
+ATTACKS = {
+    "drop": "DROP TABLE item",
+    "delete": "DELETE FROM item",
+    "update": "UPDATE item SET price = 0",
+    "insert": "INSERT INTO item VALUES (9, 'x', 1)",
+    "insert behind with": "WITH x AS (SELECT 1) INSERT INTO item SELECT 9, 'x', 1 FROM x",
+    "create": "CREATE TABLE other (x)",
+    "create elsewhere": "CREATE TEMP TABLE other AS SELECT * FROM item",
+    "attach": "ATTACH DATABASE 'FOLDER/stolen.sqlite' AS stolen",
+    "attach by uri": "ATTACH DATABASE 'file:FOLDER/shop/shop.sqlite?mode=rwc' AS writable",
+    "copy": "VACUUM INTO 'FOLDER/stolen.sqlite'",
+    "vacuum": "VACUUM",
+    "writable schema": "PRAGMA writable_schema = ON",
+    "pragma as a table": "SELECT * FROM pragma_journal_mode('delete')",
+    "begin": "BEGIN EXCLUSIVE",
+    "extension": "SELECT load_extension('FOLDER/evil.so')",
+    "analyze": "ANALYZE",
+    "endless recursion": "WITH RECURSIVE c(x) AS (SELECT 1 UNION ALL SELECT x + 1 FROM c) SELECT count(*) FROM c",
+}
+
+
+@pytest.mark.parametrize("query", ATTACKS.values(), ids=ATTACKS.keys())
+def test_all_but_reading_is_refused_and_nothing_changes(folder, query):
+    path = folder / "shop" / "shop.sqlite"
+    before = hashlib.sha256(path.read_bytes()).hexdigest()
+    metric = Execution(folder, seconds=2)
+    started = time.monotonic()
+    score = metric.score(query.replace("FOLDER", str(folder)), ask("SELECT count(*) FROM item"))
+    assert time.monotonic() - started < 1.5
+    assert score.counts == (0, 1) and score.reason.startswith("refused, only reading is allowed: "), score
+    assert hashlib.sha256(path.read_bytes()).hexdigest() == before
+    assert sorted(found.name for found in folder.rglob("*")) == ["shop", "shop.sqlite"]
+    assert metric.score("SELECT count(*) FROM item", ask("SELECT 6")).counts == (1, 1)  # the run goes on
+
+
+def test_a_query_that_hangs_is_killed_and_the_run_goes_on(folder):
+    hanging = "SELECT count(*) FROM many a, many b, many c, many d, many e WHERE a.n + b.n + c.n + d.n = -1"
+    prompts, texts = [ask("SELECT 6")] * 3, [hanging, "SELECT count(*) FROM item", hanging + " ORDER BY 1"]
+    metric = Execution(folder, seconds=0.2)
+    started = time.monotonic()
+    scores = metric.measure(prompts, [Generation(i, [1], [2], text) for i, text in enumerate(texts)])
+    assert time.monotonic() - started < 3
+    assert metric.value(table(metric, scores).sum(0)) == pytest.approx(1 / 3)
+    assert reasons(scores) == {"killed after 0.2 s": 2}
+
+
+def test_the_file_is_opened_read_only_too(folder, monkeypatch):
+    from analysis.quality import execution
+
+    monkeypatch.setattr(execution, "_authorise", lambda *_: sqlite3.SQLITE_OK)
+    found = run(folder / "shop" / "shop.sqlite", "DROP TABLE item", 1, 10)
+    assert found.rows is None and found.reason == "failed: attempt to write a readonly database"
+
+
+def test_references_that_fail_are_no_fault_of_the_response(folder):
+    metric = Execution(folder)
+    assert metric.score("SELECT 1", ask("SELECT unknown")).counts is None
+    assert (
+        metric.score("SELECT 1", ask("SELECT unknown")).reason == "the reference fails: failed: no such column: unknown"
+    )
+    assert metric.score("SELECT 1", ask(None)).reason == "no reference query is known"
+    assert metric.score("SELECT 1", Prompt("1", "Q", "SELECT 1")).counts is None
+
+
+def test_bad_input_is_said_in_one_line(folder):
+    for make, message in (
+        (lambda: Execution(), "expected databases=FOLDER with DB_ID/DB_ID.sqlite inside, got none"),
+        (lambda: Execution(folder / "none"), "none, which is no folder"),
+        (lambda: Execution(folder, seconds=0), "seconds and max_rows above 0, got 0"),
+        (lambda: Execution(folder).score("SELECT 1", ask("SELECT 1", db_id="zoo")), "zoo.sqlite, found none"),
+    ):
+        with pytest.raises(InputError, match=message) as caught:
+            make()
+        assert "\n" not in str(caught.value)
+
+
+def test_strange_text_in_a_database_is_read(folder):
+    assert run(folder / "shop" / "shop.sqlite", "SELECT name FROM item WHERE id = 6", 1, 10).rows == [("\ufffdok",)]
+
+
+@pytest.mark.parametrize(
+    "query, ordered",
+    [
+        ("SELECT a FROM t ORDER  BY a", True),
+        ("select a from t order\nby a limit 3", True),
+        ("SELECT a FROM (SELECT a FROM t ORDER BY (b)) WHERE (a IN (1, 2))", False),
+        ("SELECT 'order by' FROM t WHERE a = \"x ORDER BY y\"", False),
+        ("SELECT rank() OVER (ORDER BY a) FROM t", False),
+        ("SELECT ')' FROM t WHERE a IN (SELECT b FROM u ORDER BY c) ORDER BY a", True),
+    ],
+)
+def test_order_matters_where_the_reference_asks_for_it(query, ordered):
+    assert is_ordered(query) == ordered
+
+
+@pytest.mark.parametrize(
+    "text, query",
+    [
+        (" SELECT 1; SELECT 2", "SELECT 1;"),
+        ("SELECT ';' FROM t; x", "SELECT ';' FROM t;"),
+        ("SELECT 1\n\nQuestion: x; y", "SELECT 1"),
+        ("SELECT 1\n\nQuestion", "SELECT 1"),
+        ("Sure:\n```\nSELECT 1\n```", "SELECT 1"),
+        ("```sql\nSELECT 1", "SELECT 1"),
+        ("```sql\nSELECT 1,\n\n2; SELECT 3\n```", "SELECT 1,\n\n2;"),
+    ],
+)
+def test_the_query_in_a_response(text, query):
+    assert first_statement(text) == query
+
+
+def test_rows_are_compared_as_often_as_they_occur():
+    assert same([(1,), (1,), (2,)], [(2,), (1,), (1,)], ordered=False)
+    assert not same([(1,), (1,), (2,)], [(2,), (2,), (1,)], ordered=False)
+    assert not same([(1,), (2,)], [(2,), (1,)], ordered=True)
+    assert same([(b"x", None)], [(b"x", None)], ordered=True)
