@@ -1,0 +1,123 @@
+"""pass@k: the chance that one of k programs written for a problem passes its tests.
+
+Paper: Chen et al. 2021 (arXiv:2107.03374), equation 1: of n programs of a problem c pass,
+
+    pass@k = mean over problems of 1 - C(n - c, k) / C(n, k)
+
+which has no bias, unlike 1 - (1 - c/n)^k. Theirs -> ours: total sampled programs n, correct c -> num_programs, num_passed.
+Deviation: a program that leaves by exit() has failed, there it has passed.
+
+Runs the programs (`sandbox`), which is off unless asked for: allow_code_execution=true.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Sequence
+from math import comb
+from typing import Any
+
+from analysis.quality import sandbox
+from analysis.quality.base import Metric, Score, check_lengths
+from toolkit.errors import InputError
+from toolkit.prompts import Prompt
+from toolkit.types import Generation
+
+FENCE = re.compile(r"```(?:[\w+]*\n)?(.*?)(?:```|\Z)", re.DOTALL)
+IMPORT = re.compile(r"^(?:import \w.*|from [\w.]+ import .*)$", re.MULTILINE)
+
+
+class PassAtK(Metric):
+    """pass@k of HumanEval-like prompts, which hold `entry_point` and `test` (a function `check`).
+
+    k                     programs one may try; every prompt needs that many generations
+    allow_code_execution  must be true: the target's programs are run on this machine
+    seconds, memory       limits of a program's run (MiB); file_size: of a file it writes
+    """
+
+    def __init__(
+        self,
+        k: int = 1,
+        allow_code_execution: bool = False,
+        seconds: float = 10.0,
+        memory: int = 512,
+        file_size: int = 8,
+    ):
+        if k < 1:
+            raise InputError(f"k: expected at least 1, got {k}")
+        if allow_code_execution is not True:
+            raise InputError(
+                "pass@k runs programs that a model wrote, on this machine: say allow_code_execution=true if you want that"
+            )
+        self.k, self.label = k, f"pass@{k}"
+        self.limits = sandbox.Limits(seconds, memory, file_size)
+        sandbox.check(self.limits)
+
+    def measure(self, prompts: Sequence[Prompt], generations: Sequence[Generation], pair: Any = None) -> list[Score]:
+        """Each of a prompt's n generations holds 1/n of the prompt: (pass@k / n, 1 / n)."""
+        check_lengths(prompts, generations)
+        groups = defaultdict(list)
+        for row, prompt in enumerate(prompts):
+            groups[prompt.id].append(row)
+        scores: list[Score] = [Score(None)] * len(prompts)
+        for rows in groups.values():
+            verdicts = [self._verdict(prompts[row], generations[row]) for row in rows]
+            for row, score in zip(rows, self._scores(prompts[rows[0]], verdicts), strict=True):
+                scores[row] = score
+        return scores
+
+    def _verdict(self, prompt: Prompt, generation: Generation) -> str | None:
+        """What a program failed with, "" if it passed; None if there is nothing to judge it by."""
+        if generation.error is not None:
+            return f"decoding failed: {generation.error}"
+        if not isinstance(prompt.extra.get("test"), str) or not isinstance(prompt.extra.get("entry_point"), str):
+            return None
+        return sandbox.run(program(generation.text, prompt), self.limits)
+
+    def _scores(self, prompt: Prompt, verdicts: Sequence[str | None]) -> list[Score]:
+        """Of one prompt's programs."""
+        n = len(verdicts)
+        if any(verdict is None for verdict in verdicts):
+            return [Score(None, "no tests are known")] * n
+        if n < self.k:
+            raise InputError(f"pass@{self.k} needs {self.k} generations of every prompt, got {n} of {prompt.id}")
+        estimate = pass_at_k(n, sum(verdict == "" for verdict in verdicts), self.k)
+        return [Score((estimate / n, 1 / n), str(verdict)) for verdict in verdicts]
+
+
+def pass_at_k(num_programs: int, num_passed: int, k: int) -> float:
+    """Equation 1: the share of the k-subsets of the programs that hold one that passed. Exact in whole numbers."""
+    if not 0 <= num_passed <= num_programs or not 1 <= k <= num_programs:
+        raise InputError(
+            f"pass@k: expected 0 <= passed <= n and 1 <= k <= n, got {num_passed}, k={k}, n={num_programs}"
+        )
+    return 1 - comb(num_programs - num_passed, k) / comb(num_programs, k)
+
+
+def program(text: str, prompt: Prompt) -> str:
+    """The response as a program, followed by its tests.
+
+    A response that defines the function stands alone, with the imports of the question. Any other one completes the
+    question's code (`extra["prompt"]`, else the prompt itself) and ends where a line without indentation begins.
+    """
+    name, question = prompt.extra["entry_point"], _question(prompt)
+    fence = FENCE.search(text)
+    code = fence[1] if fence else text
+    if re.search(rf"^(?:async )?def {re.escape(name)}\b", code, re.MULTILINE):
+        code = "\n".join([*IMPORT.findall(question), code])
+    else:
+        code = question + _body(code)
+    return f"{code}\n\n{prompt.extra['test']}\n\ncheck({name})\n"
+
+
+def _question(prompt: Prompt) -> str:
+    known = prompt.extra.get("prompt", prompt.prompt)
+    return known if isinstance(known, str) else "\n".join(turn["content"] for turn in prompt.messages or ())
+
+
+def _body(text: str) -> str:
+    """The lines up to the first one, after the first line, that is not indented."""
+    lines = text.split("\n")
+    end = next((i for i, line in enumerate(lines[1:], 1) if line[:1].strip()), len(lines))
+    return "\n".join(lines[:end])
