@@ -31,6 +31,7 @@ from toolkit.sampling import draw, warp
 from toolkit.session import Session
 from toolkit.transfer import tensor_on
 from toolkit.types import Round
+from toolkit.verification import LayerRule
 
 
 @dataclass
@@ -185,8 +186,10 @@ class BeamBatch(Batch):
     def verify(self, proposal: Forest, scores: Tensor, uniforms: Tensor) -> BeamVerdict:
         end_ids = self.pair.end_ids or ()
         room = [self._room(beams) for beams in self.beams]
+        rule = self.method.rule
+        assert isinstance(rule, LayerRule)
         return judge(
-            self.method.rule, self.settings, proposal, scores, uniforms, self.sampling, end_ids,
+            rule, self.settings, proposal, scores, uniforms, self.sampling, end_ids,
             tensor_on(self.device, room),
         )  # fmt: skip
 

@@ -22,7 +22,6 @@ import torch
 from torch import Tensor
 
 from toolkit.decoding.method import Method
-from toolkit.decoding.proposers import DraftContext
 from toolkit.errors import InputError
 from toolkit.pair import ModelPair
 from toolkit.sampling import Sampling, row_generator
@@ -171,7 +170,7 @@ class Batch(ABC):
         """Tokens of the place's trunk that a cache lacks, all but the newest."""
 
     @abstractmethod
-    def draft_context(self, uniforms: Tensor) -> DraftContext:
+    def draft_context(self, uniforms: Tensor) -> Any:
         """What the proposer may use."""
 
     @abstractmethod
@@ -183,7 +182,7 @@ class Batch(ABC):
         """The verdict."""
 
     @abstractmethod
-    def commit(self, context: DraftContext, proposal: Any, verdict: Any, started: float, drafted: float) -> None:
+    def commit(self, context: Any, proposal: Any, verdict: Any, started: float, drafted: float) -> None:
         """Take what was accepted into the texts, cut caches back, end rows that are done."""
 
     # -- one round ------------------------------------------------------------------------------------------------
