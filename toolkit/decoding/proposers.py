@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from toolkit.sampling import Sampling, draw, warp
-from toolkit.session import Session
+from toolkit.session import Reading, Session
 from toolkit.stopping.base import State, StoppingPolicy
 from toolkit.transfer import Gate
 from toolkit.types import DraftStep, Proposal, Verdict
@@ -55,7 +55,7 @@ class ChainProposer:
 
     def propose(self, context: DraftContext, policy: StoppingPolicy, state: State) -> tuple[Proposal, State]:
         """Draft until every row has stopped. Rows that have stopped go on unheard: nothing waits for them."""
-        limits, session = context.limits, context.sessions[0]
+        limits = context.limits
         num_rows, device = len(limits), limits.device
         drafting = policy.begin(num_rows, state, device) & (limits > 0)
         num_drafted, num_calls = torch.zeros_like(limits), torch.zeros_like(limits)
@@ -66,11 +66,7 @@ class ChainProposer:
         laws: list[Tensor] = []
         while len(tokens) < context.most and gate.passes(drafting):
             depth = len(tokens) + 1
-            if depth == 1:
-                unread, counts = context.unread[0]
-                reading = session.extend(unread, counts=counts)
-            else:
-                reading = session.extend(tokens[-1].unsqueeze(1).to(session.index.device))
+            reading = self._read(context, tokens)
             num_calls += drafting
             logits = context.fit(reading.logits[:, -1])
             probs = warp(logits, context.sampling, seen)
@@ -96,6 +92,14 @@ class ChainProposer:
             empty = torch.zeros(num_rows, 0, dtype=torch.long, device=device)
             return Proposal(empty, torch.zeros(num_rows, 0, 1, device=device), num_drafted, num_calls), state
         return Proposal(torch.stack(tokens[:longest], 1), torch.stack(laws[:longest], 1), num_drafted, num_calls), state
+
+    def _read(self, context: DraftContext, tokens: list[Tensor]) -> Reading:
+        """The draft reads what it has not read of the context, or the newest token."""
+        session = context.sessions[0]
+        if tokens:
+            return session.extend(tokens[-1].unsqueeze(1).to(session.index.device))
+        unread, counts = context.unread[0]
+        return session.extend(unread, counts=counts)
 
     def draw(self, context: DraftContext, depth: int, probs: Tensor) -> Tensor:
         """The token of every row [B] at a depth (from 1), from its laws [B, V]."""
