@@ -24,7 +24,9 @@ from toolkit.errors import InputError, unknown_name
 
 ORACLE, PLAIN = "oracle", "autoregressive"
 ORACLE_PARAMETERS = ("max_drafted", "draft_temperature")
-SYMBOLS = {"policy.num_drafted": "K", "policy.threshold": "h", "proposer.k_config": "k", "min_drafted": "min"}
+SYMBOLS = {"policy.num_drafted": "K", "policy.threshold": "h", "proposer.k_config": "k", "min_drafted": "min",
+           "beams.num_beams": "W", "beams.threshold": "t", "beams.min_width": "Wmin", "beams.collapse_after": "block",
+           "proposer.num_beams": "WS", "proposer.num_layers": "layers", "rule.tau": "tau", "rule.tau_2": "tau2"}  # fmt: skip
 
 
 @dataclass(frozen=True)

@@ -37,6 +37,11 @@ LABELS = {
     "adaedl": "AdaEDL",
     "block": "block verification",
     "oracle": "oracle",
+    "autoregressive": "plain decoding",
+    "mtad": "MTAD",
+    "mtjd": "MTJD",
+    "bild": "BiLD",
+    "dsbd": "DSBD",
 }
 SIZE, DPI = (6.4, 4.2), 160
 STYLE: dict[Any, Any] = {
@@ -155,6 +160,56 @@ def costs(curves: pd.DataFrame, path: Path, title: str, marked: float | None = N
         axes.set_title(title, pad=12)
         _write_labels(axes, labels, offset=(-6, 0), align="right")
     return path
+
+
+def scatter(
+    cells: pd.DataFrame,
+    x: str,
+    y: str,
+    names: tuple[str, str],
+    path: Path,
+    title: str,
+    more: tuple[bool, bool] | None = None,
+) -> Path:
+    """One figure against another, one point with its intervals per cell, a thin line through the settings of a method.
+
+    cells  one line per cell: method, setting, and x and y with `_low` and `_high`
+    more   whether more is better, on each axis: undominated cells are filled; None: all are
+    """
+    known = cells[cells[[x, y]].notna().all(axis=1)]
+    with _figure(path) as axes:
+        labels = []
+        best = [True] * len(known) if more is None else _undominated(known[x].to_numpy(), known[y].to_numpy(), more)
+        filled = dict(zip(known.index, best, strict=True))
+        for method, part in known.groupby("method", sort=False):
+            line, style = part.sort_values(x), look(str(method))
+            axes.plot(line[x], line[y], color=style.color, linewidth=0.9, alpha=0.5)
+            for index, row in line.iterrows():
+                spans = [[[row[v] - row[f"{v}_low"]], [row[f"{v}_high"] - row[v]]] for v in (x, y)]
+                axes.errorbar(
+                    row[x], row[y], spans[1], spans[0], ecolor=style.color, elinewidth=0.6, alpha=0.45, fmt="none"
+                )
+                face = style.color if filled[index] else "white"
+                axes.plot(row[x], row[y], style.marker, color=style.color, markerfacecolor=face, markersize=5.5)
+            top = line.iloc[-1]
+            labels.append((top[x], top[y], label(str(method)), style.color))
+        axes.set_xlabel(names[0])
+        axes.set_ylabel(names[1])
+        axes.set_title(title, pad=12)
+        axes.margins(x=0.18, y=0.1)
+        _write_labels(axes, labels, offset=(8, 6))
+        if more is not None:
+            _note(
+                axes,
+                f"better: {'upper' if more[1] else 'lower'} {'right' if more[0] else 'left'}. Filled: undominated.",
+            )
+    return path
+
+
+def _undominated(x: np.ndarray, y: np.ndarray, more: tuple[bool, bool]) -> list[bool]:
+    """Whether no other point is at least as good on both axes and better on one."""
+    a, b = (values if up else -values for values, up in zip((x, y), more, strict=True))
+    return [not bool(((a >= a[i]) & (b >= b[i]) & ((a > a[i]) | (b > b[i]))).any()) for i in range(len(a))]
 
 
 def acceptance(curves: pd.DataFrame, path: Path, title: str) -> Path:

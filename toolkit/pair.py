@@ -47,6 +47,7 @@ class ModelPair:
     heads: dict[Any, Any] = field(default_factory=dict, init=False, repr=False)  # those loaded and checked so far
     captures: list[Captures | None] = field(default_factory=list, init=False, repr=False)  # the target's, the drafts'
     idle: list[Sessions] = field(default_factory=list, init=False, repr=False)
+    cache_bytes: int = field(default=0, init=False, repr=False)  # of the caches that were closed last
 
     def __post_init__(self) -> None:
         if self.drafts and self.draft is not None:
@@ -156,6 +157,7 @@ class ModelPair:
     def close_sessions(self, sessions: Sessions) -> None:
         """Give caches back. One set is kept, if captured forwards belong to it; memory of others is free again."""
         target, drafts = sessions
+        self.cache_bytes = sum(session.cache_bytes for session in (target, *drafts))
         if not target.fixed_rows:
             return
         for session in (target, *drafts):

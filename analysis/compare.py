@@ -1,0 +1,129 @@
+"""python -m analysis.compare prompts=toy_math: methods side by side, in speed, forwards, memory, energy and quality.
+
+Every cell (one method with one setting) decodes every group of prompts; cells take turns on each group, in an order that
+rotates, so that whatever else the machine does hits all of them. Only decoding is inside the timed and metered windows;
+texts are judged afterwards. A group is written whole when all cells have decoded it: run again to go on. Files:
+
+    parts/<group>.json   what each cell made of a group: texts, counts, seconds, joules, bytes of cache
+    rows                 one line per cell and group, with the counted quantities of every metric
+    comparison           one line per cell: every figure with its interval over groups, and speed against the baseline's
+    comparison.md        the same for readers, how to read it, and figures
+    figures/             quality against speed, against forwards and against energy; mean width against each
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+import torch
+from tqdm.auto import tqdm
+
+from analysis import quality
+from analysis.cells import Workbench
+from analysis.compared import Interval, as_markdown, check_baseline, draw, group_rows, readable, table_of
+from analysis.grid import ORACLE, Cell, expand
+from analysis.rows import labels
+from analysis.tables import save_table, show
+from toolkit.config import instantiate, plain
+from toolkit.decoding import Sampling, decode
+from toolkit.energy import EnergyMeter
+from toolkit.errors import InputError
+from toolkit.io import read_json, write_json, write_text
+from toolkit.stage import command, open_stage, prompt_files
+from toolkit.tracking import log_image, log_table, wandb_run
+from toolkit.types import Generation
+
+IGNORED = ("metrics", "cost_ratio", "baseline", "resamples", "confidence", "seed", "track")
+
+
+def run(cfg: Any) -> Path:
+    """Decode, judge, compare; returns the output folder."""
+    cells = expand(plain(cfg.grid))
+    if any(cell.method == ORACLE for cell in cells):
+        raise InputError("grid.oracle: expected methods that decode; leave the oracle out with ~grid.oracle")
+    metrics = quality.build(plain(cfg.metrics))
+    bench = Workbench(instantiate(cfg.pair), instantiate(cfg.prompts).load(), instantiate(cfg.sampling), cfg.group_size)
+    for cell in cells:
+        bench.prepare(cell)
+    check_baseline(cells, cfg.baseline)
+    stage = open_stage("compare", cfg, inputs=prompt_files(cfg), ignore=IGNORED)
+    meter = EnergyMeter(bench.pair.device)
+    groups = _groups(len(bench.prompts), cfg.group_size)
+    parts = [stage.folder / "parts" / f"{number:05d}.json" for number in range(len(groups))]
+    _decode(bench, cells, groups, parts, meter, cfg)
+    loaded = [read_json(part) for part in parts]
+    rows = group_rows(loaded, cells, groups, bench, metrics)
+    save_table(rows, stage.folder, "rows")
+    interval = Interval(cfg.resamples, cfg.confidence, cfg.seed)
+    table = table_of(rows, cells, metrics, cfg.baseline, cfg.cost_ratio, interval)
+    save_table(table, stage.folder, "comparison")
+    names = labels(cfg)
+    title = f"{names['dataset']} {names['split']}, {len(bench.prompts)} prompts, batch {cfg.group_size}"
+    figures = draw(table, metrics, stage.folder / "figures", title)
+    shown = readable(table, metrics, cfg.cost_ratio)
+    write_text(stage.folder / "comparison.md", as_markdown(title, shown, figures, _energy_note(loaded), cfg.cost_ratio))
+    show(shown, title)
+    with wandb_run("compare", plain(cfg), stage.folder, track=cfg.track) as wandb:
+        log_table(wandb, "compare/table", table)
+        for figure in figures:
+            log_image(wandb, f"compare/{figure.stem}", figure)
+    return stage.finish(num_prompts=len(bench.prompts), num_groups=len(groups))
+
+
+def _groups(count: int, size: int) -> list[range]:
+    """Prompts of each group."""
+    if not 1 <= size <= count:
+        raise InputError(f"group_size: expected 1 to {count} (the prompts), got {size}")
+    return [range(first, min(first + size, count)) for first in range(0, count, size)]
+
+
+def _decode(
+    bench: Workbench, cells: Sequence[Cell], groups: list[range], parts: list[Path], meter: EnergyMeter, cfg: Any
+) -> None:
+    """Make the parts that are missing."""
+    missing = [number for number, part in enumerate(parts) if not part.exists()]
+    if not missing:
+        return
+    for cell in cells:  # first calls load and allocate
+        for _ in range(cfg.warmup):
+            _one(bench, cell, groups[0])
+    idle = meter.measure_idle(cfg.idle_seconds) if cfg.idle_seconds else None
+    for number in tqdm(missing, desc="compare", unit="group"):
+        turns = [*cells[number % len(cells) :], *cells[: number % len(cells)]]
+        found = {}
+        for cell in turns:
+            with meter:
+                started = perf_counter()
+                generations = _one(bench, cell, groups[number])
+                if bench.pair.device.type == "cuda":
+                    torch.cuda.synchronize()
+                seconds = perf_counter() - started
+            assert meter.energy is not None
+            found[cell.name] = {
+                "seconds": seconds,
+                "energy": asdict(meter.energy),
+                "cache_bytes": bench.pair.cache_bytes,
+                "generations": [asdict(generation) for generation in generations],
+            }
+        write_json(parts[number], {"idle_watts": idle, "cells": found})
+
+
+def _one(bench: Workbench, cell: Cell, group: range) -> list[Generation]:
+    """One cell decodes one group, each prompt with the random stream it has everywhere."""
+    sampling: Sampling = bench.sampling
+    prompts = [bench.prompts[i].content for i in group]
+    return decode(bench.pair, prompts, bench.methods[cell.name], sampling, batch_size=len(group), row_ids=list(group))
+
+
+def _energy_note(parts: list[dict[str, Any]]) -> str:
+    sources = sorted({found["energy"]["source"] for part in parts for found in part["cells"].values()})
+    idle = sorted({f"{part['idle_watts']:.1f} W" for part in parts if part["idle_watts"] is not None})
+    return f"Energy: {'; '.join(sources)}." + (f" Idle power {', '.join(idle)}, subtracted." if idle else "")
+
+
+if __name__ == "__main__":
+    command("compare", run)

@@ -1,0 +1,203 @@
+"""The table of a comparison: every figure of every cell with its interval, all from the same bootstrap of the groups.
+
+Shapes: g groups, m cells, k counted quantities, R resamples.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from analysis import plots
+from analysis.cells import Workbench
+from analysis.grid import Cell
+from analysis.quality import Metric
+from analysis.quality.base import table as counted
+from analysis.rows import COUNTS, Array
+from analysis.statistics import percentile_interval, resampled_totals
+from analysis.tables import markdown
+from toolkit.errors import InputError
+from toolkit.types import Generation, Round
+
+MEASURED = (*COUNTS, "seconds", "joules", "layers", "widths")
+LABELS = {
+    "tokens_per_second": "tokens/s", "speedup": "speed / baseline", "throughput": "tokens per target time",
+    "block_efficiency": "block efficiency", "draft_calls": "draft forwards per token", "discard_rate": "discard rate",
+    "verification_rate": "verification rate", "mean_width": "mean width", "joules_per_token": "J/token",
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Interval:
+    """How intervals are made: resamples of the groups, the share of them an interval holds, and the seed."""
+
+    resamples: int = 10_000
+    confidence: float = 0.95
+    seed: int = 0
+
+
+def group_rows(
+    parts: Sequence[Mapping[str, Any]],
+    cells: Sequence[Cell],
+    groups: Sequence[range],
+    bench: Workbench,
+    metrics: Mapping[str, Metric],
+) -> pd.DataFrame:
+    """One line per cell and group: counts, seconds, joules, bytes of cache, and the counted quantities of the metrics."""
+    rows = []
+    for cell in cells:
+        made = [part["cells"][cell.name] for part in parts]
+        generations = [[generation_of(record) for record in found["generations"]] for found in made]
+        prompts = [bench.prompts[i] for group in groups for i in group]
+        flat = [generation for group in generations for generation in group]
+        scores = {name: metric.measure(prompts, flat, bench.pair) for name, metric in metrics.items()}
+        tables = {name: counted(metric, scores[name]) for name, metric in metrics.items()}
+        first = 0
+        for number, (found, texts) in enumerate(zip(made, generations, strict=True)):
+            row: dict[str, Any] = {"method": cell.method, "setting": cell.setting, "cell": cell.name, "group": number}
+            row |= {"prompts": len(texts), "failed": sum(text.error is not None for text in texts)}
+            row |= {name: sum(getattr(text.counts, name) for text in texts) for name in COUNTS}
+            widths = [width for text in texts for r in text.rounds for width in r.widths]
+            row |= {"layers": len(widths), "widths": sum(widths)}
+            joules = found["energy"]["joules"]
+            row |= {"seconds": found["seconds"], "joules": np.nan if joules is None else joules}
+            row["cache_bytes"] = found["cache_bytes"]
+            for name, metric in metrics.items():
+                sums = tables[name][first : first + len(texts)].sum(0)
+                row |= {f"{name}.{column}": value for column, value in zip(metric.columns, sums, strict=True)}
+            first += len(texts)
+            rows.append(row)
+    return pd.DataFrame(rows)
+
+
+def generation_of(record: Mapping[str, Any]) -> Generation:
+    """A generation as it was before it was written."""
+    rounds = [Round(**{**r, "widths": tuple(r["widths"])}) for r in record["rounds"]]
+    return Generation(**{**record, "rounds": rounds})
+
+
+def table_of(
+    rows: pd.DataFrame,
+    cells: Sequence[Cell],
+    metrics: Mapping[str, Metric],
+    baseline: str,
+    cost_ratio: float,
+    interval: Interval,
+) -> pd.DataFrame:
+    """One line per cell. Each figure `x` comes with `x_low` and `x_high`; in every resample all cells have the same groups."""
+    names = [cell.name for cell in cells]
+    columns = [*MEASURED, *(f"{name}.{column}" for name, metric in metrics.items() for column in metric.columns)]
+    pivoted = [rows.pivot(index="group", columns="cell", values=column)[names].to_numpy(float) for column in columns]
+    values = np.stack(pivoted, -1)  # [g, m, k]
+    drawn = resampled_totals(np.nan_to_num(values).reshape(len(values), -1), interval.resamples, interval.seed)
+    figures = _figures(columns, metrics, names.index(baseline), cost_ratio)
+    whole, samples = values.sum(0)[None], drawn.reshape(-1, *values.shape[1:])
+    lines = rows.groupby("cell", sort=False).agg(
+        method=("method", "first"), setting=("setting", "first"), prompts=("prompts", "sum"), failed=("failed", "sum"),
+        cache_mib=("cache_bytes", lambda held: held.max() / 2**20),
+    ).loc[names].reset_index(drop=True)  # fmt: skip
+    lines = lines.join(pd.DataFrame(whole[0][:, : len(COUNTS)], columns=list(COUNTS)))
+    missing = np.isnan(whole[0][:, columns.index("joules")])
+    for name, figure in figures.items():
+        estimates = figure(whole)[0]
+        ends = [percentile_interval(column, interval.confidence) for column in np.nan_to_num(figure(samples)).T]
+        lines[name] = estimates
+        lines[f"{name}_low"], lines[f"{name}_high"] = zip(*ends, strict=True)
+        unknown = np.isnan(estimates) | (missing if name == "joules_per_token" else False)
+        lines.loc[unknown, [name, f"{name}_low", f"{name}_high"]] = np.nan
+    return lines
+
+
+def _figures(
+    columns: list[str], metrics: Mapping[str, Metric], base: int, cost_ratio: float
+) -> dict[str, Callable[[Array], Array]]:
+    """Each figure [..., m] of totals [..., m, k]."""
+
+    def of(name: str) -> Callable[[Array], Array]:
+        return lambda totals: totals[..., columns.index(name)]
+
+    def ratio(upper: Callable[[Array], Array], lower: Callable[[Array], Array]) -> Callable[[Array], Array]:
+        def figure(totals: Array) -> Array:
+            with np.errstate(invalid="ignore", divide="ignore"):
+                return np.asarray(upper(totals) / lower(totals))
+
+        return figure
+
+    def quality(name: str, metric: Metric) -> Callable[[Array], Array]:
+        picked = [columns.index(f"{name}.{column}") for column in metric.columns]
+        return lambda totals: metric.value(totals[..., picked])
+
+    made, target, draft = of("num_generated"), of("num_target_calls"), of("num_draft_calls")
+    speed = ratio(made, of("seconds"))
+    return {
+        "tokens_per_second": speed,
+        "speedup": ratio(speed, lambda totals: speed(totals)[..., base : base + 1]),
+        "throughput": ratio(made, lambda totals: cost_ratio * draft(totals) + target(totals)),
+        "block_efficiency": ratio(made, target),
+        "draft_calls": ratio(draft, made),
+        "discard_rate": ratio(of("num_discarded"), made),
+        "verification_rate": ratio(target, made),
+        "mean_width": ratio(of("widths"), of("layers")),
+        "joules_per_token": ratio(of("joules"), made),
+        **{name: quality(name, metric) for name, metric in metrics.items()},
+    }
+
+
+def readable(table: pd.DataFrame, metrics: Mapping[str, Metric], cost_ratio: float) -> pd.DataFrame:
+    """The table as people read it: intervals in brackets, columns without any value left out."""
+    shown = pd.DataFrame({"method": [plots.label(method) for method in table.method], "setting": table.setting})
+    for name in (*metrics, *LABELS):
+        if table[name].notna().any():
+            title = metrics[name].label if name in metrics else LABELS[name]
+            title = f"{title} (c = {cost_ratio:g})" if name == "throughput" else title
+            shown[title] = [_bracketed(row, name) for _, row in table.iterrows()]
+    shown["cache, MiB"] = [f"{value:.2f}" for value in table.cache_mib]
+    if table.failed.any():
+        shown["failed"] = table.failed
+    return shown
+
+
+def _bracketed(row: Any, name: str) -> str:
+    if pd.isna(row[name]):
+        return ""
+    return f"{row[name]:.3g} [{row[f'{name}_low']:.3g}, {row[f'{name}_high']:.3g}]"
+
+
+def draw(table: pd.DataFrame, metrics: Mapping[str, Metric], folder: Path, title: str) -> list[Path]:
+    """Each metric against speed, forwards and energy, and mean width against all of these."""
+    rates = [name for name in ("tokens_per_second", "throughput", "joules_per_token") if table[name].notna().any()]
+    named = {**LABELS, **{name: metric.label for name, metric in metrics.items()}}
+    better = {"joules_per_token": False, **{name: metric.ascending for name, metric in metrics.items()}}
+    pairs = [(x, y) for y in metrics for x in rates]
+    if table.mean_width.notna().any():
+        pairs += [("mean_width", y) for y in (*metrics, *rates)]
+    found = []
+    for x, y in pairs:
+        if table[[x, y]].notna().all(axis=1).any():
+            frontier = None if x == "mean_width" else (better.get(x, True), better.get(y, True))
+            path = folder / f"{y}-{x}.png"
+            found.append(plots.scatter(table, x, y, (named[x], named[y]), path, title, frontier))
+    return found
+
+
+def as_markdown(title: str, shown: pd.DataFrame, figures: Sequence[Path], energy: str, cost_ratio: float) -> str:
+    """The table with how to read it, and the figures."""
+    notes = (
+        "Cells took turns on every group of prompts; only decoding is timed. Intervals: bootstrap over groups, the same "
+        f"resamples for all cells. Tokens per target time: N / (c x draft forwards + target forwards), c = {cost_ratio:g}. "
+        f"Cache: target and draft, the largest of all groups. {energy}"
+    )
+    lines = [f"# Comparison: {title}", "", markdown(shown), "", notes, ""]
+    lines += [f"![{figure.stem}](figures/{figure.name})" for figure in figures]
+    return "\n".join(lines) + "\n"
+
+
+def check_baseline(cells: Sequence[Cell], baseline: str) -> None:
+    """Raises InputError unless a cell of the grid has this name."""
+    if baseline not in [cell.name for cell in cells]:
+        raise InputError(f"baseline: expected one of {'; '.join(c.name for c in cells)}, got {baseline!r}")
