@@ -6,8 +6,9 @@ the roll-outs, but not the coins: it drafts one more token iff
     (product of min(1, p/q) over the drafted tokens) * alpha at the next position > lambda * c
 
 with lambda its own rate of tokens per target-forward time (fixed point, Dinkelbach). It is what any predictor of acceptance
-that stops by one-step look-ahead can reach at best, so the honest yardstick of policies. One step ahead is not the optimum,
-but near it (99.6 % on small Markov pairs).
+that stops by one-step look-ahead can reach at best, so the honest yardstick of policies. One step ahead is not the optimum:
+drafting on also buys the right to decide again. A price below lambda c makes up for much of that (`at_price`, which sweeps
+try at many prices; docs/log.md has numbers), and `solve` keeps the best price that its iteration meets.
 
 Shapes: P positions, M most tokens of a round, G policies.
 """
@@ -75,9 +76,25 @@ def best_fixed_per_text(trace: Trace, cost_ratio: float, most: int | None = None
 
 def true_probability(trace: Trace, cost_ratio: float, min_drafted: int = 0) -> Solved:
     """The policy that knows p and q, but not the coins. Raises InputError if the trace does not hold them."""
+    geometry = Geometry.of(trace)
+    worth, possible = known_worth(trace, geometry)
+    return solve(trace, geometry, worth, possible, cost_ratio, min_drafted)
+
+
+def at_price(trace: Trace, price: float, min_drafted: int = 0) -> Replayed:
+    """The same policy at a given price of a draft forward, lambda c, in tokens. Raises InputError likewise."""
+    geometry = Geometry.of(trace)
+    worth, possible = known_worth(trace, geometry)
+    return play(trace, geometry, worth, possible, price, min_drafted)
+
+
+def known_worth(trace: Trace, geometry: Geometry) -> tuple[Tensor, Tensor]:
+    """The true worth of the next draft after 0, 1, ... drafted tokens [M + 1, P], and how many are possible [P].
+
+    Raises InputError if the trace does not hold p and q along the roll-outs.
+    """
     if bool(trace.alpha.isnan().any()):
         raise InputError("this trace does not hold the target's laws along the roll-outs: record it with ceiling=true")
-    geometry = Geometry.of(trace)
     survival = torch.ones(trace.num_positions)
     possible = torch.zeros(trace.num_positions, dtype=torch.long)
     scores = []
@@ -86,7 +103,7 @@ def true_probability(trace: Trace, cost_ratio: float, min_drafted: int = 0) -> S
         scores.append(torch.where(can_draft, survival * trace.alpha[index], 0.0))
         survival = survival * trace.accept_prob[index]
     # Row k is the worth of draft k + 1, known after k tokens; behind the last one there is nothing to gain.
-    return solve(trace, geometry, torch.stack([*scores, torch.zeros_like(survival)]), possible, cost_ratio, min_drafted)
+    return torch.stack([*scores, torch.zeros_like(survival)]), possible
 
 
 def solve_policy(trace: Trace, policy: Thresholded, cost_ratio: float, min_drafted: int = 1) -> Solved:
@@ -110,8 +127,7 @@ def solve(
     """
     rate, best = 1.0, None
     for _ in range(50):
-        lengths = first_below(worth, possible + 1, torch.tensor([rate * cost_ratio]), min_drafted + 1) - 1
-        (replayed,) = walk(trace, geometry, lengths, lengths)
+        replayed = play(trace, geometry, worth, possible, rate * cost_ratio, min_drafted)
         reached = metrics.throughput(replayed.total, cost_ratio)
         if best is None or reached > best.rate:
             best = Solved(reached, rate, replayed)
@@ -120,3 +136,12 @@ def solve(
         rate = reached  # on one sample of coins it can end in a small cycle: the best of what was met counts
     assert best is not None
     return best
+
+
+def play(
+    trace: Trace, geometry: Geometry, worth: Tensor, possible: Tensor, price: float, min_drafted: int = 0
+) -> Replayed:
+    """What "draft another while its worth [M + 1, P] reaches the price" counts; at least `min_drafted` in a round."""
+    lengths = first_below(worth, possible + 1, torch.tensor([price]), min_drafted + 1) - 1
+    (replayed,) = walk(trace, geometry, lengths, lengths)
+    return replayed

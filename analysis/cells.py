@@ -9,7 +9,7 @@ from typing import Any
 
 import pandas as pd
 
-from analysis.grid import ORACLE, PLAIN, Cell
+from analysis.grid import PARAMETERS, PLAIN, Cell
 from analysis.oracle import acceptance_chances, expected_counts
 from analysis.rows import accepted_lengths, check_identity
 from toolkit.acceptance.folder import head_hash
@@ -52,8 +52,8 @@ class Workbench:
             "models": self.fingerprints,
             "prompts": [[prompt.id, digest] for prompt, digest in zip(self.prompts, self.hashes, strict=True)],
         }
-        if cell.method == ORACLE:
-            return content_hash([shared, ORACLE, dict(cell.parameters)], length=16)
+        if cell.method in PARAMETERS:
+            return content_hash([shared, cell.method, dict(cell.parameters)], length=16)
         config = plain(cell.method_config())
         reads_head = any(name.split(".")[-1] == "head" for name in flatten(config))
         head = (cell.head or self.pair.head) if reads_head else None
@@ -117,10 +117,15 @@ class Workbench:
         ]
         return checked(rows)
 
+    @property
+    def recordable(self) -> bool:
+        """Whether traces can be recorded: they know neither stop strings nor the repetition penalty."""
+        return not self.sampling.stop and self.sampling.repetition_penalty == 1.0
+
     def replayable(self, cell: Cell, max_drafted: int) -> bool:
         """Whether a trace holds all the cell needs: a chain of drafted tokens, judged one by one, of this length."""
-        if cell.method in (PLAIN, ORACLE) or self.sampling.stop or self.sampling.repetition_penalty != 1.0:
-            return False  # traces know neither stop strings nor the penalty
+        if cell.method == PLAIN or cell.method in PARAMETERS or not self.recordable:
+            return False
         method = self.methods[cell.name]
         chain = type(method.proposer) is ChainProposer and type(method.rule) is Rejection
         limit = method.bind(self.pair).policy.limit

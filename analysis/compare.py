@@ -25,7 +25,7 @@ from tqdm.auto import tqdm
 from analysis import quality
 from analysis.cells import Workbench
 from analysis.compared import Interval, as_markdown, check_baseline, draw, group_rows, readable, table_of
-from analysis.grid import ORACLE, Cell, expand
+from analysis.grid import YARDSTICKS, Cell, expand
 from analysis.rows import labels
 from analysis.tables import save_table, show
 from toolkit.config import instantiate, plain
@@ -43,8 +43,9 @@ IGNORED = ("metrics", "cost_ratio", "baseline", "resamples", "confidence", "seed
 def run(cfg: Any) -> Path:
     """Decode, judge, compare; returns the output folder."""
     cells = expand(plain(cfg.grid))
-    if any(cell.method == ORACLE for cell in cells):
-        raise InputError("grid.oracle: expected methods that decode; leave the oracle out with ~grid.oracle")
+    for cell in cells:
+        if cell.method in YARDSTICKS:
+            raise InputError(f"grid.{cell.method}: expected methods that decode; leave it out with ~grid.{cell.method}")
     metrics = quality.build(plain(cfg.metrics))
     bench = Workbench(instantiate(cfg.pair), instantiate(cfg.prompts).load(), instantiate(cfg.sampling), cfg.group_size)
     for cell in cells:

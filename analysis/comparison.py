@@ -8,9 +8,9 @@ from dataclasses import dataclass
 import numpy as np
 import pandas as pd
 
-from analysis.grid import ORACLE
+from analysis.grid import CEILING, ORACLE, PER_PROMPT, YARDSTICKS
 from analysis.rows import COUNTS, Array, throughput, totals
-from analysis.selection import Choice, choose, in_both
+from analysis.selection import Choice, best_per_prompt, choose, in_both
 from analysis.statistics import percentile_interval, resampled_totals
 from toolkit.errors import InputError, unknown_name
 
@@ -53,14 +53,21 @@ class Bootstrap:
             )
 
 
-def compare(test: pd.DataFrame, choice: Choice, baseline: str, cost: Cost, bootstrap: Bootstrap) -> pd.DataFrame:
-    """One line per method with its chosen setting: throughput, gain over the baseline, share of the way to the oracle.
+def compare(
+    test: pd.DataFrame, choice: Choice, baseline: str, cost: Cost, bootstrap: Bootstrap, hindsight: bool = False
+) -> pd.DataFrame:
+    """One line per method with its chosen setting, yardsticks last: throughput, gain over the baseline, shares of the way.
 
-    All three with intervals over prompts, `<name>_low` and `<name>_high`; in every resample all methods decode the same
-    prompts, so gains and shares are paired. gain = throughput / baseline's - 1; share: see `definitions`.
+    All with intervals over prompts, `<name>_low` and `<name>_high`; in every resample all methods decode the same prompts, so
+    gains and shares are paired. gain = throughput / baseline's - 1; share (of the way to the oracle) and ceiling_share, each
+    where there is such a yardstick: see `definitions`. hindsight: with the baseline's best setting per prompt.
     """
     if baseline not in choice:
         raise unknown_name("baseline (expected a method of the sweeps)", baseline, choice)
+    if hindsight:
+        test = pd.concat([test, best_per_prompt(test, baseline, cost.ratio)], ignore_index=True)
+        choice = {**choice, PER_PROMPT: ""}
+    choice = dict(sorted(choice.items(), key=lambda entry: _place(entry[0])))
     methods, base = list(choice), list(choice).index(baseline)
     counts = _aligned_counts(test, choice)  # [prompts, methods, counts]
     drawn = resampled_totals(counts.reshape(len(counts), -1), bootstrap.resamples, bootstrap.seed)
@@ -69,9 +76,10 @@ def compare(test: pd.DataFrame, choice: Choice, baseline: str, cost: Cost, boots
     table = _chosen(totals(test), choice)
     table = table.assign(baseline=baseline, cost_ratio=cost.ratio, **vars(bootstrap))
     quantities = {"throughput": (whole, samples), "gain": (_gain(whole, base), _gain(samples, base))}
-    if ORACLE in methods:
-        oracle = methods.index(ORACLE)
-        quantities["share"] = (_share(whole, base, oracle), _share(samples, base, oracle))
+    for name, yardstick in (("share", ORACLE), ("ceiling_share", CEILING)):
+        if yardstick in methods:
+            end = methods.index(yardstick)
+            quantities[name] = (_share(whole, base, end), _share(samples, base, end))
     for name, (estimates, resampled) in quantities.items():
         ends = [percentile_interval(column, bootstrap.confidence) for column in resampled.T]
         table[name] = estimates[0]
@@ -81,18 +89,43 @@ def compare(test: pd.DataFrame, choice: Choice, baseline: str, cost: Cost, boots
     return table
 
 
-def over_costs(dev: pd.DataFrame, test: pd.DataFrame, dataset: str, low: float, high: float) -> pd.DataFrame:
-    """Throughput of every method over cost ratios, its setting chosen anew at each, among those of both sets."""
+def cost_ratios(low: float, high: float, listed: Sequence[float]) -> list[float]:
+    """Of the curves, evenly spaced in their logarithm, and of the table, in order. Raises InputError."""
     if not 0 < low < high:
         raise InputError(f"cost_range: expected 0 < low < high, got {low} and {high}")
-    dev, test = totals(in_both(dev, test)), totals(test)
+    if not listed or min(listed) <= 0:
+        raise InputError(f"table_costs: expected cost ratios above 0, got {list(listed)}")
+    return sorted({*map(float, np.geomspace(low, high, NUM_COSTS)), *map(float, listed)})
+
+
+def over_costs(
+    dev: pd.DataFrame, test: pd.DataFrame, dataset: str, ratios: Sequence[float], hindsight: str | None = None
+) -> pd.DataFrame:
+    """Throughput of every method over cost ratios, its setting chosen anew at each, among those of both sets.
+
+    hindsight  the method whose best setting per prompt is shown, too
+    """
+    dev_totals, test_totals = totals(in_both(dev, test)), totals(test)
     lines = []
-    for cost_ratio in map(float, np.geomspace(low, high, NUM_COSTS)):
-        choice = choose(dev, test, cost_ratio, dataset)
-        counts = _chosen(test, choice)[list(COUNTS)].to_numpy(dtype=float)
-        for (method, setting), rate in zip(choice.items(), _rates(counts, list(choice), cost_ratio), strict=True):
-            lines.append((dataset, cost_ratio, method, setting, rate))
-    return pd.DataFrame(lines, columns=["dataset", "cost_ratio", "method", "setting", "throughput"])
+    for cost_ratio in ratios:
+        choice = choose(dev_totals, test_totals, cost_ratio, dataset)
+        table = _chosen(test_totals, choice)
+        if hindsight is not None:
+            table = pd.concat([table, totals(best_per_prompt(test, hindsight, cost_ratio))], ignore_index=True)
+        rates = _rates(table[list(COUNTS)].to_numpy(dtype=float), list(table.method), cost_ratio)
+        lines.append(table[["dataset", "method", "setting"]].assign(cost_ratio=cost_ratio, throughput=rates))
+    found = pd.concat(lines, ignore_index=True)
+    return found[["dataset", "cost_ratio", "method", "setting", "throughput"]]
+
+
+def costs_table(curves: pd.DataFrame, ratios: Sequence[float]) -> pd.DataFrame:
+    """One line per data set and method, yardsticks last, one column of throughputs per cost ratio: `over_costs` as a table."""
+    key = ["dataset", "method"]
+    wide = curves[curves.cost_ratio.isin(ratios)].pivot(index=key, columns="cost_ratio", values="throughput")
+    lines = curves[key].drop_duplicates()
+    lines = lines.iloc[np.lexsort((lines.method.map(_place), lines.dataset.map(list(lines.dataset).index)))]
+    wide = wide.loc[pd.MultiIndex.from_frame(lines)]
+    return wide.rename(columns="c={:g}".format).rename_axis(columns=None).reset_index()
 
 
 def _aligned_counts(rows: pd.DataFrame, choice: Choice) -> Array:
@@ -106,18 +139,23 @@ def _aligned_counts(rows: pd.DataFrame, choice: Choice) -> Array:
 
 
 def _rates(counts: Array, methods: Sequence[str], cost_ratio: float) -> Array:
-    """Throughputs [..., methods] of counts [..., methods, counts]; the oracle decodes plainly where that is faster."""
+    """Throughputs [..., methods] of counts [..., methods, counts]; who knows decodes plainly where that is faster."""
     rates = throughput(counts, cost_ratio)
-    return np.where([method == ORACLE for method in methods], np.maximum(rates, 1.0), rates)
+    return np.where([method in (CEILING, ORACLE) for method in methods], np.maximum(rates, 1.0), rates)
 
 
 def _gain(rates: Array, base: int) -> Array:
     return rates / rates[:, [base]] - 1
 
 
-def _share(rates: Array, base: int, oracle: int) -> Array:
-    """Part of the way from the baseline to the oracle; not a number where there is no way to go."""
-    way = rates[:, [oracle]] - rates[:, [base]]
+def _place(method: str) -> int:
+    """Where a table shows a method: in the order it has, yardsticks last."""
+    return YARDSTICKS.index(method) + 1 if method in YARDSTICKS else 0
+
+
+def _share(rates: Array, base: int, end: int) -> Array:
+    """Part of the way from the baseline to a yardstick; not a number where there is no way to go."""
+    way = rates[:, [end]] - rates[:, [base]]
     return np.divide(rates - rates[:, [base]], way, out=np.full_like(rates, np.nan), where=way > 0)
 
 

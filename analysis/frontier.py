@@ -2,12 +2,15 @@
 
 Per data set: each method's setting is chosen on the dev rows by throughput, N / (c * draft calls + target calls) summed
 over prompts, and reported on the test rows with bootstrap intervals over prompts; compared with the baseline (the best
-fixed K) by paired ratios, and with the oracle by the share of the way that is covered. Files:
+fixed K) by paired ratios, and with the yardsticks that the sweeps hold (the clairvoyant oracle, the true-probability
+ceiling) by the share of the way that is covered. Where all sweeps were replayed on traces, the baseline's best setting of
+every prompt, chosen with hindsight, stands beside them. Files:
 
-    frontier    one line per data set and method: the chosen setting, throughput, gain, share, rates, counts
+    frontier    one line per data set and method: the chosen setting, throughput, gain, shares, rates, counts
     results     the same as people read it, with intervals in brackets
     settings    one line per cell of the test sweeps: rates, whether it was chosen, whether it is undominated
     costs       throughput over cost ratios, settings chosen anew at each
+    costs_table the same at a few ratios (`table_costs`), one line per method
     frontier.md results and figures
     figures/    pareto-<dataset>.png and costs-<dataset>.png, drawn from these tables only
 """
@@ -23,8 +26,9 @@ from typing import Any
 import pandas as pd
 
 from analysis import definitions, plots
-from analysis.comparison import Bootstrap, Cost, compare, over_costs
-from analysis.rows import check_comparable, load_rows, totals
+from analysis.comparison import Bootstrap, Cost, compare, cost_ratios, costs_table, over_costs
+from analysis.grid import PLAIN
+from analysis.rows import check_comparable, load_rows, same_texts, totals
 from analysis.selection import choose, comparable, settings_table, unseen
 from analysis.tables import markdown, read_table, save_table, show
 from toolkit.config import plain
@@ -45,7 +49,8 @@ def run(cfg: Any) -> Path:
     stage = open_stage("frontier", cfg, inputs=inputs, ignore=("track",))
     fresh = not stage.finished
     if fresh:
-        studies = [_study(*part, cfg) for part in _by_dataset(dev, test)]
+        hindsight = same_texts(test_folders, test, cfg.baseline)
+        studies = [_study(*part, cfg, hindsight) for part in _by_dataset(dev, test)]
         for name, frames in zip(TABLES, zip(*studies, strict=True), strict=True):
             save_table(pd.concat(frames, ignore_index=True), stage.folder, name)
     figures = draw(stage.folder)
@@ -53,7 +58,9 @@ def run(cfg: Any) -> Path:
     results = readable(frontier)
     results.insert(0, "dataset", frontier.dataset.to_numpy())
     save_table(results, stage.folder, "results")
-    write_text(stage.folder / "frontier.md", as_markdown(frontier, figures))
+    by_cost = costs_table(read_table(stage.folder, "costs"), plain(cfg.table_costs))
+    save_table(by_cost, stage.folder, "costs_table")
+    write_text(stage.folder / "frontier.md", as_markdown(frontier, by_cost, figures))
     if fresh:
         _log(stage.folder, figures, cfg)
         stage.finish(datasets=sorted(set(frontier.dataset)))
@@ -87,10 +94,11 @@ def readable(frontier: pd.DataFrame) -> pd.DataFrame:
         "setting": [row.setting for row in lines],
         "tokens per target time": [_with_interval(row, "throughput", "{:.3f}") for row in lines],
         f"over best {baseline}": [_with_interval(row, "gain", "{:+.1%}") for row in lines],
-        "way to the oracle": [
-            "" if row.method == "autoregressive" else _with_interval(row, "share", "{:.0%}") for row in lines
-        ],
     })  # fmt: skip
+    for name, column in (("share", "way to the oracle"), ("ceiling_share", "way to the ceiling")):
+        if name in frontier:
+            shares = ["" if row.method == PLAIN else _with_interval(row, name, "{:.0%}") for row in lines]
+            shown[column] = shares
     for name in ("discard_rate", "verification_rate", "block_efficiency"):
         shown[name.replace("_", " ")] = [f"{row[name]:.3f}" for row in lines]
     if "tokens_per_second" in frontier:
@@ -98,17 +106,20 @@ def readable(frontier: pd.DataFrame) -> pd.DataFrame:
     return shown
 
 
-def as_markdown(frontier: pd.DataFrame, figures: dict[str, list[Path]]) -> str:
+def as_markdown(frontier: pd.DataFrame, by_cost: pd.DataFrame, figures: dict[str, list[Path]]) -> str:
     """All data sets' tables and figures, and what the numbers mean."""
     parts = ["# Frontier"]
     for dataset, table in frontier.groupby("dataset", sort=False):
         parts += [f"## {dataset}", _headline(table), markdown(readable(table))]
+        lines = by_cost[by_cost.dataset == dataset].drop(columns="dataset")
+        lines["method"] = [plots.label(method) for method in lines.method]
+        parts += ["Tokens per target-forward time by cost ratio, settings chosen anew at each:", markdown(lines)]
         parts += [f"![{path.stem}](figures/{path.name})" for path in figures[str(dataset)]]
     return "\n\n".join([*parts, "## Definitions", definitions.as_markdown()]) + "\n"
 
 
 def _study(
-    dataset: str, dev: pd.DataFrame, test: pd.DataFrame, cfg: Any
+    dataset: str, dev: pd.DataFrame, test: pd.DataFrame, cfg: Any, hindsight: bool
 ) -> tuple[pd.DataFrame, pd.DataFrame, pd.DataFrame]:
     """The three tables of one data set."""
     cost = Cost.of(cfg.cost_ratio, cfg.draft_seconds, cfg.target_seconds)
@@ -118,11 +129,13 @@ def _study(
     bootstrap = Bootstrap(cfg.resamples, cfg.confidence, cfg.seed)
     settings = settings_table(test, cost.ratio)
     settings["chosen"] = [choice[row.method] == row.setting for row in settings.itertuples()]
-    return (
-        compare(test, choice, cfg.baseline, cost, bootstrap),
-        settings,
-        over_costs(dev, test, dataset, *cfg.cost_range),
-    )
+    low, high = cfg.cost_range
+    ratios = cost_ratios(low, high, plain(cfg.table_costs))
+    compared = compare(test, choice, cfg.baseline, cost, bootstrap, hindsight)
+    curves = over_costs(dev, test, dataset, ratios, cfg.baseline if hindsight else None)
+    if cost.target_seconds is not None:
+        curves["tokens_per_second"] = curves.throughput / cost.target_seconds
+    return compared, settings, curves
 
 
 def _by_dataset(dev: pd.DataFrame, test: pd.DataFrame) -> Iterator[tuple[str, pd.DataFrame, pd.DataFrame]]:
@@ -148,9 +161,14 @@ def _headline(table: pd.DataFrame) -> str:
 
 
 def _with_interval(row: Any, name: str, form: str) -> str:
-    """ "1.234 [1.200, 1.268]"; the estimate alone if the interval is a point; nothing if there is no estimate."""
+    """ "1.234 [1.200, 1.268]"; the estimate alone if the interval is a point; nothing if there is no estimate.
+
+    "?" for an interval that some resamples say nothing of: there was no way to go.
+    """
     if name not in row or pd.isna(row[name]):
         return ""
+    if pd.isna(row[f"{name}_low"]):
+        return f"{form.format(row[name])} [?]"
     estimate, low, high = (form.format(row[key]) for key in (name, f"{name}_low", f"{name}_high"))
     return estimate if low == high else f"{estimate} [{low}, {high}]"
 

@@ -3,10 +3,12 @@
     speculative: {policy: {num_drafted: [2, 4, 6]}}
     specdec_pp:  {policy.threshold: [.3, .7], head: [FOLDER, FOLDER]}
     autoregressive: {}
+    ceiling: {price: [.2, .4, .6]}
     oracle: {max_drafted: [null]}
 
 Keys are methods of `conf/method/` and overrides relative to them, nested or dotted; `head` is a list of head folders,
-null being the pair's own. Lists are multiplied out, the last one fastest.
+null being the pair's own. Lists are multiplied out, the last one fastest. Two yardsticks are no methods: `oracle` knows the
+coins, `ceiling` knows p and q and drafts on while the next token's chance to enter the text reaches the price.
 """
 
 from __future__ import annotations
@@ -22,11 +24,15 @@ from toolkit import config
 from toolkit.acceptance.folder import head_hash
 from toolkit.errors import InputError, unknown_name
 
-ORACLE, PLAIN = "oracle", "autoregressive"
-ORACLE_PARAMETERS = ("max_drafted", "draft_temperature")
-SYMBOLS = {"policy.num_drafted": "K", "policy.threshold": "h", "proposer.k_config": "k", "min_drafted": "min",
-           "beams.num_beams": "W", "beams.threshold": "t", "beams.min_width": "Wmin", "beams.collapse_after": "block",
-           "proposer.num_beams": "WS", "proposer.num_layers": "layers", "rule.tau": "tau", "rule.tau_2": "tau2"}  # fmt: skip
+ORACLE, CEILING, PLAIN = "oracle", "ceiling", "autoregressive"
+PER_PROMPT = "fixed_per_prompt"  # the baseline's best setting of every prompt, with hindsight: in frontiers only
+YARDSTICKS = (PER_PROMPT, CEILING, ORACLE)  # nobody can choose them
+PARAMETERS = {CEILING: ("price", "min_drafted", "draft_temperature"), ORACLE: ("max_drafted", "draft_temperature")}
+SYMBOLS = {
+    "policy.num_drafted": "K", "policy.threshold": "h", "proposer.k_config": "k", "min_drafted": "min",
+    "beams.num_beams": "W", "beams.threshold": "t", "beams.min_width": "Wmin", "beams.collapse_after": "block",
+    "proposer.num_beams": "WS", "proposer.num_layers": "layers", "rule.tau": "tau", "rule.tau_2": "tau2",
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -64,26 +70,36 @@ class Cell:
 
 
 def expand(grid: Mapping[str, Any], with_plain: bool = False) -> list[Cell]:
-    """The cells of a grid, the oracle's last; it brings plain decoding along, whose responses it scores.
+    """The cells of a grid, the yardsticks' last; they bring plain decoding along, whose responses they score.
 
     with_plain  plain decoding comes first in any case: its responses are what the others are replayed on
     """
-    known = [*config.choices("method"), ORACLE]
+    known = [*config.choices("method"), *PARAMETERS]
     for method in grid:
         if method not in known:
             raise unknown_name("method", str(method), known)
     if not grid:
         raise InputError("grid: expected methods, e.g. grid.speculative.policy.num_drafted=[2,4], got none")
     grid = dict(grid)
-    oracle = _cells(ORACLE, grid.pop(ORACLE)) if ORACLE in grid else []
+    yardsticks = [cell for name in PARAMETERS if name in grid for cell in _cells(name, grid.pop(name))]
     cells = [cell for method, settings in grid.items() for cell in _cells(method, settings)]
-    if with_plain or (oracle and Cell(PLAIN) not in cells):
+    if with_plain or (yardsticks and Cell(PLAIN) not in cells):
         cells.insert(0, Cell(PLAIN))
-    for cell in oracle:
-        for name in cell.parameters:
-            if name not in ORACLE_PARAMETERS:
-                raise unknown_name("oracle parameter", name, ORACLE_PARAMETERS)
-    return list({cell.name: cell for cell in (*cells, *oracle)}.values())  # a value given twice counts once
+    for cell in yardsticks:
+        _check_yardstick(cell)
+    return list({cell.name: cell for cell in (*cells, *yardsticks)}.values())  # a value given twice counts once
+
+
+def _check_yardstick(cell: Cell) -> None:
+    """Raises InputError for parameters that it does not have, or lacks."""
+    for name in cell.parameters:
+        if name not in PARAMETERS[cell.method]:
+            raise unknown_name(f"{cell.method} parameter", name, PARAMETERS[cell.method])
+    price = cell.parameters.get("price")
+    if cell.method == CEILING and not (isinstance(price, int | float) and price > 0):
+        raise InputError(
+            f"grid.{CEILING}.price: expected numbers above 0 (a draft forward in tokens, lambda c), got {price}"
+        )
 
 
 def _cells(method: str, settings: Any) -> list[Cell]:

@@ -16,7 +16,7 @@ import matplotlib
 import numpy as np
 import pandas as pd
 
-from analysis.grid import ORACLE
+from analysis.grid import CEILING, ORACLE, PER_PROMPT, PLAIN, YARDSTICKS
 from toolkit.io import write_atomic
 
 # Pairwise distinct with normal sight, protanopia, deuteranopia and tritanopia; contrast to white above 3 (tested).
@@ -36,12 +36,14 @@ LABELS = {
     "svip": "SVIP",
     "adaedl": "AdaEDL",
     "block": "block verification",
-    "oracle": "oracle",
     "autoregressive": "plain decoding",
     "mtad": "MTAD",
     "mtjd": "MTJD",
     "bild": "BiLD",
     "dsbd": "DSBD",
+    PER_PROMPT: "fixed K per prompt",
+    CEILING: "ceiling: p and q known",
+    ORACLE: "oracle: coins known",
 }
 SIZE, DPI = (6.4, 4.2), 160
 STYLE: dict[Any, Any] = {
@@ -75,8 +77,12 @@ def look(method: str) -> Look:
     """The same for a method in every figure; names outside the list get theirs from a hash."""
     if method == ORACLE:
         return Look(INK, "*")
-    if method == "autoregressive":
+    if method == CEILING:
+        return Look(INK, "P")
+    if method == PLAIN:
         return Look(MUTED, "o")
+    if method == PER_PROMPT:
+        return Look(MUTED, "s")
     number = METHODS.index(method) if method in METHODS else zlib.crc32(method.encode())
     # Six colours and four markers repeat together every twelve methods; the shift makes 24 different looks.
     return Look(PALETTE[number % 6], MARKERS[(number + number // 12) % 4])
@@ -95,12 +101,13 @@ def pareto(cells: pd.DataFrame, path: Path, title: str) -> Path:
     """
     with _figure(path) as axes:
         labels: list[tuple[float, float, str, str]] = []
-        curves = list(_curves(cells[cells.method != "autoregressive"]))
+        curves = list(_curves(cells[cells.method != PLAIN]))
         many = {method for method, number in Counter(method for method, _ in curves).items() if number > 3}
         for method, curve in curves:
             style, along = look(method), curve.sort_values("verification_rate")
             x, y = along.verification_rate.to_numpy(), along.discard_rate.to_numpy()
-            axes.plot(x, y, color=style.color, linewidth=1.6, alpha=0.75, zorder=2)
+            dashed = "--" if method in YARDSTICKS else "-"
+            axes.plot(x, y, color=style.color, linewidth=1.6, alpha=0.75, linestyle=dashed, zorder=2)
             size = 190 if method == ORACLE else 38
             fill = [style.color if flag or method == ORACLE else "white" for flag in along.undominated]
             axes.scatter(
@@ -143,7 +150,7 @@ def costs(curves: pd.DataFrame, path: Path, title: str, marked: float | None = N
         for method, curve in curves.groupby("method", sort=False):
             line = curve.sort_values("cost_ratio")
             style = look(str(method))
-            dashed = "--" if method in (ORACLE, "autoregressive") else "-"
+            dashed = "--" if method in (*YARDSTICKS, PLAIN) else "-"
             axes.plot(line.cost_ratio, line.throughput, color=style.color, linewidth=1.8, linestyle=dashed)
             labels.append((line.cost_ratio.iloc[0], line.throughput.iloc[0], label(str(method)), style.color))
         low, high = curves.cost_ratio.min(), curves.cost_ratio.max()
@@ -288,14 +295,18 @@ def _curves(cells: pd.DataFrame) -> Iterator[tuple[str, pd.DataFrame]]:
 def _write_labels(
     axes: Any, labels: Sequence[tuple[float, float, str, str]], offset: tuple[float, float], align: str = "left"
 ) -> None:
-    """Texts beside (x, y), in points of `offset`, moved apart vertically where they would overlap."""
+    """Texts beside (x, y), in points of `offset`, moved apart vertically where they would overlap, not beyond the axes."""
     axes.figure.draw_without_rendering()  # fixes the scales
     step = 14 * axes.figure.dpi / 72
+    labels = sorted(labels, key=lambda entry: entry[1])
+    pixels = [axes.transData.transform((x, y))[1] for x, y, _, _ in labels]
     placed: list[float] = []
-    for x, y, text, color in sorted(labels, key=lambda entry: entry[1]):
-        _, pixel = axes.transData.transform((x, y))
-        height = max([pixel, *(before + step for before in placed if abs(before - pixel) < step or before > pixel)])
-        placed.append(height)
+    for pixel in pixels:
+        placed.append(max([pixel, *(before + step for before in placed if before + step > pixel)]))
+    top = axes.bbox.y1 - offset[1] * axes.figure.dpi / 72
+    for i in reversed(range(len(placed))):
+        placed[i] = min(placed[i], max(top, pixels[-1]) - (len(placed) - 1 - i) * step)
+    for (x, y, text, color), pixel, height in zip(labels, pixels, placed, strict=True):
         shift = (height - pixel) * 72 / axes.figure.dpi
         axes.annotate(
             text, (x, y), xytext=(offset[0], offset[1] + shift), textcoords="offset points",

@@ -115,6 +115,14 @@ def check_comparable(folders: Sequence[Path]) -> None:
                 )
 
 
+def same_texts(folders: Sequence[Path], rows: pd.DataFrame, method: str) -> bool:
+    """Whether all sweeps were replayed on traces, and all settings of a method on the same text of every prompt."""
+    about = [read_json(folder / MANIFEST) if (folder / MANIFEST).exists() else {} for folder in folders]
+    mine = rows[(rows.method == method) & rows.error.isna()]
+    lengths = mine.groupby(["dataset", "prompt"]).num_generated.nunique()
+    return all(one.get("config", {}).get("source") == "traces" for one in about) and bool((lengths == 1).all())
+
+
 def totals(rows: pd.DataFrame) -> pd.DataFrame:
     """One line per cell, in the order of the rows: prompts, summed counts, and the rates made of them."""
     grouped = rows.groupby([*CELL, "lossless"], sort=False, dropna=False)

@@ -19,7 +19,7 @@ import pandas as pd
 
 from analysis import plots
 from analysis.cells import TEXTS, Workbench, responses_of
-from analysis.grid import ORACLE, PLAIN, Cell, expand
+from analysis.grid import CEILING, ORACLE, PLAIN, YARDSTICKS, Cell, expand
 from analysis.rows import COUNTS, counts_of, join_cells, labels, save_rows
 from analysis.selection import settings_table
 from analysis.tables import read_table, save_table, show
@@ -45,6 +45,7 @@ def run(cfg: Any) -> Path:
         raise unknown_name("source", str(cfg.source), SOURCES)
     cells = expand(plain(cfg.grid), with_plain=cfg.source == "traces")
     bench = Workbench(instantiate(cfg.pair), instantiate(cfg.prompts).load(), instantiate(cfg.sampling), cfg.batch_size)
+    cells = _possible(cells, bench)
     keys = {cell.name: bench.prepare(cell) for cell in cells}
     stage = open_stage("sweep", cfg, ignore=IGNORED)
     paths = {name: stage.folder / "cells" / f"{key}.parquet" for name, key in keys.items()}
@@ -61,6 +62,14 @@ def run(cfg: Any) -> Path:
     return stage.finish(num_prompts=len(bench.prompts), model_fingerprints=bench.fingerprints, cells=keys)
 
 
+def _possible(cells: Sequence[Cell], bench: Workbench) -> list[Cell]:
+    """The cells, without the ceiling's where the recording that it needs cannot be made."""
+    kept = [cell for cell in cells if cell.method != CEILING or bench.recordable]
+    if len(kept) < len(cells):
+        print(f"{CEILING}: left out, traces know neither stop strings nor a repetition penalty")
+    return kept
+
+
 def _work(
     cells: Sequence[Cell], paths: dict[str, Path], bench: Workbench, cfg: Any
 ) -> tuple[dict[str, pd.DataFrame], dict[str, str]]:
@@ -68,6 +77,8 @@ def _work(
     done: dict[str, pd.DataFrame] = {}
     failures: dict[str, str] = {}
     recording: Recording | None = None
+    replayed = [cell for cell in cells if cfg.source == "traces" and bench.replayable(cell, cfg.max_drafted)]
+    replayed += [cell for cell in cells if cell.method == CEILING]
     with _Progress(len(cells), len(bench.prompts), cfg.cost_ratio) as progress:
         for cell in cells:
             progress.begin(cell)
@@ -76,9 +87,9 @@ def _work(
                 if rows is None:
                     if cell.method == ORACLE:
                         rows = bench.score_oracle(cell, responses_of(done))
-                    elif cfg.source == "traces" and bench.replayable(cell, cfg.max_drafted):
+                    elif cell in replayed:
                         recording = recording or Recording(
-                            bench, responses_of(done), paths[PLAIN], cells, cfg.max_drafted
+                            bench, responses_of(done), paths[PLAIN], replayed, cfg.max_drafted
                         )
                         rows = recording.rows(cell)
                     else:
@@ -162,9 +173,9 @@ class _Progress:
             self._show()
 
     def end(self, cell: Cell, rows: pd.DataFrame) -> None:
-        """A cell is there, made now or before. The oracle is no setting one could choose."""
+        """A cell is there, made now or before. Yardsticks are no settings one could choose."""
         throughput = metrics.throughput(counts_of(rows[list(COUNTS)].sum()), self.cost_ratio)
-        if cell.method != ORACLE and throughput > self.best:
+        if cell.method not in YARDSTICKS and throughput > self.best:
             self.best, self.best_name = throughput, cell.name
         self._show()
         self.bar.update()

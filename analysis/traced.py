@@ -1,7 +1,8 @@
 """Cells of a sweep from one recording: every chain policy is replayed on a trace of plain decoding's responses.
 
 What cannot be replayed (draft trees, block verification) is decoded. One trace serves all cells of one draft temperature; it
-is kept beside the cells, under a hash of the responses, the heads and its own settings.
+is kept beside the cells, under a hash of the responses, the heads and its own settings. If a sweep asks for the
+true-probability ceiling, its traces hold the target along the roll-outs.
 """
 
 from __future__ import annotations
@@ -14,10 +15,12 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from analysis.ceilings import at_price
 from analysis.cells import Workbench, checked
-from analysis.grid import Cell
+from analysis.grid import CEILING, Cell
 from analysis.recorded import with_recorded_heads
 from analysis.replay import replay, replay_starts
+from analysis.tally import Replayed
 from data_gen.recording import Recorder
 from toolkit.acceptance.folder import head_hash, recorded_scorers
 from toolkit.decoding import Method
@@ -34,7 +37,7 @@ class Recording:
 
     responses    rows of plain decoding
     path         their file, named by a hash of all they depend on; the traces lie beside it
-    cells        of the sweep: the heads that their methods read are recorded
+    cells        that will be replayed: the heads that their methods read are recorded, and what the ceiling needs
     max_drafted  most tokens a replayed method may draft in a round
     """
 
@@ -42,7 +45,8 @@ class Recording:
         self.bench, self.responses, self.max_drafted = bench, responses, max_drafted
         self.folder = path.parent
         self.key = content_hash([path.stem, [list(map(int, ids)) for ids in responses.token_ids]])
-        used = [bench.methods[cell.name].bind(bench.pair) for cell in cells if bench.replayable(cell, max_drafted)]
+        self.ceiling = any(cell.method == CEILING for cell in cells)
+        used = [bench.methods[cell.name].bind(bench.pair) for cell in cells if cell.method != CEILING]
         folders = {head for method in used if (head := _head_of(method)) is not None}
         self.heads = {folder: head_hash(folder) for folder in sorted(folders)}
         self.traces: dict[float | None, Trace] = {}
@@ -50,11 +54,11 @@ class Recording:
 
     def rows(self, cell: Cell) -> pd.DataFrame:
         """The cell's rows: what its method would have counted on each response."""
-        method = self.bench.methods[cell.name]
-        trace = self._trace(method.draft_temperature)
+        known = cell.method == CEILING
+        own = cell.parameters.get("draft_temperature") if known else self.bench.methods[cell.name].draft_temperature
+        trace = self._trace(own)
         started = perf_counter()
-        policy = with_recorded_heads(method.bind(self.bench.pair).policy, self.heads)
-        found = replay(trace, policy) if policy.remembers else replay_starts(trace, policy)
+        found = self._known(trace, cell) if known else self._replayed(trace, cell)
         seconds = perf_counter() - started
         place = {number: i for i, number in enumerate(self.usable)}
         rows = []
@@ -72,12 +76,21 @@ class Recording:
             })  # fmt: skip
         return checked(rows)
 
+    def _replayed(self, trace: Trace, cell: Cell) -> Replayed:
+        policy = with_recorded_heads(self.bench.methods[cell.name].bind(self.bench.pair).policy, self.heads)
+        return replay(trace, policy) if policy.remembers else replay_starts(trace, policy)
+
+    @staticmethod
+    def _known(trace: Trace, cell: Cell) -> Replayed:
+        return at_price(trace, float(cell.parameters["price"]), int(cell.parameters.get("min_drafted") or 0))
+
     def _trace(self, draft_temperature: float | None) -> Trace:
         """One file per SHARD texts: those that an interrupted sweep has recorded are kept."""
         from tqdm.auto import tqdm
 
         if draft_temperature not in self.traces:
             about = [self.key, sorted(self.heads.values()), self.max_drafted, draft_temperature]
+            about += [CEILING] if self.ceiling else []
             name, recorder = f"trace-{content_hash(about, length=16)}", self._recorder(draft_temperature)
             shards = [self.usable[first : first + SHARD] for first in range(0, len(self.usable), SHARD)]
             parts = []
@@ -98,7 +111,14 @@ class Recording:
     def _recorder(self, draft_temperature: float | None) -> Recorder:
         heads = recorded_scorers(self.bench.pair, {name: folder for folder, name in self.heads.items()})
         sampling = self.bench.sampling
-        return Recorder(self.bench.pair, sampling, self.max_drafted, heads, draft_temperature=draft_temperature)
+        return Recorder(
+            self.bench.pair,
+            sampling,
+            self.max_drafted,
+            heads,
+            ceiling=self.ceiling,
+            draft_temperature=draft_temperature,
+        )
 
     def _record(self, recorder: Recorder, texts: Sequence[int]) -> Trace:
         rows = [self.responses.iloc[number] for number in texts]

@@ -125,3 +125,11 @@ def test_a_trace_without_the_targets_laws_is_refused(made):
     blind = Recorder(pair, Sampling(max_new_tokens=LENGTH), 8).record(texts[:2], range(2))
     with pytest.raises(InputError, match="ceiling=true"):
         ceilings.true_probability(blind, 0.2)
+
+
+def test_at_the_price_of_its_fixed_point_it_is_the_true_probability_policy(trace):
+    solved = ceilings.true_probability(trace, 0.2)
+    again = ceilings.at_price(trace, solved.price * 0.2)
+    assert again.total == solved.replayed.total
+    rates = [metrics.throughput(ceilings.at_price(trace, p / 20).total, 0.2) for p in range(1, 20)]
+    assert solved.rate <= max(rates) * 1.001, "the best price is at least as good as what one step of look-ahead says"

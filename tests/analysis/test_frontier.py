@@ -13,7 +13,7 @@ from tests.analysis.table_sweeps import sweep_config
 from toolkit import config
 from toolkit.errors import InputError
 
-TABLES = ("frontier", "results", "settings", "costs")
+TABLES = ("frontier", "results", "settings", "costs", "costs_table")
 
 
 def run(root, dev, test, *overrides):
