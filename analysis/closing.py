@@ -7,34 +7,26 @@ comparable Pareto curves. The traces are recorded once, with hidden=true: whatev
 from __future__ import annotations
 
 import copy
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 import pytorch_lightning as pl
-import torch
 from pytorch_lightning.loggers import WandbLogger
-from torch import Tensor
 
 from analysis import plots
-from analysis.recorded import RecordedScorer
+from analysis.recorded import scorer_of, threshold_policy, with_logits
 from analysis.replay import sweep_levels
 from analysis.tables import save_table
 from toolkit import metrics
-from toolkit.acceptance import HeadEstimator, PrereadEstimator, PrereadHead
-from toolkit.acceptance.folder import SurvivalScorer
-from toolkit.acceptance.preread import PrereadScorer
 from toolkit.errors import InputError
 from toolkit.io import read_json
-from toolkit.recorded import RecordedStep
-from toolkit.stopping import Rate, Survival, Thresholded
 from toolkit.trace import Trace
 from toolkit.traces import read_traces
 from toolkit.training.checkpoints import BEST, folder_of, read_checkpoint
 from toolkit.training.traced import TracedData
 
-NAME, CHUNK = "trained", 16384
+NAME = "trained"
 LEVELS = tuple(round(0.05 * i, 2) for i in range(1, 20))
 
 
@@ -85,33 +77,18 @@ class ReplayedFrontier(pl.Callback):
 
 def replayed(trace: Trace, head: Any, draft: Any, cost_ratio: float, min_drafted: int = 1) -> pd.DataFrame:
     """Counts and rates of a head's policy (SpecDec++'s, or the rate rule's) at every threshold, one line each."""
-    from toolkit.acceptance.preread import embedding_table
-
-    preread = isinstance(head, PrereadHead)
-    scorer = PrereadScorer(head, embedding_table(draft).cpu()) if preread else SurvivalScorer(head)
-    trace = replace(trace, estimates={NAME: _logits(trace, scorer)})
-    shift, recorded = head.config["log_w_rej"], RecordedScorer(NAME)
-    policy: Thresholded = (
-        Rate(PrereadEstimator(NAME, recorded, shift), rate=1.0)
-        if preread
-        else Survival(HeadEstimator(NAME, True, recorded, shift))
-    )
+    trace = with_logits(trace, NAME, scorer_of(head, draft))
+    policy = threshold_policy(head, NAME, corrected=True)
     levels = [1 - h for h in LEVELS]
     lines = []
     for h, found in zip(LEVELS, sweep_levels(trace, policy, levels, min_drafted), strict=True):
         counts = found.total
         lines.append({
-            "method": "rate" if preread else "specdec_pp", "setting": f"h={h:g}", "lossless": True, "threshold": h,
+            "method": head.method, "setting": f"h={h:g}", "lossless": True, "threshold": h,
             **vars(counts), "discard_rate": metrics.discard_rate(counts),
             "verification_rate": metrics.verification_rate(counts), "throughput": metrics.throughput(counts, cost_ratio),
         })  # fmt: skip
     return pd.DataFrame(lines).assign(undominated=True)
-
-
-@torch.inference_mode()
-def _logits(trace: Trace, scorer: Any) -> Tensor:
-    steps = torch.arange(trace.num_steps).split(CHUNK)
-    return torch.cat([scorer(RecordedStep(trace, 1, index)).float() for index in steps])
 
 
 def _best(module: Any, folder: Path) -> Any:

@@ -1,4 +1,4 @@
-"""Policies whose heads are read from a trace instead of computed."""
+"""Policies whose heads are read from a trace instead of computed; and heads that read a trace's states."""
 
 from __future__ import annotations
 
@@ -6,11 +6,18 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+import torch
 from torch import Tensor
 
+from toolkit.acceptance import HeadEstimator, PrereadEstimator, PrereadHead
+from toolkit.acceptance.folder import Scorer, SurvivalScorer
+from toolkit.acceptance.preread import PrereadScorer, embedding_table
 from toolkit.errors import InputError
-from toolkit.stopping import Bounded, StoppingPolicy
-from toolkit.trace import recorded_name
+from toolkit.recorded import RecordedStep
+from toolkit.stopping import Bounded, Rate, StoppingPolicy, Survival, Thresholded
+from toolkit.trace import Trace, recorded_name
+
+CHUNK = 16384  # steps scored at a time
 
 
 @dataclass(frozen=True)
@@ -39,3 +46,30 @@ def with_recorded_heads(policy: StoppingPolicy, names: Mapping[str, str]) -> Sto
         return RecordedScorer(recorded_name(names[folder], kind))
 
     return replace(policy, estimator=estimator.rescored(find))  # type: ignore[type-var]
+
+
+def scorer_of(head: Any, draft: Any) -> Scorer:
+    """A head at work on a trace's states; a pre-read one reads the draft's embeddings, too."""
+    if isinstance(head, PrereadHead):
+        return PrereadScorer(head, embedding_table(draft).cpu())
+    return SurvivalScorer(head)
+
+
+@torch.inference_mode()
+def with_logits(trace: Trace, name: str, scorer: Scorer) -> Trace:
+    """The trace with a head's raw logits of all its steps, under `name`, and no others. Needs recorded states."""
+    steps = torch.arange(trace.num_steps).split(CHUNK)
+    logits = torch.cat([scorer(RecordedStep(trace, 1, index)).float() for index in steps])
+    return replace(trace, estimates={name: logits})
+
+
+def threshold_policy(head: Any, name: str, corrected: bool) -> Thresholded:
+    """The policy of a head whose logits a trace keeps under `name`, to be swept over levels 1 - h.
+
+    SpecDec++'s rule; of a pre-read head the rate rule's score, P(all accepted and the next one, too), in its place.
+    corrected  undo the class weight's shift of an acceptance head (a pre-read head's is undone always)
+    """
+    shift, recorded = head.config["log_w_rej"], RecordedScorer(name)
+    if isinstance(head, PrereadHead):
+        return Rate(PrereadEstimator(name, recorded, shift), rate=1.0)
+    return Survival(HeadEstimator(name, corrected, recorded, shift))

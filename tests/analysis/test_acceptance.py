@@ -201,7 +201,9 @@ def test_grids_of_the_command_line_compose():
     assert all(cell.method_config().proposer.k_config for cell in trees if cell.setting.startswith("k="))
     usual = ["grid.speculative.policy.num_drafted=[2,3]", "~grid.oracle", "+grid.block.policy.num_drafted=[4]"]
     cells = expand(config.plain(config.compose("sweep", usual).grid))
-    assert {cell.method for cell in cells} == {"autoregressive", "speculative", "specdec_pp", "block"}
+    assert {cell.method for cell in cells} == {
+        "autoregressive", "speculative", "specdec_pp", "rate", "ceiling", "block",
+    }  # fmt: skip
 
 
 # -- advice ---------------------------------------------------------------------------------------------------------

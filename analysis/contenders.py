@@ -1,0 +1,109 @@
+"""Heads to be compared: every head of a list of folders, checked against the traces that they are to be replayed on."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from analysis.recorded import scorer_of, with_logits
+from toolkit.acceptance import PrereadHead
+from toolkit.acceptance.folder import KINDS, head_hash
+from toolkit.errors import InputError
+from toolkit.io import read_json
+from toolkit.stage import MANIFEST
+from toolkit.trace import Trace, recorded_name
+from toolkit.traces import SUMMARY
+from toolkit.training.export import HEAD
+
+NAME = "head"  # of its logits in a trace that holds them for this purpose only
+
+
+@dataclass(frozen=True)
+class Contender:
+    """One head.
+
+    name      folder and weights, as a reader tells heads apart
+    kind      "survival" or "preread" (`toolkit.acceptance.folder.KINDS`)
+    about     what its folder says of its training
+    recorded  under which name the traces keep its logits; None: they are computed from the recorded states
+    """
+
+    name: str
+    kind: str
+    folder: Path
+    head: Any
+    about: Mapping[str, Any]
+    recorded: str | None
+
+    @property
+    def estimate(self) -> str:
+        """The name of its logits in a `scored` trace."""
+        return self.recorded or NAME
+
+    @property
+    def needs_draft(self) -> bool:
+        """Whether its logits have to be computed with the draft's embeddings."""
+        return self.recorded is None and isinstance(self.head, PrereadHead)
+
+    @property
+    def files(self) -> list[Path]:
+        """What it depends on."""
+        return [self.folder / name for name in (self.head.weights_file, self.head.config_file)]
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """What it was made with, as far as its folder says: depth, w_rej, mixing ratio, KL on its validation data."""
+        scores = self.about.get("metrics", {})
+        validation = scores.get("val/binary_kl", scores.get("val/binary_kl_accepted"))
+        return {
+            "kind": self.kind, "depth": self.head.depth, "tied": getattr(self.head, "tied", None),
+            "w_rej": self.about.get("w_rej", round(math.exp(self.head.log_w_rej), 6)),
+            "mixing": self.about.get("mixing_ratio"), "validation_kl": validation,
+        }  # fmt: skip
+
+    def scored(self, trace: Trace, draft: Any) -> Trace:
+        """The trace with this head's logits under `estimate`."""
+        return trace if self.recorded else with_logits(trace, NAME, scorer_of(self.head, draft))
+
+
+def find_contenders(folders: Sequence[str | Path], traces: Sequence[Path]) -> list[Contender]:
+    """Every head in `folders` (or below them, in head/). Raises InputError unless all can be replayed on all traces."""
+    if not folders or isinstance(folders, str):
+        raise InputError(f"heads: expected folders of heads, heads=[FOLDER,...], got {folders or 'none'}")
+    summaries = [read_json(folder / SUMMARY) for folder in traces]
+    found: dict[tuple[str, str], Contender] = {}
+    for given in folders:
+        folder = Path(given) / HEAD if (Path(given) / HEAD).is_dir() else Path(given)
+        digest = head_hash(folder)
+        for kind in [kind for kind, head in KINDS.items() if head.is_in(folder)]:
+            if (digest, kind) in found:
+                raise InputError(f"heads: {given} holds the same head as {found[digest, kind].folder}; give it once")
+            found[digest, kind] = _contender(Path(given), folder, kind, digest, traces, summaries)
+    return list(found.values())
+
+
+def _contender(
+    given: Path, folder: Path, kind: str, digest: str, traces: Sequence[Path], summaries: Sequence[Mapping[str, Any]]
+) -> Contender:
+    head, about = KINDS[kind].load(folder)
+    for place, summary in zip(traces, summaries, strict=True):
+        draft = about.get("draft_fingerprint")
+        if draft not in (None, summary["draft_fingerprint"]):
+            raise InputError(
+                f"the head in {folder} was trained for another draft (fingerprint {draft}) than the traces in {place} were "
+                f"recorded with ({summary['draft_fingerprint']})"
+            )
+    names = {next((n for n, held in summary["heads"].items() if held == digest), None) for summary in summaries}
+    recorded = names.pop() if len(names) == 1 else None
+    states = all(read_json(place / MANIFEST)["config"]["hidden"] for place in traces)
+    if recorded is None and not states:
+        raise InputError(
+            f"the traces hold neither states nor logits of the head in {folder}: record them with hidden=true, or with "
+            f"heads={{NAME: {folder}}} (dev under the same name)"
+        )
+    short = given.resolve().parent.name if given.resolve().name == HEAD else given.resolve().name
+    name = f"{short}@{digest[:6]}" + (" (pre-read)" if kind == "preread" else "")
+    return Contender(name, kind, folder, head, about, recorded and recorded_name(recorded, kind))

@@ -1,0 +1,232 @@
+"""python -m analysis.heads traces=FOLDER heads=[A,B,C]: what every head predicts, and what decoding with it is worth.
+
+Paper: SpecDec++ (arXiv:2405.19715), Table 3: heads over depth and w_rej, their binary KL, the best throughput and its
+threshold. Ours: any heads, acceptance and pre-read ones, replayed on one recording; thresholds chosen on texts that no number
+is reported on; AUROC and calibration beside the KL; intervals over texts. Deviation: the paper's best threshold is the
+best on the reported prompts.
+
+    heads       one line per head, and the best fixed K: settings, scores, threshold, throughput, rates
+    results     the same as people read it
+    thresholds  one line per head and threshold
+    heads.md    results and the figure
+    pareto.png  discard rate over verification rate, one curve per head
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from analysis import ceilings, plots
+from analysis.comparison import Bootstrap, Cost
+from analysis.contenders import Contender, find_contenders
+from analysis.recorded import threshold_policy
+from analysis.replay import sweep_levels
+from analysis.rows import COUNTS, Array, counts_of, throughput
+from analysis.scores import head_scores
+from analysis.statistics import percentile_interval, resampled_totals
+from analysis.tables import markdown, read_table, save_table, show
+from analysis.tally import Replayed
+from toolkit import metrics
+from toolkit.config import instantiate, plain
+from toolkit.errors import InputError
+from toolkit.io import read_json, write_text
+from toolkit.stage import command, open_stage
+from toolkit.trace import Trace
+from toolkit.traces import SUMMARY, read_traces
+from toolkit.tracking import log_image, log_table, wandb_run
+
+FIXED = "fixed K"
+SHOWN = ("throughput", "gain", "discard_rate", "verification_rate")
+
+
+@dataclass(frozen=True)
+class Texts:
+    """Some texts of a trace: chosen [T]."""
+
+    trace: Trace
+    chosen: np.ndarray
+
+    def counts(self, replayed: Replayed) -> Array:
+        """What a policy counts on them [n, counts]."""
+        return np.stack([replayed.counts[name][self.chosen] for name in COUNTS], axis=1).astype(float)
+
+
+def run(cfg: Any) -> Path:
+    """Score and replay every head; returns the output folder."""
+    _checked(cfg)
+    bootstrap = Bootstrap(cfg.resamples, cfg.confidence, cfg.seed)
+    folders = [Path(str(folder)) for folder in (cfg.traces, *([cfg.dev] if cfg.dev is not None else []))]
+    traces = [read_traces(folder) for folder in folders]
+    contenders = find_contenders(plain(cfg.heads), folders)
+    files = [*(folder / SUMMARY for folder in folders), *(path for one in contenders for path in one.files)]
+    stage = open_stage("heads", cfg, inputs=files, ignore=("track",))
+    fresh = not stage.finished
+    if fresh:
+        dev, test = _parts(folders, traces, cfg.dev_share, cfg.seed)
+        draft = instantiate(cfg.draft) if any(one.needs_draft for one in contenders) else None
+        k, base = _best_fixed(dev, test, cfg.cost_ratio)
+        lines = [{"head": FIXED, "setting": f"K={k}", **_worth(base, base, cfg.cost_ratio, bootstrap)}]
+        curves = []
+        for one in contenders:
+            line, curve = _study(one, draft, dev, test, base, cfg, bootstrap)
+            lines.append(line)
+            curves.append(curve)
+        facts = {"texts": len(base), "cost_ratio": cfg.cost_ratio, **vars(bootstrap)}
+        save_table(pd.DataFrame(lines).assign(**facts), stage.folder, "heads")
+        save_table(pd.concat(curves, ignore_index=True), stage.folder, "thresholds")
+    table = read_table(stage.folder, "heads")
+    title = _title(cfg, int(table.texts.iloc[0]))
+    figure = plots.pareto(read_table(stage.folder, "thresholds"), stage.folder / "pareto.png", "heads, replayed")
+    results = readable(table)
+    save_table(results, stage.folder, "results")
+    write_text(stage.folder / "heads.md", f"# Heads\n\n{title}\n\n{markdown(results)}\n\n![heads]({figure.name})\n")
+    if fresh:
+        with wandb_run("heads", plain(cfg), stage.folder, track=cfg.track) as wandb:
+            log_table(wandb, "heads/table", table)
+            log_image(wandb, "heads/pareto", figure)
+        stage.finish(heads=[one.name for one in contenders])
+    show(results, title)
+    return stage.folder
+
+
+def readable(table: pd.DataFrame) -> pd.DataFrame:
+    """The table as people read it: intervals in brackets, ratios in percent, columns without any entry left out."""
+    lines = [row for _, row in table.iterrows()]
+    forms = {"binary_kl": "{:.4f}", "throughput": "{:.3f}", "gain": "{:+.1%}"}
+    shown: dict[str, Any] = {name: list(table[name]) for name in ("head", "kind", "depth", "w_rej", "mixing")}
+    shown["validation KL"] = list(table.validation_kl)
+    shown["binary KL"] = [_bracketed(row, "binary_kl", forms["binary_kl"]) for row in lines]
+    shown |= {"KL corrected": list(table.binary_kl_corrected), "ECE corrected": list(table.ece_corrected)}
+    shown |= {"AUROC": list(table.auroc), "setting": list(table.setting)}
+    for name in SHOWN:
+        shown[name.replace("_", " ")] = [_bracketed(row, name, forms.get(name, "{:.3f}")) for row in lines]
+    frame = pd.DataFrame(shown).rename(columns={"gain": f"over {FIXED}"})
+    return frame.drop(columns=[name for name in frame if frame[name].isna().all()])
+
+
+def _study(
+    one: Contender, draft: Any, dev: Texts, test: Texts, base: Array, cfg: Any, bootstrap: Bootstrap
+) -> tuple[dict[str, Any], pd.DataFrame]:
+    """A head's line, and its curve over thresholds. The threshold is the best on dev, all numbers are of test."""
+    thresholds, cost_ratio = _checked(cfg), cfg.cost_ratio
+    scored = {id(part.trace): one.scored(part.trace, draft) for part in (dev, test)}
+    policy = threshold_policy(one.head, one.estimate, cfg.corrected)
+    levels = [1 - h for h in thresholds]
+    found = {key: sweep_levels(trace, policy, levels, cfg.min_drafted) for key, trace in scored.items()}
+    mine, theirs = (
+        np.stack([part.counts(replayed) for replayed in found[id(part.trace)]]) for part in (test, dev)
+    )  # [thresholds, texts, counts]
+    on_dev = throughput(theirs.sum(1), cost_ratio)
+    best = int(on_dev.argmax())
+    line = {
+        "head": one.name, **one.settings, "setting": f"h={thresholds[best]:g}",
+        **head_scores(scored[id(test.trace)], test.chosen, one.head, one.estimate, bootstrap),
+        **_worth(mine[best], base, cost_ratio, bootstrap),
+    }  # fmt: skip
+    sums = pd.DataFrame(mine.sum(1), columns=list(COUNTS))
+    rates = [(metrics.discard_rate(c), metrics.verification_rate(c)) for c in map(counts_of, sums.to_dict("records"))]
+    curve = sums.assign(
+        method=one.name, setting=[f"h={h:g}" for h in thresholds], threshold=list(thresholds),
+        discard_rate=[rate[0] for rate in rates], verification_rate=[rate[1] for rate in rates],
+        throughput=throughput(mine.sum(1), cost_ratio), dev_throughput=on_dev,
+        chosen=np.arange(len(thresholds)) == best, undominated=True,
+    )  # fmt: skip
+    return line, curve
+
+
+def _worth(counts: Array, base: Array, cost_ratio: float, bootstrap: Bootstrap) -> dict[str, float]:
+    """Rates of counts [texts, counts] with intervals over texts; `gain` over the best fixed K's, paired."""
+    drawn = resampled_totals(np.concatenate([counts, base], 1), bootstrap.resamples, bootstrap.seed)
+    whole = np.concatenate([counts, base], 1).sum(0, keepdims=True)
+    estimates, samples = (_rates(totals, cost_ratio) for totals in (whole, drawn))
+    found: dict[str, float] = {}
+    for name, values in samples.items():
+        found[name] = float(estimates[name][0])
+        found[f"{name}_low"], found[f"{name}_high"] = percentile_interval(values, bootstrap.confidence)
+    return found
+
+
+def _rates(totals: Array, cost_ratio: float) -> dict[str, Array]:
+    """The rates of totals [R, 2 counts], a policy's and the baseline's."""
+    mine, base = totals[:, : len(COUNTS)], totals[:, len(COUNTS) :]
+    produced = mine[:, COUNTS.index("num_generated")]
+    return {
+        "throughput": throughput(mine, cost_ratio),
+        "gain": throughput(mine, cost_ratio) / throughput(base, cost_ratio) - 1,
+        "discard_rate": mine[:, COUNTS.index("num_discarded")] / produced,
+        "verification_rate": mine[:, COUNTS.index("num_target_calls")] / produced,
+    }
+
+
+def _best_fixed(dev: Texts, test: Texts, cost_ratio: float) -> tuple[int, Array]:
+    """The K that is best on dev, and its counts on the test texts."""
+    found = {id(part.trace): ceilings.fixed(part.trace) for part in (dev, test)}
+    rates = {
+        k: float(throughput(dev.counts(replayed).sum(0), cost_ratio)) for k, replayed in found[id(dev.trace)].items()
+    }
+    best = max((k for k in rates if k), key=lambda k: rates[k])
+    return best, test.counts(found[id(test.trace)][best])
+
+
+def _parts(folders: Sequence[Path], traces: Sequence[Trace], dev_share: float, seed: int) -> tuple[Texts, Texts]:
+    """The texts thresholds are chosen on, and those that are reported. Raises InputError if either are none."""
+    if len(traces) == 2:
+        one, two = (read_json(folder / SUMMARY) for folder in folders)
+        if one["job"] == two["job"]:
+            raise InputError("dev: expected traces of other texts than `traces`, got the same")
+        for name in ("draft_fingerprint", "target_fingerprint", "sampling"):
+            if _comparable(one[name]) != _comparable(two[name]):
+                raise InputError(f"dev and traces differ in {name}: {two[name]} and {one[name]}")
+        test, dev = traces
+        return Texts(dev, np.ones(dev.num_texts, dtype=bool)), Texts(test, np.ones(test.num_texts, dtype=bool))
+    (trace,) = traces
+    size = round(dev_share * trace.num_texts)
+    if not 0 < size < trace.num_texts:
+        raise InputError(
+            f"dev_share: {dev_share} of {trace.num_texts} texts leaves none on one side; expected a number in (0, 1) and "
+            "more texts, or dev=FOLDER"
+        )
+    chosen = np.zeros(trace.num_texts, dtype=bool)
+    chosen[np.random.default_rng(seed).permutation(trace.num_texts)[:size]] = True
+    return Texts(trace, chosen), Texts(trace, ~chosen)
+
+
+def _comparable(fact: Any) -> Any:
+    """A fact of a summary, seeds apart."""
+    return {name: value for name, value in fact.items() if name != "seed"} if isinstance(fact, dict) else fact
+
+
+def _checked(cfg: Any) -> list[float]:
+    """The thresholds. Raises InputError for what cannot be meant."""
+    Cost(cfg.cost_ratio)
+    thresholds = plain(cfg.thresholds)
+    if not thresholds or not all(0 <= h <= 1 for h in thresholds):
+        raise InputError(f"thresholds: expected probabilities, got {thresholds}")
+    if cfg.min_drafted < 1:
+        raise InputError(f"min_drafted: expected at least 1, got {cfg.min_drafted}")
+    return [float(h) for h in thresholds]
+
+
+def _title(cfg: Any, num_texts: int) -> str:
+    return (
+        f"{num_texts} texts, thresholds chosen on others; c = {cfg.cost_ratio:g}, at least {cfg.min_drafted} tokens a round, "
+        f"{cfg.confidence:.0%} intervals"
+    )
+
+
+def _bracketed(row: Any, name: str, form: str) -> str:
+    """ "1.234 [1.200, 1.268]"; the estimate alone if the interval is a point; nothing if there is no estimate."""
+    if pd.isna(row[name]):
+        return ""
+    estimate, low, high = (form.format(row[key]) for key in (name, f"{name}_low", f"{name}_high"))
+    return estimate if low == high else f"{estimate} [{low}, {high}]"
+
+
+if __name__ == "__main__":
+    command("heads", run)

@@ -1,0 +1,61 @@
+"""How well a head predicts the acceptance of drafted tokens, on a trace.
+
+The samples are the tokens that a draft draws behind accepted text, one per position of a response, given the coins: where
+they were accepted the text's own tokens, else those drafted instead. Each counts with its true chance min(1, p/q). An
+acceptance head has spoken of such a token at the step that has read it: the next one on path, or the first of the
+roll-out; tokens that were never read (the last of a text, an end of text) are left out, for pre-read heads, too.
+
+Shapes: T texts, P positions, S steps, n samples.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from analysis.comparison import Bootstrap
+from analysis.replay import Geometry, step_at
+from analysis.statistics import percentile_interval, resampled_totals
+from toolkit.acceptance import PrereadHead
+from toolkit.acceptance.calibration import CalibrationScores, label_entropies, log_losses
+from toolkit.acceptance.saved import SavedHead
+from toolkit.errors import InputError
+from toolkit.trace import Trace
+
+
+def drawn_samples(trace: Trace, logits: Tensor, preread: bool) -> tuple[Tensor, Tensor, Tensor]:
+    """Raw logits, labels and texts [n] each. logits: [S] of an acceptance head, [S, 2] of a pre-read one."""
+    starts = torch.arange(trace.num_positions)
+    reading, exists = step_at(trace, Geometry.of(trace), starts, 2)
+    said = logits[starts, 0] if preread else logits[reading]
+    text = torch.repeat_interleave(torch.arange(trace.num_texts), trace.lengths())
+    return said[exists], trace.accept_prob[starts][exists], text[exists]
+
+
+def head_scores(trace: Trace, chosen: np.ndarray, head: SavedHead, name: str, bootstrap: Bootstrap) -> dict[str, float]:
+    """Scores of a head, whose logits the trace keeps under `name`, on the `chosen` texts [T]; KL with its interval.
+
+    Raw, and with the class weight undone (`_corrected`); the AUROC is the same for both. Raises InputError without samples.
+    """
+    logits, labels, text = drawn_samples(trace, trace.estimates[name], isinstance(head, PrereadHead))
+    mine = torch.from_numpy(chosen)[text]
+    logits, labels, text = logits[mine].double(), labels[mine].double(), text[mine]
+    if not len(logits):
+        raise InputError("no drafted token was read behind its position: record traces with max_drafted of 2 or more")
+    shift = float(head.config["log_w_rej"])
+    found: dict[str, float] = {"tokens": len(logits)}
+    for suffix, values in (("", logits), ("_corrected", logits + shift)):
+        scores = CalibrationScores(sync_on_compute=False)
+        scores.update(values, labels)
+        computed = {key: float(value) for key, value in scores.compute().items()}
+        found |= {f"{key}{suffix}": computed[key] for key in ("log_loss", "binary_kl", "ece")}
+        found["auroc"] = computed["auroc"]
+    loss = log_losses(logits, labels) - label_entropies(labels)
+    size = trace.num_texts
+    sums = np.stack([torch.bincount(text, weights, size).numpy() for weights in (loss, torch.ones_like(loss))], 1)
+    drawn = resampled_totals(sums[chosen], bootstrap.resamples, bootstrap.seed)
+    found["binary_kl_low"], found["binary_kl_high"] = percentile_interval(
+        drawn[:, 0] / drawn[:, 1], bootstrap.confidence
+    )
+    return found
