@@ -20,7 +20,7 @@ from collections.abc import Callable
 from pathlib import Path
 from time import perf_counter
 
-from benchmarks import exactness, interruption, memory, multi_draft, replaying, standing
+from benchmarks import exactness, interruption, memory, multi_draft, padded_ranks, replaying, standing
 from toolkit.io import write_text
 from toolkit.stage import provenance
 
@@ -88,6 +88,7 @@ FIGURES: dict[str, Callable[[], str]] = {
     "replay_speed": replaying.speed,
     "replay": replaying.agreement,
     "standing": standing.standing,
+    "ranks": padded_ranks.ranks,
     "interruption": interruption.evidence,
     "multirun": multirun,
     "quickstart": quickstart,
