@@ -98,10 +98,12 @@ def test_the_best_k_of_every_prompt_against_a_loop(folder, folders):
 def test_hindsight_is_not_taken_over_texts_of_their_own(tmp_path, folders):
     """Decoded sweeps have another text for every K: the best of them would be the luckiest."""
     grid = {"speculative": GRID["speculative"]}
+    endless = {**PAIR, "end_ids": []}  # so that at least their lengths are the same
     live = {
-        s: sweep.run(sweep_config(tmp_path, grid=grid, split=s, limit=9, source="live", sampling={"max_new_tokens": 5}))
+        s: sweep.run(sweep_config(tmp_path, grid=grid, pair=endless, split=s, limit=9, source="live"))
         for s in ("dev", "test")
     }
+    assert read_table(live["test"], "rows").num_generated.nunique() == 1
     assert "fixed_per_prompt" not in set(read_table(run(tmp_path, live), "frontier").method)
 
 
