@@ -20,7 +20,7 @@ from collections.abc import Callable
 from pathlib import Path
 from time import perf_counter
 
-from benchmarks import exactness, interruption, memory, multi_draft, padded_ranks, replaying, standing
+from benchmarks import beams, exactness, interruption, memory, multi_draft, padded_ranks, replaying, standing
 from toolkit.io import write_text
 from toolkit.stage import provenance
 
@@ -89,6 +89,10 @@ FIGURES: dict[str, Callable[[], str]] = {
     "replay": replaying.agreement,
     "standing": standing.standing,
     "ranks": padded_ranks.ranks,
+    "beams": beams.beams,
+    "mtad": beams.mtad,
+    "mtjd": beams.mtjd,
+    "beam_memory": beams.beam_memory,
     "interruption": interruption.evidence,
     "multirun": multirun,
     "quickstart": quickstart,

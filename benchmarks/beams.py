@@ -1,0 +1,199 @@
+"""What several beams and joint thresholds buy, on the toy pair: DSBD's and MTAD's figures, measured.
+
+Quality and forwards come from the pair itself on many prompts; seconds from the same methods on the padded pair
+(same laws at a realistic cost), on fewer prompts, one at a time, cells taking turns.
+"""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from analysis import compare, plots, quality
+from analysis.quality.base import table as counted
+from analysis.statistics import percentile_interval, resampled_totals
+from analysis.tables import markdown, read_table
+from data_gen.prompts import ToyPrompts
+from toolkit import ModelPair, config, generate
+
+FIGURES = Path(__file__).resolve().parent.parent / "docs" / "evidence" / "figures"
+WARP = ["sampling.top_k=10", "sampling.top_p=0.8", "sampling.max_new_tokens=96"]
+QUALITY_PROMPTS, TIMED_PROMPTS, TIMED_TOKENS = 300, 12, 64
+PERPLEXITY_PROMPTS = 200
+
+
+def compared(grid: str, domain: str, prompts: int, group: int, pair: str, *overrides: str) -> pd.DataFrame:
+    """The table of one comparison on test prompts, made in a temporary folder."""
+    with tempfile.TemporaryDirectory() as scratch:
+        words = [
+            f"grid={grid}", f"prompts=toy_{domain}", "prompts.split=test", f"prompts.limit={prompts}", f"pair={pair}",
+            f"group_size={group}", "track=false", "idle_seconds=0", f"paths.output_dir={scratch}/out", *WARP, *overrides,
+        ]  # fmt: skip
+        return read_table(compare.run(config.compose("compare", words)), "comparison")
+
+
+def beams() -> str:
+    """Exact match and perplexity of beams, joint decoding and plain sampling, against forwards and against seconds."""
+    judged = compared("beams", "math", QUALITY_PROMPTS, 20, "toy")
+    timed = compared(
+        "beams", "math", TIMED_PROMPTS, 1, "toy_padded", "metrics=[]", f"sampling.max_new_tokens={TIMED_TOKENS}"
+    )
+    speed = ["tokens_per_second", "tokens_per_second_low", "tokens_per_second_high"]
+    table = judged.drop(columns=[*speed, "cache_mib"]).join(timed[[*speed, "cache_mib"]])
+    about = f"math, {QUALITY_PROMPTS} test prompts, T = 1, top-k 10, top-p .8"
+    names = {"exact_match": "exact match", "throughput": "tokens per target-forward time, c = .2",
+             "tokens_per_second": "tokens/s on the padded pair", "mean_width": "mean width"}  # fmt: skip
+    with tempfile.TemporaryDirectory() as scratch:
+        drawn = [
+            plots.scatter(
+                table, x, "exact_match", (names[x], names["exact_match"]), Path(scratch) / f"beams-{x}.png", about, more
+            )
+            for x, more in (("throughput", (True, True)), ("tokens_per_second", (True, True)), ("mean_width", None))
+        ]
+        FIGURES.mkdir(parents=True, exist_ok=True)
+        for path in drawn:
+            shutil.copy(path, FIGURES / path.name)
+    columns = {
+        "exact_match": "exact match", "perplexity": "perplexity", "throughput": "tokens per target time (c = .2)",
+        "tokens_per_second": "tokens/s, padded", "block_efficiency": "block efficiency",
+        "draft_calls": "draft forwards per token", "mean_width": "mean width",
+    }  # fmt: skip
+    lines = [
+        f"{about}, at most 96 tokens; intervals over groups of 20 prompts. Seconds: padded pair (207 M), "
+        f"{TIMED_PROMPTS} prompts, batch 1, at most {TIMED_TOKENS} tokens. No energy counter on this machine.",
+        "",
+        shown(table, columns),
+        "",
+        *[f"![exact match](figures/{path.name})" for path in drawn],
+    ]
+    return "\n".join(lines)
+
+
+def mtad() -> str:
+    """MTAD's table 5 (block efficiency), table 7 (beams of the draft) and figure 3 (threshold), on three toy domains."""
+    parts = []
+    for domain in ("instruct", "math", "code"):
+        metrics = "metrics=[perplexity]" if domain == "code" else "metrics=[exact_match,perplexity]"
+        table = compared("mtad", domain, 120, 20, "toy", metrics)
+        tau, beams = (table.setting.str.extract(rf"{name}=([\d.]+)")[0].astype(float) for name in ("tau", "WS"))
+        others = table[table.method != "mtad"]
+        by_tau, by_beams = (
+            table[(table.method == "mtad") & (beams == 8)],
+            table[(table.method == "mtad") & (tau == 0.1)],
+        )
+        columns = {"block_efficiency": "block efficiency", "throughput": "tokens per target time (c = .2)",
+                   "perplexity": "perplexity", **({} if domain == "code" else {"exact_match": "exact match"})}  # fmt: skip
+        parts += [
+            f"## {domain}",
+            "",
+            "Table 5 and the others:",
+            "",
+            shown(pd.concat([others, by_tau[tau == 0.1]]), columns),
+            "",
+        ]
+        parts += ["Table 7, beams of the draft (tau = .1):", "", shown(by_beams, columns), ""]
+        parts += ["Figure 3, threshold (8 beams):", "", shown(by_tau, columns), ""]
+    head = "120 test prompts per domain, T = 1, top-k 10, top-p .8, gamma = 4, at most 96 tokens; intervals over groups of 20."
+    return "\n".join([head, "", *parts])
+
+
+def mtjd() -> str:
+    """Perplexity of greedy MTJD (the likeliest block of gamma tokens among W beams) against greedy decoding."""
+    pair, metric = ModelPair.toy(), quality.get("perplexity")
+    lines = [
+        "| domain | method | perplexity | nats per token less than greedy | texts better / equal / worse |",
+        "|---|---|---|---|---|",
+    ]
+    for domain in ("instruct", "math", "code"):
+        prompts = ToyPrompts(domain, "test", limit=PERPLEXITY_PROMPTS).load()
+        greedy = _nats(pair, metric, prompts, "autoregressive")
+        lines.append(f"| {domain} | greedy | {float(metric.value(greedy.sum(0))):.4f} | | |")
+        for gamma in (2, 4, 8):
+            joint = _nats(pair, metric, prompts, "mtjd", f"beams.collapse_after={gamma}")
+            drawn = resampled_totals(np.concatenate([greedy, joint], 1), 10_000, 0)
+            gains = drawn[:, 0] / drawn[:, 1] - drawn[:, 2] / drawn[:, 3]
+            whole = greedy[:, 0].sum() / greedy[:, 1].sum() - joint[:, 0].sum() / joint[:, 1].sum()
+            low, high = percentile_interval(gains)
+            each = greedy[:, 0] / greedy[:, 1] - joint[:, 0] / joint[:, 1]
+            tally = [int((each > 1e-6).sum()), int((abs(each) <= 1e-6).sum()), int((each < -1e-6).sum())]
+            lines.append(
+                f"| {domain} | MTJD, gamma = {gamma}, W = 8 | {float(metric.value(joint.sum(0))):.4f} "
+                f"| {whole:+.4f} [{low:+.4f}, {high:+.4f}] | {' / '.join(map(str, tally))} |"
+            )
+    head = (
+        f"{PERPLEXITY_PROMPTS} test prompts per domain, at most 96 tokens; intervals: bootstrap over prompts, paired."
+    )
+    return "\n".join([head, "", *lines])
+
+
+def _nats(pair: ModelPair, metric: Any, prompts: Sequence[Any], method: str, *overrides: str) -> np.ndarray:
+    """Nats and tokens of greedy texts [n, 2]."""
+    contents = [prompt.content for prompt in prompts]
+    made = generate(pair, contents, method, temperature=0, max_new_tokens=96, batch_size=20, overrides=overrides)
+    return counted(metric, metric.measure(prompts, made, pair))
+
+
+def beam_memory() -> str:
+    """Bytes of one tree cache for all beams of a row against one cache per beam, at 256 new tokens."""
+    pair = ModelPair.toy()
+    pair.end_ids = ()  # so that texts reach the length
+    prompt = ToyPrompts("instruct", "test", limit=1).load()[0].content
+    length = len(pair.encode(prompt)) + 256
+    lines = [
+        "| method | W | one tree, bytes | one cache per beam, bytes | share | distinct tokens at most |",
+        "|---|---:|---:|---:|---:|---:|",
+    ]
+    about = pair.target.config
+    per_token = 2 * about.num_hidden_layers * about.num_key_value_heads * about.head_dim * pair.target.dtype.itemsize
+    for name, overrides in (("beam_sampling", []), ("beam_search", []), ("speculative_beam", []), ("dsbd", [])):
+        for width in (2, 4):
+            words = overrides if name == "dsbd" else [*overrides, f"beams.num_beams={width}"]
+            if name == "dsbd" and width == 2:
+                continue
+            held = _held(pair, prompt, name, words)
+            beams = 6 if name == "dsbd" else width
+            separate = beams * (length + 1) * per_token
+            lines.append(f"| {name} | {beams} | {held[0]:,} | {separate:,} | {held[0] / separate:.2f} | {held[1]:,} |")
+    head = (
+        f"One prompt, 256 new tokens, T = 1; the target's cache as allocated at the end, spare slots included, against "
+        f"{length + 1} slots per beam. dsbd keeps up to 6 beams."
+    )
+    return "\n".join([head, "", *lines])
+
+
+def _held(pair: ModelPair, prompt: Any, name: str, overrides: Sequence[str]) -> tuple[int, int]:
+    """Bytes of the target's cache at the end, and the most tokens it held after a round."""
+    from toolkit.session.hf import HFSession
+
+    most, sizes = [0], [0]
+    keep = HFSession.keep
+
+    def watched(session: HFSession, nodes: Any) -> Any:
+        kept = keep(session, nodes)
+        if session.model is pair.target:
+            most[0], sizes[0] = max(most[0], *session.lengths), session.cache_bytes
+        return kept
+
+    HFSession.keep = watched  # type: ignore[method-assign]
+    try:
+        generate(pair, [prompt], name, max_new_tokens=256, overrides=overrides)
+    finally:
+        HFSession.keep = keep  # type: ignore[method-assign]
+    return sizes[0], most[0]
+
+
+def shown(table: pd.DataFrame, columns: dict[str, str]) -> str:
+    """Some columns of a comparison, intervals in brackets."""
+    text = pd.DataFrame({"method": [plots.label(m) for m in table.method], "setting": list(table.setting)})
+    for name, title in columns.items():
+        text[title] = [
+            "" if pd.isna(row[name]) else f"{row[name]:.3f} [{row[f'{name}_low']:.3f}, {row[f'{name}_high']:.3f}]"
+            for _, row in table.iterrows()
+        ]
+    return markdown(text)
