@@ -29,8 +29,8 @@ format: $(READY) ## put the code into shape
 	$(RUN) -m ruff format .
 	$(RUN) -m ruff check --fix .
 
-bench: $(READY) ## what the multi-draft rules cost per node
-	$(RUN) -m benchmarks.rules
+bench: $(READY) ## decoding speed against transformers, into docs/benchmarks.md
+	$(RUN) -m benchmarks.speed
 
 evidence: $(READY) ## every figure the documentation shows, into docs/evidence/
 	$(RUN) -m benchmarks.evidence

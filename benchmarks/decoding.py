@@ -46,13 +46,19 @@ class Contender:
     batched: bool = True
 
 
-def ours(name: str, method: str, *overrides: str) -> Contender:
-    """A method of this engine; composed once per pair, as one who decodes a lot would."""
+def ours(name: str, method: str, *overrides: str, captured: bool = True) -> Contender:
+    """A method of this engine; composed once per pair, as one who decodes a lot would.
+
+    captured  whether forwards of recurring shapes are replayed; False: every one is the model's own call
+    """
     built: dict[int, Method] = {}
 
     def run(pair: ModelPair, prompts: list[list[int]], max_new_tokens: int, seed: int) -> int:
         if id(pair) not in built:
             built[id(pair)] = config.method(method, list(overrides), pair.head)
+        held = pair.captures
+        if not captured:
+            pair.captures = [None] * (1 + len(pair.drafts))
         generations = generate(
             pair,
             prompts,
@@ -61,6 +67,8 @@ def ours(name: str, method: str, *overrides: str) -> Contender:
             seed=seed,
             batch_size=len(prompts),
         )
+        if not captured:
+            pair.captures = held
         return sum(len(generation.token_ids) for generation in generations)
 
     return Contender(name, run)
@@ -125,13 +133,17 @@ CONTENDERS = {
         theirs("transformers assisted dynamic", **DYNAMIC),
         theirs("transformers assisted heuristic", **HEURISTIC),
         ours("autoregressive", "autoregressive"),
+        ours("autoregressive, not captured", "autoregressive", captured=False),
         ours("speculative K=2", "speculative", "policy.num_drafted=2"),
         ours("speculative K=4", "speculative", "policy.num_drafted=4"),
+        ours("speculative K=4, not captured", "speculative", "policy.num_drafted=4", captured=False),
         ours("speculative K=8", "speculative", "policy.num_drafted=8"),
         ours("block K=4", "block", "policy.num_drafted=4"),
         ours("confidence .4", "confidence", "policy.threshold=0.4"),
         ours("specdec_pp h=.5", "specdec_pp", "policy.threshold=0.5"),
         ours("specdec_pp h=.3", "specdec_pp", "policy.threshold=0.3"),
+        ours("tail .2", "tail", "policy.threshold=0.2"),
+        ours("rate", "rate"),
     )
 }
 
@@ -143,15 +155,20 @@ def measure(
     batch_size: int = 1,
     max_new_tokens: int = 96,
     seed: int = 0,
+    warm_up: int = 1,
 ) -> pd.DataFrame:
-    """One line per contender and group: new tokens, seconds, forwards, and seconds inside forwards."""
+    """One line per contender and group: new tokens, seconds, forwards, and seconds inside forwards.
+
+    warm_up  groups that every contender decodes before anything is timed: forwards are captured there
+    """
     contenders = [c for c in contenders if c.batched or batch_size == 1]
     if not 1 <= batch_size <= len(prompts):
         raise InputError(f"batch size: expected 1 to {len(prompts)} (the prompts), got {batch_size}")
     on_gpu = pair.device.type == "cuda"
     groups = [prompts[i : i + batch_size] for i in range(0, len(prompts) - batch_size + 1, batch_size)]
     for contender in contenders:
-        contender.run(pair, groups[0], 16, seed)
+        for group in groups[:warm_up]:
+            contender.run(pair, group, max_new_tokens, seed)
     lines = []
     for index, group in enumerate(tqdm(groups, desc=f"batch {batch_size}", unit="group")):
         for contender in contenders[index % len(contenders) :] + contenders[: index % len(contenders)]:
@@ -240,6 +257,7 @@ def main() -> None:
     parser.add_argument("--dtype", default="float32")
     parser.add_argument("--prompts", type=int, default=40)
     parser.add_argument("--max-new-tokens", type=int, default=96)
+    parser.add_argument("--warm-up", type=int, default=4, help="groups decoded before anything is timed")
     parser.add_argument("--batch-sizes", type=int, nargs="+", default=[1])
     parser.add_argument("--contenders", nargs="+", choices=list(CONTENDERS), default=list(CONTENDERS), metavar="NAME",
                         help="; ".join(CONTENDERS))  # fmt: skip
@@ -250,7 +268,8 @@ def main() -> None:
     prompts = prompts_of(pair, arguments.prompts)
     chosen = [CONTENDERS[name] for name in arguments.contenders]
     lines = pd.concat([
-        measure(pair, prompts, chosen, size, arguments.max_new_tokens) for size in arguments.batch_sizes
+        measure(pair, prompts, chosen, size, arguments.max_new_tokens, warm_up=arguments.warm_up)
+        for size in arguments.batch_sizes
     ])  # fmt: skip
     text = markdown(summary(lines, arguments.reference), arguments.reference)
     print(text)
