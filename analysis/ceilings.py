@@ -121,8 +121,9 @@ def solve_policy(trace: Trace, policy: Thresholded, cost_ratio: float, min_draft
 def solve(
     trace: Trace, geometry: Geometry, worth: Tensor, possible: Tensor, cost_ratio: float, min_drafted: int = 0
 ) -> Solved:
-    """The fixed point of "draft another while its worth exceeds lambda c".
+    """The best price met on the way to the fixed point of "draft another while its worth exceeds lambda c".
 
+    Starts at lambda = 1. The fixed point itself can be up to 3 % worse: see docs/log.md.
     worth [M + 1, P]: after 0, 1, ... drafted tokens, the chance that the next one enters the text.
     """
     rate, best = 1.0, None
