@@ -21,7 +21,7 @@ from torch import Tensor
 Forward = Callable[..., tuple[Tensor, Tensor]]  # inputs, then buffers -> logits [b, T, V], hidden [b, T, D]
 PROOFS = 2  # replays of a new capture that are compared with the forward itself
 TOLERANCE = 1e-2  # of that comparison, relative: a wrong branch is off by far more, bfloat16 by less
-MOST = 64  # captures kept per model; the least recently used one goes first
+MOST = 24  # captures kept per model (4 MB each on the toy pair, 16 MB of 16 layers); the least recently used goes first
 
 
 class Captured(Protocol):
