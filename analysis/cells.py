@@ -81,7 +81,7 @@ class Workbench:
         seconds = perf_counter() - started
         rows = [
             {
-                **self.about(number, method.rule.lossless),
+                **self.about(number, method.lossless),
                 **vars(generation.counts),
                 "accepted_lengths": accepted_lengths(generation.rounds),
                 "finish_reason": generation.finish_reason,

@@ -48,10 +48,9 @@ def run(cfg: Any) -> Path:
             raise InputError(f"grid.{cell.method}: expected methods that decode; leave it out with ~grid.{cell.method}")
     metrics = quality.build(plain(cfg.metrics))
     bench = Workbench(instantiate(cfg.pair), instantiate(cfg.prompts).load(), instantiate(cfg.sampling), cfg.group_size)
-    for cell in cells:
-        bench.prepare(cell)
+    hashes = {cell.name: bench.prepare(cell) for cell in cells}  # everything the texts depend on
     check_baseline(cells, cfg.baseline)
-    stage = open_stage("compare", cfg, inputs=prompt_files(cfg), ignore=IGNORED)
+    stage = open_stage("compare", {**plain(cfg), "cells": hashes}, inputs=prompt_files(cfg), ignore=IGNORED)
     meter = EnergyMeter(bench.pair.device)
     groups = _groups(len(bench.prompts), cfg.group_size)
     parts = [stage.folder / "parts" / f"{number:05d}.json" for number in range(len(groups))]
@@ -123,7 +122,12 @@ def _one(bench: Workbench, cell: Cell, group: range) -> list[Generation]:
 def _energy_note(parts: list[dict[str, Any]]) -> str:
     sources = sorted({found["energy"]["source"] for part in parts for found in part["cells"].values()})
     idle = sorted({f"{part['idle_watts']:.1f} W" for part in parts if part["idle_watts"] is not None})
-    return f"Energy: {'; '.join(sources)}." + (f" Idle power {', '.join(idle)}, subtracted." if idle else "")
+    about = (
+        f" Idle power {', '.join(idle)}, subtracted."
+        if idle
+        else " Idle power was not measured: nothing is subtracted."
+    )
+    return f"Energy: {'; '.join(sources)}." + ("" if all(s.startswith("not available") for s in sources) else about)
 
 
 if __name__ == "__main__":

@@ -105,12 +105,20 @@ def table_of(
     missing = np.isnan(whole[0][:, columns.index("joules")])
     for name, figure in figures.items():
         estimates = figure(whole)[0]
-        ends = [percentile_interval(column, interval.confidence) for column in np.nan_to_num(figure(samples)).T]
+        ends = [_ends(column, interval.confidence) for column in figure(samples).T]
         lines[name] = estimates
         lines[f"{name}_low"], lines[f"{name}_high"] = zip(*ends, strict=True)
         unknown = np.isnan(estimates) | (missing if name == "joules_per_token" else False)
         lines.loc[unknown, [name, f"{name}_low", f"{name}_high"]] = np.nan
     return lines
+
+
+def _ends(samples: Array, confidence: float) -> tuple[float, float]:
+    """The central interval; none if a figure is undefined in more than one resample of a hundred."""
+    known = samples[np.isfinite(samples)]
+    if len(known) < 0.99 * len(samples):
+        return float("nan"), float("nan")
+    return percentile_interval(known, confidence)
 
 
 def _figures(
@@ -165,7 +173,8 @@ def readable(table: pd.DataFrame, metrics: Mapping[str, Metric], cost_ratio: flo
 def _bracketed(row: Any, name: str) -> str:
     if pd.isna(row[name]):
         return ""
-    return f"{row[name]:.3g} [{row[f'{name}_low']:.3g}, {row[f'{name}_high']:.3g}]"
+    ends = [row[f"{name}_low"], row[f"{name}_high"]]
+    return f"{row[name]:.3g}" + ("" if pd.isna(ends).any() else f" [{ends[0]:.3g}, {ends[1]:.3g}]")
 
 
 def draw(table: pd.DataFrame, metrics: Mapping[str, Metric], folder: Path, title: str) -> list[Path]:

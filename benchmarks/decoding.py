@@ -13,21 +13,18 @@ bootstrapped over groups, all contenders by the same draws.
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from time import perf_counter
-from typing import Any
 
 import numpy as np
 import pandas as pd
 import torch
 from tqdm import tqdm
 
+from benchmarks.contenders import Contender, constant, engine, theirs
 from benchmarks.meter import ForwardMeter
 from data_gen.frozen import load_frozen
-from toolkit import ModelPair, config, generate
-from toolkit.decoding import Method
+from toolkit import ModelPair, config
 from toolkit.errors import InputError
 from toolkit.io import write_text
 from toolkit.padding import padded_pair
@@ -37,81 +34,9 @@ DOMAINS = ("math", "code")
 REFERENCE = "transformers autoregressive"
 
 
-@dataclass(frozen=True)
-class Contender:
-    """A way to decode. run(pair, prompts, max_new_tokens, seed) -> new tokens."""
-
-    name: str
-    run: Callable[[ModelPair, list[list[int]], int, int], int]
-    batched: bool = True
-
-
 def ours(name: str, method: str, *overrides: str, captured: bool = True) -> Contender:
-    """A method of this engine; composed once per pair, as one who decodes a lot would.
-
-    captured  whether forwards of recurring shapes are replayed; False: every one is the model's own call
-    """
-    built: dict[int, Method] = {}
-
-    def run(pair: ModelPair, prompts: list[list[int]], max_new_tokens: int, seed: int) -> int:
-        if id(pair) not in built:
-            built[id(pair)] = config.method(method, list(overrides), pair.head)
-        held = pair.captures
-        if not captured:
-            pair.captures = [None] * (1 + len(pair.drafts))
-        generations = generate(
-            pair,
-            prompts,
-            method=built[id(pair)],
-            max_new_tokens=max_new_tokens,
-            seed=seed,
-            batch_size=len(prompts),
-        )
-        if not captured:
-            pair.captures = held
-        return sum(len(generation.token_ids) for generation in generations)
-
-    return Contender(name, run)
-
-
-def theirs(name: str, **assistant: Any) -> Contender:
-    """`transformers` generate; with keyword arguments: assisted by the draft, whose generation config takes them."""
-
-    def run(pair: ModelPair, prompts: list[list[int]], max_new_tokens: int, seed: int) -> int:
-        torch.manual_seed(seed)
-        options: dict[str, Any] = {}
-        if assistant:
-            options["assistant_model"] = pair.draft
-            for key, value in assistant.items():
-                setattr(pair.draft.generation_config, key, value)
-        width = max(map(len, prompts))
-        ids = torch.tensor([[0] * (width - len(p)) + p for p in prompts], device=pair.device)
-        mask = torch.tensor([[0] * (width - len(p)) + [1] * len(p) for p in prompts], device=pair.device)
-        output = pair.target.generate(
-            input_ids=ids,
-            attention_mask=mask,
-            do_sample=True,
-            temperature=1.0,
-            top_k=0,
-            top_p=1.0,
-            max_new_tokens=max_new_tokens,
-            **options,
-        )
-        return sum(_num_new(row[width:].tolist(), pair.end_ids or ()) for row in output)
-
-    return Contender(name, run, batched=not assistant)
-
-
-def _num_new(tokens: list[int], ends: Sequence[int]) -> int:
-    return next((i + 1 for i, token in enumerate(tokens) if token in ends), len(tokens))
-
-
-def _constant(num_tokens: int) -> dict[str, Any]:
-    return {
-        "num_assistant_tokens": num_tokens,
-        "num_assistant_tokens_schedule": "constant",
-        "assistant_confidence_threshold": 0.0,
-    }
+    """A method of this engine by its name in conf/method/."""
+    return engine(name, lambda pair: config.method(method, list(overrides), pair.head), captured)
 
 
 DYNAMIC = {
@@ -128,8 +53,8 @@ CONTENDERS = {
     contender.name: contender
     for contender in (
         theirs(REFERENCE),
-        theirs("transformers assisted K=2", **_constant(2)),
-        theirs("transformers assisted K=4", **_constant(4)),
+        theirs("transformers assisted K=2", **constant(2)),
+        theirs("transformers assisted K=4", **constant(4)),
         theirs("transformers assisted dynamic", **DYNAMIC),
         theirs("transformers assisted heuristic", **HEURISTIC),
         ours("autoregressive", "autoregressive"),
@@ -205,7 +130,7 @@ def summary(lines: pd.DataFrame, reference: str | None = None, seed: int = 0) ->
                 "contender": name, "batch": batch_size, "tokens/s": speed, "low": low, "high": high,
                 "tokens per target forward": own.tokens.sum() / own.target_forwards.sum(),
                 "draft forwards per token": own.draft_forwards.sum() / own.tokens.sum(),
-                "outside forwards": 1 - own.forward_seconds.sum() / own.seconds.sum(),
+                "outside forwards": 1 - own.forward_seconds.sum(min_count=1) / own.seconds.sum(),
             }  # fmt: skip
             if reference in boot:
                 ratio = boot[name] / boot[reference]
@@ -230,7 +155,7 @@ def markdown(table: pd.DataFrame, reference: str) -> str:
         lines.append(
             f"| {row['contender']} | {row['batch']} | {row['tokens/s']:.1f} [{row['low']:.1f}, {row['high']:.1f}] | {ratio} "
             f"| {row['tokens per target forward']:.2f} | {row['draft forwards per token']:.2f} "
-            f"| {row['outside forwards']:.0%} |"
+            f"| {'' if pd.isna(row['outside forwards']) else format(row['outside forwards'], '.0%')} |"
         )
     return "\n".join(lines)
 

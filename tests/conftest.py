@@ -10,7 +10,8 @@ os.environ.setdefault("OMP_NUM_THREADS", "2")
 import pytest
 import torch
 
-from tests.tiny_checkpoints import checkpoints, tiny_llama  # noqa: F401
+from tests.tiny_checkpoints import checkpoints  # noqa: F401
+from tests.tiny_models import tiny_llama
 from tests.tiny_stages import tiny_mix, tiny_overrides, tiny_pair, tiny_responses  # noqa: F401
 from toolkit import ModelPair
 from toolkit.acceptance import AcceptanceHead, PrereadHead

@@ -6,20 +6,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM
 
-
-def tiny_llama(
-    hidden_size: int, num_layers: int, seed: int, dtype: torch.dtype, vocab_size: int = 97
-) -> LlamaForCausalLM:
-    """A random Llama whose laws are neither flat nor one-hot."""
-    torch.manual_seed(seed)
-    config = LlamaConfig(
-        vocab_size=vocab_size, hidden_size=hidden_size, intermediate_size=2 * hidden_size, num_hidden_layers=num_layers,
-        num_attention_heads=4, max_position_embeddings=256, initializer_range=0.3, bos_token_id=1, eos_token_id=5,
-        pad_token_id=0,
-    )  # fmt: skip
-    return LlamaForCausalLM(config).eval().requires_grad_(False).to(dtype)
+from tests.tiny_models import tiny_llama
 
 
 def tiny_tokenizer(words: str = "the cat sat on a mat and the dog ran to it"):

@@ -17,7 +17,8 @@ from toolkit.session import Session, open_session
 from toolkit.session.capture import Captures, captures_for, static_flow
 
 Sessions = tuple[Session, list[Session]]
-CAPACITY_GRANULE = 64  # caches come in multiples of it, so that few shapes recur
+CAPACITY_GRANULE = 128  # caches come in multiples of it, so that few shapes recur
+IDLE = 3  # sets of caches that wait for another call of their number of rows, where captures belong to them
 ASSETS = Path(__file__).parent / "assets"
 TOY = ASSETS / "toy"
 
@@ -33,6 +34,8 @@ class ModelPair:
     name           how tables call the pair
     cuda_graphs    "auto" or "off": forwards of recurring shapes are captured and replayed on GPUs
     cpu_traces     "auto" or "off": the same on CPUs, through TorchScript traces (pays for small models in long runs)
+    One call of `decode` at a time: caches and captures are the pair's. Models whose parameters ask for gradients are not
+    captured.
     """
 
     target: Any
@@ -47,7 +50,7 @@ class ModelPair:
     heads: dict[Any, Any] = field(default_factory=dict, init=False, repr=False)  # those loaded and checked so far
     captures: list[Captures | None] = field(default_factory=list, init=False, repr=False)  # the target's, the drafts'
     idle: list[Sessions] = field(default_factory=list, init=False, repr=False)
-    cache_bytes: int = field(default=0, init=False, repr=False)  # of the caches that were closed last
+    cache_bytes: int = field(default=0, init=False, repr=False)  # the most the last call's caches took
 
     def __post_init__(self) -> None:
         if self.drafts and self.draft is not None:
@@ -140,10 +143,9 @@ class ModelPair:
         """
         capacity = -(-capacity // CAPACITY_GRANULE) * CAPACITY_GRANULE
         for sessions in self.idle:
-            if (sessions[0].index.num_rows, sessions[0].index.capacity) == (num_rows, capacity):
+            if sessions[0].index.num_rows == num_rows and all(s.index.capacity >= capacity for s in _both(sessions)):
                 self.idle.remove(sessions)
                 return sessions
-        self.idle.clear()
         if not self.captures:
             self.captures = [self._captures(model) for model in (self.target, *self.drafts)]
         target, *drafts = (
@@ -155,27 +157,28 @@ class ModelPair:
         return target, drafts
 
     def close_sessions(self, sessions: Sessions) -> None:
-        """Give caches back. One set is kept, if captured forwards belong to it; memory of others is free again."""
-        target, drafts = sessions
-        self.cache_bytes = sum(session.cache_bytes for session in (target, *drafts))
-        if not target.fixed_rows:
+        """Give caches back. The last few sets are kept if captured forwards belong to them; memory of others is free."""
+        if not any(session.fixed_rows for session in _both(sessions)):
             return
-        for session in (target, *drafts):
+        for session in _both(sessions):
             for row in range(session.index.num_rows):
                 session.reset(row)
-        self.idle[:] = [sessions]
+        self.idle[:] = [sessions, *self.idle][:IDLE]
 
     def _captures(self, model: Any) -> Captures | None:
         if hasattr(model, "open_session") or not static_flow(model):
             return None
         if len(set(getattr(model, "hf_device_map", {0: 0}).values())) > 1:
             return None
-        return captures_for(model.device, self.cuda_graphs, self.cpu_traces)
+        if any(parameter.requires_grad for parameter in model.parameters()):
+            return None  # a model in training: its forward is no constant
+        layers = model.config.get_text_config().num_hidden_layers
+        return captures_for(model.device, self.cuda_graphs, self.cpu_traces, layers)
 
     @staticmethod
     def _own(captures: Captures | None) -> Captures | None:
         """Captures of a new session: shared ones, or empty ones of the same kind if they belong to its buffers."""
-        return Captures(captures.kind) if captures is not None and captures.fixed_buffers else captures
+        return captures.afresh() if captures is not None and captures.fixed_buffers else captures
 
     def fit(self, logits: Tensor) -> Tensor:
         """A draft's logits [..., V'] on the target's device and vocabulary [..., V].
@@ -206,6 +209,10 @@ class ModelPair:
     def text(self, token_ids: Sequence[int]) -> str:
         """Decoded without special tokens; empty if the pair has no tokenizer."""
         return "" if self.tokenizer is None else str(self.tokenizer.decode(list(token_ids), skip_special_tokens=True))
+
+
+def _both(sessions: Sessions) -> list[Session]:
+    return [sessions[0], *sessions[1]]
 
 
 def load_draft(

@@ -13,8 +13,8 @@ from scipy.stats import chisquare
 from tests.tiny_checkpoints import tiny_llama
 from toolkit import ModelPair, config
 from toolkit.decoding import Beams, ForestProposer, Method, Sampling, decode
-from toolkit.decoding.forest import joint_law
 from toolkit.errors import InputError
+from toolkit.sampling import warp
 from toolkit.session import TabularModel
 from toolkit.stopping import Confidence, Fixed
 from toolkit.verification import get
@@ -44,12 +44,11 @@ def next_pairs(
     model: TabularModel, prompt: list[int], living: Living, sampling: Sampling
 ) -> dict[tuple[int, ...], float]:
     """p_beam over the living beams and their next tokens, as texts (equal texts' chances added up)."""
-    scores = torch.tensor([[score(model, prompt, text) for text in living]], dtype=torch.float64)
-    logits = torch.stack([model.probs[model.state(prompt + list(text))].log() for text in living])
-    law, _ = joint_law(scores, logits.unsqueeze(0), sampling)
+    texts = [(*text, token) for text in living for token in range(model.vocab_size)]
+    law = warp(torch.tensor([score(model, prompt, text) for text in texts], dtype=torch.float64), sampling)
     pairs: Counter[tuple[int, ...]] = Counter()
-    for (i, token), chance in zip(product(range(len(living)), range(model.vocab_size)), law[0].tolist(), strict=True):
-        pairs[(*living[i], token)] += chance
+    for text, chance in zip(texts, law.tolist(), strict=True):
+        pairs[text] += chance
     return pairs
 
 
@@ -196,11 +195,10 @@ def test_a_block_from_enough_beams_is_drawn_from_its_joint_law(table_pair):
     built = method(9, selection="top", collapse_after=2, collapse_to="law")
     sampling = Sampling(max_new_tokens=2, seed=6, temperature=0.7, top_k=3)
     blocks = list(product(range(3), repeat=2))
-    joint = torch.tensor([[score(pair.target, [0, 1], block) for block in blocks]], dtype=torch.float64)
-    law, _ = joint_law(torch.zeros(1, 1, dtype=torch.float64), joint.unsqueeze(0), sampling)
+    law = warp(torch.tensor([score(pair.target, [0, 1], block) for block in blocks], dtype=torch.float64), sampling)
     runs = 6000
     seen = Counter(tuple(g.token_ids) for g in decode(pair, [[0, 1]] * runs, built, sampling, batch_size=3000))
-    chances = dict(zip(blocks, law[0].tolist(), strict=True))
+    chances = dict(zip(blocks, law.tolist(), strict=True))
     kept = [block for block in blocks if chances[block] > 0]
     assert len(kept) == 3
     assert set(seen) <= set(kept)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from tests.toolkit.test_session import FAMILIES, VOCAB, build
+from tests.tiny_models import FAMILIES, VOCAB, build
 from toolkit import ModelPair, generate
 from toolkit.session import capture, open_session
 from toolkit.session.capture import Captures, StaticForward, TracedForward, static_flow
@@ -75,7 +75,7 @@ def test_a_capture_that_is_wrong_is_noticed_and_dropped():
     assert torch.allclose(replaying.extend(tokens).logits, plain.extend(tokens).logits, atol=1e-5)
 
 
-@pytest.mark.parametrize("method", ["speculative", "specdec_pp", "mcsd"])
+@pytest.mark.parametrize("method", ["speculative", "specdec_pp", "mcsd", "speculative_beam", "dsbd", "mtad"])
 def test_decoding_does_not_depend_on_captures(method, monkeypatch):
     """In float64, where rounding cannot turn a token. More prompts than places: caches are emptied, rows refilled."""
     prompts = [[5 + i, 9, 11 * i % 60, 7] + [3] * (i % 3) for i in range(5)]
@@ -102,7 +102,42 @@ def test_caches_are_used_again_only_by_calls_of_their_shape(monkeypatch):
     pair.close_sessions(first)
     assert first[0].lengths == [0, 0]
     assert not bool(first[0].layers[0].keys.any())
-    assert pair.open_sessions(2, 64) is first  # capacities come in multiples of 64
+    assert pair.open_sessions(2, 30) is first  # large enough
     pair.close_sessions(first)
     assert pair.open_sessions(3, 64) is not first
-    assert pair.idle == []
+    assert pair.open_sessions(2, 500) is not first
+    assert pair.idle == [first]
+
+
+def test_the_least_recently_used_capture_goes_first():
+    class Few(EagerStatic):
+        layers = 0  # four captures are kept in any case
+
+    captures = Captures(Few)
+    session = open_session(build("llama"), 1, 64, captures)
+    session.extend(torch.tensor([[4, 5, 6]]))
+    for width in (1, 2, 3, 4, 1, 5):
+        session.extend(torch.full((1, width), 7))
+        session.truncate([3])
+    assert [key[1] for key in captures.known] == [3, 4, 1, 5]
+
+
+def test_a_model_whose_code_cannot_be_captured_runs_as_it_is():
+    class Failing(EagerStatic):
+        def __init__(self, forward, inputs, buffers):
+            raise TypeError("not in a graph")
+
+    captures = Captures(Failing)
+    plain, replaying = open_session(build("llama"), 1, 32), open_session(build("llama"), 1, 32, captures)
+    for session in (plain, replaying):
+        session.extend(torch.tensor([[4, 5, 6]]))
+    with pytest.warns(RuntimeWarning, match="run one by one: not in a graph"):
+        first = replaying.extend(torch.tensor([[7]])).logits
+    assert torch.allclose(first, plain.extend(torch.tensor([[7]])).logits, atol=1e-5)
+    assert captures.afresh().refused
+
+
+def test_models_in_training_are_not_captured():
+    pair = ModelPair(target=build("llama").requires_grad_(True))
+    generate(pair, [[4, 5]], "autoregressive", max_new_tokens=40)
+    assert pair.captures == [None]

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from tests.tiny_checkpoints import save_checkpoint, tiny_llama, tiny_tokenizer
+from tests.tiny_checkpoints import save_checkpoint, tiny_tokenizer
+from tests.tiny_models import tiny_llama
 from toolkit import ModelPair, generate
 from toolkit.errors import InputError
 from toolkit.pair import TOY, check_same_tokenizer, fingerprint

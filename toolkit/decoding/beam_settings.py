@@ -22,7 +22,8 @@ class Beams:
     selection       "sample": i.i.d. draws from the joint law of beams and tokens; "top": the likeliest pairs (beam search)
     threshold       t of DSBD: a drafted layer asks for as many beams as it gets with a chance of at least t; None: for W
     min_width       W_min of DSBD: the fewest it asks for
-    collapse_after  after so many layers one beam is kept: MTJD's gamma; 1: after every round, the paper's one cache
+    collapse_after  after so many layers one beam is kept: MTJD's gamma, or, with collapse_to=best and 1, after every round,
+                    DSBD's variant with one cache. Not lossless: the law of the text is no longer that of plain beams
     collapse_to     "law": a draw from the beams' joint law since the last collapse, warped over the beams as one law (at
                     temperature 0 the likeliest); "best": the likeliest per token (lowest perplexity)
     Raises InputError for settings that contradict each other.
@@ -48,14 +49,17 @@ class Beams:
             check_threshold(self.threshold)
             check_width("beams.min_width", self.min_width, self.num_beams)
 
+    @property
+    def lossless(self) -> bool:
+        """Whether the beams' law is that of plain beams: without collapses."""
+        return self.collapse_after is None
+
     def check_drafts(self, num_candidates: int) -> None:
         """Raises InputError unless a layer of so many draft beams can fill the widths asked for."""
         if self.selection != "sample":
             raise InputError("beams.selection: drafted beams are judged by chance, expected sample, got top")
-        if self.threshold is None and self.num_beams > num_candidates:
-            raise InputError(
-                f"beams.num_beams: expected 1 to {num_candidates}, the number of draft beams, got {self.num_beams}"
-            )
+        name, most = ("num_beams", self.num_beams) if self.threshold is None else ("min_width", self.min_width)
+        check_width(f"beams.{name}", most, num_candidates)
 
     def width(self, target_probs: Tensor, draft_probs: Tensor, num_candidates: int) -> Tensor:
         """Beams a drafted layer asks for [B]; from laws [B, M], never from the candidates."""

@@ -26,8 +26,10 @@ from toolkit.decoding.beam_settings import Beams as Settings
 from toolkit.decoding.forest import Forest, ForestContext
 from toolkit.decoding.layers import BeamVerdict, judge
 from toolkit.decoding.loop import Batch, right_aligned
+from toolkit.decoding.method import Method
 from toolkit.errors import InputError
-from toolkit.sampling import draw, warp
+from toolkit.pair import ModelPair
+from toolkit.sampling import Sampling, draw, warp
 from toolkit.session import Session
 from toolkit.transfer import tensor_on
 from toolkit.types import Round
@@ -57,7 +59,7 @@ class Beam:
 
 
 @dataclass
-class Beams:
+class RowBeams:
     """The beams of one row: living, finished, and the score at the last collapse."""
 
     living: list[Beam]
@@ -69,26 +71,22 @@ class Beams:
 class BeamBatch(Batch):
     """Rows whose context is several texts."""
 
-    beams: list[Beams]
+    beams: list[RowBeams]
 
-    def __init__(self, *args: Any):
-        self.beams = []
-        super().__init__(*args)
-        assert self.method.beams is not None
-        self.settings = self.method.beams
-        for value, name in (
-            (self.sampling.stop, "stop"),
-            (self.sampling.repetition_penalty != 1.0, "repetition_penalty"),
-        ):
+    def __init__(self, pair: ModelPair, method: Method, sampling: Sampling, *rest: Any):
+        for value, name in ((sampling.stop, "stop"), (sampling.repetition_penalty != 1.0, "repetition_penalty")):
             if value:
                 raise InputError(f"{name} is not available with several beams; leave it out")
+        assert method.beams is not None
+        self.beams, self.settings = [], method.beams
+        super().__init__(pair, method, sampling, *rest)
 
     def capacity(self, longest: int) -> int:
         return longest + self.sampling.max_new_tokens + 2 * self.most + 1
 
     def join(self, place: int) -> None:
         newest = self.rows[place].context[-1]
-        fresh = Beams([Beam([], 0.0, draft_unread=[newest])])
+        fresh = RowBeams([Beam([], 0.0, draft_unread=[newest])])
         if place < len(self.beams):
             self.beams[place] = fresh
         else:
@@ -106,7 +104,7 @@ class BeamBatch(Batch):
     def draft_context(self, uniforms: Tensor) -> ForestContext:
         width = max(len(beams.living) for beams in self.beams)
         scores = [[b.score for b in beams.living] + [-torch.inf] * (width - len(beams.living)) for beams in self.beams]
-        room = [self.sampling.max_new_tokens - len(beams.living[0].tokens) - 1 for beams in self.beams]
+        room = [self._layers_left(place) for place in range(len(self.rows))]
         most = self.method.proposer.max_nodes(self.method.policy.limit) // self.method.proposer.num_beams
         limits = [min(r, most) for r in room]
         unread, catch_up, newest = self._catch_up(width)
@@ -124,6 +122,16 @@ class BeamBatch(Batch):
             end_ids=self.pair.end_ids or (),
             uniforms_of_collapse=uniforms[:, -1],
         )
+
+    def _layers_left(self, place: int) -> int:
+        """The most layers a place may draft: the target adds one, and texts and blocks have a length."""
+        if not self.busy[place]:
+            return 0
+        beams = self.beams[place]
+        room = self.sampling.max_new_tokens - len(beams.living[0].tokens) - 1
+        after = self.settings.collapse_after
+        by_block = after is not None and self.settings.collapse_to == "law"
+        return min(room, after - beams.since - 1) if by_block and after is not None else room
 
     def _catch_up(self, width: int) -> tuple[tuple[Tensor, list[int]], tuple[Tensor, Tensor], Tensor]:
         """What the draft has not read: the prompt, and the tail of each beam as nodes, shared parts once."""
@@ -208,6 +216,7 @@ class BeamBatch(Batch):
                 row.generation.error = (
                     f"prompt {row.generation.index}: the models' laws hold values that are not numbers"
                 )
+                self._settle(place)
                 self.end(place, "error")
                 continue
             self._advance(place, facts, seconds)
@@ -236,14 +245,14 @@ class BeamBatch(Batch):
         if self._collapses(beams):
             self._collapse(beams, facts.uniforms[place])
 
-    def _collapses(self, beams: Beams) -> bool:
+    def _collapses(self, beams: RowBeams) -> bool:
         after = self.settings.collapse_after
         if after is None:
             return False
         at_limit = bool(beams.living) and len(beams.living[0].tokens) >= self.sampling.max_new_tokens
         return beams.since >= after or not beams.living or at_limit
 
-    def _collapse(self, beams: Beams, uniform: float) -> None:
+    def _collapse(self, beams: RowBeams, uniform: float) -> None:
         """Keep one beam."""
         beams.since = 0
         if self.settings.collapse_to == "best":
@@ -256,18 +265,23 @@ class BeamBatch(Batch):
         lives = any(chosen is beam for beam in beams.living)
         beams.living, beams.finished = ([chosen], []) if lives else ([], [chosen])
 
-    def _done(self, beams: Beams) -> bool:
+    def _done(self, beams: RowBeams) -> bool:
         if not beams.living or len(beams.living[0].tokens) >= self.sampling.max_new_tokens:
             return True
         return self._room(beams) <= 0
 
-    def _room(self, beams: Beams) -> int:
+    def _room(self, beams: RowBeams) -> int:
         """How many more beams may end before the row is done; blocks of MTJD end with their last layer only."""
         if self.settings.collapse_after is not None and self.settings.collapse_to == "law":
             return 2**31
         return self.settings.num_beams - len(beams.finished)
 
     def _finish(self, place: int) -> None:
+        self._settle(place)
+        generation = self.rows[place].generation
+        self.end(place, "end" if generation.token_ids[-1] in (self.pair.end_ids or ()) else "length")
+
+    def _settle(self, place: int) -> None:
         """The row's beams by score, the best one as its text; what the rounds produced beyond it was in vain."""
         beams, generation = self.beams[place], self.rows[place].generation
         best = sorted(beams.finished + beams.living, key=lambda beam: -beam.mean)[: self.settings.num_beams]
@@ -279,14 +293,13 @@ class BeamBatch(Batch):
             produced = min(r.num_produced, left)
             generation.rounds[i] = replace(r, num_produced=produced, num_accepted=min(r.num_accepted, produced))
             left -= produced
-        self.end(place, "end" if generation.token_ids[-1] in (self.pair.end_ids or ()) else "length")
 
     def _forget(self, facts: _Facts) -> None:
         """Leave in the caches what living beams descend from."""
         for place, row in enumerate(self.rows):
             if not self.busy[place]:  # goes on as a text of one token that nobody reads
                 row.context = row.context[-1:]
-                self.beams[place] = Beams([Beam([], 0.0, draft_unread=row.context)])
+                self.beams[place] = RowBeams([Beam([], 0.0, draft_unread=row.context)])
         width = max(len(beams.living) for beams in self.beams)
         for session, name in ((self.target, "node"), *((draft, "draft_node") for draft in self.drafts)):
             ids = [[getattr(beam, name) for beam in beams.living] for beams in self.beams]

@@ -105,12 +105,13 @@ def joint_law(scores: Tensor, logits: Tensor, sampling: Sampling) -> tuple[Tenso
     a beam get zeros.
     """
     logits = logits if logits.dtype == torch.float64 else logits.float()
-    joint = scores.to(logits.dtype).unsqueeze(-1) + logits.log_softmax(-1)
-    joint = joint.masked_fill(scores.isneginf().unsqueeze(-1), -torch.inf)
     alive = ~scores.isneginf().all(1, keepdim=True)
-    top = scores.amax(1).to(joint.dtype).view(-1, 1, 1)
-    law = warp(torch.where(alive.unsqueeze(-1), joint - top, 0.0).flatten(1), sampling)
-    return torch.where(alive, law, 0.0), joint
+    top = torch.where(alive, scores.amax(1, keepdim=True), 0.0)
+    logps = logits.log_softmax(-1)
+    relative = (scores - top).to(logps.dtype).unsqueeze(-1) + logps  # float32 has no digits to spare for long texts
+    law = warp(torch.where(alive.unsqueeze(-1), relative, 0.0).flatten(1), sampling)
+    joint = scores.unsqueeze(-1) + logps.double()
+    return torch.where(alive, law, 0.0), joint.masked_fill(scores.isneginf().unsqueeze(-1), -torch.inf)
 
 
 @dataclass(frozen=True)

@@ -61,7 +61,7 @@ def judge(
     num_rows, vocab_size = len(logits), logits.shape[-1]
     scores, first, count = forest.scores, 0, forest.num_before  # of the layer before
     active = ~scores.isneginf().all(1)
-    valid = torch.ones_like(active)
+    valid = ~logits.isnan().flatten(1).any(1)  # of rejected nodes, too: their slots stay in the cache for a while
     length = torch.zeros(num_rows, dtype=torch.long, device=logits.device)
     width = torch.full_like(length, beams.num_beams)
     kept_layers, score_layers = [], []
@@ -75,6 +75,7 @@ def judge(
         if layer < len(forest.pairs):
             pairs, q = forest.pairs[layer], forest.laws[layer]
             valid &= torch.isfinite(q).all(-1) | ~drafted
+            # A layer that was not drafted has no q to take a width from, and keeps the last one's.
             width = torch.where(drafted, beams.width(law, q, num_candidates), width)
             tested = torch.where(drafted, width, 0)
             span = slice(layer * num_candidates, (layer + 1) * num_candidates)

@@ -131,6 +131,7 @@ class Batch(ABC):
         self.rows = [queue.popleft() for _ in range(places)]
         self.busy = [True] * places
         self.device = pair.device
+        self.first_note = True
         self.state: State = method.policy.init(places, self.device)
         for place in range(places):
             self.join(place)
@@ -149,6 +150,7 @@ class Batch(ABC):
             self.state = self.method.policy.observe(proposal, verdict, state)
             self.commit(context, proposal, verdict, started, drafted)
             self._refill()
+        self._note_memory()
         self.pair.close_sessions(self.sessions)
 
     # -- what kinds of batch differ in ----------------------------------------------------------------------------
@@ -203,6 +205,12 @@ class Batch(ABC):
         ])  # fmt: skip
         return drawn.pin_memory().to(self.device, non_blocking=True) if self.device.type == "cuda" else drawn
 
+    def _note_memory(self) -> None:
+        """Caches only grow until places are dropped: their size just before is the largest."""
+        held = sum(session.cache_bytes for session in (self.target, *self.drafts))
+        self.pair.cache_bytes = held if self.first_note else max(held, self.pair.cache_bytes)
+        self.first_note = False
+
     def end(self, place: int, reason: str) -> None:
         """A row is done: its text, and word to whoever waits for it."""
         self.busy[place] = False
@@ -232,6 +240,7 @@ class Batch(ABC):
                 self.join(place)
         busy = [place for place, is_busy in enumerate(self.busy) if is_busy]
         if busy and 2 * len(busy) <= len(self.rows) and not self.target.fixed_rows:
+            self._note_memory()
             self.rows, self.busy = [self.rows[place] for place in busy], [True] * len(busy)
             self.state = {key: value[busy] for key, value in self.state.items()}
             for session in (self.target, *self.drafts):

@@ -53,6 +53,11 @@ class Method:
         return method
 
     @property
+    def lossless(self) -> bool:
+        """Whether what comes out follows the target's law (with several beams: that of plain beam sampling or search)."""
+        return self.rule.lossless and (self.beams is None or self.beams.lossless)
+
+    @property
     def drafts(self) -> bool:
         """Whether it ever asks a draft model."""
         return self._drafted > 0

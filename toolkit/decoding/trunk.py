@@ -36,7 +36,10 @@ class TrunkBatch(Batch):
         return self.rows[place].context[session.lengths[place] : -1]
 
     def draft_context(self, uniforms: Tensor) -> DraftContext:
-        room = [self.sampling.max_new_tokens - row.num_produced - 1 for row in self.rows]
+        room = [  # places without a text draft nothing
+            self.sampling.max_new_tokens - row.num_produced - 1 if busy else 0
+            for row, busy in zip(self.rows, self.busy, strict=True)
+        ]
         return DraftContext(
             sessions=self.drafts,
             unread=[self._unread(session) for session in self.drafts],

@@ -21,7 +21,6 @@ from torch import Tensor
 Forward = Callable[..., tuple[Tensor, Tensor]]  # inputs, then buffers -> logits [b, T, V], hidden [b, T, D]
 PROOFS = 2  # replays of a new capture that are compared with the forward itself
 TOLERANCE = 1e-2  # of that comparison, relative: a wrong branch is off by far more, bfloat16 by less
-MOST = 24  # captures kept per model (4 MB each on the toy pair, 16 MB of 16 layers); the least recently used goes first
 
 
 class Captured(Protocol):
@@ -34,6 +33,7 @@ class TracedForward:
     """A TorchScript trace. Buffers are arguments: any session with buffers of these shapes can use it."""
 
     after: ClassVar[int] = 32  # uses before a shape is captured: by then a trace costs about what it saves
+    layers: ClassVar[int] = 128  # of all traces of a model: each takes about 2 MB per layer, whatever the layer's size
 
     def __init__(self, forward: Forward, inputs: Sequence[Tensor], buffers: Sequence[Tensor]):
         with warnings.catch_warnings():
@@ -51,6 +51,7 @@ class StaticForward:
     """
 
     after: ClassVar[int] = 2
+    layers: ClassVar[int] = 4096  # of all captures of a model
 
     def __init__(self, forward: Forward, inputs: Sequence[Tensor], buffers: Sequence[Tensor]):
         self.inputs = [tensor.clone() for tensor in inputs]
@@ -92,14 +93,33 @@ class GraphForward(StaticForward):
 
 
 class Captures:
-    """The captured forwards of one model, by shape."""
+    """The captured forwards of one model, by shape; the least recently used goes first.
 
-    def __init__(self, kind: type[TracedForward] | type[StaticForward]):
-        self.kind = kind
+    num_layers  of the model: what a capture costs
+    refusals    why this model's forward cannot be captured, if it cannot; shared by all captures of a model
+    """
+
+    def __init__(
+        self,
+        kind: type[TracedForward] | type[StaticForward],
+        num_layers: int = 1,
+        refusals: list[str] | None = None,
+    ):
+        self.kind, self.num_layers = kind, num_layers
+        self.most = max(kind.layers // num_layers, 4)
+        self.refusals: list[str] = [] if refusals is None else refusals
         self.uses: dict[tuple[int, ...], int] = {}
         self.unproven: dict[tuple[int, ...], int] = {}  # replays still to be compared with the forward itself
         self.known: OrderedDict[tuple[int, ...], Captured] = OrderedDict()
-        self.refused = ""  # why this model's forward cannot be captured
+
+    @property
+    def refused(self) -> bool:
+        """Whether this model's forward cannot be captured."""
+        return bool(self.refusals)
+
+    def afresh(self) -> Captures:
+        """Empty ones of the same model, for other buffers."""
+        return Captures(self.kind, self.num_layers, self.refusals)
 
     @property
     def fixed_buffers(self) -> bool:
@@ -125,11 +145,11 @@ class Captures:
     ) -> None:
         try:
             self.known[key], self.unproven[key] = self.kind(forward, inputs, buffers), PROOFS
-        except RuntimeError as error:
+        except Exception as error:  # whatever a model's code does when it is captured: its forward itself works
             self._refuse(str(error).strip().split("\n")[0])
-        if len(self.known) > MOST:
+        if len(self.known) > self.most:
             oldest, _ = self.known.popitem(last=False)
-            del self.uses[oldest]
+            del self.uses[oldest], self.unproven[oldest]
 
     def _proven(
         self, key: tuple[int, ...], replayed: tuple[Tensor, Tensor], computed: tuple[Tensor, Tensor]
@@ -145,7 +165,7 @@ class Captures:
         return computed
 
     def _refuse(self, reason: str) -> None:
-        self.refused = reason
+        self.refusals.append(reason)
         self.known.clear()
         warnings.warn(f"this model's forwards are run one by one: {reason}", RuntimeWarning, stacklevel=3)
 
@@ -159,11 +179,13 @@ def static_flow(model: Any) -> bool:
     return not routed and not {"dynamic", "longrope"} & set(kinds)
 
 
-def captures_for(device: torch.device, cuda_graphs: str | bool, cpu_traces: str | bool) -> Captures | None:
+def captures_for(
+    device: torch.device, cuda_graphs: str | bool, cpu_traces: str | bool, num_layers: int
+) -> Captures | None:
     """What a model on this device uses; None: every forward is run as it is."""
     if device.type == "cuda":
-        return Captures(GraphForward) if _wanted(cuda_graphs) else None
-    return Captures(TracedForward) if device.type == "cpu" and _wanted(cpu_traces) else None
+        return Captures(GraphForward, num_layers) if _wanted(cuda_graphs) else None
+    return Captures(TracedForward, num_layers) if device.type == "cpu" and _wanted(cpu_traces) else None
 
 
 def _wanted(option: str | bool) -> bool:

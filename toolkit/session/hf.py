@@ -174,6 +174,7 @@ class HFSession(Session):
                 for layer, (keys, values) in zip(self.layers, held, strict=True):
                     layer.keys, layer.values = keys, values
 
+        last = min(next(width for width in WIDTHS if width >= last), inputs[0].shape[1])
         key = (*inputs[0].shape, visible, last, self.index.capacity)
         buffers = [buffer for layer in self.layers for buffer in (layer.keys, layer.values)]
         return self.captures.run(key, forward, inputs, buffers)
@@ -226,7 +227,7 @@ class HFSession(Session):
                     for buffer in (layer.keys, layer.values)
                 )
         if self.captures is not None and self.captures.fixed_buffers:
-            self.captures = Captures(self.captures.kind)
+            self.captures = self.captures.afresh()
 
     @torch.inference_mode()
     def select(self, rows: list[int]) -> None:
