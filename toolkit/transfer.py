@@ -31,7 +31,7 @@ class Gate:
         self.num_open = 0  # leading questions known to have been answered with yes
 
     def passes(self, going: Tensor) -> bool:
-        """Add the question whether any of `going` [B] is true; False once a question was answered with no."""
+        """Add the question whether any of `going` (bool) is true; False once a question was answered with no."""
         flag, event = going.any(), None
         if self.on_gpu:
             flag = torch.empty((), dtype=torch.bool, pin_memory=True).copy_(flag, non_blocking=True)

@@ -40,14 +40,15 @@ def test_a_row_does_not_depend_on_its_neighbours(name, temperature, exact_pair, 
             ]
 
 
-@pytest.mark.parametrize("name", CHAINS)
+@pytest.mark.parametrize("name", METHODS)
 @pytest.mark.parametrize("batch_size", [1, 3])
 def test_launching_ahead_of_the_answers_changes_nothing(name, batch_size, exact_pair, prompts, monkeypatch):
     """As on a GPU, where the host learns a step later that every row has stopped."""
     method, sampling = config.method(name), Sampling(max_new_tokens=16)
     expected = decode(exact_pair, prompts, method, sampling, batch_size=batch_size)
     for ahead in (1, 2):
-        monkeypatch.setattr("toolkit.decoding.proposers.Gate", lambda device, ahead=ahead: Gate(device, ahead))
+        for module in ("proposers", "tree", "beam_draft", "forest"):
+            monkeypatch.setattr(f"toolkit.decoding.{module}.Gate", lambda device, ahead=ahead: Gate(device, ahead))
         for one, other in zip(
             expected, decode(exact_pair, prompts, method, sampling, batch_size=batch_size), strict=True
         ):

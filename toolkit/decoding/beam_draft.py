@@ -26,6 +26,7 @@ from toolkit.errors import InputError
 from toolkit.sampling import Sampling, warp
 from toolkit.session import Reading
 from toolkit.stopping.base import State, StoppingPolicy
+from toolkit.transfer import Gate
 from toolkit.types import DraftStep, Proposal, Verdict
 from toolkit.verification.drawing import iid
 
@@ -74,13 +75,16 @@ class BeamChainProposer:
         return self.num_beams * min(self.num_tokens, limit)
 
     def propose(self, context: DraftContext, policy: StoppingPolicy, state: State) -> tuple[Proposal, State]:
-        """Extend the beams until every row's likeliest path has ended, or its policy or limit says so."""
+        """Extend the beams until every row's likeliest path has ended, or its policy or limit says so.
+
+        Levels that were extended in vain, before that was known, are cut off again.
+        """
         limits = context.limits.clamp(max=self.num_tokens)
         num_rows, device = len(limits), limits.device
         drafting = policy.begin(num_rows, state, device) & (limits > 0)
         num_calls, leader = torch.zeros_like(limits), torch.full_like(limits, -1)
-        levels, num_read = [_context_level(context, state)], 0
-        while bool(drafting.any()):
+        gate, levels, num_read = Gate(device), [_context_level(context, state)], 0
+        while len(levels) <= min(context.most, self.num_tokens) and gate.passes(drafting):
             depth = len(levels)
             num_calls += drafting
             reading, num_read = self._read(context, levels), (depth - 1) * self.num_beams
@@ -89,7 +93,7 @@ class BeamChainProposer:
             if policy.reads:
                 step = DraftStep(depth, _flat(logits), _flat(laws), _flat(hidden))
                 drafting = drafting & self._of_leader(levels, leader, _read_state(policy, step, levels[-1], drafting))
-                if not bool(drafting.any()):
+                if not gate.passes(drafting):
                     break
             level, picked = self._draw(context, levels, logits, drafting)
             step = DraftStep(
@@ -100,6 +104,9 @@ class BeamChainProposer:
             leader = torch.where(drafting, _leader(levels), leader)
             going = go_on.view_as(level.ended) & ~level.ended
             drafting = drafting & self._of_leader(levels, leader, going) & (limits > depth)
+        longest = gate.settle() // (2 if policy.reads else 1)  # a question before each forward, one before each draw
+        del levels[longest + 1 :]
+        num_read = min(num_read, longest * self.num_beams)
         return self._proposal(levels, leader, num_calls, num_read), _leader_state(levels, leader)
 
     def commit(

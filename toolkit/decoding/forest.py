@@ -25,7 +25,7 @@ from toolkit.errors import InputError
 from toolkit.sampling import Sampling, draws, warp
 from toolkit.session import Session
 from toolkit.stopping.base import State, StoppingPolicy
-from toolkit.transfer import Gate
+from toolkit.transfer import Gate, tensor_on
 from toolkit.types import DraftStep
 
 
@@ -186,7 +186,7 @@ class _Growing:
         context, session = self.context, self.context.session
         assert session is not None
         device = session.index.device
-        held = torch.tensor([session.index.num_nodes(row) for row in range(len(context.limits))], device=device)
+        held = tensor_on(device, [session.index.num_nodes(row) for row in range(len(context.limits))])
         if not self.num_forwards:
             (unread, counts), (tokens, parents) = context.unread, context.catch_up
             reading = session.extend(

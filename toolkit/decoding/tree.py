@@ -21,6 +21,7 @@ from toolkit.errors import InputError
 from toolkit.sampling import warp
 from toolkit.session import Reading
 from toolkit.stopping.base import State, StoppingPolicy
+from toolkit.transfer import Gate
 from toolkit.types import DraftStep, Proposal, Verdict
 from toolkit.verification.drawing import DRAWINGS, candidates
 
@@ -62,6 +63,11 @@ class _Tree:
         """Nodes of all levels."""
         return sum(level.shape[1] for level in self.tokens)
 
+    def cut(self, levels: int) -> None:
+        """Leave the first levels."""
+        for part in (self.tokens, self.parents, self.laws, self.law_of, self.real):
+            del part[levels:]
+
 
 @dataclass
 class TreeProposer:
@@ -88,17 +94,17 @@ class TreeProposer:
         return num_nodes(self.widths[:limit])
 
     def propose(self, context: DraftContext, policy: StoppingPolicy, state: State) -> tuple[Proposal, State]:
-        """Grow the tree level by level until no row wants another one."""
+        """Grow the tree level by level until no row wants another one. A level grown in vain is cut off again."""
         limits = context.limits
         num_rows, device = len(limits), limits.device
         drafting = policy.begin(num_rows, state, device) & (limits > 0)
         num_calls = torch.zeros_like(limits)
-        tree, node_state = _Tree(), state
+        gate, tree, node_state = Gate(device), _Tree(), state
         growing = drafting.unsqueeze(1)  # [B, n]: nodes of the newest level that get children
         num_read = 0  # nodes the drafts have read
-        for depth, width in enumerate(self.widths, start=1):
+        for depth, width in enumerate(self.widths[: context.most], start=1):
             growing = growing & (limits >= depth).unsqueeze(1)
-            if not bool(growing.any()):
+            if not gate.passes(growing):
                 break
             readings, num_read = self._read(context, tree), tree.size
             num_calls += growing.any(1)
@@ -109,10 +115,11 @@ class TreeProposer:
                 step = DraftStep(depth, _flat(logits[0]), _flat(laws[:, :, 0]), _flat(hidden))
                 node_state, go_on = policy.read(step, node_state)
                 growing = growing & go_on.view_as(growing)
-                if not bool(growing.any()):
+                if not gate.passes(growing):
                     break
             growing, node_state = self._draw(context, tree, growing, laws, logits[0], hidden, width, policy, node_state)
-        return _proposal(tree, num_calls, device, num_read), state
+        tree.cut(gate.settle() // (2 if policy.reads else 1))  # a question before each forward, one before each draw
+        return _proposal(tree, num_calls, device, min(num_read, tree.size)), state
 
     def commit(
         self, context: DraftContext, proposal: Proposal, verdict: Verdict, accepted: list[int], lengths: list[int]
@@ -191,9 +198,7 @@ class TreeProposer:
 
 def keep_path(context: DraftContext, proposal: Proposal, verdict: Verdict, lengths: list[int]) -> None:
     """Leave in every draft's cache the context (`lengths` tokens per row) and the accepted nodes that were read there."""
-    if proposal.cache_ids is None:
-        return
-    if proposal.num_read == 0:
+    if proposal.cache_ids is None or proposal.num_read == 0:
         for session in context.sessions:
             session.truncate(lengths)
         return

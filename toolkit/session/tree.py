@@ -93,7 +93,8 @@ class TreeIndex:
         if self.ancestors is None:
             return positions
         trunk = tensor_on(self.device, [self.trunk[row] for row in rows]).view(-1, 1)
-        depth = self.ancestors[rows].sum(-1)  # [b, R]
+        chosen = self.ancestors if len(rows) == self.num_rows else self.ancestors[tensor_on(self.device, rows)]
+        depth = chosen.sum(-1)  # [b, R]
         relative = positions - trunk
         of_node = trunk + depth.gather(1, relative.clamp(0, depth.shape[1] - 1)) - 1
         return torch.where(relative >= 0, of_node, positions)
