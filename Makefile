@@ -4,7 +4,7 @@ VENV ?= .venv
 RUN = $(VENV)/bin/python
 READY = $(VENV)/.ready
 
-.PHONY: help quickstart test check format bench evidence toy wheel-test clean
+.PHONY: help quickstart test check format bench gpu-check evidence toy wheel-test clean
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
 
@@ -31,6 +31,11 @@ format: $(READY) ## put the code into shape
 
 bench: $(READY) ## decoding speed against transformers, into docs/benchmarks.md
 	$(RUN) -m benchmarks.speed
+
+# With $(PYTHON) itself: the virtual environment's pins are CPU builds; torch, transformers and safetensors are enough.
+# Options in ARGS: make gpu-check ARGS="--skip speed", ARGS="--help".
+gpu-check: ## exactness and speed on a CUDA device, into docs/evidence/gpu.md (under 10 minutes; not yet run on a GPU)
+	$(PYTHON) -m benchmarks.gpu_check --out docs/evidence/gpu.md $(ARGS)
 
 evidence: $(READY) ## every figure the documentation shows, into docs/evidence/
 	$(RUN) -m benchmarks.evidence

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from toolkit.decoding import Method, Sampling, decode
+from toolkit.errors import DecodingError
 from toolkit.pair import ModelPair
 
 Run = Callable[[ModelPair, list[list[int]], int, int], int]  # pair, prompts, max_new_tokens, seed -> new tokens
@@ -39,6 +40,9 @@ def engine(name: str, method: Callable[[ModelPair], Method], captured: bool = Tr
         used, chosen = built[id(pair)]
         sampling = Sampling(max_new_tokens=max_new_tokens, seed=seed)
         generations = decode(used, prompts, chosen, sampling, batch_size=len(prompts))
+        failed = [generation.error for generation in generations if generation.error is not None]
+        if failed:
+            raise DecodingError(f"{len(failed)} of {len(generations)} prompts failed: {failed[0]}", generations)
         return sum(len(generation.token_ids) for generation in generations)
 
     return Contender(name, run)

@@ -71,9 +71,19 @@ def plain_logits(model: Any, tokens: list[int]) -> Tensor:
     return logits[0, -1]
 
 
-def difference(model: Any, logits: Tensor, texts: list[list[int]]) -> float:
-    """Largest difference of logits [B, V] to plain runs of the texts, relative to the size of the logits."""
-    reference = torch.stack([plain_logits(model, text) for text in texts])
+Known = dict[tuple[int, ...], Tensor]  # plain logits by text
+
+
+def difference(model: Any, logits: Tensor, texts: list[list[int]], known: Known | None = None) -> float:
+    """Largest difference of logits [B, V] to plain runs of the texts, relative to the size of the logits.
+
+    known  plain logits of earlier calls, and of this one when it returns
+    """
+    known = {} if known is None else known
+    for text in map(tuple, texts):
+        if text not in known:
+            known[text] = plain_logits(model, list(text))
+    reference = torch.stack([known[tuple(text)] for text in texts])
     return float((logits - reference).abs().max() / reference.abs().max().clamp(min=1))
 
 

@@ -1,0 +1,276 @@
+"""How fast a device decodes: seconds of forwards, the memory bandwidth they reach, tokens per second against `transformers`.
+
+A forward is one call of a session's `extend`, bookkeeping included, launched back to back with others; on CUDA it is timed
+by events on the device. Weights of zeros are read like any other: a padded model has the cost of its shape.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from statistics import quantiles
+from time import perf_counter
+from typing import Any
+
+import torch
+
+from benchmarks.contenders import Contender, constant, engine, theirs
+from benchmarks.gpu_models import captures, capturing, eager, held_sessions
+from benchmarks.meter import ForwardMeter
+from benchmarks.plain_methods import fixed
+from data_gen.frozen import load_frozen
+from toolkit.decoding import Method
+from toolkit.pair import ModelPair
+from toolkit.session import open_session
+from toolkit.stopping import Confidence
+from toolkit.verification import get
+
+PEAKS = {  # bytes per second by a part of the device's name, more special names first
+    "H100 NVL": 3.9e12, "H100 PCIe": 2.0e12, "H100": 3.35e12, "H200": 4.8e12, "A100-SXM4-80GB": 2.04e12,
+    "A100 80GB PCIe": 1.94e12, "A100": 1.56e12, "L40S": 0.864e12, "RTX 4090": 1.01e12, "L4": 0.3e12,
+}  # fmt: skip
+CONTEXT = 40  # tokens before a forward that is timed, and at most in a prompt
+REFERENCE = "transformers autoregressive"
+DOMAINS = ("math", "code")
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """How much is measured."""
+
+    widths: tuple[int, ...] = (1, 2, 3, 4, 5, 6, 7, 8, 16)
+    repeats: int = 30
+    batches: tuple[tuple[int, int], ...] = ((1, 6), (4, 3), (16, 2))  # batch size, groups of so many prompts
+    new_tokens: int = 64
+    copied: int = 2**31  # bytes of the copy that bandwidth is measured by
+    minutes: float = 5.0  # for tokens per second; fewer groups are decoded if they do not fit
+
+
+QUICK = Sizes((1, 2, 16), 3, ((1, 1), (2, 1)), 8, 2**24, 0.5)
+
+
+@dataclass(frozen=True)
+class Spread:
+    """Median and quartiles of some seconds."""
+
+    low: float
+    median: float
+    high: float
+
+    @classmethod
+    def of(cls, seconds: list[float]) -> Spread:
+        """Of at least two measurements."""
+        return cls(*quantiles(seconds, n=4, method="inclusive"))
+
+    def __str__(self) -> str:
+        return f"{1e3 * self.median:.3f} [{1e3 * self.low:.3f}, {1e3 * self.high:.3f}]"
+
+
+def timed(call: Callable[[], object], repeats: int, device: torch.device) -> Spread:
+    """Seconds of a call, one measurement per repetition."""
+    if device.type != "cuda":
+        seconds = []
+        for _ in range(repeats):
+            started = perf_counter()
+            call()
+            seconds.append(perf_counter() - started)
+        return Spread.of(seconds)
+    events = [[torch.cuda.Event(enable_timing=True) for _ in range(2)] for _ in range(repeats)]
+    for start, end in events:
+        start.record()
+        call()
+        end.record()
+    torch.cuda.synchronize()
+    return Spread.of([start.elapsed_time(end) / 1e3 for start, end in events])
+
+
+# -- forwards ---------------------------------------------------------------------------------------------------------
+
+
+def forwards(pair: ModelPair, sizes: Sizes) -> str:
+    """Seconds by width, with and without captures, of target and draft; c; and the bandwidth of one-token forwards."""
+    seconds = {
+        (role, captured): forward_seconds(model, sizes, captured)
+        for role, model in (("target", pair.target), ("draft", pair.draft))
+        for captured in (True, False)
+    }
+    lines = [
+        "Milliseconds of one forward, median and quartiles, batch 1, behind "
+        f"{CONTEXT} tokens. c: one draft token over one target token.",
+        "",
+        "| width | target, captured | target, eager | draft, captured | draft, eager |",
+        "|---:|---:|---:|---:|---:|",
+    ]
+    columns = [("target", True), ("target", False), ("draft", True), ("draft", False)]
+    lines += [f"| {w} | " + " | ".join(str(seconds[column][w]) for column in columns) + " |" for w in sizes.widths]
+    one = {column: seconds[column][1].median for column in columns}
+    ratios = {how: one["draft", how] / one["target", how] for how in (True, False)}
+    lines += ["", f"c = {ratios[True]:.3f} captured, {ratios[False]:.3f} eager.", ""]
+    return "\n".join([*lines, *bandwidth(pair, one["target", True], one["target", False], sizes)])
+
+
+@torch.inference_mode()
+def forward_seconds(model: Any, sizes: Sizes, captured: bool) -> dict[int, Spread]:
+    """By width; every shape is warmed up until its captures are trusted."""
+    session = open_session(model, 1, 2 * CONTEXT + 48, captures(model.device) if captured else None)
+    session.extend(torch.full((1, CONTEXT), 3, device=model.device))
+    spreads = {}
+    for width in sizes.widths:
+        tokens = torch.full((1, width), 3, device=model.device)
+
+        def once(tokens: torch.Tensor = tokens) -> None:
+            session.extend(tokens, last=tokens.shape[1])
+            session.truncate([CONTEXT])
+
+        for _ in range(6):
+            once()
+        spreads[width] = timed(once, sizes.repeats, model.device)
+    return spreads
+
+
+def bandwidth(pair: ModelPair, captured: float, plain: float, sizes: Sizes) -> list[str]:
+    """What reading the target's weights once per token reaches, beside a plain copy and the data sheet."""
+    device, weights = pair.device, bytes_read(pair.target)
+    copied = copy_bandwidth(device, sizes.copied)
+    name = device_name(device)
+    peak = next((value for part, value in PEAKS.items() if part in name), None)
+    against = f"the data sheet's {peak / 1e12:.2f} TB/s" if peak else "the measured copy (no data sheet known)"
+    lines = [
+        f"One-token target forwards read {weights / 1e9:.2f} GB of weights. A large copy on this device moves "
+        f"{copied / 1e12:.3f} TB/s (read + written).",
+        "",
+        f"| forward | TB/s | of {against} | of the copy |",
+        "|---|---:|---:|---:|",
+    ]
+    for how, seconds in (("captured", captured), ("eager", plain)):
+        rate = weights / seconds
+        lines.append(f"| {how} | {rate / 1e12:.3f} | {rate / (peak or copied):.0%} | {rate / copied:.0%} |")
+    return lines
+
+
+def bytes_read(model: Any) -> int:
+    """Bytes of weights that a one-token forward reads: all but the rows of the input embeddings that are looked up."""
+    embeddings, head = model.get_input_embeddings().weight, model.get_output_embeddings().weight
+    total = sum(parameter.numel() * parameter.element_size() for parameter in model.parameters())
+    return total - (0 if embeddings is head else embeddings.numel() * embeddings.element_size())
+
+
+def copy_bandwidth(device: torch.device, size: int) -> float:
+    """Bytes per second, read and written, of a copy from the device to itself."""
+    source = torch.ones(size, dtype=torch.uint8, device=device)
+    target = torch.empty_like(source)
+    for _ in range(3):
+        target.copy_(source)
+    return 2 * size / timed(lambda: target.copy_(source), 10, device).median
+
+
+def device_name(device: torch.device) -> str:
+    """As its driver calls it."""
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
+
+
+# -- tokens per second ------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class Entrant:
+    """A contender with the pair it runs on, and what it has done so far."""
+
+    contender: Contender
+    pair: ModelPair
+    warm_up: int
+    tokens: int = 0
+    seconds: float = 0.0
+    target_forwards: int = 0
+    draft_forwards: int = 0
+
+    @property
+    def speed(self) -> float:
+        """Tokens per second."""
+        return self.tokens / self.seconds
+
+    def work(self, prompts: list[list[int]], max_new_tokens: int, seed: int) -> None:
+        """Decode one group of prompts, timed from an idle device to an idle device."""
+        with ForwardMeter(self.pair.target) as target, ForwardMeter(self.pair.draft) as draft:
+            _finish(self.pair.device)
+            started = perf_counter()
+            self.tokens += self.contender.run(self.pair, prompts, max_new_tokens, seed)
+            _finish(self.pair.device)
+            self.seconds += perf_counter() - started
+        self.target_forwards += target.calls
+        self.draft_forwards += draft.calls
+
+
+def entrants(pair: ModelPair, batch_size: int) -> list[Entrant]:
+    """Everybody who takes part at a batch size. Who captures has caches, and so captures, of his own."""
+    methods: dict[str, Method] = {
+        "autoregressive": fixed(0),
+        **{f"speculative K={k}": fixed(k) for k in (2, 4, 8)},
+        "confidence .4": Method("confidence", Confidence(0.4), get("rejection")),
+    }
+    field = [
+        Entrant(theirs(REFERENCE), pair, 1),
+        Entrant(theirs("transformers assisted K=4", **constant(4)), pair, 1),
+    ]
+    for name, method in methods.items():
+        build = lambda _, method=method: method
+        field.append(Entrant(engine(f"{name}, captured", build), capturing(pair), 4))
+        field.append(Entrant(engine(f"{name}, eager", build), eager(pair), 1))
+    return [entrant for entrant in field if entrant.contender.batched or batch_size == 1]
+
+
+def decoding(pair: ModelPair, sizes: Sizes) -> str:
+    """Tokens per second, everybody in turn on every group of prompts, in an order that rotates."""
+    lines = [
+        f"Temperature 1, at most {sizes.new_tokens} new tokens of prompts of at most {CONTEXT}; everybody decodes every "
+        "group of prompts, in an order that rotates, after a warm-up.",
+        "",
+        f"| contender | batch | groups | tokens/s | x {REFERENCE} | tokens per row and target forward "
+        "| draft forwards per target forward | captured shapes |",
+        "|---|---:|---:|---:|---:|---:|---:|---:|",
+    ]
+    deadline = perf_counter()
+    for batch_size, groups in sizes.batches:
+        deadline += 60 * sizes.minutes / len(sizes.batches)
+        field, done = _race(pair, batch_size, groups, sizes.new_tokens, deadline)
+        lines += [_line(entrant, field[0], batch_size, done) for entrant in field]
+    return "\n".join(lines)
+
+
+def _race(pair: ModelPair, batch_size: int, groups: int, new_tokens: int, deadline: float) -> tuple[list[Entrant], int]:
+    """The field after it has decoded up to `groups` groups, at least one; and how many."""
+    field = entrants(pair, batch_size)
+    prompts = prompts_of(pair, batch_size * (groups + 1))
+    for entrant in field:
+        for seed in range(entrant.warm_up):
+            entrant.contender.run(entrant.pair, prompts[:batch_size], new_tokens, seed % 2)
+    done = 0
+    while done < groups and (not done or perf_counter() < deadline):
+        group = prompts[batch_size * (done + 1) : batch_size * (done + 2)]
+        for entrant in field[done % len(field) :] + field[: done % len(field)]:
+            entrant.work(group, new_tokens, done)
+        done += 1
+    return field, done
+
+
+def _line(entrant: Entrant, reference: Entrant, batch_size: int, groups: int) -> str:
+    drafts = entrant.draft_forwards / max(entrant.target_forwards, 1)
+    shapes = [len(session.captures.known) for session in held_sessions(entrant.pair)]
+    return (
+        f"| {entrant.contender.name} | {batch_size} | {groups} | {entrant.speed:.1f} "
+        f"| {entrant.speed / reference.speed:.2f} "
+        f"| {entrant.tokens / max(entrant.target_forwards, 1) / batch_size:.2f} | {drafts:.2f} "
+        f"| {' and '.join(map(str, shapes)) or '-'} |"
+    )
+
+
+def prompts_of(pair: ModelPair, count: int) -> list[list[int]]:
+    """Short test prompts, alternating between two domains; all caches then have one size, and captures last."""
+    mixed = [example for both in zip(*(load_frozen(d, "test") for d in DOMAINS), strict=True) for example in both]
+    short = [ids for ids in (pair.encode(example.prompt) for example in mixed) if len(ids) <= CONTEXT]
+    return [short[i % len(short)] for i in range(count)]
+
+
+def _finish(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize()
