@@ -15,6 +15,7 @@ import argparse
 import platform
 import subprocess
 import sys
+from collections.abc import Iterator
 from dataclasses import replace
 from datetime import UTC, datetime
 from functools import partial
@@ -48,26 +49,32 @@ def main(words: list[str] | None = None) -> int:
         report.append(f"## Exactness\n\n{verdict(checks)}\n\n{table(checks)}")
         _save(options.out, report)
     if "speed" not in options.skip:
-        report += speed(options, checks)
+        for text in speed(options, checks):
+            report.append(text)
+            _save(options.out, report)
     report.append(f"## Verdict\n\n{verdict(checks)} {perf_counter() - started:.0f} s in all.")
     _save(options.out, report)
     print("\n\n".join(report), flush=True)
     return 1 if failures(checks) else 0
 
 
-def speed(options: argparse.Namespace, checks: list[Check]) -> list[str]:
-    """The tables; what breaks down has its line in the first of them."""
+def speed(options: argparse.Namespace, checks: list[Check]) -> Iterator[str]:
+    """The tables, one by one; what breaks down has its line in the last of them."""
     own: list[Check] = []
     sizes = gpu_speed.QUICK if options.quick else gpu_speed.Sizes()
     sizes = replace(sizes, minutes=options.minutes or sizes.minutes)
-    texts = []
-    pair = attempt("building the pair", partial(build_pair, options), own)
+    pair = attempt("speed: building the pair", partial(build_pair, options), own)
+    yield f"## Speed\n\n{_shape(options, pair)}"
     if pair is not None:
-        for name, measure in (("Forwards", gpu_speed.forwards), ("Decoding", gpu_speed.decoding)):
-            text = attempt(f"speed: {name.lower()}", partial(measure, pair, sizes), own)
-            texts += [f"### {name}\n\n{text}"] if text is not None else []
+        tables = {"forwards": partial(gpu_speed.forwards, pair, sizes)}
+        for size, groups in sizes.batches:
+            tables[f"decoding, batch {size}"] = partial(gpu_speed.decoding, pair, sizes, size, groups)
+        for name, measure in tables.items():
+            text = attempt(f"speed: {name}", measure, own)
+            if text is not None:
+                yield f"### {name.capitalize()}\n\n{text}"
     checks += own
-    return [f"## Speed\n\n{_shape(options, pair)}\n\n{table(own)}", *texts]
+    yield table(own)
 
 
 def build_pair(options: argparse.Namespace) -> ModelPair:
@@ -127,13 +134,13 @@ def _options(words: list[str] | None) -> argparse.Namespace:
         "--draft-preset", choices=presets, help="of its draft; default 1b under an 8b target, else none"
     )
     parser.add_argument("--dtype", default="bfloat16", help="number format of the timed pair")
-    parser.add_argument("--minutes", type=float, help="for tokens per second; default 5, with --quick half a minute")
+    parser.add_argument("--minutes", type=float, help="for tokens per second, roughly; default 5, with --quick .5")
     parser.add_argument("--skip", nargs="+", choices=SECTIONS, default=[], help="sections to leave out")
     parser.add_argument(
         "--only", default="", metavar="PART", help="of the exactness checks those with this in their name"
     )
     parser.add_argument("--quick", action="store_true", help="little of everything: does it run at all?")
-    parser.add_argument("--out", type=Path, help="file for the report; what is done so far is there after each section")
+    parser.add_argument("--out", type=Path, help="file for the report; written anew after each table")
     options = parser.parse_args(words)
     options.preset = options.preset or (UNPADDED if options.quick else "8b")
     options.draft_preset = options.draft_preset or ("1b" if options.preset == "8b" else UNPADDED)

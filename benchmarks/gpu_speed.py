@@ -43,7 +43,9 @@ class Sizes:
     batches: tuple[tuple[int, int], ...] = ((1, 6), (4, 3), (16, 2))  # batch size, groups of so many prompts
     new_tokens: int = 64
     copied: int = 2**31  # bytes of the copy that bandwidth is measured by
-    minutes: float = 5.0  # for tokens per second; fewer groups are decoded if they do not fit
+    minutes: float = (
+        5.0  # for tokens per second, shared by the batch sizes: fewer groups are decoded if they do not fit
+    )
 
 
 QUICK = Sizes((1, 2, 16), 3, ((1, 1), (2, 1)), 8, 2**24, 0.5)
@@ -219,45 +221,43 @@ def entrants(pair: ModelPair, batch_size: int) -> list[Entrant]:
     return [entrant for entrant in field if entrant.contender.batched or batch_size == 1]
 
 
-def decoding(pair: ModelPair, sizes: Sizes) -> str:
+def decoding(pair: ModelPair, sizes: Sizes, batch_size: int, groups: int) -> str:
     """Tokens per second, everybody in turn on every group of prompts, in an order that rotates."""
+    field, done = _race(pair, batch_size, groups, sizes)
     lines = [
-        f"Temperature 1, at most {sizes.new_tokens} new tokens of prompts of at most {CONTEXT}; everybody decodes every "
-        "group of prompts, in an order that rotates, after a warm-up.",
+        f"Temperature 1, at most {sizes.new_tokens} new tokens of prompts of at most {CONTEXT}. {done} groups of {batch_size}; "
+        "everybody decodes every group, in an order that rotates, after a warm-up.",
         "",
-        f"| contender | batch | groups | tokens/s | x {REFERENCE} | tokens per row and target forward "
+        f"| contender | tokens/s | x {REFERENCE} | tokens per row and target forward "
         "| draft forwards per target forward | captured shapes |",
-        "|---|---:|---:|---:|---:|---:|---:|---:|",
+        "|---|---:|---:|---:|---:|---:|",
     ]
-    deadline = perf_counter()
-    for batch_size, groups in sizes.batches:
-        deadline += 60 * sizes.minutes / len(sizes.batches)
-        field, done = _race(pair, batch_size, groups, sizes.new_tokens, deadline)
-        lines += [_line(entrant, field[0], batch_size, done) for entrant in field]
-    return "\n".join(lines)
+    return "\n".join([*lines, *(_line(entrant, field[0], batch_size) for entrant in field)])
 
 
-def _race(pair: ModelPair, batch_size: int, groups: int, new_tokens: int, deadline: float) -> tuple[list[Entrant], int]:
+def _race(pair: ModelPair, batch_size: int, groups: int, sizes: Sizes) -> tuple[list[Entrant], int]:
     """The field after it has decoded up to `groups` groups, at least one; and how many."""
+    deadline = perf_counter() + 60 * sizes.minutes / len(sizes.batches)
     field = entrants(pair, batch_size)
     prompts = prompts_of(pair, batch_size * (groups + 1))
     for entrant in field:
         for seed in range(entrant.warm_up):
-            entrant.contender.run(entrant.pair, prompts[:batch_size], new_tokens, seed % 2)
+            if not seed or perf_counter() < deadline:
+                entrant.contender.run(entrant.pair, prompts[:batch_size], sizes.new_tokens, seed % 2)
     done = 0
     while done < groups and (not done or perf_counter() < deadline):
         group = prompts[batch_size * (done + 1) : batch_size * (done + 2)]
         for entrant in field[done % len(field) :] + field[: done % len(field)]:
-            entrant.work(group, new_tokens, done)
+            entrant.work(group, sizes.new_tokens, done)
         done += 1
     return field, done
 
 
-def _line(entrant: Entrant, reference: Entrant, batch_size: int, groups: int) -> str:
+def _line(entrant: Entrant, reference: Entrant, batch_size: int) -> str:
     drafts = entrant.draft_forwards / max(entrant.target_forwards, 1)
     shapes = [len(session.captures.known) for session in held_sessions(entrant.pair)]
     return (
-        f"| {entrant.contender.name} | {batch_size} | {groups} | {entrant.speed:.1f} "
+        f"| {entrant.contender.name} | {entrant.speed:.1f} "
         f"| {entrant.speed / reference.speed:.2f} "
         f"| {entrant.tokens / max(entrant.target_forwards, 1) / batch_size:.2f} | {drafts:.2f} "
         f"| {' and '.join(map(str, shapes)) or '-'} |"
