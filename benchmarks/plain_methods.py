@@ -55,6 +55,7 @@ def every_method(heads: Path | str) -> dict[str, Method]:
         "specdec_pp lag=0": Survival(HeadEstimator(str(heads)), lag=0),
         "rate": Rate(PrereadEstimator(str(heads))),
     }
+    rate, dynamic = policies["rate"], Beams(num_beams=6, threshold=0.9, min_width=2)
     rules = [name for name in names() if isinstance(get(name), SelectionRule) and name != SMALL_VOCABULARIES]
     return {
         "autoregressive": fixed(0),
@@ -68,7 +69,9 @@ def every_method(heads: Path | str) -> dict[str, Method]:
         "beam_search": beams(0, Beams(selection="top")),
         "mtjd": beams(0, Beams(num_beams=8, selection="top", collapse_after=4)),
         "speculative_beam": beams(20, Beams()),
-        "dsbd": beams(20, Beams(num_beams=6, threshold=0.9, min_width=2)),
+        "dsbd": beams(20, dynamic),
+        "dsbd_head": Method("dsbd_head", rate, get("beam_layer"), ForestProposer(num_layers=8), beams=dynamic),
+        "mtad_head": Method("mtad_head", rate, get("mtad"), BeamChainProposer(num_tokens=12)),
     }
 
 

@@ -91,7 +91,7 @@ def test_decoding_does_not_depend_on_captures(method, monkeypatch):
         for _ in range(2):
             assert tokens(pair, 3) == expected
         assert tokens(pair, 2) == expected
-        assert len(pair.idle) == (1 if kind is EagerStatic else 0)
+        assert len(pair.idle) == (2 if kind is EagerStatic else 0)
 
 
 def test_caches_are_used_again_only_by_calls_of_their_shape(monkeypatch):
