@@ -23,11 +23,11 @@ FEW = [
 # title, threads, arguments
 RUNS: list[tuple[str, int, list[str]]] = [
     ("Toy pair (2.0 M / 0.2 M), batch 1, one thread", 1,
-     ["--prompts", "32", "--warm-up", "8", "--contenders", *CONTENDERS]),
+     ["--prompts", "24", "--warm-up", "8", "--contenders", *CONTENDERS]),
     ("Toy pair, batches, two threads", 2,
-     ["--prompts", "64", "--warm-up", "2", "--batch-sizes", "1", "4", "8", "16", "--contenders", *FEW]),
+     ["--prompts", "48", "--warm-up", "2", "--batch-sizes", "1", "4", "8", "16", "--contenders", *FEW]),
     ("Padded pair (207 M / 0.2 M), batch 1, two threads", 2,
-     ["--pair", "toy_padded", "--prompts", "10", "--warm-up", "1", "--max-new-tokens", "64", "--contenders", *CONTENDERS]),
+     ["--pair", "toy_padded", "--prompts", "8", "--warm-up", "1", "--max-new-tokens", "64", "--contenders", *CONTENDERS]),
     ("Padded pair, batches, two threads", 2,
      ["--pair", "toy_padded", "--prompts", "16", "--warm-up", "1", "--max-new-tokens", "48", "--batch-sizes", "4", "16",
       "--contenders", *FEW]),

@@ -46,7 +46,7 @@ def test_replayed_forwards_equal_the_models_own(family, kind, monkeypatch):
         assert torch.allclose(*results, rtol=1e-5, atol=1e-5 * float(results[0].abs().max()))
     assert not replaying.captures.refused
     assert len(replaying.captures.known) >= 2
-    assert max(replaying.captures.uses.values()) == 1  # every later forward of a shape was a replay
+    assert max(replaying.captures.uses.values()) > 1
 
 
 def test_models_that_branch_on_values_are_not_captured():
@@ -109,17 +109,23 @@ def test_caches_are_used_again_only_by_calls_of_their_shape(monkeypatch):
     assert pair.idle == [first]
 
 
-def test_the_least_recently_used_capture_goes_first():
+def test_the_least_used_capture_makes_room_for_one_used_twice_as_often():
     class Few(EagerStatic):
         layers = 0  # four captures are kept in any case
 
     captures = Captures(Few)
     session = open_session(build("llama"), 1, 64, captures)
     session.extend(torch.tensor([[4, 5, 6]]))
-    for width in (1, 2, 3, 4, 1, 5):
-        session.extend(torch.full((1, width), 7))
-        session.truncate([3])
-    assert [key[1] for key in captures.known] == [3, 4, 1, 5]
+
+    def kept(*widths):
+        for width in widths:
+            session.extend(torch.full((1, width), 7))
+            session.truncate([3])
+        return sorted(key[1] for key in captures.known)
+
+    assert kept(1, 2, 3, 4, 1, 2, 4) == [1, 2, 3, 4]
+    assert kept(5, 5) == [1, 2, 3, 4]
+    assert kept(5) == [1, 2, 4, 5]
 
 
 def test_a_model_whose_code_cannot_be_captured_runs_as_it_is():

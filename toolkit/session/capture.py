@@ -11,7 +11,6 @@ Shapes: b rows, T tokens of a block, S visible slots, V vocabulary, D hidden siz
 from __future__ import annotations
 
 import warnings
-from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from typing import Any, ClassVar, Protocol
 
@@ -93,7 +92,11 @@ class GraphForward(StaticForward):
 
 
 class Captures:
-    """The captured forwards of one model, by shape; the least recently used goes first.
+    """The captured forwards of one model, by shape.
+
+    A shape that recurs is captured. Once there are as many as are kept, it takes the place of the least used one, but only
+    if it has been used more than twice as often: in a loop over too many shapes, captures would do nothing but replace
+    each other.
 
     num_layers  of the model: what a capture costs
     refusals    why this model's forward cannot be captured, if it cannot; shared by all captures of a model
@@ -110,7 +113,7 @@ class Captures:
         self.refusals: list[str] = [] if refusals is None else refusals
         self.uses: dict[tuple[int, ...], int] = {}
         self.unproven: dict[tuple[int, ...], int] = {}  # replays still to be compared with the forward itself
-        self.known: OrderedDict[tuple[int, ...], Captured] = OrderedDict()
+        self.known: dict[tuple[int, ...], Captured] = {}
 
     @property
     def refused(self) -> bool:
@@ -131,14 +134,23 @@ class Captures:
     ) -> tuple[Tensor, Tensor]:
         """The forward's result: replayed if this shape has been captured, which happens once it recurs."""
         captured = self.known.get(key)
+        self.uses[key] = self.uses.get(key, 0) + 1
         if captured is not None:
-            self.known.move_to_end(key)
             replayed = captured(inputs, buffers)
             return self._proven(key, replayed, forward(*inputs, *buffers)) if self.unproven[key] else replayed
-        self.uses[key] = self.uses.get(key, 0) + 1
-        if self.uses[key] >= self.kind.after and not self.refused:
+        if self.uses[key] >= self.kind.after and not self.refused and self._has_room(key):
             self._capture(key, forward, inputs, buffers)
         return forward(*inputs, *buffers)
+
+    def _has_room(self, key: tuple[int, ...]) -> bool:
+        """Whether this shape may be captured; makes room for it if it is worth more than the least used one."""
+        if len(self.known) < self.most:
+            return True
+        least = min(self.known, key=lambda known: self.uses[known])
+        if self.uses[key] <= 2 * self.uses[least]:
+            return False
+        del self.known[least], self.unproven[least]
+        return True
 
     def _capture(
         self, key: tuple[int, ...], forward: Forward, inputs: Sequence[Tensor], buffers: Sequence[Tensor]
@@ -147,9 +159,6 @@ class Captures:
             self.known[key], self.unproven[key] = self.kind(forward, inputs, buffers), PROOFS
         except Exception as error:  # whatever a model's code does when it is captured: its forward itself works
             self._refuse(str(error).strip().split("\n")[0])
-        if len(self.known) > self.most:
-            oldest, _ = self.known.popitem(last=False)
-            del self.uses[oldest], self.unproven[oldest]
 
     def _proven(
         self, key: tuple[int, ...], replayed: tuple[Tensor, Tensor], computed: tuple[Tensor, Tensor]
