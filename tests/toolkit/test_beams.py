@@ -17,19 +17,27 @@ from toolkit.errors import InputError
 from toolkit.sampling import warp
 from toolkit.session import TabularModel
 from toolkit.stopping import Confidence, Fixed
+from toolkit.types import DraftStep
 from toolkit.verification import get
 
 BEAMS = [name for name in config.choices("method") if config.method(name).beams is not None]
 Living = tuple[tuple[int, ...], ...]
 
 
-def method(num_beams: int = 2, drafted: int = 0, layers: int = 2, policy: Any = None, **settings: Any) -> Method:
+def method(
+    num_beams: int = 2,
+    drafted: int = 0,
+    layers: int = 2,
+    policy: Any = None,
+    min_beams: int | None = None,
+    **settings: Any,
+) -> Method:
     """Beam sampling, speculative with `drafted` draft beams."""
     return Method(
         "beams",
         policy or Fixed(layers if drafted else 0),
         get("beam_layer"),
-        ForestProposer(max(drafted, 1), layers),
+        ForestProposer(max(drafted, 1), layers, min_beams),
         beams=Beams(num_beams, **settings),
     )
 
@@ -85,12 +93,20 @@ def sampled(
     return Counter(tuple(sorted(map(tuple, g.beams or []))) for g in generations)
 
 
+class Foreseeing(Confidence):
+    """Sees acceptance coming, right or wrong: the number of candidates then differs from row to row and layer to layer."""
+
+    def foresee(self, step: DraftStep) -> torch.Tensor:
+        return step.top_probs[:, 0]
+
+
 CASES = {
     "beam_sampling": method(2),
     "three_beams": method(3),
     "speculative": method(2, drafted=3),
     "speculative_shallow": method(2, drafted=2, layers=1),
     "adaptive_depth": method(2, drafted=3, policy=Confidence(0.45)),
+    "adaptive_width": method(2, drafted=4, policy=Foreseeing(0.0), min_beams=2),
 }
 
 
@@ -231,6 +247,8 @@ def test_one_cache_keeps_one_beam_after_every_round(exact_pair, prompts, monkeyp
         (["beams.selection=tops"], "beams.selection: expected one of sample, top, got 'tops'"),
         (["beams.collapse_after=0"], "beams.collapse_after: expected at least 1 or null, got 0"),
         (["proposer.num_beams=0"], "proposer: expected num_beams of at least 1"),
+        (["proposer.min_beams=7"], "proposer.min_beams: expected 1 to 6 (num_beams) or null, got 7"),
+        (["proposer.min_beams=3"], "beams.num_beams: expected 1 to 3, the number of draft beams, got 4"),
         (["beams=null"], "a rule for layers of beams and `beams` need each other"),
     ],
 )

@@ -157,3 +157,17 @@ def test_bad_input():
     for least in (0, 5):
         with pytest.raises(InputError, match=f"min_width: expected 1 to 4, the number of draft beams, got {least}"):
             layer_width(p, p, 4, 0.5, min_width=least)
+
+
+def test_rows_may_have_candidates_of_their_own_number():
+    """A ragged layer's widths are those of each row alone with that many candidates."""
+    p, q = random_laws(12, 5, 8)
+    counts = torch.tensor([1, 2, 3, 4] * 3)
+    for threshold in (0.0, 0.3, 0.8):
+        found = layer_width(p, q, 4, threshold, 1, counts)
+        alone = [layer_width(p[i : i + 1], q[i : i + 1], int(n), threshold)[0] for i, n in enumerate(counts)]
+        assert found.tolist() == [int(width) for width in alone]
+    law = fill_chances(p, q, 4, counts)
+    for i, n in enumerate(counts.tolist()):
+        assert torch.allclose(law[i, : n + 1], fill_chances(p[i], q[i], n))
+        assert not bool(law[i, n + 1 :].any())

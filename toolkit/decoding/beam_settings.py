@@ -58,13 +58,16 @@ class Beams:
         """Raises InputError unless a layer of so many draft beams can fill the widths asked for."""
         if self.selection != "sample":
             raise InputError("beams.selection: drafted beams are judged by chance, expected sample, got top")
-        name, most = ("num_beams", self.num_beams) if self.threshold is None else ("min_width", self.min_width)
-        check_width(f"beams.{name}", most, num_candidates)
+        check_width("beams.num_beams" if self.threshold is None else "beams.min_width", self.fewest, num_candidates)
 
-    def width(self, target_probs: Tensor, draft_probs: Tensor, num_candidates: int) -> Tensor:
-        """Beams a drafted layer asks for [B]; from laws [B, M], never from the candidates."""
+    @property
+    def fewest(self) -> int:
+        """The smallest width a drafted layer can be asked for."""
+        return self.num_beams if self.threshold is None else self.min_width
+
+    def width(self, target_probs: Tensor, draft_probs: Tensor, num_candidates: int, counts: Tensor) -> Tensor:
+        """Beams a drafted layer asks for [B], from laws [B, M] and the number of candidates, never from the candidates."""
         if self.threshold is None:
             return torch.full(target_probs.shape[:1], self.num_beams, device=target_probs.device)
-        return layer_width(target_probs, draft_probs, num_candidates, self.threshold, self.min_width).clamp(
-            max=self.num_beams
-        )
+        widths = layer_width(target_probs, draft_probs, num_candidates, self.threshold, self.min_width, counts)
+        return widths.clamp(max=self.num_beams)

@@ -329,7 +329,10 @@ class _Facts:
             value.tolist() for value in (verdict.length, verdict.num_extra, verdict.valid)
         )
         self.num_layers, self.num_calls = forest.num_layers.tolist(), forest.num_calls.tolist()
-        self.num_drafted = [layers * self.num_candidates for layers in self.num_layers]
+        drafted = [layer.tolist() for layer in forest.counts]
+        self.num_drafted = [
+            sum(layer[place] for layer in drafted[:layers]) for place, layers in enumerate(self.num_layers)
+        ]
         self.uniforms = uniforms
 
     def nodes(self, place: int, layer: int) -> list[int]:

@@ -63,6 +63,7 @@ class Forest:
     tokens [B, N], parents [B, N]  nodes, layer by layer; parents are block indices
     laws         per layer q_beam [B, n V] over pairs of the n nodes before (beams, in the first layer) and the tokens
     pairs        per layer the drawn pairs [B, W_S]
+    counts       per layer how many of them count [B]: the first ones
     num_layers   [B] layers that count
     num_calls    [B] draft forwards
     scores       [B, W] of the input beams, -inf: no beam
@@ -74,6 +75,7 @@ class Forest:
     parents: Tensor
     laws: list[Tensor]
     pairs: list[Tensor]
+    counts: list[Tensor]
     num_layers: Tensor
     num_calls: Tensor
     scores: Tensor
@@ -120,10 +122,13 @@ class ForestProposer:
 
     num_beams   W_S: draft beams of a layer
     num_layers  gamma: the most layers of a round; the policy may stop earlier, judging the likeliest beam of each layer
+    min_beams   the fewest draft beams of a layer, where the policy foresees acceptance (trained heads): as many are then
+                drafted as let this many be accepted, ceil(min_beams / P(accepted)), at most num_beams; None: always num_beams
     """
 
     num_beams: int = 6
     num_layers: int = 3
+    min_beams: int | None = None
     drawing: ClassVar[str] = "iid"
 
     def __post_init__(self) -> None:
@@ -132,6 +137,16 @@ class ForestProposer:
                 f"proposer: expected num_beams of at least 1 and num_layers of at least 0, "
                 f"got {self.num_beams} and {self.num_layers}"
             )
+
+        if self.min_beams is not None and not 1 <= self.min_beams <= self.num_beams:
+            raise InputError(
+                f"proposer.min_beams: expected 1 to {self.num_beams} (num_beams) or null, got {self.min_beams}"
+            )
+
+    @property
+    def fewest(self) -> int:
+        """The fewest candidates a layer can have."""
+        return self.num_beams if self.min_beams is None else self.min_beams
 
     def max_nodes(self, limit: int) -> int:
         """The most nodes of a round of at most `limit` layers."""
@@ -156,7 +171,10 @@ class ForestProposer:
                     break
             growing.add(law, joint)
             num_layers += drafting
-            new_state, go_on = policy.step(growing.step(logits, hidden, growing.best), state)
+            step = growing.step(logits, hidden, growing.best)
+            new_state, go_on = policy.step(step, state)
+            if self.min_beams is not None:
+                growing.widen(policy.foresee(step), self.min_beams)
             state = frozen(new_state, state, drafting)
             drafting = drafting & go_on & (limits > growing.depth) & ~growing.scores.isneginf().all(1)
         return growing.forest(gate.settle() // (2 if policy.reads else 1), num_layers, num_calls), state
@@ -169,6 +187,8 @@ class _Growing:
         self.context, self.width = context, width
         self.scores = context.scores  # [B, n] of the newest layer; -inf: does not go on
         self.best = torch.zeros(len(context.limits), 0, dtype=torch.long, device=context.limits.device)
+        self.count = torch.full_like(context.limits, width)  # candidates of the next layer that count
+        self.counts: list[Tensor] = []
         self.tokens: list[Tensor] = []
         self.parents: list[Tensor] = []  # index within the layer before
         self.laws: list[Tensor] = []
@@ -213,11 +233,20 @@ class _Growing:
         self.parents.append(pairs // vocab_size)
         self.laws.append(law)
         self.pairs.append(pairs)
+        self.counts.append(self.count)
         scores = joint.flatten(1).gather(1, pairs)
+        beyond = torch.arange(self.width, device=pairs.device) >= self.count.unsqueeze(1)
+        scores = scores.masked_fill(beyond, -torch.inf)
         self.best = scores.argmax(1)
         for end in self.context.end_ids:
             scores = scores.masked_fill(tokens == end, -torch.inf)
         self.scores = scores
+
+    def widen(self, chance: Tensor | None, wanted: int) -> None:
+        """How many candidates of the next layer count, if one is accepted with this chance [B]."""
+        if chance is not None:
+            needed = (wanted / chance.clamp(min=1e-6)).ceil().clamp(wanted, self.width)
+            self.count = needed.to(self.count.dtype)
 
     def step(self, logits: Tensor, hidden: Tensor, best: Tensor | None) -> DraftStep:
         """What a policy sees: the likeliest beam. Before the layer is drawn: the state that has read the last one's best."""
@@ -244,6 +273,7 @@ class _Growing:
             parents=torch.cat([empty, *parents], 1),
             laws=self.laws[:num_layers],
             pairs=self.pairs[:num_layers],
+            counts=self.counts[:num_layers],
             num_layers=counted,
             num_calls=num_calls,
             scores=self.context.scores,

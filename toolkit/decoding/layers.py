@@ -76,10 +76,11 @@ def judge(
             pairs, q = forest.pairs[layer], forest.laws[layer]
             valid &= torch.isfinite(q).all(-1) | ~drafted
             # A layer that was not drafted has no q to take a width from, and keeps the last one's.
-            width = torch.where(drafted, beams.width(law, q, num_candidates), width)
+            counts = forest.counts[layer]
+            width = torch.where(drafted, beams.width(law, q, num_candidates, counts), width)
             tested = torch.where(drafted, width, 0)
             span = slice(layer * num_candidates, (layer + 1) * num_candidates)
-            real = drafted.unsqueeze(1).expand_as(pairs)
+            real = drafted.unsqueeze(1) & (torch.arange(num_candidates, device=counts.device) < counts.unsqueeze(1))
             kept, residual = rule.walk(law, q, pairs, real, tested, tests[:, span])
             num_kept = kept.sum(1)
             kept_layers.append(kept)

@@ -49,7 +49,7 @@ class Method:
         if method.drafts and not pair.drafts:
             raise InputError(f"method {self.name} needs a draft model, the pair has none")
         if method.drafts and method.beams is not None:
-            method.beams.check_drafts(method.proposer.num_beams)
+            method.beams.check_drafts(method.proposer.fewest)
         return method
 
     @property

@@ -47,6 +47,11 @@ class StoppingPolicy:
         """After y_k is drawn: the new state, and whether to pay another draft forward [B]."""
         return state, torch.ones_like(step.tokens, dtype=torch.bool)  # type: ignore[arg-type]
 
+    def foresee(self, step: DraftStep) -> Tensor | None:
+        """P(the token after y_k is accepted, if y_k is) [B], for policies that know it: forests are drafted as wide as
+        that asks for."""
+        return None
+
     def read(self, step: DraftStep, state: State) -> tuple[State, Tensor]:
         """After forward k has read y_{k-1}, before y_k is drawn: whether to draw it [B]. Only if `reads`."""
         return state, torch.ones(len(step.logits), dtype=torch.bool, device=step.logits.device)

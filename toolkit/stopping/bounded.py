@@ -60,5 +60,8 @@ class Bounded(StoppingPolicy):
         state, go_on = self.policy.read(step, state)
         return state, torch.ones_like(go_on) if step.depth <= self.min_drafted else go_on
 
+    def foresee(self, step: DraftStep) -> Tensor | None:
+        return self.policy.foresee(step)
+
     def observe(self, proposal: Proposal, verdict: Verdict, state: State) -> State:
         return self.policy.observe(proposal, verdict, state)

@@ -77,6 +77,9 @@ class Rate(Thresholded):
         survival = state["survival"] * accepted
         return {**state, "survival": survival}, survival * following
 
+    def foresee(self, step: DraftStep) -> Tensor:
+        return self.estimator.drawn_probs(step)[1]
+
     def observe(self, proposal: Proposal, verdict: Verdict, state: State) -> State:
         fresh = {"survival": torch.ones_like(state["survival"])}
         if self.rate is not None:

@@ -52,31 +52,54 @@ def first_acceptance(chances: Tensor) -> Tensor:
 
 def accepted_law(chances: Tensor) -> Tensor:
     """P(m, k) [..., m + 1], k = 0..m: how many of m candidates are accepted by a walk without a width. Eq. 2."""
+    return accepted_laws(chances)[-1]
+
+
+def accepted_laws(chances: Tensor) -> list[Tensor]:
+    """P(n, k) [..., m + 1] for n = 0..m candidates: the steps of the recursion."""
     num_candidates = chances.shape[-1]
     first, none = first_acceptance(chances), (1 - chances).cumprod(-1)
     laws = [torch.nn.functional.pad(torch.ones_like(chances[..., :1]), (0, num_candidates))]  # P(0, .)
     for n in range(1, num_candidates + 1):
         later = sum(first[..., i - 1 : i] * laws[n - i] for i in range(1, n + 1))
         laws.append(torch.cat([none[..., n - 1 : n], later[..., :-1]], -1))  # type: ignore[index]
-    return laws[-1]
+    return laws
 
 
-def fill_chances(target_probs: Tensor, draft_probs: Tensor, num_candidates: int) -> Tensor:
-    """P(a layer of width w fills) [..., m + 1], w = 0..m: at least w of m candidates are accepted."""
-    law = accepted_law(acceptance_chances(target_probs, draft_probs, num_candidates))
+def fill_chances(
+    target_probs: Tensor, draft_probs: Tensor, num_candidates: int, counts: Tensor | None = None
+) -> Tensor:
+    """P(a layer of width w fills) [..., m + 1], w = 0..m: at least w of the candidates are accepted.
+
+    counts [...]  how many of the m candidates each row has; None: all
+    """
+    laws = accepted_laws(acceptance_chances(target_probs, draft_probs, num_candidates))
+    law = laws[-1]
+    if counts is not None:
+        index = counts.unsqueeze(-1).expand_as(law).unsqueeze(0)
+        law = torch.stack(laws).gather(0, index).squeeze(0)
     return law.flip(-1).cumsum(-1).flip(-1)
 
 
 def layer_width(
-    target_probs: Tensor, draft_probs: Tensor, num_candidates: int, threshold: float, min_width: int = 1
+    target_probs: Tensor,
+    draft_probs: Tensor,
+    num_candidates: int,
+    threshold: float,
+    min_width: int = 1,
+    counts: Tensor | None = None,
 ) -> Tensor:
     """max(W_min, max{w : P(a layer of width w fills) >= t}) [B] from laws [B, M]; at most m. Eq. 6 and 7.
+
+    counts [B]  how many of the m candidates each row has, at least W_min; None: all. Fixed before they were drawn.
 
     Raises InputError if t is outside [0, 1], or W_min outside 1..m.
     """
     check_threshold(threshold)
     check_width("min_width", min_width, num_candidates)
-    reached = fill_chances(target_probs, draft_probs, num_candidates)[..., 1:] >= threshold - ROUNDING
+    reached = fill_chances(target_probs, draft_probs, num_candidates, counts)[..., 1:] >= threshold - ROUNDING
+    if counts is not None:  # at t = 0 every width is reached
+        reached &= torch.arange(1, num_candidates + 1, device=counts.device) <= counts.unsqueeze(-1)
     return reached.sum(-1).clamp(min=min_width)
 
 
