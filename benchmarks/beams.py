@@ -24,7 +24,7 @@ from toolkit import ModelPair, config, generate
 
 FIGURES = Path(__file__).resolve().parent.parent / "docs" / "evidence" / "figures"
 WARP = ["sampling.top_k=10", "sampling.top_p=0.8", "sampling.max_new_tokens=96"]
-QUALITY_PROMPTS, TIMED_PROMPTS, TIMED_TOKENS = 300, 12, 64
+QUALITY_PROMPTS, TIMED_PROMPTS, TIMED_TOKENS = 300, 8, 48
 PERPLEXITY_PROMPTS = 200
 
 
