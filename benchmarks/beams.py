@@ -29,14 +29,13 @@ PERPLEXITY_PROMPTS = 200
 
 
 def compared(grid: str, domain: str, prompts: int, group: int, pair: str, *overrides: str) -> pd.DataFrame:
-    """The table of one comparison on test prompts, made in a temporary folder."""
-    with tempfile.TemporaryDirectory() as scratch:
-        words = [
-            *([f"grid={grid}"] if grid else []), f"prompts=toy_{domain}", "prompts.split=test", f"prompts.limit={prompts}",
-            f"pair={pair}", f"group_size={group}", "track=false", "idle_seconds=0", f"paths.output_dir={scratch}/out",
-            *WARP, *overrides,
-        ]  # fmt: skip
-        return read_table(compare.run(config.compose("compare", words)), "comparison")
+    """The table of one comparison on test prompts; in outputs/, so that it goes on where it was stopped."""
+    words = [
+        *([f"grid={grid}"] if grid else []), f"prompts=toy_{domain}", "prompts.split=test", f"prompts.limit={prompts}",
+        f"pair={pair}", f"group_size={group}", "track=false", "idle_seconds=0",
+        *WARP, *overrides,
+    ]  # fmt: skip
+    return read_table(compare.run(config.compose("compare", words)), "comparison")
 
 
 def beams() -> str:
