@@ -3,7 +3,7 @@
 A session keeps, for each layer, keys and values [B, capacity + 1, heads, head size], allocated once per call of `decode`:
 
     bytes = 2 * layers * B * (capacity + 1) * key-value heads * head size * bytes per number
-    capacity = longest prompt + max_new_tokens + most proposed tokens of a round + 1
+    capacity = longest prompt + max_new_tokens + most proposed tokens of a round + 1, rounded up to a multiple of 128
 
 The slot beyond the capacity is scratch for padding.
 """
@@ -20,6 +20,7 @@ import torch
 from data_gen.frozen import load_frozen
 from toolkit import ModelPair, config
 from toolkit.decoding import Sampling, decode
+from toolkit.pair import CAPACITY_GRANULE
 
 PROMPTS, BATCH, TOKENS = 1000, 8, 16
 
@@ -33,6 +34,7 @@ def memory() -> str:
         method = config.method(name, overrides).bind(pair)
         held = _held(pair, prompts[:BATCH], method)
         capacity = max(map(len, prompts[:BATCH])) + TOKENS + method.max_nodes + 1
+        capacity = -(-capacity // CAPACITY_GRANULE) * CAPACITY_GRANULE
         for role, model, found in zip(("target", "draft"), (pair.target, pair.draft), held, strict=True):
             lines.append(f"| {name} | {role} | {formula(model, BATCH, capacity):,} | {found:,} |")
     method = config.method("speculative", ["policy.num_drafted=4"])
