@@ -99,22 +99,20 @@ def warp(logits: Tensor, sampling: Sampling, seen: Tensor | None = None) -> Tens
 
 
 def draw(probs: Tensor, uniforms: Tensor) -> Tensor:
-    """One token per law by inverting its cumulative sum: probs [..., V] (any positive scale), uniforms [...] in [0, 1).
-
-    Never returns a token of probability 0. Returns [...] int64.
-    """
-    cumulative = probs.cumsum(-1)
-    point = uniforms.to(probs.dtype).unsqueeze(-1) * cumulative[..., -1:]
-    # The product can round up to the total; the last token of positive probability is meant then.
-    point = torch.minimum(point, torch.nextafter(cumulative[..., -1:], cumulative.new_zeros(())))
-    return torch.searchsorted(cumulative, point, right=True).squeeze(-1).clamp_(max=probs.shape[-1] - 1)
+    """One token per law: probs [..., V], uniforms [...] in [0, 1) -> [...] int64. See `draws`."""
+    return draws(probs, uniforms.unsqueeze(-1)).squeeze(-1)
 
 
 def draws(probs: Tensor, uniforms: Tensor) -> Tensor:
-    """Several i.i.d. tokens per law: probs [B, V] (any positive scale), uniforms [B, k] -> [B, k] int64."""
+    """k i.i.d. tokens per law by inverting its cumulative sum: probs [..., V] (any positive scale), uniforms [..., k].
+
+    Never returns a token of probability 0. Returns [..., k] int64.
+    """
     cumulative = probs.cumsum(-1)
     total = cumulative[..., -1:]
-    points = torch.minimum(uniforms.to(probs.dtype) * total, torch.nextafter(total, torch.zeros_like(total)))
+    points = uniforms.to(probs.dtype) * total
+    # The product can round up to the total; the last token of positive probability is meant then.
+    points = torch.minimum(points, torch.nextafter(total, total.new_zeros(())))
     return torch.searchsorted(cumulative, points, right=True).clamp_(max=probs.shape[-1] - 1)
 
 

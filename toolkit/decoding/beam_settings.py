@@ -61,6 +61,11 @@ class Beams:
         check_width("beams.num_beams" if self.threshold is None else "beams.min_width", self.fewest, num_candidates)
 
     @property
+    def by_block(self) -> bool:
+        """Whether beams are alternatives of one block, of which one is drawn at its end (MTJD)."""
+        return self.collapse_after is not None and self.collapse_to == "law"
+
+    @property
     def fewest(self) -> int:
         """The smallest width a drafted layer can be asked for."""
         return self.num_beams if self.threshold is None else self.min_width

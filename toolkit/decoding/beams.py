@@ -105,7 +105,7 @@ class BeamBatch(Batch):
         width = max(len(beams.living) for beams in self.beams)
         scores = [[b.score for b in beams.living] + [-torch.inf] * (width - len(beams.living)) for beams in self.beams]
         room = [self._layers_left(place) for place in range(len(self.rows))]
-        most = self.method.proposer.max_nodes(self.method.policy.limit) // self.method.proposer.num_beams
+        most = self.method.proposer.max_layers(self.method.policy.limit)
         limits = [min(r, most) for r in room]
         unread, catch_up, newest = self._catch_up(width)
         return ForestContext(
@@ -129,9 +129,8 @@ class BeamBatch(Batch):
             return 0
         beams = self.beams[place]
         room = self.sampling.max_new_tokens - len(beams.living[0].tokens) - 1
-        after = self.settings.collapse_after
-        by_block = after is not None and self.settings.collapse_to == "law"
-        return min(room, after - beams.since - 1) if by_block and after is not None else room
+        after = self.settings.collapse_after if self.settings.by_block else None
+        return room if after is None else min(room, after - beams.since - 1)
 
     def _catch_up(self, width: int) -> tuple[tuple[Tensor, list[int]], tuple[Tensor, Tensor], Tensor]:
         """What the draft has not read: the prompt, and the tail of each beam as nodes, shared parts once."""
@@ -272,7 +271,7 @@ class BeamBatch(Batch):
 
     def _room(self, beams: RowBeams) -> int:
         """How many more beams may end before the row is done; blocks of MTJD end with their last layer only."""
-        if self.settings.collapse_after is not None and self.settings.collapse_to == "law":
+        if self.settings.by_block:
             return 2**31
         return self.settings.num_beams - len(beams.finished)
 

@@ -150,7 +150,11 @@ class ForestProposer:
 
     def max_nodes(self, limit: int) -> int:
         """The most nodes of a round of at most `limit` layers."""
-        return self.num_beams * min(limit, self.num_layers)
+        return self.num_beams * self.max_layers(limit)
+
+    def max_layers(self, limit: int) -> int:
+        """The most layers of a round whose policy asks for at most `limit`."""
+        return min(limit, self.num_layers)
 
     def propose(self, context: ForestContext, policy: StoppingPolicy, state: State) -> tuple[Forest, State]:
         """Draw layer after layer until no row wants another one."""

@@ -131,7 +131,7 @@ class Batch(ABC):
         self.rows = [queue.popleft() for _ in range(places)]
         self.busy = [True] * places
         self.device = pair.device
-        self.first_note = True
+        pair.cache_bytes = 0
         self.state: State = method.policy.init(places, self.device)
         for place in range(places):
             self.join(place)
@@ -208,8 +208,7 @@ class Batch(ABC):
     def _note_memory(self) -> None:
         """Caches only grow until places are dropped: their size just before is the largest."""
         held = sum(session.cache_bytes for session in (self.target, *self.drafts))
-        self.pair.cache_bytes = held if self.first_note else max(held, self.pair.cache_bytes)
-        self.first_note = False
+        self.pair.cache_bytes = max(held, self.pair.cache_bytes)
 
     def end(self, place: int, reason: str) -> None:
         """A row is done: its text, and word to whoever waits for it."""

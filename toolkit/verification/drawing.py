@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from toolkit.errors import InputError, unknown_name
-from toolkit.sampling import draw
+from toolkit.sampling import draw, draws
 
 
 def candidates(drawing: str, draft_probs: Tensor, uniforms: Tensor) -> tuple[Tensor, Tensor]:
@@ -33,7 +33,7 @@ def candidates(drawing: str, draft_probs: Tensor, uniforms: Tensor) -> tuple[Ten
 
 def iid(draft_probs: Tensor, uniforms: Tensor) -> tuple[Tensor, Tensor]:
     """K independent draws from draft_probs [..., V] with uniforms [..., K]."""
-    return independent(draft_probs.unsqueeze(-2).expand(*uniforms.shape, -1), uniforms)
+    return draws(draft_probs, uniforms), _counts(uniforms, uniforms.shape[-1])
 
 
 def independent(draft_probs: Tensor, uniforms: Tensor) -> tuple[Tensor, Tensor]:
