@@ -43,6 +43,10 @@ class TabularModel:
         noise = torch.randn(vocab_size**order, vocab_size, generator=generator, dtype=torch.float64)
         return cls((noise * sharpness).softmax(-1))
 
+    def get_input_embeddings(self) -> torch.nn.Embedding:
+        """One-hot, so that pre-read heads work on tables, too."""
+        return torch.nn.Embedding.from_pretrained(torch.eye(self.vocab_size, dtype=self.dtype, device=self.device))
+
     def state(self, tokens: list[int]) -> int:
         """The table row after these tokens."""
         row = 0
