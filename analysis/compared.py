@@ -20,7 +20,7 @@ from analysis.quality import Metric
 from analysis.quality.base import table as counted
 from analysis.rows import COUNTS, Array
 from analysis.statistics import percentile_interval, resampled_totals
-from analysis.tables import markdown
+from analysis.tables import markdown, with_interval
 from toolkit.errors import InputError
 from toolkit.types import Generation, Round
 
@@ -163,18 +163,12 @@ def readable(table: pd.DataFrame, metrics: Mapping[str, Metric], cost_ratio: flo
         if table[name].notna().any():
             title = metrics[name].label if name in metrics else LABELS[name]
             title = f"{title} (c = {cost_ratio:g})" if name == "throughput" else title
-            shown[title] = [_bracketed(row, name) for _, row in table.iterrows()]
+            ends = zip(table[name], table[f"{name}_low"], table[f"{name}_high"], strict=True)
+            shown[title] = [with_interval(*numbers) for numbers in ends]
     shown["cache, MiB"] = [f"{value:.2f}" for value in table.cache_mib]
     if table.failed.any():
         shown["failed"] = table.failed
     return shown
-
-
-def _bracketed(row: Any, name: str) -> str:
-    if pd.isna(row[name]):
-        return ""
-    ends = [row[f"{name}_low"], row[f"{name}_high"]]
-    return f"{row[name]:.3g}" + ("" if pd.isna(ends).any() else f" [{ends[0]:.3g}, {ends[1]:.3g}]")
 
 
 def draw(table: pd.DataFrame, metrics: Mapping[str, Metric], folder: Path, title: str) -> list[Path]:

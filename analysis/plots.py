@@ -28,7 +28,7 @@ METHODS = (
     "speculative", "specdec_pp", "rate", "confidence", "block", "svip",
     "tail", "heuristic", "adaedl", "dynamic_confidence", "specinfer", "bild",
     "spectr", "mcsd", "mcsd_naive", "importance", "greedy_multi", "mtad",
-    "mtjd", "beam_sampling", "speculative_beam", "dsbd",
+    "mtjd", "beam_sampling", "speculative_beam", "dsbd", "dsbd_head", "mtad_head",
 )  # fmt: skip
 LABELS = {
     "speculative": "fixed K",
@@ -41,6 +41,8 @@ LABELS = {
     "mtjd": "MTJD",
     "bild": "BiLD",
     "dsbd": "DSBD",
+    "dsbd_head": "DSBD with heads",
+    "mtad_head": "MTAD with heads",
     PER_PROMPT: "fixed K per prompt",
     CEILING: "ceiling: p and q known",
     ORACLE: "oracle: coins known",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 import sys
 from pathlib import Path
@@ -44,6 +45,19 @@ def markdown(frame: pd.DataFrame) -> str:
     rows = [[cell(value) for value in row] for row in frame.itertuples(index=False)]
     rules = ["---:" if numeric else "---" for numeric in numeric_columns(rows, len(names))]
     return "\n".join("| " + " | ".join(line) + " |" for line in (names, rules, *rows))
+
+
+def with_interval(value: float, low: float, high: float) -> str:
+    """ "0.823 [0.790, 0.853]": as many digits as the interval's width makes worth reading, at most four decimals.
+
+    "" if there is no value; the value alone if it has no interval.
+    """
+    if np.isnan(value):
+        return ""
+    if np.isnan(low) or np.isnan(high):
+        return f"{value:.3g}"
+    decimals = 4 if high <= low else min(max(1 - math.floor(math.log10(high - low)), 0), 4)
+    return f"{value:.{decimals}f} [{low:.{decimals}f}, {high:.{decimals}f}]"
 
 
 def show(frame: pd.DataFrame, title: str) -> None:

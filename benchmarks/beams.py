@@ -18,7 +18,7 @@ import pandas as pd
 from analysis import compare, plots, quality
 from analysis.quality.base import table as counted
 from analysis.statistics import percentile_interval, resampled_totals
-from analysis.tables import markdown, read_table
+from analysis.tables import markdown, read_table, with_interval
 from data_gen.prompts import ToyPrompts
 from toolkit import ModelPair, config, generate
 
@@ -190,8 +190,6 @@ def shown(table: pd.DataFrame, columns: dict[str, str]) -> str:
     """Some columns of a comparison, intervals in brackets."""
     text = pd.DataFrame({"method": [plots.label(m) for m in table.method], "setting": list(table.setting)})
     for name, title in columns.items():
-        text[title] = [
-            "" if pd.isna(row[name]) else f"{row[name]:.3f} [{row[f'{name}_low']:.3f}, {row[f'{name}_high']:.3f}]"
-            for _, row in table.iterrows()
-        ]
+        ends = zip(table[name], table[f"{name}_low"], table[f"{name}_high"], strict=True)
+        text[title] = [with_interval(*numbers) for numbers in ends]
     return markdown(text)

@@ -101,11 +101,13 @@ def padded_pair(
     device: str = "cpu",
     dtype: str = "float32",
     seed: int = 0,
+    cuda_graphs: str | bool = "auto",
+    cpu_traces: str | bool = "auto",
     **options: Any,
 ) -> ModelPair:
     """A pair of padded models: the toy pair's, or any Llamas'.
 
-    target, draft, options       as in `ModelPair.from_pretrained`
+    target, draft, options       as in `ModelPair.from_pretrained`, cuda_graphs and cpu_traces, too
     target_preset, draft_preset  names in PRESETS; None: not padded. Heads trained on a draft do not fit its padded form
     """
     pair = ModelPair.from_pretrained(target, draft, device=device, dtype=dtype, **options)
@@ -117,6 +119,8 @@ def padded_pair(
         end_ids=pair.end_ids,
         name=f"{pair.name}-{sizes}" if sizes else pair.name,
         head=pair.head if draft_preset is None else None,
+        cuda_graphs=cuda_graphs,
+        cpu_traces=cpu_traces,
     )
 
 

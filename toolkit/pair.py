@@ -55,6 +55,9 @@ class ModelPair:
     def __post_init__(self) -> None:
         if self.drafts and self.draft is not None:
             raise InputError("expected draft=... or drafts=[...], got both")
+        for name in ("cuda_graphs", "cpu_traces"):
+            if (option := getattr(self, name)) not in ("auto", "off", True, False):
+                raise InputError(f"{name}: expected auto or off, got {option!r}")
         self.drafts = tuple(self.drafts) or ((self.draft,) if self.draft is not None else ())
         self.draft = self.drafts[0] if self.drafts else None
         if self.end_ids is None:

@@ -150,6 +150,7 @@ def command(config_name: str, run: Callable[[Any], Any], score: Callable[[Any, P
     score  what a sweeper optimizes, as a function of the config and the output folder; None: the folder is returned
     """
     import hydra
+    from hydra.errors import CompactHydraException
     from omegaconf import DictConfig
 
     @hydra.main(version_base="1.3", config_path=str(configs.CONF), config_name=config_name)
@@ -157,8 +158,8 @@ def command(config_name: str, run: Callable[[Any], Any], score: Callable[[Any, P
         try:
             result = run(cfg)
         except InputError as error:
-            if _in_multirun():
-                raise
+            if _in_multirun():  # the sweep's other jobs go on; Hydra names this one's overrides and prints one line
+                raise CompactHydraException(f"error: {error}") from error
             sys.exit(f"error: {error}")
         if isinstance(result, Path):
             print(f"output: {result}")

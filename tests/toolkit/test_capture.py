@@ -7,6 +7,7 @@ import torch
 
 from tests.tiny_models import FAMILIES, VOCAB, build
 from toolkit import ModelPair, generate
+from toolkit.errors import InputError
 from toolkit.session import capture, open_session
 from toolkit.session.capture import Captures, StaticForward, TracedForward, static_flow
 
@@ -147,3 +148,9 @@ def test_models_in_training_are_not_captured():
     pair = ModelPair(target=build("llama").requires_grad_(True))
     generate(pair, [[4, 5]], "autoregressive", max_new_tokens=40)
     assert pair.captures == [None]
+
+
+def test_bad_options():
+    for name in ("cuda_graphs", "cpu_traces"):
+        with pytest.raises(InputError, match=f"{name}: expected auto or off, got 'fast'"):
+            ModelPair.from_pretrained("toy/target", "toy/draft", **{name: "fast"})

@@ -179,7 +179,9 @@ def test_a_pair_is_padded(monkeypatch, tokens):
     assert padded.target.config.hidden_size == 80
     assert padded.draft is pair.draft
     assert (padded.name, padded.head, padded.end_ids) == ("toy-tiny", "head", pair.end_ids)
-    both = padded_pair(target_preset="tiny", draft_preset="tiny")
+    assert (padded.cuda_graphs, padded.cpu_traces) == ("auto", "auto")
+    both = padded_pair(target_preset="tiny", draft_preset="tiny", cuda_graphs="off", cpu_traces="off")
+    assert (both.cuda_graphs, both.cpu_traces) == ("off", "off")
     assert both.draft.config.hidden_size == 80
     assert both.head is None
     torch.testing.assert_close(logits_of(both.draft, tokens), logits_of(pair.draft, tokens), rtol=0, atol=1e-5)
@@ -192,6 +194,7 @@ def test_the_config_composes():
         config = compose(overrides=["+pair=toy_padded"]).pair
     assert config["_target_"] == "toolkit.padding.padded_pair"
     assert config.target_preset in PRESETS
+    assert (config.cuda_graphs, config.cpu_traces) == ("auto", "auto")
 
 
 def test_sources_that_do_not_fit_are_refused():

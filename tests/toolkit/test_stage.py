@@ -122,6 +122,17 @@ def test_every_experiment_composes(name):
     assert compose("train", [f"+experiment={name}"]) is not None
 
 
+def test_a_bad_job_of_a_sweep_is_one_line_and_the_others_run(tmp_path):
+    words = ["toolkit.decode", "-m", "prompts=toy_math", "prompts.limit=1", "sampling.max_new_tokens=2",
+             "sampling.temperature=-1,1", f"paths.root_dir={tmp_path}", f"hydra.sweep.dir={tmp_path}/sweep"]  # fmt: skip
+    result = subprocess.run([sys.executable, "-m", *words], capture_output=True, text=True, cwd=ROOT)
+    assert result.returncode == 1
+    assert "sampling.temperature=-1" in result.stderr
+    assert "error: temperature must be at least 0, got -1" in result.stderr.splitlines()
+    assert "Traceback" not in result.stderr
+    assert len(list(tmp_path.glob("decode-*"))) == 1
+
+
 def test_conf_is_found_from_an_installed_wheel_and_not_shadowed(tmp_path):
     """A wheel is a folder of packages with conf/ beside them; a user's own conf/ in the working folder is ignored."""
     built = subprocess.run(
