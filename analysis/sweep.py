@@ -28,7 +28,7 @@ from toolkit import metrics
 from toolkit.config import instantiate, plain
 from toolkit.errors import InputError, unknown_name
 from toolkit.io import write_atomic
-from toolkit.stage import command, open_stage
+from toolkit.stage import Stage, command, open_stage
 from toolkit.tracking import log_image, log_lines, log_scatter, log_table, wandb_run
 
 SOURCES = ("live", "traces")
@@ -49,6 +49,17 @@ def run(cfg: Any) -> Path:
     keys = {cell.name: bench.prepare(cell) for cell in cells}
     stage = open_stage("sweep", cfg, ignore=IGNORED)
     paths = {name: stage.folder / "cells" / f"{key}.parquet" for name, key in keys.items()}
+    facts = {
+        "num_prompts": len(bench.prompts),
+        "model_fingerprints": bench.fingerprints,
+        "cells": keys,
+        "cost_ratio": cfg.cost_ratio,
+    }
+    if _whole(stage, facts, paths):
+        print(f"sweep: {len(cells)} cells, finished before")
+        _show(stage.folder, cfg, len(bench.prompts))
+        return stage.folder
+    stage.start()
     done, failures = _work(cells, paths, bench, cfg)
     if not done:
         raise InputError(f"every cell failed, first: {next(iter(failures.values()))}")
@@ -59,7 +70,15 @@ def run(cfg: Any) -> Path:
             f"{len(failures)} of {len(cells)} cells failed ({reasons}); the rows of the others are in {stage.folder}; "
             "run again to retry"
         )
-    return stage.finish(num_prompts=len(bench.prompts), model_fingerprints=bench.fingerprints, cells=keys)
+    return stage.finish(**facts)
+
+
+def _whole(stage: Stage, facts: dict[str, Any], paths: dict[str, Path]) -> bool:
+    """Whether the folder holds these very cells, joined and readable: then there is nothing to do."""
+    if not stage.finished or any(stage.manifest.get(name) != fact for name, fact in facts.items()):
+        return False
+    tables = [stage.folder / f"{name}.parquet" for name in ("rows", "summary")]
+    return all(_read_cell(path) is not None for path in (*tables, *paths.values()))
 
 
 def _possible(cells: Sequence[Cell], bench: Workbench) -> list[Cell]:
@@ -112,9 +131,8 @@ def _publish(folder: Path, cells: Sequence[Cell], done: dict[str, pd.DataFrame],
     summary = settings_table(rows, cfg.cost_ratio)
     summary["seconds"] = list(rows.groupby(["method", "setting"], sort=False).cell_seconds.first())
     save_table(summary, folder, "summary")
-    title = f"{names['dataset']} {names['split']}, {rows.prompt.nunique()} prompts"
+    title = _show(folder, cfg, rows.prompt.nunique())
     figure = plots.pareto(read_table(folder, "summary"), folder / "figures" / "pareto.png", title)
-    show(summary.drop(columns=["dataset", "split", "lossless", *COUNTS]), f"{title}, c = {cfg.cost_ratio:g}")
     with wandb_run("sweep", plain(cfg), folder, track=cfg.track) as wandb:
         log_table(wandb, "sweep/rows", rows)
         log_table(wandb, "sweep/summary", summary)
@@ -122,6 +140,15 @@ def _publish(folder: Path, cells: Sequence[Cell], done: dict[str, pd.DataFrame],
         log_scatter(wandb, "sweep/settings", summary, x, y, "Discard rate against verification rate")
         log_lines(wandb, "sweep/curves", summary, x, y, "method", "Discard rate against verification rate, per method")
         log_image(wandb, "sweep/pareto", figure)
+
+
+def _show(folder: Path, cfg: Any, num_prompts: int) -> str:
+    """Print the summary; returns its title."""
+    names = labels(cfg)
+    title = f"{names['dataset']} {names['split']}, {num_prompts} prompts"
+    summary = read_table(folder, "summary").drop(columns=["dataset", "split", "lossless", *COUNTS])
+    show(summary, f"{title}, c = {cfg.cost_ratio:g}")
+    return title
 
 
 def _labelled(rows: pd.DataFrame, cell: Cell, names: dict[str, str]) -> pd.DataFrame:

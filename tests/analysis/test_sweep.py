@@ -88,17 +88,23 @@ def test_rows_are_called_after_their_prompts(prompts, said, expected):
     assert tuple(labels(cfg).values()) == expected
 
 
-def test_finished_cells_are_skipped_and_a_larger_grid_goes_on(tmp_path, decoded):
+def test_finished_cells_are_skipped_and_a_larger_grid_goes_on(tmp_path, decoded, monkeypatch):
     folder = sweep.run(sweep_config(tmp_path, grid=SMALL))
     assert decoded == ["autoregressive", "speculative"]
     before = read_table(folder, "rows")
-    assert sweep.run(sweep_config(tmp_path, grid=SMALL)) == folder
+    with monkeypatch.context() as patch:
+        patch.setattr(sweep, "_publish", lambda *_: pytest.fail("published again"))
+        assert sweep.run(sweep_config(tmp_path, grid=SMALL)) == folder
     pd.testing.assert_frame_equal(read_table(folder, "rows"), before)
     assert len(decoded) == 2
     larger = {**SMALL, "tail": {}}
     assert sweep.run(sweep_config(tmp_path, grid=larger)) == folder
     assert decoded[2:] == ["tail"]
     assert len(read_table(folder, "rows")) == 3 * 7
+    assert sweep.run(sweep_config(tmp_path, grid=SMALL)) == folder  # the table is that of the last grid
+    pd.testing.assert_frame_equal(
+        read_table(folder, "rows").drop(columns="cell_seconds"), before.drop(columns="cell_seconds")
+    )
 
 
 def test_a_broken_cell_file_is_made_again(tmp_path, decoded):
