@@ -23,10 +23,11 @@ from toolkit.decoding import Sampling, decode
 from toolkit.pair import CAPACITY_GRANULE
 
 PROMPTS, BATCH, TOKENS = 1000, 8, 16
+TURNS = 3  # how often the same prompts are decoded: captured forwards are made in the first turn
 
 
 def memory() -> str:
-    """Bytes of the caches against the formula, and live tensors and resident memory over 1,000 prompts."""
+    """Bytes of the caches against the formula, and live tensors and resident memory over 3,000 prompts."""
     pair = ModelPair.toy()
     prompts = [pair.encode(e.prompt) for d in ("instruct", "math", "code") for e in load_frozen(d, "test")][:PROMPTS]
     lines = ["| method | model | formula, bytes | held, bytes |", "|---|---|---:|---:|"]
@@ -37,13 +38,23 @@ def memory() -> str:
         capacity = -(-capacity // CAPACITY_GRANULE) * CAPACITY_GRANULE
         for role, model, found in zip(("target", "draft"), (pair.target, pair.draft), held, strict=True):
             lines.append(f"| {name} | {role} | {formula(model, BATCH, capacity):,} | {found:,} |")
-    method = config.method("speculative", ["policy.num_drafted=4"])
-    growth = ["| prompts decoded | live tensors, bytes | resident memory, MiB |", "|---:|---:|---:|"]
-    for first in range(0, PROMPTS, 100):
-        decode(pair, prompts[first : first + 100], method, Sampling(max_new_tokens=TOKENS), batch_size=BATCH)
-        if first in (0, 100, 400, 900):
-            growth.append(f"| {first + 100} | {live_bytes():,} | {resident() / 2**20:.1f} |")
+    growth = ["| forwards | prompts decoded | live tensors, bytes | resident memory, MiB |", "|---|---:|---:|---:|"]
+    for label, cpu_traces in (("never captured", "off"), ("captured", "auto")):
+        growth += _growth(label, cpu_traces, prompts)
     return "\n".join([f"Batch {BATCH}, {TOKENS} new tokens.", "", *lines, "", *growth])
+
+
+def _growth(label: str, cpu_traces: str, prompts: list[list[int]]) -> list[str]:
+    """Memory while the same prompts are decoded again and again, 100 in a call."""
+    pair = ModelPair.from_pretrained("toy/target", "toy/draft", cpu_traces=cpu_traces)
+    method, sampling = config.method("speculative", ["policy.num_drafted=4"]), Sampling(max_new_tokens=TOKENS)
+    lines = []
+    for call in range(TURNS * PROMPTS // 100):
+        first = call * 100 % PROMPTS
+        decode(pair, prompts[first : first + 100], method, sampling, batch_size=BATCH)
+        if call == 0 or (call + 1) % 5 == 0:
+            lines.append(f"| {label} | {(call + 1) * 100:,} | {live_bytes():,} | {resident() / 2**20:.1f} |")
+    return lines
 
 
 def formula(model: Any, rows: int, capacity: int) -> int:
