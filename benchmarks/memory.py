@@ -38,7 +38,10 @@ def memory() -> str:
         capacity = -(-capacity // CAPACITY_GRANULE) * CAPACITY_GRANULE
         for role, model, found in zip(("target", "draft"), (pair.target, pair.draft), held, strict=True):
             lines.append(f"| {name} | {role} | {formula(model, BATCH, capacity):,} | {found:,} |")
-    growth = ["| forwards | prompts decoded | live tensors, bytes | resident memory, MiB |", "|---|---:|---:|---:|"]
+    growth = [
+        "| forwards | prompts decoded | captures, target / draft (at most) | live tensors, bytes | resident memory, MiB |",
+        "|---|---:|---:|---:|---:|",
+    ]
     for label, cpu_traces in (("never captured", "off"), ("captured", "auto")):
         growth += _growth(label, cpu_traces, prompts)
     return "\n".join([f"Batch {BATCH}, {TOKENS} new tokens.", "", *lines, "", *growth])
@@ -53,7 +56,10 @@ def _growth(label: str, cpu_traces: str, prompts: list[list[int]]) -> list[str]:
         first = call * 100 % PROMPTS
         decode(pair, prompts[first : first + 100], method, sampling, batch_size=BATCH)
         if call == 0 or (call + 1) % 5 == 0:
-            lines.append(f"| {label} | {(call + 1) * 100:,} | {live_bytes():,} | {resident() / 2**20:.1f} |")
+            captures = " / ".join(f"{len(c.known)} ({c.most})" for c in pair.captures if c is not None) or "none"
+            lines.append(
+                f"| {label} | {(call + 1) * 100:,} | {captures} | {live_bytes():,} | {resident() / 2**20:.1f} |"
+            )
     return lines
 
 

@@ -287,5 +287,3 @@ def test_bad_input(name):
         rule.law(p * 1.1, q, torch.tensor([1]), 1)
     with pytest.raises(InputError, match=r"draft_probs: expected shape \[3\], got \[2\]"):
         rule.law(p, q[1:], torch.tensor([1]), 1)
-    with pytest.raises(InputError, match="judges layers of beams: give the method a proposer of beams"):
-        rule.verify(None, p, q)

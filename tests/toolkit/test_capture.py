@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
+
 import pytest
 import torch
 
@@ -148,6 +151,18 @@ def test_models_in_training_are_not_captured():
     pair = ModelPair(target=build("llama").requires_grad_(True))
     generate(pair, [[4, 5]], "autoregressive", max_new_tokens=40)
     assert pair.captures == [None]
+
+
+def test_a_trace_does_not_keep_the_session_that_it_was_made_in():
+    model, captures = build("llama"), Captures(EagerTrace)
+    opened = open_session(model, 1, 40, captures)
+    for token in range(4):
+        opened.extend(torch.tensor([[token]]))
+    assert captures.known
+    remembered = weakref.ref(opened)
+    del opened
+    gc.collect()
+    assert remembered() is None
 
 
 def test_bad_options():

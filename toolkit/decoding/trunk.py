@@ -16,6 +16,7 @@ from toolkit.sampling import warp
 from toolkit.session import Session
 from toolkit.transfer import tensor_on
 from toolkit.types import Proposal, Round, Verdict
+from toolkit.verification import TextRule
 
 
 class TrunkBatch(Batch):
@@ -66,6 +67,7 @@ class TrunkBatch(Batch):
         return warp(reading.logits, self.sampling, self._seen_at_nodes(proposal))
 
     def verify(self, proposal: Proposal, scores: Tensor, uniforms: Tensor) -> Verdict:
+        assert isinstance(self.method.rule, TextRule)
         return self.method.rule.verify(proposal, scores, uniforms)
 
     def commit(

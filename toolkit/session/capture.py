@@ -37,7 +37,9 @@ class TracedForward:
     def __init__(self, forward: Forward, inputs: Sequence[Tensor], buffers: Sequence[Tensor]):
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # sizes become constants, as they should
-            self.traced = torch.jit.trace(forward, (*inputs, *buffers), check_trace=False)
+            held = [forward]  # a trace keeps the function that was traced, and that one its session's buffers
+            self.traced = torch.jit.trace(lambda *tensors: held[0](*tensors), (*inputs, *buffers), check_trace=False)
+            held.clear()
 
     def __call__(self, inputs: Sequence[Tensor], buffers: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
         return self.traced(*inputs, *buffers)

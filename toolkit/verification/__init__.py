@@ -9,10 +9,10 @@ from functools import cache
 from typing import Any
 
 from toolkit.errors import unknown_name
-from toolkit.verification.base import PathRule, Rule, SelectionRule
+from toolkit.verification.base import PathRule, Rule, SelectionRule, TextRule
 from toolkit.verification.layer import LayerRule, Outcome
 
-__all__ = ["LayerRule", "Outcome", "PathRule", "Rule", "SelectionRule", "get", "names"]
+__all__ = ["LayerRule", "Outcome", "PathRule", "Rule", "SelectionRule", "TextRule", "get", "names"]
 
 
 def names() -> list[str]:
@@ -35,7 +35,7 @@ def _rules() -> dict[str, type[Rule]]:
     for info in pkgutil.iter_modules(__path__):
         module = importlib.import_module(f"{__name__}.{info.name}")
         own = [c for _, c in inspect.getmembers(module, inspect.isclass) if c.__module__ == module.__name__]
-        rules = [c for c in own if issubclass(c, Rule) and not inspect.isabstract(c)]
+        rules = [c for c in own if issubclass(c, Rule) and c is not Rule and not inspect.isabstract(c)]
         if rules:
             found[info.name] = rules[-1]
     return found

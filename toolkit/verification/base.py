@@ -37,12 +37,16 @@ class Rule(ABC):
     lossless: ClassVar[bool]
     drawing: ClassVar[tuple[str, ...]]
 
+
+class TextRule(Rule):
+    """A rule for one text per row: its tree of candidates is judged at once."""
+
     @abstractmethod
     def verify(self, proposal: Proposal, target_probs: Tensor, uniforms: Tensor) -> Verdict:
         """Draw a verdict. target_probs [B, N + 1, V]: index 0 after the context, n + 1 after node n."""
 
 
-class PathRule(Rule):
+class PathRule(TextRule):
     """A rule for chains: how long a prefix of the drafted tokens is kept."""
 
     drawing: ClassVar[tuple[str, ...]] = ("iid", "independent")
@@ -86,7 +90,7 @@ class PathRule(Rule):
         return Verdict(path, length, extra, length == proposal.num_drafted, valid)
 
 
-class SelectionRule(Rule):
+class SelectionRule(TextRule):
     """A rule for one node of a draft tree: which of its K children is emitted, if any."""
 
     def law(

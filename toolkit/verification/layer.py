@@ -20,7 +20,6 @@ import torch
 from torch import Tensor
 
 from toolkit.errors import InputError
-from toolkit.types import Proposal, Verdict
 from toolkit.verification.base import Rule, check_law, check_support
 
 
@@ -86,10 +85,6 @@ class LayerRule(Rule):
         target_probs, draft_probs [B, M], candidates, real, uniforms [B, W_S], width [B] (0: the row's layer is over).
         Candidate k is tested with uniform k, and with no other.
         """
-
-    def verify(self, proposal: Proposal, target_probs: Tensor, uniforms: Tensor) -> Verdict:
-        """Layers of beams are not judged as one tree of tokens: raises InputError."""
-        raise InputError(f"{type(self).__name__} judges layers of beams: give the method a proposer of beams")
 
 
 def check_width(name: str, width: int, num_candidates: int) -> None:
