@@ -133,7 +133,7 @@ def pareto(cells: pd.DataFrame, path: Path, title: str) -> Path:
                 labels.append((x[0], y[0], text, style.color))
         axes.set_xlabel("verification rate: target forwards per token")
         axes.set_ylabel("discard rate: discarded per token")
-        axes.set_title(title, pad=12)
+        axes.set_title(title, pad=20)
         axes.set_ylim(bottom=0)
         axes.margins(x=0.12)
         _write_labels(axes, labels, offset=(8, 9))
@@ -187,12 +187,12 @@ def scatter(
     """
     known = cells[cells[[x, y]].notna().all(axis=1)]
     with _figure(path) as axes:
-        labels = []
         best = [True] * len(known) if more is None else _undominated(known[x].to_numpy(), known[y].to_numpy(), more)
         filled = dict(zip(known.index, best, strict=True))
         for method, part in known.groupby("method", sort=False):
             line, style = part.sort_values(x), look(str(method))
             axes.plot(line[x], line[y], color=style.color, linewidth=0.9, alpha=0.5)
+            axes.plot([], [], style.marker, color=style.color, markersize=5.5, label=label(str(method)))
             for index, row in line.iterrows():
                 spans = [[[row[v] - row[f"{v}_low"]], [row[f"{v}_high"] - row[v]]] for v in (x, y)]
                 axes.errorbar(
@@ -200,13 +200,11 @@ def scatter(
                 )
                 face = style.color if filled[index] else "white"
                 axes.plot(row[x], row[y], style.marker, color=style.color, markerfacecolor=face, markersize=5.5)
-            top = line.iloc[-1]
-            labels.append((top[x], top[y], label(str(method)), style.color))
         axes.set_xlabel(names[0])
         axes.set_ylabel(names[1])
-        axes.set_title(title, pad=12)
-        axes.margins(x=0.18, y=0.1)
-        _write_labels(axes, labels, offset=(8, 6))
+        axes.set_title(title, pad=20)
+        axes.margins(x=0.05, y=0.1)
+        axes.legend(frameon=False, loc="center left", bbox_to_anchor=(1.0, 0.5), fontsize=9)
         if more is not None:
             _note(
                 axes,
@@ -321,4 +319,5 @@ def _name_point(axes: Any, x: float, y: float, text: str, color: str) -> None:
 
 
 def _note(axes: Any, text: str) -> None:
-    axes.text(1, 1.015, text, transform=axes.transAxes, ha="right", va="bottom", fontsize=8.5, color=MUTED)
+    """A line between the title and the axes."""
+    axes.text(0, 1.015, text, transform=axes.transAxes, ha="left", va="bottom", fontsize=8.5, color=MUTED)
