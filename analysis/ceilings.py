@@ -5,7 +5,7 @@ the roll-outs, but not the coins: it drafts one more token iff
 
     (product of min(1, p/q) over the drafted tokens) * alpha at the next position > lambda * c
 
-with lambda its own rate of tokens per target-forward time (fixed point, Dinkelbach). It is what any predictor of acceptance
+with lambda its own rate of tokens per target-forward time (Dinkelbach). It is what any predictor of acceptance
 that stops by one-step look-ahead can reach at best, so the honest yardstick of policies. One step ahead is not the optimum:
 drafting on also buys the right to decide again. A price below lambda c makes up for much of that (`at_price`, which sweeps
 try at many prices; docs/log.md has numbers), and `solve` keeps the best price that its iteration meets.
@@ -33,9 +33,9 @@ from toolkit.types import Counts
 
 @dataclass(frozen=True)
 class Solved:
-    """A cost-aware policy at its fixed point: the rate reached, in tokens per target-forward time, and what it counts.
+    """A cost-aware policy at the best price met: the rate reached, in tokens per target-forward time, and what it counts.
 
-    price  the lambda that was played: the rate itself, unless the fixed point ends in a small cycle
+    price  the lambda that was played; at the fixed point it is the rate itself
     """
 
     rate: float

@@ -47,6 +47,10 @@ def run(cfg: Any) -> Path:
         if cell.method in YARDSTICKS:
             raise InputError(f"grid.{cell.method}: expected methods that decode; leave it out with ~grid.{cell.method}")
     metrics = quality.build(plain(cfg.metrics))
+    if wider := next((name for name, metric in metrics.items() if getattr(metric, "k", 1) > 1), None):
+        raise InputError(
+            f"metrics: {wider} needs several texts of every prompt, and each method writes one; expected k=1"
+        )
     bench = Workbench(instantiate(cfg.pair), instantiate(cfg.prompts).load(), instantiate(cfg.sampling), cfg.group_size)
     hashes = {cell.name: bench.prepare(cell) for cell in cells}  # everything the texts depend on
     check_baseline(cells, cfg.baseline)

@@ -24,6 +24,7 @@ from analysis.tables import markdown, with_interval
 from toolkit.errors import InputError
 from toolkit.types import Generation, Round
 
+FEWEST_GROUPS = 3  # fewer say nothing about spread
 MEASURED = (*COUNTS, "seconds", "joules", "layers", "widths")
 LABELS = {
     "tokens_per_second": "tokens/s", "speedup": "speed / baseline", "throughput": "tokens per target time",
@@ -105,7 +106,7 @@ def table_of(
     missing = np.isnan(whole[0][:, columns.index("joules")])
     for name, figure in figures.items():
         estimates = figure(whole)[0]
-        ends = [_ends(column, interval.confidence) for column in figure(samples).T]
+        ends = [_ends(column, interval.confidence, len(values)) for column in figure(samples).T]
         lines[name] = estimates
         lines[f"{name}_low"], lines[f"{name}_high"] = zip(*ends, strict=True)
         unknown = np.isnan(estimates) | (missing if name == "joules_per_token" else False)
@@ -113,10 +114,10 @@ def table_of(
     return lines
 
 
-def _ends(samples: Array, confidence: float) -> tuple[float, float]:
-    """The central interval; none if a figure is undefined in more than one resample of a hundred."""
+def _ends(samples: Array, confidence: float, num_groups: int) -> tuple[float, float]:
+    """The central interval; none of too few groups, or if a figure is undefined in over one resample of a hundred."""
     known = samples[np.isfinite(samples)]
-    if len(known) < 0.99 * len(samples):
+    if num_groups < FEWEST_GROUPS or len(known) < 0.99 * len(samples):
         return float("nan"), float("nan")
     return percentile_interval(known, confidence)
 

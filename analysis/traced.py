@@ -50,7 +50,8 @@ class Recording:
         folders = {head for method in used if (head := _head_of(method)) is not None}
         self.heads = {folder: head_hash(folder) for folder in sorted(folders)}
         self.traces: dict[float | None, Trace] = {}
-        self.usable = [i for i, row in enumerate(responses.itertuples()) if row.error is None and len(row.token_ids)]
+        fine = responses.error.isna() & responses.token_ids.map(len).gt(0)  # a table turns None into not-a-number
+        self.usable = np.flatnonzero(fine).tolist()
 
     def rows(self, cell: Cell) -> pd.DataFrame:
         """The cell's rows: what its method would have counted on each response."""

@@ -101,6 +101,28 @@ def mtad() -> str:
     return "\n".join([head, "", *parts])
 
 
+def beam_depths() -> str:
+    """MTAD and DSBD with every fixed gamma, and with heads that say how deep to draft, on three toy domains."""
+    depths = "[2,3,4,6,8,12]"
+    grid = [
+        "~grid", "+grid.autoregressive={}", f"+grid.mtad.proposer.num_tokens={depths}", "+grid.mtad_head={}",
+        "+grid.dsbd.proposer.num_layers=[1,2,3,4,6]", "+grid.dsbd_head={}",
+    ]  # fmt: skip
+    columns = {
+        "throughput": "tokens per target time (c = .2)", "block_efficiency": "block efficiency",
+        "draft_calls": "draft forwards per token", "discard_rate": "discard rate", "perplexity": "perplexity",
+    }  # fmt: skip
+    parts = []
+    for domain in ("instruct", "math", "code"):
+        table = compared("", domain, 120, 10, "toy", "metrics=[perplexity]", *grid)[1:]
+        parts += [f"## {domain}", "", shown(table, columns), ""]
+    head = (
+        "120 test prompts per domain, T = 1, top-k 10, top-p .8, at most 96 tokens; intervals over groups of 10 prompts. DSBD: "
+        "t = .9, W_min = 2. The heads were trained on other prompts and for one drafted token at a time."
+    )
+    return "\n".join([head, "", *parts])
+
+
 def mtjd() -> str:
     """Perplexity of greedy MTJD (the likeliest block of gamma tokens among W beams) against greedy decoding."""
     pair, metric = ModelPair.toy(), quality.get("perplexity")

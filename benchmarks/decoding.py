@@ -19,6 +19,7 @@ from time import perf_counter
 import numpy as np
 import pandas as pd
 import torch
+from numpy.typing import NDArray
 from tqdm import tqdm
 
 from benchmarks.contenders import Contender, constant, engine, theirs
@@ -30,6 +31,7 @@ from toolkit.io import write_text
 from toolkit.padding import padded_pair
 
 NUM_BOOT = 2000
+FEWEST_GROUPS = 3  # fewer say nothing about spread
 DOMAINS = ("math", "code")
 REFERENCE = "transformers autoregressive"
 
@@ -125,7 +127,7 @@ def summary(lines: pd.DataFrame, reference: str | None = None, seed: int = 0) ->
         for name in part.contender.unique():
             own = part[part.contender == name]
             speed = own.tokens.sum() / own.seconds.sum()
-            low, high = np.quantile(boot[name], [0.025, 0.975])
+            low, high = _interval(boot[name], len(tokens))
             line = {
                 "contender": name, "batch": batch_size, "tokens/s": speed, "low": low, "high": high,
                 "tokens per target forward": own.tokens.sum() / own.target_forwards.sum(),
@@ -135,10 +137,18 @@ def summary(lines: pd.DataFrame, reference: str | None = None, seed: int = 0) ->
             if reference in boot:
                 ratio = boot[name] / boot[reference]
                 base = tokens[reference].sum() / seconds[reference].sum()
-                low, high = np.quantile(ratio, [0.025, 0.975])
+                low, high = _interval(ratio, len(tokens))
                 line |= {"against": speed / base, "against low": low, "against high": high}
             results.append(line)
     return pd.DataFrame(results)
+
+
+def _interval(drawn: NDArray[np.float64], num_groups: int) -> tuple[float, float]:
+    """The middle 95 % of what was drawn; not a number where there were too few groups to draw from."""
+    if num_groups < FEWEST_GROUPS:
+        return float("nan"), float("nan")
+    low, high = np.quantile(drawn, [0.025, 0.975])
+    return float(low), float(high)
 
 
 def markdown(table: pd.DataFrame, reference: str) -> str:
@@ -149,11 +159,12 @@ def markdown(table: pd.DataFrame, reference: str) -> str:
         "|---|---:|---:|---:|---:|---:|---:|",
     ]
     for _, row in table.iterrows():
-        ratio = (
-            f"{row['against']:.2f} [{row['against low']:.2f}, {row['against high']:.2f}]" if "against" in row else ""
-        )
+        speed = f"{row['tokens/s']:.1f}" + ("" if pd.isna(row["low"]) else f" [{row['low']:.1f}, {row['high']:.1f}]")
+        ratio = f"{row['against']:.2f}" if "against" in row else ""
+        if ratio and not pd.isna(row["against low"]):
+            ratio += f" [{row['against low']:.2f}, {row['against high']:.2f}]"
         lines.append(
-            f"| {row['contender']} | {row['batch']} | {row['tokens/s']:.1f} [{row['low']:.1f}, {row['high']:.1f}] | {ratio} "
+            f"| {row['contender']} | {row['batch']} | {speed} | {ratio} "
             f"| {row['tokens per target forward']:.2f} | {row['draft forwards per token']:.2f} "
             f"| {'' if pd.isna(row['outside forwards']) else format(row['outside forwards'], '.0%')} |"
         )

@@ -91,6 +91,7 @@ FIGURES: dict[str, Callable[[], str]] = {
     "ranks": padded_ranks.ranks,
     "beams": beams.beams,
     "mtad": beams.mtad,
+    "beam_depths": beams.beam_depths,
     "mtjd": beams.mtjd,
     "beam_memory": beams.beam_memory,
     "interruption": interruption.evidence,

@@ -9,10 +9,12 @@ from __future__ import annotations
 import argparse
 from dataclasses import replace
 from time import perf_counter
+from typing import Any
 
 import numpy as np
 import torch
 from scipy import stats
+from torch import Tensor
 
 from analysis.recorded import with_recorded_heads
 from analysis.replay import replay, sweep_levels
@@ -22,7 +24,7 @@ from data_gen.recording import Recorder
 from toolkit import ModelPair, config
 from toolkit.acceptance.folder import recorded_scorers
 from toolkit.decoding import Sampling, decode
-from toolkit.sampling import row_generator
+from toolkit.sampling import draw, row_generator
 from toolkit.session import TabularModel
 from toolkit.stopping import Confidence, Tail
 from toolkit.trace import Trace
@@ -40,6 +42,7 @@ POLICIES = {
     "SpecDec++ h=.7": ("specdec_pp", ["policy.threshold=0.7", "max_drafted=14"]),
     "confidence .4": ("confidence", ["policy.threshold=0.4", "max_drafted=14"]),
     "heuristic": ("heuristic", ["max_drafted=14"]),
+    "rate": ("rate", ["max_drafted=14"]),
 }
 MAX_DRAFTED, LEVEL = 14, 0.01
 COUNTS = ("num_draft_calls", "num_target_calls", "num_discarded")
@@ -66,13 +69,19 @@ def speed(texts: int = 150, length: int = 300, policies: int = 1000, seed: int =
     for level in (0.1, 0.2, 0.3):
         replay(trace, config.method("svip", [f"policy.threshold={level}"]).bind(pair).policy)
     single = (perf_counter() - began) / 3
+    began = perf_counter()
+    live = config.method("confidence", ["policy.threshold=0.5"])
+    decode(pair, [[1]] * texts, live, Sampling(max_new_tokens=length), batch_size=32)
+    decoded = perf_counter() - began
     rolled = (trace.num_steps - trace.num_positions) / trace.num_positions
-    return (
-        f"{len(found)} policies on {texts} texts x {length} tokens: {np.median(seconds):.1f} s (median of 5, "
-        f"{min(seconds):.1f} to {max(seconds):.1f}), one thread. One policy replayed round by round, as those with a memory "
-        f"are: {single:.2f} s. Recording: one target position and {1 + rolled:.1f} draft positions per token "
-        f"(mean acceptance {trace.chance.mean():.2f}, roll-outs of up to {trace.max_drafted - 1})."
-    )
+    return " ".join([
+        f"{len(found)} policies on {texts} texts x {length} tokens: {np.median(seconds):.1f} s (median of 5,",
+        f"{min(seconds):.1f} to {max(seconds):.1f}), one thread. One policy replayed round by round, as those with a",
+        f"memory are: {single:.2f} s. One policy decoded live on as many texts, batches of 32: {decoded:.0f} s, so",
+        f"{len(found)} of them about {decoded * len(found) / 3600:.1f} hours, on a model that is a table and costs nothing.",
+        f"Recording: one target position and {1 + rolled:.1f} draft positions per token",
+        f"(mean acceptance {trace.chance.mean():.2f}, roll-outs of up to {trace.max_drafted - 1}).",
+    ])  # fmt: skip
 
 
 def _walk(model: TabularModel, length: int, row: int) -> list[int]:
@@ -92,8 +101,7 @@ def agreement(num_prompts: int = 400) -> str:
         prompts = [example.prompt for example in load_frozen(domain, "test")[:num_prompts]]
         for label, sampling in SAMPLINGS.items():
             plain = decode(pair, prompts, config.method("autoregressive"), replace(sampling, seed=2), batch_size=32)
-            trace = record(pair, plain, sampling)
-            control = uncoupled(trace)
+            trace, control = (record(pair, plain, sampling, kind) for kind in (Recorder, Uncoupled))
             for name, (method_name, overrides) in POLICIES.items():
                 method = config.method(method_name, overrides)
                 live = decode(pair, prompts, method, sampling, batch_size=32)
@@ -114,17 +122,21 @@ def agreement(num_prompts: int = 400) -> str:
     ])  # fmt: skip
 
 
-def record(pair: ModelPair, plain: list[Generation], sampling: Sampling) -> Trace:
-    """The trace of plain decoding's responses, with the estimates of the pair's own head."""
-    recorder = Recorder(pair, sampling, MAX_DRAFTED, recorded_scorers(pair, {"own": str(pair.head)}))
+class Uncoupled(Recorder):
+    """Coins that do not know the text: tossed at the text's mean rate, roll-outs behind their rejections. Wrong."""
+
+    def _toss(self, text: Any, p: Tensor, q: Tensor) -> None:
+        super()._toss(text, p, q)
+        emitted = torch.tensor(text.produced, device=p.device)
+        text.accepted = text.uniforms[:, 0].to(p.device) < text.chance.mean()
+        text.drafted = torch.where(text.accepted, emitted, draw(q, text.uniforms[:, 1].to(p.device)))
+
+
+def record(pair: ModelPair, plain: list[Generation], sampling: Sampling, kind: type[Recorder] = Recorder) -> Trace:
+    """The trace of plain decoding's responses, with the estimates of the pair's own heads."""
+    recorder = kind(pair, sampling, MAX_DRAFTED, recorded_scorers(pair, {"own": str(pair.head)}))
     texts = [(generation.prompt_ids, generation.token_ids) for generation in plain]
     return recorder.record_all(texts, range(len(texts)))
-
-
-def uncoupled(trace: Trace, seed: int = 0) -> Trace:
-    """The same with coins tossed at the mean rate, whatever the text's token: wrong."""
-    tossed = torch.rand(trace.num_positions, generator=torch.Generator().manual_seed(seed)) < trace.chance.mean()
-    return replace(trace, accepted=tossed)
 
 
 def differ(live: list[Generation], replayed: Replayed) -> np.ndarray:

@@ -1,7 +1,7 @@
 """Record traces: toss the coins of speculative sampling for given texts, and let the draft roll on behind rejections.
 
-Two teacher-forced passes (target, draft), then one draft forward per depth of the roll-outs: all of a text's roll-outs
-are branches of one tree in the draft's cache, so that they share the text.
+One teacher-forced pass of each model, then one draft forward per depth of the roll-outs: all of a text's roll-outs are
+branches of one tree in the draft's cache, so that they share the text. With `ceiling` the target reads the branches, too.
 
 Shapes: B texts of a batch, N tokens of a text, V vocabulary, M max_drafted, R roll-outs under way.
 """
@@ -9,7 +9,7 @@ Shapes: B texts of a batch, N tokens of a text, V vocabulary, M max_drafted, R r
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -25,7 +25,9 @@ from toolkit.types import DraftStep
 from toolkit.verification.base import normalized
 
 BATCH = 8  # texts recorded at a time: their roll-outs share one cache
-ROUNDED = 0.02  # share of a text's tokens that may have probability 0 by rounding
+# How far two computations of the same logits may be apart, as a share of the largest one, by the model's number format.
+ROUNDED = {torch.float64: 1e-9, torch.float32: 1e-4}
+ROUNDED_OTHERS = 1e-2
 
 
 @dataclass(frozen=True)
@@ -68,17 +70,18 @@ class Recorder:
             self._check(text)
         longest = max(len(text.prompt) for text in batch) + max(len(text.produced) for text in batch)
         target, drafts = self.pair.open_sessions(len(batch), longest)
-        p = [warp(logits, self.sampling) for logits in self._path(target, batch, lambda x: x)[0]]
+        scores = self._path(target, batch, lambda x: x)[0]
         raw, states = self._path(drafts[0], batch, self.pair.fit)
         on_path, laws = [], []
-        for text, target_probs, logits, hidden in zip(batch, p, raw, states, strict=True):
-            draft_probs = self._warp_draft(logits)
+        for text, target_logits, logits, hidden in zip(batch, scores, raw, states, strict=True):
+            target_probs, draft_probs = warp(target_logits, self.sampling), self._warp_draft(logits)
+            self._check_possible(text, target_logits, target_probs)
             self._toss(text, target_probs, draft_probs)
             step = DraftStep(1, logits, draft_probs, hidden, text.drafted)
             on_path.append(self._facts(step, target_probs))
             laws.append(-torch.special.xlogy(target_probs, target_probs).sum(-1).float().cpu())
-        del target, drafts, p, raw, states
-        rolls = self._roll(batch, longest)
+        del scores, raw, states
+        rolls = self._roll(batch, drafts[0], target if self.ceiling else None)
         return self._assemble(batch, on_path, laws, rolls)
 
     def record_all(
@@ -139,22 +142,36 @@ class Recorder:
             [hidden[i, : len(text.produced)] for i, text in enumerate(batch)],
         )
 
+    def _check_possible(self, text: _Text, logits: Tensor, p: Tensor) -> None:
+        """Raises InputError if the target could not have produced a token of the text, rounding at an edge apart."""
+        emitted = torch.tensor(text.produced, device=p.device).unsqueeze(-1)
+        chances = p.gather(-1, emitted).squeeze(-1)
+        if not bool((chances >= 0).all()):
+            raise InputError(f"response {text.row}: the target's laws hold values that are not numbers")
+        for where in (chances == 0).nonzero().squeeze(-1).tolist():
+            if not self._at_the_edge(logits[where], text.produced[where]):
+                raise InputError(
+                    f"response {text.row}: token {where + 1} ({text.produced[where]}) has probability 0 under this target "
+                    "and sampling; expected responses of the same target, sampled with the same settings"
+                )
+
+    def _at_the_edge(self, logits: Tensor, token: int) -> bool:
+        """Whether rounding alone may have cut the token off: at a tie, or at the edge of top-k, top-p or min-p."""
+        share = ROUNDED.get(getattr(self.pair.target, "dtype", logits.dtype), ROUNDED_OTHERS)
+        margin = share * float(logits[torch.isfinite(logits)].abs().max())
+        lifted = logits.clone()
+        lifted[token] += 2 * margin
+        top_p, min_p = min(1.0, self.sampling.top_p + margin), max(0.0, self.sampling.min_p - margin)
+        wider = replace(self.sampling, top_p=top_p, min_p=min_p)
+        return bool(warp(lifted.unsqueeze(0), wider)[0, token] > 0)
+
     def _toss(self, text: _Text, p: Tensor, q: Tensor) -> None:
         """Accepted with min(1, q/p) of the text's token; else the drafted token is one from norm((q - p)+)."""
         device = p.device
         emitted = torch.tensor(text.produced, device=device).unsqueeze(-1)
         p_emitted, q_emitted = p.gather(-1, emitted).squeeze(-1), q.gather(-1, emitted).squeeze(-1)
-        if not bool((p_emitted >= 0).all()):
-            raise InputError(f"response {text.row}: the target's laws hold values that are not numbers")
-        impossible = (p_emitted == 0).nonzero()
-        if len(impossible) > 1 + ROUNDED * len(text.produced):
-            where = int(impossible[0])
-            raise InputError(
-                f"response {text.row}: token {where + 1} ({text.produced[where]}) has probability 0 under this target and "
-                "sampling; expected responses of the same target, sampled with the same settings"
-            )
         coins = text.uniforms.to(device)
-        # Single ones come from rounding at the edge of top-k or top-p, or at a tie; the draft may still have them.
+        # Probability 0 comes from rounding (`_check_possible`); the draft may still have the token.
         text.chance = torch.where(p_emitted > 0, q_emitted / p_emitted, (q_emitted > 0).to(p.dtype)).clamp(max=1)
         text.accepted = coins[:, 0] < text.chance
         instead = draw(normalized((q - p).clamp(min=0), q), coins[:, 1])
@@ -162,10 +179,10 @@ class Recorder:
 
     # -- behind rejections ----------------------------------------------------------------------------------------
 
-    def _roll(self, batch: list[_Text], longest: int) -> list[list[dict[str, Tensor]]]:
+    def _roll(self, batch: list[_Text], draft: Session, target: Session | None) -> list[list[dict[str, Tensor]]]:
         """For every text a list of facts, one entry per depth; `_Text.rolls` says which roll-out each belongs to.
 
-        The texts are read once more, into caches that are as large as the rejections found ask for.
+        The sessions have read the texts; their caches grow by what the rejections found ask for.
         """
         facts: list[list[dict[str, Tensor]]] = [[] for _ in batch]
         ends = set(self.pair.end_ids or ())
@@ -180,10 +197,8 @@ class Recorder:
             live.append(list(text.rolls))
         if not any(live):
             return facts
-        target, drafts = self.pair.open_sessions(len(batch), longest + max(map(len, live)) * (self.max_drafted - 1))
-        draft = drafts[0]
-        for session in (draft, *((target,) if self.ceiling else ())):
-            self._path(session, batch, lambda logits: logits)
+        for session in (draft, *((target,) if target is not None else ())):
+            session.reserve(session.index.capacity + max(map(len, live)) * (self.max_drafted - 1))
         for depth in range(1, self.max_drafted):
             width = max(map(len, live))
             if not width:
@@ -191,7 +206,7 @@ class Recorder:
             first = [draft.index.num_nodes(row) for row in range(len(batch))]
             logits, hidden = self._branch(draft, live, width)
             logits, target_probs = self.pair.fit(logits), None
-            if self.ceiling:
+            if target is not None:
                 target_probs = warp(self._branch(target, live, width)[0], self.sampling)
             for row, (text, rolls) in enumerate(zip(batch, live, strict=True)):
                 if not rolls:

@@ -7,13 +7,12 @@ first that is missing. `toolkit.traces` reads them again.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from time import perf_counter
 from typing import Any
-
-from torch import Tensor
 
 from data_gen.recording import Recorder
 from data_gen.texts import fingerprints, read_texts, sampling_facts
@@ -83,7 +82,8 @@ def _record_missing(
     from tqdm.auto import tqdm
 
     work = [(recorder, rows) for recorder in recorders for rows in shards]
-    with tqdm(total=sum(_num_tokens(rows) for _, rows in work), desc="traces", unit="token", unit_scale=True) as bar:
+    total, announced = sum(_num_tokens(rows) for _, rows in work), False
+    with tqdm(total=total, desc="traces", unit="token", unit_scale=True) as bar:
         for path, (recorder, rows) in zip(paths, work, strict=True):
             if path.exists():
                 read_file(path, job)
@@ -91,6 +91,10 @@ def _record_missing(
                 bar.update(_num_tokens(rows))
                 continue
             trace = recorder.record_all(*_columns(rows), batch_size, bar.update)
+            if not announced:
+                size = trace.num_bytes * total / _num_tokens(rows)
+                bar.write(f"traces: {len(paths)} files, about {size / 2**20:.1f} MiB", file=sys.stderr)
+                announced = True
             replace(trace, about={"job": job}).save(path)
 
 
@@ -105,13 +109,11 @@ def _estimate(recorder: Recorder, rows: list[dict[str, Any]], replicates: int) -
     started = perf_counter()
     trace = recorder.record_all(*_columns(probe))
     seconds = perf_counter() - started
-    size = sum(value.numel() * value.element_size() for value in vars(trace).values() if isinstance(value, Tensor))
-    size += sum(value.numel() * value.element_size() for value in trace.estimates.values())
     scale = replicates * _num_tokens(rows) / _num_tokens(probe)
     print(
         f"traces, dry run on {len(probe)} texts: {len(rows)} texts x {replicates} would take about "
-        f"{size * scale / 2**20:.1f} MiB and {seconds * scale / 60:.1f} minutes ({trace.num_steps / trace.num_positions:.1f} "
-        "steps per token)"
+        f"{trace.num_bytes * scale / 2**20:.1f} MiB and {seconds * scale / 60:.1f} minutes "
+        f"({trace.num_steps / trace.num_positions:.1f} steps per token)"
     )
 
 

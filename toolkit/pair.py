@@ -18,6 +18,7 @@ from toolkit.session.capture import Captures, captures_for, static_flow
 
 Sessions = tuple[Session, list[Session]]
 CAPACITY_GRANULE = 128  # caches come in multiples of it, so that few shapes recur
+SEEN_BEFORE = 8  # tokens in front of a text that decoding it starts with
 IDLE = 3  # sets of caches that wait for another call of their number of rows, where captures belong to them
 ASSETS = Path(__file__).parent / "assets"
 TOY = ASSETS / "toy"
@@ -209,9 +210,19 @@ class ModelPair:
             )
         return [int(token) for token in prompt]  # type: ignore[arg-type]
 
-    def text(self, token_ids: Sequence[int]) -> str:
-        """Decoded without special tokens; empty if the pair has no tokenizer."""
-        return "" if self.tokenizer is None else str(self.tokenizer.decode(list(token_ids), skip_special_tokens=True))
+    def text(self, token_ids: Sequence[int], before: Sequence[int] = ()) -> str:
+        """Decoded without special tokens; empty if the pair has no tokenizer.
+
+        before  the tokens in front: some tokenizers drop a blank at the beginning of what they decode
+        """
+        if self.tokenizer is None:
+            return ""
+        start = self._decoded(before[-SEEN_BEFORE:])
+        whole = self._decoded([*before[-SEEN_BEFORE:], *token_ids])
+        return whole[len(start) :] if whole.startswith(start) else self._decoded(token_ids)
+
+    def _decoded(self, token_ids: Sequence[int]) -> str:
+        return str(self.tokenizer.decode(list(token_ids), skip_special_tokens=True))
 
 
 def _both(sessions: Sessions) -> list[Session]:

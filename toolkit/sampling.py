@@ -78,9 +78,10 @@ def warp(logits: Tensor, sampling: Sampling, seen: Tensor | None = None) -> Tens
         scale = sampling.repetition_penalty
         logits = torch.where(seen, torch.where(logits > 0, logits / scale, logits * scale), logits)
     if sampling.temperature == 0:
-        # Not a number is passed on instead of being hidden by the argmax: the loop names the row.
-        one_hot = torch.zeros_like(logits).scatter_(-1, logits.argmax(-1, keepdim=True), 1.0)
-        return one_hot.masked_fill_(logits.isnan().any(-1, keepdim=True), torch.nan)
+        # What is no law is passed on instead of being hidden by the argmax: the loop names the row.
+        highest, best = logits.max(-1, keepdim=True)  # not a number if any is
+        one_hot = torch.zeros_like(logits).scatter_(-1, best, 1.0)
+        return one_hot.masked_fill_(highest.isnan() | highest.isneginf(), torch.nan)
     if sampling.temperature != 1.0:
         logits = logits / sampling.temperature
     if 0 < sampling.top_k < logits.shape[-1]:

@@ -93,6 +93,12 @@ class Trace:
         """S."""
         return len(self.tokens)
 
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of all tensors."""
+        held = [*_tensors(self).values(), *self.estimates.values()]
+        return sum(value.numel() * value.element_size() for value in held)
+
     def lengths(self) -> Tensor:
         """Tokens of each text [T]."""
         return self.text_first.diff()

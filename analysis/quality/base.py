@@ -11,6 +11,7 @@ Shapes: n texts, k counted quantities.
 
 from __future__ import annotations
 
+import re
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Sequence
@@ -25,6 +26,7 @@ from toolkit.prompts import Prompt
 from toolkit.types import Generation
 
 Array = NDArray[np.float64]
+FENCE = re.compile(r"```(?:([\w+]*)(?=\n|\Z))?")  # with the language, if one is named
 
 
 @dataclass(frozen=True)
@@ -98,6 +100,18 @@ def references(prompt: Prompt) -> list[str]:
     if isinstance(answers, dict) and answers.get("text"):
         return [str(text) for text in answers["text"]]
     return [] if prompt.answer is None else [prompt.answer]
+
+
+def fenced(text: str) -> str | None:
+    """What stands in the first code fence; before it, if it only closes what the prompt began; None without any."""
+    marks = list(FENCE.finditer(text))
+    if not marks:
+        return None
+    before = text[: marks[0].start()]
+    if len(marks) == 1 and not marks[0][1] and before.strip() and not before.rstrip().endswith(":"):
+        return before
+    end = marks[1].start() if len(marks) > 1 else len(text)
+    return text[marks[0].end() : end].removeprefix("\n")
 
 
 def check_lengths(prompts: Sequence[Prompt], generations: Sequence[Generation]) -> None:

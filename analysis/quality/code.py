@@ -19,12 +19,11 @@ from math import comb
 from typing import Any
 
 from analysis.quality import sandbox
-from analysis.quality.base import Metric, Score, check_lengths
+from analysis.quality.base import Metric, Score, check_lengths, fenced
 from toolkit.errors import InputError
 from toolkit.prompts import Prompt
 from toolkit.types import Generation
 
-FENCE = re.compile(r"```(?:[\w+]*\n)?(.*?)(?:```|\Z)", re.DOTALL)
 IMPORT = re.compile(r"^(?:import \w.*|from [\w.]+ import .*)$", re.MULTILINE)
 
 
@@ -102,8 +101,8 @@ def program(text: str, prompt: Prompt) -> str:
     question's code (`extra["prompt"]`, else the prompt itself) and ends where a line without indentation begins.
     """
     name, question = prompt.extra["entry_point"], _question(prompt)
-    fence = FENCE.search(text)
-    code = fence[1] if fence else text
+    found = fenced(text)
+    code = text if found is None else found
     if re.search(rf"^(?:async )?def {re.escape(name)}\b", code, re.MULTILINE):
         code = "\n".join([*IMPORT.findall(question), code])
     else:

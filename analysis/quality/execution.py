@@ -20,7 +20,7 @@ from time import monotonic
 from typing import Any
 from urllib.parse import quote
 
-from analysis.quality.base import Score, TextMetric
+from analysis.quality.base import Score, TextMetric, fenced
 from toolkit.errors import InputError
 from toolkit.prompts import Prompt
 
@@ -33,7 +33,6 @@ LIMITS = {
     sqlite3.SQLITE_LIMIT_ATTACHED: 0,
 }
 STEPS = 1000  # of SQLite's machine between looks at the clock
-FENCE = re.compile(r"```(?:\w*\n)?(.*?)(?:```|\Z)", re.DOTALL)
 QUOTED = re.compile(r"'(?:[^']|'')*'|\"(?:[^\"]|\"\")*\"|`[^`]*`")
 INNERMOST = re.compile(r"\([^()]*\)")
 ORDERED = re.compile(r"\border\s+by\b", re.IGNORECASE)
@@ -111,8 +110,8 @@ def run(path: Path, query: str, seconds: float, max_rows: int) -> Result:
 
 def first_statement(text: str) -> str:
     """The query in a response: its first code fence, or else its first paragraph, up to the first semicolon."""
-    fence = FENCE.search(text)
-    text = fence[1].strip() if fence else text.strip().split("\n\n", 1)[0]
+    found = fenced(text)
+    text = text.strip().split("\n\n", 1)[0] if found is None else found.strip()
     for match in re.finditer(";", text):
         if sqlite3.complete_statement(text[: match.end()]):  # not one inside a string
             return text[: match.end()]

@@ -92,6 +92,7 @@ RESPONSES = {
     "one that needs the question's imports": "def add(a, b):\n    c: List[int] = list([a, b])\n    List\n    return sum(c)",
     "a fence": "Here it is:\n```python\ndef add(a, b):\n    return a + b\n```\nIt adds.",
     "a fence that is cut off": "```python\ndef add(a, b):\n    return a + b\n",
+    "a completion that closes the question's fence": "    return a + b\n```\nIt adds `a` and `b`.\n",
     "a main block": "def add(a, b):\n    return a + b\n\nif __name__ == '__main__':\n    print(input())\n",
 }
 

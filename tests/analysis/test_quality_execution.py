@@ -185,6 +185,7 @@ def test_order_matters_where_the_reference_asks_for_it(query, ordered):
         ("SELECT 1\n\nQuestion", "SELECT 1"),
         ("Sure:\n```\nSELECT 1\n```", "SELECT 1"),
         ("```sql\nSELECT 1", "SELECT 1"),
+        ("SELECT 1\n```\nThat is it.", "SELECT 1"),
         ("```sql\nSELECT 1,\n\n2; SELECT 3\n```", "SELECT 1,\n\n2;"),
     ],
 )

@@ -1,7 +1,5 @@
 """Replay against the live loop: forced with the recorded tokens and coins count for count, free at temperature 0."""
 
-from pathlib import Path
-
 import numpy as np
 import pytest
 import torch
@@ -21,18 +19,7 @@ from toolkit.stopping import Bounded, Confidence, Fixed, Heuristic, Survival, Sv
 from toolkit.trace import Trace, join
 from toolkit.types import Counts, Verdict
 
-CONF = Path(__file__).parents[2] / "conf"
-CHAIN_METHODS = (
-    "speculative",
-    "specdec_pp",
-    "confidence",
-    "dynamic_confidence",
-    "heuristic",
-    "svip",
-    "adaedl",
-    "tail",
-    "rate",
-)
+POLICIES = config.choices("stopping")
 SAMPLINGS = {
     "sampled": Sampling(temperature=1.0, max_new_tokens=40),
     "warped": Sampling(temperature=0.5, top_k=50, top_p=0.95, max_new_tokens=40),
@@ -127,34 +114,34 @@ def per_text(replayed):
     ]
 
 
+def method_of(policy, overrides=()):
+    """A chain with token-level rejection under any policy of conf/stopping/."""
+    words = ["method=rate", f"stopping@method.policy={policy}", f"method.max_drafted={MAX_DRAFTED}"]
+    return config.instantiate(config.compose("method_only", [*words, *(f"method.{word}" for word in overrides)]).method)
+
+
 def policies():
-    for name in CHAIN_METHODS:
+    for name in POLICIES:
         yield name, []
-    yield "speculative", ["policy.num_drafted=2"]
-    yield "speculative", ["policy.num_drafted=8"]
-    yield "specdec_pp", ["policy.threshold=0.3"]
-    yield "specdec_pp", ["policy.lag=0"]
+    yield "fixed", ["policy.num_drafted=2"]
+    yield "fixed", ["policy.num_drafted=8"]
+    yield "survival", ["policy.threshold=0.3", "min_drafted=2"]
+    yield "survival", ["policy.lag=0"]
 
 
 @pytest.mark.parametrize(("name", "overrides"), list(policies()))
 def test_forced_live_decoding_equals_replay_count_for_count(recorded, pair, name, overrides):
     label, texts, trace = recorded
-    bounds = [] if name == "speculative" else ["max_drafted=10"]
-    method = config.method(name, [*overrides, *bounds], None)
+    method = method_of(name, overrides)
     live = forced_counts(pair, method, trace, texts, SAMPLINGS[label])
     assert per_text(replay(trace, bounded(method, pair))) == live
 
 
-def test_every_stopping_policy_is_replayed():
-    assert {path.stem for path in (CONF / "stopping").glob("*.yaml")} - {"fixed", "survival"} <= set(CHAIN_METHODS)
-
-
 @pytest.mark.parametrize("recorded", ["greedy"], indirect=True)
-@pytest.mark.parametrize("name", CHAIN_METHODS)
+@pytest.mark.parametrize("name", POLICIES)
 def test_greedy_live_decoding_equals_replay_exactly(recorded, pair, name):
     label, texts, trace = recorded
-    bounds = [] if name == "speculative" else ["max_drafted=10"]
-    method = config.method(name, bounds, None)
+    method = method_of(name)
     live = decode(pair, [prompt for prompt, _ in texts], method, SAMPLINGS[label])
     assert [g.token_ids for g in live] == [produced for _, produced in texts]
     assert per_text(replay(trace, bounded(method, pair))) == [g.counts for g in live]

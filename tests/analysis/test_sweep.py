@@ -189,12 +189,15 @@ def test_greedy_texts_do_not_depend_on_the_method(tmp_path):
     assert (rows[rows.method == "oracle"][list(COUNTS)] % 1 == 0).all(axis=None), "coins are certain at temperature 0"
 
 
-def test_prompts_that_cannot_be_decoded_stay_visible(tmp_path, monkeypatch):
+@pytest.mark.parametrize("source", ["live", "traces"])
+def test_prompts_that_cannot_be_decoded_stay_visible(source, tmp_path, monkeypatch):
     load = IdPrompts.load
     monkeypatch.setattr(
         IdPrompts, "load", lambda self: [*load(self), type(load(self)[0])(id="empty", content=[], answer=None)]
     )
-    rows = read_table(sweep.run(sweep_config(tmp_path, grid={"autoregressive": {}, "oracle": {}})), "rows")
+    grid = {"autoregressive": {}, "oracle": {}, "speculative": {}}
+    rows = read_table(sweep.run(sweep_config(tmp_path, grid=grid, source=source)), "rows")
+    assert set(rows.method) == set(grid)
     assert rows[rows.prompt == "empty"].error.str.contains("empty").all()
     assert rows[rows.prompt != "empty"].error.isna().all()
     assert torch.tensor(rows[rows.prompt == "empty"][list(COUNTS)].to_numpy(dtype=float)).sum() == 0

@@ -18,6 +18,7 @@ from toolkit.errors import InputError, StaleError
 from toolkit.sampling import Sampling
 from toolkit.session.tabular import TabularModel
 from toolkit.stopping import Bounded, Confidence, Fixed
+from toolkit.trace import Trace
 from toolkit.traces import read_traces
 
 V, END, ROWS = 3, 0, 6000
@@ -246,9 +247,35 @@ def test_an_interrupted_recording_goes_on_to_the_same_traces(texts_file, tmp_pat
     assert whole.num_texts == 10
     for name, value in vars(whole).items():
         if isinstance(value, torch.Tensor):
-            assert torch.equal(value, getattr(again, name)), name
+            assert torch.equal(value.nan_to_num(-1), getattr(again, name).nan_to_num(-1)), name
     first, second = (read_traces(tmp_path / "whole", replicate) for replicate in (0, 1))
     assert not torch.equal(first.accepted, second.accepted)
+
+
+def test_one_impossible_token_is_refused_and_a_tie_is_not():
+    probs = torch.tensor([[0.0, 0.2, 0.8], [0.0, 0.5, 0.5], [0.1, 0.6, 0.3]], dtype=torch.float64)
+    pair = ModelPair(target=TabularModel(probs), draft=TabularModel(probs.flip(0)), end_ids=())
+    greedy = Recorder(pair, Sampling(temperature=0.0, max_new_tokens=4), 2)
+    greedy.record([([0], [2, 1, 1, 1]), ([0], [2, 1, 2, 1])], [0, 1])  # behind 1, both 1 and 2 are likeliest
+    with pytest.raises(InputError, match=r"response 5: token 2 \(2\) has probability 0"):
+        greedy.record([([0], [2, 2, 1, 1])], [5])
+    nucleus = Recorder(
+        pair, Sampling(top_p=0.6, max_new_tokens=2), 2
+    )  # behind 2, token 1 alone reaches it, by rounding
+    nucleus.record([([0], [2, 2])], [0])
+    with pytest.raises(InputError, match=r"token 1 \(1\) has probability 0"):
+        nucleus.record([([0], [1, 2])], [0])
+    cut = Recorder(pair, Sampling(top_k=1, max_new_tokens=2), 2)
+    with pytest.raises(InputError, match=r"token 2 \(2\) has probability 0"):
+        cut.record([([0], [2, 2])], [0])
+
+
+def test_the_size_is_said_before_anything_is_written(texts_file, tmp_path, capsys, monkeypatch):
+    saved = []
+    monkeypatch.setattr(Trace, "save", lambda self, path: saved.append(capsys.readouterr().err))
+    with pytest.raises(InputError, match="expected a trace at"):
+        traces.run(config(tmp_path / "said", texts_file, SAMPLED))
+    assert " files, about " in saved[0]
 
 
 def test_a_dry_run_writes_nothing(texts_file, tmp_path, capsys):

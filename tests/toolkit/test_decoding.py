@@ -56,6 +56,38 @@ def test_launching_ahead_of_the_answers_changes_nothing(name, batch_size, exact_
             assert one.counts == other.counts
 
 
+@pytest.mark.parametrize(
+    ("name", "limit"),
+    [
+        ("specinfer", "max_drafted=2"),
+        ("specinfer", "policy.num_drafted=2"),
+        ("mtad", "max_drafted=2"),
+        ("block", "max_drafted=2"),
+    ],
+)
+def test_launching_ahead_stays_within_the_methods_limit(name, limit, exact_pair, prompts, monkeypatch):
+    method, sampling = config.method(name, [limit]), Sampling(max_new_tokens=16)
+    expected = decode(exact_pair, prompts, method, sampling, batch_size=3)
+    for module in ("proposers", "tree", "beam_draft"):
+        monkeypatch.setattr(f"toolkit.decoding.{module}.Gate", lambda device: Gate(device, 1))
+    found = decode(exact_pair, prompts, method, sampling, batch_size=3)
+    assert [(g.token_ids, g.counts) for g in found] == [(g.token_ids, g.counts) for g in expected]
+
+
+@pytest.mark.parametrize("name", ["speculative", "mtad", "mtad_head", "speculative_beam", "dsbd", "dsbd_head"])
+def test_of_several_drafts_the_first_one_drafts_alone(name, exact_pair, prompts):
+    sampling = Sampling(max_new_tokens=12)
+    several = ModelPair(
+        target=exact_pair.target,
+        drafts=[exact_pair.draft, exact_pair.target],
+        end_ids=exact_pair.end_ids,
+        head=exact_pair.head,
+    )
+    method = config.method(name, [], exact_pair.head)
+    found, expected = (decode(pair, prompts, method, sampling, batch_size=3) for pair in (several, exact_pair))
+    assert [(g.token_ids, g.beams) for g in found] == [(g.token_ids, g.beams) for g in expected]
+
+
 @pytest.mark.parametrize("name", LOSSLESS)
 def test_greedy_output_is_the_targets_own(name, exact_pair, prompts):
     sampling = Sampling(temperature=0, max_new_tokens=12, repetition_penalty=1.2)

@@ -10,6 +10,7 @@ from tests.tiny_models import tiny_llama
 from toolkit import ModelPair, generate
 from toolkit.errors import InputError
 from toolkit.pair import TOY, check_same_tokenizer, fingerprint
+from toolkit.session import TabularModel
 
 
 def test_local_folders_load_and_decode(checkpoints):
@@ -70,6 +71,20 @@ def test_padded_vocabularies_fit(sizes, prompts):
     greedy = generate(pair, prompts, "speculative", temperature=0.0, max_new_tokens=10)
     alone = generate(pair, prompts, "autoregressive", temperature=0.0, max_new_tokens=10)
     assert [g.token_ids for g in greedy] == [g.token_ids for g in alone]
+
+
+def test_a_blank_at_the_beginning_of_a_text_survives_decoders_that_strip_it():
+    """Llama-2's decoder drops one: indentation of code would be off by it."""
+    from tokenizers import Tokenizer, decoders, models
+    from transformers import PreTrainedTokenizerFast
+
+    words = {"<unk>": 0, "\u2581def": 1, "\u2581\u2581return": 2, "\u2581x": 3}
+    backend = Tokenizer(models.WordLevel(words, unk_token="<unk>"))
+    backend.decoder = decoders.Sequence([decoders.Replace("\u2581", " "), decoders.Fuse(), decoders.Strip(" ", 1, 0)])
+    model = TabularModel(torch.eye(4, dtype=torch.float64))
+    pair = ModelPair(target=model, tokenizer=PreTrainedTokenizerFast(tokenizer_object=backend), end_ids=())
+    assert pair.text([2, 3]) == " return x"
+    assert pair.text([2, 3], before=[1]) == "  return x"
 
 
 def test_a_model_smaller_than_its_tokenizer_is_refused():

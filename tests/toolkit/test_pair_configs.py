@@ -52,9 +52,9 @@ def test_the_meter_counts_forwards_and_tokens():
 def test_the_benchmark_counts_both_sides_alike():
     pair = load_pair("toy")
     names = ["transformers autoregressive", "transformers assisted K=2", "autoregressive", "speculative K=2"]
-    lines = measure(pair, prompts_of(pair, 2), [CONTENDERS[name] for name in names], max_new_tokens=8)
+    lines = measure(pair, prompts_of(pair, 3), [CONTENDERS[name] for name in names], max_new_tokens=8)
     assert set(lines.contender) == set(names)
-    assert len(lines) == 8
+    assert len(lines) == 12
     plain = lines[lines.contender.isin(["transformers autoregressive", "autoregressive"])]
     assert (plain.target_forwards == plain.tokens).all()
     assert (plain.draft_forwards == 0).all()
@@ -66,7 +66,9 @@ def test_the_benchmark_counts_both_sides_alike():
     assert table.loc[0, "against"] == pytest.approx(1.0)
     assert table.loc[0, "low"] <= table.loc[0, "tokens/s"] <= table.loc[0, "high"]
     text = markdown(table, "transformers autoregressive")
-    assert all(name in text for name in names)
+    assert all(name in text for name in names) and "[1.00, 1.00]" in text
+    few = summary(lines[lines.group < 2], "transformers autoregressive")
+    assert few.low.isna().all() and "[" not in markdown(few, "transformers autoregressive")
 
 
 def test_assisted_generation_runs_one_prompt_at_a_time():

@@ -40,6 +40,12 @@ def test_not_a_number_is_passed_on_at_every_temperature():
         assert bool(warp(torch.tensor([0.0, torch.nan]), Sampling(temperature=temperature)).isnan().any())
 
 
+def test_a_law_without_any_token_is_passed_on_as_not_a_number_at_every_temperature():
+    for temperature in (0.0, 0.7, 1.0):
+        laws = warp(torch.tensor([[-torch.inf, -torch.inf], [0.0, -torch.inf]]), Sampling(temperature=temperature))
+        assert laws.isnan().tolist() == [[True, True], [False, False]]
+
+
 def test_draw_inverts_the_cumulative_sum_and_never_returns_an_impossible_token():
     probs = torch.tensor([0.0, 0.25, 0.0, 0.75, 0.0])
     uniforms = torch.tensor([0.0, 0.2499, 0.25, 0.999999, 1 - 2**-53], dtype=torch.float64)

@@ -11,7 +11,7 @@ from toolkit.decoding import Method, Sampling, TreeProposer, decode
 from toolkit.decoding.tree import num_nodes, parse_k_config
 from toolkit.errors import InputError
 from toolkit.session import TabularModel
-from toolkit.stopping import Confidence, Fixed, Survival
+from toolkit.stopping import AdaEdl, Confidence, DynamicConfidence, Fixed, Heuristic, Survival
 from toolkit.verification import get
 from toolkit.verification.specinfer import SpecInfer
 
@@ -113,6 +113,12 @@ def test_repetition_penalty_follows_each_nodes_own_path(exact_pair, prompts):
     assert [g.token_ids for g in alone] == [
         g.token_ids for g in decode(exact_pair, prompts, config.method("mcsd"), sampled, batch_size=4)
     ]
+
+
+def test_policies_that_learn_from_chains_are_refused():
+    for policy in (Heuristic(), DynamicConfidence(), AdaEdl()):
+        with pytest.raises(InputError, match=f"{type(policy).__name__} learns from the rounds of a chain"):
+            Method("tree", policy, get("mcsd"), TreeProposer("2x2", "without_replacement"))
 
 
 def test_bad_trees_are_refused():

@@ -84,7 +84,8 @@ class BeamChainProposer:
         drafting = policy.begin(num_rows, state, device) & (limits > 0)
         num_calls, leader = torch.zeros_like(limits), torch.full_like(limits, -1)
         gate, levels, num_read = Gate(device), [_context_level(context, state)], 0
-        while len(levels) <= min(context.most, self.num_tokens) and gate.passes(drafting):
+        most = min(context.most, self.num_tokens, self.num_tokens if policy.limit is None else policy.limit)
+        while len(levels) <= most and gate.passes(drafting):
             depth = len(levels)
             num_calls += drafting
             reading, num_read = self._read(context, levels), (depth - 1) * self.num_beams

@@ -72,6 +72,7 @@ def decode(
     if batch_size < 1:
         raise InputError(f"batch_size: expected at least 1, got {batch_size}")
     sampling.check_vocab(pair.vocab_size)
+    pair.cache_bytes = 0
     method = method.bind(pair)
     row_ids = range(len(prompts)) if row_ids is None else row_ids
     rows = [_start(pair, prompt, row_id, sampling) for prompt, row_id in zip(prompts, row_ids, strict=True)]
@@ -126,12 +127,11 @@ class Batch(ABC):
         places = min(batch_size, len(queue))
         self.sessions = pair.open_sessions(places, self.capacity(max(len(row.context) for row in queue)))
         self.target, self.drafts = self.sessions
-        if not method.drafts:
-            self.drafts = []
+        if not method.shares_drafts:
+            self.drafts = self.drafts[: int(method.drafts)]
         self.rows = [queue.popleft() for _ in range(places)]
         self.busy = [True] * places
         self.device = pair.device
-        pair.cache_bytes = 0
         self.state: State = method.policy.init(places, self.device)
         for place in range(places):
             self.join(place)
@@ -215,14 +215,14 @@ class Batch(ABC):
         self.busy[place] = False
         generation = self.rows[place].generation
         generation.finish_reason = reason
-        generation.text = self.pair.text(generation.token_ids)
+        generation.text = self.pair.text(generation.token_ids, generation.prompt_ids)
         if reason == "stop":
-            generation.text = generation.text[: self.stop_position(generation.token_ids)]
+            generation.text = generation.text[: self.stop_position(generation, generation.token_ids)]
         self.finish(generation)
 
-    def stop_position(self, token_ids: list[int]) -> int | None:
-        """Where the first stop string starts in the text of these tokens."""
-        text = self.pair.text(token_ids)
+    def stop_position(self, generation: Generation, token_ids: list[int]) -> int | None:
+        """Where the first stop string starts in the text of these tokens behind the generation's prompt."""
+        text = self.pair.text(token_ids, generation.prompt_ids)
         found = [position for stop in self.sampling.stop if (position := text.find(stop)) >= 0]
         return min(found, default=None)
 

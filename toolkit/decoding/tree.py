@@ -102,7 +102,8 @@ class TreeProposer:
         gate, tree, node_state = Gate(device), _Tree(), state
         growing = drafting.unsqueeze(1)  # [B, n]: nodes of the newest level that get children
         num_read = 0  # nodes the drafts have read
-        for depth, width in enumerate(self.widths[: context.most], start=1):
+        most = context.most if policy.limit is None else min(context.most, policy.limit)
+        for depth, width in enumerate(self.widths[:most], start=1):
             growing = growing & (limits >= depth).unsqueeze(1)
             if not gate.passes(growing):
                 break

@@ -6,6 +6,7 @@ Shapes: B places, N proposed nodes, V vocabulary.
 from __future__ import annotations
 
 from time import perf_counter
+from typing import cast
 
 import torch
 from torch import Tensor
@@ -67,8 +68,7 @@ class TrunkBatch(Batch):
         return warp(reading.logits, self.sampling, self._seen_at_nodes(proposal))
 
     def verify(self, proposal: Proposal, scores: Tensor, uniforms: Tensor) -> Verdict:
-        assert isinstance(self.method.rule, TextRule)
-        return self.method.rule.verify(proposal, scores, uniforms)
+        return cast(TextRule, self.method.rule).verify(proposal, scores, uniforms)
 
     def commit(
         self, context: DraftContext, proposal: Proposal, verdict: Verdict, started: float, drafted: float
@@ -111,8 +111,9 @@ class TrunkBatch(Batch):
             kept, reason = kept[: ends[0] + 1], "end"
         if self.sampling.stop and self.pair.tokenizer is not None:
             produced = row.generation.token_ids
-            if self.stop_position(produced + kept) is not None:
-                first = next(i for i in range(len(kept)) if self.stop_position(produced + kept[: i + 1]) is not None)
+            if self.stop_position(row.generation, produced + kept) is not None:
+                starts = (self.stop_position(row.generation, produced + kept[: i + 1]) for i in range(len(kept)))
+                first = next(i for i, start in enumerate(starts) if start is not None)
                 kept, reason = kept[: first + 1], "stop"
         return kept, reason
 

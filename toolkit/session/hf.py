@@ -76,7 +76,8 @@ class _Block:
         if self.flat is None:
             buffer[:, self.start : self.start + states.shape[1]] = states  # type: ignore[operator]
         else:
-            buffer.view(-1, *buffer.shape[2:]).index_copy_(0, self.flat, states.reshape(-1, *states.shape[2:]))
+            flat = self.flat if self.flat.device == buffer.device else self.flat.to(buffer.device)  # layers spread out
+            buffer.view(-1, *buffer.shape[2:]).index_copy_(0, flat, states.reshape(-1, *states.shape[2:]))
         visible = buffer[:, : self.visible] if self.rows is None else buffer[self.rows, : self.visible]
         return visible.transpose(1, 2)
 
@@ -212,7 +213,8 @@ class HFSession(Session):
         for layer in self.layers:
             for buffer in (layer.keys, layer.values):
                 flat = buffer.view(-1, *buffer.shape[2:])
-                flat.index_copy_(0, where_to, flat.index_select(0, where_from))
+                moved = flat.index_select(0, where_from.to(flat.device))
+                flat.index_copy_(0, where_to.to(flat.device), moved)
 
     @torch.inference_mode()
     def _grow(self, capacity: int) -> None:

@@ -5,9 +5,9 @@ lambda the best such rate, another draft forward of cost c is worth it, looking 
 
     P(all drafted so far accepted) * P(the next one accepted)  >  lambda * c
 
-lambda is the fixed point of the rate achieved: solved on traces (`analysis.ceilings.solve_policy`) and given as `rate`,
-or tracked while decoding, prompt by prompt. With an acceptance head instead of a pre-read one this is SpecDec++'s rule at
-the threshold that theory gives, h = 1 - lambda c.
+lambda is the rate achieved itself: tracked while decoding, prompt by prompt, or solved on traces (`analysis.price`, which
+keeps the best one met on the way to the fixed point) and given as `rate`. With an acceptance head instead of a pre-read
+one this is SpecDec++'s rule at the threshold that theory gives, h = 1 - lambda c.
 Looking one step ahead is not the optimum: what the next token's score will show is worth something, too.
 """
 
