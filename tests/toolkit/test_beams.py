@@ -10,6 +10,7 @@ import pytest
 import torch
 from scipy.stats import chisquare
 
+from tests.slow_beams import SlowRound, Tables
 from tests.tiny_checkpoints import tiny_llama
 from toolkit import ModelPair, config
 from toolkit.decoding import Beams, ForestProposer, Method, Sampling, decode
@@ -118,16 +119,96 @@ def test_beams_follow_the_law_of_beam_sampling(name, warped, table_pair):
     built = CASES[name]
     law = beam_law(table_pair.target, [0, 1], built.beams.num_beams, 3, 2, sampling)
     assert abs(sum(law.values()) - 1) < 1e-9
-    runs = 6000
-    seen = sampled(table_pair, built, runs, 3, sampling, 3000)
-    assert set(seen) <= set(law)
+    seen = sampled(table_pair, built, 6000, 3, sampling, 3000)
+    assert p_value(seen, law) > 0.001 / (2 * len(CASES))
+
+
+def p_value(seen: Counter[Living], law: dict[Living, float]) -> float:
+    """The p-value of a chi-square test; rare outcomes together. 0 if an outcome cannot happen."""
+    if not set(seen) <= set(law):
+        return 0.0
+    runs = sum(seen.values())
     rare = [key for key, chance in law.items() if chance * runs < 5]
     common = [key for key in law if key not in set(rare)]
     counts = [seen[key] for key in common] + [sum(seen[key] for key in rare)]
     expected = [law[key] * runs for key in common] + [sum(law[key] for key in rare) * runs]
     if expected[-1] < 5:
         counts, expected = [*counts[:-2], counts[-2] + counts[-1]], [*expected[:-2], expected[-2] + expected[-1]]
-    assert chisquare(counts, expected).pvalue > 0.001 / (2 * len(CASES))
+    return float(chisquare(counts, expected).pvalue)
+
+
+def tables(pair: ModelPair, prompt: list[int], living: Living, depth: int) -> Tables:
+    """The pair's laws after every text of up to `depth` tokens that goes on from a living beam."""
+
+    def laws(model: TabularModel, d: int) -> torch.Tensor:
+        texts = [[*prompt, *text, *more] for text in living for more in product(range(model.vocab_size), repeat=d)]
+        return torch.stack([model.probs[model.state(text)] for text in texts])
+
+    weights = torch.tensor([score(pair.target, prompt, text) for text in living], dtype=torch.float64).exp()
+    p, q = ([laws(model, d) for d in range(depth + 1)] for model in (pair.target, pair.draft))
+    return Tables(weights, p, q)
+
+
+def dynamic_law(
+    pair: ModelPair, prompt: list[int], built: Method, length: int, end: int, sampling: Sampling
+) -> dict[Living, float]:
+    """As `beam_law`, with widths that depend on what was drafted: round after round, every draft and every verdict."""
+    assert built.beams is not None
+    law: Counter[Living] = Counter()
+    states: list[Counter[tuple[Living, Living]]] = [Counter() for _ in range(length)]
+    states[0][((),), ()] = 1.0
+    for depth in range(length):
+        for (living, finished), chance in states[depth].items():
+            layers = min(built.proposer.num_layers, length - depth - 1)
+            one = SlowRound(
+                tables(pair, prompt, living, layers),
+                layers,
+                built.proposer.num_beams,
+                built.beams.num_beams,
+                threshold=built.beams.threshold,
+                end=end,
+                room=built.beams.num_beams - len(finished),
+                sampling=sampling,
+            )
+            for history, p in one.law().items():
+                texts, done = living, finished
+                for layer in history:
+                    texts = tuple((*texts[code // one.vocab_size], code % one.vocab_size) for code in layer)
+                    done = (*done, *(text for text in texts if text[-1] == end))
+                alive = tuple(sorted(text for text in texts if text[-1] != end))
+                if not alive or len(done) >= built.beams.num_beams or depth + len(history) == length:
+                    best = sorted((*done, *alive), key=lambda t: (-round(score(pair.target, prompt, t) / len(t), 9), t))
+                    law[tuple(sorted(best[: built.beams.num_beams]))] += chance * p
+                else:
+                    states[depth + len(history)][alive, tuple(sorted(done))] += chance * p
+    return law
+
+
+DYNAMIC = {
+    "two_beams": method(2, drafted=2, threshold=0.2),
+    "two_of_three": method(2, drafted=3, layers=1, threshold=0.4),
+    "three_beams": method(3, drafted=3, threshold=0.3),
+}
+
+
+@pytest.mark.parametrize("warped", [False, True])
+@pytest.mark.parametrize("name", DYNAMIC)
+def test_beams_of_dynamic_width_follow_their_law(name, warped, table_pair):
+    """The same where layers are as wide as the draft can be trusted: the law mixes over what was drafted."""
+    sampling = Sampling(max_new_tokens=3, seed=5, **({"temperature": 0.8, "top_k": 3, "top_p": 0.9} if warped else {}))
+    law = dynamic_law(table_pair, [0, 1], DYNAMIC[name], 3, 2, sampling)
+    assert abs(sum(law.values()) - 1) < 1e-9
+    assert {1, 2} <= {len(beams) for beams in law}
+    seen = sampled(table_pair, DYNAMIC[name], 6000, 3, sampling, 3000)
+    assert p_value(seen, law) > 0.001 / (2 * len(DYNAMIC))
+
+
+def test_both_references_agree(table_pair):
+    """With a fixed width, rounds in slow motion are beam sampling: exactly, over whole responses."""
+    built, sampling = CASES["speculative_shallow"], Sampling()
+    law = beam_law(table_pair.target, [0, 1], 2, 3, 2, sampling)
+    rounds = dynamic_law(table_pair, [0, 1], built, 3, 2, sampling)
+    assert max(abs(law[key] - rounds[key]) for key in {*law, *rounds}) < 1e-10
 
 
 def test_the_beam_test_catches_the_published_drawing(table_pair):
