@@ -16,6 +16,7 @@ Shapes: T texts, P positions of all texts, S >= P steps, D hidden size.
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
@@ -30,6 +31,34 @@ from toolkit.errors import InputError
 from toolkit.io import write_atomic
 
 PER_POSITION = ("accepted", "chance", "roll_first", "roll_length", "target_entropy")
+
+
+class Rows:
+    """Rows of several tensors [n_i, D] as those of one: files that are mapped into memory are read where rows are asked for."""
+
+    def __init__(self, parts: Sequence[Tensor]):
+        self.parts = list(parts)
+        self.ends = torch.tensor([len(part) for part in self.parts]).cumsum(0)
+        self.shape = (int(self.ends[-1]), *self.parts[0].shape[1:])
+        self.dtype = self.parts[0].dtype
+
+    def __len__(self) -> int:
+        return self.shape[0]
+
+    def __getitem__(self, index: Tensor) -> Tensor:
+        """The rows index [...] as [..., D], copied."""
+        flat = index.flatten()
+        found = torch.empty(len(flat), *self.shape[1:], dtype=self.dtype)
+        part = torch.searchsorted(self.ends, flat, right=True)
+        for number in part.unique().tolist():
+            chosen = part == number
+            first = int(self.ends[number]) - len(self.parts[number])
+            found[chosen] = self.parts[number][flat[chosen] - first]
+        return found.view(*index.shape, *self.shape[1:])
+
+    def whole(self) -> Tensor:
+        """All of them, in memory."""
+        return torch.cat(self.parts)
 
 
 @dataclass(frozen=True)
@@ -53,7 +82,7 @@ class Trace:
     alpha [S]           sum_x min(p, q)(x) there; likewise
     estimates           head's name -> its raw logits: [S] of an acceptance head, from the state that produced q, about the
                         token *before*; [S, 2] of a pre-read head, about the drawn token and the one after it
-    hidden [S, D]       that state, float16, if it was recorded
+    hidden [S, D]       that state, float16, if it was recorded; `Rows` where it lies in several files
     max_drafted         most steps of a round the roll-outs suffice for
     about               what the trace was made from
     """
@@ -75,7 +104,7 @@ class Trace:
     alpha: Tensor
     max_drafted: int
     estimates: Mapping[str, Tensor] = field(default_factory=dict)
-    hidden: Tensor | None = None
+    hidden: Tensor | Rows | None = None
     about: Mapping[str, Any] = field(default_factory=dict)
 
     @property
@@ -96,8 +125,9 @@ class Trace:
     @property
     def num_bytes(self) -> int:
         """Bytes of all tensors."""
-        held = [*_tensors(self).values(), *self.estimates.values()]
-        return sum(value.numel() * value.element_size() for value in held)
+        held = [*_tensors(self, but=("hidden",)).values(), *self.estimates.values()]
+        states = 0 if self.hidden is None else math.prod(self.hidden.shape) * self.hidden.dtype.itemsize
+        return sum(value.numel() * value.element_size() for value in held) + states
 
     def lengths(self) -> Tensor:
         """Tokens of each text [T]."""
@@ -135,8 +165,11 @@ def recorded_name(head: str, kind: str) -> str:
     return head if kind == "survival" else f"{head}.{kind}"
 
 
-def join(traces: Sequence[Trace]) -> Trace:
-    """Several traces as one; all must hold the same estimates. `about` is the first one's."""
+def join(traces: Sequence[Trace], mapped: bool = False) -> Trace:
+    """Several traces as one; all must hold the same estimates. `about` is the first one's.
+
+    mapped  leave states where they lie (`Rows`): they are most of a trace, and may be more than memory holds
+    """
     if not traces:
         raise InputError("expected at least one trace, got none")
     first = traces[0]
@@ -153,12 +186,14 @@ def join(traces: Sequence[Trace]) -> Trace:
             "text_first": torch.tensor(positions_before),
             "roll_first": torch.where(trace.roll_length == 0, 0, total + rolls_before - trace.num_positions),
         }
-        for name, value in _tensors(trace).items():
+        for name, value in _tensors(trace, but=("hidden",) if mapped else ()).items():
             parts.setdefault(name, []).append(value + shift[name] if name in shift else value)
         positions_before += trace.num_positions
         rolls_before += trace.num_steps - trace.num_positions
-    joined = {name: _joined(name, values, traces) for name, values in parts.items()}
+    joined: dict[str, Any] = {name: _joined(name, values, traces) for name, values in parts.items()}
     estimates = {name: _steps([t.estimates[name] for t in traces], traces) for name in first.estimates}
+    if mapped and first.hidden is not None:
+        joined["hidden"] = Rows(_in_order([trace.hidden for trace in traces], traces))
     return Trace(**joined, estimates=estimates, max_drafted=first.max_drafted, about=first.about)
 
 
@@ -171,12 +206,17 @@ def _joined(name: str, values: list[Tensor], traces: Sequence[Trace]) -> Tensor:
 
 
 def _steps(values: list[Tensor], traces: Sequence[Trace]) -> Tensor:
+    return torch.cat(_in_order(values, traces))
+
+
+def _in_order(values: Sequence[Any], traces: Sequence[Trace]) -> list[Tensor]:
     """All positions' steps, then all roll-outs'."""
     sizes = [trace.num_positions for trace in traces]
     path = [value[:size] for value, size in zip(values, sizes, strict=True)]
-    return torch.cat([*path, *(value[size:] for value, size in zip(values, sizes, strict=True))])
+    return [*path, *(value[size:] for value, size in zip(values, sizes, strict=True))]
 
 
-def _tensors(trace: Trace) -> dict[str, Tensor]:
-    values = {item.name: getattr(trace, item.name) for item in fields(trace)}
+def _tensors(trace: Trace, but: Sequence[str] = ()) -> dict[str, Tensor]:
+    values = {item.name: getattr(trace, item.name) for item in fields(trace) if item.name not in but}
+    values = {name: value.whole() if isinstance(value, Rows) else value for name, value in values.items()}
     return {name: value.contiguous() for name, value in values.items() if isinstance(value, Tensor)}

@@ -20,6 +20,7 @@ def file_name(shard: int, replicate: int) -> str:
 def read_traces(folder: Path | str, replicate: int | None = 0) -> Trace:
     """The traces of a finished folder as one: one replicate, or all of them (None), one after another.
 
+    States stay in the files until they are asked for.
     Raises InputError if the folder is not finished, or a file is missing, cut short or of another job.
     """
     folder = Path(folder)
@@ -30,7 +31,7 @@ def read_traces(folder: Path | str, replicate: int | None = 0) -> Trace:
         raise InputError(f"the traces in {folder} are not finished: run data_gen.traces again first")
     chosen = range(manifest["replicates"]) if replicate is None else [replicate]
     paths = [folder / file_name(number, r) for r in chosen for number in range(manifest["num_shards"])]
-    return join([read_file(path, manifest["job"]) for path in paths])
+    return join([read_file(path, manifest["job"]) for path in paths], mapped=True)
 
 
 def read_file(path: Path, job: str) -> Trace:

@@ -18,7 +18,7 @@ from toolkit.errors import InputError, StaleError
 from toolkit.sampling import Sampling
 from toolkit.session.tabular import TabularModel
 from toolkit.stopping import Bounded, Confidence, Fixed
-from toolkit.trace import Trace
+from toolkit.trace import Rows, Trace, join
 from toolkit.traces import read_traces
 
 V, END, ROWS = 3, 0, 6000
@@ -276,6 +276,20 @@ def test_the_size_is_said_before_anything_is_written(texts_file, tmp_path, capsy
     with pytest.raises(InputError, match="expected a trace at"):
         traces.run(config(tmp_path / "said", texts_file, SAMPLED))
     assert " files, about " in saved[0]
+
+
+def test_states_of_several_files_stay_where_they_are(texts_file, tmp_path):
+    options = [SAMPLED, "hidden=true", "shard_size=2"]
+    folder = traces.run(config(tmp_path / "states", texts_file, *options))
+    mapped = read_traces(folder)
+    assert isinstance(mapped.hidden, Rows)
+    whole = join([Trace.load(path) for path in sorted(folder.glob("*-r0.safetensors"))])
+    assert isinstance(whole.hidden, torch.Tensor)
+    assert mapped.hidden.shape == whole.hidden.shape and mapped.num_bytes == whole.num_bytes
+    for index in (torch.arange(len(whole.hidden)), torch.tensor([[7, 0], [3, len(whole.hidden) - 1]])):
+        assert torch.equal(mapped.hidden[index], whole.hidden[index])
+    again = Trace.load(mapped.save(tmp_path / "again.safetensors"))
+    assert torch.equal(again.hidden, whole.hidden)
 
 
 def test_a_dry_run_writes_nothing(texts_file, tmp_path, capsys):
