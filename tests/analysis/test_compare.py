@@ -118,6 +118,7 @@ def test_texts_do_not_depend_on_the_group(tmp_path, compared, tiny_overrides, ti
         ("baseline=fixed", "baseline: expected one of autoregressive; "),
         ("+grid.oracle={}", "grid.oracle: expected methods that decode"),
         ("metrics=[exactness]", "unknown quality metric 'exactness'"),
+        ("metrics=[{pass_at_k: {k: 2, allow_code_execution: true}}]", "each method writes one; expected k=1"),
         ("+grid.nothing={}", "unknown method 'nothing'"),
     ],
 )
