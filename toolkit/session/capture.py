@@ -32,7 +32,7 @@ class TracedForward:
     """A TorchScript trace. Buffers are arguments: any session with buffers of these shapes can use it."""
 
     after: ClassVar[int] = 32  # uses before a shape is captured: by then a trace costs about what it saves
-    layers: ClassVar[int] = 128  # of all traces of a model: each takes about 2 MB per layer, whatever the layer's size
+    layers: ClassVar[int] = 128  # of all traces of a model: each takes 2 to 3 MB per layer, whatever the layer's size
 
     def __init__(self, forward: Forward, inputs: Sequence[Tensor], buffers: Sequence[Tensor]):
         with warnings.catch_warnings():
