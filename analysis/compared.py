@@ -19,12 +19,11 @@ from analysis.grid import Cell
 from analysis.quality import Metric
 from analysis.quality.base import table as counted
 from analysis.rows import COUNTS, Array
-from analysis.statistics import percentile_interval, resampled_totals
+from analysis.statistics import group_interval, resampled_totals
 from analysis.tables import markdown, with_interval
 from toolkit.errors import InputError
 from toolkit.types import Generation, Round
 
-FEWEST_GROUPS = 3  # fewer say nothing about spread
 MEASURED = (*COUNTS, "seconds", "joules", "layers", "widths")
 LABELS = {
     "tokens_per_second": "tokens/s", "speedup": "speed / baseline", "throughput": "tokens per target time",
@@ -117,9 +116,9 @@ def table_of(
 def _ends(samples: Array, confidence: float, num_groups: int) -> tuple[float, float]:
     """The central interval; none of too few groups, or if a figure is undefined in over one resample of a hundred."""
     known = samples[np.isfinite(samples)]
-    if num_groups < FEWEST_GROUPS or len(known) < 0.99 * len(samples):
+    if len(known) < 0.99 * len(samples):
         return float("nan"), float("nan")
-    return percentile_interval(known, confidence)
+    return group_interval(known, num_groups, confidence)
 
 
 def _figures(

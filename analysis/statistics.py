@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 Array = NDArray[np.float64]
 CHUNK = 4_000_000  # resampling weights held at a time
+FEWEST_GROUPS = 3  # fewer say nothing about spread
 
 
 def resampled_totals(values: Array, resamples: int, seed: int) -> Array:
@@ -36,3 +37,8 @@ def percentile_interval(samples: Array, confidence: float = 0.95) -> tuple[float
     tail = (1 - confidence) / 2
     low, high = np.quantile(samples, [tail, 1 - tail])
     return float(low), float(high)
+
+
+def group_interval(samples: Array, num_groups: int, confidence: float = 0.95) -> tuple[float, float]:
+    """The same of resampled groups; not a number where there are too few of them to say anything about spread."""
+    return percentile_interval(samples, confidence) if num_groups >= FEWEST_GROUPS else (float("nan"), float("nan"))

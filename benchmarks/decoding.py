@@ -19,9 +19,9 @@ from time import perf_counter
 import numpy as np
 import pandas as pd
 import torch
-from numpy.typing import NDArray
 from tqdm import tqdm
 
+from analysis.statistics import group_interval
 from benchmarks.contenders import Contender, constant, engine, theirs
 from benchmarks.meter import ForwardMeter
 from data_gen.frozen import load_frozen
@@ -31,7 +31,6 @@ from toolkit.io import write_text
 from toolkit.padding import padded_pair
 
 NUM_BOOT = 2000
-FEWEST_GROUPS = 3  # fewer say nothing about spread
 DOMAINS = ("math", "code")
 REFERENCE = "transformers autoregressive"
 
@@ -127,7 +126,7 @@ def summary(lines: pd.DataFrame, reference: str | None = None, seed: int = 0) ->
         for name in part.contender.unique():
             own = part[part.contender == name]
             speed = own.tokens.sum() / own.seconds.sum()
-            low, high = _interval(boot[name], len(tokens))
+            low, high = group_interval(boot[name], len(tokens))
             line = {
                 "contender": name, "batch": batch_size, "tokens/s": speed, "low": low, "high": high,
                 "tokens per target forward": own.tokens.sum() / own.target_forwards.sum(),
@@ -137,18 +136,10 @@ def summary(lines: pd.DataFrame, reference: str | None = None, seed: int = 0) ->
             if reference in boot:
                 ratio = boot[name] / boot[reference]
                 base = tokens[reference].sum() / seconds[reference].sum()
-                low, high = _interval(ratio, len(tokens))
+                low, high = group_interval(ratio, len(tokens))
                 line |= {"against": speed / base, "against low": low, "against high": high}
             results.append(line)
     return pd.DataFrame(results)
-
-
-def _interval(drawn: NDArray[np.float64], num_groups: int) -> tuple[float, float]:
-    """The middle 95 % of what was drawn; not a number where there were too few groups to draw from."""
-    if num_groups < FEWEST_GROUPS:
-        return float("nan"), float("nan")
-    low, high = np.quantile(drawn, [0.025, 0.975])
-    return float(low), float(high)
 
 
 def markdown(table: pd.DataFrame, reference: str) -> str:

@@ -23,7 +23,7 @@ from toolkit.decoding import Sampling, decode
 from toolkit.pair import CAPACITY_GRANULE
 
 PROMPTS, BATCH, TOKENS = 1000, 8, 16
-TURNS = 3  # how often the same prompts are decoded: captured forwards are made in the first turn
+TURNS = 3  # how often the same prompts are decoded: shapes are captured once they have recurred often enough
 
 
 def memory() -> str:
