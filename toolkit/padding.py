@@ -103,11 +103,12 @@ def padded_pair(
     seed: int = 0,
     cuda_graphs: str | bool = "auto",
     cpu_traces: str | bool = "auto",
+    cpu_packing: str | bool = "auto",
     **options: Any,
 ) -> ModelPair:
     """A pair of padded models: the toy pair's, or any Llamas'.
 
-    target, draft, options       as in `ModelPair.from_pretrained`, cuda_graphs and cpu_traces, too
+    target, draft, options       as in `ModelPair.from_pretrained`, cuda_graphs, cpu_traces and cpu_packing, too
     target_preset, draft_preset  names in PRESETS; None: not padded. Heads trained on a draft do not fit its padded form
     """
     pair = ModelPair.from_pretrained(target, draft, device=device, dtype=dtype, **options)
@@ -121,6 +122,7 @@ def padded_pair(
         head=pair.head if draft_preset is None else None,
         cuda_graphs=cuda_graphs,
         cpu_traces=cpu_traces,
+        cpu_packing=cpu_packing,
     )
 
 

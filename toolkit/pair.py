@@ -15,6 +15,7 @@ from torch import Tensor
 from toolkit.errors import InputError
 from toolkit.session import Session, open_session
 from toolkit.session.capture import Captures, captures_for, static_flow
+from toolkit.session.packing import PackedLinears, packed_for
 
 Sessions = tuple[Session, list[Session]]
 CAPACITY_GRANULE = 128  # caches come in multiples of it, so that few shapes recur
@@ -35,6 +36,8 @@ class ModelPair:
     name           how tables call the pair
     cuda_graphs    "auto" or "off": forwards of recurring shapes are captured and replayed on GPUs
     cpu_traces     "auto" or "off": the same on CPUs, through TorchScript traces (pays for small models in long runs)
+    cpu_packing    "auto", "on" or "off": large float32 layers keep a second copy of their weights in a layout that makes
+                   reading a few tokens at a time as cheap as reading one. auto: up to 4 GiB of copies
     One call of `decode` at a time: caches and captures are the pair's. Models whose parameters ask for gradients are not
     captured.
     """
@@ -48,17 +51,19 @@ class ModelPair:
     head: str | None = None  # the acceptance head that ships with the pair, if one does
     cuda_graphs: str | bool = "auto"
     cpu_traces: str | bool = "auto"
+    cpu_packing: str | bool = "auto"
     heads: dict[Any, Any] = field(default_factory=dict, init=False, repr=False)  # those loaded and checked so far
     captures: list[Captures | None] = field(default_factory=list, init=False, repr=False)  # the target's, the drafts'
+    packed: list[PackedLinears | None] = field(default_factory=list, init=False, repr=False)  # likewise
     idle: list[Sessions] = field(default_factory=list, init=False, repr=False)
     cache_bytes: int = field(default=0, init=False, repr=False)  # the most the last call's caches took
 
     def __post_init__(self) -> None:
         if self.drafts and self.draft is not None:
             raise InputError("expected draft=... or drafts=[...], got both")
-        for name in ("cuda_graphs", "cpu_traces"):
-            if (option := getattr(self, name)) not in ("auto", "off", True, False):
-                raise InputError(f"{name}: expected auto or off, got {option!r}")
+        for name in ("cuda_graphs", "cpu_traces", "cpu_packing"):
+            if (option := getattr(self, name)) not in ("auto", "on", "off", True, False):
+                raise InputError(f"{name}: expected auto, on or off, got {option!r}")
         self.drafts = tuple(self.drafts) or ((self.draft,) if self.draft is not None else ())
         self.draft = self.drafts[0] if self.drafts else None
         if self.end_ids is None:
@@ -95,6 +100,7 @@ class ModelPair:
         name: str = "",
         cuda_graphs: str | bool = "auto",
         cpu_traces: str | bool = "auto",
+        cpu_packing: str | bool = "auto",
     ) -> ModelPair:
         """Load both models and compare their tokenizers token by token.
 
@@ -123,6 +129,7 @@ class ModelPair:
             head=str(shipped) if shipped is not None and shipped.exists() else None,
             cuda_graphs=cuda_graphs,
             cpu_traces=cpu_traces,
+            cpu_packing=cpu_packing,
         )
 
     @cached_property
@@ -150,11 +157,15 @@ class ModelPair:
             if sessions[0].index.num_rows == num_rows and all(s.index.capacity >= capacity for s in _both(sessions)):
                 self.idle.remove(sessions)
                 return sessions
-        if not self.captures:
-            self.captures = [self._captures(model) for model in (self.target, *self.drafts)]
+        models = (self.target, *self.drafts)
+        self.captures = self.captures or [self._captures(model) for model in models]
+        self.packed = self.packed or [self._packed(model) for model in models]
+        for packed in self.packed:
+            if packed is not None:
+                packed.refresh()
         target, *drafts = (
-            open_session(model, num_rows, capacity, self._own(captures))
-            for model, captures in zip((self.target, *self.drafts), self.captures, strict=True)
+            open_session(model, num_rows, capacity, self._own(captures), packed)
+            for model, captures, packed in zip(models, self.captures, self.packed, strict=True)
         )
         for draft, session in zip(self.drafts, drafts, strict=True):
             session.clips_tokens = vocab_size(draft) < self.vocab_size
@@ -170,14 +181,13 @@ class ModelPair:
         self.idle[:] = [sessions, *self.idle][:IDLE]
 
     def _captures(self, model: Any) -> Captures | None:
-        if hasattr(model, "open_session") or not static_flow(model):
+        if not _settled(model) or not static_flow(model):
             return None
-        if len(set(getattr(model, "hf_device_map", {0: 0}).values())) > 1:
-            return None
-        if any(parameter.requires_grad for parameter in model.parameters()):
-            return None  # a model in training: its forward is no constant
         layers = model.config.get_text_config().num_hidden_layers
         return captures_for(model.device, self.cuda_graphs, self.cpu_traces, layers)
+
+    def _packed(self, model: Any) -> PackedLinears | None:
+        return packed_for(model, self.cpu_packing) if _settled(model) else None
 
     @staticmethod
     def _own(captures: Captures | None) -> Captures | None:
@@ -223,6 +233,15 @@ class ModelPair:
 
     def _decoded(self, token_ids: Sequence[int]) -> str:
         return str(self.tokenizer.decode(list(token_ids), skip_special_tokens=True))
+
+
+def _settled(model: Any) -> bool:
+    """Whether a model is a transformers one on one device and not in training: its forward is the same on every call."""
+    return (
+        not hasattr(model, "open_session")
+        and len(set(getattr(model, "hf_device_map", {0: 0}).values())) == 1
+        and not any(parameter.requires_grad for parameter in model.parameters())
+    )
 
 
 def _both(sessions: Sessions) -> list[Session]:

@@ -166,6 +166,6 @@ def test_a_trace_does_not_keep_the_session_that_it_was_made_in():
 
 
 def test_bad_options():
-    for name in ("cuda_graphs", "cpu_traces"):
-        with pytest.raises(InputError, match=f"{name}: expected auto or off, got 'fast'"):
+    for name in ("cuda_graphs", "cpu_traces", "cpu_packing"):
+        with pytest.raises(InputError, match=f"{name}: expected auto, on or off, got 'fast'"):
             ModelPair.from_pretrained("toy/target", "toy/draft", **{name: "fast"})

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from toolkit.errors import InputError
 from toolkit.session.capture import Captures
+from toolkit.session.packing import PackedLinears
 from toolkit.session.tree import Placement, TreeIndex
 
 
@@ -126,14 +127,17 @@ class Session(ABC):
         """Memory of the keys and values."""
 
 
-def open_session(model: Any, num_rows: int, capacity: int, captures: Captures | None = None) -> Session:
+def open_session(
+    model: Any, num_rows: int, capacity: int, captures: Captures | None = None, packed: PackedLinears | None = None
+) -> Session:
     """The session of a model: its own, if it brings one (`open_session`), else the one for Hugging Face models.
 
     captures  forwards of recurring shapes are replayed through them (Hugging Face models only); None: never
+    packed    this model's large layers, laid out for a few tokens at a time (likewise); None: as they are
     """
     own = getattr(model, "open_session", None)
     if own is not None:
         return own(num_rows, capacity)
     from toolkit.session.hf import HFSession
 
-    return HFSession(model, num_rows, capacity, captures)
+    return HFSession(model, num_rows, capacity, captures, packed)

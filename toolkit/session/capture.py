@@ -200,4 +200,4 @@ def captures_for(
 
 
 def _wanted(option: str | bool) -> bool:
-    return option in ("auto", True)
+    return option in ("auto", "on", True)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Sequence
+from contextlib import nullcontext
 from functools import cache
 from typing import Any
 
@@ -19,6 +20,7 @@ from transformers.cache_utils import Cache, CacheLayerMixin
 from toolkit.errors import InputError
 from toolkit.session.base import Reading, Session
 from toolkit.session.capture import Captures
+from toolkit.session.packing import PackedLinears
 from toolkit.session.tree import Placement
 from toolkit.transfer import tensor_on
 
@@ -85,7 +87,14 @@ class _Block:
 class HFSession(Session):
     """A Hugging Face causal language model with a tree-structured cache."""
 
-    def __init__(self, model: Any, num_rows: int, capacity: int, captures: Captures | None = None):
+    def __init__(
+        self,
+        model: Any,
+        num_rows: int,
+        capacity: int,
+        captures: Captures | None = None,
+        packed: PackedLinears | None = None,
+    ):
         super().__init__(num_rows, capacity, model.device)
         self.model, self.config = model, model.config.get_text_config()
         self.layers = [TreeLayer(self) for _ in range(self.config.num_hidden_layers)]
@@ -104,7 +113,7 @@ class HFSession(Session):
             raise InputError(f"expected a causal language model with an output embedding, got {type(model).__name__}")
         self._hidden: Tensor | None = None
         self._head = head
-        self.captures = captures
+        self.captures, self.packed = captures, packed
         if captures is not None:
             self.index.granule = GRANULE
 
@@ -145,14 +154,15 @@ class HFSession(Session):
         self.block = block
         hook = self._head.register_forward_pre_hook(self._catch)
         try:
-            output = self.model(
-                input_ids=tokens,
-                position_ids=positions,
-                attention_mask=masks[0] if "" in self.windows else dict(zip(self.windows, masks, strict=True)),
-                past_key_values=self.cache,
-                use_cache=True,
-                **({"logits_to_keep": last} if self._keeps_last else {}),
-            )
+            with self.packed or nullcontext():
+                output = self.model(
+                    input_ids=tokens,
+                    position_ids=positions,
+                    attention_mask=masks[0] if "" in self.windows else dict(zip(self.windows, masks, strict=True)),
+                    past_key_values=self.cache,
+                    use_cache=True,
+                    **({"logits_to_keep": last} if self._keeps_last else {}),
+                )
         finally:
             hook.remove()
         assert self._hidden is not None
@@ -164,21 +174,32 @@ class HFSession(Session):
 
         def forward(*tensors: Tensor) -> tuple[Tensor, Tensor]:
             *given, flat = tensors[: len(inputs)]
-            held = [(layer.keys, layer.values) for layer in self.layers]
-            for layer, keys, values in zip(
-                self.layers, tensors[len(inputs) :: 2], tensors[len(inputs) + 1 :: 2], strict=True
-            ):
-                layer.keys, layer.values = keys, values
+            held = self._buffers()
+            self._use(tensors[len(inputs) :])
             try:
                 return self.compute(given, _Block(visible, flat), last)
             finally:
-                for layer, (keys, values) in zip(self.layers, held, strict=True):
-                    layer.keys, layer.values = keys, values
+                self._use(held)
 
         last = min(next(width for width in WIDTHS if width >= last), inputs[0].shape[1])
         key = (*inputs[0].shape, visible, last, self.index.capacity)
-        buffers = [buffer for layer in self.layers for buffer in (layer.keys, layer.values)]
-        return self.captures.run(key, forward, inputs, buffers)
+        return self.captures.run(key, forward, inputs, self._buffers())
+
+    def _buffers(self) -> list[Tensor]:
+        """What a capture must be told of on every call: keys, then values, then packed weights."""
+        return [
+            *(layer.keys for layer in self.layers),
+            *(layer.values for layer in self.layers),
+            *(self.packed.weights if self.packed is not None else ()),
+        ]
+
+    def _use(self, buffers: Sequence[Tensor]) -> None:
+        """Put others in their places."""
+        count = len(self.layers)
+        for layer, keys, values in zip(self.layers, buffers, buffers[count:], strict=False):
+            layer.keys, layer.values = keys, values
+        if self.packed is not None:
+            self.packed.weights = list(buffers[2 * count :])
 
     def _catch(self, module: Any, args: tuple[Tensor, ...]) -> None:
         self._hidden = args[0]

@@ -1,0 +1,123 @@
+"""Packed weights against the models' own: sessions, captures, decoding; weights that change; what is left alone."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from tests.tiny_models import FAMILIES, VOCAB, build
+from toolkit import ModelPair, generate
+from toolkit.session import capture, open_session, packing
+from toolkit.session.capture import Captures, TracedForward
+from toolkit.session.packing import PackedLinears, packable, packed_for
+
+pytestmark = pytest.mark.skipif(not packing._supported(), reason="this torch was built without oneDNN")
+
+
+class EagerTrace(TracedForward):
+    after = 1
+
+
+@pytest.fixture(autouse=True)
+def everything_is_large(monkeypatch):
+    monkeypatch.setattr(packing, "LARGE", 1)
+    monkeypatch.setattr(capture, "PROOFS", 0)  # no help from the comparison that guards new captures
+
+
+def _readings(session, seed=5):
+    """Logits and states of a prompt, a chain and a tree, with a move in between."""
+    generator = torch.Generator().manual_seed(seed)
+    read = [session.extend(torch.randint(3, VOCAB, (2, 7), generator=generator), counts=[7, 4])]
+    for _ in range(3):
+        chain = session.extend(torch.randint(3, VOCAB, (2, 3), generator=generator), last=3)
+        tree = torch.randint(3, VOCAB, (2, 3), generator=generator)
+        read += [chain, session.extend(tree, parents=torch.tensor([[-1, -1, 1], [-1, 0, 0]]), last=3)]
+        session.keep(torch.tensor([[2], [1]]))
+    return torch.cat([part.flatten() for one in read for part in (one.logits, one.hidden)])
+
+
+@pytest.mark.parametrize("family", sorted(FAMILIES))
+@pytest.mark.parametrize("captured", [False, True])
+def test_packed_weights_compute_the_same(family, captured):
+    model = build(family)
+    packed = PackedLinears(model)
+    assert bool(packed.modules)
+    expected = _readings(open_session(model, 2, 96))
+    captures = Captures(EagerTrace) if captured and capture.static_flow(model) else None
+    found = _readings(open_session(model, 2, 96, captures, packed))
+    assert torch.allclose(found, expected, rtol=1e-4, atol=1e-5 * float(expected.abs().max()))
+    assert captures is None or (captures.known and not captures.refused)
+
+
+def test_packed_weights_are_used_and_only_within_sessions(monkeypatch):
+    model = build("llama")
+    packed = packed_for(model, "auto")
+    session = open_session(model, 2, 96, None, packed)
+    own = _readings(open_session(model, 2, 96))
+    packed.weights = [torch.ops.mkldnn._reorder_linear_weight(2 * m.weight.detach()) for m in packed.modules]
+    assert not torch.allclose(_readings(session), own, rtol=1e-2)  # they are what is multiplied by
+    assert all("forward" not in vars(module) for module in model.modules())
+    assert torch.equal(_readings(open_session(model, 2, 96)), own)
+
+
+def test_a_failing_forward_leaves_the_model_as_it_was():
+    model = build("llama")
+    session = open_session(model, 1, 16, None, packed_for(model, "on"))
+    with pytest.raises(RuntimeError, match="stop"), _raising(model):
+        session.extend(torch.tensor([[4, 5]]))
+    assert all("forward" not in vars(module) for module in model.modules())
+
+
+def _raising(model):
+    def stop(*args):
+        raise RuntimeError("stop")
+
+    return model.get_output_embeddings().register_forward_hook(stop)
+
+
+def test_weights_written_to_are_packed_anew():
+    pair = _pair()
+    before = pair.open_sessions(2, 64)[0]
+    first = _readings(before)
+    with torch.no_grad():
+        pair.target.get_output_embeddings().weight.mul_(2)
+    after = _readings(pair.open_sessions(2, 64)[0])
+    assert not torch.allclose(after, first, rtol=1e-2)
+    expected = _readings(open_session(pair.target, 2, 64))
+    assert torch.allclose(after, expected, rtol=1e-4, atol=1e-5 * float(expected.abs().max()))
+
+
+@pytest.mark.parametrize("method", ["speculative", "mcsd", "dsbd"])
+def test_decoding_with_packed_weights(method):
+    """Float32: the texts are equal as long as rounding turns no token, which it does not here."""
+    prompts = [[5, 9, 11, 7], [6, 3, 8], [12, 4]]
+    texts = [
+        [g.token_ids for g in generate(pair, prompts, method, max_new_tokens=16, batch_size=2)]
+        for pair in (_pair("off"), _pair("on"))
+    ]
+    assert texts[0] == texts[1]
+
+
+def test_what_is_not_packed(monkeypatch):
+    assert packed_for(build("llama"), "off") is None
+    assert packable(build("llama").double()) == []
+    small = build("llama")
+    monkeypatch.setattr(packing, "LARGE", 10**9)
+    assert packed_for(small, "on") is None
+    monkeypatch.setattr(packing, "LARGE", 1)
+    monkeypatch.setattr(packing, "AT_MOST", 1000)
+    assert packed_for(small, "auto") is None  # more copies than it may take unasked
+    assert packed_for(small, "on") is not None
+    hooked = nn.Linear(4, 4)
+    hooked.forward = lambda x: x
+    assert packable(nn.ModuleList([hooked])) == []
+    pair = _pair("on")
+    pair.target.requires_grad_(True)  # in training: weights are no constants
+    pair.open_sessions(1, 16)
+    assert pair.packed[0] is None
+    assert pair.packed[1] is not None
+
+
+def _pair(cpu_packing="on"):
+    return ModelPair.from_pretrained("toy/target", "toy/draft", cpu_packing=cpu_packing)
