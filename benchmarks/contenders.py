@@ -6,7 +6,8 @@ Needs torch and transformers only.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -14,6 +15,7 @@ import torch
 from toolkit.decoding import Method, Sampling, decode
 from toolkit.errors import DecodingError
 from toolkit.pair import ModelPair
+from toolkit.session.packing import PackedLinears
 
 Run = Callable[[ModelPair, list[list[int]], int, int], int]  # pair, prompts, max_new_tokens, seed -> new tokens
 
@@ -27,16 +29,16 @@ class Contender:
     batched: bool = True
 
 
-def engine(name: str, method: Callable[[ModelPair], Method], captured: bool = True) -> Contender:
+def engine(name: str, method: Callable[[ModelPair], Method], **options: str) -> Contender:
     """A method of this engine; built once per pair, as one who decodes a lot would.
 
-    captured  whether forwards of recurring shapes are replayed; False: every one is the model's own call
+    options  of the pair that differ from the given one's: cuda_graphs="off", cpu_packing="off", ...
     """
     built: dict[int, tuple[ModelPair, Method]] = {}
 
     def run(pair: ModelPair, prompts: list[list[int]], max_new_tokens: int, seed: int) -> int:
         if id(pair) not in built:
-            built[id(pair)] = (pair if captured else uncaptured(pair), method(pair))
+            built[id(pair)] = (with_options(pair, **options) if options else pair, method(pair))
         used, chosen = built[id(pair)]
         sampling = Sampling(max_new_tokens=max_new_tokens, seed=seed)
         generations = decode(used, prompts, chosen, sampling, batch_size=len(prompts))
@@ -48,16 +50,17 @@ def engine(name: str, method: Callable[[ModelPair], Method], captured: bool = Tr
     return Contender(name, run)
 
 
-def uncaptured(pair: ModelPair) -> ModelPair:
-    """The same models in a pair that never replays a forward."""
-    return ModelPair(
-        target=pair.target, drafts=pair.drafts, tokenizer=pair.tokenizer, end_ids=pair.end_ids, name=pair.name,
-        head=pair.head, cuda_graphs="off", cpu_traces="off",
-    )  # fmt: skip
+def with_options(pair: ModelPair, **options: str) -> ModelPair:
+    """The same models in a pair with captures and caches of its own, and other options."""
+    return replace(pair, draft=None, **options)
 
 
-def theirs(name: str, **assistant: Any) -> Contender:
-    """`transformers` generate; with keyword arguments: assisted by the draft, whose generation config takes them."""
+def theirs(name: str, packed: bool = False, **assistant: Any) -> Contender:
+    """`transformers` generate; with keyword arguments: assisted by the draft, whose generation config takes them.
+
+    packed  both models' large layers multiply by packed weights, as this engine's do: not what transformers offers
+    """
+    packings: dict[int, list[PackedLinears]] = {}
 
     def run(pair: ModelPair, prompts: list[list[int]], max_new_tokens: int, seed: int) -> int:
         torch.manual_seed(seed)
@@ -69,16 +72,21 @@ def theirs(name: str, **assistant: Any) -> Contender:
         width = max(map(len, prompts))
         ids = torch.tensor([[0] * (width - len(p)) + p for p in prompts], device=pair.device)
         mask = torch.tensor([[0] * (width - len(p)) + [1] * len(p) for p in prompts], device=pair.device)
-        output = pair.target.generate(
-            input_ids=ids,
-            attention_mask=mask,
-            do_sample=True,
-            temperature=1.0,
-            top_k=0,
-            top_p=1.0,
-            max_new_tokens=max_new_tokens,
-            **options,
-        )
+        if packed and id(pair) not in packings:
+            packings[id(pair)] = [PackedLinears(model) for model in (pair.target, pair.draft)]
+        with ExitStack() as stack:
+            for packing in packings.get(id(pair), []):
+                stack.enter_context(packing)
+            output = pair.target.generate(
+                input_ids=ids,
+                attention_mask=mask,
+                do_sample=True,
+                temperature=1.0,
+                top_k=0,
+                top_p=1.0,
+                max_new_tokens=max_new_tokens,
+                **options,
+            )
         return sum(_num_new(row[width:].tolist(), pair.end_ids or ()) for row in output)
 
     return Contender(name, run, batched=not assistant)

@@ -35,9 +35,13 @@ DOMAINS = ("math", "code")
 REFERENCE = "transformers autoregressive"
 
 
-def ours(name: str, method: str, *overrides: str, captured: bool = True) -> Contender:
-    """A method of this engine by its name in conf/method/."""
-    return engine(name, lambda pair: config.method(method, list(overrides), pair.head), captured)
+def ours(name: str, method: str, *overrides: str, **options: str) -> Contender:
+    """A method of this engine by its name in conf/method/; options of the pair that differ."""
+    return engine(name, lambda pair: config.method(method, list(overrides), pair.head), **options)
+
+
+UNCAPTURED = {"cuda_graphs": "off", "cpu_traces": "off"}
+UNPACKED = {"cpu_packing": "off"}
 
 
 DYNAMIC = {
@@ -58,18 +62,24 @@ CONTENDERS = {
         theirs("transformers assisted K=4", **constant(4)),
         theirs("transformers assisted dynamic", **DYNAMIC),
         theirs("transformers assisted heuristic", **HEURISTIC),
+        theirs("transformers assisted dynamic, packed", packed=True, **DYNAMIC),
+        theirs("transformers assisted heuristic, packed", packed=True, **HEURISTIC),
+        theirs("transformers autoregressive, packed", packed=True),
         ours("autoregressive", "autoregressive"),
-        ours("autoregressive, not captured", "autoregressive", captured=False),
+        ours("autoregressive, not captured", "autoregressive", **UNCAPTURED),
         ours("speculative K=2", "speculative", "policy.num_drafted=2"),
         ours("speculative K=4", "speculative", "policy.num_drafted=4"),
-        ours("speculative K=4, not captured", "speculative", "policy.num_drafted=4", captured=False),
+        ours("speculative K=4, not captured", "speculative", "policy.num_drafted=4", **UNCAPTURED),
         ours("speculative K=8", "speculative", "policy.num_drafted=8"),
+        ours("speculative K=4, not packed", "speculative", "policy.num_drafted=4", **UNPACKED),
         ours("block K=4", "block", "policy.num_drafted=4"),
         ours("confidence .4", "confidence", "policy.threshold=0.4"),
         ours("specdec_pp h=.5", "specdec_pp", "policy.threshold=0.5"),
         ours("specdec_pp h=.3", "specdec_pp", "policy.threshold=0.3"),
         ours("tail .2", "tail", "policy.threshold=0.2"),
         ours("rate", "rate"),
+        ours("rate block", "rate", "rule@method.rule=block"),
+        ours("rate, not packed", "rate", **UNPACKED),
     )
 }
 

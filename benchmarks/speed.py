@@ -33,8 +33,9 @@ FEW = [
     "transformers autoregressive", "transformers assisted K=4", "autoregressive", "speculative K=4", "confidence .4", "rate",
 ]  # fmt: skip
 BEST = [
-    "transformers assisted heuristic", "transformers assisted dynamic", "transformers assisted K=2",
-    "transformers assisted K=4", "tail .2", "confidence .4", "rate", "speculative K=4",
+    "transformers assisted dynamic", "transformers assisted heuristic", "transformers assisted K=4",
+    "transformers assisted dynamic, packed", "transformers assisted heuristic, packed", "speculative K=4", "tail .2",
+    "confidence .4", "rate", "rate block", "rate, not packed",
 ]  # fmt: skip
 PADDED = ["--pair", "toy_padded", "--warm-up", "1"]
 
@@ -56,7 +57,7 @@ RUNS = {
     "padded": Run("Padded pair (207 M / 0.2 M), batch 1, two threads", 2,
                   [*PADDED, "--prompts", "8", "--max-new-tokens", "64", "--contenders", *CONTENDERS]),
     "best": Run("Padded pair, batch 1, two threads: the best of both sides, more prompts", 2,
-                [*PADDED, "--prompts", "24", "--max-new-tokens", "64", "--contenders", *BEST, "--reference", BEST[0]]),
+                [*PADDED, "--prompts", "32", "--max-new-tokens", "64", "--contenders", *BEST, "--reference", BEST[0]]),
     "padded_batches": Run("Padded pair, batches, two threads", 2,
                           [*PADDED, "--prompts", "16", "--max-new-tokens", "48", "--batch-sizes", "4", "16",
                            "--contenders", *FEW]),
@@ -66,7 +67,9 @@ NOTES = """Everybody samples at T = 1 from the same prompts (test prompts of `ma
 limit; contenders take turns on every group of prompts, in an order that rotates. Speeds are new tokens over seconds, with 95 %
 intervals: bootstrap over groups, the same draws for all. transformers' assisted generation takes one prompt at a time. *Outside
 forwards*: share of the time that is not spent inside the models' forwards (replays of captured ones included). *Not captured*:
-the same without replaying forwards of recurring shapes. Not yet run on a GPU (`make gpu-check`)."""
+the same without replaying forwards of recurring shapes. Large float32 layers multiply by packed weights (`pair.cpu_packing`);
+*not packed*: by the model's own; *packed* after one of transformers' contenders: with this engine's packed weights under its
+generate, which it does not offer. Not yet run on a GPU (`make gpu-check`)."""
 
 
 def queued() -> str:

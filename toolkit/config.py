@@ -53,7 +53,10 @@ def instantiate(config: Any, **extra: Any) -> Any:
 
 
 def method(name: str, overrides: Sequence[str] = (), head: str | None = None) -> Any:
-    """The method `conf/method/<name>.yaml`, with overrides relative to it ("policy.threshold=.3")."""
+    """The method `conf/method/<name>.yaml`, with overrides relative to it ("policy.threshold=.3").
+
+    Another policy or rule is chosen as on the command line: "rule@method.rule=block".
+    """
     return instantiate(method_config(name, overrides, head))
 
 
@@ -61,7 +64,7 @@ def method_config(name: str, overrides: Sequence[str] = (), head: str | None = N
     """What `method` builds from: the composed config. Raises InputError with the nearest names for an unknown one."""
     if name not in choices("method"):
         raise unknown_name("method", name, choices("method"))
-    prefixed = [f"method.{override}" for override in overrides]
+    prefixed = [override if "@" in override.partition("=")[0] else f"method.{override}" for override in overrides]
     # Quoted as JSON, a path may hold anything (epoch=3, blanks).
     return compose("method_only", [f"method={name}", f"head={json.dumps(head, ensure_ascii=False)}", *prefixed]).method
 
