@@ -10,9 +10,11 @@ Backwards over k, what the policy found so far really earns from there (Longstaf
 values, so no optimism) is fitted by boosted trees, as a correction to what the head itself says of the next token;
 cross-fitted: each text is decided by functions fitted to other texts. lambda is the rate the policy itself achieves
 (Dinkelbach), as in `analysis.ceilings`.
-Deviation: all starts of a round weigh alike in the fit, whether or not the policy's rounds would start there.
+Deviation: all starts of a round weigh alike in the fit, whether or not the policy's rounds would start there. What that and the
+noise of the fits cost is bounded by a choice: the one-step look-ahead at many prices and the survival threshold at many
+levels see the same, and each text is played by whichever candidate costs least on the texts of the other folds.
 
-Shapes: P starts, M most tokens of a round.
+Shapes: P starts, M most tokens of a round, C candidates, T texts.
 """
 
 from __future__ import annotations
@@ -25,12 +27,15 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from analysis.ceilings import Solved
-from analysis.replay import Geometry, visits, walk
+from analysis.replay import GROUP, Geometry, first_below, visits, walk
+from analysis.tally import Replayed
 from toolkit import metrics
 from toolkit.recorded import RecordedStep
 from toolkit.trace import Trace
 
 Array = NDArray[np.float64]
+PRICES = torch.arange(0.3, 1.25, 0.05)  # of candidates, in units of lambda c
+LEVELS = [0.02 * i for i in range(1, 50)]
 
 
 @dataclass(frozen=True)
@@ -38,10 +43,12 @@ class Seen:
     """What a policy has seen after k = 1..M drafted tokens: inputs [M, P, F]; and what can be drafted [P].
 
     worth [M, P]: what the policy's estimates say of the next token, its chance to enter the text
+    survival [M, P]: and of those drafted so far, that all are accepted
     """
 
     inputs: Array
     worth: Array
+    survival: Array
     possible: Tensor
 
 
@@ -55,7 +62,7 @@ def head_inputs(trace: Trace, geometry: Geometry, estimator: object, most: int) 
         survival = survival * accepted
         rows.append(torch.stack([survival, accepted, following, survival * following], 1).double().numpy())
     inputs = np.stack(rows)
-    return Seen(inputs, inputs[:, :, -1], possible)
+    return Seen(inputs, inputs[:, :, -1], inputs[:, :, 0], possible)
 
 
 def best_policy(trace: Trace, seen: Seen, cost_ratio: float, folds: int = 5, rounds: int = 6) -> Solved:
@@ -64,20 +71,40 @@ def best_policy(trace: Trace, seen: Seen, cost_ratio: float, folds: int = 5, rou
     rounds  most steps of the fixed point; at least one token is drafted in a round, as by the other policies
     """
     geometry = Geometry.of(trace)
-    text = torch.repeat_interleave(torch.arange(trace.num_texts), trace.lengths()).numpy()
-    fold = np.random.default_rng(0).permutation(trace.num_texts)[text] % folds
-    rate, best = 1.0, None
+    text = torch.repeat_interleave(torch.arange(trace.num_texts), trace.lengths())
+    fold_of = torch.from_numpy(np.random.default_rng(0).permutation(trace.num_texts) % folds)
+    rate, found = 1.0, []
     for _ in range(rounds):
-        lengths = _decide(geometry, seen, fold, folds, rate * cost_ratio)
-        (replayed,) = walk(trace, geometry, lengths.unsqueeze(0), lengths.unsqueeze(0))
-        reached = metrics.throughput(replayed.total, cost_ratio)
-        if best is None or reached > best.rate:
-            best = Solved(reached, rate, replayed)
+        found.append(_decide(geometry, seen, fold_of[text].numpy(), folds, rate * cost_ratio))
+        reached = metrics.throughput(_played(trace, geometry, found[-1]).total, cost_ratio)
         if abs(reached - rate) < 1e-3:
             break
         rate = reached
-    assert best is not None
-    return best
+    candidates = torch.cat([torch.stack(found), *_simple(seen, rate * cost_ratio)])
+    choice = _cheapest_elsewhere(trace, geometry, candidates, fold_of, cost_ratio)
+    replayed = _played(trace, geometry, candidates[choice[text], torch.arange(trace.num_positions)])
+    return Solved(metrics.throughput(replayed.total, cost_ratio), rate, replayed)
+
+
+def _played(trace: Trace, geometry: Geometry, lengths: Tensor) -> Replayed:
+    return walk(trace, geometry, lengths.unsqueeze(0), lengths.unsqueeze(0))[0]
+
+
+def _simple(seen: Seen, price: float) -> tuple[Tensor, Tensor]:
+    """Tokens drafted [C, P] by policies without foresight: worth against prices around this one, survival against levels."""
+    worth, survival = torch.from_numpy(seen.worth), torch.from_numpy(seen.survival)
+    prices, levels = torch.tensor(price) * PRICES, torch.tensor(LEVELS)
+    return first_below(worth, seen.possible, prices), first_below(survival, seen.possible, levels)
+
+
+def _cheapest_elsewhere(
+    trace: Trace, geometry: Geometry, candidates: Tensor, fold_of: Tensor, cost_ratio: float
+) -> Tensor:
+    """For every text [T], the candidate [C, P] whose rounds cost least on the texts of the other folds."""
+    counted = [replayed.counts for part in candidates.split(GROUP) for replayed in walk(trace, geometry, part, part)]
+    costs = torch.from_numpy(np.stack([cost_ratio * c["num_draft_calls"] + c["num_target_calls"] for c in counted]))
+    elsewhere = torch.stack([costs[:, fold_of != fold].sum(1).argmin() for fold in range(int(fold_of.max()) + 1)])
+    return elsewhere[fold_of]
 
 
 def _decide(geometry: Geometry, seen: Seen, fold: Array, folds: int, price: float) -> Tensor:

@@ -56,7 +56,10 @@ def read_texts(source: Any, sampling: Sampling | None) -> Responses:
 
 
 def read_jsonl(path: Path, sampling: Sampling) -> Responses:
-    """One text per line: {"prompt_ids": [...], "token_ids": [...]}. Raises InputError naming the line that is not."""
+    """One text per line: {"prompt_ids": [...], "token_ids": [...]}, and "text", if it shall be compared with the tokens.
+
+    Raises InputError naming the line that is not.
+    """
     if not path.is_file():
         raise InputError(f"expected texts at {path}, found none")
     rows = []
@@ -68,7 +71,7 @@ def read_jsonl(path: Path, sampling: Sampling) -> Responses:
             ids = {key: record[key] for key in ("prompt_ids", "token_ids")}
             if not all(isinstance(v, list) and v and all(isinstance(t, int) for t in v) for v in ids.values()):
                 raise ValueError
-            rows.append({"row": number, **ids})
+            rows.append({"row": number, **ids, **({"text": str(record["text"])} if record.get("text") else {})})
         except (ValueError, KeyError, TypeError):
             raise InputError(
                 f'{path}, line {number + 1}: expected {{"prompt_ids": [numbers], "token_ids": [numbers]}}, got {line[:60]}'
@@ -110,7 +113,7 @@ def read_responses(folders: str | Path | Sequence[str | Path], same_ends: bool =
 
 
 def fingerprints(pair: Any, responses: Responses) -> dict[str, str]:
-    """The models' identities. Raises InputError if the target is not the one that made the responses."""
+    """The models' identities. Raises InputError if the target or the tokenizer is not the one that made the responses."""
     if pair.draft is None:
         raise InputError("expected a pair with a draft: pair.draft=FOLDER")
     target = fingerprint(pair.target)
@@ -119,7 +122,20 @@ def fingerprints(pair: Any, responses: Responses) -> dict[str, str]:
             f"the responses come from another target (fingerprint {responses.target_fingerprint}, this pair's {target}): "
             "set pair.target to the model that made them"
         )
+    if responses.target_fingerprint is None and pair.tokenizer is not None:
+        _check_texts(pair, responses)
     return {"target_fingerprint": target, "draft_fingerprint": fingerprint(pair.draft)}
+
+
+def _check_texts(pair: Any, responses: Responses) -> None:
+    """Texts that a file gives beside its tokens tell the tokenizer; they may lack the end of what was decoded."""
+    for row in responses.rows:
+        said, decoded = row.get("text", "").strip(), pair.text(row["token_ids"], row["prompt_ids"]).strip()
+        if not decoded.startswith(said) and not said.startswith(decoded):
+            raise InputError(
+                f"{responses.inputs[0]}, line {row['row'] + 1}: the text begins {said[:30]!r}, its tokens mean "
+                f"{decoded[:30]!r} to this pair: they were made with another tokenizer"
+            )
 
 
 def sampling_facts(sampling: Sampling) -> dict[str, Any]:

@@ -298,6 +298,19 @@ def test_a_dry_run_writes_nothing(texts_file, tmp_path, capsys):
     assert not (tmp_path / "dry").exists()
 
 
+def test_texts_beside_the_tokens_tell_the_tokenizer(texts_file, tmp_path):
+    pair, lines = ModelPair.toy(), [json.loads(line) for line in texts_file.read_text().splitlines()]
+    for line in lines:
+        line["text"] = pair.text(line["token_ids"], line["prompt_ids"]).rstrip()[:20]
+    good, bad = tmp_path / "good.jsonl", tmp_path / "bad.jsonl"
+    good.write_text("\n".join(map(json.dumps, lines)))
+    assert traces.run(config(tmp_path / "a", good, SAMPLED)).exists()
+    lines[2]["text"] = "Es war einmal"
+    bad.write_text("\n".join(map(json.dumps, lines)))
+    with pytest.raises(InputError, match="line 3: the text begins 'Es war einmal', its tokens mean .* another tokenizer"):
+        traces.run(config(tmp_path / "b", bad, SAMPLED))
+
+
 def test_what_does_not_fit_is_refused(texts_file, tmp_path, tiny_responses):
     with pytest.raises(InputError, match="does not say how its tokens were drawn"):
         traces.run(config(tmp_path / "a", texts_file))

@@ -117,7 +117,7 @@ def test_repetition_penalty_follows_each_nodes_own_path(exact_pair, prompts):
 
 def test_policies_that_learn_from_chains_are_refused():
     for policy in (Heuristic(), DynamicConfidence(), AdaEdl()):
-        with pytest.raises(InputError, match=f"{type(policy).__name__} learns from the rounds of a chain"):
+        with pytest.raises(InputError, match=f"{type(policy).__name__} learns from rounds of chains"):
             Method("tree", policy, get("mcsd"), TreeProposer("2x2", "without_replacement"))
 
 

@@ -63,6 +63,8 @@ class BeamChainProposer:
     num_beams: int = 8
     num_tokens: int = 4
     drawing: ClassVar[str] = "beams"
+    makes_chains: ClassVar[bool] = True
+    takes_turns: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         if self.num_beams < 1 or self.num_tokens < 1:

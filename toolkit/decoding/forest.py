@@ -130,6 +130,8 @@ class ForestProposer:
     num_layers: int = 3
     min_beams: int | None = None
     drawing: ClassVar[str] = "iid"
+    makes_chains: ClassVar[bool] = False
+    takes_turns: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         if self.num_beams < 1 or self.num_layers < 0:

@@ -127,7 +127,7 @@ class Batch(ABC):
         places = min(batch_size, len(queue))
         self.sessions = pair.open_sessions(places, self.capacity(max(len(row.context) for row in queue)))
         self.target, self.drafts = self.sessions
-        if not method.shares_drafts:
+        if not method.proposer.takes_turns:
             self.drafts = self.drafts[: int(method.drafts)]
         self.rows = [queue.popleft() for _ in range(places)]
         self.busy = [True] * places

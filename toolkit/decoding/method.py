@@ -7,7 +7,6 @@ from typing import Any
 
 from toolkit.decoding.beam_settings import Beams
 from toolkit.decoding.proposers import ChainProposer
-from toolkit.decoding.tree import TreeProposer
 from toolkit.errors import InputError
 from toolkit.stopping import Bounded, StoppingPolicy
 from toolkit.verification import LayerRule, Rule
@@ -40,10 +39,10 @@ class Method:
                 f"method {self.name}: candidates are drawn {self.proposer.drawing}, but {type(self.rule).__name__} "
                 f"is exact only for {', '.join(self.rule.drawing)}"
             )
-        if isinstance(self.proposer, TreeProposer) and self.policy.remembers:
+        if not self.proposer.makes_chains and self.policy.remembers:
             raise InputError(
-                f"method {self.name}: {type(self.policy).__name__} learns from the rounds of a chain, and a draft tree has "
-                "none; expected a policy without memory (fixed, confidence, tail, survival, ...)"
+                f"method {self.name}: {type(self.policy).__name__} learns from rounds of chains, which "
+                f"{type(self.proposer).__name__} does not make; expected a policy without memory (fixed, confidence, tail, survival, ...)"
             )
         if isinstance(self.rule, LayerRule) != (self.beams is not None):
             raise InputError(f"method {self.name}: a rule for layers of beams and `beams` need each other")
@@ -67,11 +66,6 @@ class Method:
     def drafts(self) -> bool:
         """Whether it ever asks a draft model."""
         return self._drafted > 0
-
-    @property
-    def shares_drafts(self) -> bool:
-        """Whether several drafts take turns; else the first one drafts alone."""
-        return isinstance(self.proposer, TreeProposer)
 
     @property
     def max_nodes(self) -> int:

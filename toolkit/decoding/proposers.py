@@ -48,6 +48,8 @@ class ChainProposer:
     """One token after another from the first draft model."""
 
     drawing: ClassVar[str] = "iid"
+    makes_chains: ClassVar[bool] = True  # policies that learn from earlier rounds know only these
+    takes_turns: ClassVar[bool] = False  # several drafts; else the first one drafts alone
 
     def max_nodes(self, limit: int) -> int:
         """The most nodes of a round whose policy asks for at most `limit` tokens."""

@@ -12,6 +12,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -81,6 +82,8 @@ class TreeProposer:
     k_config: str | Sequence[int] = "4x2x1"
     drawing: str = "iid"
     temperatures: Sequence[float] = ()
+    makes_chains: ClassVar[bool] = False
+    takes_turns: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         self.widths = parse_k_config(self.k_config)
