@@ -307,7 +307,9 @@ def test_texts_beside_the_tokens_tell_the_tokenizer(texts_file, tmp_path):
     assert traces.run(config(tmp_path / "a", good, SAMPLED)).exists()
     lines[2]["text"] = "Es war einmal"
     bad.write_text("\n".join(map(json.dumps, lines)))
-    with pytest.raises(InputError, match="line 3: the text begins 'Es war einmal', its tokens mean .* another tokenizer"):
+    with pytest.raises(
+        InputError, match="line 3: the text begins 'Es war einmal', its tokens mean .* another tokenizer"
+    ):
         traces.run(config(tmp_path / "b", bad, SAMPLED))
 
 

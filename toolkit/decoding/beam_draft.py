@@ -63,7 +63,7 @@ class BeamChainProposer:
     num_beams: int = 8
     num_tokens: int = 4
     drawing: ClassVar[str] = "beams"
-    makes_chains: ClassVar[bool] = True
+    teaches: ClassVar[bool] = True
     takes_turns: ClassVar[bool] = False
 
     def __post_init__(self) -> None:

@@ -130,7 +130,7 @@ class ForestProposer:
     num_layers: int = 3
     min_beams: int | None = None
     drawing: ClassVar[str] = "iid"
-    makes_chains: ClassVar[bool] = False
+    teaches: ClassVar[bool] = True
     takes_turns: ClassVar[bool] = False
 
     def __post_init__(self) -> None:

@@ -39,10 +39,10 @@ class Method:
                 f"method {self.name}: candidates are drawn {self.proposer.drawing}, but {type(self.rule).__name__} "
                 f"is exact only for {', '.join(self.rule.drawing)}"
             )
-        if not self.proposer.makes_chains and self.policy.remembers:
+        if self.policy.remembers and not self.proposer.teaches:
             raise InputError(
-                f"method {self.name}: {type(self.policy).__name__} learns from rounds of chains, which "
-                f"{type(self.proposer).__name__} does not make; expected a policy without memory (fixed, confidence, tail, survival, ...)"
+                f"method {self.name}: {type(self.policy).__name__} learns from rounds of chains, and a draft tree has "
+                "none; expected a policy without memory (fixed, confidence, tail, survival, ...)"
             )
         if isinstance(self.rule, LayerRule) != (self.beams is not None):
             raise InputError(f"method {self.name}: a rule for layers of beams and `beams` need each other")

@@ -48,7 +48,7 @@ class ChainProposer:
     """One token after another from the first draft model."""
 
     drawing: ClassVar[str] = "iid"
-    makes_chains: ClassVar[bool] = True  # policies that learn from earlier rounds know only these
+    teaches: ClassVar[bool] = True  # policies that learn can learn from its rounds
     takes_turns: ClassVar[bool] = False  # several drafts; else the first one drafts alone
 
     def max_nodes(self, limit: int) -> int:

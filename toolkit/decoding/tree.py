@@ -82,7 +82,7 @@ class TreeProposer:
     k_config: str | Sequence[int] = "4x2x1"
     drawing: str = "iid"
     temperatures: Sequence[float] = ()
-    makes_chains: ClassVar[bool] = False
+    teaches: ClassVar[bool] = False
     takes_turns: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
