@@ -65,7 +65,7 @@ def head_inputs(trace: Trace, geometry: Geometry, estimator: object, most: int) 
     return Seen(inputs, inputs[:, :, -1], inputs[:, :, 0], possible)
 
 
-def best_policy(trace: Trace, seen: Seen, cost_ratio: float, folds: int = 5, rounds: int = 6) -> Solved:
+def best_policy(trace: Trace, seen: Seen, cost_ratio: float, folds: int = 10, rounds: int = 6) -> Solved:
     """The rate of the best policy on these inputs, and what it counts; cross-fitted over texts.
 
     rounds  most steps of the fixed point; at least one token is drafted in a round, as by the other policies

@@ -43,7 +43,7 @@ from toolkit.stopping import (
     Tail,
     Thresholded,
 )
-from toolkit.trace import Trace
+from toolkit.trace import Trace, join
 
 Array = NDArray[np.float64]
 FOLDER = Path(__file__).resolve().parent.parent / "outputs" / "standing"
@@ -173,15 +173,20 @@ def _domain(pair: ModelPair, dev: Trace, test: Trace, cost_ratio: float) -> dict
         found[name] = _replayed(replay_starts(test, Bounded(priced, 1, MAX_DRAFTED)))
     tracked = replace(own(Rate(PrereadEstimator())), cost_ratio=cost_ratio)
     found["rate, lambda tracked per prompt"] = _replayed(replay(test, Bounded(tracked, 1, MAX_DRAFTED)))
-    seen = programming.head_inputs(test, Geometry.of(test), drawn, MAX_DRAFTED)
-    found["DP value of the pre-read head (cross-fitted)"] = _replayed(
-        programming.best_policy(test, seen, cost_ratio).replayed
-    )
+    found["DP value of the pre-read head (cross-fitted)"] = _worth_of_head(dev, test, drawn, cost_ratio)
     found["ceiling: p and q known"] = _replayed(ceilings.true_probability(test, cost_ratio, min_drafted=1).replayed)
     counts = ceilings.oracle(test, MAX_DRAFTED)
     column = lambda name: np.array([c[name] for c in counts], dtype=np.float64)
     found["oracle: coins known"] = Totals(*map(column, ("num_generated", "num_draft_calls", "num_target_calls")))
     return found
+
+
+def _worth_of_head(dev: Trace, test: Trace, estimator: Any, cost_ratio: float) -> Totals:
+    """The best policy on the head's outputs; fitted to the texts of both splits, counted on test."""
+    both = join([dev, test])
+    seen = programming.head_inputs(both, Geometry.of(both), estimator, MAX_DRAFTED)
+    found = _replayed(programming.best_policy(both, seen, cost_ratio).replayed)
+    return Totals(*(part[dev.num_texts :] for part in (found.tokens, found.drafts, found.targets)))
 
 
 def _levels(policy: Thresholded, min_drafted: int = 1) -> Callable[[Trace, Sequence[float]], list[Replayed]]:
