@@ -88,6 +88,16 @@ def test_weights_written_to_are_packed_anew():
     assert torch.allclose(after, expected, rtol=1e-4, atol=1e-5 * float(expected.abs().max()))
 
 
+def test_a_model_that_changes_its_format_is_no_longer_packed():
+    pair = _pair()
+    pair.open_sessions(1, 16)
+    assert pair.packed[0].modules
+    pair.target.double()
+    read = pair.open_sessions(1, 16)[0].extend(torch.tensor([[4, 5, 6]]))
+    assert read.logits.dtype == torch.float64
+    assert pair.packed[0].modules == []
+
+
 @pytest.mark.parametrize("method", ["speculative", "mcsd", "dsbd"])
 def test_decoding_with_packed_weights(method):
     """Float32: the texts are equal as long as rounding turns no token, which it does not here."""

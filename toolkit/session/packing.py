@@ -36,18 +36,20 @@ class PackedLinears:
     """
 
     def __init__(self, model: Any):
-        self.modules = packable(model)
+        self.model = model
+        self.modules: list[nn.Linear] = []
         self.weights: list[Tensor] = []
-        self._versions: list[int] = []
+        self._seen: list[tuple[int, int]] = []
         self.refresh()
 
     def refresh(self) -> None:
-        """Pack anew if the model's weights have been written to since."""
-        versions = [0 if m.weight.is_inference() else m.weight._version for m in self.modules]
-        if versions != self._versions:
+        """Pack anew if the model's weights have been written to, or replaced, since."""
+        modules = packable(self.model)
+        seen = [(m.weight.data_ptr(), 0 if m.weight.is_inference() else m.weight._version) for m in modules]
+        if seen != self._seen:
             with torch.inference_mode():
-                self.weights = [torch.ops.mkldnn._reorder_linear_weight(m.weight.detach()) for m in self.modules]
-            self._versions = versions
+                self.weights = [torch.ops.mkldnn._reorder_linear_weight(m.weight.detach()) for m in modules]
+            self.modules, self._seen = modules, seen
 
     def __enter__(self) -> None:
         for module, weight in zip(self.modules, self.weights, strict=True):
@@ -78,6 +80,7 @@ def packable(model: Any) -> list[nn.Linear]:
         if type(module) is nn.Linear
         and "forward" not in vars(module)  # somebody else's hook
         and module.weight.dtype == torch.float32
+        and module.weight.device.type == "cpu"
         and module.weight.numel() >= LARGE
     ]
 
