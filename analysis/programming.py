@@ -34,7 +34,7 @@ from toolkit.recorded import RecordedStep
 from toolkit.trace import Trace
 
 Array = NDArray[np.float64]
-PRICES = torch.arange(0.3, 1.25, 0.05)  # of candidates, in units of lambda c
+PRICES = torch.arange(0.3, 1.25, 0.01)  # of candidates, in units of lambda c
 LEVELS = [0.02 * i for i in range(1, 50)]
 
 
