@@ -112,9 +112,9 @@ def test_the_rate_rule_that_knows_p_and_q_is_the_true_probability_policy(trace, 
 def test_the_worth_of_a_heads_information(trace, made):
     """With all there is to know, what one-step look-ahead reaches or a little more; with nothing, a fixed K."""
     geometry = Geometry.of(trace)
-    known = programming.best_policy(trace, programming.head_inputs(trace, geometry, Perfect(made[0]), 8), 0.2)
+    known = programming.best_policy(trace, programming.head_inputs(trace, geometry, Perfect(made[0]), 8), 0.2, folds=4)
     assert known.rate > 0.995 * ceilings.true_probability(trace, 0.2, min_drafted=1).rate
-    nothing = programming.best_policy(trace, programming.head_inputs(trace, geometry, Blind(), 8), 0.2)
+    nothing = programming.best_policy(trace, programming.head_inputs(trace, geometry, Blind(), 8), 0.2, folds=4)
     best = metrics.throughput(ceilings.best_fixed(trace, 0.2)[1].total, 0.2)
     assert nothing.rate == pytest.approx(best, rel=0.02)
     assert nothing.rate < 0.97 * known.rate
