@@ -40,16 +40,20 @@ LEVELS = [0.02 * i for i in range(1, 50)]
 
 @dataclass(frozen=True)
 class Seen:
-    """What a policy has seen after k = 1..M drafted tokens: inputs [M, P, F]; and what can be drafted [P].
-
-    worth [M, P]: what the policy's estimates say of the next token, its chance to enter the text
-    survival [M, P]: and of those drafted so far, that all are accepted
-    """
+    """What a policy has seen after k = 1..M drafted tokens: inputs [M, P, 4]; and what can be drafted [P]."""
 
     inputs: Array
-    worth: Array
-    survival: Array
     possible: Tensor
+
+    @property
+    def survival(self) -> Array:
+        """What the policy's estimates say of the tokens drafted so far: the chance that all are accepted [M, P]."""
+        return self.inputs[:, :, 0]
+
+    @property
+    def worth(self) -> Array:
+        """And of the next token: its chance to enter the text [M, P]."""
+        return self.inputs[:, :, -1]
 
 
 def head_inputs(trace: Trace, geometry: Geometry, estimator: object, most: int) -> Seen:
@@ -61,8 +65,7 @@ def head_inputs(trace: Trace, geometry: Geometry, estimator: object, most: int) 
         accepted, following = estimator.drawn_probs(RecordedStep(trace, depth, index))  # type: ignore[attr-defined]
         survival = survival * accepted
         rows.append(torch.stack([survival, accepted, following, survival * following], 1).double().numpy())
-    inputs = np.stack(rows)
-    return Seen(inputs, inputs[:, :, -1], inputs[:, :, 0], possible)
+    return Seen(np.stack(rows), possible)
 
 
 def best_policy(trace: Trace, seen: Seen, cost_ratio: float, folds: int = 10, rounds: int = 6) -> Solved:

@@ -17,6 +17,7 @@ from toolkit.errors import DecodingError
 from toolkit.pair import ModelPair
 from toolkit.session.packing import PackedLinears
 
+UNCAPTURED = {"cuda_graphs": "off", "cpu_traces": "off"}
 Run = Callable[[ModelPair, list[list[int]], int, int], int]  # pair, prompts, max_new_tokens, seed -> new tokens
 
 

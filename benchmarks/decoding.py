@@ -22,7 +22,7 @@ import torch
 from tqdm import tqdm
 
 from analysis.statistics import group_interval
-from benchmarks.contenders import Contender, constant, engine, theirs
+from benchmarks.contenders import UNCAPTURED, Contender, constant, engine, theirs
 from benchmarks.meter import ForwardMeter
 from data_gen.frozen import load_frozen
 from toolkit import ModelPair, config
@@ -40,7 +40,6 @@ def ours(name: str, method: str, *overrides: str, **options: str) -> Contender:
     return engine(name, lambda pair: config.method(method, list(overrides), pair.head), **options)
 
 
-UNCAPTURED = {"cuda_graphs": "off", "cpu_traces": "off"}
 UNPACKED = {"cpu_packing": "off"}
 
 

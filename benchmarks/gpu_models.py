@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 
+from benchmarks.contenders import UNCAPTURED, with_options
 from tests.tiny_models import tiny_llama
 from toolkit.pair import ModelPair
 from toolkit.session import TabularModel
@@ -19,19 +20,14 @@ def captures(device: torch.device) -> Captures:
 
 def capturing(pair: ModelPair) -> ModelPair:
     """The same models, with captures of their own."""
-    again = ModelPair(
-        target=pair.target, drafts=pair.drafts, tokenizer=pair.tokenizer, end_ids=pair.end_ids, name=pair.name
-    )
+    again = with_options(pair)
     again.captures = [captures(pair.device) for _ in (again.target, *again.drafts)]
     return again
 
 
 def eager(pair: ModelPair) -> ModelPair:
     """The same models, every forward run as it is."""
-    return ModelPair(
-        target=pair.target, drafts=pair.drafts, tokenizer=pair.tokenizer, end_ids=pair.end_ids, name=pair.name,
-        cuda_graphs="off", cpu_traces="off",
-    )  # fmt: skip
+    return with_options(pair, **UNCAPTURED)
 
 
 def held_sessions(pair: ModelPair) -> list[Any]:

@@ -25,7 +25,7 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -101,28 +101,22 @@ def padded_pair(
     device: str = "cpu",
     dtype: str = "float32",
     seed: int = 0,
-    cuda_graphs: str | bool = "auto",
-    cpu_traces: str | bool = "auto",
-    cpu_packing: str | bool = "auto",
     **options: Any,
 ) -> ModelPair:
     """A pair of padded models: the toy pair's, or any Llamas'.
 
-    target, draft, options       as in `ModelPair.from_pretrained`, cuda_graphs, cpu_traces and cpu_packing, too
+    target, draft, options       as in `ModelPair.from_pretrained`
     target_preset, draft_preset  names in PRESETS; None: not padded. Heads trained on a draft do not fit its padded form
     """
     pair = ModelPair.from_pretrained(target, draft, device=device, dtype=dtype, **options)
     sizes = "-".join(preset for preset in (target_preset, draft_preset) if preset)
-    return ModelPair(
+    return replace(
+        pair,
         target=pad_to_preset(pair.target, target_preset, seed),
+        draft=None,
         drafts=[pad_to_preset(model, draft_preset, seed) for model in pair.drafts],
-        tokenizer=pair.tokenizer,
-        end_ids=pair.end_ids,
         name=f"{pair.name}-{sizes}" if sizes else pair.name,
         head=pair.head if draft_preset is None else None,
-        cuda_graphs=cuda_graphs,
-        cpu_traces=cpu_traces,
-        cpu_packing=cpu_packing,
     )
 
 

@@ -239,7 +239,7 @@ def _settled(model: Any) -> bool:
     """Whether a model is a transformers one on one device and not in training: its forward is the same on every call."""
     return (
         not hasattr(model, "open_session")
-        and len(set(getattr(model, "hf_device_map", {0: 0}).values())) == 1
+        and len(set(getattr(model, "hf_device_map", {0: 0}).values())) <= 1
         and not any(parameter.requires_grad for parameter in model.parameters())
     )
 

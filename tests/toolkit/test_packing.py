@@ -12,7 +12,7 @@ from toolkit.session import capture, open_session, packing
 from toolkit.session.capture import Captures, TracedForward
 from toolkit.session.packing import PackedLinears, packable, packed_for
 
-pytestmark = pytest.mark.skipif(not packing._supported(), reason="this torch was built without oneDNN")
+pytestmark = pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reason="this torch was built without oneDNN")
 
 
 class EagerTrace(TracedForward):

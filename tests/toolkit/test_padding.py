@@ -1,5 +1,6 @@
 """Padded models compute what their sources compute; what is added is at work and reaches no output."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -25,6 +26,7 @@ BASE = {
     "rms_norm_eps": 1e-3,
     "max_position_embeddings": 64,
 }
+CHOICES = ("cuda_graphs", "cpu_traces", "cpu_packing")  # of a pair, which its padded form keeps
 LARGER = {"hidden_size": 80, "intermediate_size": 96, "num_layers": 4}
 SAME = {"hidden_size": 24, "intermediate_size": 40, "num_layers": 2, "num_heads": 4}
 TOY = {
@@ -172,16 +174,21 @@ def test_presets_have_their_size(name, millions):
 def test_a_pair_is_padded(monkeypatch, tokens):
     pair = ModelPair(target=tiny(), draft=tiny(seed=1), name="toy", head="head")
     asked = []
-    monkeypatch.setattr(ModelPair, "from_pretrained", lambda *args, **options: asked.append((args, options)) or pair)
+
+    def load(*args, **options):
+        asked.append((args, options))
+        return replace(pair, draft=None, **{name: value for name, value in options.items() if name in CHOICES})
+
+    monkeypatch.setattr(ModelPair, "from_pretrained", load)
     monkeypatch.setitem(padding.PRESETS, "tiny", LARGER)
     padded = padded_pair(target_preset="tiny", dtype="float64", revision="main")
     assert asked == [(("toy/target", "toy/draft"), {"device": "cpu", "dtype": "float64", "revision": "main"})]
     assert padded.target.config.hidden_size == 80
     assert padded.draft is pair.draft
     assert (padded.name, padded.head, padded.end_ids) == ("toy-tiny", "head", pair.end_ids)
-    assert (padded.cuda_graphs, padded.cpu_traces) == ("auto", "auto")
-    both = padded_pair(target_preset="tiny", draft_preset="tiny", cuda_graphs="off", cpu_traces="off")
-    assert (both.cuda_graphs, both.cpu_traces) == ("off", "off")
+    assert [getattr(padded, name) for name in CHOICES] == ["auto"] * 3
+    both = padded_pair(target_preset="tiny", draft_preset="tiny", **dict.fromkeys(CHOICES, "off"))
+    assert [getattr(both, name) for name in CHOICES] == ["off"] * 3
     assert both.draft.config.hidden_size == 80
     assert both.head is None
     torch.testing.assert_close(logits_of(both.draft, tokens), logits_of(pair.draft, tokens), rtol=0, atol=1e-5)
@@ -194,7 +201,7 @@ def test_the_config_composes():
         config = compose(overrides=["+pair=toy_padded"]).pair
     assert config["_target_"] == "toolkit.padding.padded_pair"
     assert config.target_preset in PRESETS
-    assert (config.cuda_graphs, config.cpu_traces) == ("auto", "auto")
+    assert [config[name] for name in CHOICES] == ["auto"] * 3
 
 
 def test_sources_that_do_not_fit_are_refused():
