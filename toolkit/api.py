@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from pathlib import Path
 
 from toolkit import config
 from toolkit.decoding import Method, Sampling, decode
 from toolkit.errors import DecodingError
 from toolkit.pair import ModelPair
-from toolkit.types import Generation
+from toolkit.types import Generation, Prompt
 
 
 def generate(
     pair: ModelPair,
-    prompts: Sequence[Any],
+    prompts: Sequence[Prompt],
     method: str | Method = "specdec_pp",
     *,
     max_new_tokens: int = 64,
+    max_length: int | None = None,
+    keep_prompt_tokens: int | None = None,
     temperature: float = 1.0,
     top_k: int = 0,
     top_p: float = 1.0,
@@ -28,6 +30,7 @@ def generate(
     batch_size: int = 8,
     head: str | None = None,
     overrides: Sequence[str] = (),
+    config_dir: str | Path | None = None,
 ) -> list[Generation]:
     """Decode prompts with a method of `conf/method/`.
 
@@ -35,6 +38,7 @@ def generate(
     method     a name, or a Method built by hand (then `head` and `overrides` have no meaning)
     head       folder of an acceptance head, for methods that need one; None: the pair's own
     overrides  relative to the method: ["policy.threshold=.3"]
+    config_dir a folder of your own, laid out like conf/, whose methods, policies, rules ... are found by name, too
     The other arguments are those of `toolkit.sampling.Sampling`. Needs hydra; `toolkit.decoding.decode` does not.
     Raises InputError for bad arguments, DecodingError (with all generations) if single prompts failed.
     """
@@ -45,10 +49,13 @@ def generate(
         min_p=min_p,
         repetition_penalty=repetition_penalty,
         max_new_tokens=max_new_tokens,
+        max_length=max_length,
+        keep_prompt_tokens=keep_prompt_tokens,
         stop=tuple(stop) if not isinstance(stop, str) else (stop,),
         seed=seed,
     )
-    built = config.method(method, overrides, head) if isinstance(method, str) else method
+    with config.searching(*(() if config_dir is None else (config_dir,))):
+        built = config.method(method, overrides, head) if isinstance(method, str) else method
     generations = decode(pair, prompts, built, sampling, batch_size=batch_size)
     failed = [generation.error for generation in generations if generation.error is not None]
     if failed:

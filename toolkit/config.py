@@ -1,39 +1,56 @@
-"""Configuration as a library: find `conf/`, compose a config by name, build what it describes.
-
-`conf/` lies beside the packages, in the source tree and in an installed wheel alike; it is always addressed by its
-absolute path, because a user's own folder of that name would shadow a package path.
-"""
+"""Configuration as a library: compose a config by name, checked against the schema, and build what it describes."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+import os
+import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from toolkit import config_files
+from toolkit.config_files import CONF, choices, find, flatten, plain, searching, use_folders, user_folders
 from toolkit.errors import InputError, unknown_name
 
-CONF = Path(__file__).resolve().parent.parent / "conf"
+__all__ = [
+    "CONF",
+    "choices",
+    "compose",
+    "find",
+    "flatten",
+    "instantiate",
+    "method",
+    "method_config",
+    "plain",
+    "searching",
+    "use_folders",
+    "user_folders",
+]
+SIGN = re.compile(r"^([+~]*)")  # of an override
+PREFIX = re.compile(r"\bmethod\.(?=\w)")
+KEPT_METHODS = 256  # built methods that are kept; composing one takes tens of milliseconds
+_METHODS: dict[tuple[object, ...], Any] = {}
 
 
-def choices(group: str) -> list[str]:
-    """Names that a config group offers."""
-    return sorted(path.stem for path in (CONF / group).glob("*.yaml"))
+def compose(config_name: str, overrides: Sequence[str] = (), *, checked: bool = True) -> Any:
+    """The composed config `conf/<config_name>.yaml`, inside or outside a running Hydra application.
+
+    checked  raise InputError, one line, for unknown keys, wrong types and numbers out of range (`toolkit.schema`); keys
+             without a value yet (???) are left to whoever needs them
+    """
+    from toolkit.schema.check import check
+    from toolkit.schema.complaints import composed
+
+    config = composed(config_name, [*map(settable, overrides)])
+    if checked:
+        check(config, config_name, complete=False)
+    return config
 
 
-def compose(config_name: str, overrides: Sequence[str] = ()) -> Any:
-    """The composed config `conf/<config_name>.yaml`, inside or outside a running Hydra application."""
-    import hydra
-    from hydra.core.global_hydra import GlobalHydra
-    from hydra.errors import HydraException
-
-    try:
-        if GlobalHydra.instance().is_initialized():
-            return hydra.compose(config_name=config_name, overrides=list(overrides))
-        with hydra.initialize_config_dir(config_dir=str(CONF), version_base="1.3"):
-            return hydra.compose(config_name=config_name, overrides=list(overrides))
-    except HydraException as error:
-        raise InputError(f"configuration {config_name}: {' '.join(str(error).split())}") from error
+def settable(word: str) -> str:
+    """An override; one of a grid's key may be new there without a +, for a grid lists only what it sweeps."""
+    return f"++{word.lstrip('+')}" if word.lstrip("+").startswith("grid.") else word
 
 
 def instantiate(config: Any, **extra: Any) -> Any:
@@ -55,33 +72,43 @@ def instantiate(config: Any, **extra: Any) -> Any:
 def method(name: str, overrides: Sequence[str] = (), head: str | None = None) -> Any:
     """The method `conf/method/<name>.yaml`, with overrides relative to it ("policy.threshold=.3").
 
-    Another policy or rule is chosen as on the command line: "rule@method.rule=block".
+    Another policy or rule is chosen as on the command line: "rule@method.rule=block". A method is built once per process
+    and set of arguments (methods hold no state), and anew when a configuration file has changed.
     """
-    return instantiate(method_config(name, overrides, head))
+    key = (name, tuple(overrides), head, user_folders(), _running_app(), _newest_change())
+    if key not in _METHODS:
+        if len(_METHODS) >= KEPT_METHODS:
+            _METHODS.clear()
+        _METHODS[key] = instantiate(method_config(name, overrides, head))
+    return _METHODS[key]
 
 
 def method_config(name: str, overrides: Sequence[str] = (), head: str | None = None) -> Any:
-    """What `method` builds from: the composed config. Raises InputError with the nearest names for an unknown one."""
+    """What `method` builds from: the composed config. Raises InputError with the nearest names for an unknown one.
+
+    Messages say keys as the overrides do: relative to the method.
+    """
     if name not in choices("method"):
         raise unknown_name("method", name, choices("method"))
-    prefixed = [override if "@" in override.partition("=")[0] else f"method.{override}" for override in overrides]
-    # Quoted as JSON, a path may hold anything (epoch=3, blanks).
-    return compose("method_only", [f"method={name}", f"head={json.dumps(head, ensure_ascii=False)}", *prefixed]).method
+    words = [word if "@" in word.partition("=")[0] else SIGN.sub(r"\1method.", word, count=1) for word in overrides]
+    try:
+        # Quoted as JSON, a path may hold anything (epoch=3, blanks).
+        return compose("method_only", [f"method={name}", f"head={json.dumps(head, ensure_ascii=False)}", *words]).method
+    except InputError as error:
+        raise InputError(PREFIX.sub("", str(error))) from error
 
 
-def plain(config: Any) -> Any:
-    """A config as plain containers, interpolations resolved."""
-    from omegaconf import OmegaConf
+def _running_app() -> int | None:
+    """Which Hydra application runs in this process, if one does: its search path counts for what is composed."""
+    from hydra.core.global_hydra import GlobalHydra
 
-    return OmegaConf.to_container(config, resolve=True) if OmegaConf.is_config(config) else config
+    return id(GlobalHydra.instance().hydra) if GlobalHydra.instance().is_initialized() else None
 
 
-def flatten(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Nested mappings as {"a.b": value}."""
-    flat: dict[str, Any] = {}
-    for key, value in config.items():
-        if isinstance(value, Mapping):
-            flat |= flatten(value, f"{prefix}{key}.")
-        else:
-            flat[f"{prefix}{key}"] = value
-    return flat
+def _newest_change() -> int:
+    """When a config file last changed, in nanoseconds: of the folders, where files come and go, and of the files."""
+    newest = 0
+    roots = (config_files.CONF, *user_folders())
+    for folder in (*roots, *(Path(entry.path) for root in roots for entry in os.scandir(root) if entry.is_dir())):
+        newest = max(newest, folder.stat().st_mtime_ns, *(e.stat().st_mtime_ns for e in os.scandir(folder)))
+    return newest

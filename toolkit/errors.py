@@ -28,9 +28,9 @@ class DecodingError(InputError):
         self.generations = generations
 
 
-def unknown_name(kind: str, name: str, known: Iterable[str]) -> InputError:
-    """The error for a name that resolves to nothing, with the nearest names that would."""
+def unknown_name(kind: str, name: str, known: Iterable[str], where: str = "") -> InputError:
+    """The error for a name that resolves to nothing, with the nearest names that would. where: "in <place>"."""
     known = sorted(known)
     near = difflib.get_close_matches(name, known, n=3, cutoff=0.4)
     hint = f"did you mean {' or '.join(near)}?" if near else f"known: {', '.join(known)}"
-    return InputError(f"unknown {kind} {name!r}: {hint}")
+    return InputError(f"unknown {kind} {name!r}{where and ' ' + where}: {hint}")

@@ -3,7 +3,8 @@
     discard rate       = N_discarded / N          verification rate = N_target / N
     block efficiency   = N / N_target             the corrected or bonus token is included
     acceptance rate    = accepted / drafted tokens
-    throughput         = N / (c * draft calls + target calls): tokens per target-forward time
+    cost               = c * draft calls + target calls, in target-forward times
+    throughput         = N / cost: tokens per target-forward time
 
 N counts produced tokens, end of text included. See the papers page for the identity that ties them together.
 """
@@ -11,9 +12,27 @@ N counts produced tokens, end of text included. See the papers page for the iden
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
 
 from toolkit.types import Counts, Generation
+
+Amount = TypeVar("Amount", float, NDArray[np.float64])  # a number, or an array of them
+
+
+def cost(draft_calls: Amount, target_calls: Amount, cost_ratio: float) -> Amount:
+    """What forwards cost in target-forward times, at `cost_ratio` = draft forward / target forward."""
+    return cost_ratio * draft_calls + target_calls
+
+
+def tokens_per_cost(tokens: Amount, draft_calls: Amount, target_calls: Amount, cost_ratio: float) -> Amount:
+    """Produced tokens per target-forward time; 0 where there was no forward. Numbers, or arrays of one shape."""
+    spent = cost(draft_calls, target_calls, cost_ratio)
+    if isinstance(spent, np.ndarray):
+        return np.divide(tokens, spent, out=np.zeros_like(spent), where=spent > 0)
+    return tokens / spent if spent else 0.0
 
 
 def discard_rate(counts: Counts) -> float:
@@ -33,14 +52,7 @@ def block_efficiency(counts: Counts) -> float:
 
 def throughput(counts: Counts, cost_ratio: float) -> float:
     """Produced tokens per target-forward time, at `cost_ratio` = draft forward / target forward."""
-    cost = cost_ratio * counts.num_draft_calls + counts.num_target_calls
-    return counts.num_generated / cost if cost else 0.0
-
-
-def latency(counts: Counts, draft_seconds: float, target_seconds: float) -> float:
-    """Seconds per produced token for forwards of these durations (all calls counted, prompt reading not)."""
-    cost = draft_seconds * counts.num_draft_calls + target_seconds * counts.num_target_calls
-    return cost / max(counts.num_generated, 1)
+    return tokens_per_cost(counts.num_generated, counts.num_draft_calls, counts.num_target_calls, cost_ratio)
 
 
 def total(generations: Sequence[Generation]) -> Counts:

@@ -1,4 +1,4 @@
-"""From logits to the law that tokens are drawn from: the only place where temperature exists.
+"""From logits to the distribution that tokens are drawn from: the only place where temperature exists.
 
 Everything after `warp` (drafting, the acceptance test, residuals, the bonus token) works on its result and on nothing
 else, so that p and q are warped once and alike.
@@ -9,55 +9,63 @@ Shapes: B rows, T positions, V vocabulary.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Annotated
 
 import torch
 from torch import Tensor
 
 from toolkit.errors import InputError
+from toolkit.schema.ranges import Above, AtLeast, Between, check_ranges
 
 
 @dataclass(frozen=True)
 class Sampling:
     """How tokens are drawn, and when a response ends.
 
-    temperature        0 is greedy, through the same path (a one-hot law)
+    temperature        0 is greedy, through the same path (a one-hot distribution)
     top_k              keep the k likeliest tokens; 0 keeps all
     top_p              keep the smallest set of likeliest tokens that reaches this mass; 1 keeps all
     min_p              drop tokens less likely than this fraction of the likeliest; 0 drops none
-    repetition_penalty divides positive and multiplies negative logits of tokens already in the text; 1 is off
+    repetition_penalty  divides positive and multiplies negative logits of tokens already in the text; 1 is off
     max_new_tokens     exact upper limit of produced tokens, end of text included
+    max_length         upper limit of prompt and response together, in tokens; None: none but the models' own
+    keep_prompt_tokens  of a longer prompt only the last so many tokens are read; None: prompts are never cut
     stop               strings that end a response; the text ends before them, the tokens with the one that completes them
     seed               row r of a call draws from a generator seeded with (seed, r)
     """
 
-    temperature: float = 1.0
-    top_k: int = 0
-    top_p: float = 1.0
-    min_p: float = 0.0
-    repetition_penalty: float = 1.0
-    max_new_tokens: int = 64
+    temperature: Annotated[float, AtLeast(0)] = 1.0
+    top_k: Annotated[int, AtLeast(0)] = 0
+    top_p: Annotated[float, Between(0, 1, "(]")] = 1.0
+    min_p: Annotated[float, Between(0, 1, "[)")] = 0.0
+    repetition_penalty: Annotated[float, Above(0)] = 1.0
+    max_new_tokens: Annotated[int, AtLeast(1)] = 64
+    max_length: Annotated[int, AtLeast(2)] | None = None
+    keep_prompt_tokens: Annotated[int, AtLeast(1)] | None = None
     stop: tuple[str, ...] = ()
     seed: int = 0
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "stop", (self.stop,) if isinstance(self.stop, str) else tuple(self.stop))
-        checks = (
-            (self.temperature >= 0, "temperature", "at least 0", self.temperature),
-            (self.top_k >= 0, "top_k", "at least 0 (0 keeps every token)", self.top_k),
-            (0 < self.top_p <= 1, "top_p", "in (0, 1]", self.top_p),
-            (0 <= self.min_p < 1, "min_p", "in [0, 1)", self.min_p),
-            (self.repetition_penalty > 0, "repetition_penalty", "above 0", self.repetition_penalty),
-            (self.max_new_tokens >= 1, "max_new_tokens", "at least 1", self.max_new_tokens),
-            (all(self.stop), "stop", "a list of strings that are not empty", self.stop),
-        )
-        for good, name, expected, got in checks:
-            if not good:
-                raise InputError(f"{name} must be {expected}, got {got}")
+        check_ranges(self)
+        if not all(self.stop):
+            raise InputError(f"stop: expected a list of strings that are not empty, got {self.stop}")
 
     def check_vocab(self, vocab_size: int) -> None:
         """Raises InputError if `top_k` is larger than the vocabulary."""
         if self.top_k > vocab_size:
             raise InputError(f"top_k must be at most the vocabulary size {vocab_size}, got {self.top_k}")
+
+    def room(self, prompt_length: int) -> int:
+        """The most tokens a prompt of this length may be followed by; at most 0: none."""
+        if self.max_length is None:
+            return self.max_new_tokens
+        return min(self.max_new_tokens, self.max_length - prompt_length)
+
+    def longest_text(self, longest_prompt: int) -> int:
+        """The most tokens of prompt and response together, of prompts of at most this length."""
+        longest = longest_prompt + self.max_new_tokens
+        return longest if self.max_length is None else min(longest, max(self.max_length, longest_prompt))
 
     def at(self, temperature: float | None) -> Sampling:
         """The same settings at another temperature (a draft may have its own); None changes nothing."""
@@ -65,20 +73,16 @@ class Sampling:
 
 
 def warp(logits: Tensor, sampling: Sampling, seen: Tensor | None = None) -> Tensor:
-    """Logits to the law tokens are drawn from.
+    """Logits to the distribution tokens are drawn from.
 
     logits [..., V] of any float type; computed in float32, in float64 if that is what comes.
     seen [..., V] bool marks tokens already in the text (needed for `repetition_penalty` only).
     Returns probabilities [..., V]. Order as in transformers: repetition penalty, temperature, top-k, top-p, min-p.
     Ties at the edge of top-k are kept; at temperature 0 the first of equal maxima wins.
     """
-    if logits.dtype != torch.float64:
-        logits = logits.float()
-    if sampling.repetition_penalty != 1.0 and seen is not None:
-        scale = sampling.repetition_penalty
-        logits = torch.where(seen, torch.where(logits > 0, logits / scale, logits * scale), logits)
+    logits = penalized(logits, sampling, seen)
     if sampling.temperature == 0:
-        # What is no law is passed on instead of being hidden by the argmax: the loop names the row.
+        # What is no distribution is passed on instead of being hidden by the argmax: the loop names the row.
         highest, best = logits.max(-1, keepdim=True)  # not a number if any is
         one_hot = torch.zeros_like(logits).scatter_(-1, best, 1.0)
         return one_hot.masked_fill_(highest.isnan() | highest.isneginf(), torch.nan)
@@ -99,13 +103,23 @@ def warp(logits: Tensor, sampling: Sampling, seen: Tensor | None = None) -> Tens
     return probs
 
 
+def penalized(logits: Tensor, sampling: Sampling, seen: Tensor | None = None) -> Tensor:
+    """Logits [..., V] in float32 (float64 if that is what comes), after the repetition penalty and before anything else."""
+    if logits.dtype != torch.float64:
+        logits = logits.float()
+    if sampling.repetition_penalty == 1.0 or seen is None:
+        return logits
+    scale = sampling.repetition_penalty
+    return torch.where(seen, torch.where(logits > 0, logits / scale, logits * scale), logits)
+
+
 def draw(probs: Tensor, uniforms: Tensor) -> Tensor:
-    """One token per law: probs [..., V], uniforms [...] in [0, 1) -> [...] int64. See `draws`."""
+    """One token per distribution: probs [..., V], uniforms [...] in [0, 1) -> [...] int64. See `draws`."""
     return draws(probs, uniforms.unsqueeze(-1)).squeeze(-1)
 
 
 def draws(probs: Tensor, uniforms: Tensor) -> Tensor:
-    """k i.i.d. tokens per law by inverting its cumulative sum: probs [..., V] (any positive scale), uniforms [..., k].
+    """k i.i.d. tokens per distribution by inverting its cumulative sum: probs [..., V] (any positive scale), uniforms [..., k].
 
     Never returns a token of probability 0. Returns [..., k] int64.
     """

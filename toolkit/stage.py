@@ -17,11 +17,15 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from itertools import product
 from pathlib import Path
 from typing import Any
 
 from toolkit import config as configs
-from toolkit.errors import InputError, StaleError, unknown_name
+from toolkit.command_line import check_choices as check_choices
+from toolkit.command_line import prepare
+from toolkit.command_line import tidy_overrides as tidy_overrides
+from toolkit.errors import InputError, StaleError
 from toolkit.io import content_hash, file_hash, read_json, write_json
 
 MANIFEST = "manifest.json"
@@ -150,12 +154,16 @@ def command(config_name: str, run: Callable[[Any], Any], score: Callable[[Any, P
     score  what a sweeper optimizes, as a function of the config and the output folder; None: the folder is returned
     """
     import hydra
+    from hydra.core.hydra_config import HydraConfig
     from hydra.errors import CompactHydraException
     from omegaconf import DictConfig
+
+    from toolkit.schema.check import check
 
     @hydra.main(version_base="1.3", config_path=str(configs.CONF), config_name=config_name)
     def main(cfg: DictConfig) -> Any:
         try:
+            check(cfg, HydraConfig.get().job.config_name or config_name)
             result = run(cfg)
         except InputError as error:
             if _in_multirun():  # the sweep's other jobs go on; Hydra names this one's overrides and prints one line
@@ -168,8 +176,7 @@ def command(config_name: str, run: Callable[[Any], Any], score: Callable[[Any, P
         return result if score is None else score(cfg, result)
 
     try:
-        sys.argv[1:] = tidy_overrides(sys.argv[1:])
-        check_choices(sys.argv[1:])
+        sys.argv[1:] = prepare(config_name, sys.argv[1:])
         main()
     except InputError as error:
         sys.exit(f"error: {error}")
@@ -180,13 +187,13 @@ def run_stages(
 ) -> dict[str, Path]:
     """Run stages one after another below `root_dir`: each {run: module.function, config: name, overrides: [...]}.
 
-    Overrides can name the folder of an earlier stage, or of one in `known`, in braces: 'responses="{responses}"'.
-    Returns the folders of all of them.
+    Overrides can name the folder of an earlier stage, or of one in `known`, in braces: 'responses="{responses}"'. For
+    stages that differ in names only see `expand_stages`. Returns the folders of all of them.
     """
     from hydra.utils import get_method
 
     done = dict(known or {})
-    for name, stage in (stages or {}).items():
+    for name, stage in expand_stages(stages or {}).items():
         print(f"\n== {name}", flush=True)
         overrides = [fill_folders(override, done) for override in stage.get("overrides", ())]
         overrides.insert(0, f"paths.root_dir={root_dir}")
@@ -194,32 +201,35 @@ def run_stages(
     return done
 
 
-def fill_folders(text: str, folders: Mapping[str, Path]) -> str:
-    """The text with "{name}" replaced by that stage's folder."""
+def expand_stages(stages: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
+    """The stages with `for_each` multiplied out: one per combination of its names, "{axis}" standing for each.
+
+        "{part}_{domain}":
+          for_each: {part: {dev: [prompts.split=dev], test: [prompts.split=test]}, domain: [math, code]}
+          overrides: ["prompts=toy_{domain}"]
+
+    makes dev_math, dev_code, test_math, test_code. A mapping gives every name overrides of its own. Raises InputError if
+    two stages get the same name.
+    """
+    expanded: dict[str, dict[str, Any]] = {}
+    for pattern, stage in configs.plain(stages).items():
+        axes = stage.pop("for_each", None) or {}
+        for names in product(*axes.values()):
+            chosen = dict(zip(axes, names, strict=True))
+            name, one = fill_folders(pattern, chosen), dict(stage)
+            own = [word for axis, at in chosen.items() if isinstance(axes[axis], Mapping) for word in axes[axis][at]]
+            one["overrides"] = [fill_folders(word, chosen) for word in (*stage.get("overrides", ()), *own)]
+            if name in expanded:
+                raise InputError(f"stages: expected a name of its own for each, got {name} twice (from {pattern!r})")
+            expanded[name] = one
+    return expanded
+
+
+def fill_folders(text: str, folders: Mapping[str, Path | str]) -> str:
+    """The text with "{name}" replaced by that stage's folder (or by whatever the name stands for)."""
     for name, folder in folders.items():
         text = text.replace(f"{{{name}}}", str(folder))
     return text
-
-
-def tidy_overrides(argv: Sequence[str]) -> list[str]:
-    """`experiment=x` (the usual template's spelling) means `+experiment=x`; debug comes last, so that it wins."""
-    appended = ("experiment=", "hparams_search=", "debug=")
-    tidy = [f"+{word}" if word.startswith(appended) else word for word in argv]
-    return [w for w in tidy if not w.startswith("+debug=")] + [w for w in tidy if w.startswith("+debug=")]
-
-
-def check_choices(argv: Sequence[str]) -> None:
-    """Raises InputError with the nearest names if `group=choice` names no file of that config group."""
-    if any(word in ("--config-dir", "-cd") or word.startswith(("--config-dir=", "hydra.searchpath")) for word in argv):
-        return
-    for word in argv:
-        group, _, value = word.lstrip("+").partition("=")
-        known = configs.choices(group) if group and "." not in group else []
-        if not known or value == "null" or "(" in value or "{" in value or "[" in value:
-            continue
-        for name in value.split(","):
-            if name.strip() not in known:
-                raise unknown_name(group, name.strip(), known)
 
 
 def _difference(name: str, old: Mapping[str, Any], stage: Stage) -> str | None:

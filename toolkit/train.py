@@ -26,11 +26,12 @@ from toolkit.stage import Stage, command, fill_folders, open_stage, provenance, 
 from toolkit.training.checkpoints import BEST, AtomicCheckpointIO, folder_of, read_checkpoint
 from toolkit.training.console import on_terminal, print_config, print_scores, progress, quiet_lightning
 from toolkit.training.curves import Curves
+from toolkit.training.examples import ExampleData
 from toolkit.training.export import DIAGRAM, HEAD, SCORES, export
 from toolkit.training.loggers import is_first_process, run_id_of
 from toolkit.training.module import HeadTraining
-from toolkit.training.row_data import RowData
 from toolkit.training.start import check_choice, check_resumable, pretrained_files, resume_path, warm_start
+from toolkit.weights import sketch
 
 # Keys that do not determine the head. The data do, by their content.
 IGNORED = ("before", "after", "tags", "optimized_metric")
@@ -69,7 +70,7 @@ def train(cfg: Any, stage: Stage, data_folder: Path) -> bool:
         print_config(plain(cfg))
         write_text(stage.folder / "config.yaml", OmegaConf.to_yaml(cfg, resolve=True))
     pl.seed_everything(cfg.seed, workers=True, verbose=False)
-    data: RowData = instantiate(OmegaConf.merge(cfg.data, {"path": str(data_folder)}))
+    data: ExampleData = instantiate(OmegaConf.merge(cfg.data, {"path": str(data_folder)}))
     resumed = resume_path(stage.folder, cfg.ckpt_path)
     checkpoint = None if resumed is None else read_checkpoint(resumed)
     run_id = run_id_of(stage.folder, checkpoint)
@@ -102,12 +103,12 @@ def _data_folder(cfg: Any, folders: dict[str, Path]) -> Path:
     return Path(fill_folders(str(cfg.data.path), folders))
 
 
-def _data_class(cfg: Any) -> type[RowData]:
-    found: type[RowData] = get_class(cfg.data._target_)
+def _data_class(cfg: Any) -> type[ExampleData]:
+    found: type[ExampleData] = get_class(cfg.data._target_)
     return found
 
 
-def _build_module(cfg: Any, data: RowData, run_id: str) -> HeadTraining:
+def _build_module(cfg: Any, data: ExampleData, run_id: str) -> HeadTraining:
     """A head of the draft's size, its loss and its optimizer."""
     loss = instantiate(cfg.loss)
     try:
@@ -137,7 +138,7 @@ def _build_trainer(cfg: Any, folder: Path, loggers: Sequence[Logger]) -> pl.Trai
 
 
 def _write_results(
-    cfg: Any, folder: Path, module: HeadTraining, data: RowData, closing: dict[str, float]
+    cfg: Any, folder: Path, module: HeadTraining, data: ExampleData, closing: dict[str, float]
 ) -> dict[str, float]:
     """Export the best state there is a checkpoint of, else the last state; returns its scores."""
     best = folder_of(folder) / BEST
@@ -149,6 +150,7 @@ def _write_results(
         "target": str(cfg.pair.target),
         "draft": str(cfg.pair.draft),
         **data.about(),
+        "draft_weights": sketch(data.draft) if hasattr(data.draft, "config") else None,
         "w_acc": module.loss.w_acc,
         "w_rej": module.loss.w_rej,
         "seed": cfg.seed,
@@ -158,7 +160,7 @@ def _write_results(
 
 
 def _results_of(callbacks: Sequence[pl.Callback]) -> dict[str, float]:
-    """What callbacks found out at the end and want among the scores (`analysis.closing`)."""
+    """What callbacks found out at the end and want among the scores (`analysis.replay.closing_frontier`)."""
     return {name: value for one in callbacks for name, value in getattr(one, "results", {}).items()}
 
 

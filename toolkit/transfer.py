@@ -55,3 +55,8 @@ class Gate:
             return True
         self.asked.clear()
         return False
+
+
+def most_of(counts: Tensor, bound: int) -> int:
+    """The largest of some counts, at least 1, where the host knows it without waiting; on a GPU their upper bound."""
+    return bound if counts.device.type == "cuda" else max(int(counts.max()), 1)

@@ -1,29 +1,93 @@
 """What travels through the decoding loop.
 
-Shapes: B rows, N proposed nodes, V vocabulary, D hidden size, L laws that candidates were drawn from.
+Shapes: B batch slots, N proposed nodes, V vocabulary, D hidden size, L distributions that candidates were drawn from.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import Protocol
 
 import torch
 from torch import Tensor
+
+Prompt = str | Sequence[int] | Sequence[dict[str, str]]  # a text, its token ids, or chat messages
+
+
+class Step(Protocol):
+    """What policies and heads may ask of a draft step [B]: of a live one (`DraftStep`) or of a recording's."""
+
+    @property
+    def depth(self) -> int:
+        """k, from 1."""
+
+    @property
+    def tokens(self) -> Tensor | None:
+        """y_k [B], or None while it has not been drawn."""
+
+    @property
+    def hidden(self) -> Tensor:
+        """The draft's final hidden state [B, D] that produced q_k; it has read y_{k-1} and not y_k."""
+
+    @property
+    def draft_prob(self) -> Tensor:
+        """q_k(y_k), warped [B]."""
+
+    @property
+    def token_prob(self) -> Tensor:
+        """Unwarped probability of y_k [B]."""
+
+    @property
+    def entropy(self) -> Tensor:
+        """Of the unwarped distribution [B], nats."""
+
+    @property
+    def top_probs(self) -> Tensor:
+        """The two largest unwarped probabilities [B, 2]."""
+
+    @property
+    def margin(self) -> Tensor:
+        """Between them [B]."""
+
+
+class Drafted(Protocol):
+    """What policies may ask of a round's `Proposal`, live or replayed."""
+
+    @property
+    def num_drafted(self) -> Tensor:
+        """Tokens that went to the target [B]."""
+
+    @property
+    def num_calls(self) -> Tensor:
+        """Draft forwards that the row paid for [B]."""
+
+    @property
+    def num_nodes(self) -> int:
+        """The most tokens of a row."""
+
+
+class Judged(Protocol):
+    """What policies may ask of a round's `Verdict`, live or replayed."""
+
+    @property
+    def length(self) -> Tensor:
+        """How many tokens were accepted [B]."""
 
 
 @dataclass
 class DraftStep:
     """What is known right after one draft forward, for every row.
 
-    depth        k, from 1: the forward that produced q_k, the law of the k-th drafted token
+    depth        k, from 1: the forward that produced q_k, the distribution of the k-th drafted token
     logits [B,V] unwarped
-    probs  [B,V] q_k, the warped law y_k is drawn from
+    probs  [B,V] q_k, the warped distribution y_k is drawn from
     hidden [B,D] the draft's final hidden state that produced q_k. It has **read y_{k-1}** (at k = 1 the last token of
                  the context) and not y_k: an estimate made from it alone is about y_{k-1}
     tokens [B]   y_k, or None while it has not been drawn (`StoppingPolicy.read`)
 
-    The statistics below are of the unwarped law where they say so: warped ones are 1 and 0 at temperature 0, where
+    The statistics below are of the unwarped distribution where they say so: warped ones are 1 and 0 at temperature 0, where
     training-free rules must still work.
     """
 
@@ -35,18 +99,18 @@ class DraftStep:
 
     @cached_property
     def raw_probs(self) -> Tensor:
-        """Unwarped law [B, V]."""
+        """Unwarped distribution [B, V]."""
         logits = self.logits if self.logits.dtype == torch.float64 else self.logits.float()
         return logits.softmax(-1)
 
     @cached_property
     def entropy(self) -> Tensor:
-        """Entropy of the unwarped law [B], nats."""
+        """Entropy of the unwarped distribution [B], nats."""
         return torch.special.entr(self.raw_probs).sum(-1)
 
     @cached_property
     def top_probs(self) -> Tensor:
-        """The two largest probabilities of the unwarped law [B, 2]."""
+        """The two largest probabilities of the unwarped distribution [B, 2]."""
         return self.raw_probs.topk(2, dim=-1).values
 
     @cached_property
@@ -72,21 +136,23 @@ class Proposal:
     """What goes to the target: a tree of drafted tokens per row, as flat arrays.
 
     tokens  [B, N]     parents [B, N]  index of the parent node, -1 for the context; None: a chain
-    laws    [B, L, V]  the laws candidates were drawn from (without replacement: the law before removals)
-    law_of  [B, N]     which of them node n was drawn from; None: node n from law n
+    candidates  [B, M]     the node that each drawn token is, in the order they are tried; -1 behind the last. Equal draws
+                           behind one prefix are one node. None: candidate n is node n
+    draft_probs [B, L, V]  the distributions candidates were drawn from (without replacement: before removals)
+    drawn_from  [B, M]     which of them candidate m was drawn from; None: candidate m from distribution m
     num_drafted [B]    nodes that count: the first ones of each row; the rest fills the batch
     num_calls   [B]    draft forwards the row paid for
-    cache_ids   [B, N] of what was drafted as a tree: ids in the drafts' caches; those below num_read have been read there
+    cache_ids   [B, D, N] of what was drafted as a tree: each node's id in the cache of each draft; -1: not read there
     """
 
     tokens: Tensor
-    laws: Tensor
+    draft_probs: Tensor
     num_drafted: Tensor
     num_calls: Tensor
     parents: Tensor | None = None
-    law_of: Tensor | None = None
+    drawn_from: Tensor | None = None
+    candidates: Tensor | None = None
     cache_ids: Tensor | None = None
-    num_read: int = 0
 
     @property
     def num_nodes(self) -> int:
@@ -102,7 +168,7 @@ class Verdict:
     length [B]     how many were accepted
     extra  [B]     the token after them
     bonus  [B]     True: every node down the path was accepted and extra comes from p; False: extra is `corrected`
-    valid  [B]     False where a law was not a law (not a number): the row's verdict means nothing
+    valid  [B]     False where a distribution was not a distribution (not a number): the row's verdict means nothing
     """
 
     path: Tensor

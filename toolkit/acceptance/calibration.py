@@ -1,12 +1,12 @@
 """How good are predicted acceptance probabilities, when the truth is a chance and not an outcome?
 
-The label of a position is P = min(1, p/q), the chance that a coin A ~ Bernoulli(P) says "accepted". Every number here
-is the expectation over that coin: a position counts as P accepted and 1 - P rejected samples. For labels 0 and 1 that
-is the usual definition.
+The label of a position is P = min(1, p/q), the chance that an acceptance draw A ~ Bernoulli(P) says "accepted". Every
+number here is the expectation over that acceptance draw: a position counts as P accepted and 1 - P rejected samples.
+For labels 0 and 1 that is the usual definition.
 
     log loss   -P log P^ - (1-P) log(1-P^)                  mean over positions, nats
     binary KL  log loss - entropy(P) = KL(P || P^)          0 for a perfect predictor, unlike the log loss
-    Brier      P (1-P^)^2 + (1-P) P^2                       = (P - P^)^2 + P (1-P): the second part is the coin's
+    Brier      P (1-P^)^2 + (1-P) P^2                       = (P - P^)^2 + P (1-P): the second part is the acceptance draw's
     ECE        sum_b n_b/n |mean P^ in b - mean P in b|     over equal-width bins b of P^ ("expected calibration error")
     AUROC      chance that an accepted sample scores above a rejected one, ties counting half
 
@@ -36,12 +36,12 @@ def log_losses(logits: Tensor, labels: Tensor) -> Tensor:
 
 
 def label_entropies(labels: Tensor) -> Tensor:
-    """Entropy [P] of each position's coin, nats: the part of the log loss that nobody can predict."""
+    """Entropy [P] of each position's acceptance draw, nats: the part of the log loss that nobody can predict."""
     return torch.special.entr(labels) + torch.special.entr(1 - labels)
 
 
 def brier_scores(logits: Tensor, labels: Tensor) -> Tensor:
-    """Expected squared error [P] against the coin."""
+    """Expected squared error [P] against the acceptance draw."""
     probs = torch.sigmoid(logits)
     return labels * (1 - probs) ** 2 + (1 - labels) * probs**2
 

@@ -16,7 +16,7 @@ from torch import Tensor
 from toolkit.acceptance.folder import Scorer, scorer
 from toolkit.acceptance.preread import PrereadHead
 from toolkit.errors import InputError
-from toolkit.types import DraftStep
+from toolkit.types import Step
 
 Find = Callable[[str, str], Scorer]  # (head folder, kind of head) -> what scores in its place
 
@@ -45,7 +45,7 @@ class HeadEstimator:
         """The same estimator with another source of logits."""
         return replace(self, scorer=find(_bound(self.head), "survival"))
 
-    def read_prob(self, step: DraftStep) -> Tensor:
+    def read_prob(self, step: Step) -> Tensor:
         """P(y_{k-1} accepted) [B], given that the ones before it are."""
         assert self.scorer is not None, "bind the estimator to a pair first"
         return torch.sigmoid(self.scorer(step) + (self.log_w_rej if self.corrected else 0.0))
@@ -79,7 +79,7 @@ class PrereadEstimator:
             return replace(self, instead=self.instead.rescored(find))
         return replace(self, scorer=find(_bound(self.head), "preread"))
 
-    def drawn_probs(self, step: DraftStep) -> tuple[Tensor, Tensor]:
+    def drawn_probs(self, step: Step) -> tuple[Tensor, Tensor]:
         """P(y_k accepted) and P(y_{k+1} accepted) [B] each, given that the ones before are."""
         if self.instead is not None:
             certain = torch.ones(step.entropy.shape, device=step.entropy.device)
@@ -96,7 +96,7 @@ class Confidence:
         """Needs nothing."""
         return self
 
-    def drawn_prob(self, step: DraftStep) -> Tensor:
+    def drawn_prob(self, step: Step) -> Tensor:
         """q(y_k) [B]."""
         return step.token_prob
 

@@ -12,11 +12,14 @@ from torch import Tensor
 from toolkit.acceptance.head import AcceptanceHead
 from toolkit.acceptance.preread import PrereadHead, PrereadScorer, embedding_table
 from toolkit.acceptance.saved import SavedHead
+from toolkit.engine import engine_of
 from toolkit.errors import InputError
 from toolkit.io import content_hash, file_hash
 from toolkit.trace import recorded_name
+from toolkit.types import Step
+from toolkit.weights import difference, sketch
 
-Scorer = Callable[[Any], Tensor]  # a DraftStep, or what has its names, to raw logits [B] or [B, 2]
+Scorer = Callable[[Step], Tensor]  # to raw logits [B] or [B, 2]
 KINDS: dict[str, type[SavedHead]] = {"survival": AcceptanceHead, "preread": PrereadHead}
 
 
@@ -26,7 +29,7 @@ class SurvivalScorer:
 
     module: AcceptanceHead
 
-    def __call__(self, step: Any) -> Tensor:
+    def __call__(self, step: Step) -> Tensor:
         logits: Tensor = self.module(step.hidden.to(self.module.readout.weight.dtype))
         return logits
 
@@ -37,12 +40,13 @@ def load_for(pair: Any, folder: Path | str, kind: type[SavedHead]) -> Any:
     Raises InputError unless it was trained on the pair's draft.
     """
     times = [path.stat().st_mtime_ns for path in _files(kind, folder) if path.exists()]
-    key = (str(folder), kind, str(pair.device), id(pair.draft), *times)
-    if key not in pair.heads:
+    key = (str(folder), kind, *times)
+    heads = engine_of(pair).heads
+    if key not in heads:
         head, about = kind.load(folder)
         check_draft(about, pair.draft, str(folder))
-        pair.heads[key] = head.to(pair.device)
-    return pair.heads[key]
+        heads[key] = head.to(pair.device)
+    return heads[key]
 
 
 def scorer(pair: Any, folder: Path | str, kind: str) -> SurvivalScorer | PrereadScorer:
@@ -81,13 +85,17 @@ def _files(kind: type[SavedHead], folder: Path | str) -> list[Path]:
 
 
 def check_draft(about: Mapping[str, Any], draft: Any, where: str) -> None:
-    """Raises InputError unless the head was trained on this draft's hidden states."""
+    """Raises InputError unless the head was trained on this draft's hidden states, in whatever number format it is here."""
     from toolkit.pair import fingerprint
 
     hidden_size = about["head"]["hidden_size"]
     own = getattr(getattr(draft, "config", None), "hidden_size", hidden_size)
     if hidden_size != own:
         raise InputError(f"the head in {where} reads states of size {hidden_size}, this draft's have {own}")
-    trained, here = about.get("draft_fingerprint"), fingerprint(draft)
-    if trained is not None and trained != here:
-        raise InputError(f"the head in {where} was trained for another draft (fingerprint {trained}, this one {here})")
+    trained, weights = about.get("draft_fingerprint"), about.get("draft_weights")
+    if trained is None or trained == (here := fingerprint(draft)):
+        return
+    reason = "" if weights is None or not hasattr(draft, "config") else difference(weights, sketch(draft))
+    if reason is not None:
+        why = f"fingerprint {trained}, this one {here}" + (f": {reason}" if reason else "")
+        raise InputError(f"the head in {where} was trained for another draft ({why})")

@@ -9,11 +9,13 @@ ours unless `tied=True`.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Annotated
 
 from torch import Tensor, nn
 
 from toolkit.acceptance.saved import SavedHead
 from toolkit.errors import InputError
+from toolkit.schema.ranges import AtLeast
 
 
 class ResidualBlock(nn.Module):
@@ -30,10 +32,10 @@ class ResidualBlock(nn.Module):
 class AcceptanceHead(SavedHead):
     """A (D + 1)-layer ResNet from a hidden state [..., hidden_size] to a logit [...].
 
-    depth     D, residual blocks before the read-out; 0 is a linear head
-    tied      one block applied D times, as in the published code
-    log_w_rej logarithm of the class weight w_rej the head was trained with: added to the logit by `corrected`, it
-              undoes the shift that weighting rejections put there
+    depth      D, residual blocks before the read-out; 0 is a linear head
+    tied       one block applied D times, as in the published code
+    log_w_rej  logarithm of the class weight w_rej the head was trained with: added to the logit by `corrected`, it
+               undoes the shift that weighting rejections put there
     """
 
     weights_file, config_file, what = "head.safetensors", "config.json", "an acceptance head"
@@ -44,7 +46,9 @@ class AcceptanceHead(SavedHead):
         "(SpecDec++, arXiv:2405.19715)."
     )
 
-    def __init__(self, hidden_size: int, depth: int = 0, tied: bool = False, log_w_rej: float = 0.0):
+    def __init__(
+        self, hidden_size: int, depth: Annotated[int, AtLeast(0)] = 0, tied: bool = False, log_w_rej: float = 0.0
+    ):
         super().__init__()
         if depth < 0:
             raise InputError(f"head.depth: expected 0 or more residual blocks, got {depth}")

@@ -8,7 +8,8 @@ the shape of q_k; and gives two chances,
     following  P(y_{k+1} accepted), given that y_k is, too: the mean of sum_x min(p, q)(x) one position later
 
 It needs no token mixing: every position of a text of the target is a clean prefix, y drawn from q there is a sample for
-`accepted`, and a coin that accepts makes the next position one for `following` (see `toolkit.training.traced`).
+`accepted`, and an acceptance draw that accepts makes the next position one for `following` (see
+`toolkit.training.recorded_positions`).
 
 Shapes: D hidden size, E embedding size, F = D + E + 5 features.
 """
@@ -17,7 +18,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any
+from typing import Annotated, Any
 
 import torch
 from torch import Tensor, nn
@@ -25,6 +26,8 @@ from torch.nn.functional import rms_norm
 
 from toolkit.acceptance.saved import SavedHead
 from toolkit.errors import InputError
+from toolkit.schema.ranges import AtLeast
+from toolkit.types import Step
 
 NUM_STATISTICS = 5
 SMALLEST = 1e-6  # probabilities below count as this
@@ -45,7 +48,14 @@ class PrereadHead(SavedHead):
         "token."
     )
 
-    def __init__(self, hidden_size: int, embedding_size: int, width: int = 256, depth: int = 2, log_w_rej: float = 0.0):
+    def __init__(
+        self,
+        hidden_size: int,
+        embedding_size: int,
+        width: Annotated[int, AtLeast(1)] = 256,
+        depth: Annotated[int, AtLeast(0)] = 2,
+        log_w_rej: float = 0.0,
+    ):
         super().__init__()
         if depth < 0 or width < 1:
             raise InputError(f"head: expected depth >= 0 and width >= 1, got {depth} and {width}")
@@ -65,11 +75,12 @@ class PrereadHead(SavedHead):
         return logits + self.log_w_rej
 
 
-def features(step: Any, table: Tensor) -> Tensor:
-    """What is known of drawn tokens [B, F]: of a DraftStep, or what else has its names. `table` [V, E] embeds tokens.
+def features(step: Step, table: Tensor) -> Tensor:
+    """What is known of drawn tokens [B, F]: of a step whose token is there. `table` [V, E] embeds tokens.
 
     States and embeddings are scaled to unit mean square; of q: log q(y) warped and not, entropy, the two largest.
     """
+    assert step.tokens is not None
     hidden, embedded = step.hidden.float(), table[step.tokens].float()
     statistics = torch.cat([
         torch.stack([step.draft_prob, step.token_prob], -1).float().clamp(min=SMALLEST).log(),
@@ -95,5 +106,5 @@ class PrereadScorer:
     module: PrereadHead
     table: Tensor
 
-    def __call__(self, step: Any) -> Tensor:
+    def __call__(self, step: Step) -> Tensor:
         return self.module(features(step, self.table))

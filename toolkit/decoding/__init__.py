@@ -1,22 +1,33 @@
 """The decoding engine: one loop for every method. Needs torch, transformers and safetensors only."""
 
-from toolkit.decoding.beam_draft import BeamChainProposer
 from toolkit.decoding.beam_settings import Beams
-from toolkit.decoding.forest import ForestProposer
-from toolkit.decoding.loop import decode
+from toolkit.decoding.decode import Decoded, decode, decode_measured
 from toolkit.decoding.method import Method
-from toolkit.decoding.proposers import ChainProposer, DraftContext
-from toolkit.decoding.tree import TreeProposer
+from toolkit.decoding.proposers import (
+    BeamChainProposer,
+    ChainProposer,
+    DraftContext,
+    ForestProposer,
+    PromptLookupProposer,
+    Proposer,
+    TextProposer,
+    TreeProposer,
+)
 from toolkit.sampling import Sampling
 
 __all__ = [
     "BeamChainProposer",
     "Beams",
     "ChainProposer",
+    "Decoded",
     "DraftContext",
     "ForestProposer",
     "Method",
+    "PromptLookupProposer",
+    "Proposer",
     "Sampling",
+    "TextProposer",
     "TreeProposer",
     "decode",
+    "decode_measured",
 ]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -12,6 +12,7 @@ from toolkit.verification.layer import check_width
 from toolkit.verification.width import check_threshold, layer_width
 
 SELECTIONS = ("sample", "top")
+COLLAPSES = ("distribution", "draw", "best")
 
 
 @dataclass(frozen=True)
@@ -19,13 +20,16 @@ class Beams:
     """Several texts per row.
 
     num_beams       W: beams of a layer (W_L of DSBD with a fixed width)
-    selection       "sample": i.i.d. draws from the joint law of beams and tokens; "top": the likeliest pairs (beam search)
+    selection       "sample": i.i.d. draws from the joint distribution of beams and tokens; "top": the likeliest pairs
+                    (beam search)
     threshold       t of DSBD: a drafted layer asks for as many beams as it gets with a chance of at least t; None: for W
     min_width       W_min of DSBD: the fewest it asks for
     collapse_after  after so many layers one beam is kept: MTJD's gamma, or, with collapse_to=best and 1, after every round,
-                    DSBD's variant with one cache. Not lossless: the law of the text is no longer that of plain beams
-    collapse_to     "law": a draw from the beams' joint law since the last collapse, warped over the beams as one law (at
-                    temperature 0 the likeliest); "best": the likeliest per token (lowest perplexity)
+                    DSBD's variant with one cache. Not lossless: the distribution of the text is no longer that of plain beams
+    collapse_to     "distribution": a draw from the beams' joint distribution since the last collapse, warped over the
+                    beams as one distribution (at temperature 0 the likeliest); "draw": one of the sampled beams, all alike
+                    (MTJD by beam sampling; after every layer that is plain sampling); "best": the likeliest per token
+                    (lowest perplexity)
     Raises InputError for settings that contradict each other.
     """
 
@@ -34,15 +38,17 @@ class Beams:
     threshold: float | None = None
     min_width: int = 1
     collapse_after: int | None = None
-    collapse_to: str = "law"
+    collapse_to: str = "distribution"
 
     def __post_init__(self) -> None:
         if self.num_beams < 1:
             raise InputError(f"beams.num_beams: expected at least 1, got {self.num_beams}")
         if self.selection not in SELECTIONS:
             raise InputError(f"beams.selection: expected one of {', '.join(SELECTIONS)}, got {self.selection!r}")
-        if self.collapse_to not in ("law", "best"):
-            raise InputError(f"beams.collapse_to: expected law or best, got {self.collapse_to!r}")
+        if self.collapse_to not in COLLAPSES:
+            raise InputError(f"beams.collapse_to: expected one of {', '.join(COLLAPSES)}, got {self.collapse_to!r}")
+        if self.collapse_to == "draw" and self.selection != "sample":
+            raise InputError("beams.collapse_to: draw needs sampled beams, expected beams.selection=sample, got top")
         if self.collapse_after is not None and self.collapse_after < 1:
             raise InputError(f"beams.collapse_after: expected at least 1 or null, got {self.collapse_after}")
         if self.threshold is not None:
@@ -51,8 +57,12 @@ class Beams:
 
     @property
     def lossless(self) -> bool:
-        """Whether the beams' law is that of plain beams: without collapses."""
-        return self.collapse_after is None
+        """Whether the beams' distribution is that of plain beams (without collapses), or the text's that of plain sampling."""
+        return self.collapse_after is None or (self.collapse_after == 1 and self.collapse_to == "draw")
+
+    def greedy(self) -> Beams:
+        """The settings at temperature 0, where beams that are sampled are all the same: the likeliest of searched blocks."""
+        return replace(self, selection="top", collapse_to="distribution") if self.collapse_to == "draw" else self
 
     def check_drafts(self, num_candidates: int) -> None:
         """Raises InputError unless a layer of so many draft beams can fill the widths asked for."""
@@ -63,7 +73,7 @@ class Beams:
     @property
     def by_block(self) -> bool:
         """Whether beams are alternatives of one block, of which one is drawn at its end (MTJD)."""
-        return self.collapse_after is not None and self.collapse_to == "law"
+        return self.collapse_after is not None and self.collapse_to != "best"
 
     @property
     def fewest(self) -> int:
@@ -71,7 +81,9 @@ class Beams:
         return self.num_beams if self.threshold is None else self.min_width
 
     def width(self, target_probs: Tensor, draft_probs: Tensor, num_candidates: int, counts: Tensor) -> Tensor:
-        """Beams a drafted layer asks for [B], from laws [B, M] and the number of candidates, never from the candidates."""
+        """Beams a drafted layer asks for [B], from distributions [B, M] and the number of candidates, never from
+        the candidates.
+        """
         if self.threshold is None:
             return torch.full(target_probs.shape[:1], self.num_beams, device=target_probs.device)
         widths = layer_width(target_probs, draft_probs, num_candidates, self.threshold, self.min_width, counts)

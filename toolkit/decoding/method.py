@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 from toolkit.decoding.beam_settings import Beams
-from toolkit.decoding.proposers import ChainProposer
+from toolkit.decoding.proposers import ChainProposer, ForestProposer, Proposer, TextProposer, TreeProposer
 from toolkit.errors import InputError
+from toolkit.pair import ModelPair
+from toolkit.sampling import Sampling
 from toolkit.stopping import Bounded, StoppingPolicy
-from toolkit.verification import LayerRule, Rule
+from toolkit.verification import LayerRule, Rule, TextRule
+from toolkit.verification.rules.mcsd_naive import NaiveMCSD
 
 
 @dataclass(frozen=True)
@@ -22,57 +24,110 @@ class Method:
     min_drafted, max_drafted  bounds of a round, inclusive
     draft_temperature  the draft's own temperature; None: the sampling's
     beams              several texts per row, and how they are chosen; None: one text
+    Raises InputError for parts that do not go together.
     """
 
     name: str
     policy: StoppingPolicy
     rule: Rule
-    proposer: Any = field(default_factory=ChainProposer)
+    proposer: Proposer = field(default_factory=ChainProposer)
     min_drafted: int = 1
     max_drafted: int = 20
     draft_temperature: float | None = None
     beams: Beams | None = None
 
     def __post_init__(self) -> None:
-        if self.proposer.drawing not in self.rule.drawing:
+        self._check_kinds()
+        policy, rule, proposer = (type(part).__name__ for part in (self.policy, self.rule, self.proposer))
+        if self.proposer.scheme not in self.rule.schemes:
             raise InputError(
-                f"method {self.name}: candidates are drawn {self.proposer.drawing}, but {type(self.rule).__name__} "
-                f"is exact only for {', '.join(self.rule.drawing)}"
+                f"method {self.name}: {proposer} draws candidates by the scheme {self.proposer.scheme}, but {rule} "
+                f"is exact only for {', '.join(self.rule.schemes)}"
             )
-        if self.policy.remembers and not self.proposer.teaches:
+        if self.policy.uses_history and not self.proposer.supports_history:
             raise InputError(
-                f"method {self.name}: {type(self.policy).__name__} learns from rounds of chains, and a draft tree has "
-                "none; expected a policy without memory (fixed, confidence, tail, survival, ...)"
+                f"method {self.name}: {policy} learns from rounds of chains, and {proposer} has none; expected a policy "
+                "without memory (fixed, confidence, tail, survival, ...)"
             )
+        if self.policy.needs_draft_model and not self.proposer.needs_draft_model:
+            raise InputError(
+                f"method {self.name}: {policy} looks at a draft model's distribution or states, and {proposer} has no "
+                "draft model; expected a policy that looks at neither (fixed, heuristic)"
+            )
+
+    def _check_kinds(self) -> None:
+        """Raises InputError unless rule and proposer are of one kind: for one text per row, or for beams."""
         if isinstance(self.rule, LayerRule) != (self.beams is not None):
             raise InputError(f"method {self.name}: a rule for layers of beams and `beams` need each other")
+        for part, kinds in ((self.rule, (TextRule, LayerRule)), (self.proposer, (TextProposer, ForestProposer))):
+            expected = kinds[0] if self.beams is None else kinds[1]
+            if not isinstance(part, expected):
+                what = "one text per row" if self.beams is None else "several beams"
+                raise InputError(
+                    f"method {self.name}: expected a {expected.__name__} for {what}, got {type(part).__name__}"
+                )
 
-    def bind(self, pair: Any) -> Method:
+    def bind(self, pair: ModelPair) -> Method:
         """Ready for one pair: heads loaded and checked, the policy bounded. Raises InputError."""
         bounded = Bounded(self.policy, self.min_drafted, self.max_drafted).bind(pair)
         method = replace(self, policy=bounded)
-        if method.drafts and not pair.drafts:
+        if method.drafts and self.proposer.needs_draft_model and not pair.drafts:
             raise InputError(f"method {self.name} needs a draft model, the pair has none")
-        if method.drafts and method.beams is not None:
-            method.beams.check_drafts(method.proposer.fewest)
+        if self.policy.reads_states and method.num_drafts(len(pair.drafts)) > 1:
+            raise InputError(
+                f"method {self.name}: {type(self.policy).__name__} reads the states of one draft model, and "
+                f"{method.num_drafts(len(pair.drafts))} take part; expected a policy that does not, or one draft"
+            )
+        if method.drafts and isinstance(self.proposer, ForestProposer) and self.beams is not None:
+            self.beams.check_drafts(self.proposer.fewest)
         return method
+
+    def at(self, sampling: Sampling) -> Method:
+        """The method at these settings. Raises InputError for settings that it cannot do.
+
+        At temperature 0 the children of a tree's node are the draft's likeliest tokens, whatever the scheme, and the walk
+        goes on iff the target's likeliest token is among them, whatever the rule (MCSD, arXiv:2401.06706, section 3); blocks
+        of which one is drawn (MTJD) are searched for the likeliest.
+        """
+        if self.beams is not None:
+            self._check_beam_sampling(sampling)
+            searches = sampling.temperature == 0 and isinstance(self.policy, Bounded) and not self.drafts
+            return replace(self, beams=self.beams.greedy()) if searches else self
+        if sampling.temperature > 0 or not isinstance(self.proposer, TreeProposer):
+            return self
+        return replace(self, proposer=self.proposer.greedy(), rule=NaiveMCSD())
+
+    @staticmethod
+    def _check_beam_sampling(sampling: Sampling) -> None:
+        """Raises InputError for what several beams cannot do."""
+        for value, name in ((sampling.stop, "stop"), (sampling.repetition_penalty != 1.0, "repetition_penalty")):
+            if value:
+                raise InputError(f"{name} is not available with several beams; leave it out")
 
     @property
     def lossless(self) -> bool:
-        """Whether what comes out follows the target's law (with several beams: that of plain beam sampling or search)."""
+        """Whether what comes out follows the target's distribution (with several beams: that of plain beam sampling or
+        search)."""
         return self.rule.lossless and (self.beams is None or self.beams.lossless)
 
     @property
+    def limit(self) -> int:
+        """The most tokens (levels, layers) that the bound policy asks for in a round."""
+        assert isinstance(self.policy, Bounded), "bind the method to a pair first"
+        return self.policy.limit
+
+    @property
     def drafts(self) -> bool:
-        """Whether it ever asks a draft model."""
-        return self._drafted > 0
+        """Whether it ever drafts a token."""
+        return self.proposer.max_nodes(self.limit) > 0
+
+    def num_drafts(self, available: int) -> int:
+        """How many of a pair's draft models take part."""
+        if not self.drafts or not self.proposer.needs_draft_model:
+            return 0
+        return self.proposer.num_drafts(available)
 
     @property
     def max_nodes(self) -> int:
         """M of the uniforms' layout: the most nodes a round can propose, and at least one per beam."""
-        return max(self._drafted, self.beams.num_beams if self.beams is not None else 0)
-
-    @property
-    def _drafted(self) -> int:
-        assert isinstance(self.policy, Bounded), "bind the method to a pair first"
-        return int(self.proposer.max_nodes(self.policy.limit))
+        return max(self.proposer.max_nodes(self.limit), self.beams.num_beams if self.beams is not None else 0)

@@ -4,14 +4,11 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from toolkit.errors import InputError
-from toolkit.session.capture import Captures
-from toolkit.session.packing import PackedLinears
 from toolkit.session.tree import Placement, TreeIndex
 
 
@@ -56,7 +53,7 @@ class Session(ABC):
         """Read a block of tokens [b, T] in one forward; returns logits and states of the `last` tokens of the block.
 
         counts   how many tokens of each row are real, right-aligned in front of the tree nodes; None: all
-        parents  [b, N] node ids of the last N tokens' parents (-1: the end of the trunk); None: the block is a chain
+        parents  [b, N] node ids of the last N tokens' parents (-1: the end of the context); None: the block is a chain
         rows     the session's rows that the block belongs to; None: all, in order
         Raises InputError if a row would overflow the cache.
         """
@@ -79,11 +76,11 @@ class Session(ABC):
     def keep(self, nodes: Tensor) -> Tensor:
         """Forget every tree node that is not on a path to one of `nodes` [B, W]; returns their new ids.
 
-        With W = 1 the path becomes part of the trunk, and the returned id is -1.
+        With W = 1 the path becomes part of the context, and the returned id is -1.
         """
-        trunks = list(self.index.trunk)
+        contexts = list(self.index.context_lengths)
         moved, new_nodes = self.index.keep(nodes)
-        self._move(trunks, moved)
+        self._move(contexts, moved)
         return new_nodes
 
     @property
@@ -110,8 +107,8 @@ class Session(ABC):
     ) -> Reading: ...
 
     @abstractmethod
-    def _move(self, trunks: list[int], kept: list[list[int]]) -> None:
-        """Node kept[row][i] of each row moves to slot trunks[row] + i."""
+    def _move(self, contexts: list[int], kept: list[list[int]]) -> None:
+        """Node kept[row][i] of each row moves to slot contexts[row] + i."""
 
     def select(self, rows: list[int]) -> None:
         """Keep these rows only, in this order."""
@@ -125,19 +122,3 @@ class Session(ABC):
     @abstractmethod
     def cache_bytes(self) -> int:
         """Memory of the keys and values."""
-
-
-def open_session(
-    model: Any, num_rows: int, capacity: int, captures: Captures | None = None, packed: PackedLinears | None = None
-) -> Session:
-    """The session of a model: its own, if it brings one (`open_session`), else the one for Hugging Face models.
-
-    captures  forwards of recurring shapes are replayed through them (Hugging Face models only); None: never
-    packed    this model's large layers, laid out for a few tokens at a time (likewise); None: as they are
-    """
-    own = getattr(model, "open_session", None)
-    if own is not None:
-        return own(num_rows, capacity)
-    from toolkit.session.hf import HFSession
-
-    return HFSession(model, num_rows, capacity, captures, packed)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Sequence
 from contextlib import nullcontext
+from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
@@ -18,6 +19,7 @@ from torch import Tensor
 from transformers.cache_utils import Cache, CacheLayerMixin
 
 from toolkit.errors import InputError
+from toolkit.models import forwards_lock, max_positions
 from toolkit.session.base import Reading, Session
 from toolkit.session.capture import Captures
 from toolkit.session.packing import PackedLinears
@@ -27,6 +29,14 @@ from toolkit.transfer import tensor_on
 # Blocks and visible slots are rounded up to these where forwards are captured, so that few shapes recur.
 WIDTHS = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 16, 20, 24, 32, 48, 64)
 GRANULE = 64
+
+
+@dataclass(frozen=True)
+class Reach:
+    """How far back a layer looks. window: so many positions, its own included; chunk: not beyond its own chunk's start."""
+
+    window: int | None = None
+    chunk: int | None = None
 
 
 class TreeLayer(CacheLayerMixin):
@@ -102,7 +112,8 @@ class HFSession(Session):
         self.block: Any = None
         self.dtype = model.dtype
         self.max_position = max_positions(model)
-        self.windows = attention_windows(model)
+        self.one_mask = not takes_mask_per_layer_type(model)
+        self.reaches = attention_reaches(model)
         self._lowest = torch.full((), torch.finfo(self.dtype).min, dtype=self.dtype, device=model.device)
         self._zero = torch.zeros((), dtype=self.dtype, device=model.device)
         self._offsets = torch.arange(num_rows, device=model.device).unsqueeze(1) * (capacity + 1)
@@ -111,11 +122,16 @@ class HFSession(Session):
         head = model.get_output_embeddings()
         if head is None:
             raise InputError(f"expected a causal language model with an output embedding, got {type(model).__name__}")
-        self._hidden: Tensor | None = None
         self._head = head
+        self._lock = forwards_lock(model)
         self.captures, self.packed = captures, packed
         if captures is not None:
             self.index.granule = GRANULE
+
+    @property
+    def filled(self) -> list[TreeLayer]:
+        """The layers that hold keys: all of them after the first forward, except those that read another layer's."""
+        return [layer for layer in self.layers if layer.is_initialized]
 
     @property
     def fixed_rows(self) -> bool:
@@ -143,30 +159,33 @@ class HFSession(Session):
             offsets = self._offsets if whole else self._offsets[rows]
             flat = None if whole and placement.start is not None else (placement.slots + offsets).view(-1)
             block = _Block(placement.visible, flat, placement.start, None if whole else rows)
-            logits, hidden = self.compute(inputs, block, last)
+            with self._lock:
+                logits, hidden = self.compute(inputs, block, last)
         else:
-            logits, hidden = self.replay((*inputs, (placement.slots + self._offsets).view(-1)), placement.visible, last)
+            flat = (placement.slots + self._offsets).view(-1)
+            with self._lock:
+                logits, hidden = self.replay((*inputs, flat), placement.visible, last)
         return Reading(logits[:, -last:], hidden[:, -last:])
 
     def compute(self, inputs: Sequence[Tensor], block: _Block, last: int) -> tuple[Tensor, Tensor]:
-        """One forward of the model. inputs: tokens, positions, masks in the order of `windows`."""
+        """One forward of the model. inputs: tokens, positions, masks in the order of `reaches`."""
         tokens, positions, *masks = inputs
         self.block = block
-        hook = self._head.register_forward_pre_hook(self._catch)
+        states: list[Tensor] = []
+        hook = self._head.register_forward_pre_hook(lambda module, args: states.append(args[0]))
         try:
             with self.packed or nullcontext():
                 output = self.model(
                     input_ids=tokens,
                     position_ids=positions,
-                    attention_mask=masks[0] if "" in self.windows else dict(zip(self.windows, masks, strict=True)),
+                    attention_mask=masks[0] if self.one_mask else dict(zip(self.reaches, masks, strict=True)),
                     past_key_values=self.cache,
                     use_cache=True,
                     **({"logits_to_keep": last} if self._keeps_last else {}),
                 )
         finally:
             hook.remove()
-        assert self._hidden is not None
-        return output.logits, self._hidden
+        return output.logits, states[-1]
 
     def replay(self, inputs: Sequence[Tensor], visible: int, last: int) -> tuple[Tensor, Tensor]:
         """The same through captures: the shape decides, and the slots are an input (the last one)."""
@@ -188,41 +207,40 @@ class HFSession(Session):
     def _buffers(self) -> list[Tensor]:
         """What a capture must be told of on every call: keys, then values, then packed weights."""
         return [
-            *(layer.keys for layer in self.layers),
-            *(layer.values for layer in self.layers),
+            *(layer.keys for layer in self.filled),
+            *(layer.values for layer in self.filled),
             *(self.packed.weights if self.packed is not None else ()),
         ]
 
     def _use(self, buffers: Sequence[Tensor]) -> None:
         """Put others in their places."""
-        count = len(self.layers)
-        for layer, keys, values in zip(self.layers, buffers, buffers[count:], strict=False):
+        count = len(self.filled)
+        for layer, keys, values in zip(self.filled, buffers, buffers[count:], strict=False):
             layer.keys, layer.values = keys, values
         if self.packed is not None:
             self.packed.weights = list(buffers[2 * count :])
 
-    def _catch(self, module: Any, args: tuple[Tensor, ...]) -> None:
-        self._hidden = args[0]
-
     def _masks(self, placement: Placement, rows: list[int]) -> list[Tensor]:
-        """Additive masks [b, 1, T, S], one per entry of `windows`."""
+        """Additive masks [b, 1, T, S], one per entry of `reaches`."""
         masks = []
-        for window in self.windows.values():
+        for reach in self.reaches.values():
             seen = placement.mask
-            if window is not None:
-                distance = (
-                    placement.positions.unsqueeze(-1) - self.index.slot_positions(rows, placement.visible)[:, None]
-                )
-                seen = seen & (distance < window)
+            if reach != Reach():
+                own = placement.positions.unsqueeze(-1)
+                others = self.index.slot_positions(rows, placement.visible)[:, None]
+                if reach.window is not None:
+                    seen = seen & (own - others < reach.window)
+                if reach.chunk is not None:
+                    seen = seen & (own // reach.chunk == others // reach.chunk)
             masks.append(torch.where(seen, self._zero, self._lowest).unsqueeze(1))
         return masks
 
     @torch.inference_mode()
-    def _move(self, trunks: list[int], kept: list[list[int]]) -> None:
+    def _move(self, contexts: list[int], kept: list[list[int]]) -> None:
         source, target = [], []
         slots = self.index.capacity + 1
-        for row, (trunk, nodes) in enumerate(zip(trunks, kept, strict=True)):
-            base = row * slots + trunk
+        for row, (context, nodes) in enumerate(zip(contexts, kept, strict=True)):
+            base = row * slots + context
             for new, old in enumerate(nodes):
                 if new != old:
                     source.append(base + old)
@@ -231,7 +249,7 @@ class HFSession(Session):
             return
         where_from = tensor_on(self.index.device, source)
         where_to = tensor_on(self.index.device, target)
-        for layer in self.layers:
+        for layer in self.filled:
             for buffer in (layer.keys, layer.values):
                 flat = buffer.view(-1, *buffer.shape[2:])
                 moved = flat.index_select(0, where_from.to(flat.device))
@@ -243,12 +261,11 @@ class HFSession(Session):
         more = capacity - self.index.capacity
         super()._grow(capacity)
         self._offsets = torch.arange(self.index.num_rows, device=self.index.device).unsqueeze(1) * (capacity + 1)
-        for layer in self.layers:
-            if layer.is_initialized:
-                layer.keys, layer.values = (
-                    torch.cat([buffer, buffer.new_zeros(buffer.shape[0], more, *buffer.shape[2:])], 1)
-                    for buffer in (layer.keys, layer.values)
-                )
+        for layer in self.filled:
+            layer.keys, layer.values = (
+                torch.cat([buffer, buffer.new_zeros(buffer.shape[0], more, *buffer.shape[2:])], 1)
+                for buffer in (layer.keys, layer.values)
+            )
         if self.captures is not None and self.captures.fixed_buffers:
             self.captures = self.captures.afresh()
 
@@ -256,48 +273,52 @@ class HFSession(Session):
     def select(self, rows: list[int]) -> None:
         super().select(rows)
         self._offsets = self._offsets[: len(rows)]  # rows are numbered anew
-        for layer in self.layers:
-            if layer.is_initialized:
-                layer.keys, layer.values = layer.keys[rows], layer.values[rows]
+        for layer in self.filled:
+            layer.keys, layer.values = layer.keys[rows], layer.values[rows]
 
     @torch.inference_mode()
     def reset(self, row: int) -> None:
         super().reset(row)
-        for layer in self.layers:
-            if layer.is_initialized:  # a text that ended in not-a-number must not leak through masked slots
-                layer.keys[row].zero_()
-                layer.values[row].zero_()
+        for layer in self.filled:  # a text that ended in not-a-number must not leak through masked slots
+            layer.keys[row].zero_()
+            layer.values[row].zero_()
 
     @property
     def cache_bytes(self) -> int:
-        buffers = [b for layer in self.layers if layer.is_initialized for b in (layer.keys, layer.values)]
+        buffers = [b for layer in self.filled for b in (layer.keys, layer.values)]
         return sum(buffer.numel() * buffer.element_size() for buffer in buffers)
 
 
-def max_positions(model: Any) -> int:
-    """The longest text the model can read."""
-    return int(getattr(model.config.get_text_config(), "max_position_embeddings", None) or 2**31)
-
-
-def attention_windows(model: Any) -> dict[str, int | None]:
-    """The attention masks a model wants: layer type -> window (None: unlimited); the key "" means one mask for all."""
+def attention_reaches(model: Any) -> dict[str, Reach]:
+    """The attention masks a model wants: layer type -> how far it looks. Models of one mask have one entry."""
     config = model.config.get_text_config()
-    window = getattr(config, "sliding_window", None)
+    window, chunk = getattr(config, "sliding_window", None), getattr(config, "attention_chunk_size", None)
     if getattr(config, "use_sliding_window", True) is False:
         window = None
-    if _takes_mask_per_layer_type(model.base_model.__class__):
+    known = {
+        "full_attention": Reach(),
+        "sliding_attention": Reach(window=window),
+        "chunked_attention": Reach(chunk=chunk),
+    }
+    if takes_mask_per_layer_type(model):
         types = sorted(set(getattr(config, "layer_types", None) or ["full_attention"]))
-        unknown = [t for t in types if t not in ("full_attention", "sliding_attention")]
+        unknown = [t for t in types if t not in known]
         if unknown:
             raise InputError(
                 f"{type(model).__name__} has layers of type {unknown[0]}: only attention can be tree-cached"
             )
-        return {name: window if name == "sliding_attention" else None for name in types}
-    return {"": window}
+        return {name: known[name] for name in types}
+    return {"full_attention" if window is None else "sliding_attention": Reach(window)}
+
+
+def takes_mask_per_layer_type(model: Any) -> bool:
+    """Whether a model, or the decoder that it wraps, takes a dictionary of masks."""
+    parts: tuple[Any, ...] = (model, model.base_model, getattr(model, "model", model), model.get_decoder())
+    return any(_reads_dictionary(part.__class__) for part in parts)
 
 
 @cache
-def _takes_mask_per_layer_type(base: type) -> bool:
+def _reads_dictionary(base: type) -> bool:
     return "attention_mask, dict)" in inspect.getsource(inspect.unwrap(base.forward))  # type: ignore[attr-defined]
 
 

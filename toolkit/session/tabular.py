@@ -1,6 +1,7 @@
-"""A language model that is a table: next-token law by the last few tokens. For tests, proofs and hand-checked examples.
+"""A language model that is a table: next-token distribution by the last few tokens. For tests, proofs and hand-checked
+examples.
 
-It ships with the library because whoever writes a rule or a policy needs one: small enough that the law of whole
+It ships with the library because whoever writes a rule or a policy needs one: small enough that the distribution of whole
 outputs can be enumerated, in float64.
 """
 
@@ -54,17 +55,19 @@ class TabularModel:
             row = (row * self.vocab_size + token) % self.probs.shape[0]
         return row
 
-    def sequence_law(self, prompt: list[int], length: int, end: int | None = None) -> dict[tuple[int, ...], float]:
+    def sequence_distribution(
+        self, prompt: list[int], length: int, end: int | None = None
+    ) -> dict[tuple[int, ...], float]:
         """Probability of every output of at most `length` tokens, stopping after the token `end`."""
-        law: dict[tuple[int, ...], float] = {}
+        distribution: dict[tuple[int, ...], float] = {}
         for output in product(range(self.vocab_size), repeat=length):
             cut = output[: output.index(end) + 1] if end in output else output
             chance, row = 1.0, self.state(prompt)
             for token in cut:
                 chance *= float(self.probs[row, token])
                 row = (row * self.vocab_size + token) % self.probs.shape[0]
-            law[tuple(cut)] = chance
-        return law
+            distribution[tuple(cut)] = chance
+        return distribution
 
     def open_session(self, num_rows: int, capacity: int) -> Session:
         """The cache of a table: one state per slot."""
@@ -85,11 +88,11 @@ class TabularSession(Session):
         width, num_tree = tokens.shape[1], 0 if parents is None else parents.shape[1]
         states = torch.zeros_like(tokens)
         row_index = torch.tensor(rows, device=tokens.device)
-        trunk = torch.tensor([self.index.trunk[row] for row in rows], device=tokens.device)
+        context = torch.tensor([self.index.context_lengths[row] for row in rows], device=tokens.device)
         for t in range(width):
             slots = placement.slots[:, t]
             tree = t - (width - num_tree)
-            before = slots - 1 if tree < 0 else trunk + parents[:, tree]  # type: ignore[index]
+            before = slots - 1 if tree < 0 else context + parents[:, tree]  # type: ignore[index]
             old = torch.where(before >= 0, self.states[row_index, before.clamp(min=0)], 0)
             states[:, t] = (old * self.model.vocab_size + tokens[:, t]) % self.model.probs.shape[0]
             self.states[row_index, slots] = states[:, t]
@@ -97,10 +100,10 @@ class TabularSession(Session):
         hidden = torch.nn.functional.one_hot(states, self.model.probs.shape[0]).to(self.model.dtype)
         return Reading(self.model.probs[states].log(), hidden)
 
-    def _move(self, trunks: list[int], kept: list[list[int]]) -> None:
-        for row, (trunk, nodes) in enumerate(zip(trunks, kept, strict=True)):
+    def _move(self, contexts: list[int], kept: list[list[int]]) -> None:
+        for row, (context, nodes) in enumerate(zip(contexts, kept, strict=True)):
             if nodes:
-                self.states[row, trunk : trunk + len(nodes)] = self.states[row, [trunk + node for node in nodes]]
+                self.states[row, context : context + len(nodes)] = self.states[row, [context + node for node in nodes]]
 
     def _grow(self, capacity: int) -> None:
         self.states = torch.nn.functional.pad(self.states, (0, capacity - self.index.capacity))

@@ -1,8 +1,8 @@
 """Where nodes of a draft tree live in a flat cache, and which of them a new node may see.
 
-A row's slots are filled from 0 without gaps. The first `trunk` of them are a chain; every later slot holds a **node**
-of a tree whose root is the end of the trunk. Node i of a row lives in slot trunk + i; its parent is an earlier node or
--1, the end of the trunk. A chain is the case without nodes, and costs no masks beyond the causal one.
+A row's slots are filled from 0 without gaps. The first `context` of them are a chain; every later slot holds a **node**
+of a tree whose root is the end of the context. Node i of a row lives in slot context + i; its parent is an earlier node or
+-1, the end of the context. A chain is the case without nodes, and costs no masks beyond the causal one.
 
 Shapes: b rows of a call, T tokens of a block, N tree nodes at its end, R nodes a row holds at most, S visible slots.
 """
@@ -42,7 +42,7 @@ class TreeIndex:
     def __init__(self, num_rows: int, capacity: int, device: torch.device):
         self.num_rows, self.capacity, self.device = num_rows, capacity, device
         self.lengths = [0] * num_rows
-        self.trunk = [0] * num_rows
+        self.context_lengths = [0] * num_rows
         self.ancestors: Tensor | None = None  # [num_rows, R, R] bool: node i descends from node j, or is it
         self.granule = 1  # visible slots are rounded up to a multiple of it
         self._columns = torch.arange(capacity + 1, device=device)
@@ -53,14 +53,14 @@ class TreeIndex:
         self._columns = torch.arange(capacity + 1, device=self.device)
 
     def num_nodes(self, row: int) -> int:
-        """Tree nodes the row holds behind its trunk."""
-        return self.lengths[row] - self.trunk[row]
+        """Tree nodes the row holds behind its context."""
+        return self.lengths[row] - self.context_lengths[row]
 
     def place(self, rows: list[int], width: int, counts: list[int] | None, parents: Tensor | None) -> Placement:
         """Slots, positions and masks of a block [b, T = width]; the tokens are then part of the cache.
 
-        counts[b]      tokens of the block that extend the trunk, right-aligned before the nodes; None: all of them
-        parents [b, N] node ids of the last N tokens' parents, -1 for the end of the (extended) trunk
+        counts[b]      tokens of the block that extend the context, right-aligned before the nodes; None: all of them
+        parents [b, N] node ids of the last N tokens' parents, -1 for the end of the (extended) context
         """
         num_tree = 0 if parents is None else parents.shape[1]
         chain = width - num_tree
@@ -69,7 +69,7 @@ class TreeIndex:
         starts = [self.lengths[row] for row in rows]
         for row, count in zip(rows, counts, strict=True):
             self.lengths[row] += count + num_tree
-            self.trunk[row] += count
+            self.context_lengths[row] += count
         uniform = all(count == chain for count in counts) and len(set(starts)) == 1
         slots = self._slots(starts, counts, chain, width)
         visible = self._rounded(max(max(self.lengths[row] for row in rows), 1))
@@ -77,13 +77,13 @@ class TreeIndex:
         if parents is None:
             mask = columns <= slots.unsqueeze(-1)
             return Placement(slots, slots, mask, visible, starts[0] if uniform else None)
-        trunk = tensor_on(self.device, [self.trunk[row] for row in rows]).view(-1, 1, 1)
+        context = tensor_on(self.device, [self.context_lengths[row] for row in rows]).view(-1, 1, 1)
         node_rows = self._grow(rows, parents)  # [b, N, R]
-        relative = (columns - trunk).expand(-1, num_tree, -1)
+        relative = (columns - context).expand(-1, num_tree, -1)
         of_tree = node_rows.gather(2, relative.clamp(0, node_rows.shape[2] - 1)) & (relative >= 0)
-        tree_mask = of_tree & (relative < node_rows.shape[2]) | (columns < trunk)
+        tree_mask = of_tree & (relative < node_rows.shape[2]) | (columns < context)
         mask = torch.cat([columns <= slots[:, :chain].unsqueeze(-1), tree_mask], dim=1)
-        tree_positions = trunk[:, :, 0] + node_rows.sum(-1) - 1
+        tree_positions = context[:, :, 0] + node_rows.sum(-1) - 1
         positions = torch.cat([slots[:, :chain], tree_positions], dim=1)
         return Placement(slots, positions, mask, visible, starts[0] if uniform else None)
 
@@ -92,11 +92,11 @@ class TreeIndex:
         positions = self._columns[:visible].expand(len(rows), -1)
         if self.ancestors is None:
             return positions
-        trunk = tensor_on(self.device, [self.trunk[row] for row in rows]).view(-1, 1)
+        context = tensor_on(self.device, [self.context_lengths[row] for row in rows]).view(-1, 1)
         chosen = self.ancestors if len(rows) == self.num_rows else self.ancestors[tensor_on(self.device, rows)]
         depth = chosen.sum(-1)  # [b, R]
-        relative = positions - trunk
-        of_node = trunk + depth.gather(1, relative.clamp(0, depth.shape[1] - 1)) - 1
+        relative = positions - context
+        of_node = context + depth.gather(1, relative.clamp(0, depth.shape[1] - 1)) - 1
         return torch.where(relative >= 0, of_node, positions)
 
     def truncate(self, lengths: list[int]) -> None:
@@ -104,13 +104,13 @@ class TreeIndex:
         for row, length in enumerate(lengths):
             if length < self.lengths[row]:
                 self.lengths[row] = length
-            self.trunk[row] = self.lengths[row]
+            self.context_lengths[row] = self.lengths[row]
         self.ancestors = None
 
     def keep(self, nodes: Tensor) -> tuple[list[list[int]], Tensor]:
-        """Drop every node that is neither one of `nodes` [num_rows, W] (-1: the end of the trunk) nor its ancestor.
+        """Drop every node that is neither one of `nodes` [num_rows, W] (-1: the end of the context) nor its ancestor.
 
-        What all of them share becomes trunk. Returns, per row, the kept node ids in their new order, and the new ids
+        What all of them share becomes context. Returns, per row, the kept node ids in their new order, and the new ids
         [num_rows, W] of `nodes`. The caller moves keys and values accordingly, before the next `place`.
         """
         if self.ancestors is None:
@@ -133,13 +133,13 @@ class TreeIndex:
         """Keep these rows only, in this order."""
         self.num_rows = len(rows)
         self.lengths = [self.lengths[row] for row in rows]
-        self.trunk = [self.trunk[row] for row in rows]
+        self.context_lengths = [self.context_lengths[row] for row in rows]
         if self.ancestors is not None:
             self.ancestors = self.ancestors[rows]
 
     def reset(self, row: int) -> None:
         """Empty one row."""
-        self.lengths[row] = self.trunk[row] = 0
+        self.lengths[row] = self.context_lengths[row] = 0
         if self.ancestors is not None:
             self.ancestors[row] = False
 
@@ -151,9 +151,9 @@ class TreeIndex:
     def _check(self, rows: list[int], counts: list[int], chain: int, num_tree: int) -> None:
         for row, count in zip(rows, counts, strict=True):
             if not 0 <= count <= chain:
-                raise InputError(f"row {row}: expected 0 to {chain} tokens for the trunk, got {count}")
+                raise InputError(f"row {row}: expected 0 to {chain} tokens for the context, got {count}")
             if count and self.num_nodes(row):
-                raise InputError(f"row {row}: its trunk cannot grow while it holds {self.num_nodes(row)} tree nodes")
+                raise InputError(f"row {row}: its context cannot grow while it holds {self.num_nodes(row)} tree nodes")
             if self.lengths[row] + count + num_tree > self.capacity:
                 need = self.lengths[row] + count + num_tree
                 raise InputError(f"row {row}: the cache holds {self.capacity} tokens, {need} were asked for")
@@ -177,7 +177,7 @@ class TreeIndex:
         self._reserve(size)
         assert self.ancestors is not None
         first = tensor_on(self.device, old).view(-1, 1)
-        inside = parents - first  # index in this block where >= 0, else an older node or the trunk
+        inside = parents - first  # index in this block where >= 0, else an older node or the context
         block = torch.zeros(num_rows, num_new, num_new + 1, device=self.device)
         block.scatter_(2, inside.clamp(min=-1).add(1).unsqueeze(-1), 1.0)
         closure = block[:, :, 1:] + torch.eye(num_new, device=self.device)
@@ -204,8 +204,8 @@ class TreeIndex:
     def _compact(self, order: Tensor, num_kept: list[int], num_shared: list[int]) -> None:
         assert self.ancestors is not None
         for row in range(self.num_rows):
-            self.lengths[row] = self.trunk[row] + num_kept[row]
-            self.trunk[row] += num_shared[row]
+            self.lengths[row] = self.context_lengths[row] + num_kept[row]
+            self.context_lengths[row] += num_shared[row]
         if num_kept == num_shared:  # one path per row: a chain again
             self.ancestors = None
             return

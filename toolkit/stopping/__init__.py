@@ -1,6 +1,7 @@
 """Stopping policies, one per file: estimates become stop or go."""
 
 from toolkit.stopping.adaedl import AdaEdl
+from toolkit.stopping.always import Always
 from toolkit.stopping.base import State, StoppingPolicy, Thresholded
 from toolkit.stopping.bounded import Bounded
 from toolkit.stopping.confidence import Confidence
@@ -14,6 +15,7 @@ from toolkit.stopping.tail import Tail
 
 __all__ = [
     "AdaEdl",
+    "Always",
     "Bounded",
     "Confidence",
     "DynamicConfidence",

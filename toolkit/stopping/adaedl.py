@@ -9,32 +9,37 @@ is below the wanted rate and down if it is above, averaged itself (threshold_dec
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Annotated
 
 import torch
 from torch import Tensor
 
-from toolkit.errors import InputError
+from toolkit.schema.ranges import AtLeast, Between, Probability, check_ranges
 from toolkit.stopping.base import State, StoppingPolicy
-from toolkit.types import DraftStep, Proposal, Verdict
+from toolkit.types import Drafted, Judged, Step
 
 
 @dataclass(frozen=True)
 class AdaEdl(StoppingPolicy):
-    """Stop when 1 - sqrt(factor * H(q_k)) < lambda, H in nats of the unwarped law; lambda starts at `threshold`."""
+    """Stop when 1 - sqrt(factor * H(q_k)) < lambda, H in nats of the unwarped distribution.
 
-    threshold: float = 0.4
-    factor: float = 0.2
-    target_rate: float = 0.9
-    rate_decay: float = 0.5
-    threshold_decay: float = 0.9
-    step_size: float = 0.01
+    threshold        lambda's first value
+    factor           gamma, of the entropy
+    target_rate      alpha, the acceptance rate that is wanted
+    rate_decay       beta_1, what the average rate keeps of its last value
+    threshold_decay  beta_2, what lambda keeps of its last value
+    step_size        epsilon, how far lambda is moved after a round
+    """
+
+    threshold: Annotated[float, Probability] = 0.4
+    factor: Annotated[float, AtLeast(0)] = 0.2
+    target_rate: Annotated[float, Probability] = 0.9
+    rate_decay: Annotated[float, Between(0, 1)] = 0.5
+    threshold_decay: Annotated[float, Between(0, 1)] = 0.9
+    step_size: Annotated[float, AtLeast(0)] = 0.01
 
     def __post_init__(self) -> None:
-        for name in ("threshold", "target_rate", "rate_decay", "threshold_decay"):
-            if not 0 <= getattr(self, name) <= 1:
-                raise InputError(f"policy.{name}: expected a number in [0, 1], got {getattr(self, name)}")
-        if self.factor < 0 or self.step_size < 0:
-            raise InputError(f"expected policy.factor and policy.step_size >= 0, got {self.factor}, {self.step_size}")
+        check_ranges(self, "policy.")
 
     def init(self, num_rows: int, device: torch.device) -> State:
         return {
@@ -42,11 +47,11 @@ class AdaEdl(StoppingPolicy):
             "rate": torch.full((num_rows,), self.target_rate, device=device),
         }
 
-    def step(self, step: DraftStep, state: State) -> tuple[State, Tensor]:
+    def step(self, step: Step, state: State) -> tuple[State, Tensor]:
         bound = 1 - (self.factor * step.entropy).sqrt()
         return state, bound >= state["threshold"]
 
-    def observe(self, proposal: Proposal, verdict: Verdict, state: State) -> State:
+    def observe(self, proposal: Drafted, verdict: Judged, state: State) -> State:
         drafted = proposal.num_drafted > 0
         rate = verdict.length / proposal.num_drafted.clamp(min=1)
         rate = self.rate_decay * state["rate"] + (1 - self.rate_decay) * rate

@@ -6,12 +6,12 @@ A drawn token is always sent to the target: a policy only says whether to draw t
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import ClassVar
+from typing import Any, ClassVar, Protocol
 
 import torch
 from torch import Tensor
 
-from toolkit.types import DraftStep, Proposal, Verdict
+from toolkit.types import Drafted, Judged, Step
 
 State = dict[str, Tensor]
 
@@ -22,14 +22,19 @@ class StoppingPolicy:
     The state is a dict of tensors with a leading row dimension, fresh per prompt; rows may be selected, replaced or
     repeated (for the nodes of a tree) by indexing every tensor alike. Quantities of one round are reset in `observe`.
 
-    limit      the most tokens it can ever ask for in a round; None: no own limit
-    reads      True: it also decides after a forward, before its token is drawn (`read`)
-    remembers  False: a round's decisions do not depend on the rounds before, so that a replay may ask for all at once
+    limit              the most tokens it can ever ask for in a round; None: no own limit
+    reads              True: it also decides after a forward, before its token is drawn (`read`)
+    uses_history       False: a round's decisions do not depend on the rounds before, so that a replay may ask for all at
+                       once
+    reads_states       True: it looks at the draft's hidden states (trained heads do)
+    needs_draft_model  False: it looks at no distribution and no state of a draft, so that tokens may come from elsewhere
     """
 
     limit: int | None = None
     reads: ClassVar[bool] = False
-    remembers: ClassVar[bool] = True
+    needs_draft_model: ClassVar[bool] = True
+    reads_states: ClassVar[bool] = False
+    uses_history: ClassVar[bool] = True
 
     def bind(self, pair: object) -> StoppingPolicy:
         """Called once before decoding; estimators load and check their heads here."""
@@ -43,28 +48,49 @@ class StoppingPolicy:
         """Whether to draft at all this round [B]; False means plain target decoding."""
         return torch.ones(num_rows, dtype=torch.bool, device=device)
 
-    def step(self, step: DraftStep, state: State) -> tuple[State, Tensor]:
+    def step(self, step: Step, state: State) -> tuple[State, Tensor]:
         """After y_k is drawn: the new state, and whether to pay another draft forward [B]."""
-        return state, torch.ones_like(step.tokens, dtype=torch.bool)  # type: ignore[arg-type]
+        assert step.tokens is not None
+        return state, torch.ones_like(step.tokens, dtype=torch.bool)
 
-    def foresee(self, step: DraftStep) -> Tensor | None:
+    def foresee(self, step: Step) -> Tensor | None:
         """P(the token after y_k is accepted, if y_k is) [B], for policies that know it: forests are drafted as wide as
         that asks for."""
         return None
 
-    def read(self, step: DraftStep, state: State) -> tuple[State, Tensor]:
+    def read(self, step: Step, state: State) -> tuple[State, Tensor]:
         """After forward k has read y_{k-1}, before y_k is drawn: whether to draw it [B]. Only if `reads`."""
-        return state, torch.ones(len(step.logits), dtype=torch.bool, device=step.logits.device)
+        return state, torch.ones_like(step.entropy, dtype=torch.bool)
 
-    def observe(self, proposal: Proposal, verdict: Verdict, state: State) -> State:
+    def observe(self, proposal: Drafted, verdict: Judged, state: State) -> State:
         """After the target's verdict: learn from it and be ready for the next round."""
         return state
+
+
+class ReadEstimator(Protocol):
+    """Says of the token that a state has read how likely it was accepted."""
+
+    def bind(self, pair: Any) -> ReadEstimator:
+        """Load and check what it needs of a pair."""
+
+    def read_prob(self, step: Step) -> Tensor:
+        """P(y_{k-1} accepted) [B], given that the ones before it are."""
+
+
+class DrawnEstimator(Protocol):
+    """Says of the token just drawn, and of the one after it, how likely they are accepted."""
+
+    def bind(self, pair: Any) -> DrawnEstimator:
+        """Load and check what it needs of a pair."""
+
+    def drawn_probs(self, step: Step) -> tuple[Tensor, Tensor]:
+        """P(y_k accepted) and P(y_{k+1} accepted) [B] each, given that the ones before are."""
 
 
 class Thresholded(StoppingPolicy, ABC):
     """Goes on while a score stays at or above a level: a replay then needs the scores once for any number of levels."""
 
-    remembers: ClassVar[bool] = False
+    uses_history: ClassVar[bool] = False
 
     @property
     @abstractmethod
@@ -72,9 +98,9 @@ class Thresholded(StoppingPolicy, ABC):
         """What the score must reach."""
 
     @abstractmethod
-    def score(self, step: DraftStep, state: State) -> tuple[State, Tensor]:
+    def score(self, step: Step, state: State) -> tuple[State, Tensor]:
         """The new state and the score [B] after y_k is drawn."""
 
-    def step(self, step: DraftStep, state: State) -> tuple[State, Tensor]:
+    def step(self, step: Step, state: State) -> tuple[State, Tensor]:
         state, score = self.score(step, state)
         return state, score >= self.level

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Annotated
 
 import torch
 from torch import Tensor
 
-from toolkit.errors import InputError
+from toolkit.schema.ranges import AtLeast, check_ranges
 from toolkit.stopping.base import State, StoppingPolicy
-from toolkit.types import DraftStep, Proposal, Verdict
+from toolkit.types import Drafted, Judged, Step
 
 
 @dataclass(frozen=True)
@@ -17,14 +18,11 @@ class Bounded(StoppingPolicy):
     """`policy` between bounds. A policy that asks for no draft at all (`begin`) is not overruled."""
 
     policy: StoppingPolicy
-    min_drafted: int = 1
-    max_drafted: int = 20
+    min_drafted: Annotated[int, AtLeast(0)] = 1
+    max_drafted: Annotated[int, AtLeast(0)] = 20
 
     def __post_init__(self) -> None:
-        if not 0 <= self.min_drafted <= max(self.max_drafted, self.min_drafted) or self.max_drafted < 0:
-            raise InputError(
-                f"expected 0 <= min_drafted and 0 <= max_drafted, got {self.min_drafted}, {self.max_drafted}"
-            )
+        check_ranges(self)
 
     @property
     def limit(self) -> int:  # type: ignore[override]
@@ -36,8 +34,16 @@ class Bounded(StoppingPolicy):
         return self.policy.reads
 
     @property
-    def remembers(self) -> bool:  # type: ignore[override]
-        return self.policy.remembers
+    def uses_history(self) -> bool:  # type: ignore[override]
+        return self.policy.uses_history
+
+    @property
+    def needs_draft_model(self) -> bool:  # type: ignore[override]
+        return self.policy.needs_draft_model
+
+    @property
+    def reads_states(self) -> bool:  # type: ignore[override]
+        return self.policy.reads_states
 
     def bind(self, pair: object) -> Bounded:
         return Bounded(self.policy.bind(pair), self.min_drafted, self.max_drafted)
@@ -50,18 +56,18 @@ class Bounded(StoppingPolicy):
             return torch.zeros(num_rows, dtype=torch.bool, device=device)
         return self.policy.begin(num_rows, state, device)
 
-    def step(self, step: DraftStep, state: State) -> tuple[State, Tensor]:
+    def step(self, step: Step, state: State) -> tuple[State, Tensor]:
         state, go_on = self.policy.step(step, state)
         if step.depth < self.min_drafted:
             go_on = torch.ones_like(go_on)
         return state, go_on if step.depth < self.limit else torch.zeros_like(go_on)
 
-    def read(self, step: DraftStep, state: State) -> tuple[State, Tensor]:
+    def read(self, step: Step, state: State) -> tuple[State, Tensor]:
         state, go_on = self.policy.read(step, state)
         return state, torch.ones_like(go_on) if step.depth <= self.min_drafted else go_on
 
-    def foresee(self, step: DraftStep) -> Tensor | None:
+    def foresee(self, step: Step) -> Tensor | None:
         return self.policy.foresee(step)
 
-    def observe(self, proposal: Proposal, verdict: Verdict, state: State) -> State:
+    def observe(self, proposal: Drafted, verdict: Judged, state: State) -> State:
         return self.policy.observe(proposal, verdict, state)

@@ -6,27 +6,30 @@ Known as transformers' `assistant_confidence_threshold` (their default t = .4) a
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Annotated
 
 from torch import Tensor
 
-from toolkit.errors import InputError
+from toolkit.schema.ranges import Probability, check_ranges
 from toolkit.stopping.base import State, Thresholded
-from toolkit.types import DraftStep
+from toolkit.types import Step
 
 
 @dataclass(frozen=True)
 class Confidence(Thresholded):
-    """Stop when q(y_k) < threshold, q unwarped. The token is sent all the same."""
+    """Stop when q(y_k) < threshold, q unwarped. The token is sent all the same.
 
-    threshold: float = 0.4
+    threshold  t; larger means shorter rounds
+    """
+
+    threshold: Annotated[float, Probability] = 0.4
 
     def __post_init__(self) -> None:
-        if not 0 <= self.threshold <= 1:
-            raise InputError(f"policy.threshold: expected a probability in [0, 1], got {self.threshold}")
+        check_ranges(self, "policy.")
 
     @property
     def level(self) -> float:
         return self.threshold
 
-    def score(self, step: DraftStep, state: State) -> tuple[State, Tensor]:
+    def score(self, step: Step, state: State) -> tuple[State, Tensor]:
         return state, step.token_prob

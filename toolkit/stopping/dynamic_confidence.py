@@ -9,34 +9,31 @@ Deviation: the history is per prompt (theirs runs on over prompts), so that a ro
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Annotated
 
 import torch
 from torch import Tensor
 
-from toolkit.errors import InputError
+from toolkit.schema.ranges import AtLeast, Probability, check_ranges
 from toolkit.stopping.base import State, StoppingPolicy
-from toolkit.types import DraftStep, Proposal, Verdict
+from toolkit.types import Drafted, Judged, Step
 
 
 @dataclass(frozen=True)
 class DynamicConfidence(StoppingPolicy):
-    """Stop when q(y_k) < t, q unwarped; t starts at `threshold`.
+    """Stop when q(y_k) < t, q unwarped.
 
+    threshold  t's first value, for every prompt
     miss_cost  what an accepted token below t costs against an unaccepted one above it
     history    the newest verified tokens that t is fitted to, per prompt
     """
 
-    threshold: float = 0.4
-    miss_cost: float = 3.0
-    history: int = 256
+    threshold: Annotated[float, Probability] = 0.4
+    miss_cost: Annotated[float, AtLeast(0)] = 3.0
+    history: Annotated[int, AtLeast(1)] = 256
 
     def __post_init__(self) -> None:
-        if not 0 <= self.threshold <= 1:
-            raise InputError(f"policy.threshold: expected a probability in [0, 1], got {self.threshold}")
-        if self.miss_cost < 0 or self.history < 1:
-            raise InputError(
-                f"expected policy.miss_cost >= 0 and policy.history >= 1, got {self.miss_cost}, {self.history}"
-            )
+        check_ranges(self, "policy.")
 
     def init(self, num_rows: int, device: torch.device) -> State:
         """scores, labels: ring buffers [B, history], label -1 where empty; fresh: this round's scores."""
@@ -49,13 +46,13 @@ class DynamicConfidence(StoppingPolicy):
             "fresh": empty.clone(),
         }
 
-    def step(self, step: DraftStep, state: State) -> tuple[State, Tensor]:
+    def step(self, step: Step, state: State) -> tuple[State, Tensor]:
         score = step.token_prob.to(state["fresh"].dtype)
         fresh = state["fresh"].clone()
         fresh[:, (step.depth - 1) % self.history] = score
         return {**state, "fresh": fresh}, score >= state["threshold"]
 
-    def observe(self, proposal: Proposal, verdict: Verdict, state: State) -> State:
+    def observe(self, proposal: Drafted, verdict: Judged, state: State) -> State:
         """Tokens up to the first rejection were verified; later ones were never judged."""
         verified = torch.minimum(verdict.length + 1, proposal.num_drafted)
         scores, labels = state["scores"].clone(), state["labels"].clone()

@@ -3,31 +3,34 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 import torch
 from torch import Tensor
 
-from toolkit.errors import InputError
+from toolkit.schema.ranges import AtLeast, check_ranges
 from toolkit.stopping.base import State, StoppingPolicy
-from toolkit.types import DraftStep
+from toolkit.types import Step
 
 
 @dataclass(frozen=True)
 class Fixed(StoppingPolicy):
-    """Draft `num_drafted` tokens; 0 is plain target decoding."""
+    """Draft the same number of tokens in every round.
 
-    num_drafted: int = 4
-    remembers: ClassVar[bool] = False
+    num_drafted  K; 0 is plain target decoding
+    """
+
+    num_drafted: Annotated[int, AtLeast(0)] = 4
+    uses_history: ClassVar[bool] = False
+    needs_draft_model: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
-        if self.num_drafted < 0:
-            raise InputError(f"policy.num_drafted: expected 0 or more, got {self.num_drafted}")
+        check_ranges(self, "policy.")
 
     @property
     def limit(self) -> int:  # type: ignore[override]
         return self.num_drafted
 
-    def step(self, step: DraftStep, state: State) -> tuple[State, Tensor]:
+    def step(self, step: Step, state: State) -> tuple[State, Tensor]:
         assert step.tokens is not None
         return state, torch.full_like(step.tokens, step.depth < self.num_drafted, dtype=torch.bool)

@@ -6,37 +6,40 @@ Known as transformers' `num_assistant_tokens_schedule="heuristic"`: K + 2 after 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Annotated, ClassVar
 
 import torch
 from torch import Tensor
 
-from toolkit.errors import InputError
+from toolkit.schema.ranges import AtLeast, check_ranges
 from toolkit.stopping.base import State, StoppingPolicy
-from toolkit.types import DraftStep, Proposal, Verdict
+from toolkit.types import Drafted, Judged, Step
 
 
 @dataclass(frozen=True)
 class Heuristic(StoppingPolicy):
-    """K tokens a round; K starts at `num_drafted`, and starts there again with every prompt."""
+    """K tokens a round, more or fewer than in the last one.
 
-    num_drafted: int = 5
-    increase: int = 2
-    decrease: int = 1
+    num_drafted  K of every prompt's first round
+    increase     how much K grows after a round that was accepted whole
+    decrease     how much it shrinks after any other, down to 1
+    """
+
+    num_drafted: Annotated[int, AtLeast(1)] = 5
+    increase: Annotated[int, AtLeast(0)] = 2
+    decrease: Annotated[int, AtLeast(0)] = 1
+    needs_draft_model: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
-        if self.num_drafted < 1 or self.increase < 0 or self.decrease < 0:
-            raise InputError(
-                "expected policy.num_drafted >= 1, policy.increase >= 0 and policy.decrease >= 0, got "
-                f"{self.num_drafted}, {self.increase}, {self.decrease}"
-            )
+        check_ranges(self, "policy.")
 
     def init(self, num_rows: int, device: torch.device) -> State:
         return {"length": torch.full((num_rows,), self.num_drafted, device=device)}
 
-    def step(self, step: DraftStep, state: State) -> tuple[State, Tensor]:
+    def step(self, step: Step, state: State) -> tuple[State, Tensor]:
         return state, step.depth < state["length"]
 
-    def observe(self, proposal: Proposal, verdict: Verdict, state: State) -> State:
+    def observe(self, proposal: Drafted, verdict: Judged, state: State) -> State:
         whole = verdict.length == proposal.num_drafted
         length = torch.where(whole, state["length"] + self.increase, (state["length"] - self.decrease).clamp(min=1))
         return {"length": torch.where(proposal.num_drafted > 0, length, state["length"])}

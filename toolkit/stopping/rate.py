@@ -14,14 +14,14 @@ Looking one step ahead is not the optimum: what the next token's score will show
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Annotated, ClassVar
 
 import torch
 from torch import Tensor
 
-from toolkit.errors import InputError
-from toolkit.stopping.base import State, Thresholded
-from toolkit.types import DraftStep, Proposal, Verdict
+from toolkit.schema.ranges import Above, AtLeast, check_ranges
+from toolkit.stopping.base import DrawnEstimator, State, Thresholded
+from toolkit.types import Drafted, Judged, Step
 
 
 @dataclass(frozen=True)
@@ -30,32 +30,28 @@ class Rate(Thresholded):
 
     estimator   gives `drawn_probs(step)`, P(y_k accepted) and P(y_{k+1} accepted), before y_k is read
     cost_ratio  c, draft forward / target forward
-    rate        lambda, tokens per target-forward time; None: what this prompt has reached so far, from `start` on
-    start       the rate a prompt begins with if it is tracked
-    memory      how many target forwards' worth of evidence `start` counts for
+    rate        lambda, tokens per target-forward time; None: what this prompt has reached so far, from `initial_rate` on
+    initial_rate  the rate a prompt begins with if it is tracked
+    memory      how many target forwards' worth of evidence `initial_rate` counts for
     """
 
-    estimator: Any
-    cost_ratio: float = 0.2
-    rate: float | None = None
-    start: float = 2.0
-    memory: float = 20.0
+    reads_states: ClassVar[bool] = True
+    estimator: DrawnEstimator
+    cost_ratio: Annotated[float, AtLeast(0)] = 0.2
+    rate: Annotated[float, Above(0)] | None = None
+    initial_rate: Annotated[float, Above(0)] = 2.0
+    memory: Annotated[float, Above(0)] = 20.0
 
     def __post_init__(self) -> None:
-        positive = self.start > 0 and self.memory > 0 and (self.rate is None or self.rate > 0)
-        if self.cost_ratio < 0 or not positive:
-            raise InputError(
-                "expected policy.cost_ratio >= 0 and policy.rate (or null), policy.start, policy.memory above 0, got "
-                f"{self.cost_ratio} and {self.rate}, {self.start}, {self.memory}"
-            )
+        check_ranges(self, "policy.")
 
     @property
-    def remembers(self) -> bool:  # type: ignore[override]
+    def uses_history(self) -> bool:  # type: ignore[override]
         return self.rate is None
 
     @property
     def level(self) -> float:
-        return (self.start if self.rate is None else self.rate) * self.cost_ratio
+        return (self.initial_rate if self.rate is None else self.rate) * self.cost_ratio
 
     def bind(self, pair: object) -> Rate:
         return replace(self, estimator=self.estimator.bind(pair))
@@ -63,24 +59,24 @@ class Rate(Thresholded):
     def init(self, num_rows: int, device: torch.device) -> State:
         """survival of the round; and, if the rate is tracked, tokens and cost of the prompt's rounds so far."""
         one = torch.ones(num_rows, device=device)
-        tracked = {"tokens": self.start * self.memory * one, "cost": self.memory * one}
+        tracked = {"tokens": self.initial_rate * self.memory * one, "cost": self.memory * one}
         return {"survival": one, **(tracked if self.rate is None else {})}
 
-    def step(self, step: DraftStep, state: State) -> tuple[State, Tensor]:
+    def step(self, step: Step, state: State) -> tuple[State, Tensor]:
         state, score = self.score(step, state)
         if self.rate is not None:
             return state, score >= self.level
         return state, score >= state["tokens"] / state["cost"] * self.cost_ratio
 
-    def score(self, step: DraftStep, state: State) -> tuple[State, Tensor]:
+    def score(self, step: Step, state: State) -> tuple[State, Tensor]:
         accepted, following = self.estimator.drawn_probs(step)
         survival = state["survival"] * accepted
         return {**state, "survival": survival}, survival * following
 
-    def foresee(self, step: DraftStep) -> Tensor:
+    def foresee(self, step: Step) -> Tensor:
         return self.estimator.drawn_probs(step)[1]
 
-    def observe(self, proposal: Proposal, verdict: Verdict, state: State) -> State:
+    def observe(self, proposal: Drafted, verdict: Judged, state: State) -> State:
         fresh = {"survival": torch.ones_like(state["survival"])}
         if self.rate is not None:
             return fresh

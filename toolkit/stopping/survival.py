@@ -10,14 +10,15 @@ draws y_{k+1} from it only if the survival that includes y_k says so.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, ClassVar, Literal
 
 import torch
 from torch import Tensor
 
 from toolkit.errors import InputError
-from toolkit.stopping.base import State, Thresholded
-from toolkit.types import DraftStep, Proposal, Verdict
+from toolkit.schema.ranges import Probability, check_ranges
+from toolkit.stopping.base import ReadEstimator, State, Thresholded
+from toolkit.types import Drafted, Judged, Step
 
 
 @dataclass(frozen=True)
@@ -25,17 +26,17 @@ class Survival(Thresholded):
     """Stop when 1 - product of estimates > threshold.
 
     estimator  scores the token a state has read: a HeadEstimator
-    threshold  h in [0, 1]; larger means longer rounds
+    threshold  h; larger means longer rounds
     lag        1: faithful, one token late; 0: reads one token further, and pays for it
     """
 
-    estimator: Any
-    threshold: float = 0.7
-    lag: int = 1
+    reads_states: ClassVar[bool] = True
+    estimator: ReadEstimator
+    threshold: Annotated[float, Probability] = 0.7
+    lag: Literal[0, 1] = 1
 
     def __post_init__(self) -> None:
-        if not 0 <= self.threshold <= 1:
-            raise InputError(f"policy.threshold: expected a probability in [0, 1], got {self.threshold}")
+        check_ranges(self, "policy.")
         if self.lag not in (0, 1):
             raise InputError(f"policy.lag: expected 0 or 1, got {self.lag}")
 
@@ -53,20 +54,20 @@ class Survival(Thresholded):
     def level(self) -> float:
         return 1 - self.threshold
 
-    def step(self, step: DraftStep, state: State) -> tuple[State, Tensor]:
+    def step(self, step: Step, state: State) -> tuple[State, Tensor]:
         if self.lag == 0:  # judged when it was read
             return state, torch.ones_like(state["survival"], dtype=torch.bool)
         return super().step(step, state)
 
-    def read(self, step: DraftStep, state: State) -> tuple[State, Tensor]:
+    def read(self, step: Step, state: State) -> tuple[State, Tensor]:
         state, score = self.score(step, state)
         return state, score >= self.level
 
-    def score(self, step: DraftStep, state: State) -> tuple[State, Tensor]:
+    def score(self, step: Step, state: State) -> tuple[State, Tensor]:
         survival = state["survival"]
         if step.depth > 1:  # at depth 1 the state has read the context, no drafted token yet
             survival = survival * self.estimator.read_prob(step)
         return {"survival": survival}, survival
 
-    def observe(self, proposal: Proposal, verdict: Verdict, state: State) -> State:
+    def observe(self, proposal: Drafted, verdict: Judged, state: State) -> State:
         return {"survival": torch.ones_like(state["survival"])}

@@ -7,28 +7,32 @@ proportional to H(q). theirs -> ours: h -> threshold; the factor .15 is the publ
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Annotated
 
 from torch import Tensor
 
-from toolkit.errors import InputError
+from toolkit.schema.ranges import AtLeast, check_ranges
 from toolkit.stopping.base import State, Thresholded
-from toolkit.types import DraftStep
+from toolkit.types import Step
 
 
 @dataclass(frozen=True)
 class Svip(Thresholded):
-    """Stop when sqrt(factor * H(q_k)) > threshold, H in nats of the unwarped law that y_k is drawn from."""
+    """Stop when sqrt(factor * H(q_k)) > threshold, H in nats of the unwarped distribution that y_k is drawn from.
 
-    threshold: float = 0.3
-    factor: float = 0.15
+    threshold  h; larger means longer rounds
+    factor     of the entropy
+    """
+
+    threshold: Annotated[float, AtLeast(0)] = 0.3
+    factor: Annotated[float, AtLeast(0)] = 0.15
 
     def __post_init__(self) -> None:
-        if self.threshold < 0 or self.factor < 0:
-            raise InputError(f"expected policy.threshold and policy.factor >= 0, got {self.threshold}, {self.factor}")
+        check_ranges(self, "policy.")
 
     @property
     def level(self) -> float:
         return -self.threshold
 
-    def score(self, step: DraftStep, state: State) -> tuple[State, Tensor]:
+    def score(self, step: Step, state: State) -> tuple[State, Tensor]:
         return state, -(self.factor * step.entropy).sqrt()

@@ -6,24 +6,27 @@ theirs -> ours: theta -> threshold. Constants in use: .2 for chains, .05 for tre
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Annotated
 
 import torch
 from torch import Tensor
 
-from toolkit.errors import InputError
+from toolkit.schema.ranges import Probability, check_ranges
 from toolkit.stopping.base import State, Thresholded
-from toolkit.types import DraftStep, Proposal, Verdict
+from toolkit.types import Drafted, Judged, Step
 
 
 @dataclass(frozen=True)
 class Tail(Thresholded):
-    """Stop when q(y_1) ... q(y_k) < threshold, q unwarped."""
+    """Stop when q(y_1) ... q(y_k) < threshold, q unwarped.
 
-    threshold: float = 0.2
+    threshold  theta; larger means shorter rounds
+    """
+
+    threshold: Annotated[float, Probability] = 0.2
 
     def __post_init__(self) -> None:
-        if not 0 <= self.threshold <= 1:
-            raise InputError(f"policy.threshold: expected a probability in [0, 1], got {self.threshold}")
+        check_ranges(self, "policy.")
 
     def init(self, num_rows: int, device: torch.device) -> State:
         return {"product": torch.ones(num_rows, device=device)}
@@ -32,9 +35,9 @@ class Tail(Thresholded):
     def level(self) -> float:
         return self.threshold
 
-    def score(self, step: DraftStep, state: State) -> tuple[State, Tensor]:
+    def score(self, step: Step, state: State) -> tuple[State, Tensor]:
         product = state["product"] * step.token_prob
         return {"product": product}, product
 
-    def observe(self, proposal: Proposal, verdict: Verdict, state: State) -> State:
+    def observe(self, proposal: Drafted, verdict: Judged, state: State) -> State:
         return {"product": torch.ones_like(state["product"])}

@@ -4,7 +4,7 @@ from toolkit.training.checkpoints import Checkpoints
 from toolkit.training.data import MixedData
 from toolkit.training.losses import WeightedBCE
 from toolkit.training.module import HeadTraining
-from toolkit.training.preread import PrereadTraining
-from toolkit.training.traced import TracedData
+from toolkit.training.preread_module import PrereadTraining
+from toolkit.training.recorded_positions import TracedData
 
 __all__ = ["Checkpoints", "HeadTraining", "MixedData", "PrereadTraining", "TracedData", "WeightedBCE"]

@@ -1,4 +1,4 @@
-"""Which rows make up which batch: a pure function of (seed, epoch), so that training can stop and go on anywhere."""
+"""Which examples make up which batch: a pure function of (seed, epoch), so that training can stop and go on anywhere."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ import torch
 from toolkit.training.states import Positions, States
 
 
-class RowBatches:
-    """An iterable of batches of `batch_size` rows; the last batch of an epoch may be smaller.
+class ExampleBatches:
+    """An iterable of batches of `batch_size` examples; the last batch of an epoch may be smaller.
 
-    shuffle      a new order of rows for every epoch; False: rows in order
+    shuffle      a new order of examples for every epoch; False: examples in order
     seed         of the orders
-    rank, world  this process's share of the rows: every world-th one. For training (`even`) they are filled up from the
+    rank, world  this process's share of the examples: every world-th one. For training (`even`) they are filled up from the
                  front, because processes that train together must make equally many steps
     position     says where the training stands, (epoch, batch); asked when the first batch of an epoch is wanted. After
                  a resume in mid-epoch only the rest of that epoch comes out
@@ -39,26 +39,26 @@ class RowBatches:
         self.rank, self.world, self.even, self.position = rank, world, even, position
 
     def __len__(self) -> int:
-        rows = len(range(self.rank, self.states.num_rows + self._missing, self.world))
-        return -(-rows // self.batch_size)
+        examples = len(range(self.rank, self.states.num_examples + self._missing, self.world))
+        return -(-examples // self.batch_size)
 
     def __iter__(self) -> Iterator[Positions]:
         epoch, start = self.position()
-        rows = self.order(epoch)
+        examples = self.order(epoch)
         for batch in range(start, len(self)):
-            yield self.states.batch(rows[batch * self.batch_size : (batch + 1) * self.batch_size])
+            yield self.states.batch(examples[batch * self.batch_size : (batch + 1) * self.batch_size])
 
     def order(self, epoch: int) -> list[int]:
-        """This process's rows of an epoch, in order."""
-        count = self.states.num_rows
+        """This process's examples of an epoch, in order."""
+        count = self.states.num_examples
         if self.shuffle:
             generator = torch.Generator().manual_seed((self.seed << 20) + epoch)
-            rows = torch.randperm(count, generator=generator).tolist()
+            examples = torch.randperm(count, generator=generator).tolist()
         else:
-            rows = list(range(count))
-        return (rows + rows[: self._missing])[self.rank :: self.world]
+            examples = list(range(count))
+        return (examples + examples[: self._missing])[self.rank :: self.world]
 
     @property
     def _missing(self) -> int:
-        """How many rows there are too few for equal shares."""
-        return -self.states.num_rows % self.world if self.even else 0
+        """How many examples there are too few for equal shares."""
+        return -self.states.num_examples % self.world if self.even else 0

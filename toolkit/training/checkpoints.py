@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import pickle
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import pytorch_lightning as pl
 import torch
@@ -17,6 +17,7 @@ from lightning_fabric.plugins.io.torch_io import TorchCheckpointIO
 
 from toolkit.errors import InputError
 from toolkit.io import write_atomic
+from toolkit.schema.ranges import AtLeast
 
 LAST, BEST = "last.ckpt", "best.ckpt"
 
@@ -31,7 +32,8 @@ class AtomicCheckpointIO(TorchCheckpointIO):
 class Checkpoints(pl.callbacks.Checkpoint):
     """Keeps the last state and the best one.
 
-    monitor, mode  the validation score that says which state is best: "min" or "max"
+    monitor        the validation score that says which state is best
+    mode           whether the smallest is, or the largest
     every_n_steps  a checkpoint in mid-epoch every so many optimizer steps; None: at the ends of epochs only
     The files go to checkpoints/ in the trainer's root folder.
 
@@ -41,7 +43,9 @@ class Checkpoints(pl.callbacks.Checkpoint):
 
     folder: Path
 
-    def __init__(self, monitor: str, mode: str = "min", every_n_steps: int | None = None):
+    def __init__(
+        self, monitor: str, mode: Literal["min", "max"] = "min", every_n_steps: Annotated[int, AtLeast(1)] | None = None
+    ):
         super().__init__()
         if mode not in ("min", "max"):
             raise InputError(f"callbacks.checkpoints.mode: expected min or max, got {mode!r}")

@@ -3,30 +3,33 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 from toolkit.errors import InputError
 from toolkit.io import content_hash, read_json
+from toolkit.schema.ranges import AtLeast
 from toolkit.stage import MANIFEST
 from toolkit.teacher import hidden_size
-from toolkit.training.row_data import RowData
+from toolkit.training.examples import ExampleData
 from toolkit.training.states import CachedStates, LiveStates, write_cache
 
 SUMMARY = "summary.json"
 STATES = "the draft's final hidden state, after the last norm, at the position that has read the drafted token"
-LABELS = "min(1, p/q) of the drafted token, both laws warped by the sampling given here (analytic, not sampled)"
+LABELS = (
+    "min(1, p/q) of the drafted token, both distributions warped by the sampling given here (analytic, not sampled)"
+)
 
 
-class MixedData(RowData):
-    """Batches of positions, rows being the unit: `batch_size` rows of the data set make a batch, as in the paper.
+class MixedData(ExampleData):
+    """Batches of positions, examples being the unit: `batch_size` examples of the data set make a batch, as in the paper.
 
-    path              folder of data_gen.mix
+    path              folder of data_gen.mix; an +experiment=NAME makes one
     draft             the model whose states are read: the one that the tokens were mixed with
-    batch_size        rows per batch and process
+    batch_size        examples per batch and process
     cache_hidden      compute the draft's states once and keep them beside the data set, for all heads and epochs;
                       False: compute them anew for every batch
-    draft_batch_size  rows in one forward of the draft
-    shuffle, seed     a new order of the training rows for every epoch
+    draft_batch_size  examples in one forward of the draft
+    shuffle, seed     a new order of the training examples for every epoch
 
     Raises InputError if the folder is not finished, or the draft another one.
     """
@@ -35,9 +38,9 @@ class MixedData(RowData):
         self,
         path: str | Path,
         draft: Any,
-        batch_size: int = 32,
+        batch_size: Annotated[int, AtLeast(1)] = 32,
         cache_hidden: bool = True,
-        draft_batch_size: int = 16,
+        draft_batch_size: Annotated[int, AtLeast(1)] = 16,
         shuffle: bool = True,
         seed: int = 0,
     ):
@@ -79,8 +82,10 @@ class MixedData(RowData):
             splits = self._load().items()
             self.states = {name: LiveStates(self.draft, split, self.draft_batch_size) for name, split in splits}
         for name, states in self.states.items():
-            if not states.num_rows:
-                raise InputError(f"{self.path}: no row of the {name} split holds a drafted token; mix more responses")
+            if not states.num_examples:
+                raise InputError(
+                    f"{self.path}: no example of the {name} split holds a drafted token; mix more responses"
+                )
 
     def about(self) -> dict[str, Any]:
         kept = ("target_fingerprint", "draft_fingerprint", "sampling", "mixing_ratio")

@@ -17,24 +17,26 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Annotated
 
 from torch import Tensor
 from torch.nn.functional import softplus
 
-from toolkit.errors import InputError
+from toolkit.schema.ranges import Above, check_ranges
 
 
 @dataclass(frozen=True)
 class WeightedBCE:
-    """Cross entropy in nats; a rejection weighs w_rej, an acceptance w_acc."""
+    """Cross entropy in nats.
 
-    w_acc: float = 1.0
-    w_rej: float = 1.0
+    w_acc, w_rej  weight of an acceptance, of a rejection
+    """
+
+    w_acc: Annotated[float, Above(0)] = 1.0
+    w_rej: Annotated[float, Above(0)] = 1.0
 
     def __post_init__(self) -> None:
-        for name, weight in (("w_acc", self.w_acc), ("w_rej", self.w_rej)):
-            if not weight > 0:
-                raise InputError(f"loss.{name}: expected a weight above 0, got {weight}")
+        check_ranges(self, "loss.")
 
     @property
     def log_w_rej(self) -> float:

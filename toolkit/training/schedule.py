@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import math
+from typing import Annotated
 
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR
+
+from toolkit.schema.ranges import AtLeast
 
 
 def cosine_factor(step: int, num_steps: int, warmup: int = 0) -> float:
@@ -16,6 +19,9 @@ def cosine_factor(step: int, num_steps: int, warmup: int = 0) -> float:
     return 0.5 * (1 + math.cos(math.pi * min(progress, 1.0)))
 
 
-def cosine(optimizer: Optimizer, num_steps: int, warmup: int = 0) -> LambdaLR:
-    """The schedule of an optimizer that makes `num_steps` steps."""
+def cosine(optimizer: Optimizer, num_steps: int, warmup: Annotated[int, AtLeast(0)] = 0) -> LambdaLR:
+    """The schedule of an optimizer that makes `num_steps` steps.
+
+    warmup  steps until the full rate
+    """
     return LambdaLR(optimizer, lambda step: cosine_factor(step, num_steps, warmup))

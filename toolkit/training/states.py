@@ -6,7 +6,7 @@ a larger one would only hold zeros.
 
     hidden-<hash of draft and data>/
         index.json                   written last: a folder without it is under way
-        train-00000.safetensors ...  SHARD_ROWS rows each: hidden [P, D], labels [P], ends [rows], row i being
+        train-00000.safetensors ...  SHARD_EXAMPLES examples each: hidden [P, D], labels [P], ends [examples], example i being
                                      positions ends[i-1] .. ends[i]
 
 Shapes: P positions, D hidden size.
@@ -31,11 +31,11 @@ from toolkit.io import write_atomic, write_json
 from toolkit.teacher import hidden_size, pad_right, states_of
 
 INDEX = "index.json"
-SHARD_ROWS = 512
+SHARD_EXAMPLES = 512
 
 
 class Positions(NamedTuple):
-    """A batch: the masked-in positions of some rows, one after another.
+    """A batch: the masked-in positions of some examples, one after another.
 
     hidden [P, D]  the draft's final state that has read the drafted token
     labels [P]     the token's chance of acceptance
@@ -46,18 +46,18 @@ class Positions(NamedTuple):
 
 
 class States(ABC):
-    """Positions of one split, by row. Rows without any are left out, so row numbers differ from the data set's."""
+    """Positions of one split, by example. Examples without any are left out, so example numbers differ from the data set's."""
 
-    num_rows: int
+    num_examples: int
     num_positions: int
 
     @abstractmethod
-    def batch(self, rows: Sequence[int]) -> Positions:
-        """The positions of these rows."""
+    def batch(self, examples: Sequence[int]) -> Positions:
+        """The positions of these examples."""
 
 
 class LiveStates(States):
-    """States computed when they are asked for, at most `batch_size` rows in one forward of the draft.
+    """States computed when they are asked for, at most `batch_size` examples in one forward of the draft.
 
     split  a datasets.Dataset with the columns of data_gen.mix
     """
@@ -66,26 +66,26 @@ class LiveStates(States):
         self.draft, self.batch_size = draft, batch_size
         self.split = split.with_format("torch", columns=["input_ids", "labels", "mask"])
         counts = [sum(mask) for mask in split["mask"]]
-        self.rows = [row for row, count in enumerate(counts) if count]
-        self.num_rows, self.num_positions = len(self.rows), sum(counts)
+        self.examples = [example for example, count in enumerate(counts) if count]
+        self.num_examples, self.num_positions = len(self.examples), sum(counts)
 
-    def batch(self, rows: Sequence[int]) -> Positions:
-        """The positions of these rows, from forwards of the draft."""
-        chunks = [rows[first : first + self.batch_size] for first in range(0, len(rows), self.batch_size)]
+    def batch(self, examples: Sequence[int]) -> Positions:
+        """The positions of these examples, from forwards of the draft."""
+        chunks = [examples[first : first + self.batch_size] for first in range(0, len(examples), self.batch_size)]
         found = [positions for chunk in chunks for positions in self.forward(chunk)]
         return _join(found)
 
-    def forward(self, rows: Sequence[int]) -> list[Positions]:
-        """The positions of each of these rows, from one forward."""
-        chosen = [self.split[self.rows[row]] for row in rows]
-        states = states_of(self.draft, pad_right([row["input_ids"].tolist() for row in chosen]))
-        masks = [row["mask"].to(states.device) for row in chosen]
+    def forward(self, examples: Sequence[int]) -> list[Positions]:
+        """The positions of each of these examples, from one forward."""
+        chosen = [self.split[self.examples[example]] for example in examples]
+        states = states_of(self.draft, pad_right([example["input_ids"].tolist() for example in chosen]))
+        masks = [example["mask"].to(states.device) for example in chosen]
         hidden = [state[: len(mask)][mask] for state, mask in zip(states, masks, strict=True)]
-        return [Positions(h, row["labels"][row["mask"]]) for h, row in zip(hidden, chosen, strict=True)]
+        return [Positions(h, example["labels"][example["mask"]]) for h, example in zip(hidden, chosen, strict=True)]
 
-    def length(self, row: int) -> int:
-        """Tokens of a row, prompt included."""
-        return len(self.split[self.rows[row]]["input_ids"])
+    def length(self, example: int) -> int:
+        """Tokens of an example, prompt included."""
+        return len(self.split[self.examples[example]]["input_ids"])
 
 
 class CachedStates(States):
@@ -93,20 +93,20 @@ class CachedStates(States):
 
     def __init__(self, folder: Path, split: str):
         self.shards = [load_file(path) for path in sorted(folder.glob(f"{split}-*.safetensors"))]
-        self.first_rows, self.num_rows, self.num_positions = [], 0, 0
+        self.first_examples, self.num_examples, self.num_positions = [], 0, 0
         for shard in self.shards:
-            self.first_rows.append(self.num_rows)
-            self.num_rows += len(shard["ends"])
+            self.first_examples.append(self.num_examples)
+            self.num_examples += len(shard["ends"])
             self.num_positions += len(shard["labels"])
 
-    def batch(self, rows: Sequence[int]) -> Positions:
-        """The positions of these rows, copied from the files."""
-        places = [self._place(row) for row in rows]
+    def batch(self, examples: Sequence[int]) -> Positions:
+        """The positions of these examples, copied from the files."""
+        places = [self._place(example) for example in examples]
         return _join([Positions(shard["hidden"][i:j], shard["labels"][i:j]) for shard, i, j in places])
 
-    def _place(self, row: int) -> tuple[dict[str, Tensor], int, int]:
-        number = bisect_right(self.first_rows, row) - 1
-        ends, inside = self.shards[number]["ends"], row - self.first_rows[number]
+    def _place(self, example: int) -> tuple[dict[str, Tensor], int, int]:
+        number = bisect_right(self.first_examples, example) - 1
+        ends, inside = self.shards[number]["ends"], example - self.first_examples[number]
         return self.shards[number], int(ends[inside - 1]) if inside else 0, int(ends[inside])
 
 
@@ -123,7 +123,7 @@ def write_cache(folder: Path, draft: Any, splits: Mapping[str, Any], batch_size:
         _write_split(folder, name, states)
     facts = {
         "hidden_size": hidden_size(draft),
-        "rows": {name: states.num_rows for name, states in live.items()},
+        "examples": {name: states.num_examples for name, states in live.items()},
         "positions": {name: states.num_positions for name, states in live.items()},
     }
     write_json(folder / INDEX, facts)
@@ -147,24 +147,24 @@ def _announce(folder: Path, draft: Any, num_positions: int) -> None:
 def _write_split(folder: Path, name: str, states: LiveStates) -> None:
     from tqdm.auto import tqdm
 
-    with tqdm(total=states.num_rows, desc=f"hidden states, {name}", unit="row") as bar:
-        for first in range(0, states.num_rows, SHARD_ROWS):
-            rows = range(first, min(first + SHARD_ROWS, states.num_rows))
-            path = folder / f"{name}-{first // SHARD_ROWS:05d}.safetensors"
+    with tqdm(total=states.num_examples, desc=f"hidden states, {name}", unit="example") as bar:
+        for first in range(0, states.num_examples, SHARD_EXAMPLES):
+            examples = range(first, min(first + SHARD_EXAMPLES, states.num_examples))
+            path = folder / f"{name}-{first // SHARD_EXAMPLES:05d}.safetensors"
             if not path.exists():
-                write_atomic(path, partial(save_file, _shard(states, rows)))
-            bar.update(len(rows))
+                write_atomic(path, partial(save_file, _shard(states, examples)))
+            bar.update(len(examples))
 
 
-def _shard(states: LiveStates, rows: Sequence[int]) -> dict[str, Tensor]:
-    """The content of one file; rows of like length share a forward."""
-    by_length = sorted(rows, key=states.length)
+def _shard(states: LiveStates, examples: Sequence[int]) -> dict[str, Tensor]:
+    """The content of one file; examples of like length share a forward."""
+    by_length = sorted(examples, key=states.length)
     found: dict[int, Positions] = {}
     for first in range(0, len(by_length), states.batch_size):
         chunk = by_length[first : first + states.batch_size]
         found |= zip(chunk, states.forward(chunk), strict=True)
-    joined = _join([found[row] for row in rows])
-    ends = torch.tensor([len(found[row].labels) for row in rows]).cumsum(0)
+    joined = _join([found[example] for example in examples])
+    ends = torch.tensor([len(found[example].labels) for example in examples]).cumsum(0)
     return {"hidden": joined.hidden.cpu(), "labels": joined.labels, "ends": ends}
 
 

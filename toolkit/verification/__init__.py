@@ -1,4 +1,4 @@
-"""Rules that decide acceptance, one per file; `get` finds them by the name of their file."""
+"""Rules that decide acceptance; `get` finds them by the name they declare."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from functools import cache
 from typing import Any
 
 from toolkit.errors import unknown_name
+from toolkit.verification import rules
 from toolkit.verification.base import PathRule, Rule, SelectionRule, TextRule
 from toolkit.verification.layer import LayerRule, Outcome
 
@@ -16,26 +17,27 @@ __all__ = ["LayerRule", "Outcome", "PathRule", "Rule", "SelectionRule", "TextRul
 
 
 def names() -> list[str]:
-    """Every rule's name: the modules of this folder that define one."""
+    """Every rule's name."""
     return sorted(_rules())
 
 
 def get(name: str, **params: Any) -> Any:
     """The rule `name`, built with `params`. Raises InputError with the nearest names if there is none."""
-    rules = _rules()
-    if name not in rules:
-        raise unknown_name("rule", name, rules)
-    return rules[name](**params)
+    known = _rules()
+    if name not in known:
+        raise unknown_name("rule", name, known)
+    return known[name](**params)
 
 
 @cache
 def _rules() -> dict[str, type[Rule]]:
-    """The rule each module defines (its last one, if several); modules of helpers define none."""
-    found = {}
-    for info in pkgutil.iter_modules(__path__):
-        module = importlib.import_module(f"{__name__}.{info.name}")
+    """The rule that each file of `rules/` declares. Raises TypeError unless it is one, named like its file."""
+    found: dict[str, type[Rule]] = {}
+    for info in pkgutil.iter_modules(rules.__path__):
+        module = importlib.import_module(f"{rules.__name__}.{info.name}")
         own = [c for _, c in inspect.getmembers(module, inspect.isclass) if c.__module__ == module.__name__]
-        rules = [c for c in own if issubclass(c, Rule) and c is not Rule and not inspect.isabstract(c)]
-        if rules:
-            found[info.name] = rules[-1]
+        declared = [c for c in own if issubclass(c, Rule) and "name" in vars(c)]
+        if [c.name for c in declared] != [info.name]:
+            raise TypeError(f"{module.__name__}: expected one rule with name = {info.name!r}, got {declared}")
+        found[info.name] = declared[0]
     return found

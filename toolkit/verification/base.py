@@ -1,6 +1,6 @@
-"""What every rule shares: laws without random numbers, and verdicts drawn from them.
+"""What every rule shares: distributions without random numbers, and verdicts drawn from them.
 
-p is the target's law after warping, q the law a candidate was drawn from. Uniforms of a round are one row of
+p is the target's distribution after warping, q the distribution a candidate was drawn from. Uniforms of a round are one row of
 3 M + 1 numbers, M being the most nodes a round of the method can have (`num_uniforms`, `split_uniforms`):
 
     n          draws node n
@@ -24,18 +24,20 @@ from torch import Tensor
 from toolkit.errors import InputError
 from toolkit.sampling import draw
 from toolkit.types import Proposal, Verdict
-from toolkit.verification.tree import child_table
+from toolkit.verification.tree import candidate_nodes, candidate_table
 
 
 class Rule(ABC):
     """Decides acceptance from p, q and the candidates.
 
-    lossless  the emitted text follows the target's law exactly
-    drawing   the ways of drawing candidates under which that holds (`toolkit.verification.drawing`)
+    name      what `toolkit.verification.get` and `conf/rule/` call it; declared by each concrete rule
+    lossless  the emitted text follows the target's distribution exactly
+    schemes   the schemes of drawing candidates under which that holds (`toolkit.verification.schemes`)
     """
 
+    name: ClassVar[str]
     lossless: ClassVar[bool]
-    drawing: ClassVar[tuple[str, ...]]
+    schemes: ClassVar[tuple[str, ...]]
 
 
 class TextRule(Rule):
@@ -49,24 +51,24 @@ class TextRule(Rule):
 class PathRule(TextRule):
     """A rule for chains: how long a prefix of the drafted tokens is kept."""
 
-    drawing: ClassVar[tuple[str, ...]] = ("iid", "independent")
+    schemes: ClassVar[tuple[str, ...]] = ("iid", "independent")
 
-    def law(
+    def distribution(
         self, target_probs: Tensor, draft_probs: Tensor, tokens: Tensor, num_drafted: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
-        """P(accepted length = n) [..., K + 1] and the law of the extra token at each length [..., K + 1, V].
+        """P(accepted length = n) [..., K + 1] and the distribution of the extra token at each length [..., K + 1, V].
 
         target_probs [..., K + 1, V], draft_probs [..., K, V], tokens [..., K], num_drafted [...] (None: K).
-        float64 in, float64 out. Raises InputError if these are not laws, or a token is outside the support of its q.
+        float64 in, float64 out. Raises InputError if these are not distributions, or a token is outside the support of its q.
         """
         num_drafted = full_lengths(tokens) if num_drafted is None else torch.as_tensor(num_drafted)
-        check_law("target_probs", target_probs, (*tokens.shape[:-1], tokens.shape[-1] + 1))
-        check_law("draft_probs", draft_probs, tokens.shape, target_probs.shape[-1])
+        check_distribution("target_probs", target_probs, (*tokens.shape[:-1], tokens.shape[-1] + 1))
+        check_distribution("draft_probs", draft_probs, tokens.shape, target_probs.shape[-1])
         check_support(draft_probs, tokens, first_ones(tokens, num_drafted))
-        return self._law(target_probs, draft_probs, tokens, num_drafted)
+        return self._distribution(target_probs, draft_probs, tokens, num_drafted)
 
     @abstractmethod
-    def _law(
+    def _distribution(
         self, target_probs: Tensor, draft_probs: Tensor, tokens: Tensor, num_drafted: Tensor
     ) -> tuple[Tensor, Tensor]: ...
 
@@ -74,68 +76,69 @@ class PathRule(TextRule):
     def accept(
         self, target_probs: Tensor, draft_probs: Tensor, tokens: Tensor, num_drafted: Tensor, uniforms: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """Draw the accepted length [B] with uniforms [B, K]; also the (unnormalised) law of the extra token [B, V]."""
+        """Draw the accepted length [B] with uniforms [B, K]; also the (unnormalised) distribution of the extra token [B, V]."""
 
     def verify(self, proposal: Proposal, target_probs: Tensor, uniforms: Tensor) -> Verdict:
         num_nodes = proposal.num_nodes
         _, tests, extras = split_uniforms(uniforms)
-        length, extra_law = self.accept(
-            target_probs, proposal.laws, proposal.tokens, proposal.num_drafted, tests[:, :num_nodes]
+        length, extra_distribution = self.accept(
+            target_probs, proposal.draft_probs, proposal.tokens, proposal.num_drafted, tests[:, :num_nodes]
         )
         steps = torch.arange(num_nodes, device=length.device)
         path = torch.where(steps < length.unsqueeze(1), steps, -1)
-        valid = extra_law.sum(-1) > 0  # false for not-a-number as well
+        valid = extra_distribution.sum(-1) > 0  # false for not-a-number as well
         valid &= torch.isfinite(target_probs.sum(-1)).all(-1)
-        extra = draw(extra_law.nan_to_num(1.0), extras.gather(1, length.unsqueeze(1)).squeeze(1))
+        extra = draw(extra_distribution.nan_to_num(1.0), extras.gather(1, length.unsqueeze(1)).squeeze(1))
         return Verdict(path, length, extra, length == proposal.num_drafted, valid)
 
 
 class SelectionRule(TextRule):
     """A rule for one node of a draft tree: which of its K children is emitted, if any."""
 
-    def law(
+    def distribution(
         self, target_probs: Tensor, draft_probs: Tensor, candidates: Tensor, num_candidates: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
-        """P(candidate k is emitted by acceptance) [..., K], and the law of the extra token if none is [..., V].
+        """P(candidate k is emitted by acceptance) [..., K], and the distribution of the extra token if none is [..., V].
 
-        target_probs [..., V], draft_probs [..., K, V] (row k: the law candidate k was drawn from; without replacement
-        the law before removals), candidates [..., K], num_candidates [...] (None: K). float64 in, float64 out.
+        target_probs [..., V], draft_probs [..., K, V] (row k: the distribution candidate k was drawn from; without replacement
+        the distribution before removals), candidates [..., K], num_candidates [...] (None: K). float64 in, float64 out.
         Equal candidates (i.i.d. draws repeat) share their token's chance; what counts is its sum over them.
-        Raises InputError if these are not laws, or if the candidates could not have been drawn.
+        Raises InputError if these are not distributions, or if the candidates could not have been drawn.
         """
         if candidates.dim() == 0 or candidates.shape[-1] < 1:
             raise InputError(f"candidates: expected at least 1 per node, got shape {list(candidates.shape)}")
         num_candidates = full_lengths(candidates) if num_candidates is None else torch.as_tensor(num_candidates)
         check_counts("num_candidates", num_candidates, candidates)
-        check_law("target_probs", target_probs, candidates.shape[:-1])
-        check_law("draft_probs", draft_probs, candidates.shape, target_probs.shape[-1])
+        check_distribution("target_probs", target_probs, candidates.shape[:-1])
+        check_distribution("draft_probs", draft_probs, candidates.shape, target_probs.shape[-1])
         self._check_candidates(draft_probs, candidates, first_ones(candidates, num_candidates))
-        return self._law_or_target(target_probs, draft_probs, candidates, num_candidates)
+        return self._distribution_or_target(target_probs, draft_probs, candidates, num_candidates)
 
     @abstractmethod
-    def _law(
+    def _distribution(
         self, target_probs: Tensor, draft_probs: Tensor, candidates: Tensor, num_candidates: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """`law` without checks, K >= 1. Rows without candidates may get any residual: they are given p."""
+        """`distribution` without checks, K >= 1. Rows without candidates may get any residual: they are given p."""
 
-    def _law_or_target(
+    def _distribution_or_target(
         self, target_probs: Tensor, draft_probs: Tensor, candidates: Tensor, num_candidates: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """`_law`, and p itself where there are no candidates: a leaf's extra token is the bonus."""
+        """`_distribution`, and p itself where there are no candidates: a leaf's extra token is the bonus."""
         if candidates.shape[-1] == 0:
             return target_probs.new_zeros(candidates.shape), target_probs
         candidates = candidates.masked_fill(~first_ones(candidates, num_candidates), 0)
-        accept, residuals = self._law(target_probs, draft_probs, candidates, num_candidates)
+        accept, residuals = self._distribution(target_probs, draft_probs, candidates, num_candidates)
         return accept, torch.where(num_candidates.unsqueeze(-1) > 0, residuals, target_probs)
 
     def _check_candidates(self, draft_probs: Tensor, candidates: Tensor, real: Tensor) -> None:
-        """Raises InputError if the rule's drawing cannot produce these candidates."""
+        """Raises InputError if the rule's scheme cannot produce these candidates."""
         check_support(draft_probs, candidates, real)
 
     def verify(self, proposal: Proposal, target_probs: Tensor, uniforms: Tensor) -> Verdict:
         """Walk from the context down the tree, all rows in step, until a node emits a token that is not its child."""
         _, tests, extras = split_uniforms(uniforms)
-        children = child_table(proposal)
+        table = candidate_table(proposal)
+        nodes = torch.nn.functional.pad(candidate_nodes(proposal), (0, 1), value=-1)  # the last one stands for none
         rows = torch.arange(len(target_probs), device=target_probs.device)
         node = torch.full_like(rows, -1)
         path = torch.full_like(proposal.tokens, -1)
@@ -144,12 +147,15 @@ class SelectionRule(TextRule):
         bonus = torch.zeros_like(walking)
         valid = torch.isfinite(target_probs.sum(-1)).all(-1)
         for _ in range(proposal.num_nodes + 1):
-            kids = children[rows, node + 1]
-            following, token, good = self._emit(proposal, target_probs[rows, node + 1], kids, node, tests, extras)
+            at_node = table[rows, node + 1]
+            chosen, token, good = self._emit(
+                proposal, nodes, target_probs[rows, node + 1], at_node, node, tests, extras
+            )
+            following = nodes.gather(1, chosen.unsqueeze(1) % nodes.shape[1]).squeeze(1)
             valid &= good | ~walking
             ends = walking & (following < 0)
             extra = torch.where(ends, token, extra)
-            bonus |= ends & (kids < 0).all(-1)
+            bonus |= ends & (at_node < 0).all(-1)
             walking &= ~ends
             if not bool(walking.any()):
                 break
@@ -160,37 +166,45 @@ class SelectionRule(TextRule):
         return Verdict(path, length, extra, bonus, valid)
 
     def _emit(
-        self, proposal: Proposal, target_probs: Tensor, kids: Tensor, node: Tensor, tests: Tensor, extras: Tensor
+        self,
+        proposal: Proposal,
+        nodes: Tensor,
+        target_probs: Tensor,
+        at_node: Tensor,
+        node: Tensor,
+        tests: Tensor,
+        extras: Tensor,
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """One node per row: the child the walk goes on to [B] (-1: none), the extra token [B], laws or not [B].
+        """One node per row: the candidate the walk goes on with [B] (-1: none), the extra token [B], and whether p and q
+        are distributions [B].
 
-        target_probs [B, V] after the nodes [B], kids [B, K] (-1 behind the last). A child is reached by acceptance, or
-        because the extra token is that child.
+        nodes [B, M] of the candidates, target_probs [B, V] after the nodes [B], at_node [B, K] its candidates (-1 behind
+        the last). A candidate is reached by acceptance, or because the extra token is that candidate.
         """
-        real = kids >= 0
-        index = kids.clamp(min=0)
-        tokens = proposal.tokens.gather(1, index)
-        law_of = index if proposal.law_of is None else proposal.law_of.gather(1, index)
-        draft_probs = proposal.laws[torch.arange(len(kids), device=kids.device).unsqueeze(1), law_of]
-        accept, residuals = self._law_or_target(target_probs, draft_probs, tokens, real.sum(-1))
+        real = at_node >= 0
+        index = at_node.clamp(min=0)
+        tokens = proposal.tokens.gather(1, nodes.gather(1, index).clamp(min=0))
+        drawn_from = index if proposal.drawn_from is None else proposal.drawn_from.gather(1, index)
+        draft_probs = proposal.draft_probs[torch.arange(len(real), device=real.device).unsqueeze(1), drawn_from]
+        accept, residuals = self._distribution_or_target(target_probs, draft_probs, tokens, real.sum(-1))
         extra = draw(residuals.nan_to_num(1.0), extras.gather(1, (node + 1).unsqueeze(1)).squeeze(1))
         below = tests.gather(1, index[:, :1]) < accept.cumsum(-1)  # false for not-a-number as well
         redrawn = real & (tokens == extra.unsqueeze(1)) & ~below.any(-1, keepdim=True)
         reached = torch.where(below, real, redrawn)
-        following = torch.full_like(node, -1)
-        for k in reversed(range(kids.shape[1])):
-            following = torch.where(reached[:, k], kids[:, k], following)
+        chosen = torch.full_like(node, -1)
+        for k in reversed(range(at_node.shape[1])):
+            chosen = torch.where(reached[:, k], at_node[:, k], chosen)
         finite = torch.isfinite(draft_probs.sum(-1)) | ~real
-        return following, extra, (residuals.sum(-1) > 0) & finite.all(-1)
+        return chosen, extra, (residuals.sum(-1) > 0) & finite.all(-1)
 
 
 def acceptance(target_probs: Tensor, draft_probs: Tensor, tokens: Tensor) -> Tensor:
-    """min(1, p(y)/q(y)): laws [..., V], tokens [...]. A token neither model can produce is not accepted."""
+    """min(1, p(y)/q(y)): distributions [..., V], tokens [...]. A token neither model can produce is not accepted."""
     return acceptances(target_probs, draft_probs, tokens.unsqueeze(-1)).squeeze(-1)
 
 
 def acceptances(target_probs: Tensor, draft_probs: Tensor, tokens: Tensor) -> Tensor:
-    """The same for several tokens of one law: laws [..., V], tokens [..., K]."""
+    """The same for several tokens of one distribution: distributions [..., V], tokens [..., K]."""
     p, q = target_probs.gather(-1, tokens), draft_probs.gather(-1, tokens)
     return torch.where(q > 0, (p / q.clamp(min=torch.finfo(q.dtype).tiny)).clamp(max=1.0), (p > 0).to(p.dtype))
 
@@ -227,8 +241,8 @@ def full_lengths(tokens: Tensor) -> Tensor:
     return torch.full(tokens.shape[:-1], tokens.shape[-1], device=tokens.device)
 
 
-def check_law(name: str, probs: Tensor, leading: tuple[int, ...], vocab_size: int | None = None) -> None:
-    """Raises InputError unless probs [*leading, V] are laws: not negative, each summing to 1 within 1e-4."""
+def check_distribution(name: str, probs: Tensor, leading: tuple[int, ...], vocab_size: int | None = None) -> None:
+    """Raises InputError unless probs [*leading, V] are distributions: not negative, each summing to 1 within 1e-4."""
     if tuple(probs.shape[:-1]) != tuple(leading) or (vocab_size is not None and probs.shape[-1] != vocab_size):
         expected = [*leading, "V" if vocab_size is None else vocab_size]
         raise InputError(f"{name}: expected shape {expected}, got {list(probs.shape)}")
@@ -237,7 +251,7 @@ def check_law(name: str, probs: Tensor, leading: tuple[int, ...], vocab_size: in
     if probs.numel() and bool(((probs.sum(-1) - 1).abs() > 1e-4).any()):
         sums = probs.sum(-1).flatten()
         raise InputError(
-            f"{name}: expected laws that sum to 1 within 1e-4, got {float(sums[(sums - 1).abs().argmax()])}"
+            f"{name}: expected distributions that sum to 1 within 1e-4, got {float(sums[(sums - 1).abs().argmax()])}"
         )
 
 
@@ -250,14 +264,16 @@ def check_counts(name: str, counts: Tensor, tokens: Tensor) -> None:
 
 
 def check_support(draft_probs: Tensor, tokens: Tensor, real: Tensor) -> None:
-    """Raises InputError if a token that counts (mask `real`) could not have been drawn from its law."""
+    """Raises InputError if a token that counts (mask `real`) could not have been drawn from its distribution."""
     if tokens.numel() == 0:
         return
     if bool(((tokens < 0) | (tokens >= draft_probs.shape[-1]))[real].any()):
         raise InputError(f"candidates: expected token ids below {draft_probs.shape[-1]}, got {tokens.tolist()}")
     drawn = draft_probs.gather(-1, tokens.masked_fill(~real, 0).unsqueeze(-1)).squeeze(-1)
     if bool((drawn[real] <= 0).any()):
-        raise InputError(f"candidates: expected tokens that their draft law can produce, got {tokens.tolist()}")
+        raise InputError(
+            f"candidates: expected tokens that their draft distribution can produce, got {tokens.tolist()}"
+        )
 
 
 def check_distinct(tokens: Tensor, real: Tensor) -> None:

@@ -1,4 +1,4 @@
-"""What lossy rules without coins share: how much of a chain is kept is a function of p, q and the tokens.
+"""What lossy rules without acceptance draws share: how much of a chain is kept is a function of p, q and the tokens.
 
 The extra token is drawn from p itself: there is no residual, and nothing makes up for what was kept or cut.
 """
@@ -20,9 +20,9 @@ class CutRule(PathRule):
 
     @abstractmethod
     def length(self, target_probs: Tensor, draft_probs: Tensor, tokens: Tensor, num_drafted: Tensor) -> Tensor:
-        """Tokens kept [...], from laws [..., K + 1, V] and [..., K, V], tokens [..., K]; at most num_drafted [...]."""
+        """Tokens kept [...], from distributions [..., K + 1, V] and [..., K, V], tokens [..., K]; at most num_drafted [...]."""
 
-    def _law(
+    def _distribution(
         self, target_probs: Tensor, draft_probs: Tensor, tokens: Tensor, num_drafted: Tensor
     ) -> tuple[Tensor, Tensor]:
         length = self.length(target_probs, draft_probs, tokens, num_drafted)
@@ -38,6 +38,6 @@ class CutRule(PathRule):
         return length, target_probs[torch.arange(len(length), device=length.device), length]
 
 
-def token_probs(laws: Tensor, tokens: Tensor) -> Tensor:
-    """The probability of each token in its law: [..., K] from laws [..., K, V], tokens [..., K]."""
-    return laws.gather(-1, tokens.unsqueeze(-1)).squeeze(-1)
+def token_probs(distributions: Tensor, tokens: Tensor) -> Tensor:
+    """The probability of each token in its distribution: [..., K] from distributions [..., K, V], tokens [..., K]."""
+    return distributions.gather(-1, tokens.unsqueeze(-1)).squeeze(-1)

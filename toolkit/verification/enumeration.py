@@ -1,6 +1,6 @@
-"""What a rule emits, exactly: its law summed over every tuple of candidates. For small vocabularies.
+"""What a rule emits, exactly: its distribution summed over every tuple of candidates. For small vocabularies.
 
-Shapes: P pairs of laws, K candidates, V vocabulary, T = V^K tuples; of layers M beam-token pairs, W_S candidates.
+Shapes: P pairs of distributions, K candidates, V vocabulary, T = V^K tuples; of layers M beam-token pairs, W_S candidates.
 """
 
 from __future__ import annotations
@@ -12,20 +12,20 @@ from torch import Tensor
 
 from toolkit.errors import unknown_name
 from toolkit.verification.base import SelectionRule
-from toolkit.verification.drawing import DRAWINGS, num_distinct
 from toolkit.verification.layer import LayerRule
+from toolkit.verification.schemes import SCHEMES, num_distinct
 
 
 @dataclass(frozen=True)
 class Emission:
     """What a rule emits at a node.
 
-    law      [P, V]  of the emitted token: p itself if the rule is exact
+    distribution      [P, V]  of the emitted token: p itself if the rule is exact
     accepted [P]     P(it was a candidate, by acceptance)
     drafted  [P]     P(it was a candidate, by acceptance or as the extra token)
     """
 
-    law: Tensor
+    distribution: Tensor
     accepted: Tensor
     drafted: Tensor
 
@@ -53,44 +53,44 @@ class Tuples:
         return zeros.scatter_reduce(-1, index, real.unsqueeze(1).expand_as(index).to(zeros.dtype), "amax")
 
 
-def candidate_tuples(drawing: str, draft_probs: Tensor) -> Tuples:
-    """All tuples of candidates and their chances under draft_probs [P, K, V] (row 0 of K unless independent)."""
-    if drawing not in DRAWINGS:
-        raise unknown_name("drawing", drawing, DRAWINGS)
+def candidate_tuples(scheme: str, draft_probs: Tensor) -> Tuples:
+    """All tuples of candidates and their chances under draft_probs [P, K, V] (row 0 of K unless independent or top_k)."""
+    if scheme not in SCHEMES:
+        raise unknown_name("scheme", scheme, SCHEMES)
     num_drafts, vocab_size = draft_probs.shape[1:]
     tokens = torch.cartesian_prod(*[torch.arange(vocab_size, device=draft_probs.device)] * num_drafts)
     tokens = tokens.reshape(-1, num_drafts)
-    repeats = drawing in ("iid", "independent")
+    repeats = scheme in ("iid", "independent", "top_k")
     counts = num_distinct(draft_probs[:, 0], num_drafts)
     counts = torch.full_like(counts, num_drafts) if repeats else counts
     left = draft_probs[:, :1].expand(-1, len(tokens), -1)
     chances = torch.ones_like(left[..., 0])
     for k, column in enumerate(tokens.unbind(1)):
-        if drawing == "independent":
+        if scheme in ("independent", "top_k"):  # of top_k, row k is a point mass
             left = draft_probs[:, k : k + 1].expand_as(left)
-        law = left / left.sum(-1, keepdim=True).clamp(min=torch.finfo(left.dtype).tiny)
-        if drawing == "greedy":
-            likeliest = torch.zeros_like(law).scatter(-1, law.argmax(-1, keepdim=True), 1.0)
-            law = torch.where((k < counts - 1).view(-1, 1, 1), likeliest, law)
+        distribution = left / left.sum(-1, keepdim=True).clamp(min=torch.finfo(left.dtype).tiny)
+        if scheme == "greedy":
+            likeliest = torch.zeros_like(distribution).scatter(-1, distribution.argmax(-1, keepdim=True), 1.0)
+            distribution = torch.where((k < counts - 1).view(-1, 1, 1), likeliest, distribution)
         index = column.expand_as(chances).unsqueeze(-1)
-        drawn = law.gather(-1, index).squeeze(-1)
+        drawn = distribution.gather(-1, index).squeeze(-1)
         chances = chances * torch.where((k < counts).unsqueeze(1), drawn, (column == 0).to(drawn.dtype))
         left = left if repeats else left.scatter(-1, index, 0.0)
     return Tuples(tokens, chances, counts)
 
 
 def emission(
-    rule: SelectionRule, drawing: str, target_probs: Tensor, draft_probs: Tensor, *, checked: bool = True
+    rule: SelectionRule, scheme: str, target_probs: Tensor, draft_probs: Tensor, *, checked: bool = True
 ) -> Emission:
     """What the rule emits when candidates are drawn so: target_probs [P, V], draft_probs [P, K, V].
 
-    `checked=False` skips the checks of `SelectionRule.law`: to see what a rule does under another drawing than its own.
+    `checked=False` skips the checks of `SelectionRule.distribution`: to see what a rule does under another scheme than its own.
     """
-    tuples = candidate_tuples(drawing, draft_probs)
+    tuples = candidate_tuples(scheme, draft_probs)
     pair, which = (tuples.chances > 0).nonzero(as_tuple=True)
     chances, candidates = tuples.chances[pair, which], tuples.tokens[which]
-    law = rule.law if checked else rule._law_or_target
-    accept, residuals = law(target_probs[pair], draft_probs[pair], candidates, tuples.counts[pair])
+    distribution = rule.distribution if checked else rule._distribution_or_target
+    accept, residuals = distribution(target_probs[pair], draft_probs[pair], candidates, tuples.counts[pair])
     accepted = accept.sum(-1)
     emitted = (residuals * (1 - accepted).unsqueeze(-1)).scatter_add(-1, candidates, accept)
     drafted = (emitted * tuples.members[pair, which]).sum(-1)
@@ -111,20 +111,20 @@ def optimum(tuples: Tuples, target_probs: Tensor) -> Tensor:
     return 1 + (target_probs @ holds.T - torch.einsum("pt,pts->ps", tuples.chances, inside)).amin(-1)
 
 
-def beam_law(
-    rule: LayerRule, target_probs: Tensor, draft_probs: Tensor, num_candidates: int, width: int, drawing: str = "iid"
+def beam_distribution(
+    rule: LayerRule, target_probs: Tensor, draft_probs: Tensor, num_candidates: int, width: int, scheme: str = "iid"
 ) -> Tensor:
-    """Joint law of a layer's output beams, in their order: [M] * width from target_probs, draft_probs [M].
+    """Joint distribution of a layer's output beams, in their order: [M] * width from target_probs, draft_probs [M].
 
     The kept candidates as they were walked, one beam from the residual, the rest from p. Lossless: the product of p's.
     """
-    pair_laws = draft_probs.expand(1, num_candidates, -1)
-    tuples = candidate_tuples(drawing, pair_laws)
+    pair_distributions = draft_probs.expand(1, num_candidates, -1)
+    tuples = candidate_tuples(scheme, pair_distributions)
     which = (tuples.chances[0] > 0).nonzero().squeeze(1)
     candidates, real = tuples.tokens[which], torch.arange(num_candidates, device=which.device) < tuples.counts
-    p, q = (law.expand(len(which), -1) for law in (target_probs, draft_probs))
+    p, q = (distribution.expand(len(which), -1) for distribution in (target_probs, draft_probs))
     joint = target_probs.new_zeros([len(target_probs)] * width)
-    for kept, chances, residuals in rule.law(p, q, candidates, width, real.expand_as(candidates)):
+    for kept, chances, residuals in rule.distribution(p, q, candidates, width, real.expand_as(candidates)):
         beams = [torch.nn.functional.one_hot(candidates[:, k], p.shape[1]).to(p.dtype) for k in kept.nonzero()[:, 0]]
         beams = (beams + [residuals] + [p] * width)[:width]
         weight = tuples.chances[0, which] * chances

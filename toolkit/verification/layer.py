@@ -1,6 +1,6 @@
 """What rules for layers of beams share.
 
-A layer holds M beam-token pairs, p and q are laws over them, and W_S pairs were drafted, each an i.i.d. draw from q. A
+A layer holds M beam-token pairs, p and q are distributions over them, and W_S pairs were drafted, each an i.i.d. draw from q. A
 layer rule keeps at most `width` of them and says what one further beam is drawn from. The layer's output beams are, in
 this order: the kept ones as they were walked; if they are fewer than `width`, one from the residual; the rest from p. A
 lossless rule makes that list `width` i.i.d. draws from p. Equal pairs are different beams: beams are a multiset.
@@ -8,7 +8,7 @@ lossless rule makes that list `width` i.i.d. draws from p. Equal pairs are diffe
 p must be 0 on pairs whose parent was rejected; q may keep its mass there, or be restricted to the other pairs and
 renormalised with the dead candidates marked as not real. Never one for p's test and the other for the residual.
 
-Shapes: B rows; leading dimensions `...` of `law` are free; M pairs, W_S candidates.
+Shapes: B rows; leading dimensions `...` of `distribution` are free; M pairs, W_S candidates.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from toolkit.errors import InputError
-from toolkit.verification.base import Rule, check_law, check_support
+from toolkit.verification.base import Rule, check_distribution, check_support
 
 
 class Outcome(NamedTuple):
@@ -28,7 +28,7 @@ class Outcome(NamedTuple):
 
     kept        [W_S] bool: which candidates are output beams
     probability [...] of this way
-    residual    [..., M] the law of one further beam, if fewer than the width were kept
+    residual    [..., M] the distribution of one further beam, if fewer than the width were kept
     """
 
     kept: Tensor
@@ -39,9 +39,9 @@ class Outcome(NamedTuple):
 class LayerRule(Rule):
     """A rule for one layer of beams."""
 
-    drawing: ClassVar[tuple[str, ...]] = ("iid",)
+    schemes: ClassVar[tuple[str, ...]] = ("iid",)
 
-    def law(
+    def distribution(
         self,
         target_probs: Tensor,
         draft_probs: Tensor,
@@ -53,20 +53,20 @@ class LayerRule(Rule):
 
         target_probs [..., M], draft_probs [..., M], candidates [..., W_S] (indices into M), width an int or [...],
         real [..., W_S] bool (None: all). Number of outcomes: at most 2^W_S. float64 in, float64 out.
-        Raises InputError if these are not laws, a candidate could not have been drawn, or width is outside 1..W_S.
+        Raises InputError if these are not distributions, a candidate could not have been drawn, or width is outside 1..W_S.
         """
         shape = candidates.shape
         real = torch.ones_like(candidates, dtype=torch.bool) if real is None else real
-        check_law("target_probs", target_probs, shape[:-1])
-        check_law("draft_probs", draft_probs, shape[:-1], target_probs.shape[-1])
+        check_distribution("target_probs", target_probs, shape[:-1])
+        check_distribution("draft_probs", draft_probs, shape[:-1], target_probs.shape[-1])
         check_support(draft_probs.unsqueeze(-2).expand(*shape, -1), candidates, real)
         width = torch.as_tensor(width, device=candidates.device)
         for end in (width.min(), width.max()):
             check_width("width", int(end), shape[-1])
-        return self._law(target_probs, draft_probs, candidates.masked_fill(~real, 0), width, real)
+        return self._distribution(target_probs, draft_probs, candidates.masked_fill(~real, 0), width, real)
 
     @abstractmethod
-    def _law(
+    def _distribution(
         self, target_probs: Tensor, draft_probs: Tensor, candidates: Tensor, width: Tensor, real: Tensor
     ) -> list[Outcome]: ...
 

@@ -10,6 +10,9 @@ The minimiser is empty or a prefix of the tokens by p/q, increasing, so sorting 
     greedy               T = the K - 1 likeliest of q, r = q/(1 - q(T)) on the rest: alpha* = p(T) + sum_rest min(p, r)
 
 Where q has fewer than K tokens, all of them are candidates.
+
+Draws from K different distributions (`independent_bounds`) have Q(H) = q_1(H) ... q_K(H), whose minimiser no sorting
+finds: the least value over the prefixes of a few orders bounds the optimum from above.
 """
 
 from __future__ import annotations
@@ -20,27 +23,50 @@ import torch
 from torch import Tensor
 
 from toolkit.errors import InputError, unknown_name
-from toolkit.verification.base import check_law
-from toolkit.verification.drawing import num_distinct, top_tokens
+from toolkit.verification.base import check_distribution
+from toolkit.verification.schemes import num_distinct, top_tokens
 
 STEP = 0.25  # of the integral's grid in log t: the trapezoid rule converges like exp(-pi^2/step)
+ROUNDS = 4  # orders that `independent_bounds` tries
 CERTAIN = 45.0  # a clock that should have rung this often has rung, within 1e-19
 
 
 def optimal_acceptance(target_probs: Tensor, draft_probs: Tensor, num_drafts: int, scheme: str = "iid") -> float:
-    """The optimum for one pair of laws [V]; schemes as in the head of this file. O(V log V)."""
+    """The optimum for one pair of distributions [V]; schemes as in the head of this file. O(V log V)."""
     return float(optimal_acceptances(torch.as_tensor(target_probs), torch.as_tensor(draft_probs), num_drafts, scheme))
 
 
 def optimal_acceptances(target_probs: Tensor, draft_probs: Tensor, num_drafts: int, scheme: str = "iid") -> Tensor:
-    """The optimum [...] for every pair of laws [..., V], float64. Raises InputError if these are not laws."""
+    """The optimum [...] for every pair of distributions [..., V], float64. Raises InputError if these are not distributions."""
     if num_drafts < 1:
         raise InputError(f"num_drafts must be at least 1, got {num_drafts}")
     if scheme not in SCHEMES:
         raise unknown_name("scheme", scheme, SCHEMES)
-    check_law("draft_probs", draft_probs, draft_probs.shape[:-1])
-    check_law("target_probs", target_probs, draft_probs.shape[:-1], draft_probs.shape[-1])
+    check_distribution("draft_probs", draft_probs, draft_probs.shape[:-1])
+    check_distribution("target_probs", target_probs, draft_probs.shape[:-1], draft_probs.shape[-1])
     return SCHEMES[scheme](target_probs.double(), draft_probs.double(), num_drafts).clamp(0.0, 1.0)
+
+
+def independent_bounds(target_probs: Tensor, draft_probs: Tensor) -> Tensor:
+    """Upper bounds [...] of the optimum with one draw from each of K distributions: [..., V] and [..., K, V], float64.
+
+    A minimiser H holds the tokens whose p is below what Q gains by them: p(x) < sum_k q_k(x) prod_{j != k} q_j(H). So
+    tokens are ordered by p over that sum, for the H found last. With equal distributions the bound is the optimum itself.
+    """
+    p, q = target_probs.double(), draft_probs.double()
+    weights = torch.ones_like(q[..., :1])  # prod of the others' q_j(H), up to scale
+    best = torch.ones_like(p[..., 0])
+    for _ in range(ROUNDS):
+        gained = (weights * q).sum(-2)
+        order = torch.where(gained > 0, p / gained, torch.inf).argsort(dim=-1, stable=True)
+        inside = q.gather(-1, order.unsqueeze(-2).expand_as(q)).cumsum(-1)  # q_k of every prefix [..., K, V]
+        values = p.gather(-1, order).cumsum(-1) - inside.prod(-2)
+        least, at = values.min(-1, keepdim=True)
+        best = torch.minimum(best, 1 + least.squeeze(-1).clamp(max=0))
+        here = inside.gather(-1, at.unsqueeze(-2).expand(*inside.shape[:-1], 1)).clamp(min=1e-300)
+        weights = here.log().neg().exp()
+        weights = weights / weights.amax(-2, keepdim=True)
+    return best.clamp(0.0, 1.0)
 
 
 def _iid(target_probs: Tensor, draft_probs: Tensor, num_drafts: int) -> Tensor:
@@ -103,7 +129,7 @@ def _all_inside(draft_probs: Tensor, num_drafts: int) -> Tensor:
 
 
 def _by_ratio(target_probs: Tensor, draft_probs: Tensor) -> tuple[Tensor, Tensor]:
-    """Both laws [..., V] with their tokens by p/q, increasing; those that q cannot draw come last."""
+    """Both distributions [..., V] with their tokens by p/q, increasing; those that q cannot draw come last."""
     ratio = torch.where(draft_probs > 0, target_probs / draft_probs, torch.inf)
     order = ratio.argsort(dim=-1, stable=True)
     return target_probs.gather(-1, order), draft_probs.gather(-1, order)

@@ -28,11 +28,11 @@ def free_wins(target_probs: Tensor, loads: Tensor, pairs: Tensor) -> Tensor:
     cut = _Cuts.of(p.shape[-1])
     mass = mass[..., cut.i, cut.j]  # [..., P]
     cuts = p @ cut.inside + load @ (1 - cut.inside) - mass @ cut.both
-    drops, negative, tilts = mass[..., None] * cut.one_half, -mass, np.empty_like(mass)  # tilt: 2 x - m
+    negative, tilts = -mass, np.empty_like(mass)  # tilt: 2 x - m
     for e, groups in enumerate(cut.only):
         least = np.minimum.reduce(cuts.take(groups, axis=-1), axis=-1)
         tilt = np.minimum(np.maximum(least[..., 1] - least[..., 0], negative[..., e]), mass[..., e])
-        cuts += tilt[..., None] * cut.sign_half[e] - drops[..., e, :]
+        cuts += tilt[..., None] * cut.sign_half[e] - mass[..., e, None] * cut.one_half[e]
         tilts[..., e] = tilt
     share = (1 + tilts / np.maximum(mass, np.finfo(mass.dtype).tiny)) / 2
     wins = np.full((*p.shape, p.shape[-1]), 0.5, dtype=p.dtype)
@@ -68,6 +68,6 @@ class _Cuts:
         only_j, only_i = inside[j] & ~inside[i], inside[i] & ~inside[j]
         only = np.stack([only_j, only_i], 1).nonzero()[2].reshape(len(i), 2, 2**size // 4)
         masks = [inside, inside[i] & inside[j], (only_j + only_i) / 2, (only_j - only_i) / 2]
-        # Single precision holds these exactly and leaves the format of the sums to the laws.
+        # Single precision holds these exactly and leaves the format of the sums to the distributions.
         inside, both, one_half, sign_half = (mask.astype(np.float32) for mask in masks)  # type: ignore[assignment]
         return cls(inside, i, j, both, one_half, sign_half, only)

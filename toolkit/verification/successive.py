@@ -1,7 +1,8 @@
 """Successive choices between two candidates, until one is left: what the importance-sampling rules share.
 
 Paper: Khisti et al. (arXiv:2410.18234), Theorem 1 and Remark 4. A rule says how one of two candidates is chosen (a `Match`)
-and gets the chosen one's law P_I; one speculative step with P_I makes the emitted token follow p, however it was chosen.
+and gets the chosen one's distribution P_I; one speculative step with P_I makes the emitted token follow p, however it
+was chosen.
 
 Shapes: R matches are played at once, between winners of m and n candidates.
 """
@@ -19,11 +20,11 @@ from toolkit.verification.base import acceptances, first_ones, residual
 
 
 class Match(Protocol):
-    """How one of two candidates is chosen, a first and a second one with laws [..., R, V]."""
+    """How one of two candidates is chosen, a first and a second one with distributions [..., R, V]."""
 
     @property
     def chosen(self) -> Tensor:
-        """The law of the chosen one [..., R, V]."""
+        """The distribution of the chosen one [..., R, V]."""
 
     def wins_of(self, first: Tensor, second: Tensor) -> Tensor:
         """P(the first is chosen) for every pair of tokens first [..., R, m] and second [..., R, n]: [..., R, m, n]."""
@@ -36,28 +37,28 @@ def choose_and_accept(
     num_candidates: Tensor,
     match: Callable[[Tensor, Tensor], Match],
 ) -> tuple[Tensor, Tensor]:
-    """Accept the last one chosen with min(1, p/P_I), else draw from norm((p - P_I)+): a rule's `_law`.
+    """Accept the last one chosen with min(1, p/P_I), else draw from norm((p - P_I)+): a rule's `_distribution`.
 
-    `match` gets the laws of the first and of the second candidates [..., R, V].
+    `match` gets the distributions of the first and of the second candidates [..., R, V].
     """
     real = first_ones(candidates, num_candidates)
     brackets = _Brackets.of_one(draft_probs, candidates, real)
-    while brackets.law.shape[-2] > 1:
+    while brackets.distribution.shape[-2] > 1:
         brackets = _play(brackets.every_second(0), brackets.every_second(1), match)
-    chances, chosen = brackets.chances[..., 0, : candidates.shape[-1]], brackets.law[..., 0, :]
+    chances, chosen = brackets.chances[..., 0, : candidates.shape[-1]], brackets.distribution[..., 0, :]
     return chances * acceptances(target_probs, chosen, candidates) * real, residual(target_probs, chosen)
 
 
 def _play(first: _Brackets, second: _Brackets, match: Callable[[Tensor, Tensor], Match]) -> _Brackets:
     """The choices between the winners of two brackets each."""
-    choice = match(first.law, second.law)
+    choice = match(first.distribution, second.distribution)
     wins = choice.wins_of(first.tokens, second.tokens)
     played = second.present.unsqueeze(-1)
     first_wins = first.chances * (wins * second.chances.unsqueeze(-2)).sum(-1)
     second_wins = second.chances * ((1 - wins) * first.chances.unsqueeze(-1)).sum(-2)
-    law = choice.chosen if bool(played.all()) else torch.where(played, choice.chosen, first.law)
+    distribution = choice.chosen if bool(played.all()) else torch.where(played, choice.chosen, first.distribution)
     return _Brackets(
-        law,
+        distribution,
         torch.cat([first.tokens, second.tokens], -1),
         torch.cat([torch.where(played, first_wins, first.chances), torch.where(played, second_wins, 0.0)], -1),
         first.present,
@@ -68,13 +69,13 @@ def _play(first: _Brackets, second: _Brackets, match: Callable[[Tensor, Tensor],
 class _Brackets:
     """R groups of m candidates, one of which is chosen.
 
-    law     [..., R, V]  of the chosen one
+    distribution     [..., R, V]  of the chosen one
     tokens  [..., R, m]  the candidates
     chances [..., R, m]  P(this one is chosen | candidates)
     present [..., R]     False where the node has none of these candidates
     """
 
-    law: Tensor
+    distribution: Tensor
     tokens: Tensor
     chances: Tensor
     present: Tensor
@@ -93,5 +94,8 @@ class _Brackets:
         """The brackets start, start + 2, ..."""
         rows = slice(start, None, 2)
         return _Brackets(
-            self.law[..., rows, :], self.tokens[..., rows, :], self.chances[..., rows, :], self.present[..., rows]
+            self.distribution[..., rows, :],
+            self.tokens[..., rows, :],
+            self.chances[..., rows, :],
+            self.present[..., rows],
         )

@@ -1,4 +1,4 @@
-"""The children of every node, from the flat arrays of a proposal."""
+"""The candidates at every node, from the flat arrays of a proposal."""
 
 from __future__ import annotations
 
@@ -8,20 +8,27 @@ from torch import Tensor
 from toolkit.types import Proposal
 
 
-def child_table(proposal: Proposal) -> Tensor:
-    """Node ids [B, N + 1, K]: row 0 the children of the context, row n + 1 those of node n; -1 behind the last.
+def candidate_nodes(proposal: Proposal) -> Tensor:
+    """The node [B, M] that each candidate is; -1 behind the last."""
+    if proposal.candidates is not None:
+        return proposal.candidates
+    nodes = torch.arange(proposal.num_nodes, device=proposal.tokens.device)
+    return torch.where(nodes < proposal.num_drafted.unsqueeze(1), nodes, -1)
 
-    K is the largest number of children in the batch. Siblings keep the order of their node ids; nodes behind
-    `num_drafted` are nobody's children.
+
+def candidate_table(proposal: Proposal) -> Tensor:
+    """Candidate ids [B, N + 1, K]: row 0 those at the context, row n + 1 those at node n; -1 behind the last.
+
+    K is the largest number of candidates at a node of the batch. They keep their order.
     """
     num_rows, num_nodes = proposal.tokens.shape
-    nodes = torch.arange(num_nodes, device=proposal.tokens.device)
-    parents = (nodes - 1).expand(num_rows, -1) if proposal.parents is None else proposal.parents
-    real = nodes < proposal.num_drafted.unsqueeze(1)
-    elder = (parents.unsqueeze(2) == parents.unsqueeze(1)) & real.unsqueeze(1) & (nodes < nodes.unsqueeze(1))
-    rank = elder.sum(2)  # [B, N]: siblings before this node
-    most = int(torch.where(real, rank + 1, 0).max()) if num_nodes else 0
-    place = torch.where(real, (parents + 1) * most + rank, (num_nodes + 1) * most)  # the last place is thrown away
+    nodes = candidate_nodes(proposal)
+    order, real = torch.arange(nodes.shape[1], device=nodes.device), nodes >= 0
+    above = nodes - 1 if proposal.parents is None else proposal.parents.gather(1, nodes.clamp(min=0))
+    elder = (above.unsqueeze(2) == above.unsqueeze(1)) & real.unsqueeze(1) & (order < order.unsqueeze(1))
+    rank = elder.sum(2)  # [B, M]: candidates of the same node before this one
+    most = int(torch.where(real, rank + 1, 0).max()) if nodes.shape[1] else 0
+    place = torch.where(real, (above + 1) * most + rank, (num_nodes + 1) * most)  # the last place is thrown away
     table = torch.full((num_rows, (num_nodes + 1) * most + 1), -1, device=nodes.device)
-    table.scatter_(1, place, nodes.expand(num_rows, -1))
+    table.scatter_(1, place, order.expand(num_rows, -1))
     return table[:, :-1].reshape(num_rows, num_nodes + 1, most)

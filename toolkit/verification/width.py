@@ -1,8 +1,8 @@
 """Dynamic width: how many beams a layer may ask for and still be likely to get.
 
 Paper: Dynamic-Width Speculative Beam Decoding (arXiv:2409.16560), Eq. 2-7 and Theorem 3.2.
-theirs -> ours: alpha_j -> acceptance_chances, P~(m, i) -> first_acceptance, P(m, k) -> accepted_law, M_S -> num_candidates,
-t -> threshold, W_min -> min_width, gamma -> num_layers, beta -> fill_chances[..., W_min].
+theirs -> ours: alpha_j -> acceptance_chances, P~(m, i) -> first_acceptance, P(m, k) -> accepted_distribution,
+M_S -> num_candidates, t -> threshold, W_min -> min_width, gamma -> num_layers, beta -> fill_chances[..., W_min].
 Deviation: q is subtracted once per rejection, as printed; the published code subtracts it twice.
 Deviation: sums start at k = 0 (Eq. 7); Eq. 5 prints 1.
 Deviation: widths end at the number of candidates: at t = 0 the set of Eq. 7 has no maximum.
@@ -35,7 +35,9 @@ def acceptance_chances(target_probs: Tensor, draft_probs: Tensor, num_candidates
 
     target_probs, draft_probs [..., M].
     """
-    left, draft_probs = (normalized(law.double(), law.double()) for law in (target_probs, draft_probs))
+    left, draft_probs = (
+        normalized(distribution.double(), distribution.double()) for distribution in (target_probs, draft_probs)
+    )
     chances = []
     for _ in range(num_candidates):
         chances.append(torch.minimum(left, draft_probs).sum(-1).clamp(max=1.0))
@@ -50,20 +52,20 @@ def first_acceptance(chances: Tensor) -> Tensor:
     return chances * before
 
 
-def accepted_law(chances: Tensor) -> Tensor:
+def accepted_distribution(chances: Tensor) -> Tensor:
     """P(m, k) [..., m + 1], k = 0..m: how many of m candidates are accepted by a walk without a width. Eq. 2."""
-    return accepted_laws(chances)[-1]
+    return accepted_distributions(chances)[-1]
 
 
-def accepted_laws(chances: Tensor) -> list[Tensor]:
+def accepted_distributions(chances: Tensor) -> list[Tensor]:
     """P(n, k) [..., m + 1] for n = 0..m candidates: the steps of the recursion."""
     num_candidates = chances.shape[-1]
     first, none = first_acceptance(chances), (1 - chances).cumprod(-1)
-    laws = [torch.nn.functional.pad(torch.ones_like(chances[..., :1]), (0, num_candidates))]  # P(0, .)
+    distributions = [torch.nn.functional.pad(torch.ones_like(chances[..., :1]), (0, num_candidates))]  # P(0, .)
     for n in range(1, num_candidates + 1):
-        later = sum(first[..., i - 1 : i] * laws[n - i] for i in range(1, n + 1))
-        laws.append(torch.cat([none[..., n - 1 : n], later[..., :-1]], -1))  # type: ignore[index]
-    return laws
+        later = sum(first[..., i - 1 : i] * distributions[n - i] for i in range(1, n + 1))
+        distributions.append(torch.cat([none[..., n - 1 : n], later[..., :-1]], -1))  # type: ignore[index]
+    return distributions
 
 
 def fill_chances(
@@ -73,12 +75,12 @@ def fill_chances(
 
     counts [...]  how many of the m candidates each row has; None: all
     """
-    laws = accepted_laws(acceptance_chances(target_probs, draft_probs, num_candidates))
-    law = laws[-1]
+    distributions = accepted_distributions(acceptance_chances(target_probs, draft_probs, num_candidates))
+    distribution = distributions[-1]
     if counts is not None:
-        index = counts.unsqueeze(-1).expand_as(law).unsqueeze(0)
-        law = torch.stack(laws).gather(0, index).squeeze(0)
-    return law.flip(-1).cumsum(-1).flip(-1)
+        index = counts.unsqueeze(-1).expand_as(distribution).unsqueeze(0)
+        distribution = torch.stack(distributions).gather(0, index).squeeze(0)
+    return distribution.flip(-1).cumsum(-1).flip(-1)
 
 
 def layer_width(
@@ -89,7 +91,7 @@ def layer_width(
     min_width: int = 1,
     counts: Tensor | None = None,
 ) -> Tensor:
-    """max(W_min, max{w : P(a layer of width w fills) >= t}) [B] from laws [B, M]; at most m. Eq. 6 and 7.
+    """max(W_min, max{w : P(a layer of width w fills) >= t}) [B] from distributions [B, M]; at most m. Eq. 6 and 7.
 
     counts [B]  how many of the m candidates each row has, at least W_min; None: all. Fixed before they were drawn.
 
@@ -101,17 +103,6 @@ def layer_width(
     if counts is not None:  # at t = 0 every width is reached
         reached &= torch.arange(1, num_candidates + 1, device=counts.device) <= counts.unsqueeze(-1)
     return reached.sum(-1).clamp(min=min_width)
-
-
-def expected_layers(threshold: float, fill_chance: float, num_layers: int) -> float:
-    """(1 - a^(gamma + 1)) / (1 - a), a = min(t, beta): layers per round, the target's own last one included.
-
-    Theorem 3.2: exact where every layer fills with chance a (beta <= t in every layer, all alike); else an estimate: a
-    layer fills with a chance of at least min(t, its own beta). `fill_chance` is beta, P(at least W_min accepted).
-    """
-    check_threshold(threshold)
-    chance = min(threshold, fill_chance)
-    return float(sum(chance**n for n in range(num_layers + 1)))
 
 
 def check_threshold(threshold: float) -> None:

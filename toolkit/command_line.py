@@ -1,0 +1,153 @@
+"""The command line before anything is run: tidied, `--help` answered, every fault said in one line.
+
+All of it needs neither torch nor the command's own module. `toolkit/__init__.py` calls `before_imports`, so that a fault
+is said before `python -m analysis.sweep` imports what the sweep needs; `toolkit.stage.command` asks again, for commands
+that are started in another way.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Sequence
+from typing import NoReturn
+
+from toolkit import config as configs
+from toolkit.errors import InputError, unknown_name
+
+APPENDED = ("experiment=", "hparams_search=", "debug=")  # groups that take a +, which people leave out
+_prepared: tuple[str, ...] | None = None  # the last command line that `prepare` has gone through
+
+
+def before_imports() -> None:
+    """While Python looks for the module of `python -m MODULE ...`: the checks, if MODULE is one of our commands.
+
+    Ends the process after --help, and with one line after a fault.
+    """
+    from toolkit.schema.commands import Command, command_of
+
+    module = sys.orig_argv[-len(sys.argv)].removeprefix("-m")
+    name = module.rpartition(".")[2]
+    command = command_of(name)
+    if command is not None and issubclass(command, Command) and command.module == module:
+        try:
+            sys.argv[1:] = prepare(name, sys.argv[1:])
+        except InputError as error:
+            sys.exit(f"error: {error}")
+
+
+def prepare(config_name: str, argv: Sequence[str]) -> list[str]:
+    """The tidied command line. Prints the help and exits if it is asked for. Raises InputError at the first fault."""
+    global _prepared
+    if _prepared == (config_name, *argv):
+        return list(argv)
+    tidy = tidy_overrides(argv)
+    flags = _parser().parse_args(tidy)
+    configs.use_folders(*([flags.config_dir] if flags.config_dir else []))
+    config_name = flags.config_name or config_name
+    if flags.help:
+        _print(_help(config_name, flags.overrides))
+        sys.exit(0)
+    if not (flags.hydra_help or flags.shell_completion or flags.config_path or flags.experimental_rerun):
+        check_choices(flags.overrides)
+        _check(config_name, flags)
+    _prepared = (config_name, *tidy)
+    return tidy
+
+
+def tidy_overrides(argv: Sequence[str]) -> list[str]:
+    """`experiment=x` (the usual template's spelling) means `+experiment=x`, and keys of grids take no + either.
+
+    Debug comes last, so that it wins.
+
+    Flags keep their values and their order: those in front stay in front, all others follow the overrides.
+    """
+    words: list[str] = []
+    front: list[str] = []
+    behind: list[str] = []
+    waiting = list(argv)
+    options = _parser()._option_string_actions
+    while waiting:
+        word = waiting.pop(0)
+        if not word.startswith("-"):
+            words.append(f"+{word}" if word.startswith(APPENDED) else configs.settable(word))
+            continue
+        flag = [word]
+        action = options.get(word)
+        if action is not None and action.nargs != 0 and waiting and not ("=" in waiting[0] and action.nargs == "?"):
+            flag.append(waiting.pop(0))
+        (behind if words else front).extend(flag)
+    debug = [word for word in words if word.startswith("+debug=")]
+    return [*front, *(word for word in words if word not in debug), *debug, *behind]
+
+
+def check_choices(words: Sequence[str]) -> None:
+    """Raises InputError with the nearest names if `group=choice` names no file of that config group."""
+    for word in words:
+        key, _, value = word.lstrip("+").partition("=")
+        group = key.partition("@")[0]
+        known = configs.choices(group) if group and "." not in group else []
+        if not known or value == "null" or any(bracket in value for bracket in "({["):
+            continue
+        for name in value.split(","):
+            if name.strip() not in known:
+                raise unknown_name(group, name.strip(), known)
+
+
+def _check(config_name: str, flags: argparse.Namespace) -> None:
+    """The composed config against the schema. In a sweep the keys of the first job, for each job is judged when it runs."""
+    from toolkit.schema.check import check
+
+    overrides = _first_job(flags.overrides) if flags.multirun else flags.overrides
+    composed = configs.compose(config_name, overrides, checked=False)
+    only_shown = bool(flags.cfg or flags.info)
+    runs = not (only_shown or flags.multirun)
+    check(composed, config_name, complete=runs, values=runs)
+
+
+def _first_job(overrides: Sequence[str]) -> list[str]:
+    """The overrides of a sweep's first job; what a sweeper draws from an interval is left out."""
+    from hydra.core.override_parser.overrides_parser import OverridesParser
+    from hydra.errors import HydraException
+
+    from toolkit.schema.complaints import complaint
+
+    job = []
+    for word in overrides:
+        try:
+            (parsed,) = OverridesParser.create().parse_overrides([word])
+        except HydraException as error:
+            raise complaint(error, "", [word]) from error
+        if not parsed.is_sweep_override():
+            job.append(word)
+        elif parsed.is_discrete_sweep():
+            job.append(f"{parsed.get_key_element()}={next(iter(parsed.sweep_string_iterator()))}")
+    return job
+
+
+def _help(config_name: str, overrides: Sequence[str]) -> str:
+    from toolkit.schema.help import help_text
+
+    return help_text(config_name, overrides)
+
+
+def _print(text: str) -> None:
+    """Print, also where nobody reads to the end (`--help | head`)."""
+    try:
+        print(text, flush=True)
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def _parser() -> argparse.ArgumentParser:
+    """Hydra's own flags."""
+    from hydra._internal.utils import get_args_parser
+
+    parser: argparse.ArgumentParser = get_args_parser()
+    parser.error = _refuse  # type: ignore[method-assign]
+    return parser
+
+
+def _refuse(message: str) -> NoReturn:
+    raise InputError(f"{message} (--help lists the keys, --hydra-help the flags)")

@@ -1,0 +1,90 @@
+"""Config files: where they lie, which names they offer, and composing them, unchecked. `toolkit.config` is the library.
+
+`conf/` lies beside the packages, in the source tree and in an installed wheel alike; it is always addressed by its
+absolute path, because a user's own folder of that name would shadow a package path. Folders of the user's own that are
+laid out like it (`--config-dir` on the command line, `searching` in Python) add choices to its groups.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from toolkit.errors import InputError
+
+CONF = Path(__file__).resolve().parent.parent / "conf"
+_folders: tuple[Path, ...] = ()  # the user's own
+
+
+def user_folders() -> tuple[Path, ...]:
+    """Config folders of the user's own, beside `conf/`, as absolute paths."""
+    return _folders
+
+
+def use_folders(*folders: str | Path) -> None:
+    """From now on look for configs in these folders, too. Raises InputError if there is no such folder."""
+    global _folders
+    for folder in folders:
+        if not Path(folder).is_dir():
+            raise InputError(f"--config-dir: expected a folder laid out like conf/, got {folder}, which is none")
+    _folders = tuple(Path(folder).resolve() for folder in folders)
+
+
+@contextmanager
+def searching(*folders: str | Path) -> Iterator[None]:
+    """Within this context configs are looked for in these folders, too: `with searching("my_conf"): method("mine")`."""
+    before = _folders
+    use_folders(*before, *folders)
+    try:
+        yield
+    finally:
+        use_folders(*before)
+
+
+def choices(group: str) -> list[str]:
+    """Names that a config group offers, in `conf/` and in the user's own folders."""
+    return sorted({path.stem for folder in (CONF, *_folders) for path in (folder / group).glob("*.yaml")})
+
+
+def find(group: str, name: str) -> Path:
+    """The file of a choice, `conf/`'s first."""
+    paths = [folder / group / f"{name}.yaml" for folder in (CONF, *_folders)]
+    return next((path for path in paths if path.is_file()), paths[0])
+
+
+def compose_unchecked(config_name: str, overrides: Sequence[str] = ()) -> Any:
+    """The composed config `conf/<config_name>.yaml`, inside or outside a running Hydra application.
+
+    Raises what Hydra raises: HydraException, ValueError.
+    """
+    import hydra
+    from hydra.core.global_hydra import GlobalHydra
+
+    words = [*overrides]
+    if _folders and not any(word.startswith("hydra.searchpath=") for word in words):
+        words.append(f"hydra.searchpath={json.dumps([f'file://{folder}' for folder in _folders], ensure_ascii=False)}")
+    if GlobalHydra.instance().is_initialized():
+        return hydra.compose(config_name=config_name, overrides=words)
+    with hydra.initialize_config_dir(config_dir=str(CONF), version_base="1.3"):
+        return hydra.compose(config_name=config_name, overrides=words)
+
+
+def plain(config: Any) -> Any:
+    """A config as plain containers, interpolations resolved."""
+    from omegaconf import OmegaConf
+
+    return OmegaConf.to_container(config, resolve=True) if OmegaConf.is_config(config) else config
+
+
+def flatten(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Nested mappings as {"a.b": value}."""
+    flat: dict[str, Any] = {}
+    for key, value in config.items():
+        if isinstance(value, Mapping):
+            flat |= flatten(value, f"{prefix}{key}.")
+        else:
+            flat[f"{prefix}{key}"] = value
+    return flat

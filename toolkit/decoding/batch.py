@@ -1,0 +1,231 @@
+"""The decoding loop, once: propose, score, verify, commit; for every method, batched.
+
+A batch has B slots. Each slot decodes one prompt at a time and takes the next one from the queue when its row ends, so
+rows draft, accept and finish independently of each other. A row's random numbers come from its own generator, one row of
+uniforms per round, so that its tokens do not depend on its neighbours.
+
+What a row's context is, one text or several beams, is the business of the two kinds of batch (`text`, `beams`); each says
+what a proposer sees (ContextT), what goes to the target (ProposalT) and what comes back (VerdictT).
+
+Shapes: B batch slots, N proposed nodes, M the most nodes of a round, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from time import perf_counter
+from typing import Generic, TypeVar
+
+import torch
+from torch import Tensor
+
+from toolkit.decoding.method import Method
+from toolkit.engine import Sessions
+from toolkit.pair import ModelPair
+from toolkit.sampling import Sampling
+from toolkit.session import Session
+from toolkit.stopping.base import State
+from toolkit.transfer import tensor_on
+from toolkit.types import Drafted, Generation, Judged
+from toolkit.verification.base import num_uniforms
+
+PREFILL = 8  # a row with more unread tokens than this joins a running batch through a forward of its own
+
+ContextT = TypeVar("ContextT")
+ProposalT = TypeVar("ProposalT", bound=Drafted)
+VerdictT = TypeVar("VerdictT", bound=Judged)
+
+
+@dataclass
+class Row:
+    """One prompt being decoded."""
+
+    generation: Generation
+    context: list[int]  # prompt and produced tokens
+    generator: torch.Generator
+
+    @property
+    def num_produced(self) -> int:
+        """Tokens produced so far."""
+        return len(self.generation.token_ids)
+
+
+@dataclass(frozen=True)
+class Clock:
+    """When a round started, and when its draft was there, on the host."""
+
+    started: float
+    drafted: float
+
+    def seconds(self) -> tuple[float, float]:
+        """Of the draft, and of the target up to now."""
+        return self.drafted - self.started, perf_counter() - self.drafted
+
+
+@dataclass(frozen=True)
+class Job:
+    """What a call of `decode` is about: fixed while its rows come and go.
+
+    queue    rows that wait for a slot
+    finish   told of every generation that ends
+    """
+
+    pair: ModelPair
+    method: Method
+    sampling: Sampling
+    queue: deque[Row]
+    finish: Callable[[Generation], object]
+
+
+class Batch(ABC, Generic[ContextT, ProposalT, VerdictT]):
+    """The slots of one call, their caches, and the loop over rounds."""
+
+    def __init__(self, job: Job, sessions: Sessions, rows: list[Row]):
+        self.job, self.rows = job, rows
+        self.pair, self.method, self.sampling = job.pair, job.method, job.sampling
+        self.draft_sampling = job.sampling.at(job.method.draft_temperature)
+        self.most = job.method.max_nodes
+        self.target = sessions.target
+        self.drafts = sessions.drafts[: job.method.num_drafts(len(sessions.drafts))]
+        self.busy = [True] * len(rows)
+        self.device = job.pair.device
+        self.end_ids = job.pair.end_ids or ()
+        self.state: State = job.method.policy.init(len(rows), self.device)
+        self.peak_bytes = 0  # the most that the caches took
+
+    @torch.inference_mode()
+    def run(self) -> int:
+        """Rounds until every row has ended; returns the most bytes that the caches took."""
+        while any(self.busy):
+            self._prefill()
+            uniforms = self._uniforms()
+            started = perf_counter()
+            context = self.context(uniforms)
+            proposal, state = self.propose(context)
+            clock = Clock(started, perf_counter())
+            verdict = self.verify(context, proposal, self.score(context, proposal), uniforms)
+            self.state = self.method.policy.observe(proposal, verdict, state)
+            self.commit(context, proposal, verdict, clock)
+            self._refill()
+        self._note_memory()
+        return self.peak_bytes
+
+    @property
+    def sessions(self) -> list[Session]:
+        """The caches in use, the target's first."""
+        return [self.target, *self.drafts]
+
+    # -- what kinds of batch differ in ----------------------------------------------------------------------------
+
+    @staticmethod
+    @abstractmethod
+    def capacity(method: Method, sampling: Sampling, longest: int) -> int:
+        """Slots of a cache for prompts of at most this length."""
+
+    @abstractmethod
+    def join(self, slot: int) -> None:
+        """A new row has taken a slot of the running batch."""
+
+    @abstractmethod
+    def select(self, slots: list[int]) -> None:
+        """Only these slots go on, in this order."""
+
+    @abstractmethod
+    def unread(self, session: Session, slot: int) -> list[int]:
+        """Tokens of the slot's context that a cache lacks, all but the newest."""
+
+    @abstractmethod
+    def context(self, uniforms: Tensor) -> ContextT:
+        """What the proposer may use."""
+
+    @abstractmethod
+    def propose(self, context: ContextT) -> tuple[ProposalT, State]:
+        """The draft, and the policy's state after it."""
+
+    @abstractmethod
+    def score(self, context: ContextT, proposal: ProposalT) -> Tensor:
+        """What the target says about the proposal, in one forward."""
+
+    @abstractmethod
+    def verify(self, context: ContextT, proposal: ProposalT, scores: Tensor, uniforms: Tensor) -> VerdictT:
+        """The verdict."""
+
+    @abstractmethod
+    def commit(self, context: ContextT, proposal: ProposalT, verdict: VerdictT, clock: Clock) -> None:
+        """Take what was accepted into the texts, cut caches back, end rows that are done."""
+
+    # -- one round ------------------------------------------------------------------------------------------------
+
+    def _prefill(self) -> None:
+        """Let rows that join a running batch read their prompts, all but the last token, without the others."""
+        for session in self.sessions:
+            unread = {slot: self.unread(session, slot) for slot in range(len(self.rows))}
+            behind = [slot for slot, tokens in unread.items() if len(tokens) >= PREFILL]
+            if behind and len(behind) < len(self.rows):
+                tokens, counts = right_aligned([unread[slot] for slot in behind], session.index.device)
+                session.extend(tokens, counts=counts, rows=behind)
+
+    def _uniforms(self) -> Tensor:
+        """One row of uniforms per slot, each from its own generator: [B, 3 M + 1]."""
+        drawn = torch.stack([
+            torch.rand(num_uniforms(self.most), generator=row.generator, dtype=torch.float64) for row in self.rows
+        ])  # fmt: skip
+        return drawn.pin_memory().to(self.device, non_blocking=True) if self.device.type == "cuda" else drawn
+
+    def _note_memory(self) -> None:
+        """Caches only grow until slots are dropped: their size just before is the largest."""
+        self.peak_bytes = max(self.peak_bytes, sum(session.cache_bytes for session in self.sessions))
+
+    # -- the end of a row -----------------------------------------------------------------------------------------
+
+    def end(self, slot: int, reason: str) -> None:
+        """A row is done: its text, and word to whoever waits for it."""
+        self.busy[slot] = False
+        generation = self.rows[slot].generation
+        generation.finish_reason = reason
+        generation.text = self.pair.text(generation.token_ids, generation.prompt_ids)
+        if reason == "stop":
+            generation.text = generation.text[: self.stop_position(generation, generation.token_ids)]
+        self.job.finish(generation)
+
+    def fail(self, slot: int) -> None:
+        """A row's models gave what is no distribution."""
+        generation = self.rows[slot].generation
+        generation.error = f"prompt {generation.index}: the models' distributions hold values that are not numbers"
+        self.end(slot, "error")
+
+    def stop_position(self, generation: Generation, token_ids: list[int]) -> int | None:
+        """Where the first stop string starts in the text of these tokens behind the generation's prompt."""
+        text = self.pair.text(token_ids, generation.prompt_ids)
+        found = [position for stop in self.sampling.stop if (position := text.find(stop)) >= 0]
+        return min(found, default=None)
+
+    # -- slots ----------------------------------------------------------------------------------------------------
+
+    def _refill(self) -> None:
+        """Give free slots to waiting prompts; without any, drop them once they are half of the batch."""
+        for slot in range(len(self.rows)):
+            if not self.busy[slot] and self.job.queue:
+                self.rows[slot], self.busy[slot] = self.job.queue.popleft(), True
+                fresh = self.method.policy.init(1, self.device)
+                for key, value in fresh.items():
+                    self.state[key][slot] = value[0]
+                self.join(slot)
+        busy = [slot for slot, is_busy in enumerate(self.busy) if is_busy]
+        if busy and 2 * len(busy) <= len(self.rows) and not self.target.fixed_rows:
+            self._note_memory()
+            self.rows, self.busy = [self.rows[slot] for slot in busy], [True] * len(busy)
+            self.state = {key: value[busy] for key, value in self.state.items()}
+            for session in self.sessions:
+                session.select(busy)
+            self.select(busy)
+
+
+def right_aligned(rows: list[list[int]], device: torch.device) -> tuple[Tensor, list[int]]:
+    """Token lists as one block [B, U], padded in front, and their lengths."""
+    counts = [len(row) for row in rows]
+    width = max(counts)
+    return tensor_on(device, [[0] * (width - len(row)) + row for row in rows]), counts

@@ -1,0 +1,110 @@
+"""`decode`: prompts in, generations out."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from toolkit.decoding.batch import Job, Row
+from toolkit.decoding.beams import BeamBatch
+from toolkit.decoding.method import Method
+from toolkit.decoding.text import TextBatch
+from toolkit.engine import engine_of
+from toolkit.errors import InputError
+from toolkit.pair import ModelPair
+from toolkit.sampling import Sampling, row_generator
+from toolkit.types import Generation, Prompt
+
+
+@dataclass(frozen=True)
+class Decoded:
+    """The generations in the order of the prompts, and the most bytes that the caches of the call took."""
+
+    generations: list[Generation]
+    cache_bytes: int
+
+
+def decode(
+    pair: ModelPair,
+    prompts: Sequence[Prompt],
+    method: Method,
+    sampling: Sampling,
+    *,
+    batch_size: int = 8,
+    row_ids: Sequence[int] | None = None,
+    on_finish: Callable[[Generation], object] | None = None,
+) -> list[Generation]:
+    """Decode every prompt; the generations come back in the order of the prompts.
+
+    prompts    strings, lists of token ids or lists of chat messages
+    row_ids    what seeds each row beside `sampling.seed` and names it in errors; None: 0, 1, ...
+    on_finish  called with each generation when it ends
+    A prompt that cannot be decoded (empty, too long, distributions that are not numbers) comes back with `.error` set; the
+    others finish. Needs torch and transformers only.
+    """
+    decoded = decode_measured(
+        pair, prompts, method, sampling, batch_size=batch_size, row_ids=row_ids, on_finish=on_finish
+    )
+    return decoded.generations
+
+
+def decode_measured(
+    pair: ModelPair,
+    prompts: Sequence[Prompt],
+    method: Method,
+    sampling: Sampling,
+    *,
+    batch_size: int = 8,
+    row_ids: Sequence[int] | None = None,
+    on_finish: Callable[[Generation], object] | None = None,
+) -> Decoded:
+    """`decode`, and what the call used."""
+    if batch_size < 1:
+        raise InputError(f"batch_size: expected at least 1, got {batch_size}")
+    sampling.check_vocab(pair.vocab_size)
+    method = method.bind(pair).at(sampling)
+    row_ids = range(len(prompts)) if row_ids is None else row_ids
+    rows = [_start(pair, prompt, row_id, sampling) for prompt, row_id in zip(prompts, row_ids, strict=True)]
+    finish = on_finish or (lambda generation: None)
+    queue = deque(row for row in rows if row.generation.error is None)
+    for row in rows:
+        if row.generation.error is not None:
+            finish(row.generation)
+    used = _run(Job(pair, method, sampling, queue, finish), batch_size) if queue else 0
+    return Decoded([row.generation for row in rows], used)
+
+
+def _run(job: Job, batch_size: int) -> int:
+    """Decode the queue of a job; returns the most bytes that its caches took."""
+    kind = TextBatch if job.method.beams is None else BeamBatch
+    longest = max(len(row.context) for row in job.queue)
+    num_slots = min(batch_size, len(job.queue))
+    with engine_of(job.pair).sessions(num_slots, kind.capacity(job.method, job.sampling, longest)) as sessions:
+        return kind(job, sessions, [job.queue.popleft() for _ in range(num_slots)]).run()
+
+
+def _start(pair: ModelPair, prompt: Prompt, row_id: int, sampling: Sampling) -> Row:
+    """A row ready to be queued, or one whose error says why it cannot be."""
+    generation = Generation(index=row_id, prompt_ids=[], token_ids=[])
+    try:
+        generation.prompt_ids = ids = pair.encode(prompt)[-(sampling.keep_prompt_tokens or 0) :]
+        if not ids:
+            raise InputError(f"prompt {row_id} is empty: expected at least one token")
+        if min(ids) < 0 or max(ids) >= pair.vocab_size:
+            raise InputError(
+                f"prompt {row_id}: expected token ids in [0, {pair.vocab_size}), got {min(ids)}..{max(ids)}"
+            )
+        if sampling.room(len(ids)) < 1:
+            raise InputError(
+                f"prompt {row_id}: {len(ids)} tokens leave no room below max_length={sampling.max_length}; shorten the prompt, "
+                "raise max_length or set keep_prompt_tokens"
+            )
+        if len(ids) + sampling.room(len(ids)) > pair.max_length:
+            raise InputError(
+                f"prompt {row_id}: {len(ids)} tokens and max_new_tokens={sampling.max_new_tokens} exceed the context of "
+                f"{pair.max_length}; shorten the prompt or lower max_new_tokens"
+            )
+    except InputError as error:
+        generation.error, generation.finish_reason = str(error), "error"
+    return Row(generation, list(generation.prompt_ids), row_generator(sampling.seed, row_id))

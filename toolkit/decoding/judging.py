@@ -1,0 +1,199 @@
+"""The target's verdict on a forest, layer by layer; without a forest, one layer of plain beams.
+
+Paper: Dynamic-Width Speculative Beam Decoding (arXiv:2409.16560), Algorithm 1. A layer that keeps as many beams as it
+asks for passes; the first one that does not is filled up from the residual (one beam) and from p_beam (the rest), and
+ends the round. If all pass, one more layer is drawn from p_beam. Draft beams whose parent was not kept have p = 0.
+
+Shapes: B rows, W input beams, W_S draft beams, N nodes, L layers drafted, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from toolkit.decoding.beam_settings import Beams
+from toolkit.decoding.proposers.forest import Forest, joint_distribution
+from toolkit.sampling import Sampling, draws
+from toolkit.verification.base import split_uniforms
+from toolkit.verification.layer import LayerRule
+
+
+@dataclass
+class BeamVerdict:
+    """What became of a forest.
+
+    kept [B, N]          nodes that are beams of their layer
+    node_scores [B, N]   their log-likelihoods by the target
+    length [B]           layers that passed; the round ends in layer `length`, counted from 0, or, if the row is done, before
+    num_extra [B]        beams of that layer that were not drafted: the first ones of
+    extra_parents, extra_tokens, extra_scores [B, E]   parents are block indices
+    valid [B]            False where a distribution held what is not a number
+    """
+
+    kept: Tensor
+    node_scores: Tensor
+    length: Tensor
+    num_extra: Tensor
+    extra_parents: Tensor
+    extra_tokens: Tensor
+    extra_scores: Tensor
+    valid: Tensor
+
+
+def judge(
+    rule: LayerRule,
+    beams: Beams,
+    forest: Forest,
+    logits: Tensor,
+    uniforms: Tensor,
+    sampling: Sampling,
+    end_ids: tuple[int, ...],
+    room: Tensor,
+) -> BeamVerdict:
+    """logits [B, W + N, V] of the target at the block; uniforms [B, 3 M + 1], in the layout of every rule.
+
+    room [B]  a row is done, and its round ends, once this many beams have ended
+    """
+    _, tests, extras = split_uniforms(uniforms)
+    walk = _Walk.begin(forest, logits, beams, room)
+    added = _Extras(len(logits), beams, len(end_ids), logits)
+    for layer in range(len(forest.pairs)):
+        p, joint = walk.layer_probs(logits, sampling)
+        kept, residual = walk.test(rule, beams, forest, layer, p, tests)
+        passes = walk.passing(forest, layer, kept)
+        added.fill(walk.active & ~passes, p, residual, joint, walk.width - kept.sum(1), walk.first, extras)
+        walk.descend(forest, layer, kept, passes, joint, end_ids)
+    p, joint = walk.layer_probs(logits, sampling)
+    added.fill(walk.active, p, p, joint, walk.width, walk.first, extras)
+    return walk.verdict(added)
+
+
+@dataclass
+class _Walk:
+    """How far every row has come.
+
+    scores [B, n]   log-likelihood of the beams that the next layer follows, -inf where none lives
+    first, count    where these lie in the block
+    active [B]      the round goes on
+    width [B]       beams that the newest layer asks for
+    """
+
+    scores: Tensor
+    first: int
+    count: int
+    active: Tensor
+    valid: Tensor
+    length: Tensor
+    width: Tensor
+    room: Tensor
+    kept: list[Tensor] = field(default_factory=list)
+    node_scores: list[Tensor] = field(default_factory=list)
+
+    @classmethod
+    def begin(cls, forest: Forest, logits: Tensor, beams: Beams, room: Tensor) -> _Walk:
+        """Before the first layer."""
+        length = torch.zeros(len(logits), dtype=torch.long, device=logits.device)
+        return cls(
+            scores=forest.scores,
+            first=0,
+            count=forest.num_before,
+            active=~forest.scores.isneginf().all(1),
+            valid=~logits.isnan()
+            .flatten(1)
+            .any(1),  # of rejected nodes, too: their slots stay in the cache for a while
+            length=length,
+            width=torch.full_like(length, beams.num_beams),
+            room=room,
+        )
+
+    def layer_probs(self, logits: Tensor, sampling: Sampling) -> tuple[Tensor, Tensor]:
+        """p_beam of the next layer [B, n V], and its logarithm before warping [B, n, V]."""
+        p, joint = joint_distribution(self.scores, logits[:, self.first : self.first + self.count], sampling)
+        self.valid &= torch.isfinite(p).all(-1) | ~self.active
+        return p, joint
+
+    def test(
+        self, rule: LayerRule, beams: Beams, forest: Forest, layer: int, p: Tensor, tests: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Which candidates of a drafted layer are kept [B, W_S], and what one further beam is drawn from [B, n V]."""
+        pairs, q, counts = forest.pairs[layer], forest.draft_probs[layer], forest.counts[layer]
+        num_candidates = pairs.shape[1]
+        drafted = self.active & (forest.num_layers > layer)
+        self.valid &= torch.isfinite(q).all(-1) | ~drafted
+        # A layer that was not drafted has no q to take a width from, and keeps the last one's.
+        self.width = torch.where(drafted, beams.width(p, q, num_candidates, counts), self.width)
+        tested = torch.where(drafted, self.width, 0)
+        span = slice(layer * num_candidates, (layer + 1) * num_candidates)
+        real = drafted.unsqueeze(1) & (torch.arange(num_candidates, device=counts.device) < counts.unsqueeze(1))
+        return rule.walk(p, q, pairs, real, tested, tests[:, span])
+
+    def passing(self, forest: Forest, layer: int, kept: Tensor) -> Tensor:
+        """Rows [B] that go on below a layer: it was drafted, and kept as many beams as it asked for."""
+        return self.active & (forest.num_layers > layer) & (kept.sum(1) == self.width)
+
+    def descend(
+        self, forest: Forest, layer: int, kept: Tensor, passes: Tensor, joint: Tensor, end_ids: tuple[int, ...]
+    ) -> None:
+        """Go on below the beams that a layer kept, where it passes."""
+        pairs, vocab_size = forest.pairs[layer], joint.shape[-1]
+        scores = joint.flatten(1).gather(1, pairs)
+        self.kept.append(kept)
+        self.node_scores.append(scores)
+        lives = kept & passes.unsqueeze(1)
+        for end in end_ids:
+            lives = lives & (pairs % vocab_size != end)
+        self.scores = scores.double().masked_fill(~lives, -torch.inf)
+        self.length = self.length + passes
+        self.room = self.room - torch.where(passes, kept.sum(1) - lives.sum(1), 0)
+        self.active = passes & lives.any(1) & (self.room > 0)
+        self.first, self.count = forest.num_before + layer * pairs.shape[1], pairs.shape[1]
+
+    def verdict(self, added: _Extras) -> BeamVerdict:
+        """Everything that was found."""
+        nothing = torch.zeros(len(self.length), 0, device=self.length.device)
+        return BeamVerdict(
+            kept=torch.cat([nothing.bool(), *self.kept], 1),
+            node_scores=torch.cat([nothing.double(), *(layer.double() for layer in self.node_scores)], 1),
+            length=self.length,
+            num_extra=added.num,
+            extra_parents=added.parents,
+            extra_tokens=added.tokens,
+            extra_scores=added.scores,
+            valid=self.valid,
+        )
+
+
+class _Extras:
+    """Beams that were not drafted, of the layer each row ends in."""
+
+    def __init__(self, num_rows: int, beams: Beams, num_ends: int, logits: Tensor):
+        self.top = beams.selection == "top"
+        # Beam search looks further: pairs that end a text do not take a living beam's place.
+        self.room = beams.num_beams * (1 + num_ends) if self.top else beams.num_beams
+        self.vocab_size = logits.shape[-1]
+        self.num = torch.zeros(num_rows, dtype=torch.long, device=logits.device)
+        self.parents = torch.zeros(num_rows, self.room, dtype=torch.long, device=logits.device)
+        self.tokens = torch.zeros_like(self.parents)
+        self.scores = torch.zeros(num_rows, self.room, dtype=torch.float64, device=logits.device)
+
+    def fill(
+        self, ends: Tensor, p: Tensor, residual: Tensor, joint: Tensor, needed: Tensor, first: int, extras: Tensor
+    ) -> None:
+        """Where a row ends [B]: the likeliest pairs, or one draw from the residual and the rest from p."""
+        flat = joint.flatten(1)
+        if self.top:
+            size = min(self.room, flat.shape[1])
+            pairs = torch.nn.functional.pad(flat.topk(size, dim=1).indices, (0, self.room - size))
+            needed = (~flat.isneginf()).sum(1).clamp(max=self.room)
+        else:
+            uniforms = extras[:, : self.room]
+            one, rest = draws(residual.nan_to_num(1.0), uniforms[:, :1]), draws(p.nan_to_num(1.0), uniforms[:, 1:])
+            pairs = torch.cat([one, rest], 1)
+        where = ends.unsqueeze(1)
+        self.num = torch.where(ends, needed, self.num)
+        self.parents = torch.where(where, first + pairs // self.vocab_size, self.parents)
+        self.tokens = torch.where(where, pairs % self.vocab_size, self.tokens)
+        self.scores = torch.where(where, flat.gather(1, pairs).double(), self.scores)

@@ -1,0 +1,19 @@
+"""Proposers: how drafts are drawn, one kind per file."""
+
+from toolkit.decoding.proposers.base import DraftContext, Proposer, TextProposer
+from toolkit.decoding.proposers.beam_chain import BeamChainProposer
+from toolkit.decoding.proposers.chain import ChainProposer
+from toolkit.decoding.proposers.forest import ForestProposer
+from toolkit.decoding.proposers.prompt_lookup import PromptLookupProposer
+from toolkit.decoding.proposers.tree import TreeProposer
+
+__all__ = [
+    "BeamChainProposer",
+    "ChainProposer",
+    "DraftContext",
+    "ForestProposer",
+    "PromptLookupProposer",
+    "Proposer",
+    "TextProposer",
+    "TreeProposer",
+]

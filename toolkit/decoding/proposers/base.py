@@ -1,0 +1,105 @@
+"""What every proposer is: how drafts are drawn. One file per kind beside this one.
+
+A proposer of a method with one text per row is a `TextProposer`; forests, of methods with several beams, have their own
+kind of context (`forest`). What a method needs to know about either is in `Proposer`.
+
+Shapes: B batch slots, U unread tokens, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from toolkit.sampling import Sampling
+from toolkit.session import Session
+from toolkit.stopping.base import State, StoppingPolicy
+from toolkit.types import Proposal, Verdict
+
+
+@dataclass
+class DraftContext:
+    """What a proposer may use in one round, and what the target is asked about.
+
+    texts        per row: the context, prompt and produced tokens
+    sessions     one per draft model
+    unread       per draft: tokens [B, U] of the context that its cache lacks, right-aligned, and how many per row
+    limits [B]   the most tokens each row may draft (its length limit, less one for the token after them)
+    room         the same on the host; `most` is the largest
+    uniforms     [B, M] one per node
+    vocab_size   V, the target's; `fit` brings a draft's logits to it, and to the target's device
+    seen         tokens of the context [B, V] bool, for the repetition penalty; None if it is off
+    end_ids      tokens that end a text: nothing is drafted behind them
+    """
+
+    texts: Sequence[Sequence[int]]
+    sessions: list[Session]
+    unread: list[tuple[Tensor, list[int]]]
+    limits: Tensor
+    room: Sequence[int]
+    uniforms: Tensor
+    sampling: Sampling
+    vocab_size: int
+    fit: Callable[[Tensor], Tensor]
+    seen: Tensor | None
+    end_ids: tuple[int, ...]
+
+    @property
+    def most(self) -> int:
+        """The most tokens that any row may draft."""
+        return max(0, *self.room)
+
+
+class Proposer(ABC):
+    """What a method needs to know about a proposer.
+
+    scheme              how candidates are drawn (`toolkit.verification.schemes`, "beams" for the likeliest of several)
+    supports_history    policies that learn from earlier rounds can learn from its rounds
+    uses_all_drafts     several draft models take part; else the first one drafts alone
+    needs_draft_model   False: tokens come from elsewhere, and policies that look at a draft's distribution or states
+                        have nothing to look at
+    """
+
+    scheme: str = "iid"
+    supports_history: ClassVar[bool] = True
+    uses_all_drafts: ClassVar[bool] = False
+    needs_draft_model: ClassVar[bool] = True
+
+    def num_drafts(self, available: int) -> int:
+        """How many of a pair's draft models take part."""
+        return available if self.uses_all_drafts else min(available, 1)
+
+    @abstractmethod
+    def max_nodes(self, limit: int) -> int:
+        """The most nodes of a round whose policy asks for at most `limit` tokens (or levels, or layers)."""
+
+
+class TextProposer(Proposer):
+    """A proposer for one text per row."""
+
+    @abstractmethod
+    def propose(self, context: DraftContext, policy: StoppingPolicy, state: State) -> tuple[Proposal, State]:
+        """Draft one round for every row; returns the policy's state after it. Rows draft up to `context.limits`."""
+
+    @abstractmethod
+    def commit(
+        self, context: DraftContext, proposal: Proposal, verdict: Verdict, accepted: list[int], lengths: list[int]
+    ) -> None:
+        """Forget in the drafts' caches what was not accepted. `lengths`: tokens of each row's context before the round."""
+
+
+def empty_proposal(num_calls: Tensor) -> Proposal:
+    """Nothing was drafted, by any row; num_calls [B]."""
+    num_rows, device = len(num_calls), num_calls.device
+    nothing = torch.zeros(num_rows, 0, dtype=torch.long, device=device)
+    return Proposal(nothing, torch.zeros(num_rows, 0, 1, device=device), torch.zeros_like(num_calls), num_calls)
+
+
+def frozen(new: State, old: State, moving: Tensor) -> State:
+    """The new state where a row is still drafting [B], the old one elsewhere."""
+    return {key: torch.where(moving.view(-1, *[1] * (value.dim() - 1)), value, old[key]) for key, value in new.items()}

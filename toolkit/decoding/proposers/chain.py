@@ -1,0 +1,81 @@
+"""A chain: one token after another from the draft model.
+
+Shapes: B batch slots, V vocabulary.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from toolkit.decoding.proposers.base import DraftContext, TextProposer, empty_proposal, frozen
+from toolkit.sampling import draw, warp
+from toolkit.session import Reading
+from toolkit.stopping.base import State, StoppingPolicy
+from toolkit.transfer import Gate
+from toolkit.types import DraftStep, Proposal, Verdict
+
+
+class ChainProposer(TextProposer):
+    """One token after another from the first draft model."""
+
+    def max_nodes(self, limit: int) -> int:
+        return limit
+
+    def propose(self, context: DraftContext, policy: StoppingPolicy, state: State) -> tuple[Proposal, State]:
+        """Draft until every row has stopped. Rows that have stopped draft on, and what they draft is thrown away."""
+        limits = context.limits
+        num_rows, device = len(limits), limits.device
+        drafting = policy.begin(num_rows, state, device) & (limits > 0)
+        num_drafted, num_calls = torch.zeros_like(limits), torch.zeros_like(limits)
+        gate = Gate(device)
+        alone = num_rows == 1 and gate.ahead == 0  # a single row is never past its own stop
+        seen = context.seen
+        tokens: list[Tensor] = []
+        draft_probs: list[Tensor] = []
+        while len(tokens) < context.most and gate.passes(drafting):
+            depth = len(tokens) + 1
+            reading = self._read(context, tokens)
+            num_calls += drafting
+            logits = context.fit(reading.logits[:, -1])
+            probs = warp(logits, context.sampling, seen)
+            step = DraftStep(depth, logits, probs, reading.hidden[:, -1].to(device))
+            if policy.reads:
+                new_state, go_on = policy.read(step, state)
+                state, drafting = new_state if alone else frozen(new_state, state, drafting), drafting & go_on
+                if not gate.passes(drafting):
+                    break
+            step.tokens = drawn = self.draw(context, depth, probs)
+            tokens.append(drawn)
+            draft_probs.append(probs)
+            num_drafted += drafting
+            new_state, go_on = policy.step(step, state)
+            state = new_state if alone else frozen(new_state, state, drafting)
+            drafting = drafting & go_on & (limits > depth)
+            for end in context.end_ids:
+                drafting = drafting & (drawn != end)
+            if seen is not None:
+                seen = seen.scatter(1, drawn.unsqueeze(1), True)
+        longest = gate.settle() // (2 if policy.reads else 1)  # a question before each forward, one before each draw
+        if not longest:
+            return empty_proposal(num_calls), state
+        drawn_tokens, probs = torch.stack(tokens[:longest], 1), torch.stack(draft_probs[:longest], 1)
+        return Proposal(drawn_tokens, probs, num_drafted, num_calls), state
+
+    def _read(self, context: DraftContext, tokens: list[Tensor]) -> Reading:
+        """The draft reads what it has not read of the context, or the newest token."""
+        session = context.sessions[0]
+        if tokens:
+            return session.extend(tokens[-1].unsqueeze(1).to(session.index.device))
+        unread, counts = context.unread[0]
+        return session.extend(unread, counts=counts)
+
+    def draw(self, context: DraftContext, depth: int, probs: Tensor) -> Tensor:
+        """The token of every row [B] at a depth (from 1), from its distribution [B, V]."""
+        return draw(probs, context.uniforms[:, depth - 1])
+
+    def commit(
+        self, context: DraftContext, proposal: Proposal, verdict: Verdict, accepted: list[int], lengths: list[int]
+    ) -> None:
+        session = context.sessions[0]
+        session.truncate([length + count for length, count in zip(lengths, accepted, strict=True)])

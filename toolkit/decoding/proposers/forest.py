@@ -1,0 +1,302 @@
+"""Draft beams: a forest with one tree per input beam, drawn layer by layer from the draft's joint distribution.
+
+Paper: Dynamic-Width Speculative Beam Decoding (arXiv:2409.16560), section 3. theirs -> ours: W_S -> num_beams, gamma ->
+num_layers, q_beam -> draft_probs. With one layer less than the target reads, as in every proposer: the last layer is not read
+by the draft.
+Deviation: candidates are i.i.d. draws from q_beam, as the paper's theorem assumes (its code draws without replacement).
+Deviation: an input beam weighs what the *target* says of it, which is known, and only drafted tokens weigh by the draft.
+Any q is exact; this one is nearer to p.
+
+Shapes: B rows, W input beams, W_S draft beams, N = W_S x layers nodes, V vocabulary. A **block** is what the target reads:
+the W newest tokens of the input beams, then the N nodes; parents are indices into it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from toolkit.decoding.proposers.base import Proposer, frozen
+from toolkit.errors import InputError
+from toolkit.sampling import Sampling, warp
+from toolkit.session import Session
+from toolkit.stopping.base import State, StoppingPolicy
+from toolkit.transfer import Gate, tensor_on
+from toolkit.types import DraftStep
+from toolkit.verification.schemes import candidates
+
+SCHEMES = ("iid", "without_replacement")
+
+
+@dataclass
+class ForestContext:
+    """What a proposer of beams may use in one round.
+
+    session          the draft's; None if nothing is drafted
+    unread           prompt tokens its cache lacks [B, U], right-aligned, and how many per row
+    catch_up         tokens of the input beams it lacks [B, C], with the node ids of their parents [B, C]
+    newest [B, W]    which of them is the newest token of each beam
+    held             per row: nodes in the target's cache before the round; the block's nodes follow them
+    scores [B, W]    log-likelihood of the input beams by the target; -inf: no beam
+    limits [B]       the most layers each row may draft; `most` is the largest
+    uniforms [B, M]  one per node; uniforms_of_collapse [B] one to choose among beams
+    """
+
+    session: Session | None
+    unread: tuple[Tensor, list[int]]
+    catch_up: tuple[Tensor, Tensor]
+    newest: Tensor
+    held: list[int]
+    scores: Tensor
+    limits: Tensor
+    most: int
+    uniforms: Tensor
+    sampling: Sampling
+    fit: Callable[[Tensor], Tensor]
+    end_ids: tuple[int, ...]
+    uniforms_of_collapse: Tensor
+
+
+@dataclass(frozen=True)
+class Forest:
+    """What goes to the target.
+
+    tokens [B, N], parents [B, N]  nodes, layer by layer; parents are block indices
+    draft_probs  per layer q_beam [B, n V] over pairs of the n nodes before (beams, in the first layer) and the tokens
+    pairs        per layer the drawn pairs [B, W_S]
+    counts       per layer how many of them count [B]: the first ones
+    num_layers   [B] layers that count
+    num_calls    [B] draft forwards
+    scores       [B, W] of the input beams, -inf: no beam
+    newest_ids   [B, W] of the beams' newest tokens in the draft's cache; node n has id node_ids[:, n], if n < num_read
+    was_read     whether the draft was asked at all
+    """
+
+    tokens: Tensor
+    parents: Tensor
+    draft_probs: list[Tensor]
+    pairs: list[Tensor]
+    counts: list[Tensor]
+    num_layers: Tensor
+    num_calls: Tensor
+    scores: Tensor
+    newest_ids: Tensor
+    node_ids: Tensor
+    num_read: int
+    was_read: bool
+
+    @property
+    def num_before(self) -> int:
+        """W: input beams of the block."""
+        return self.scores.shape[1]
+
+    @property
+    def num_nodes(self) -> int:
+        """Policies learn from layers as from tokens of a chain."""
+        return len(self.pairs)
+
+    @property
+    def num_drafted(self) -> Tensor:
+        """Layers that count [B]: see `num_nodes`."""
+        return self.num_layers
+
+
+def joint_distribution(scores: Tensor, logits: Tensor, sampling: Sampling) -> tuple[Tensor, Tensor]:
+    """The distribution of a layer over pairs (beam, token), warped as one distribution [B, n V]; and its logarithm
+    before [B, n, V].
+
+    scores [B, n] log-likelihoods of the beams, -inf for those that do not go on; logits [B, n, V] after them. Rows without
+    a beam get zeros.
+    """
+    logits = logits if logits.dtype == torch.float64 else logits.float()
+    alive = ~scores.isneginf().all(1, keepdim=True)
+    top = torch.where(alive, scores.amax(1, keepdim=True), 0.0)
+    logps = logits.log_softmax(-1)
+    relative = (scores - top).to(logps.dtype).unsqueeze(-1) + logps  # float32 has no digits to spare for long texts
+    probs = warp(torch.where(alive.unsqueeze(-1), relative, 0.0).flatten(1), sampling)
+    joint = scores.unsqueeze(-1) + logps.double()
+    return torch.where(alive, probs, 0.0), joint.masked_fill(scores.isneginf().unsqueeze(-1), -torch.inf)
+
+
+@dataclass(frozen=True)
+class ForestProposer(Proposer):
+    """Beam sampling with the draft.
+
+    num_beams   W_S: draft beams of a layer
+    num_layers  gamma: the most layers of a round; the policy may stop earlier, judging the likeliest beam of each layer
+    min_beams   the fewest draft beams of a layer, where the policy foresees acceptance (trained heads): as many are then
+                drafted as let this many be accepted, ceil(min_beams / P(accepted)), at most num_beams; None: always num_beams
+    scheme      how a layer's beams are drawn from q_beam: "iid", or "without_replacement" as in the published code
+    """
+
+    num_beams: int = 6
+    num_layers: int = 3
+    min_beams: int | None = None
+    scheme: str = "iid"
+
+    def __post_init__(self) -> None:
+        if self.scheme not in SCHEMES:
+            raise InputError(f"proposer.scheme: expected one of {', '.join(SCHEMES)}, got {self.scheme!r}")
+        if self.num_beams < 1 or self.num_layers < 0:
+            raise InputError(
+                f"proposer: expected num_beams of at least 1 and num_layers of at least 0, "
+                f"got {self.num_beams} and {self.num_layers}"
+            )
+
+        if self.min_beams is not None and not 1 <= self.min_beams <= self.num_beams:
+            raise InputError(
+                f"proposer.min_beams: expected 1 to {self.num_beams} (num_beams) or null, got {self.min_beams}"
+            )
+
+    @property
+    def fewest(self) -> int:
+        """The fewest candidates a layer can have."""
+        return self.num_beams if self.min_beams is None else self.min_beams
+
+    def max_nodes(self, limit: int) -> int:
+        """The most nodes of a round of at most `limit` layers."""
+        return self.num_beams * self.max_layers(limit)
+
+    def max_layers(self, limit: int) -> int:
+        """The most layers of a round whose policy asks for at most `limit`."""
+        return min(limit, self.num_layers)
+
+    def propose(self, context: ForestContext, policy: StoppingPolicy, state: State) -> tuple[Forest, State]:
+        """Draw layer after layer until no row wants another one."""
+        limits = context.limits
+        num_rows, device, width = len(limits), limits.device, self.num_beams
+        drafting = policy.begin(num_rows, state, device) & (limits > 0)
+        num_layers, num_calls = torch.zeros_like(limits), torch.zeros_like(limits)
+        growing = _Growing(context, width, self.scheme)
+        gate = Gate(device)
+        while growing.depth < context.most and gate.passes(drafting):
+            logits, hidden = growing.read()
+            num_calls += drafting
+            probs, joint = joint_distribution(growing.scores, logits, context.sampling)
+            if policy.reads:
+                new_state, go_on = policy.read(growing.step(logits, hidden, None), state)
+                state, drafting = frozen(new_state, state, drafting), drafting & go_on
+                if not gate.passes(drafting):
+                    break
+            growing.add(probs, joint)
+            num_layers += drafting
+            step = growing.step(logits, hidden, growing.best)
+            new_state, go_on = policy.step(step, state)
+            if self.min_beams is not None:
+                growing.widen(policy.foresee(step), self.min_beams)
+            state = frozen(new_state, state, drafting)
+            drafting = drafting & go_on & (limits > growing.depth) & ~growing.scores.isneginf().all(1)
+        return growing.forest(gate.settle() // (2 if policy.reads else 1), num_layers, num_calls), state
+
+
+class _Growing:
+    """The forest so far, all rows alike in shape."""
+
+    def __init__(self, context: ForestContext, width: int, scheme: str):
+        self.context, self.width, self.scheme = context, width, scheme
+        self.scores = context.scores  # [B, n] of the newest layer; -inf: does not go on
+        self.best = torch.zeros(len(context.limits), 0, dtype=torch.long, device=context.limits.device)
+        self.count = torch.full_like(context.limits, width)  # candidates of the next layer that count
+        self.counts: list[Tensor] = []
+        self.tokens: list[Tensor] = []
+        self.parents: list[Tensor] = []  # index within the layer before
+        self.draft_probs: list[Tensor] = []
+        self.pairs: list[Tensor] = []
+        self.num_forwards = 0
+        self.ids = self.newest_ids = torch.zeros_like(context.newest)
+        self.layer_ids: list[Tensor] = []
+
+    @property
+    def depth(self) -> int:
+        return len(self.pairs)
+
+    def read(self) -> tuple[Tensor, Tensor]:
+        """One draft forward: logits [B, n, V] and states [B, n, D] at the newest layer."""
+        context, session = self.context, self.context.session
+        assert session is not None
+        device = session.index.device
+        held = tensor_on(device, [session.index.num_nodes(row) for row in range(len(context.limits))])
+        if not self.num_forwards:
+            (unread, counts), (tokens, parents) = context.unread, context.catch_up
+            reading = session.extend(
+                torch.cat([unread, tokens], 1), counts=counts, parents=parents, last=tokens.shape[1]
+            )
+            index = context.newest.to(device)
+            self.ids = self.newest_ids = held.unsqueeze(1) + index
+            logits, hidden = (_at(value, index) for value in (reading.logits, reading.hidden))
+        else:
+            parents = self.ids.gather(1, self.parents[-1].to(device))
+            reading = session.extend(self.tokens[-1].to(device), parents=parents, last=self.width)
+            self.ids = held.unsqueeze(1) + torch.arange(self.width, device=device)
+            self.layer_ids.append(self.ids)
+            logits, hidden = reading.logits, reading.hidden
+        self.num_forwards += 1
+        return context.fit(logits), hidden.to(context.limits.device)
+
+    def add(self, probs: Tensor, joint: Tensor) -> None:
+        """Draw the next layer from its distribution [B, n V]; joint [B, n, V]."""
+        first, vocab_size = self.depth * self.width, joint.shape[-1]
+        pairs, num_real = candidates(self.scheme, probs, self.context.uniforms[:, first : first + self.width])
+        count = torch.minimum(self.count, num_real.to(self.count.dtype))
+        tokens = pairs % vocab_size
+        self.tokens.append(tokens)
+        self.parents.append(pairs // vocab_size)
+        self.draft_probs.append(probs)
+        self.pairs.append(pairs)
+        self.counts.append(count)
+        scores = joint.flatten(1).gather(1, pairs)
+        beyond = torch.arange(self.width, device=pairs.device) >= count.unsqueeze(1)
+        scores = scores.masked_fill(beyond, -torch.inf)
+        self.best = scores.argmax(1)
+        for end in self.context.end_ids:
+            scores = scores.masked_fill(tokens == end, -torch.inf)
+        self.scores = scores
+
+    def widen(self, chance: Tensor | None, wanted: int) -> None:
+        """How many candidates of the next layer count, if one is accepted with this chance [B]."""
+        if chance is not None:
+            needed = (wanted / chance.clamp(min=1e-6)).ceil().clamp(wanted, self.width)
+            self.count = needed.to(self.count.dtype)
+
+    def step(self, logits: Tensor, hidden: Tensor, best: Tensor | None) -> DraftStep:
+        """What a policy sees: the likeliest beam. Before the layer is drawn: the state that has read the last one's best."""
+        rows = torch.arange(len(logits), device=logits.device)
+        if best is None:
+            at = self.best if self.depth else self.scores.argmax(1)
+            return DraftStep(
+                self.depth + 1, logits[rows, at], warp(logits[rows, at], self.context.sampling), hidden[rows, at]
+            )
+        at = self.parents[-1][rows, best]
+        probs = warp(logits[rows, at], self.context.sampling)
+        return DraftStep(self.depth, logits[rows, at], probs, hidden[rows, at], self.tokens[-1][rows, best])
+
+    def forest(self, num_layers: int, counted: Tensor, num_calls: Tensor) -> Forest:
+        """The first layers as flat arrays."""
+        num_rows, num_beams = self.context.scores.shape
+        empty = torch.zeros(num_rows, 0, dtype=torch.long, device=counted.device)
+        parents = [
+            index + (num_beams + (layer - 1) * self.width if layer else 0)
+            for layer, index in enumerate(self.parents[:num_layers])
+        ]
+        return Forest(
+            tokens=torch.cat([empty, *self.tokens[:num_layers]], 1),
+            parents=torch.cat([empty, *parents], 1),
+            draft_probs=self.draft_probs[:num_layers],
+            pairs=self.pairs[:num_layers],
+            counts=self.counts[:num_layers],
+            num_layers=counted,
+            num_calls=num_calls,
+            scores=self.context.scores,
+            newest_ids=self.newest_ids,
+            node_ids=torch.cat([empty.to(self.ids.device), *self.layer_ids], 1),
+            num_read=self.width * min(len(self.layer_ids), num_layers),
+            was_read=self.num_forwards > 0,
+        )
+
+
+def _at(values: Tensor, index: Tensor) -> Tensor:
+    """values [B, C, ...] at index [B, W]."""
+    return values[torch.arange(len(values), device=values.device).unsqueeze(1), index]

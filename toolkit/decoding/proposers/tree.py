@@ -1,0 +1,401 @@
+"""Draft trees: several candidates at every node, drawn level by level, judged in one target forward.
+
+Papers: MCSD (arXiv:2401.06706), section 3 (k_config, tree attention); SpecInfer (arXiv:2305.09781); SpecTr
+(arXiv:2310.15141) and Khisti et al. (arXiv:2410.18234), section 2, for K chains, section 5.2 for different drafts.
+theirs -> ours: k_config -> k_config; K i.i.d. chains of length L -> k_config Kx1x...x1.
+
+Chains may draw the same token. They share a node then, which caches hold and models read once; the candidates of that
+node are the next tokens of all chains that share it, in the order of the chains, each with the distribution it was drawn
+from. So all chains that agree with the accepted text stay candidates.
+
+With several drafts, or temperatures, first-level child j and everything below it comes from source j mod S; each draft
+model reads its own chains only.
+Deviation: a stopping policy may leave a node without children. Drawn candidates are never withdrawn.
+
+Shapes: B rows, C chains of a level (the product of the levels' widths), k children per chain, W distinct nodes of a
+level, S sources, V vocabulary, D hidden size.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from toolkit.decoding.proposers.base import DraftContext, TextProposer, empty_proposal
+from toolkit.decoding.proposers.distinct import DistinctNodes
+from toolkit.errors import InputError
+from toolkit.sampling import Sampling, penalized, warp
+from toolkit.session import Session
+from toolkit.stopping.base import State, StoppingPolicy
+from toolkit.transfer import Gate, tensor_on
+from toolkit.types import DraftStep, Proposal, Verdict
+from toolkit.verification.schemes import SCHEMES, candidates, likeliest
+
+
+def parse_k_config(k_config: str | int | Sequence[int]) -> tuple[int, ...]:
+    """Children per level: "4x2x1", "4,2,1" or [4, 2, 1]. Raises InputError unless they are positive integers."""
+    parts = re.split(r"[x,]", k_config) if isinstance(k_config, str) else k_config
+    parts = [parts] if isinstance(parts, int) else parts
+    try:
+        widths = tuple(int(str(part).strip()) for part in parts)
+    except ValueError:
+        widths = ()
+    if not widths or min(widths) < 1:
+        raise InputError(f"k_config: expected positive integers like 4x2x1, got {k_config!r}")
+    return widths
+
+
+def num_nodes(k_config: Sequence[int]) -> int:
+    """Nodes of a full tree: the sum of the cumulative products."""
+    total, level = 0, 1
+    for width in k_config:
+        level *= width
+        total += level
+    return total
+
+
+@dataclass
+class TreeProposer(TextProposer):
+    """A tree of candidates per round.
+
+    k_config      children per level; the policy stops levels and nodes within it
+    scheme        how the children of a node are drawn, see `toolkit.verification.schemes`
+    temperatures  with scheme "independent": one per source; several drafts take their own
+    """
+
+    k_config: str | Sequence[int] = "4x2x1"
+    scheme: str = "iid"
+    temperatures: Sequence[float] = ()
+    supports_history: ClassVar[bool] = False
+    uses_all_drafts: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        self.widths = parse_k_config(self.k_config)
+        if self.scheme not in SCHEMES:
+            raise InputError(f"scheme: expected one of {', '.join(SCHEMES)}, got {self.scheme!r}")
+        if self.temperatures and self.scheme != "independent":
+            raise InputError(f"several temperatures need scheme=independent, got {self.scheme}")
+
+    def greedy(self) -> TreeProposer:
+        """The tree at temperature 0: the children of a node are the k likeliest tokens (MCSD)."""
+        return replace(self, scheme="top_k", temperatures=())
+
+    def max_nodes(self, limit: int) -> int:
+        return num_nodes(self.widths[:limit])
+
+    def num_drafts(self, available: int) -> int:
+        """Draft models that have a child of the context to draft; the first one alone where all children are of one q."""
+        return min(available, self.widths[0] if self.scheme in ("independent", "top_k") else 1)
+
+    def propose(self, context: DraftContext, policy: StoppingPolicy, state: State) -> tuple[Proposal, State]:
+        """Grow the tree level by level until no row wants another one. Levels beyond that are cut off again."""
+        limits = context.limits
+        drafting = policy.begin(len(limits), state, limits.device) & (limits > 0)
+        tree = _Tree(self._sources(context), len(context.sessions), drafting, state)
+        gate, num_calls = Gate(limits.device), torch.zeros_like(limits)
+        most = context.most if policy.limit is None else min(context.most, policy.limit)
+        for depth, width in enumerate(self.widths[:most], start=1):
+            tree.growing = tree.growing & (limits >= depth).unsqueeze(1)
+            if not gate.passes(tree.growing):
+                break
+            level = tree.read(context, depth)
+            num_calls += level.num_calls
+            if policy.reads:
+                step = DraftStep(depth, *(_flat(values) for values in (level.logits, level.probs, level.hidden)))
+                tree.state, go_on = policy.read(step, tree.state)
+                tree.growing = tree.growing & go_on.view_as(tree.growing)
+                if not gate.passes(tree.growing):
+                    break
+            tree.grow(context, level, width, self.scheme, policy)
+        tree.cut(gate.settle() // (2 if policy.reads else 1))  # a question before each forward, one before each draw
+        return tree.proposal(num_calls), state
+
+    def commit(
+        self, context: DraftContext, proposal: Proposal, verdict: Verdict, accepted: list[int], lengths: list[int]
+    ) -> None:
+        """Keep the accepted path in every draft cache, as far as it was read there."""
+        keep_path(context, proposal, verdict, lengths)
+
+    def sources(self, num_drafts: int) -> list[tuple[int, float | None]]:
+        """Where first-level children come from in turn, with so many drafts: draft model and its own temperature, if any.
+
+        Raises InputError unless the temperatures fit the drafts.
+        """
+        if self.temperatures and num_drafts > 1 and len(self.temperatures) != num_drafts:
+            raise InputError(
+                f"proposer.temperatures: expected one per draft model ({num_drafts}), got {len(self.temperatures)}"
+            )
+        temperatures: list[float | None] = list(self.temperatures) or [None] * num_drafts
+        return [(s if num_drafts > 1 else 0, temperature) for s, temperature in enumerate(temperatures)]
+
+    def _sources(self, context: DraftContext) -> list[_Source]:
+        sources = self.sources(len(context.sessions))
+        return [_Source(draft, context.sampling.at(temperature)) for draft, temperature in sources]
+
+
+@dataclass(frozen=True)
+class _Source:
+    """A draft model (its index) and the settings it draws with."""
+
+    draft: int
+    sampling: Sampling
+
+
+@dataclass(frozen=True)
+class _Level:
+    """What the newest forward of each draft says at the end of every chain.
+
+    table [B, sum of W, V]          the distributions of every source at its draft's nodes, one source after another
+    at [B, C, S]                    where a chain's are in the table, by source
+    logits, probs, hidden [B, C, .] at the end of each chain, by its own source (the first one at the context)
+    penalized [B, C, V]             the logits after the repetition penalty
+    num_calls [B]                   forwards that the row pays for
+    """
+
+    table: Tensor
+    at: Tensor
+    logits: Tensor
+    probs: Tensor
+    hidden: Tensor
+    penalized: Tensor
+    num_calls: Tensor
+
+
+@dataclass
+class _Tree:
+    """The tree so far.
+
+    growing [B, C]    chains that get children; `state` [B * C, ...] is the policy's at their ends
+    source            where each chain comes from; at the context there is one chain, of no source
+    nodes             the target's; per draft its own nodes, and per level, the context first, its own chains [C_d]
+    """
+
+    sources: list[_Source]
+    num_drafts: int
+    drafting: Tensor
+    state: State
+    source: list[int] = field(init=False)
+    growing: Tensor = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.growing = self.drafting.unsqueeze(1)
+        self.source = [0]
+        self.nodes = DistinctNodes()
+        self.own_nodes = [DistinctNodes() for _ in range(self.num_drafts)]
+        self.own_chains = [[[0]] for _ in range(self.num_drafts)]
+        self.tables: list[Tensor] = []  # per level with children [B, L, V]
+        self.drawn_from: list[Tensor] = []  # per level [B, C]: index into all tables
+        self.alive: list[Tensor] = []  # per level [B, C]
+        self.num_read = [0] * self.num_drafts  # levels that each draft has read, the context not counted
+
+    @property
+    def depth(self) -> int:
+        return len(self.alive)
+
+    # -- reading --------------------------------------------------------------------------------------------------
+
+    def read(self, context: DraftContext, depth: int) -> _Level:
+        """Every draft reads the newest nodes of its chains."""
+        readings = [self._read_one(context, draft, session) for draft, session in enumerate(context.sessions)]
+        num_rows, num_chains = self.growing.shape
+        device = self.growing.device
+        tables, penalties, at, first = [], [], [], 0
+        num_calls = torch.zeros(num_rows, dtype=torch.long, device=device)
+        for draft in range(self.num_drafts):
+            num_calls = num_calls + self.growing[:, tensor_on(device, self.own_chains[draft][-1])].any(1)
+        for source in self.sources:
+            logits, _ = readings[source.draft]
+            seen = self._seen(context, source.draft)
+            tables.append(warp(logits, source.sampling, seen))
+            penalties.append(penalized(logits, source.sampling, seen))
+            at.append(first + self._end_of_chains(source.draft, num_rows, num_chains))
+            first += logits.shape[1]
+        table, index = torch.cat(tables, 1), torch.stack(at, 2)
+        own = index.gather(2, _columns(self.source, index)).squeeze(2)
+        drafts = [source.draft for source in self.sources]
+        logits = _of_source([readings[draft][0] for draft in drafts], own)
+        # States of different models are not comparable: heads are refused with several drafts (`Method.bind`).
+        hidden = _of_source([readings[draft][1] for draft in drafts], own) if self.num_drafts == 1 else logits[..., :0]
+        return _Level(table, index, logits, _rows(table, own), hidden, _of_source(penalties, own), num_calls)
+
+    def _read_one(self, context: DraftContext, draft: int, session: Session) -> tuple[Tensor, Tensor]:
+        """Logits [B, W, V] and states [B, W, D] at the draft's newest nodes."""
+        nodes, device = self.own_nodes[draft], self.growing.device
+        if not nodes.tokens:
+            tokens, counts = context.unread[draft]
+            reading = session.extend(tokens, counts=counts)
+        else:
+            here = session.index.device
+            tokens, parents = nodes.tokens[-1].to(here), nodes.parents[-1].to(here)
+            reading = session.extend(tokens, parents=parents, last=tokens.shape[1])
+            self.num_read[draft] = len(nodes.tokens)
+        return context.fit(reading.logits), reading.hidden.to(device)
+
+    def _seen(self, context: DraftContext, draft: int) -> Tensor | None:
+        return None if context.seen is None else self.own_nodes[draft].seen(context.seen)
+
+    def _end_of_chains(self, draft: int, num_rows: int, num_chains: int) -> Tensor:
+        """The draft's newest node at the end of each chain [B, C]; 0 for chains of other drafts."""
+        chains, device = self.own_chains[draft][-1], self.growing.device
+        own = self.own_nodes[draft].newest(num_rows, len(chains), device)
+        ends = torch.zeros(num_rows, num_chains, dtype=torch.long, device=device)
+        return ends.index_copy(1, tensor_on(device, chains), own)
+
+    # -- growing --------------------------------------------------------------------------------------------------
+
+    def grow(self, context: DraftContext, level: _Level, width: int, scheme: str, policy: StoppingPolicy) -> None:
+        """Draw `width` children of every chain; chains without children stop."""
+        num_rows, num_chains = self.growing.shape
+        count, device = num_chains * width, self.growing.device
+        parent = torch.arange(num_chains, device=device).repeat_interleave(width)
+        child = torch.arange(width, device=device).repeat(num_chains)
+        of_child = [j % len(self.sources) for j in range(width)]
+        self.source = [s for source in self.source for s in [source] * width] if self.depth else of_child
+        drawn_from = level.at[:, parent].gather(2, _columns(self.source, level.at)).squeeze(2)
+        first = sum(alive.shape[1] for alive in self.alive)
+        uniforms = context.uniforms[:, first : first + count].view(num_rows, num_chains, width)
+        child_probs = _rows(level.table, drawn_from).view(num_rows, num_chains, width, -1)
+        tokens, num_real = _draw(scheme, level.penalized, child_probs, uniforms)
+        table = level.table
+        if scheme == "top_k":  # nothing is drawn: each child's q is a point mass on it
+            table = torch.nn.functional.one_hot(tokens, table.shape[-1]).to(table.dtype)
+            drawn_from = torch.arange(count, device=device).expand(num_rows, -1)
+            child_probs = table.view_as(child_probs)
+        alive = self.growing[:, parent] & (child < num_real.repeat_interleave(width, 1))
+        before = sum(other.shape[1] for other in self.tables)
+        self._add(tokens, parent, alive, width)
+        self.tables.append(table)
+        self.drawn_from.append(before + drawn_from)
+        flat = (torch.arange(num_rows, device=device).unsqueeze(1) * num_chains + parent).reshape(-1)
+        logits, hidden = (_flat(values)[flat] for values in (level.logits, level.hidden))
+        step = DraftStep(self.depth, logits, child_probs.flatten(0, 2), hidden, tokens.reshape(-1))
+        self.state, go_on = policy.step(step, {key: value[flat] for key, value in self.state.items()})
+        self.growing = alive & go_on.view_as(alive)
+        for end in context.end_ids:
+            self.growing = self.growing & (tokens != end)
+
+    def _add(self, tokens: Tensor, parent: Tensor, alive: Tensor, width: int) -> None:
+        """A level of chains: tokens and alive [B, C], parent [C] among the chains of the level before."""
+        above = self.nodes.ids[-1][:, parent] if self.depth else torch.full_like(tokens, -1)
+        self.nodes.add(tokens, above, alive)
+        self.alive.append(alive)
+        for draft, nodes in enumerate(self.own_nodes):
+            before = {chain: i for i, chain in enumerate(self.own_chains[draft][-1])}
+            chains = [c for c, source in enumerate(self.source) if self.sources[source].draft == draft]
+            self.own_chains[draft].append(chains)
+            mine = tensor_on(parent.device, chains)
+            if nodes.ids:
+                parents = nodes.ids[-1][:, tensor_on(parent.device, [before[chain // width] for chain in chains])]
+            else:
+                parents = torch.full_like(tokens[:, mine], -1)
+            nodes.add(tokens[:, mine], parents, alive[:, mine])
+
+    def cut(self, levels: int) -> None:
+        """Leave the first levels."""
+        for part in (self.tables, self.drawn_from, self.alive):
+            del part[levels:]
+        for nodes in (self.nodes, *self.own_nodes):
+            nodes.cut(levels)
+        for chains in self.own_chains:
+            del chains[levels + 1 :]
+        self.num_read = [min(read, levels) for read in self.num_read]
+
+    # -- the result -----------------------------------------------------------------------------------------------
+
+    def proposal(self, num_calls: Tensor) -> Proposal:
+        """The tree as flat arrays: nodes that count first, and candidates that count first."""
+        if not self.alive:
+            return empty_proposal(num_calls)
+        real = torch.cat(self.nodes.real, 1)
+        order, rank = _first_ones(real)
+        parents = torch.cat(self.nodes.parents, 1).gather(1, order)
+        alive = torch.cat(self.alive, 1)
+        chosen, _ = _first_ones(alive)
+        return Proposal(
+            tokens=torch.cat(self.nodes.tokens, 1).gather(1, order),
+            draft_probs=torch.cat(self.tables, 1),
+            num_drafted=real.sum(1),
+            num_calls=num_calls,
+            parents=_renumbered(parents, rank),
+            candidates=_renumbered(torch.cat(self.nodes.ids, 1).gather(1, chosen), rank),
+            drawn_from=torch.cat(self.drawn_from, 1).gather(1, chosen),
+            cache_ids=torch.stack([self._cached(draft).gather(1, order) for draft in range(self.num_drafts)], 1),
+        )
+
+    def _cached(self, draft: int) -> Tensor:
+        """Per node of the target's, padding included, its id in the draft's cache [B, sum of W]; -1: not read there."""
+        found = torch.full((len(self.growing), self.nodes.size + 1), -1, device=self.growing.device)
+        for level in range(self.num_read[draft]):
+            chains = tensor_on(found.device, self.own_chains[draft][level + 1])
+            shared = self.nodes.ids[level][:, chains]
+            found.scatter_(1, torch.where(shared >= 0, shared, self.nodes.size), self.own_nodes[draft].ids[level])
+        return found[:, :-1]
+
+
+def keep_path(context: DraftContext, proposal: Proposal, verdict: Verdict, lengths: list[int]) -> None:
+    """Leave in every draft's cache the context (`lengths` tokens per row) and the accepted nodes that were read there."""
+    if proposal.cache_ids is None:
+        for session in context.sessions:
+            session.truncate(lengths)
+        return
+    steps = torch.arange(verdict.path.shape[1], device=verdict.path.device)
+    accepted = steps < verdict.length.unsqueeze(1)
+    for draft, session in enumerate(context.sessions):
+        ids = proposal.cache_ids[:, draft].gather(1, verdict.path.clamp(min=0))
+        deepest = torch.where(accepted, ids, -1).amax(1, keepdim=True)
+        if session.index.ancestors is None:  # it has read the context alone
+            session.truncate(lengths)
+        else:
+            session.keep(deepest.to(session.index.device))
+
+
+def _draw(scheme: str, logits: Tensor, child_probs: Tensor, uniforms: Tensor) -> tuple[Tensor, Tensor]:
+    """Tokens [B, C * k] of every chain's children, and how many of each chain's are real [B, C].
+
+    logits [B, C, V] at the ends of the chains, after the repetition penalty; child_probs [B, C, k, V], uniforms [B, C, k].
+    """
+    width = uniforms.shape[2]
+    if scheme == "top_k":
+        tokens, num_real = likeliest(logits, width)
+    else:
+        tokens, num_real = candidates(
+            scheme, child_probs if scheme == "independent" else child_probs[:, :, 0], uniforms
+        )
+    return tokens.flatten(1), num_real
+
+
+def _of_source(readings: list[Tensor], at: Tensor) -> Tensor:
+    """[B, C, ...] of values [B, W, ...] per source, laid side by side; at [B, C]."""
+    return _rows(torch.cat(readings, 1) if len(readings) > 1 else readings[0], at)
+
+
+def _columns(source: list[int], like: Tensor) -> Tensor:
+    """Which source each chain comes from, as an index [B, C, 1] into the last dimension of `like` [B, ., S]."""
+    return tensor_on(like.device, source).expand(len(like), -1).unsqueeze(2)
+
+
+def _rows(values: Tensor, at: Tensor) -> Tensor:
+    """values [B, W, ...] at [B, C]."""
+    return values[torch.arange(len(values), device=values.device).unsqueeze(1), at]
+
+
+def _first_ones(real: Tensor) -> tuple[Tensor, Tensor]:
+    """The order that puts what is real [B, N] first, and each one's place in it."""
+    order = (~real).to(torch.uint8).argsort(dim=1, stable=True)
+    places = torch.arange(order.shape[1], device=order.device).expand_as(order)
+    return order, torch.empty_like(order).scatter_(1, order, places)
+
+
+def _renumbered(ids: Tensor, rank: Tensor) -> Tensor:
+    """Node ids [B, M] in the new order; -1 stays."""
+    return torch.where(ids >= 0, rank.gather(1, ids.clamp(min=0)), -1)
+
+
+def _flat(values: Tensor) -> Tensor:
+    """[B, C, ...] as [B * C, ...]: chains are rows to a policy."""
+    return values.flatten(0, 1)

@@ -1,0 +1,163 @@
+"""One text per row: chains and trees of drafted tokens behind it, of which one path is accepted.
+
+Shapes: B batch slots, N proposed nodes, V vocabulary.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from toolkit.decoding.batch import Batch, Clock, Job, Row, right_aligned
+from toolkit.decoding.method import Method
+from toolkit.decoding.proposers.base import DraftContext, TextProposer
+from toolkit.engine import Sessions
+from toolkit.sampling import Sampling, warp
+from toolkit.session import Session
+from toolkit.stopping.base import State
+from toolkit.transfer import tensor_on
+from toolkit.types import Proposal, Round, Verdict
+from toolkit.verification import TextRule
+
+
+class TextBatch(Batch[DraftContext, Proposal, Verdict]):
+    """Rows whose context is one text."""
+
+    def __init__(self, job: Job, sessions: Sessions, rows: list[Row]):
+        super().__init__(job, sessions, rows)
+        proposer, rule = job.method.proposer, job.method.rule
+        assert isinstance(proposer, TextProposer) and isinstance(rule, TextRule)  # checked by Method
+        self.proposer, self.rule = proposer, rule
+
+    @staticmethod
+    def capacity(method: Method, sampling: Sampling, longest: int) -> int:
+        return sampling.longest_text(longest) + method.max_nodes + 1
+
+    def join(self, slot: int) -> None:
+        """The row is all there is."""
+
+    def select(self, slots: list[int]) -> None:
+        """Likewise."""
+
+    def unread(self, session: Session, slot: int) -> list[int]:
+        return self.rows[slot].context[session.lengths[slot] : -1]
+
+    # -- a round --------------------------------------------------------------------------------------------------
+
+    def context(self, uniforms: Tensor) -> DraftContext:
+        room = [  # slots without a text draft nothing
+            min(self.sampling.room(len(row.generation.prompt_ids)) - row.num_produced - 1, self.most) if busy else 0
+            for row, busy in zip(self.rows, self.busy, strict=True)
+        ]
+        return DraftContext(
+            texts=[row.context for row in self.rows],
+            sessions=self.drafts,
+            unread=[self._unread(session) for session in self.drafts],
+            limits=tensor_on(self.device, room),
+            room=room,
+            uniforms=uniforms[:, : self.most],
+            sampling=self.draft_sampling,
+            vocab_size=self.pair.vocab_size,
+            fit=self.pair.fit,
+            seen=self._seen() if self.sampling.repetition_penalty != 1.0 else None,
+            end_ids=self.end_ids,
+        )
+
+    def propose(self, context: DraftContext) -> tuple[Proposal, State]:
+        return self.proposer.propose(context, self.method.policy, self.state)
+
+    def score(self, context: DraftContext, proposal: Proposal) -> Tensor:
+        """p after the context and after every node: [B, N + 1, V], one forward."""
+        unread, counts = self._unread(self.target)
+        tokens = torch.cat([unread, proposal.tokens.to(unread.device)], 1)
+        if proposal.parents is None:
+            counts = [count + proposal.num_nodes for count in counts]
+        reading = self.target.extend(tokens, counts=counts, parents=proposal.parents, last=proposal.num_nodes + 1)
+        return warp(reading.logits, self.sampling, _seen_at_nodes(context, proposal))
+
+    def verify(self, context: DraftContext, proposal: Proposal, scores: Tensor, uniforms: Tensor) -> Verdict:
+        return self.rule.verify(proposal, scores, uniforms)
+
+    def commit(self, context: DraftContext, proposal: Proposal, verdict: Verdict, clock: Clock) -> None:
+        """Take the accepted tokens into the texts, cut caches back, end rows that are done."""
+        tokens, path, extra = proposal.tokens.tolist(), verdict.path.tolist(), verdict.extra.tolist()
+        facts = torch.stack([
+            verdict.length, proposal.num_drafted, proposal.num_calls, verdict.bonus.long(), verdict.valid.long()
+        ], 1).tolist()  # fmt: skip
+        seconds = clock.seconds()
+        accepted, lengths = [], [len(row.context) for row in self.rows]
+        for slot, row in enumerate(self.rows):
+            length, num_drafted, num_calls, bonus, valid = facts[slot]
+            accepted.append(length)
+            if not self.busy[slot]:
+                continue
+            if not valid:
+                self.fail(slot)
+                continue
+            new = [tokens[slot][node] for node in path[slot][:length]] + [extra[slot]]
+            kept, reason = self._cut(row, new)
+            row.generation.token_ids += kept
+            row.context += kept
+            row.generation.rounds.append(Round(num_drafted, num_calls, length, len(kept), bool(bonus), *seconds))
+            if reason:
+                self.end(slot, reason)
+        self._forget(context, proposal, verdict, accepted, lengths)
+
+    # -- inside ---------------------------------------------------------------------------------------------------
+
+    def _unread(self, session: Session) -> tuple[Tensor, list[int]]:
+        pending = [row.context[session.lengths[slot] :] for slot, row in enumerate(self.rows)]
+        return right_aligned(pending, session.index.device)
+
+    def _seen(self) -> Tensor:
+        """Tokens of each context [B, V] bool, for the repetition penalty."""
+        seen = torch.zeros(len(self.rows), self.pair.vocab_size, dtype=torch.bool, device=self.device)
+        for slot, row in enumerate(self.rows):
+            seen[slot, row.context] = True
+        return seen
+
+    def _cut(self, row: Row, new: list[int]) -> tuple[list[int], str]:
+        """The produced part of a round's tokens, and why the row ends there, if it does."""
+        room = self.sampling.room(len(row.generation.prompt_ids)) - row.num_produced
+        kept, reason = new[:room], "length" if len(new) >= room else ""
+        ends = [i for i, token in enumerate(kept) if token in self.end_ids]
+        if ends:
+            kept, reason = kept[: ends[0] + 1], "end"
+        if self.sampling.stop and self.pair.tokenizer is not None:
+            produced = row.generation.token_ids
+            if self.stop_position(row.generation, produced + kept) is not None:
+                starts = (self.stop_position(row.generation, produced + kept[: i + 1]) for i in range(len(kept)))
+                first = next(i for i, start in enumerate(starts) if start is not None)
+                kept, reason = kept[: first + 1], "stop"
+        return kept, reason
+
+    def _forget(
+        self, context: DraftContext, proposal: Proposal, verdict: Verdict, accepted: list[int], lengths: list[int]
+    ) -> None:
+        """Leave in the caches what the texts hold, less their newest token."""
+        if proposal.parents is None:
+            self.target.truncate([length + count for length, count in zip(lengths, accepted, strict=True)])
+        else:
+            last = verdict.path.gather(1, (verdict.length - 1).clamp(min=0).unsqueeze(1))
+            self.target.keep(torch.where(verdict.length.unsqueeze(1) > 0, last, -1))
+        if self.drafts:
+            self.proposer.commit(context, proposal, verdict, accepted, lengths)
+        for slot, row in enumerate(self.rows):
+            if not self.busy[slot]:  # the slot decodes one token on, which is thrown away
+                row.context = row.context[:1]
+                for session in self.sessions:
+                    session.reset(slot)
+
+
+def _seen_at_nodes(context: DraftContext, proposal: Proposal) -> Tensor | None:
+    """Tokens of the text up to each node [B, N + 1, V] bool."""
+    if context.seen is None:
+        return None
+    seen = [context.seen]
+    batch = torch.arange(len(context.seen), device=context.seen.device)
+    for node in range(proposal.num_nodes):
+        before = seen[-1]
+        if proposal.parents is not None:
+            before = torch.stack(seen, 1)[batch, proposal.parents[:, node] + 1]
+        seen.append(before.scatter(1, proposal.tokens[:, node : node + 1], True))
+    return torch.stack(seen, 1)

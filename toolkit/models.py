@@ -1,0 +1,76 @@
+"""Facts about one model: its vocabulary, the longest text it reads, the tokens that end one; and the lock of its forwards."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import Tensor
+
+from toolkit.errors import InputError
+
+NO_LIMIT = 2**31
+POSITIONS = ("max_position_embeddings", "max_target_positions", "max_seq_len")  # what configs call the longest text
+
+
+def vocab_size(model: Any) -> int:
+    """Output size of a model: a transformers one, or one that says so itself."""
+    if hasattr(model, "vocab_size") and not hasattr(model, "config"):
+        return int(model.vocab_size)
+    head: Any = model.get_output_embeddings() if hasattr(model, "get_output_embeddings") else None
+    if getattr(head, "weight", None) is None:
+        raise InputError(f"expected a causal language model with an output embedding, got {type(model).__name__}")
+    return int(head.weight.shape[0])
+
+
+def max_positions(model: Any) -> int:
+    """The longest text the model can read, with one rope for all of it.
+
+    Long rope turns the keys of a whole text into others once it passes the length that it was trained on: what has been
+    cached by then is of no use, and texts of a batch would change with their neighbours. So that length is the limit.
+    """
+    if not hasattr(model, "config"):
+        return NO_LIMIT
+    config = model.config.get_text_config()
+    limits = [*(getattr(config, name, None) for name in POSITIONS), *_trained_positions(config)]
+    return min([limit for limit in limits if isinstance(limit, int) and limit > 0], default=NO_LIMIT)
+
+
+def _trained_positions(config: Any) -> list[int | None]:
+    """Where ropes change that follow the longest text of a batch. (Dynamic ones do so at `max_position_embeddings`.)"""
+    rope = getattr(config, "rope_parameters", None) or vars(config).get("rope_scaling") or {}
+    parts = [part for part in (rope, *rope.values()) if isinstance(part, dict)]
+    own = getattr(config, "original_max_position_embeddings", None)
+    changing = [part for part in parts if part.get("rope_type", part.get("type")) == "longrope"]
+    return [part.get("original_max_position_embeddings", own) for part in changing]
+
+
+def end_ids(model: Any, tokenizer: Any) -> tuple[int, ...]:
+    """Tokens that end a text: those of the model's generation config, else the tokenizer's."""
+    end = getattr(getattr(model, "generation_config", None), "eos_token_id", None)
+    if end is None and tokenizer is not None:
+        end = tokenizer.eos_token_id
+    return () if end is None else tuple(end) if isinstance(end, list | tuple) else (int(end),)
+
+
+def fit_logits(logits: Tensor, size: int, device: torch.device) -> Tensor:
+    """A draft's logits [..., V'] on the target's device and vocabulary [..., V = size].
+
+    Models that share a tokenizer may pad their output layers differently: missing tokens cannot be drawn, tokens beyond
+    the target's are cut. The tokenizer itself reaches into neither part (checked when a pair is made).
+    """
+    logits = logits.to(device)
+    missing = size - logits.shape[-1]
+    if missing > 0:
+        return torch.nn.functional.pad(logits, (0, missing), value=-torch.inf)
+    return logits[..., :size]
+
+
+_LOCKS: WeakKeyDictionary[Any, threading.RLock] = WeakKeyDictionary()
+
+
+def forwards_lock(model: Any) -> threading.RLock:
+    """One lock per model: hooks, packed weights and captures are the model's, so its forwards run one after another."""
+    return _LOCKS.setdefault(model, threading.RLock())

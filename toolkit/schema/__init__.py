@@ -1,0 +1,13 @@
+"""What every key of every command means: its type, its range, one sentence. Nothing here imports torch.
+
+    commands   the keys of each command's own, declared
+    others     keys of classes that are not ours, or that their own file says too little about
+    sources    the keys of any other class that a config names: read from its source file, which is not imported
+    ranges     how a range is written beside a type
+    check      a composed config against all of this
+    help       `--help`, printed from it
+
+A key of a class (a policy, a rule, a proposer, ...) is declared by the class alone: the annotation of its constructor
+or of its dataclass field, `Annotated[float, Between(0, 1)]` where the type is not enough, and the line "name  meaning"
+of its docstring.
+"""

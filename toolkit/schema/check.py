@@ -1,0 +1,212 @@
+"""A composed config against the schema: unknown and missing keys, types, ranges, names that do not exist. One line each."""
+
+from __future__ import annotations
+
+import importlib
+import typing
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from functools import cache
+from typing import Any, NoReturn
+
+from toolkit.errors import InputError, unknown_name
+from toolkit.schema import methods, sources
+from toolkit.schema.commands import Grid, Section, command_of, group_of, keys_of
+from toolkit.schema.others import OTHERS
+from toolkit.schema.sources import REQUIRED, Key, Keys
+from toolkit.schema.values import LISTS, MAPPINGS, Choice, expected, fits, is_node, notes, options, say, shown
+
+MISSING = "???"
+HYDRAS = ("_target_", "_partial_", "_convert_", "_recursive_", "_args_")
+
+
+def check(config: Any, config_name: str, *, complete: bool = True, values: bool = True) -> None:
+    """Raises InputError with one line for the first key that is unknown, missing, or of a wrong type or range.
+
+    config       composed from conf/<config_name>.yaml; of a root config of the user's own, only classes are checked
+    complete     False: keys without a value (???) may still get one
+    values       False: only keys are looked at
+    """
+    plain = resolved(config, config_name)
+    section = command_of(config_name)
+    walk = _Walk(complete, values)
+    if section is None:
+        walk.value("", plain, Any)
+        return
+    walk.keys("", plain, keys_of(section), getattr(section, "appended", ()))
+    if values:
+        methods.check_head(plain)
+
+
+def resolved(config: Any, config_name: str) -> dict[str, Any]:
+    """Plain containers with interpolations resolved; ??? where a value is missing."""
+    from omegaconf import OmegaConf
+    from omegaconf.errors import OmegaConfBaseException
+
+    try:
+        return dict(OmegaConf.to_container(config, resolve=True, throw_on_missing=False))  # type: ignore[arg-type]
+    except OmegaConfBaseException as error:
+        key = getattr(error, "full_key", None) or config_name
+        raise InputError(f"{key}: {str(error).splitlines()[0]}") from error
+
+
+@cache
+def keys_of_class(target: str) -> Keys | None:
+    """The keys of what a `_target_` names; None if it does not exist. Imported only if no source file says it."""
+    keys = sources.keys_of(target)
+    if keys is None:
+        return Keys(takes_any=True) if _importable(target) else None
+    merged = dict(keys.keys)
+    for name, annotation in OTHERS.get(target, {}).items():
+        told = next((note for note in notes(annotation) if isinstance(note, str)), "")
+        old = merged.get(name, Key(name, default=None))
+        merged[name] = replace(old, annotation=annotation, meaning=told or old.meaning)
+    return Keys(merged, keys.takes_any)
+
+
+def keys_at(config: Mapping[str, Any], config_name: str, path: str) -> Iterable[str]:
+    """The names that may stand below a path ("" is the top) of a plain config, whether they do or not."""
+    section = command_of(config_name)
+    keys = set(keys_of(section).keys) | set(getattr(section, "appended", ())) if section else set(config)
+    below: Any = config
+    annotation: Any = Any
+    for part in filter(None, path.split(".")):
+        annotation = keys_of(section).keys[part].annotation if section and part in keys_of(section).keys else Any
+        section = section_in(annotation)
+        below = below.get(part) if isinstance(below, Mapping) else None
+        keys = set(below) if isinstance(below, Mapping) else set()
+        if is_node(below):
+            keys |= set((keys_of_class(below["_target_"]) or Keys()).keys)
+        if section is not None:
+            keys |= set(keys_of(section).keys)
+    return sorted(keys - set(HYDRAS))
+
+
+def section_in(annotation: Any) -> type[Section] | None:
+    """The declared section that an annotation asks for, if it does."""
+    kinds = (one for one in options(annotation) if isinstance(one, type))
+    return next((one for one in kinds if issubclass(one, Section)), None)
+
+
+class _Walk:
+    """Goes through a plain config; raises InputError at the first fault."""
+
+    def __init__(self, complete: bool, values: bool):
+        self.complete, self.judged = complete, values
+
+    def keys(
+        self, prefix: str, given: Mapping[str, Any], known: Keys, also: Iterable[str] = (), partial: bool = False
+    ) -> None:
+        """Every key that is given is known, every one that is needed is given (unless `partial`), every value fits."""
+        for name in given:
+            if name not in known.keys and not known.takes_any:
+                raise unknown_name("key", f"{prefix}{name}", [f"{prefix}{one}" for one in (*known.keys, *also)])
+        for name, key in known.keys.items():
+            if name in given:
+                self.value(prefix + name, given[name], key.annotation, key.meaning)
+            elif key.default is REQUIRED and not partial:
+                _missing(prefix + name, key.annotation, key.meaning)
+
+    def value(self, path: str, value: Any, annotation: Any, meaning: str = "") -> None:
+        """One value, and what is below it."""
+        if value == MISSING:
+            return _missing(path, annotation, meaning) if self.complete else None
+        if is_node(value):
+            return self.node(path, value)
+        section = section_in(annotation)
+        if isinstance(value, Mapping) and section is Grid:
+            return methods.check_grid(value, self.value, keys_of_class) if self.judged else None
+        if isinstance(value, Mapping) and section is not None:
+            return self.keys(f"{path}.", value, keys_of(section))
+        inner = next((one for one in options(annotation) if one is Any or _origin(one) in MAPPINGS), None)
+        if isinstance(value, Mapping) and inner is not None and not _needs_choice(annotation):
+            for name, one in value.items():
+                self.value(f"{path}.{name}".lstrip("."), one, (typing.get_args(inner) or (Any, Any))[1])
+            return None
+        return self._judge(path, value, annotation, section) if self.judged else None
+
+    def node(self, path: str, node: Mapping[str, Any]) -> None:
+        """A class or function with its arguments."""
+        target = str(node["_target_"])
+        known = keys_of_class(target)
+        if known is None:
+            raise _no_such_class(path, target)
+        given = {name: value for name, value in node.items() if name not in HYDRAS}
+        self.keys(f"{path}.", given, known, partial=bool(node.get("_partial_") or "_args_" in node))
+        if self.judged and target == methods.METHOD:
+            methods.check_method(node)
+
+    def _judge(self, path: str, value: Any, annotation: Any, section: type[Section] | None) -> None:
+        """A leaf: its type and range."""
+        if section is not None or _needs_choice(annotation):
+            if value is None and fits(None, _without_any(annotation)):
+                return
+            group = group_of(annotation)
+            wanted = f"a choice of conf/{group.name}/" if group is not None else "keys with values"
+            raise InputError(f"{path}: expected {wanted}, got {shown(value)}")
+        if not fits(value, annotation):
+            _check_names(value, annotation)
+            quote = f" (a text of digits is written {path}='\"...\"')" if _is_digits_for_text(value, annotation) else ""
+            raise InputError(f"{path}: expected {expected(value, annotation)}, got {shown(value)}{quote}")
+
+
+def _missing(path: str, annotation: Any, meaning: str) -> NoReturn:
+    about = f" ({meaning})" if meaning else ""
+    raise InputError(f"missing key {path}: expected {path}=VALUE, {say(annotation)}{about}")
+
+
+def _check_names(value: Any, annotation: Any) -> None:
+    """Raises InputError, with the nearest names, if the value or one of a list is no name of its config group."""
+    inner = [one for option in options(annotation) if _origin(option) in LISTS for one in typing.get_args(option)]
+    choice = next((note for one in (annotation, *inner) for note in notes(one) if isinstance(note, Choice)), None)
+    for name in value if isinstance(value, list) else [value]:
+        if choice is not None and isinstance(name, str) and name not in choice:
+            raise unknown_name(choice.kind, name, choice.names())
+
+
+def _no_such_class(path: str, target: str) -> InputError:
+    """The error for a `_target_` that names nothing."""
+    module, _, name = target.rpartition(".")
+    if sources.module_file(module) is not None:
+        return unknown_name(f"{path}._target_", name, sources.names_in(module), f"in {module}")
+    return InputError(
+        f"{path}._target_: expected a class or function that can be imported, got {target}: no module {module}"
+    )
+
+
+def _needs_choice(annotation: Any) -> bool:
+    """Whether only a class with its arguments will do."""
+    group = group_of(annotation)
+    return group is not None and group.built
+
+
+def _without_any(annotation: Any) -> Any:
+    """What is left of a union without its options that take anything; a type that nothing fits if nothing is."""
+    left = [one for one in options(annotation) if one is not Any]
+    return left[0] if left else typing.Literal["nothing"]
+
+
+def _origin(annotation: Any) -> Any:
+    return typing.get_origin(annotation) or annotation
+
+
+def _is_digits_for_text(value: Any, annotation: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and fits("", annotation)
+
+
+def _importable(target: str) -> bool:
+    """Whether a name exists that no source file shows: compiled, or made when its module is imported."""
+    module, _, name = target.rpartition(".")
+    if sources.says_all(module):
+        return False
+    while module:
+        try:
+            found: Any = importlib.import_module(module)
+        except ImportError:
+            module, _, first = module.rpartition(".")
+            name = f"{first}.{name}"
+            continue
+        for part in name.split("."):
+            found = getattr(found, part, None)
+        return found is not None
+    return False

@@ -1,0 +1,382 @@
+"""The keys of every command: type, range and meaning. Defaults are in `conf/<command>.yaml`, and nowhere else.
+
+`Group` marks what a config group fills in; its keys are those of the class it names (`sources`), or of the type here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from typing import Annotated, Any, ClassVar, Literal
+
+import toolkit.schema.sources as sources
+from toolkit.schema.ranges import Above, AtLeast, Between, Probability
+from toolkit.schema.values import Choice, annotations_of, notes
+
+
+@dataclass(frozen=True)
+class Group:
+    """A note beside a key: chosen in `conf/<name>/`. `built`: a class with its arguments."""
+
+    name: str
+    built: bool = True
+
+
+class Section:
+    """Keys that belong together. A class of keys: only its annotations matter."""
+
+
+Seed = Annotated[int, AtLeast(0)]
+CostRatio = Annotated[float, Above(0), "c, draft forward / target forward"]
+Seconds = Annotated[float, Above(0)]
+Folders = list[str]
+Draft = Annotated[Any, Group("draft"), "the pair's draft alone, read for the embeddings that pre-read heads need"]
+
+
+class Paths(Section):
+    root_dir: Annotated[str, "output goes to ROOT_DIR/<command>-<hash of what determines the content>"]
+    output_dir: Annotated[str | None, "this very folder instead"]
+
+
+class Command(Section):
+    """What every command takes."""
+
+    module: ClassVar[str]
+    example: ClassVar[str]  # its overrides
+    appended: ClassVar[tuple[str, ...]] = ()  # groups that +group=choice adds to the whole config
+
+    paths: Annotated[Paths, "where output goes"]
+    overwrite: Annotated[bool, "start afresh an output folder that holds work of another configuration"]
+
+
+class OnPair(Section):
+    pair: Annotated[Any, Group("pair"), "target and draft model: pair.target=PATH pair.draft=PATH for any checkpoints"]
+
+
+class OnPrompts(OnPair):
+    prompts: Annotated[Any, Group("prompts"), "what is asked: prompts.path=FILE.jsonl for any prompts"]
+    sampling: Annotated[Any, Group("sampling"), "how tokens are drawn and when a response ends"]
+
+
+class Labels(Section):
+    dataset: Annotated[str | None, "how tables call the prompt set; null: its name in the config, or the file's"]
+    split: Annotated[str | None, "how tables call its part; null: prompts.split"]
+
+
+class Intervals(Section):
+    resamples: Annotated[int, AtLeast(1), "bootstrap samples"]
+    confidence: Annotated[float, Between(0, 1, "()"), "of the intervals"]
+    seed: Annotated[Seed, "of everything random here"]
+
+
+class Tracked(Section):
+    track: Annotated[bool, "log to Weights & Biases (offline unless there is an API key)"]
+
+
+class Grid(Section):
+    """Methods of conf/method/, each with lists of values for its keys: checked by `methods.check_grid`."""
+
+
+class StageSpec(Section):
+    run: Annotated[str, "module.function of the stage"]
+    config: Annotated[str, "its root config"]
+    overrides: Annotated[list[str], 'of that config; "{name}" is the folder of an earlier stage'] = []  # noqa: RUF012
+    for_each: Annotated[
+        Mapping[str, list[str] | Mapping[str, list[str]]],
+        'one stage per combination of these names; "{name}" stands for each. A mapping adds overrides to each name',
+    ] = {}
+
+
+class Decode(Command, OnPrompts):
+    module, example = "toolkit.decode", "method=specdec_pp prompts=toy_math"
+    method: Annotated[Any, Group("method"), "proposer, policy and rule"]
+    head: Annotated[str | None, "folder of an acceptance head; null: the one that ships with the pair"]
+    batch_size: Annotated[int, AtLeast(1), "prompts decoded together; the tokens do not depend on it"]
+
+
+class MethodOnly(Section):
+    """What the library composes for a method by name: no command."""
+
+    method: Annotated[Any, Group("method"), "proposer, policy and rule"]
+    head: Annotated[str | None, "folder of an acceptance head; null: the one that ships with the pair"]
+    policy: Annotated[Any, Group("stopping"), "a policy by itself: +stopping@policy=NAME"] | None = None
+
+
+class Train(Command, OnPair):
+    module, example = "toolkit.train", "+experiment=toy_head head.depth=3 loss.w_rej=6"
+    appended = ("experiment", "hparams_search", "debug")
+    data: Annotated[Any, Group("data"), "what the head learns from, and the draft whose states are read"]
+    head: Annotated[Any, Group("model"), "the head's shape"]
+    loss: Annotated[Any, Group("model"), "what is minimised"]
+    optimizer: Annotated[Any, Group("model"), "how"]
+    scheduler: Annotated[Any, Group("model"), "the learning rate over training; null: constant"] | None
+    model: Annotated[Any, Group("model"), "all of these as a Lightning module"]
+    trainer: Annotated[Any, Group("trainer"), "arguments of pytorch_lightning.Trainer"]
+    callbacks: Annotated[
+        Mapping[str, Any] | None, Group("callbacks", built=False), "checkpoints and what else happens on the way"
+    ]
+    logger: Annotated[Mapping[str, Any] | None, Group("logger", built=False), "where curves go"]
+    seed: Annotated[Seed, "of the weights and of the order of the data"]
+    tags: Annotated[list[str], "of the Weights & Biases run"]
+    optimized_metric: Annotated[str, "score that best.ckpt and a sweeper look at"]
+    ckpt_path: Annotated[
+        str | None, "resume from this checkpoint; null or last: from the run folder's own, if there is one"
+    ]
+    from_pretrained: Annotated[str | None, "start from the head in this folder"]
+    before: Annotated[
+        Mapping[str, StageSpec] | None, Group("before", built=False), "stages that run first; what they wrote is kept"
+    ]
+    after: Annotated[Mapping[str, StageSpec] | None, 'stages that run last; "{train}" is the run\'s folder']
+
+
+class Responses(Command, OnPrompts):
+    module, example = "data_gen.responses", "prompts=toy_instruct prompts.split=train prompts.limit=2000"
+    shard_size: Annotated[int, AtLeast(1), "prompts per file; an interruption loses at most one file's work"]
+    max_prompt_tokens: Annotated[int, AtLeast(1), "longer prompts are skipped and counted; null: none are"] | None
+    batch_size: Annotated[int, AtLeast(1), "prompts decoded together; the responses do not depend on it"]
+    rank: Annotated[int, AtLeast(0), "which part this process makes: every world_size-th shard of the same folder"]
+    world_size: Annotated[int, AtLeast(1), "processes that share the work"]
+
+
+class Mix(Command, OnPair):
+    module, example = "data_gen.mix", "responses=outputs/responses-HASH"
+    responses: Annotated[str | Folders, "folder of data_gen.responses, or a list of them; their sampling is used"]
+    mixing_ratio: Annotated[float, Probability, "r: share of positions that keep the target's token"]
+    validation_fraction: Annotated[float, Between(0, 1, "()"), "of the prompts"]
+    seed: Annotated[Seed, "of drafted tokens, acceptance draws and the split"]
+    batch_size: Annotated[int, AtLeast(1), "does not change the data, float ties aside"]
+
+
+class Traces(Command, OnPair):
+    module, example = "data_gen.traces", "responses=outputs/responses-HASH"
+    responses: Annotated[
+        str | Folders,
+        'folder of data_gen.responses, a list of them, or a .jsonl file of {"prompt_ids": [...], "token_ids": [...]} '
+        '(with "text", the tokenizer is checked)',
+    ]
+    sampling: Annotated[
+        Mapping[str, Any] | None, "of a .jsonl file: {temperature: 1.0, ...}; folders say it themselves"
+    ]
+    limit: Annotated[int, AtLeast(1), "only the first so many texts"] | None
+    heads: Annotated[
+        Mapping[str, str] | None,
+        "{NAME: FOLDER}: acceptance heads whose estimates are stored; null: the pair's own, if it ships one, as `own`",
+    ]
+    hidden: Annotated[bool, "store the draft's states (float16): any head can then be replayed, at D numbers per step"]
+    upper_bound: Annotated[
+        bool, "run the target along the roll-outs: the true chance of every drafted token, no predictor's limit"
+    ]
+    max_drafted: Annotated[int, AtLeast(1), "the most tokens a replayed policy may draft in a round"]
+    draft_temperature: Annotated[float, AtLeast(0), "the draft's own; null: the sampling's"] | None
+    replicates: Annotated[int, AtLeast(1), "recordings of the same texts with new acceptance draws"]
+    shard_size: Annotated[int, AtLeast(1), "texts per file; an interruption loses at most one file's work"]
+    batch_size: Annotated[int, AtLeast(1), "texts at a time; does not change the traces, float ties aside"]
+    dry_run: Annotated[bool, "record a few texts, print the size and the time of all, write nothing"]
+
+
+class PerDomain(Section):
+    instruct: Annotated[float, AtLeast(0), "short word tasks"]
+    math: Annotated[float, AtLeast(0), "word problems"]
+    code: Annotated[float, AtLeast(0), "documented functions of the standard library"]
+
+
+class ToyModel(Section):
+    hidden_size: Annotated[int, AtLeast(1), "of its states"]
+    intermediate_size: Annotated[int, AtLeast(1), "of its MLPs"]
+    num_layers: Annotated[
+        int, AtLeast(1), "one, in the draft: it cannot copy as the target does, and is wrong for a reason"
+    ]
+    num_heads: Annotated[int, AtLeast(1), "of its attention"]
+    steps: Annotated[int, AtLeast(1), "batches"]
+    warmup: Annotated[int, AtLeast(0), "steps until the full rate; a cosine follows"]
+    learning_rate: Annotated[float, Above(0), "Adam's, for embeddings and norms"]
+    matrix_learning_rate: Annotated[float, Above(0), "Muon's, for the layers' matrices"]
+
+
+class ToyEvaluation(Section):
+    prompts: Annotated[int, AtLeast(1), "frozen test prompts per domain"]
+    max_new_tokens: Annotated[int, AtLeast(1), "of a response"]
+
+
+class Toy(Command):
+    module = "data_gen.toy"
+    example = "target.steps=20 draft.steps=20 examples=200 evaluation.prompts=4 paths.output_dir=FOLDER"
+    seed: Annotated[Seed, "of data, weights and batches"]
+    threads: Annotated[int, AtLeast(1), "of the CPU; 1 is faster where other programs compete for the cores"]
+    examples: Annotated[int, AtLeast(1), "training examples per domain (code has only as many as the standard library)"]
+    shares: Annotated[PerDomain, "part of all training tokens per domain"]
+    vocab_size: Annotated[int, AtLeast(257), "of the byte-level BPE"]
+    tokenizer_examples: Annotated[PerDomain, "what it learns from, so that most toy words are one token"]
+    max_length: Annotated[int, AtLeast(1), "tokens; longer documents are left out"]
+    max_positions: Annotated[int, AtLeast(1), "max_position_embeddings of both models"]
+    tokens_per_batch: Annotated[int, AtLeast(1), "padding included; documents of like length share a batch"]
+    prompt_weight: Annotated[float, AtLeast(0), "weight of a prompt token in the loss; a response token has weight 1"]
+    weight_decay: Annotated[float, AtLeast(0), "of the layers' matrices"]
+    clip_norm: Annotated[float, Above(0), "largest norm of a step's gradient, per model"]
+    checkpoint_every: Annotated[int, AtLeast(1), "steps"]
+    log_every: Annotated[int, AtLeast(1), "steps between updates of the progress bar"]
+    target: Annotated[ToyModel, "the large model"]
+    draft: Annotated[ToyModel, "the small one"]
+    evaluation: Annotated[ToyEvaluation, "what the card reports"]
+
+
+class Sweep(Command, OnPrompts, Labels, Tracked):
+    module, example = "analysis.sweep", "prompts=toy_math prompts.split=dev"
+    grid: Annotated[
+        Grid,
+        Group("grid", built=False),
+        "methods, and lists of values for their keys: grid.tail.policy.threshold=[.1,.2]",
+    ]
+    source: Annotated[
+        Literal["traces", "live"],
+        "traces: decode plainly, record, and replay every chain method on the recording; live: decode every setting",
+    ]
+    max_drafted: Annotated[int, AtLeast(1), "of source=traces: the most tokens a replayed method may draft in a round"]
+    batch_size: Annotated[int, AtLeast(1), "prompts decoded together; does not change the rows"]
+    cost_ratio: Annotated[CostRatio, "for the figures that are shown on the way only"]
+
+
+class Compare(Command, OnPrompts, Labels, Intervals, Tracked):
+    module, example = "analysis.compare", "prompts=toy_math pair=toy_padded"
+    grid: Annotated[Grid, Group("grid", built=False), "methods, and lists of values for their keys"]
+    group_size: Annotated[int, AtLeast(1), "prompts decoded together; settings take turns on every group"]
+    warmup: Annotated[int, AtLeast(0), "groups every setting decodes before anything is timed"]
+    idle_seconds: Annotated[float, AtLeast(0), "over which idle power is measured before; 0: nothing is subtracted"]
+    metrics: Annotated[
+        list[Annotated[str, Choice("quality", "quality metric")] | Mapping[str, Mapping[str, Any] | None]],
+        "of conf/quality/; {name: {option: value}} changes an option",
+    ]
+    baseline: Annotated[str, "the setting that speeds are divided by: its method and setting as the table says them"]
+    cost_ratio: Annotated[CostRatio, "for tokens per target time"]
+
+
+class Frontier(Command, Intervals, Tracked):
+    module, example = "analysis.frontier", "dev=[SWEEP,...] test=[SWEEP,...] cost_ratio=.2"
+    dev: Annotated[
+        str | Folders, "output folders of analysis.sweep that settings are chosen on, any number of data sets"
+    ]
+    test: Annotated[str | Folders, "the same data sets, other prompts: what is reported"]
+    cost_ratio: CostRatio
+    node_cost: Annotated[
+        float, AtLeast(0), "a drafted node beyond one per draft forward (trees, forests), in target forwards"
+    ]
+    draft_seconds: (
+        Annotated[Seconds, "of one draft forward, both or none: then c is their ratio, and times are reported too"]
+        | None
+    )
+    target_seconds: Annotated[Seconds, "of one target forward"] | None
+    cost_range: Annotated[
+        list[Annotated[float, Above(0)]], "of the figure over cost ratios; settings are chosen anew at every ratio"
+    ]
+    table_costs: Annotated[list[Annotated[float, Above(0)]], "of the table over cost ratios, likewise"]
+    baseline: Annotated[str, "method that the others are compared with"]
+
+
+class Agreement(Command, Intervals):
+    module, example = "analysis.agreement", "replayed=[SWEEP,...] live=[SWEEP,...]"
+    replayed: Annotated[str | Folders, "output folders of analysis.sweep"]
+    live: Annotated[str | Folders, "output folders of analysis.sweep source=live"]
+    cost_ratio: CostRatio
+
+
+class Timing(Command, OnPrompts, Tracked):
+    module, example = "analysis.timing", "prompts=toy_math prompts.limit=40"
+    num_drafted: Annotated[list[Annotated[int, AtLeast(1)]], "fixed K whose rounds the seconds are regressed on"]
+    head: Annotated[
+        str | None, "acceptance head of a row for SpecDec++; null: the pair's own, and no row if it has none"
+    ]
+    warm_up: Annotated[int, AtLeast(0), "first prompts that are decoded and not counted"]
+
+
+class Acceptance(Command, OnPrompts, Labels, Intervals, Tracked):
+    module, example = "analysis.acceptance", "prompts=toy_math prompts.limit=64"
+    methods: Annotated[list[Annotated[str, Choice("method", "method")]], "of conf/method/, with trees of one draft"]
+    overrides: Annotated[list[str], "of every one of them: rule.num_free=8, proposer.scheme=independent, ..."]
+    num_drafts: Annotated[list[Annotated[int, AtLeast(1)]], "K, candidates per node"]
+    draft_temperature: Annotated[float, AtLeast(0), "of q; null: as the target's"] | None
+    responses: Annotated[str | None, "a folder that `read` can read (of data_gen.responses): its texts, not fresh ones"]
+    read: Annotated[Any, Group("read"), "what reads it"]
+    positions: Annotated[int, AtLeast(1), "per text, drawn at random; null: all"] | None
+    draws: Annotated[int, AtLeast(1), "of the candidates at each position"]
+    join: Annotated[
+        Folders, "finished folders of this command, other prompt sets: their lines are shown beside this run's"
+    ]
+    sweeps: Annotated[Folders, "folders of analysis.sweep with grid=trees: block efficiency per tree shape"]
+    cost_ratio: Annotated[
+        float, AtLeast(0), "a draft forward in units of a target forward, for the advice; there is one per level"
+    ]
+    node_cost: Annotated[float, AtLeast(0), "verifying one more node, in the same units"]
+    target_seconds: Annotated[Seconds, "of a target forward: all three seconds instead of the two units"] | None
+    draft_seconds: Annotated[float, AtLeast(0), "of a draft forward"] | None
+    node_seconds: Annotated[float, AtLeast(0), "of one more node"] | None
+    max_nodes: Annotated[int, AtLeast(1), "of the trees that are weighed"]
+    max_levels: Annotated[int, AtLeast(1), "of the trees that are weighed"]
+    batch_size: Annotated[int, AtLeast(1), "does not change the results"]
+
+
+class Heads(Command, OnPair, Intervals, Tracked):
+    module, example = "analysis.heads", "traces=outputs/traces-HASH heads=[outputs/train-HASH,...]"
+    traces: Annotated[str, "folder of data_gen.traces: hidden=true for any heads, or recorded with these very heads"]
+    heads: Annotated[Folders, "folders of heads, or output folders of toolkit.train"]
+    dev: Annotated[
+        str | None, "another folder of data_gen.traces to choose thresholds on; null: some of the texts of `traces`"
+    ]
+    dev_share: Annotated[float, Between(0, 1, "()"), "of those texts; every number is of the others"]
+    thresholds: Annotated[list[Annotated[float, Probability]], "h, of the survival rule"]
+    min_drafted: Annotated[int, AtLeast(1), "shortest round of all heads; published: 2"]
+    corrected: Annotated[
+        bool, "undo the class weights' shift of acceptance heads before the threshold; published: false"
+    ]
+    cost_ratio: CostRatio
+    draft: Draft
+
+
+class Price(Command, OnPair):
+    module, example = "analysis.price", "traces=outputs/traces-HASH head=outputs/train-HASH"
+    traces: Annotated[str, "folder of data_gen.traces: hidden=true for any head, or recorded with this very head"]
+    head: Annotated[str, "folder of a head, or output folder of toolkit.train"]
+    cost_ratios: Annotated[list[Annotated[float, Above(0)]], "c, draft forward / target forward"]
+    min_drafted: Annotated[int, AtLeast(1), "shortest round"]
+    values: Annotated[bool, "solve the stopping problem, too: value function and threshold by tokens drafted"]
+    max_drafted: Annotated[int, AtLeast(2), "of values=true: longest round, as far as the recording goes"]
+    draft: Draft
+
+
+class Report(Command):
+    module, example = "analysis.report", "inputs=[FOLDER,...]"
+    inputs: Annotated[str | Folders, "output folders of any commands: frontier, train, sweep, ..."]
+    title: Annotated[str, "of the page"]
+    max_rows: Annotated[int, AtLeast(1), "larger tables are named, not shown"]
+    max_columns: Annotated[int, AtLeast(1), "likewise"]
+
+
+COMMANDS: dict[str, type[Section]] = {
+    **{kind.module.rpartition(".")[2]: kind for kind in Command.__subclasses__()},
+    "quickstart_sweep": Sweep,
+    "method_only": MethodOnly,
+}
+
+
+def command_of(config_name: str) -> type[Section] | None:
+    """The keys of a root config; None for one of the user's own."""
+    return COMMANDS.get(config_name)
+
+
+def keys_of(section: type[Section]) -> sources.Keys:
+    """The keys of a declared section, its own first."""
+    return _declared(section)  # type: ignore[arg-type]
+
+
+@cache
+def _declared(section: Any) -> sources.Keys:
+    keys = {}
+    for name, annotation in annotations_of(section).items():
+        meaning = next((note for note in notes(annotation)[::-1] if isinstance(note, str)), "")
+        keys[name] = sources.Key(name, annotation, meaning, getattr(section, name, sources.REQUIRED))
+    return sources.Keys(keys)
+
+
+def group_of(annotation: Any) -> Group | None:
+    """The config group that fills a key in."""
+    return next((note for note in notes(annotation) if isinstance(note, Group)), None)

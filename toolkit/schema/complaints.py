@@ -1,0 +1,78 @@
+"""What Hydra says of a config that does not compose, in one line with the nearest names."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Any
+
+from toolkit import config_files as configs
+from toolkit.errors import InputError, unknown_name
+from toolkit.schema.check import keys_at
+
+LOST = re.compile(r"(?:In '(?P<by>[^']*)': )?Could not find '(?P<path>[^']*)'")
+STRUCT = re.compile(r"Could not override '([^']*)'")
+GONE = re.compile(r"Could not delete from config\. (?:The value of )?'([^']*)'")
+THERE = re.compile(r"Could not append to config\. An item is already at '([^']*)'")
+PARSE = re.compile(
+    r"(?:Error parsing override|LexerNoViableAlt|no viable alternative|mismatched|extraneous|token recog)"
+)
+
+
+def composed(config_name: str, overrides: Sequence[str] = ()) -> Any:
+    """conf/<config_name>.yaml with these overrides. Raises InputError, one line, if it does not compose."""
+    from hydra.errors import HydraException
+
+    try:
+        return configs.compose_unchecked(config_name, overrides)
+    except (HydraException, ValueError) as error:
+        raise error if isinstance(error, InputError) else complaint(error, config_name, overrides) from error
+
+
+def complaint(error: Exception, config_name: str, overrides: Sequence[str]) -> InputError:
+    """The line for an error that composing conf/<config_name>.yaml with these overrides raised."""
+    text = str(error)
+    if found := LOST.search(text):
+        group, _, name = found["path"].rpartition("/")
+        by = "" if found["by"] in (None, config_name) else f"(named in {found['by']}.yaml)"
+        return unknown_name(group or "config", name, configs.choices(group), by)
+    if text.startswith("Cannot find primary config"):
+        return unknown_name("config", config_name, configs.choices("."))
+    if found := THERE.search(text):
+        return InputError(f"{found[1]} is in the config already: expected {found[1]}=VALUE, without the +")
+    if found := STRUCT.search(text) or GONE.search(text):
+        return _no_such_key(found[1], config_name, overrides)
+    if PARSE.search(text):
+        word = next((word for word in overrides if "=" not in word and not word.startswith("~")), None)
+        got = (
+            repr(word)
+            if word is not None
+            else f"{' '.join(text.splitlines()[0].split())} (quote what holds blanks or brackets)"
+        )
+        return InputError(f"expected KEY=VALUE, got {got}")
+    if text.startswith("Ambiguous value"):
+        word = text.partition("'")[2].partition("'")[0]
+        key, _, value = word.partition("=")
+        return InputError(
+            f"{word}: expected one value; a list is written {key}=[{value}], and -m sweeps over the values"
+        )
+    if text.startswith("Config group override must be"):
+        nulls = [
+            word for word in overrides if word.endswith("=null") and configs.choices(word.partition("=")[0].lstrip("+"))
+        ]
+        return InputError(f"expected a choice of a config group, got {', '.join(nulls) or 'null'}")
+    return InputError(f"configuration {config_name}: {' '.join(text.split())}")
+
+
+def _no_such_key(key: str, config_name: str, overrides: Sequence[str]) -> InputError:
+    """The key is not in the config: it could be added, or there is none of that name."""
+    others = [word for word in overrides if word.lstrip("+~").partition("=")[0].partition("@")[0] != key]
+    try:
+        before: Any = configs.plain(composed(config_name, others))
+    except (InputError, ValueError):
+        before = {}
+    parent, _, name = key.rpartition(".")
+    known = list(keys_at(before, config_name, parent))
+    if name in known or (not parent and configs.choices(key)):
+        return InputError(f"{key} is not in the config yet: expected +{key}=VALUE, with a +")
+    return unknown_name("key", key, [f"{parent}.{one}".lstrip(".") for one in known])

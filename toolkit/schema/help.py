@@ -1,0 +1,146 @@
+"""`--help`: what a command does, an example, and every key with its type, value and meaning. Plain text, 120 columns."""
+
+from __future__ import annotations
+
+import ast
+import re
+import textwrap
+import typing
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+from toolkit import config_files as configs
+from toolkit.schema import sources
+from toolkit.schema.check import HYDRAS, keys_of_class, resolved, section_in
+from toolkit.schema.commands import Command, Grid, Section, command_of, group_of, keys_of
+from toolkit.schema.complaints import composed
+from toolkit.schema.others import OTHERS
+from toolkit.schema.sources import REQUIRED, Key, Keys
+from toolkit.schema.values import is_known, is_node, options, say
+
+WIDTH = 120
+LEFT = 30  # columns of a key's name
+
+
+def help_text(config_name: str, overrides: Iterable[str] = ()) -> str:
+    """The help of a command, for the choices that the overrides make. Raises InputError if these do not compose."""
+    section = command_of(config_name)
+    config = resolved(composed(config_name, list(overrides)), config_name)
+    if section is None or not issubclass(section, Command):
+        return "\n".join(_entries("", config, Keys({name: Key(name) for name in config})))
+    lines = [*_what(section), "", *_usage(section), ""]
+    known = keys_of(section)
+    plain = {name: value for name, value in config.items() if not _has_own_part(value, known.keys.get(name))}
+    lines += ["Keys, with their value now:", "", *_entries("", plain, known)]
+    listed: set[str] = set()
+    for name, value in config.items():
+        if name not in plain:
+            lines += ["", *_part(name, value, known.keys.get(name, Key(name)), listed)]
+    for group in section.appended:
+        lines += [
+            "",
+            *_filled(f"+{group}=NAME", f"appends conf/{group}/NAME.yaml: {', '.join(configs.choices(group))}"),
+        ]
+    return "\n".join([*lines, "", *_tail()])
+
+
+def _what(section: type[Command]) -> list[str]:
+    """The first two paragraphs of the command's module docstring, without the command line they begin with."""
+    file = sources.module_file(section.module)
+    docstring = ast.get_docstring(ast.parse(file.read_text(encoding="utf-8"))) if file is not None else None
+    first, _, rest = (docstring or "").partition("\n\n")
+    what = first.partition(": ")[2] or first
+    rest = rest.partition("\n\n")[0].removesuffix(" Files:") if not rest.startswith(" ") else ""
+    said = [f"{section.module}: {what}", *([rest] if rest else [])]
+    return [line for text in said for line in [*textwrap.wrap(" ".join(text.split()), WIDTH), ""]][:-1]
+
+
+def _usage(section: type[Command]) -> list[str]:
+    return ["Example:", *textwrap.wrap(f"python -m {section.module} {section.example}", WIDTH,
+                                       initial_indent="  ", subsequent_indent="    ")]  # fmt: skip
+
+
+def _tail() -> list[str]:
+    text = (
+        "The keys of another choice: add it to --help, as in `method=mcsd --help`. A key that is not in the config yet takes "
+        "a +, as in +pair.revision=main. --cfg job prints the config, -m sweeps over KEY=A,B, --config-dir adds a folder laid "
+        "out like conf/, --hydra-help lists Hydra's own flags."
+    )
+    return textwrap.wrap(text, WIDTH)
+
+
+def _has_own_part(value: Any, key: Key | None) -> bool:
+    """Whether a key is shown under a heading: what a group fills in, and sections of keys."""
+    return key is not None and (group_of(key.annotation) is not None or isinstance(value, Mapping))
+
+
+def _part(name: str, value: Any, key: Key, listed: set[str]) -> Iterator[str]:
+    """The heading of a group or section, and its keys. `listed`: groups whose choices were listed before."""
+    group = group_of(key.annotation)
+    names = configs.choices(group.name) if group is not None and group.name not in listed else []
+    yield from textwrap.wrap(f"{name}: {key.meaning}", WIDTH)
+    if group is not None and names:
+        listed.add(group.name)
+        yield from textwrap.wrap(
+            f"{group.name}=NAME: {', '.join(names)}", WIDTH, initial_indent="  ", subsequent_indent="    "
+        )
+    section, named = section_in(key.annotation), _section_of_many(key.annotation)
+    if section is Grid:
+        for path, values in configs.flatten(value).items():
+            yield from _filled(f"{name}.{path}", _value(values))
+    elif named is not None:
+        yield from _entries(f"{name}.NAME.", {}, keys_of(named), every=True)
+    elif isinstance(value, Mapping):
+        yield from _entries(f"{name}.", value, keys_of(section) if section is not None else Keys())
+
+
+def _section_of_many(annotation: Any) -> type[Section] | None:
+    """The section that every entry of a mapping is, if the annotation asks for such a mapping."""
+    mappings = [typing.get_args(one) for one in options(annotation) if typing.get_args(one)]
+    return next((section_in(arguments[1]) for arguments in mappings if len(arguments) == 2), None)
+
+
+def _entries(prefix: str, values: Mapping[str, Any], known: Keys, every: bool = False) -> Iterator[str]:
+    """One entry per key, those of classes below it. With `every`, and of classes, also the keys that have no value here."""
+    told: Mapping[str, Any] = known.keys
+    if is_node(values):
+        known, every = keys_of_class(values["_target_"]) or Keys(), True
+        told = OTHERS.get(values["_target_"], known.keys)  # of classes that are not ours, what somebody may want
+    for name, key in {**known.keys, **{n: Key(n) for n in values if n not in known.keys and n not in HYDRAS}}.items():
+        value = values.get(name)
+        if isinstance(value, Mapping) and value:
+            section = section_in(key.annotation)
+            yield from _entries(f"{prefix}{name}.", value, keys_of(section) if section is not None else Keys())
+        elif name in values:
+            yield from _entry(f"{prefix}{name}", key, _value(value))
+        elif every and name in told and key.meaning and is_known(key.annotation):
+            plus = "+" if is_node(values) else ""
+            yield from _entry(f"{plus}{prefix}{name}", key, "" if key.default is REQUIRED else _value(key.default))
+
+
+def _entry(path: str, key: Key, value: str) -> list[str]:
+    """VALUE (TYPE): meaning."""
+    kind = f" ({say(key.annotation)})" if is_known(key.annotation) else ""
+    meaning = re.sub(
+        r"\b(None|True|False)\b", lambda found: {"None": "null"}.get(found[0], found[0].lower()), key.meaning
+    )
+    return _filled(path, f"{value}{kind}{': ' if meaning else ''}{meaning}".strip())
+
+
+def _filled(path: str, text: str) -> list[str]:
+    """A name on the left, a text wrapped beside it."""
+    first = f"  {path}".ljust(LEFT) + "  "
+    if len(first) > LEFT + 2:
+        lines = [f"  {path}"]
+        return lines + textwrap.wrap(text, WIDTH, initial_indent=" " * (LEFT + 2), subsequent_indent=" " * (LEFT + 2))
+    return textwrap.wrap(text, WIDTH, initial_indent=first, subsequent_indent=" " * (LEFT + 2)) or [first.rstrip()]
+
+
+def _value(value: Any) -> str:
+    """A value as it is written on the command line."""
+    if isinstance(value, bool) or value is None:
+        return {True: "true", False: "false", None: "null"}[value]
+    if isinstance(value, list | tuple):
+        return f"[{','.join(map(_value, value))}]"
+    text = " ".join(str(value).split()) or '""'
+    return text if len(text) <= 60 else text[:57] + "..."

@@ -1,0 +1,122 @@
+"""What the parts of a method ask of each other, and the settings of grids: judged from sources, before anything is imported.
+
+The same conditions as `toolkit.decoding.Method`'s own, which judges methods that are built in Python.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from toolkit import config_files as configs
+from toolkit.errors import InputError, unknown_name
+from toolkit.schema import sources
+from toolkit.schema.sources import Keys
+from toolkit.schema.values import is_node
+
+METHOD, CHAIN = "toolkit.decoding.Method", "toolkit.decoding.ChainProposer"
+LAYER_RULE = "LayerRule"
+YARDSTICKS = ("oracle", "upper_bound")  # of analysis.tables.grid: no methods, with parameters of their own
+TOY = Path(__file__).parent.parent / "assets" / "toy"
+
+
+def check_method(method: Mapping[str, Any]) -> None:
+    """Raises InputError if its rule is not exact for its proposer's scheme, or its policy needs what its proposer lacks."""
+    name, rule = method.get("name"), _target(method.get("rule"))
+    proposer = method.get("proposer") or {"_target_": CHAIN}
+    policy = method.get("policy")
+    schemes = sources.constant(rule, "schemes")
+    scheme = proposer.get("scheme", sources.constant(_target(proposer), "scheme"))
+    if schemes and scheme and scheme not in schemes:
+        raise InputError(
+            f"method {name}: {_short(_target(proposer))} draws candidates by the scheme {scheme}, but {_short(rule)} is "
+            f"exact only for {', '.join(schemes)}"
+        )
+    if is_node(policy) and _needs_history(policy) and sources.constant(_target(proposer), "supports_history") is False:
+        raise InputError(
+            f"method {name}: {_short(_target(policy))} learns from rounds of chains, and {_short(_target(proposer))} has "
+            "none; expected a policy without memory (fixed, confidence, tail, survival, ...)"
+        )
+    no_model = sources.constant(_target(proposer), "needs_draft_model") is False
+    if is_node(policy) and no_model and sources.constant(_target(policy), "needs_draft_model") is not False:
+        raise InputError(
+            f"method {name}: {_short(_target(policy))} looks at a draft model's distribution or states, and "
+            f"{_short(_target(proposer))} has no draft model; expected a policy that looks at neither (fixed, heuristic)"
+        )
+    if rule and sources.find(rule) and sources.is_kind(rule, LAYER_RULE) != (method.get("beams") is not None):
+        raise InputError(f"method {name}: a rule for layers of beams and `beams` need each other")
+
+
+def check_head(config: Mapping[str, Any]) -> None:
+    """Raises InputError if the policy of `config.method` needs an acceptance head, and neither it nor the pair has one."""
+    method, pair = config.get("method"), config.get("pair")
+    policy = method.get("policy") if isinstance(method, Mapping) else None
+    estimator = policy.get("estimator") if isinstance(policy, Mapping) else None
+    if not isinstance(method, Mapping) or not isinstance(estimator, Mapping) or not is_node(pair):
+        return
+    if estimator.get("head", "it needs none") is not None:
+        return
+    if _target(pair) == "toolkit.pair.ModelPair.from_pretrained" and not _is_toy(pair):
+        raise InputError(
+            f"method {method.get('name')} needs an acceptance head, and this pair ships none: expected head=FOLDER (of "
+            "toolkit.train), got none"
+        )
+
+
+def check_grid(
+    grid: Mapping[str, Any], judge: Callable[[str, Any, Any], None], keys_of_class: Callable[[str], Keys | None]
+) -> None:
+    """Raises InputError for methods, keys of methods, and values that do not exist or do not fit.
+
+    judge          of a path, a value and what its type must be
+    keys_of_class  what the class of a `_target_` takes
+    """
+    known = [*configs.choices("method"), *YARDSTICKS]
+    for name, settings in grid.items():
+        if name not in known:
+            raise unknown_name("method", str(name), known)
+        if name in YARDSTICKS or not isinstance(settings, Mapping):
+            continue
+        flat = configs.flatten(settings)
+        if flat.pop("impossible", "skip") != "skip":
+            raise InputError(f"grid.{name}.impossible: expected skip, got {settings['impossible']!r}")
+        composed = configs.compose_unchecked("method_only", [f"method={name}"]) if set(flat) - {"head"} else {}
+        method = configs.plain(composed).get("method", {})
+        for path, values in flat.items():
+            if path == "head":
+                continue
+            node, key = _below(method, path)
+            keys = keys_of_class(_target(node)) if is_node(node) else None
+            if keys is None or key not in keys.keys:
+                inside = [f"{path.rpartition(key)[0]}{one}" for one in (keys.keys if keys else method)]
+                raise unknown_name(f"parameter of {name}", path, inside)
+            for value in values if isinstance(values, list) else [values]:
+                judge(f"grid.{name}.{path}", value, keys.keys[key].annotation)
+
+
+def _below(method: Mapping[str, Any], path: str) -> tuple[Any, str]:
+    """The node that holds a dotted key, and the key's own name."""
+    *parents, key = path.split(".")
+    node: Any = method
+    for part in parents:
+        node = node.get(part) if isinstance(node, Mapping) else None
+    return node, key
+
+
+def _needs_history(policy: Mapping[str, Any]) -> bool:
+    """Whether the policy's decisions depend on earlier rounds; False if only the class itself can tell."""
+    return sources.constant(_target(policy), "uses_history") is True
+
+
+def _is_toy(pair: Mapping[str, Any]) -> bool:
+    sides = {"target": pair.get("target"), "draft": pair.get("draft")}
+    return all(path in (f"toy/{side}", str(TOY / side)) for side, path in sides.items())
+
+
+def _target(node: Any) -> str:
+    return str(node["_target_"]) if is_node(node) else ""
+
+
+def _short(target: str) -> str:
+    return target.rpartition(".")[2]

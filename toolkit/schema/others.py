@@ -1,0 +1,106 @@
+"""Keys of classes that are not ours, and of ours where types alone say too little: merged into what `sources` reads."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Annotated, Any, Literal
+
+from toolkit.schema.ranges import Above, AtLeast, Probability
+
+Switch = Literal["auto", "off"] | bool
+Dtype = Literal["float32", "float16", "bfloat16", "float64", "auto"]
+
+LOADING = {
+    "device": Annotated[str, "cpu, cuda, cuda:1, ..."],
+    "dtype": Annotated[Dtype, "of the weights; auto: as the checkpoint says"],
+    "revision": Annotated[str | None, "commit, branch or tag of a checkpoint on the hub (the target's, in a pair)"],
+    "attn_implementation": Annotated[str | None, "as in transformers: eager, sdpa, ..."],
+    "trust_remote_code": Annotated[bool, "run code that comes with a checkpoint of the hub"],
+}
+PAIR = {
+    **LOADING,
+    "target": Annotated[str, "the large model: a folder, a hub name, or toy/target"],
+    "draft": Annotated[str | None, "the small model: a folder, a hub name, or toy/draft; null: plain decoding only"],
+    "device_map": Annotated[str | dict[str, Any] | None, "of the target, as in transformers; needs accelerate"],
+    "quantization": Annotated[Literal["8bit", "4bit"] | None, "of the target, through bitsandbytes; null: none"],
+    "draft_revision": Annotated[str | None, "commit, branch or tag of the drafts"],
+    "drafts": Annotated[Sequence[str], "several drafts, instead of the one"],
+    "name": Annotated[str, "how tables call the pair"],
+    "cuda_graphs": Annotated[Switch, "capture forwards of recurring shapes on GPUs and replay them"],
+    "cpu_traces": Annotated[Switch, "the same on CPUs, through TorchScript traces"],
+    "cpu_packing": Annotated[
+        Literal["auto", "on", "off"] | bool,
+        "a second copy of large float32 weights, laid out for few tokens; auto: up to 4 GiB"
+    ],
+    "self_check": Annotated[Switch, "try each architecture on a tiny copy first; off: decode it on trust, with a warning"],
+}  # fmt: skip
+PRESET = Literal["200m", "1b", "8b"] | None
+OPTIMIZER = {
+    "lr": Annotated[float, Above(0), "learning rate at its highest"],
+    "weight_decay": Annotated[float, AtLeast(0), "pull of the weights towards 0, decoupled in AdamW"],
+    "betas": Annotated[list[float], "how long the averages of gradients and of their squares remember"],
+    "eps": Annotated[float, AtLeast(0), "keeps the step finite where gradients vanish"],
+}
+
+OTHERS: dict[str, dict[str, Any]] = {
+    "toolkit.pair.ModelPair.from_pretrained": PAIR,
+    "toolkit.padding.padded_pair": {
+        **{key: value for key, value in PAIR.items() if key not in ("device_map", "quantization")},
+        "target_preset": Annotated[PRESET, "size that the target is padded to; null: as it is"],
+        "draft_preset": Annotated[PRESET, "size that the draft is padded to (trained heads do not fit then); null: as it is"],
+        "seed": Annotated[int, "of the weights that are added"],
+    },
+    "toolkit.pair.load_draft": {**LOADING, "source": Annotated[str, "the draft: a folder, a hub name, or toy/draft"]},
+    "toolkit.decoding.Method": {
+        "name": Annotated[str, "how tables and messages call the method"],
+        "min_drafted": Annotated[int, AtLeast(0), "fewest tokens of a round, whatever the policy says"],
+        "max_drafted": Annotated[int, AtLeast(0), "most tokens of a round"],
+        "draft_temperature": Annotated[float, AtLeast(0), "of the draft alone"] | None,
+    },
+    "toolkit.decoding.Beams": {
+        "num_beams": Annotated[int, AtLeast(1)],
+        "selection": Literal["sample", "top"],
+        "threshold": Annotated[float, Probability] | None,
+        "min_width": Annotated[int, AtLeast(1)],
+        "collapse_after": Annotated[int, AtLeast(1)] | None,
+        "collapse_to": Literal["distribution", "draw", "best"],
+    },
+    "toolkit.decoding.TreeProposer": {
+        "k_config": Annotated[str | int | Sequence[int], "children per level: 4x2x1 or [4,2,1]"],
+        "scheme": Literal["iid", "independent", "without_replacement", "greedy", "top_k"],
+        "temperatures": Sequence[Annotated[float, AtLeast(0)]],
+    },
+    "toolkit.decoding.ForestProposer": {
+        "num_beams": Annotated[int, AtLeast(1)],
+        "num_layers": Annotated[int, AtLeast(0)],
+        "min_beams": Annotated[int, AtLeast(1)] | None,
+        "scheme": Literal["iid", "without_replacement"],
+    },
+    "toolkit.decoding.BeamChainProposer": {
+        "num_beams": Annotated[int, AtLeast(1), "beams of the draft"],
+        "num_tokens": Annotated[int, AtLeast(1), "most tokens of a round"],
+    },
+    "analysis.replay.closing_frontier.ReplayedFrontier": {
+        "cost_ratio": Annotated[float, AtLeast(0)],
+        "min_drafted": Annotated[int, AtLeast(1), "shortest round"],
+    },
+    "torch.optim.Adam": OPTIMIZER,
+    "torch.optim.AdamW": OPTIMIZER,
+    "pytorch_lightning.Trainer": {
+        "accelerator": Annotated[str, "cpu, gpu or auto"],
+        "devices": Annotated[int | str | list[int], "how many, which, or auto"],
+        "strategy": Annotated[str, "how several processes work together: auto or ddp"],
+        "precision": Annotated[str | int, "of the numbers: 32-true, 16-mixed, bf16-mixed, ..."],
+        "max_epochs": Annotated[int, AtLeast(1), "passes over the training data"] | None,
+        "gradient_clip_val": Annotated[float, AtLeast(0), "largest norm of a step's gradient; null: any"] | None,
+        "accumulate_grad_batches": Annotated[int, AtLeast(1), "batches per step"],
+        "check_val_every_n_epoch": Annotated[int, AtLeast(1), "epochs between validations"] | None,
+        "log_every_n_steps": Annotated[int, AtLeast(1), "steps between points of the training curve"] | None,
+        "num_sanity_val_steps": Annotated[int, AtLeast(-1), "validation batches that are tried before training"] | None,
+        "enable_model_summary": Annotated[bool, "print the layers"],
+        "use_distributed_sampler": Annotated[bool, "false: the batches split themselves among processes"],
+        "fast_dev_run": Annotated[bool | int, "a batch of training and one of validation, nothing kept"],
+        "limit_train_batches": Annotated[int | float, AtLeast(0), "training batches of an epoch, or a share of them"] | None,
+        "limit_val_batches": Annotated[int | float, AtLeast(0), "validation batches, or a share of them"] | None,
+    },
+}  # fmt: skip

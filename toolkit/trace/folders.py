@@ -1,0 +1,44 @@
+"""Folders of traces, as data_gen.traces writes them: shards of texts, and replicates of each."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from toolkit.errors import InputError
+from toolkit.io import read_json
+from toolkit.stage import MANIFEST
+from toolkit.trace.trace import Trace, join
+
+SUMMARY = "summary.json"  # what the traces depend on, the same whenever they are recorded
+
+
+def file_name(shard: int, replicate: int) -> str:
+    """File name of a shard's replicate."""
+    return f"traces-{shard:05d}-r{replicate}.safetensors"
+
+
+def read_traces(folder: Path | str, replicate: int | None = 0) -> Trace:
+    """The traces of a finished folder as one: one replicate, or all of them (None), one after another.
+
+    States stay in the files until they are asked for.
+    Raises InputError if the folder is not finished, or a file is missing, cut short or of another job.
+    """
+    folder = Path(folder)
+    if not (folder / MANIFEST).exists() or read_json(folder / MANIFEST).get("stage") != "traces":
+        raise InputError(f"expected a folder of data_gen.traces at {folder}, found none")
+    manifest = read_json(folder / MANIFEST)
+    if manifest.get("status") != "finished":
+        raise InputError(f"the traces in {folder} are not finished: run data_gen.traces again first")
+    chosen = range(manifest["replicates"]) if replicate is None else [replicate]
+    paths = [folder / file_name(number, r) for r in chosen for number in range(manifest["num_shards"])]
+    return join([read_file(path, manifest["job"]) for path in paths], mapped=True)
+
+
+def read_file(path: Path, job: str) -> Trace:
+    """One file of a folder. Raises InputError if it is not whole, or of another job."""
+    trace = Trace.load(path)
+    if trace.about.get("job") != job:
+        raise InputError(
+            f"{path} belongs to another job (other config, models or responses); delete it and record again"
+        )
+    return trace

@@ -1,0 +1,222 @@
+"""A Trace: a record of responses from which any stopping policy can be replayed, exactly in distribution.
+
+For a lossless chain rule the text does not depend on the policy. Given a text X_1..X_N of the target, position i holds an
+accepted draft with probability min(1, q(X_i)/p(X_i)); else the draft's token there is drawn from norm((q - p)+) and X_i
+is the correction. That is the joint distribution of (drafted token, accepted, emitted token) given the emitted one, and
+its acceptance draws are tossed once, when the trace is recorded. Behind every rejected position the draft has rolled
+on: what a policy sees that does not know of the rejection yet.
+
+A **step** is one drafted token with what its draft forward showed. Steps 0..P-1 are the positions of all texts, one text
+after another ("on path"); the roll-outs' steps follow. A round that starts after s tokens of a text visits the text's
+positions s+1, s+2, ... up to the first rejected one, and then that position's roll-out.
+
+Shapes: T texts, P positions of all texts, S >= P steps, D hidden size.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from toolkit.errors import InputError
+from toolkit.io import write_atomic
+
+PER_POSITION = ("accepted", "chance", "roll_first", "roll_length", "target_entropy")
+
+
+class Rows:
+    """Rows of several tensors [n_i, D] as those of one: files that are mapped into memory are read where rows are asked for."""
+
+    def __init__(self, parts: Sequence[Tensor]):
+        self.parts = list(parts)
+        self.ends = torch.tensor([len(part) for part in self.parts]).cumsum(0)
+        self.shape = (int(self.ends[-1]), *self.parts[0].shape[1:])
+        self.dtype = self.parts[0].dtype
+
+    def __len__(self) -> int:
+        return self.shape[0]
+
+    def __getitem__(self, index: Tensor) -> Tensor:
+        """The rows index [...] as [..., D], copied."""
+        flat = index.flatten()
+        found = torch.empty(len(flat), *self.shape[1:], dtype=self.dtype)
+        part = torch.searchsorted(self.ends, flat, right=True)
+        for number in part.unique().tolist():
+            chosen = part == number
+            first = int(self.ends[number]) - len(self.parts[number])
+            found[chosen] = self.parts[number][flat[chosen] - first]
+        return found.view(*index.shape, *self.shape[1:])
+
+    def whole(self) -> Tensor:
+        """All of them, in memory."""
+        return torch.cat(self.parts)
+
+
+@dataclass(frozen=True)
+class Trace:
+    """Responses, acceptance draws and draft steps. All tensors lie on the CPU.
+
+    text_first [T+1]    first position of each text; the last entry is P
+    room [T]            most positions of the text that can hold a draft: its length limit less one for the extra token
+    rows [T]            row of the responses
+    accepted [P]        whether the position's drafted token is the text's
+    chance [P]          probability of that, min(1, q/p) of the text's token
+    roll_first [P]      first step of the roll-out behind a rejected position; 0 elsewhere
+    roll_length [P]     its steps
+    target_entropy [P]  nats, of the target's warped distribution that the text's token was drawn from
+    tokens [S]          drafted token
+    draft_prob [S]      q(token), warped
+    token_prob [S]      of the unwarped distribution, as all that follow
+    entropy [S]         nats
+    top_probs [S, 2]    the two largest
+    accept_prob [S]     min(1, p/q)(token), given that all before it are accepted; not a number where not recorded
+    alpha [S]           sum_x min(p, q)(x) there; likewise
+    estimates           head's name -> its raw logits: [S] of an acceptance head, from the state that produced q, about the
+                        token *before*; [S, 2] of a pre-read head, about the drawn token and the one after it
+    hidden [S, D]       that state, float16, if it was recorded; `Rows` where it lies in several files
+    max_drafted         most steps of a round the roll-outs suffice for
+    about               what the trace was made from
+    """
+
+    text_first: Tensor
+    room: Tensor
+    rows: Tensor
+    accepted: Tensor
+    chance: Tensor
+    roll_first: Tensor
+    roll_length: Tensor
+    target_entropy: Tensor
+    tokens: Tensor
+    draft_prob: Tensor
+    token_prob: Tensor
+    entropy: Tensor
+    top_probs: Tensor
+    accept_prob: Tensor
+    alpha: Tensor
+    max_drafted: int
+    estimates: Mapping[str, Tensor] = field(default_factory=dict)
+    hidden: Tensor | Rows | None = None
+    about: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def num_texts(self) -> int:
+        """T."""
+        return len(self.rows)
+
+    @property
+    def num_positions(self) -> int:
+        """P, the tokens of all texts."""
+        return len(self.accepted)
+
+    @property
+    def num_steps(self) -> int:
+        """S."""
+        return len(self.tokens)
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of all tensors."""
+        held = [*_tensors(self, but=("hidden",)).values(), *self.estimates.values()]
+        states = 0 if self.hidden is None else math.prod(self.hidden.shape) * self.hidden.dtype.itemsize
+        return sum(value.numel() * value.element_size() for value in held) + states
+
+    def lengths(self) -> Tensor:
+        """Tokens of each text [T]."""
+        return self.text_first.diff()
+
+    def save(self, path: Path | str) -> Path:
+        """One safetensors file, whole or not at all."""
+        tensors = _tensors(self)
+        tensors |= {f"estimates/{name}": value for name, value in self.estimates.items()}
+        about = {"about": json.dumps(dict(self.about)), "max_drafted": str(self.max_drafted)}
+        return write_atomic(path, lambda temporary: save_file(tensors, temporary, metadata=about))
+
+    @classmethod
+    def load(cls, path: Path | str) -> Trace:
+        """Memory-mapped. Raises InputError if the file is missing or cut short."""
+        try:
+            with safe_open(path, framework="pt") as file:
+                tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+                metadata = file.metadata()
+            estimates = {k.split("/", 1)[1]: tensors.pop(k) for k in list(tensors) if k.startswith("estimates/")}
+            return cls(
+                **tensors,
+                estimates=estimates,
+                max_drafted=int(metadata["max_drafted"]),
+                about=json.loads(metadata["about"]),
+            )
+        except FileNotFoundError:
+            raise InputError(f"expected a trace at {path}, found none") from None
+        except Exception as error:  # safetensors raises its own kinds
+            raise InputError(f"{path} is not a whole trace: {str(error).splitlines()[0]}") from None
+
+
+def recorded_name(head: str, kind: str) -> str:
+    """Under which name the logits of one kind of head (`toolkit.acceptance.folder.KINDS`) are kept."""
+    return head if kind == "survival" else f"{head}.{kind}"
+
+
+def join(traces: Sequence[Trace], mapped: bool = False) -> Trace:
+    """Several traces as one; all must hold the same estimates. `about` is the first one's.
+
+    mapped  leave states where they lie (`Rows`): they are most of a trace, and may be more than memory holds
+    """
+    if not traces:
+        raise InputError("expected at least one trace, got none")
+    first = traces[0]
+    if len(traces) == 1:
+        return first
+    held = [(set(trace.estimates), trace.hidden is None, trace.max_drafted) for trace in traces]
+    if any(one != held[0] for one in held):
+        raise InputError("traces to be joined must hold the same estimates, states and max_drafted")
+    total = sum(trace.num_positions for trace in traces)
+    parts: dict[str, list[Tensor]] = {}
+    rolls_before = positions_before = 0
+    for trace in traces:
+        shift = {
+            "text_first": torch.tensor(positions_before),
+            "roll_first": torch.where(trace.roll_length == 0, 0, total + rolls_before - trace.num_positions),
+        }
+        for name, value in _tensors(trace, but=("hidden",) if mapped else ()).items():
+            parts.setdefault(name, []).append(value + shift[name] if name in shift else value)
+        positions_before += trace.num_positions
+        rolls_before += trace.num_steps - trace.num_positions
+    joined: dict[str, Any] = {name: _joined(name, values, traces) for name, values in parts.items()}
+    estimates = {name: _steps([t.estimates[name] for t in traces], traces) for name in first.estimates}
+    if mapped and first.hidden is not None:
+        joined["hidden"] = Rows(_in_order([trace.hidden for trace in traces], traces))
+    return Trace(**joined, estimates=estimates, max_drafted=first.max_drafted, about=first.about)
+
+
+def _joined(name: str, values: list[Tensor], traces: Sequence[Trace]) -> Tensor:
+    if name == "text_first":
+        return torch.cat([*(value[:-1] for value in values[:-1]), values[-1]])
+    if name in ("room", "rows", *PER_POSITION):
+        return torch.cat(values)
+    return _steps(values, traces)
+
+
+def _steps(values: list[Tensor], traces: Sequence[Trace]) -> Tensor:
+    return torch.cat(_in_order(values, traces))
+
+
+def _in_order(values: Sequence[Any], traces: Sequence[Trace]) -> list[Tensor]:
+    """All positions' steps, then all roll-outs'."""
+    sizes = [trace.num_positions for trace in traces]
+    path = [value[:size] for value, size in zip(values, sizes, strict=True)]
+    return [*path, *(value[size:] for value, size in zip(values, sizes, strict=True))]
+
+
+def _tensors(trace: Trace, but: Sequence[str] = ()) -> dict[str, Tensor]:
+    values = {item.name: getattr(trace, item.name) for item in fields(trace) if item.name not in but}
+    values = {name: value.whole() if isinstance(value, Rows) else value for name, value in values.items()}
+    return {name: value.contiguous() for name, value in values.items() if isinstance(value, Tensor)}

@@ -1,0 +1,115 @@
+"""Batches of examples for training heads, whatever the examples are: texts of mixed data, or of traces."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from pathlib import Path
+from typing import Any
+
+import pytorch_lightning as pl
+
+from toolkit.errors import InputError
+from toolkit.io import read_json
+from toolkit.pair import fingerprint
+from toolkit.training.batches import ExampleBatches
+from toolkit.training.states import States
+
+
+class ExampleData(pl.LightningDataModule):
+    """`batch_size` examples of the training split make a batch; both splits are in `states` once it is set up.
+
+    path           folder of the stage that made the data
+    draft          the model that drafted in them
+    shuffle, seed  a new order of the training examples for every epoch
+
+    Raises InputError if the folder is not finished, or the draft another one.
+    """
+
+    def __init__(self, path: str | Path, draft: Any, batch_size: int, shuffle: bool, seed: int):
+        super().__init__()
+        if batch_size < 1:
+            raise InputError(f"data.batch_size: expected at least 1, got {batch_size}")
+        self.path, self.draft = Path(path), draft
+        self.batch_size, self.shuffle, self.seed = batch_size, shuffle, seed
+        (summary,) = self.inputs(self.path)
+        self.summary: dict[str, Any] = read_json(summary)
+        self.fingerprint = fingerprint(draft)
+        if self.fingerprint != self.summary["draft_fingerprint"]:
+            raise InputError(
+                f"the data in {path} were made with another draft (fingerprint {self.summary['draft_fingerprint']}, this one "
+                f"{self.fingerprint}): set pair.draft to that one, or make them again"
+            )
+        self.states: dict[str, States] = {}
+
+    @staticmethod
+    @abstractmethod
+    def inputs(folder: Path) -> list[Path]:
+        """The files that say what is in a folder of data. Raises InputError if it is not one, or not finished."""
+
+    @abstractmethod
+    def head_sizes(self) -> dict[str, int]:
+        """What a head must know of the draft to be built."""
+
+    @abstractmethod
+    def about(self) -> dict[str, Any]:
+        """What a head trained on these data should remember of them."""
+
+    def train_dataloader(self) -> ExampleBatches:
+        """This process's training batches, from where the trainer stands."""
+        return ExampleBatches(
+            self.states["train"],
+            self.batch_size,
+            shuffle=self.shuffle,
+            seed=self.seed,
+            rank=self._rank,
+            world=self._world,
+            even=True,
+            position=self._position,
+        )
+
+    def val_dataloader(self) -> ExampleBatches:
+        """This process's validation batches, in order."""
+        return ExampleBatches(self.states["validation"], self.batch_size, rank=self._rank, world=self._world)
+
+    def whole_validation(self) -> ExampleBatches:
+        """All validation batches, whatever the number of processes."""
+        return ExampleBatches(self.states["validation"], self.batch_size)
+
+    def state_dict(self) -> dict[str, Any]:
+        """What the batches depend on, for checkpoints."""
+        assert self.trainer is not None
+        trainer: Any = self.trainer
+        return {
+            "examples": self.states["train"].num_examples,
+            "batch_size": self.batch_size,
+            "shuffle": self.shuffle,
+            "seed": self.seed,
+            "processes": trainer.world_size,
+            "limit_train_batches": trainer.limit_train_batches,
+        }
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Raises InputError if a checkpoint saw other batches: the rest of them would not be the rest."""
+        for name, here in self.state_dict().items():
+            there = state_dict.get(name)
+            if there != here:
+                raise InputError(
+                    f"the checkpoint's training had other batches: {name} was {there}, is {here}; resume with the same "
+                    "data, or begin anew from its head (from_pretrained)"
+                )
+
+    @property
+    def _rank(self) -> int:
+        assert self.trainer is not None
+        return int(self.trainer.global_rank)
+
+    @property
+    def _world(self) -> int:
+        assert self.trainer is not None
+        return int(self.trainer.world_size)
+
+    def _position(self) -> tuple[int, int]:
+        """(epoch, batch) of the next training batch: a function of how many the trainer has seen in all."""
+        assert self.trainer is not None
+        seen = self.trainer.fit_loop.total_batch_idx + 1
+        return divmod(seen, int(self.trainer.num_training_batches))

@@ -1,0 +1,115 @@
+"""Traces for training pre-read heads: the output folder of data_gen.traces (hidden=true) as a LightningDataModule.
+
+On path a trace holds clean samples, and no token mixing is needed: at every position of a text of the target the drafted
+token follows the draft's distribution given that text, and its label is its chance of acceptance. Where the acceptance
+draw accepted it, it is the text's own token, and the next position's alpha = sum_x min(p, q)(x) is the chance that the
+token after it is accepted. (The acceptance draw does by sampling what weighting every text token by min(1, q/p) would
+do; more replicates of the recording make it finer.)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import torch
+from torch import Tensor
+
+from toolkit.acceptance.preread import embedding_table, features
+from toolkit.errors import InputError
+from toolkit.schema.ranges import AtLeast, Between
+from toolkit.stage import MANIFEST
+from toolkit.teacher import hidden_size
+from toolkit.trace import Trace
+from toolkit.trace.folders import SUMMARY, read_traces
+from toolkit.trace.step import RecordedStep
+from toolkit.training.examples import ExampleData
+from toolkit.training.states import Positions, States
+
+READS = "the draft's final hidden state that the token was drawn from, its embedding, and the shape of the draft's distribution"
+LABELS = "min(1, p/q) of the drafted token, and sum min(p, q) one position later where it was accepted"
+
+
+class TracedStates(States):
+    """The positions of some texts of a trace: features [P, F] and labels [P, 2], not a number where there is none."""
+
+    def __init__(self, trace: Trace, texts: Sequence[int], table: Tensor):
+        self.trace, self.table = trace, table
+        self.first, self.last = trace.text_first[:-1][list(texts)], trace.text_first[1:][list(texts)]
+        self.num_examples, self.num_positions = len(texts), int((self.last - self.first).sum())
+
+    def batch(self, examples: Sequence[int]) -> Positions:
+        spans = [torch.arange(int(self.first[text]), int(self.last[text])) for text in examples]
+        index = torch.cat(spans)
+        ends = torch.cat([span == span[-1] for span in spans])
+        known = self.trace.accepted[index] & ~ends
+        following = self.trace.alpha[(index + 1).clamp(max=self.trace.num_positions - 1)]
+        labels = torch.stack([self.trace.accept_prob[index], following.where(known, torch.nan)], 1)
+        return Positions(features(RecordedStep(self.trace, 1, index), self.table), labels)
+
+
+class TracedData(ExampleData):
+    """Batches of positions, texts being the unit.
+
+    path                 folder of data_gen.traces, recorded with hidden=true; all its replicates are used
+    draft                the model that drafted in it: its embeddings are read
+    batch_size           texts per batch and process
+    validation_fraction  of the texts; the replicates of a text stay together
+    shuffle, seed        a new order of the training texts for every epoch
+
+    Raises InputError if the folder is not finished, holds no states, or the draft is another one.
+    """
+
+    def __init__(
+        self,
+        path: str | Path,
+        draft: Any,
+        batch_size: Annotated[int, AtLeast(1)] = 32,
+        validation_fraction: Annotated[float, Between(0, 1, "()")] = 0.1,
+        shuffle: bool = True,
+        seed: int = 0,
+    ):
+        super().__init__(path, draft, batch_size, shuffle, seed)
+        if not 0 < validation_fraction < 1:
+            raise InputError(f"data.validation_fraction: expected a number between 0 and 1, got {validation_fraction}")
+        self.validation_fraction = validation_fraction
+
+    @staticmethod
+    def inputs(folder: Path) -> list[Path]:
+        if not (folder / MANIFEST).exists() or not (folder / SUMMARY).exists():
+            raise InputError(
+                f"data.path: expected a folder of data_gen.traces (with {MANIFEST} and {SUMMARY}), got {folder}"
+            )
+        return [folder / SUMMARY]
+
+    def setup(self, stage: str | None = None) -> None:
+        """Read the traces, and split them by text."""
+        if self.states:
+            return
+        trace, table = read_traces(self.path, replicate=None), embedding_table(self.draft).cpu()
+        if trace.hidden is None:
+            raise InputError(f"the traces in {self.path} hold no hidden states: record them with hidden=true")
+        generator = torch.Generator().manual_seed(0)  # the split is not a matter of the training's seed
+        different = trace.rows.unique()  # each text once, whatever the replicates
+        num_held_out = round(len(different) * self.validation_fraction)
+        held_out = different[torch.randperm(len(different), generator=generator)[:num_held_out]]
+        validation = torch.isin(trace.rows, held_out)
+        for name, chosen in (("train", ~validation), ("validation", validation)):
+            texts = chosen.nonzero().squeeze(1).tolist()
+            if not texts:
+                raise InputError(f"{self.path}: {len(different)} texts leave none for the {name} split; record more")
+            self.states[name] = TracedStates(trace, texts, table)
+
+    def head_sizes(self) -> dict[str, int]:
+        return {"hidden_size": hidden_size(self.draft), "embedding_size": embedding_table(self.draft).shape[1]}
+
+    def about(self) -> dict[str, Any]:
+        kept = ("target_fingerprint", "draft_fingerprint", "sampling")
+        return {
+            **{name: self.summary[name] for name in kept},
+            "data": self.path.name,
+            "num_positions": self.states["train"].num_positions,
+            "hidden_state": READS,
+            "label": LABELS,
+        }

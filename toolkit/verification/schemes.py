@@ -1,0 +1,113 @@
+"""How the K candidates of a node are drawn from the draft's distribution: the schemes that rules declare.
+
+    iid                  K independent draws from q; they may repeat
+    independent          one draw from each of K distributions
+    without_replacement  one after another from q with the earlier ones removed and renormalised
+    greedy               the K - 1 likeliest of q, and one draw from the rest (Hu et al., arXiv:2502.18779)
+    top_k                the K likeliest of q, for certain: rules are given a point mass on each as what it was drawn from
+
+Each function takes a distribution and K uniforms in [0, 1) and returns the candidates [..., K] with the number of real ones
+[...]: where q has fewer tokens than the scheme needs, the last places are padded with token 0.
+
+Shapes: leading dimensions `...` are free; K candidates, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from toolkit.errors import InputError, unknown_name
+from toolkit.sampling import draw, draws
+
+
+def candidates(scheme: str, draft_probs: Tensor, uniforms: Tensor) -> tuple[Tensor, Tensor]:
+    """Draw K candidates by the scheme's name: draft_probs [..., V] ([..., K, V] if independent), uniforms [..., K]."""
+    if scheme not in SCHEMES:
+        raise unknown_name("scheme", scheme, SCHEMES)
+    if uniforms.shape[-1] < 1:
+        raise InputError(f"uniforms: expected at least 1 per node, got shape {list(uniforms.shape)}")
+    return SCHEMES[scheme](draft_probs, uniforms)
+
+
+def iid(draft_probs: Tensor, uniforms: Tensor) -> tuple[Tensor, Tensor]:
+    """K independent draws from draft_probs [..., V] with uniforms [..., K]."""
+    return draws(draft_probs, uniforms), _counts(uniforms, uniforms.shape[-1])
+
+
+def independent(draft_probs: Tensor, uniforms: Tensor) -> tuple[Tensor, Tensor]:
+    """One draw from each distribution: draft_probs [..., K, V], uniforms [..., K]."""
+    return draw(draft_probs, uniforms), _counts(uniforms, uniforms.shape[-1])
+
+
+def without_replacement(draft_probs: Tensor, uniforms: Tensor) -> tuple[Tensor, Tensor]:
+    """K draws from draft_probs [..., V], each without the tokens drawn before it."""
+    left, drawn = draft_probs.clone(), []
+    for uniform in uniforms.unbind(-1):
+        drawn.append(draw(left, uniform))
+        left.scatter_(-1, drawn[-1].unsqueeze(-1), 0.0)
+    return _padded(torch.stack(drawn, -1), draft_probs)
+
+
+def greedy(draft_probs: Tensor, uniforms: Tensor) -> tuple[Tensor, Tensor]:
+    """The K - 1 likeliest of draft_probs [..., V], and one draw from the rest with the last uniform."""
+    top = top_tokens(draft_probs, uniforms.shape[-1] - 1)
+    sampled = draw(draft_probs.scatter(-1, top, 0.0), uniforms[..., -1])
+    return _padded(torch.cat([top, sampled.unsqueeze(-1)], -1), draft_probs)
+
+
+def top_k(draft_probs: Tensor, uniforms: Tensor) -> tuple[Tensor, Tensor]:
+    """The K likeliest of draft_probs [..., V], of equals the first; uniforms [..., K] say how many, and are not used."""
+    top = top_tokens(draft_probs, uniforms.shape[-1])
+    return _padded(torch.nn.functional.pad(top, (0, uniforms.shape[-1] - top.shape[-1])), draft_probs)
+
+
+def likeliest(logits: Tensor, num_tokens: int) -> tuple[Tensor, Tensor]:
+    """The tokens of the largest logits [..., V] in order, of equals the first: [..., num_tokens], padded with token 0.
+
+    Also how many are real [...]: tokens of logit -inf cannot be drawn.
+    """
+    left, tokens = logits.clone(), []
+    for _ in range(num_tokens):
+        tokens.append(left.argmax(-1, keepdim=True))
+        left.scatter_(-1, tokens[-1], -torch.inf)
+    counts = (~logits.isneginf()).sum(-1).clamp(max=num_tokens)
+    found = torch.cat(tokens, -1)
+    behind = torch.arange(num_tokens, device=found.device) >= counts.unsqueeze(-1)
+    return found.masked_fill(behind, 0), counts
+
+
+def top_tokens(draft_probs: Tensor, num_tokens: int) -> Tensor:
+    """The likeliest tokens of draft_probs [..., V] in order, of equals the first; at most V: [..., num_tokens]."""
+    left, tokens = draft_probs.clone(), []
+    for _ in range(min(num_tokens, draft_probs.shape[-1])):
+        tokens.append(left.argmax(-1, keepdim=True))
+        left.scatter_(-1, tokens[-1], -1.0)
+    return torch.cat(tokens, -1) if tokens else left[..., :0].long()
+
+
+def num_distinct(draft_probs: Tensor, num_drafts: int) -> Tensor:
+    """How many of `num_drafts` distinct candidates draft_probs [..., V] can fill: [...]."""
+    return (draft_probs > 0).sum(-1).clamp(max=num_drafts)
+
+
+def _padded(drawn: Tensor, draft_probs: Tensor) -> tuple[Tensor, Tensor]:
+    """Distinct candidates with token 0 behind the real ones, and how many are real."""
+    counts = num_distinct(draft_probs, drawn.shape[-1])
+    behind = torch.arange(drawn.shape[-1], device=drawn.device) >= counts.unsqueeze(-1)
+    return drawn.masked_fill(behind, 0), counts
+
+
+def _counts(uniforms: Tensor, count: int) -> Tensor:
+    return torch.full(uniforms.shape[:-1], count, device=uniforms.device)
+
+
+SCHEMES: dict[str, Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]] = {
+    "iid": iid,
+    "independent": independent,
+    "without_replacement": without_replacement,
+    "greedy": greedy,
+    "top_k": top_k,
+}
