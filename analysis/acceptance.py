@@ -2,11 +2,14 @@
 
 Along target text, with p and q at every position: mean acceptance of each method's rule with K candidates, the optimum
 of the way its candidates are drawn, the gap (Khisti et al., arXiv:2410.18234, Table 3, for any pair); and from these
-which tree to draft at given costs. Files:
+which tree to draft at given costs. At temperature 0 the candidates are the draft's K likeliest tokens, whatever the method
+(MCSD, arXiv:2401.06706, section 3). Different drafts, one per candidate in turn: a pair with several drafts and
+overrides=[proposer.scheme=independent]; one draft at several temperatures: overrides=[proposer.scheme=independent,
+"proposer.temperatures=[.5,5]"]. Files:
 
     sums        one line per data set, method, prompt and K: sums over positions
-    acceptance  one line per data set, method and K, with intervals (columns: `analysis.acceptance_table`)
-    advice      the best tree of every method (columns: `analysis.advice`)
+    acceptance  one line per data set, method and K, with intervals (columns: `analysis.multi_draft.acceptance_table`)
+    advice      the best tree of every method (columns: `analysis.multi_draft.tree_advice`)
     block_efficiency  per method and tree shape, from the sweeps that are named
     acceptance.md     all of them as people read them
     figures/    acceptance-<dataset>.png: acceptance over K
@@ -20,15 +23,16 @@ from typing import Any
 
 import pandas as pd
 
-from analysis import acceptance_table, plots
-from analysis.advice import TreeCost, advise, as_sentence
-from analysis.block_efficiency import block_efficiency_table
-from analysis.block_efficiency import readable as readable_shapes
-from analysis.comparison import Bootstrap
-from analysis.laws import Text
-from analysis.rows import check_comparable, labels, load_rows
-from analysis.tables import markdown, read_table, save_table, show
-from analysis.walk import Judge, Walk
+from analysis.figures import plots
+from analysis.multi_draft import acceptance_table
+from analysis.multi_draft.block_efficiency import block_efficiency_table
+from analysis.multi_draft.block_efficiency import readable as readable_shapes
+from analysis.multi_draft.target_texts import Judge, Walk
+from analysis.multi_draft.texts import Text
+from analysis.multi_draft.tree_advice import TreeCost, advise, as_sentence
+from analysis.tables.bootstrap import Bootstrap
+from analysis.tables.files import markdown, read_table, save_table, show
+from analysis.tables.rows import check_comparable, labels, load_rows
 from toolkit.config import instantiate, plain
 from toolkit.errors import InputError
 from toolkit.io import write_text
@@ -41,18 +45,19 @@ __all__ = ["optimal_acceptance", "optimal_acceptances", "run"]
 COSTS = ("cost_ratio", "node_cost", "target_seconds", "draft_seconds", "node_seconds")
 LIMITS = ("max_levels", "max_nodes")
 # Keys that the parts of the work do not depend on, or that name them themselves.
-IGNORED = ("methods", "num_drafts", "join", "sweeps", *COSTS, *LIMITS, "resamples", "confidence", "track")
+IGNORED = ("methods", "overrides", "num_drafts", "join", "sweeps", *COSTS, *LIMITS, "resamples", "confidence", "track")
 
 
 def run(cfg: Any) -> Path:
     """Walk the texts (finished parts are kept), then write tables, advice and figures; returns the output folder."""
-    judges = _judges(cfg)
     cost = TreeCost.of(*(cfg[name] for name in COSTS))
     bootstrap = Bootstrap(cfg.resamples, cfg.confidence, cfg.seed)
     trees = load_rows(plain(cfg.sweeps), "sweeps") if cfg.sweeps else None
     efficiency = None if trees is None else block_efficiency_table(trees, bootstrap)
     others = _others(cfg)
+    methods = _methods(cfg)
     walk = _walk(cfg)
+    judges = [Judge.of(name, plain(cfg.overrides), walk.sampling, len(walk.pair.drafts)) for name in methods]
     stage = open_stage("acceptance", cfg, ignore=IGNORED)
     check_comparable([stage.folder, *map(Path, plain(cfg.join))])
     with _Progress(len(walk.source)) as progress:
@@ -70,11 +75,11 @@ def run(cfg: Any) -> Path:
     return stage.finish(num_texts=found.prompt.nunique(), num_positions=int(table.positions.max()))
 
 
-def _judges(cfg: Any) -> list[Judge]:
+def _methods(cfg: Any) -> list[str]:
     names = list(dict.fromkeys(plain(cfg.methods)))
     if not names:
         raise InputError("methods: expected names, e.g. methods=[specinfer,mcsd], got none")
-    return [Judge.of(name) for name in names]
+    return names
 
 
 def _others(cfg: Any) -> list[pd.DataFrame]:

@@ -1,10 +1,10 @@
 """python -m analysis.agreement replayed=[SWEEP,...] live=[SWEEP,...]: do sweeps on traces say what decoding does?
 
-Every cell and prompt that both kinds of sweep hold is compared: throughput decoded over throughput replayed, discard and
+Every setting and prompt that both kinds of sweep hold is compared: throughput decoded over throughput replayed, discard and
 verification rate of both, with an interval from resampling prompts (both sides of a prompt together). The two sides throw
-their own coins, so single cells leave their interval now and then: one in twenty at 95 %.
+their own acceptance draws, so single settings leave their interval now and then: one in twenty at 95 %.
 
-    agreement   one line per data set and cell
+    agreement   one line per data set and setting
 """
 
 from __future__ import annotations
@@ -12,29 +12,30 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pandas as pd
 
-from analysis.rows import CELL, COUNTS, check_comparable, counts_of, load_rows, throughput
-from analysis.statistics import percentile_interval, resampled_totals
-from analysis.tables import read_table, save_table, show
+from analysis.tables.bootstrap import Bootstrap
+from analysis.tables.files import read_table, save_table, show
+from analysis.tables.rows import COUNTS, SETTING, check_comparable, counts_of, load_rows
+from analysis.tables.standing import gain_over
 from toolkit import metrics
 from toolkit.config import plain
 from toolkit.errors import InputError
 from toolkit.stage import command, open_stage
 
-SAME = [*CELL, "prompt", "prompt_hash"]
+SAME = [*SETTING, "prompt", "prompt_hash"]
 
 
 def run(cfg: Any) -> Path:
-    """Compare; returns the output folder. Raises InputError if the sweeps have no cell and prompt in common."""
+    """Compare; returns the output folder. Raises InputError if the sweeps have no setting and prompt in common."""
+    bootstrap = Bootstrap(cfg.resamples, cfg.confidence, cfg.seed)
     replayed, live = ([Path(folder) for folder in plain(cfg[side])] for side in ("replayed", "live"))
     tables = load_rows(replayed, "replayed"), load_rows(live, "live")
     check_comparable([*replayed, *live])
     inputs = [folder / "rows.parquet" for folder in (*replayed, *live)]
     stage = open_stage("agreement", cfg, inputs=inputs)
     if not stage.finished:
-        save_table(compare(*tables, cfg.cost_ratio, cfg.resamples, cfg.confidence, cfg.seed), stage.folder, "agreement")
+        save_table(compare(*tables, cfg.cost_ratio, bootstrap), stage.folder, "agreement")
         stage.finish()
     found = read_table(stage.folder, "agreement")
     outside = int(((found.low > 0) | (found.high < 0)).sum())
@@ -42,27 +43,23 @@ def run(cfg: Any) -> Path:
     return stage.folder
 
 
-def compare(
-    replayed: pd.DataFrame, live: pd.DataFrame, cost_ratio: float, resamples: int, confidence: float, seed: int
-) -> pd.DataFrame:
-    """One line per cell of both tables; `difference` is decoded over replayed throughput, less one."""
+def compare(replayed: pd.DataFrame, live: pd.DataFrame, cost_ratio: float, bootstrap: Bootstrap) -> pd.DataFrame:
+    """One line per setting of both tables; `difference` is decoded over replayed throughput, less one."""
     both = replayed.merge(live, on=SAME, suffixes=("_replayed", "_live"))
     both = both[both.error_replayed.isna() & both.error_live.isna()]
     if both.empty:
         raise InputError(
-            "replayed and live have no cell and prompt in common: same grid values, same prompts are needed"
+            "replayed and live have no setting and prompt in common: same grid values, same prompts are needed"
         )
     lines = []
-    for cell, part in both.groupby(CELL, sort=False):
+    for setting, part in both.groupby(SETTING, sort=False):
         sides = [part[[f"{name}_{side}" for name in COUNTS]].to_numpy(dtype=float) for side in ("replayed", "live")]
-        many = resampled_totals(np.concatenate(sides, 1), resamples, seed)
-        ratios = throughput(many[:, len(COUNTS) :], cost_ratio) / throughput(many[:, : len(COUNTS)], cost_ratio) - 1
         one, two = (counts_of(dict(zip(COUNTS, side.sum(0).tolist(), strict=True))) for side in sides)
         rates = {"replayed": metrics.throughput(one, cost_ratio), "live": metrics.throughput(two, cost_ratio)}
-        low, high = percentile_interval(ratios, confidence)
+        gain = gain_over(sides[1], sides[0], cost_ratio, bootstrap)
         lines.append({
-            **dict(zip(CELL, cell, strict=True)), "prompts": len(part), **rates,
-            "difference": rates["live"] / rates["replayed"] - 1, "low": low, "high": high,
+            **dict(zip(SETTING, setting, strict=True)), "prompts": len(part), **rates,
+            "difference": gain["gain"], "low": gain["gain_low"], "high": gain["gain_high"],
             "discard_replayed": metrics.discard_rate(one), "discard_live": metrics.discard_rate(two),
             "verification_replayed": metrics.verification_rate(one), "verification_live": metrics.verification_rate(two),
         })  # fmt: skip

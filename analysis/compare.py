@@ -1,12 +1,12 @@
 """python -m analysis.compare prompts=toy_math: methods side by side, in speed, forwards, memory, energy and quality.
 
-Every cell (one method with one setting) decodes every group of prompts; cells take turns on each group, in an order that
+Every setting (one method with one setting) decodes every group of prompts; settings take turns on each group, in an order that
 rotates, so that whatever else the machine does hits all of them. Only decoding is inside the timed and metered windows;
-texts are judged afterwards. A group is written whole when all cells have decoded it: run again to go on. Files:
+texts are judged afterwards. A group is written whole when all settings have decoded it: run again to go on. Files:
 
-    parts/<group>.json   what each cell made of a group: texts, counts, seconds, joules, bytes of cache
-    rows                 one line per cell and group, with the counted quantities of every metric
-    comparison           one line per cell: every figure with its interval over groups, and speed against the baseline's
+    parts/<group>.json   what each setting made of a group: texts, counts, seconds, joules, bytes of cache
+    rows                 one line per setting and group, with the counted quantities of every metric
+    comparison           one line per setting: every figure with its interval over groups, and speed against the baseline's
     comparison.md        the same for readers, how to read it, and figures
     figures/             quality against speed, against forwards and against energy; mean width against each
 """
@@ -23,47 +23,49 @@ import torch
 from tqdm.auto import tqdm
 
 from analysis import quality
-from analysis.cells import Workbench
-from analysis.compared import Interval, as_markdown, check_baseline, draw, group_rows, readable, table_of
-from analysis.grid import YARDSTICKS, Cell, expand
-from analysis.rows import labels
-from analysis.tables import save_table, show
+from analysis.tables.bootstrap import Bootstrap
+from analysis.tables.files import save_table, show
+from analysis.tables.grid import YARDSTICKS, Setting, expand
+from analysis.tables.method_table import as_markdown, check_baseline, draw, group_rows, readable, table_of
+from analysis.tables.rows import labels
+from analysis.tables.workbench import Workbench
 from toolkit.config import instantiate, plain
-from toolkit.decoding import Sampling, decode
+from toolkit.decoding import Decoded, Sampling, decode_measured
 from toolkit.energy import EnergyMeter
 from toolkit.errors import InputError
 from toolkit.io import read_json, write_json, write_text
 from toolkit.stage import command, open_stage, prompt_files
 from toolkit.tracking import log_image, log_table, wandb_run
-from toolkit.types import Generation
 
 IGNORED = ("metrics", "cost_ratio", "baseline", "resamples", "confidence", "seed", "track")
 
 
 def run(cfg: Any) -> Path:
     """Decode, judge, compare; returns the output folder."""
-    cells = expand(plain(cfg.grid))
-    for cell in cells:
-        if cell.method in YARDSTICKS:
-            raise InputError(f"grid.{cell.method}: expected methods that decode; leave it out with ~grid.{cell.method}")
+    settings = expand(plain(cfg.grid))
+    for setting in settings:
+        if setting.method in YARDSTICKS:
+            raise InputError(
+                f"grid.{setting.method}: expected methods that decode; leave it out with ~grid.{setting.method}"
+            )
     metrics = quality.build(plain(cfg.metrics))
     if wider := next((name for name, metric in metrics.items() if getattr(metric, "k", 1) > 1), None):
         raise InputError(
             f"metrics: {wider} needs several texts of every prompt, and each method writes one; expected k=1"
         )
     bench = Workbench(instantiate(cfg.pair), instantiate(cfg.prompts).load(), instantiate(cfg.sampling), cfg.group_size)
-    hashes = {cell.name: bench.prepare(cell) for cell in cells}  # everything the texts depend on
-    check_baseline(cells, cfg.baseline)
-    stage = open_stage("compare", {**plain(cfg), "cells": hashes}, inputs=prompt_files(cfg), ignore=IGNORED)
+    hashes = {setting.name: bench.prepare(setting) for setting in settings}  # everything the texts depend on
+    check_baseline(settings, cfg.baseline)
+    stage = open_stage("compare", {**plain(cfg), "settings": hashes}, inputs=prompt_files(cfg), ignore=IGNORED)
     meter = EnergyMeter(bench.pair.device)
     groups = _groups(len(bench.prompts), cfg.group_size)
     parts = [stage.folder / "parts" / f"{number:05d}.json" for number in range(len(groups))]
-    _decode(bench, cells, groups, parts, meter, cfg)
+    _decode(bench, settings, groups, parts, meter, cfg)
     loaded = [read_json(part) for part in parts]
-    rows = group_rows(loaded, cells, groups, bench, metrics)
+    rows = group_rows(loaded, settings, groups, bench, metrics)
     save_table(rows, stage.folder, "rows")
-    interval = Interval(cfg.resamples, cfg.confidence, cfg.seed)
-    table = table_of(rows, cells, metrics, cfg.baseline, cfg.cost_ratio, interval)
+    bootstrap = Bootstrap(cfg.resamples, cfg.confidence, cfg.seed)
+    table = table_of(rows, settings, metrics, cfg.baseline, cfg.cost_ratio, bootstrap)
     save_table(table, stage.folder, "comparison")
     names = labels(cfg)
     title = f"{names['dataset']} {names['split']}, {len(bench.prompts)} prompts, batch {cfg.group_size}"
@@ -86,45 +88,47 @@ def _groups(count: int, size: int) -> list[range]:
 
 
 def _decode(
-    bench: Workbench, cells: Sequence[Cell], groups: list[range], parts: list[Path], meter: EnergyMeter, cfg: Any
+    bench: Workbench, settings: Sequence[Setting], groups: list[range], parts: list[Path], meter: EnergyMeter, cfg: Any
 ) -> None:
     """Make the parts that are missing."""
     missing = [number for number, part in enumerate(parts) if not part.exists()]
     if not missing:
         return
-    for cell in cells:  # first calls load and allocate
+    for setting in settings:  # first calls load and allocate
         for _ in range(cfg.warmup):
-            _one(bench, cell, groups[0])
+            _one(bench, setting, groups[0])
     idle = meter.measure_idle(cfg.idle_seconds) if cfg.idle_seconds else None
     for number in tqdm(missing, desc="compare", unit="group"):
-        turns = [*cells[number % len(cells) :], *cells[: number % len(cells)]]
+        turns = [*settings[number % len(settings) :], *settings[: number % len(settings)]]
         found = {}
-        for cell in turns:
+        for setting in turns:
             with meter:
                 started = perf_counter()
-                generations = _one(bench, cell, groups[number])
+                decoded = _one(bench, setting, groups[number])
                 if bench.pair.device.type == "cuda":
                     torch.cuda.synchronize()
                 seconds = perf_counter() - started
             assert meter.energy is not None
-            found[cell.name] = {
+            found[setting.name] = {
                 "seconds": seconds,
                 "energy": asdict(meter.energy),
-                "cache_bytes": bench.pair.cache_bytes,
-                "generations": [asdict(generation) for generation in generations],
+                "cache_bytes": decoded.cache_bytes,
+                "generations": [asdict(generation) for generation in decoded.generations],
             }
-        write_json(parts[number], {"idle_watts": idle, "cells": found})
+        write_json(parts[number], {"idle_watts": idle, "settings": found})
 
 
-def _one(bench: Workbench, cell: Cell, group: range) -> list[Generation]:
-    """One cell decodes one group, each prompt with the random stream it has everywhere."""
+def _one(bench: Workbench, setting: Setting, group: range) -> Decoded:
+    """One setting decodes one group, each prompt with the random stream it has everywhere."""
     sampling: Sampling = bench.sampling
     prompts = [bench.prompts[i].content for i in group]
-    return decode(bench.pair, prompts, bench.methods[cell.name], sampling, batch_size=len(group), row_ids=list(group))
+    return decode_measured(
+        bench.pair, prompts, bench.methods[setting.name], sampling, batch_size=len(group), row_ids=list(group)
+    )
 
 
 def _energy_note(parts: list[dict[str, Any]]) -> str:
-    sources = sorted({found["energy"]["source"] for part in parts for found in part["cells"].values()})
+    sources = sorted({found["energy"]["source"] for part in parts for found in part["settings"].values()})
     idle = sorted({f"{part['idle_watts']:.1f} W" for part in parts if part["idle_watts"] is not None})
     about = (
         f" Idle power {', '.join(idle)}, subtracted."

@@ -3,12 +3,12 @@
 Per data set: each method's setting is chosen on the dev rows by throughput, N / (c * draft calls + target calls) summed
 over prompts, and reported on the test rows with bootstrap intervals over prompts; compared with the baseline (the best
 fixed K) by paired ratios, and with the yardsticks that the sweeps hold (the clairvoyant oracle, the true-probability
-ceiling) by the share of the way that is covered. Where all sweeps were replayed on traces, the baseline's best setting of
+upper bound) by the share of the way that is covered. Where all sweeps were replayed on traces, the baseline's best setting of
 every prompt, chosen with hindsight, stands beside them. Files:
 
     frontier    one line per data set and method: the chosen setting, throughput, gain, shares, rates, counts
     results     the same as people read it, with intervals in brackets
-    settings    one line per cell of the test sweeps: rates, whether it was chosen, whether it is undominated
+    settings    one line per setting of the test sweeps: rates, whether it was chosen, whether it is undominated
     costs       throughput over cost ratios, settings chosen anew at each
     costs_table the same at a few ratios (`table_costs`), one line per method
     frontier.md results and figures
@@ -25,12 +25,14 @@ from typing import Any
 
 import pandas as pd
 
-from analysis import definitions, plots
-from analysis.comparison import Bootstrap, Cost, compare, cost_ratios, costs_table, over_costs
-from analysis.grid import PLAIN
-from analysis.rows import check_comparable, load_rows, same_texts, totals
-from analysis.selection import choose, comparable, settings_table, unseen
-from analysis.tables import markdown, read_table, save_table, show
+from analysis.figures import plots
+from analysis.tables import definitions
+from analysis.tables.bootstrap import Bootstrap
+from analysis.tables.files import markdown, read_table, save_table, show
+from analysis.tables.frontier_tables import Cost, compare, cost_ratios, costs_table, over_costs
+from analysis.tables.grid import PLAIN
+from analysis.tables.rows import check_comparable, load_rows, same_texts, totals
+from analysis.tables.selection import choose, comparable, settings_table, unseen
 from toolkit.config import plain
 from toolkit.errors import InputError
 from toolkit.io import write_text
@@ -76,10 +78,10 @@ def draw(folder: Path) -> dict[str, list[Path]]:
     figures = {}
     for dataset, table in frontier.groupby("dataset", sort=False):
         about = f"{dataset}, {table.prompts.iloc[0]} test prompts"
-        cells, curves = settings[settings.dataset == dataset], costs[costs.dataset == dataset]
+        settings, curves = settings[settings.dataset == dataset], costs[costs.dataset == dataset]
         place, name = folder / "figures", re.sub(r"[^\w.-]+", "_", str(dataset))
         figures[str(dataset)] = [
-            plots.pareto(cells, place / f"pareto-{name}.png", about),
+            plots.pareto(settings, place / f"pareto-{name}.png", about),
             plots.costs(curves, place / f"costs-{name}.png", about, float(table.cost_ratio.iloc[0])),
         ]
     return figures
@@ -95,7 +97,7 @@ def readable(frontier: pd.DataFrame) -> pd.DataFrame:
         "tokens per target time": [_with_interval(row, "throughput", "{:.3f}") for row in lines],
         f"over best {baseline}": [_with_interval(row, "gain", "{:+.1%}") for row in lines],
     })  # fmt: skip
-    for name, column in (("share", "way to the oracle"), ("ceiling_share", "way to the ceiling")):
+    for name, column in (("share", "way to the oracle"), ("upper_bound_share", "way to the upper bound")):
         if name in frontier:
             shares = ["" if row.method == PLAIN else _with_interval(row, name, "{:.0%}") for row in lines]
             shown[column] = shares
@@ -122,17 +124,17 @@ def _study(
     dataset: str, dev: pd.DataFrame, test: pd.DataFrame, cfg: Any, hindsight: bool
 ) -> tuple[pd.DataFrame, pd.DataFrame, pd.DataFrame]:
     """The three tables of one data set."""
-    cost = Cost.of(cfg.cost_ratio, cfg.draft_seconds, cfg.target_seconds)
+    cost = Cost.of(cfg.cost_ratio, cfg.draft_seconds, cfg.target_seconds, cfg.node_cost)
     test = comparable(test, f"{dataset}, test")
     dev = comparable(unseen(dev, test, dataset), f"{dataset}, dev")
-    choice = choose(totals(dev), totals(test), cost.ratio, dataset)
+    choice = choose(totals(dev), totals(test), cost.ratio, dataset, cost.node)
     bootstrap = Bootstrap(cfg.resamples, cfg.confidence, cfg.seed)
-    settings = settings_table(test, cost.ratio)
+    settings = settings_table(test, cost.ratio, cost.node)
     settings["chosen"] = [choice[row.method] == row.setting for row in settings.itertuples()]
     low, high = cfg.cost_range
     ratios = cost_ratios(low, high, plain(cfg.table_costs))
     compared = compare(test, choice, cfg.baseline, cost, bootstrap, hindsight)
-    curves = over_costs(dev, test, dataset, ratios, cfg.baseline if hindsight else None)
+    curves = over_costs(dev, test, dataset, ratios, cfg.baseline if hindsight else None, cost.node)
     if cost.target_seconds is not None:
         curves["tokens_per_second"] = curves.throughput / cost.target_seconds
     return compared, settings, curves
@@ -180,9 +182,9 @@ def _log(folder: Path, figures: dict[str, list[Path]], cfg: Any) -> None:
             log_table(wandb, f"frontier/{name}", table)
         for figure in chain.from_iterable(figures.values()):
             log_image(wandb, f"frontier/{figure.stem}", figure)
-        for dataset, cells in tables["settings"].groupby("dataset", sort=False):
+        for dataset, settings in tables["settings"].groupby("dataset", sort=False):
             title = f"{dataset}: discard rate against verification rate"
-            log_scatter(wandb, f"frontier/settings-{dataset}", cells, "verification_rate", "discard_rate", title)
+            log_scatter(wandb, f"frontier/settings-{dataset}", settings, "verification_rate", "discard_rate", title)
         for dataset, curves in tables["costs"].groupby("dataset", sort=False):
             title = f"{dataset}: tokens per target-forward time over the cost ratio"
             log_lines(wandb, f"frontier/curves-{dataset}", curves, "cost_ratio", "throughput", "method", title)

@@ -22,23 +22,24 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from analysis import ceilings, plots
-from analysis.comparison import Bootstrap, Cost
-from analysis.contenders import Contender, find_contenders
-from analysis.recorded import threshold_policy
-from analysis.replay import sweep_levels
-from analysis.rows import COUNTS, Array, counts_of, throughput
-from analysis.scores import head_scores
-from analysis.statistics import percentile_interval, resampled_totals
-from analysis.tables import markdown, read_table, save_table, show
-from analysis.tally import Replayed
+from analysis.figures import plots
+from analysis.replay import upper_bound
+from analysis.replay.head_folders import Contender, find_contenders
+from analysis.replay.head_scores import head_scores
+from analysis.replay.policies import sweep_levels
+from analysis.replay.recorded_heads import threshold_policy
+from analysis.replay.tally import Replayed
+from analysis.tables.bootstrap import Bootstrap
+from analysis.tables.files import markdown, read_table, save_table, show
+from analysis.tables.frontier_tables import Cost
+from analysis.tables.rows import COUNTS, Array, counts_of, throughput
 from toolkit import metrics
 from toolkit.config import instantiate, plain
 from toolkit.errors import InputError
 from toolkit.io import read_json, write_text
 from toolkit.stage import command, open_stage
 from toolkit.trace import Trace
-from toolkit.traces import SUMMARY, read_traces
+from toolkit.trace.folders import SUMMARY, read_traces
 from toolkit.tracking import log_image, log_table, wandb_run
 
 FIXED = "fixed K"
@@ -54,7 +55,7 @@ class Texts:
 
     def counts(self, replayed: Replayed) -> Array:
         """What a policy counts on them [n, counts]."""
-        return np.stack([replayed.counts[name][self.chosen] for name in COUNTS], axis=1).astype(float)
+        return replayed.per_text[self.chosen]
 
 
 def run(cfg: Any) -> Path:
@@ -142,13 +143,12 @@ def _study(
 
 def _worth(counts: Array, base: Array, cost_ratio: float, bootstrap: Bootstrap) -> dict[str, float]:
     """Rates of counts [texts, counts] with intervals over texts; `gain` over the best fixed K's, paired."""
-    drawn = resampled_totals(np.concatenate([counts, base], 1), bootstrap.resamples, bootstrap.seed)
+    drawn = bootstrap.totals(np.concatenate([counts, base], 1))
     whole = np.concatenate([counts, base], 1).sum(0, keepdims=True)
     estimates, samples = (_rates(totals, cost_ratio) for totals in (whole, drawn))
     found: dict[str, float] = {}
     for name, values in samples.items():
-        found[name] = float(estimates[name][0])
-        found[f"{name}_low"], found[f"{name}_high"] = percentile_interval(values, bootstrap.confidence)
+        found |= bootstrap.figure(name, estimates[name][0], values)
     return found
 
 
@@ -166,7 +166,7 @@ def _rates(totals: Array, cost_ratio: float) -> dict[str, Array]:
 
 def _best_fixed(dev: Texts, test: Texts, cost_ratio: float) -> tuple[int, Array]:
     """The K that is best on dev, and its counts on the test texts."""
-    found = {id(part.trace): ceilings.fixed(part.trace) for part in (dev, test)}
+    found = {id(part.trace): upper_bound.fixed(part.trace) for part in (dev, test)}
     rates = {
         k: float(throughput(dev.counts(replayed).sum(0), cost_ratio)) for k, replayed in found[id(dev.trace)].items()
     }

@@ -1,11 +1,17 @@
 """python -m analysis.price traces=FOLDER head=FOLDER: what a draft forward may cost, solved on a recording. No threshold.
 
 For every cost ratio c the lambda of "draft on while the next token's chance to enter the text exceeds lambda c" that is best
-on the way to its fixed point (`analysis.ceilings.solve_policy`), what it reaches, and the override that decodes with it
-(without one, `method=rate` tracks lambda prompt by prompt). For an acceptance head this is SpecDec++ at h = 1 - lambda c.
-The recording is what lambda is chosen on: report speeds on other prompts.
+on the way to its fixed point (`analysis.replay.upper_bound.solve_policy`), what it reaches, and the override that
+decodes with it (without one, `method=rate` tracks lambda prompt by prompt). For an acceptance head this is SpecDec++ at
+h = 1 - lambda c. The recording is what lambda is chosen on: report speeds on other prompts.
+
+values=true solves the stopping problem itself (SpecDec++, arXiv:2405.19715, Theorems 4.2 and 4.3) by dynamic programming
+(`analysis.replay.dynamic_program`), on what the head says: what is left between the rate rule and the best policy, the
+threshold h after every number of drafted tokens, and the value of drafting one more.
 
     prices     one line per cost ratio: lambda, lambda c, throughput, best fixed K, override
+    values     with values=true: per cost ratio, tokens drafted and P(some rejection), the worth of one more token
+    thresholds with values=true: per cost ratio and tokens drafted, h of Theorem 4.3
     prices.md  the same for people
 """
 
@@ -16,17 +22,19 @@ from typing import Any
 
 import pandas as pd
 
-from analysis import ceilings
-from analysis.contenders import find_contenders
-from analysis.recorded import threshold_policy
-from analysis.tables import markdown, save_table, show
+from analysis.replay import upper_bound
+from analysis.replay.dynamic_program import best_policy, head_inputs, stopping_values
+from analysis.replay.head_folders import find_contenders
+from analysis.replay.policies import Geometry
+from analysis.replay.recorded_heads import threshold_policy
+from analysis.tables.files import markdown, save_table, show
 from toolkit import metrics
 from toolkit.acceptance import PrereadHead
 from toolkit.config import instantiate, plain
 from toolkit.errors import InputError
 from toolkit.io import write_text
 from toolkit.stage import command, open_stage
-from toolkit.traces import SUMMARY, read_traces
+from toolkit.trace.folders import SUMMARY, read_traces
 
 
 def run(cfg: Any) -> Path:
@@ -41,20 +49,39 @@ def run(cfg: Any) -> Path:
     stage = open_stage("price", cfg, inputs=[folder / SUMMARY, *one.files])
     scored = one.scored(trace, instantiate(cfg.draft) if one.needs_draft else None)
     policy = threshold_policy(one.head, one.estimate, corrected=True)
-    lines = []
+    most = min(trace.max_drafted, cfg.max_drafted)
+    estimator: Any = policy.estimator
+    seen = head_inputs(scored, Geometry.of(scored), estimator, most) if cfg.values else None
+    lines, values, thresholds = [], [], []
     for c in ratios:
-        found = ceilings.solve_policy(scored, policy, c, cfg.min_drafted)
-        k, fixed = ceilings.best_fixed(scored, c)
+        found = upper_bound.solve_policy(scored, policy, c, cfg.min_drafted)
+        k, fixed = upper_bound.best_fixed(scored, c)
         said = {"c": c, "lambda": found.price, "lambda c": found.price * c, "tokens per target time": found.rate}
         best = {"best fixed K": k, "its tokens per target time": metrics.throughput(fixed.total, c)}
+        if seen is not None:
+            whole = best_policy(scored, seen, c)
+            said |= {"best policy": whole.rate, "rate rule behind it": 1 - found.rate / whole.rate}
+            worth = stopping_values(scored, seen, c, whole.price)
+            depths = range(1, len(worth.worth))
+            values += [{"c": c, **line} for k in depths for line in worth.table(k)]
+            thresholds += [{"c": c, "k": k, "h": worth.threshold(k), "1 - lambda c": 1 - worth.price} for k in depths]
         lines.append({**said, **best, "override": _override(one.head, c, found.price)})
-    table = pd.DataFrame(lines)
-    title = f"{one.name} on {trace.num_texts} texts of {folder.name}"
-    save_table(table, stage.folder, "prices")
-    shown = table.round(4)
-    write_text(stage.folder / "prices.md", f"# Prices\n\n{title}\n\n{markdown(shown)}\n")
-    show(shown, title)
+    tables = {"prices": pd.DataFrame(lines)}
+    if seen is not None:
+        tables |= {"thresholds": pd.DataFrame(thresholds), "values": pd.DataFrame(values)}
+    _publish(stage.folder, tables, f"{one.name} on {trace.num_texts} texts of {folder.name}")
     return stage.finish(texts=trace.num_texts)
+
+
+def _publish(folder: Path, tables: dict[str, pd.DataFrame], title: str) -> None:
+    """Write and print what came out."""
+    parts = ["# Prices", title]
+    for name, table in tables.items():
+        save_table(table, folder, name)
+        shown = table.round(4)
+        parts += [markdown(shown)] if name == "prices" else [f"## {name}", markdown(shown)]
+        show(shown, title if name == "prices" else name)
+    write_text(folder / "prices.md", "\n\n".join(parts) + "\n")
 
 
 def _override(head: Any, cost_ratio: float, price: float) -> str:

@@ -17,8 +17,8 @@ from typing import Any
 
 import pandas as pd
 
-from analysis.definitions import DEFINITIONS
-from analysis.tables import cell, markdown, numeric_columns
+from analysis.tables.definitions import DEFINITIONS
+from analysis.tables.files import cell, markdown, numeric_columns
 from toolkit.config import flatten, plain
 from toolkit.errors import InputError
 from toolkit.io import read_json, write_text

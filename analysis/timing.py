@@ -2,7 +2,12 @@
 
 Paper: SpecDec++ (arXiv:2405.19715), Table 2: seconds of a response = t_draft * draft forwards + t_target * target forwards,
 least squares over responses; in speculative decoding, and for each model decoding alone. Ours adds the cost of width and
-context (`toolkit.cost`), per round. One prompt at a time, settings interleaved, the first prompts for warming up left out.
+context (`toolkit.cost`), per round. One prompt at a time, settings interleaved, the first prompts for warming up left out;
+on a GPU the device is waited for before and after every response.
+
+With an acceptance head (head=FOLDER, or the pair's own) SpecDec++ is timed, too. Its forwards are those of fixed K; so what its
+responses take beyond the seconds that fixed K's regression gives for as many forwards is what its head costs (`beyond`,
+per draft forward, with a bootstrap interval over responses).
 
     timing      per way of decoding: seconds per forward, R^2, c = t_draft / t_target
     responses   one line per prompt and setting: counts and seconds
@@ -18,8 +23,9 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from analysis import plots
-from analysis.tables import read_table, save_table, show
+from analysis.figures import plots
+from analysis.tables.bootstrap import Bootstrap
+from analysis.tables.files import read_table, save_table, show
 from toolkit.config import instantiate, method_config, plain
 from toolkit.cost import fit_rounds, least_squares
 from toolkit.decoding import decode
@@ -30,6 +36,7 @@ from toolkit.tracking import log_image, log_table, wandb_run
 from toolkit.types import Generation
 
 CONTEXT = 128  # tokens behind a forward, where one figure must stand for all
+HEADED = "SpecDec++"
 ALONE = {"target alone": "target", "draft alone": "draft"}
 
 
@@ -62,6 +69,7 @@ def _decode(cfg: Any, pair: ModelPair, prompts: Any, sampling: Any) -> tuple[pd.
     """Every prompt with every setting, prompt by prompt; the generations of speculative decoding beside the table."""
     from tqdm.auto import tqdm
 
+    chains = _chains(cfg, pair)
     single = {
         "target alone": ModelPair(target=pair.target, tokenizer=pair.tokenizer),
         "draft alone": ModelPair(target=pair.draft, tokenizer=pair.tokenizer),
@@ -69,14 +77,14 @@ def _decode(cfg: Any, pair: ModelPair, prompts: Any, sampling: Any) -> tuple[pd.
     ways: list[tuple[str, ModelPair, Any]] = [
         (name, one, instantiate(plain(method_config("autoregressive", [], None)))) for name, one in single.items()
     ]
-    for k in cfg.num_drafted:
-        method = instantiate(plain(method_config("speculative", [f"policy.num_drafted={k}"], None)))
-        ways.append((f"K={k}", pair, method))
+    ways += [(name, pair, method) for name, method in chains]
     rows, speculative = [], []
     for number, prompt in enumerate(tqdm(prompts, desc="timing", unit="prompt")):
         for name, one, method in ways:
+            _wait(one)
             started = perf_counter()
             (generation,) = decode(one, [prompt.content], method, sampling, batch_size=1, row_ids=[number])
+            _wait(one)
             seconds = perf_counter() - started
             if generation.error is not None or number < cfg.warm_up:
                 continue
@@ -87,11 +95,47 @@ def _decode(cfg: Any, pair: ModelPair, prompts: Any, sampling: Any) -> tuple[pd.
                 "target_calls": counts.num_target_calls, "tokens": counts.num_generated, "seconds": inside,
                 "wall_seconds": seconds,
             })  # fmt: skip
-            if name not in single:
+            if name not in (*single, HEADED):
                 speculative.append(generation)
     if not rows:
         raise InputError("every prompt failed: there is nothing to regress")
     return pd.DataFrame(rows), speculative
+
+
+def _chains(cfg: Any, pair: ModelPair) -> list[tuple[str, Any]]:
+    """Fixed K, and SpecDec++ if there is a head. Raises InputError if one was asked for and does not fit."""
+    methods = [
+        (f"K={k}", instantiate(plain(method_config("speculative", [f"policy.num_drafted={k}"], None))))
+        for k in cfg.num_drafted
+    ]
+    headed = instantiate(plain(method_config("specdec_pp", [], cfg.head)))
+    try:
+        headed.bind(pair)
+    except InputError:
+        if cfg.head is not None:
+            raise
+        return methods
+    return [*methods, (HEADED, headed)]
+
+
+def _wait(pair: ModelPair) -> None:
+    """Let a GPU finish what was launched."""
+    if pair.device.type == "cuda":
+        import torch
+
+        torch.cuda.synchronize(pair.device)
+
+
+def _headed(part: pd.DataFrame, fixed: np.ndarray) -> dict[str, Any]:
+    """SpecDec++'s own regression, and what a draft forward of it takes beyond the coefficients of fixed K."""
+    counts = part[["draft_calls", "target_calls"]].to_numpy(dtype=float)
+    beta, r2 = least_squares(counts, part.seconds.to_numpy())
+    beyond = np.stack([part.seconds.to_numpy() - counts @ fixed, counts[:, 0]], 1)
+    bootstrap = Bootstrap()
+    samples = bootstrap.totals(beyond)
+    total = beyond.sum(0)
+    line = {"decoding": HEADED, "t_draft": beta[0], "t_target": beta[1], "r2": r2, "c": beta[0] / beta[1]}
+    return line | bootstrap.figure("beyond", total[0] / total[1], samples[:, 0] / samples[:, 1])
 
 
 def _regress(responses: pd.DataFrame, speculative: list[Generation]) -> pd.DataFrame:
@@ -107,13 +151,15 @@ def _regress(responses: pd.DataFrame, speculative: list[Generation]) -> pd.DataF
         "decoding": "each alone", "t_draft": times["draft"], "t_target": times["target"],
         "c": times["draft"] / times["target"],
     })  # fmt: skip
-    part = responses[~responses.way.isin(list(ALONE))]
+    part = responses[~responses.way.isin([*ALONE, HEADED])]
     beta, r2 = least_squares(part[["draft_calls", "target_calls"]].to_numpy(dtype=float), part.seconds.to_numpy())
     responses["explained"] = np.where(
         responses.way.isin(list(ALONE)), np.nan,
         responses[["draft_calls", "target_calls"]].to_numpy(dtype=float) @ beta,
     )  # fmt: skip
     lines.append({"decoding": "speculative", "t_draft": beta[0], "t_target": beta[1], "r2": r2, "c": beta[0] / beta[1]})
+    headed = responses[responses.way == HEADED]
+    lines += [_headed(headed, beta)] if len(headed) else []
     model = fit_rounds(speculative)
     widest = max(r.num_drafted for g in speculative for r in g.rounds)
     lines += [

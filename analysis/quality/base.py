@@ -2,7 +2,7 @@
 
     scores = metric.measure(prompts, generations, pair)      one Score per text
     metric.value(table(metric, scores).sum(0))               of all texts
-    metric.value(resampled_totals(table(...), R, seed))      of R bootstrap samples (`analysis.statistics`)
+    metric.value(resampled_totals(table(...), R, seed))      of R bootstrap samples (`analysis.tables.bootstrap`)
 
 Totals travel, ratios are formed last: exact match counts hits and texts, perplexity nats and tokens, BLEU n-grams.
 

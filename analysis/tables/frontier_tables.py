@@ -8,10 +8,11 @@ from dataclasses import dataclass
 import numpy as np
 import pandas as pd
 
-from analysis.grid import CEILING, ORACLE, PER_PROMPT, YARDSTICKS
-from analysis.rows import COUNTS, Array, throughput, totals
-from analysis.selection import Choice, best_per_prompt, choose, in_both
-from analysis.statistics import percentile_interval, resampled_totals
+from analysis.tables.bootstrap import Bootstrap
+from analysis.tables.grid import PER_PROMPT, YARDSTICKS
+from analysis.tables.rows import COUNTS, Array, totals
+from analysis.tables.selection import Choice, best_per_prompt, choose, in_both
+from analysis.tables.standing import rates, standing
 from toolkit.errors import InputError, unknown_name
 
 NUM_COSTS = 41  # cost ratios of the curves, evenly spaced in their logarithm
@@ -19,38 +20,26 @@ NUM_COSTS = 41  # cost ratios of the curves, evenly spaced in their logarithm
 
 @dataclass(frozen=True)
 class Cost:
-    """What forwards cost: c, and the seconds behind it if they are known."""
+    """What forwards cost: c, and the seconds behind it if they are known; node: see `analysis.tables.rows.throughput`."""
 
     ratio: float
     target_seconds: float | None = None
+    node: float = 0.0
 
     def __post_init__(self) -> None:
         if not self.ratio > 0:
             raise InputError(f"cost_ratio: expected a number above 0, got {self.ratio}")
+        if not self.node >= 0:
+            raise InputError(f"node_cost: expected a number of at least 0, got {self.node}")
 
     @classmethod
-    def of(cls, ratio: float, draft_seconds: float | None, target_seconds: float | None) -> Cost:
+    def of(cls, ratio: float, draft_seconds: float | None, target_seconds: float | None, node: float = 0.0) -> Cost:
         """From the seconds of both forwards if they are given, else from their ratio."""
         if draft_seconds is None and target_seconds is None:
-            return cls(ratio)
+            return cls(ratio, node=node)
         if draft_seconds is None or target_seconds is None or not target_seconds > 0:
             raise InputError("expected draft_seconds and target_seconds above 0, or neither of them")
-        return cls(draft_seconds / target_seconds, target_seconds)
-
-
-@dataclass(frozen=True)
-class Bootstrap:
-    """How intervals are made: resamples of the prompts, the share of them an interval holds, and the seed."""
-
-    resamples: int = 10_000
-    confidence: float = 0.95
-    seed: int = 0
-
-    def __post_init__(self) -> None:
-        if self.resamples < 1 or not 0 < self.confidence < 1:
-            raise InputError(
-                f"expected resamples of at least 1 and confidence in (0, 1), got {self.resamples} and {self.confidence}"
-            )
+        return cls(draft_seconds / target_seconds, target_seconds, node)
 
 
 def compare(
@@ -58,9 +47,7 @@ def compare(
 ) -> pd.DataFrame:
     """One line per method with its chosen setting, yardsticks last: throughput, gain over the baseline, shares of the way.
 
-    All with intervals over prompts, `<name>_low` and `<name>_high`; in every resample all methods decode the same prompts, so
-    gains and shares are paired. gain = throughput / baseline's - 1; share (of the way to the oracle) and ceiling_share, each
-    where there is such a yardstick: see `definitions`. hindsight: with the baseline's best setting per prompt.
+    See `standing`. hindsight: with the baseline's best setting per prompt.
     """
     if baseline not in choice:
         raise unknown_name("baseline (expected a method of the sweeps)", baseline, choice)
@@ -68,22 +55,10 @@ def compare(
         test = pd.concat([test, best_per_prompt(test, baseline, cost.ratio)], ignore_index=True)
         choice = {**choice, PER_PROMPT: ""}
     choice = dict(sorted(choice.items(), key=lambda entry: _place(entry[0])))
-    methods, base = list(choice), list(choice).index(baseline)
-    counts = _aligned_counts(test, choice)  # [prompts, methods, counts]
-    drawn = resampled_totals(counts.reshape(len(counts), -1), bootstrap.resamples, bootstrap.seed)
-    whole = _rates(counts.sum(0, keepdims=True), methods, cost.ratio)  # [1, methods]
-    samples = _rates(drawn.reshape(-1, *counts.shape[1:]), methods, cost.ratio)  # [resamples, methods]
+    figures = standing(_aligned_counts(test, choice), list(choice), baseline, cost.ratio, bootstrap, cost.node)
     table = _chosen(totals(test), choice)
     table = table.assign(baseline=baseline, cost_ratio=cost.ratio, **vars(bootstrap))
-    quantities = {"throughput": (whole, samples), "gain": (_gain(whole, base), _gain(samples, base))}
-    for name, yardstick in (("share", ORACLE), ("ceiling_share", CEILING)):
-        if yardstick in methods:
-            end = methods.index(yardstick)
-            quantities[name] = (_share(whole, base, end), _share(samples, base, end))
-    for name, (estimates, resampled) in quantities.items():
-        ends = [percentile_interval(column, bootstrap.confidence) for column in resampled.T]
-        table[name] = estimates[0]
-        table[f"{name}_low"], table[f"{name}_high"] = zip(*ends, strict=True)
+    table = table.join(figures.drop(columns="method"))
     if cost.target_seconds is not None:
         table["tokens_per_second"] = table.throughput / cost.target_seconds
     return table
@@ -99,7 +74,12 @@ def cost_ratios(low: float, high: float, listed: Sequence[float]) -> list[float]
 
 
 def over_costs(
-    dev: pd.DataFrame, test: pd.DataFrame, dataset: str, ratios: Sequence[float], hindsight: str | None = None
+    dev: pd.DataFrame,
+    test: pd.DataFrame,
+    dataset: str,
+    ratios: Sequence[float],
+    hindsight: str | None = None,
+    node_cost: float = 0.0,
 ) -> pd.DataFrame:
     """Throughput of every method over cost ratios, its setting chosen anew at each, among those of both sets.
 
@@ -108,14 +88,13 @@ def over_costs(
     dev_totals, test_totals = totals(in_both(dev, test)), totals(test)
     lines = []
     for cost_ratio in ratios:
-        choice = choose(dev_totals, test_totals, cost_ratio, dataset)
+        choice = choose(dev_totals, test_totals, cost_ratio, dataset, node_cost)
         table = _chosen(test_totals, choice)
         if hindsight is not None:
             table = pd.concat([table, totals(best_per_prompt(test, hindsight, cost_ratio))], ignore_index=True)
-        rates = _rates(table[list(COUNTS)].to_numpy(dtype=float), list(table.method), cost_ratio)
-        lines.append(table[["dataset", "method", "setting"]].assign(cost_ratio=cost_ratio, throughput=rates))
-    found = pd.concat(lines, ignore_index=True)
-    return found[["dataset", "cost_ratio", "method", "setting", "throughput"]]
+        found = rates(table[list(COUNTS)].to_numpy(dtype=float), list(table.method), cost_ratio, node_cost)
+        lines.append(table[["dataset", "method", "setting"]].assign(cost_ratio=cost_ratio, throughput=found))
+    return pd.concat(lines, ignore_index=True)[["dataset", "cost_ratio", "method", "setting", "throughput"]]
 
 
 def costs_table(curves: pd.DataFrame, ratios: Sequence[float]) -> pd.DataFrame:
@@ -138,25 +117,9 @@ def _aligned_counts(rows: pd.DataFrame, choice: Choice) -> Array:
     return np.stack([block.to_numpy(dtype=float) for block in blocks], axis=1)
 
 
-def _rates(counts: Array, methods: Sequence[str], cost_ratio: float) -> Array:
-    """Throughputs [..., methods] of counts [..., methods, counts]; who knows decodes plainly where that is faster."""
-    rates = throughput(counts, cost_ratio)
-    return np.where([method in (CEILING, ORACLE) for method in methods], np.maximum(rates, 1.0), rates)
-
-
-def _gain(rates: Array, base: int) -> Array:
-    return rates / rates[:, [base]] - 1
-
-
 def _place(method: str) -> int:
     """Where a table shows a method: in the order it has, yardsticks last."""
     return YARDSTICKS.index(method) + 1 if method in YARDSTICKS else 0
-
-
-def _share(rates: Array, base: int, end: int) -> Array:
-    """Part of the way from the baseline to a yardstick; not a number where there is no way to go."""
-    way = rates[:, [end]] - rates[:, [base]]
-    return np.divide(rates - rates[:, [base]], way, out=np.full_like(rates, np.nan), where=way > 0)
 
 
 def _chosen(table: pd.DataFrame, choice: Choice) -> pd.DataFrame:

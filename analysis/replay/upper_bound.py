@@ -1,7 +1,7 @@
 """How good could a policy be on this trace? Best fixed K, the true-probability policy, the clairvoyant oracle.
 
-The oracle knows the coins: nobody can. The **true-probability policy** knows p and q at every position, on path and along
-the roll-outs, but not the coins: it drafts one more token iff
+The oracle knows the acceptance draws: nobody can. The **true-probability policy** knows p and q at every position, on
+path and along the roll-outs, but not the acceptance draws: it drafts one more token iff
 
     (product of min(1, p/q) over the drafted tokens) * alpha at the next position > lambda * c
 
@@ -17,18 +17,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from analysis.oracle import expected_counts
-from analysis.replay import Geometry, first_below, replay_starts, score_table, visits, walk
-from analysis.tally import Replayed
+from analysis.replay.oracle import expected_counts
+from analysis.replay.policies import Geometry, first_below, replay_starts, score_table, visits, walk
+from analysis.replay.tally import Replayed
 from toolkit import metrics
 from toolkit.errors import InputError
 from toolkit.stopping import Bounded, Fixed, Thresholded
 from toolkit.trace import Trace
-from toolkit.types import Counts
 
 
 @dataclass(frozen=True)
@@ -44,7 +42,7 @@ class Solved:
 
 
 def oracle(trace: Trace, max_drafted: int | None = None) -> list[dict[str, float]]:
-    """Expected counts of the clairvoyant oracle, per text; in closed form from the coins' chances."""
+    """Expected counts of the clairvoyant oracle, per text; in closed form from the acceptance draws' chances."""
     texts = zip(trace.text_first[:-1].tolist(), trace.text_first[1:].tolist(), strict=True)
     chances = trace.chance.double().numpy()
     return [expected_counts(chances[first:last], max_drafted) for first, last in texts]
@@ -63,19 +61,8 @@ def best_fixed(trace: Trace, cost_ratio: float, most: int | None = None) -> tupl
     return best, found[best]
 
 
-def best_fixed_per_text(trace: Trace, cost_ratio: float, most: int | None = None) -> dict[str, np.ndarray]:
-    """Counts [T] of a K chosen for each text with hindsight: what knowing a text's difficulty would be worth."""
-    found = fixed(trace, most)
-    names = list(Counts.__dataclass_fields__)
-    counts = np.stack([np.stack([r.counts[name] for name in names]) for r in found.values()])  # [K, names, T]
-    column = {name: i for i, name in enumerate(names)}
-    cost = cost_ratio * counts[:, column["num_draft_calls"]] + counts[:, column["num_target_calls"]]
-    best = cost.argmin(0)  # the tokens are the same for every K
-    return {name: counts[best, column[name], np.arange(counts.shape[2])] for name in names}
-
-
 def true_probability(trace: Trace, cost_ratio: float, min_drafted: int = 0) -> Solved:
-    """The policy that knows p and q, but not the coins. Raises InputError if the trace does not hold them."""
+    """The policy that knows p and q, but not the acceptance draws. Raises InputError if the trace does not hold them."""
     geometry = Geometry.of(trace)
     worth, possible = known_worth(trace, geometry)
     return solve(trace, geometry, worth, possible, cost_ratio, min_drafted)
@@ -94,7 +81,9 @@ def known_worth(trace: Trace, geometry: Geometry) -> tuple[Tensor, Tensor]:
     Raises InputError if the trace does not hold p and q along the roll-outs.
     """
     if bool(trace.alpha.isnan().any()):
-        raise InputError("this trace does not hold the target's laws along the roll-outs: record it with ceiling=true")
+        raise InputError(
+            "this trace does not hold the target's distributions along the roll-outs: record it with upper_bound=true"
+        )
     survival = torch.ones(trace.num_positions)
     possible = torch.zeros(trace.num_positions, dtype=torch.long)
     scores = []
@@ -134,7 +123,7 @@ def solve(
             best = Solved(reached, rate, replayed)
         if abs(reached - rate) < 1e-9:
             break
-        rate = reached  # on one sample of coins it can end in a small cycle: the best of what was met counts
+        rate = reached  # on one sample of acceptance draws it can end in a small cycle: the best of what was met counts
     assert best is not None
     return best
 

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import numpy as np
 import pandas as pd
 
-from analysis import plots
+from analysis.figures import plots
 from toolkit.errors import InputError
 
 

@@ -2,7 +2,8 @@
 
     acceptance  P(a candidate is emitted by acceptance), mean over positions of target text
     drafted     P(the emitted token is a candidate): a decoder walks on there as well
-    optimum     the most that `drafted` can be under any exact rule with the same drawing
+    optimum     the most that `drafted` can be under any exact rule with the same scheme; for candidates of different
+                distributions an upper bound of it (`toolkit.verification.optimal.independent_bounds`)
     gap         optimum - acceptance
 Each with `_low` and `_high`, a bootstrap over prompts; all columns have the same resampled prompts (paired).
 """
@@ -11,29 +12,27 @@ from __future__ import annotations
 
 import pandas as pd
 
-from analysis import plots
-from analysis.comparison import Bootstrap
-from analysis.statistics import Array, percentile_interval, resampled_totals
-from analysis.tables import markdown
-from analysis.walk import SUMS
+from analysis.figures import plots
+from analysis.multi_draft.target_texts import SUMS
+from analysis.tables.bootstrap import Array, Bootstrap
+from analysis.tables.files import markdown
 
-CELL = ["dataset", "method", "drawing", "K"]
+SETTING = ["dataset", "method", "scheme", "K"]
 QUANTITIES = ("acceptance", "drafted", "optimum", "gap")
 
 
 def acceptance_table(sums: pd.DataFrame, bootstrap: Bootstrap) -> pd.DataFrame:
     """One line per data set, method and K, from `Walk.run`'s rows with a `dataset` column."""
     lines = []
-    for cell, rows in sums.groupby(CELL, sort=False):
+    for setting, rows in sums.groupby(SETTING, sort=False):
         totals = rows[["positions", *SUMS]].to_numpy(dtype=float)
-        samples = resampled_totals(totals, bootstrap.resamples, bootstrap.seed)
-        line = dict(zip(CELL, cell, strict=True))
+        samples = bootstrap.totals(totals)
+        line = dict(zip(SETTING, setting, strict=True))
         line |= {"prompts": len(rows), "positions": int(rows.positions.sum())}
         for name, estimate, column in zip(
             QUANTITIES, _means(totals.sum(0, keepdims=True)), _means(samples), strict=True
         ):
-            line[name] = float(estimate[0])
-            line[f"{name}_low"], line[f"{name}_high"] = percentile_interval(column, bootstrap.confidence)
+            line |= bootstrap.figure(name, estimate[0], column)
         lines.append(line)
     return pd.DataFrame(lines)
 
@@ -41,8 +40,8 @@ def acceptance_table(sums: pd.DataFrame, bootstrap: Bootstrap) -> pd.DataFrame:
 def readable(table: pd.DataFrame) -> pd.DataFrame:
     """The table of one data set as people read it: a line per method and quantity, a column per K."""
     lines = []
-    for (method, drawing), rows in table.groupby(["method", "drawing"], sort=False):
-        about = {"rule": plots.label(str(method)), "drawing": str(drawing).replace("_", " ")}
+    for (method, scheme), rows in table.groupby(["method", "scheme"], sort=False):
+        about = {"rule": plots.label(str(method)), "scheme": str(scheme).replace("_", " ")}
         for name in ("acceptance", "optimum", "gap"):
             by_k = {f"K={row.K}": _with_interval(row, name) for _, row in rows.iterrows()}
             lines.append({**about, "quantity": name, **by_k})
@@ -51,14 +50,14 @@ def readable(table: pd.DataFrame) -> pd.DataFrame:
 
 
 def compact(table: pd.DataFrame) -> pd.DataFrame:
-    """For the terminal: acceptance per rule and K, the optimum of each drawing once, without intervals."""
+    """For the terminal: acceptance per rule and K, the optimum of each scheme once, without intervals."""
     lines = []
-    for drawing, of_drawing in table.groupby("drawing", sort=False):
-        for method, rows in of_drawing.groupby("method", sort=False):
+    for scheme, of_scheme in table.groupby("scheme", sort=False):
+        for method, rows in of_scheme.groupby("method", sort=False):
             by_k = {f"K={row.K}": f"{row.acceptance:.4f}" for row in rows.itertuples()}
-            lines.append({"drawing": str(drawing).replace("_", " "), "rule": plots.label(str(method)), **by_k})
+            lines.append({"scheme": str(scheme).replace("_", " "), "rule": plots.label(str(method)), **by_k})
         best = {f"K={row.K}": f"{row.optimum:.4f}" for row in rows.itertuples()}
-        lines.append({"drawing": str(drawing).replace("_", " "), "rule": "optimum", **best})
+        lines.append({"scheme": str(scheme).replace("_", " "), "rule": "optimum", **best})
     return pd.DataFrame(lines)
 
 

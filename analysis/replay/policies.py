@@ -12,27 +12,26 @@ Shapes: T texts, P positions, S steps of the trace; B rows that draft at a time.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from analysis.tally import Replayed, tally
-from toolkit.decoding.proposers import frozen
+from analysis.replay.tally import Replayed, tally
+from toolkit.decoding.proposers.base import frozen
 from toolkit.errors import InputError
-from toolkit.recorded import RecordedStep
 from toolkit.stopping import StoppingPolicy, Thresholded
 from toolkit.stopping.base import State
 from toolkit.trace import Trace
+from toolkit.trace.step import RecordedStep
 
 GROUP = 50  # policies walked together
-Plain = Callable[[RecordedStep, int], bool]
 
 
 @dataclass(frozen=True)
 class Geometry:
-    """What follows from the coins alone, for a round that starts before position i (all [P]).
+    """What follows from the acceptance draws alone, for a round that starts before position i (all [P]).
 
     run    accepted positions from i on, before the first rejected one or the text's end
     left   positions from i to the text's end
@@ -86,12 +85,12 @@ def draft(
         index, _ = step_at(trace, geometry, starts, depth)
         num_calls += drafting
         if policy.reads:
-            new, go_on = policy.read(RecordedStep(trace, depth, index, drawn=False), state)  # type: ignore[arg-type]
+            new, go_on = policy.read(RecordedStep(trace, depth, index, drawn=False), state)
             state, drafting = frozen(new, state, drafting), drafting & go_on
             if not bool(drafting.any()):
                 break
         num_drafted += drafting
-        new, go_on = policy.step(RecordedStep(trace, depth, index), state)  # type: ignore[arg-type]
+        new, go_on = policy.step(RecordedStep(trace, depth, index), state)
         state = frozen(new, state, drafting)
         following = step_at(trace, geometry, starts, depth + 1)[1]  # not behind an end of text, nor the length limit
         drafting = drafting & go_on & following & (geometry.room[starts] > depth)
@@ -108,7 +107,7 @@ def replay(trace: Trace, policy: StoppingPolicy) -> Replayed:
         starts = torch.where(alive, at, first)
         num_drafted, num_calls, drafted_state = draft(trace, geometry, starts, policy, state)
         accepted = torch.minimum(num_drafted, geometry.run[starts])
-        observed = policy.observe(_Sent(num_drafted, num_calls), _Judged(accepted), drafted_state)  # type: ignore[arg-type]
+        observed = policy.observe(_Sent(num_drafted, num_calls), _Judged(accepted), drafted_state)
         state = frozen(observed, state, alive)
         produced = torch.minimum(accepted + 1, geometry.left[starts])
         rounds.append([values[alive] for values in (text, num_drafted, num_calls, accepted, produced)])
@@ -160,7 +159,7 @@ def score_table(trace: Trace, geometry: Geometry, policy: Thresholded, most: int
     scores = []
     for depth, index, can_draft in visits(trace, geometry, most):
         possible += can_draft
-        state, score = policy.score(RecordedStep(trace, depth, index), state)  # type: ignore[arg-type]
+        state, score = policy.score(RecordedStep(trace, depth, index), state)
         scores.append(score)
     return torch.stack(scores), possible
 
@@ -180,8 +179,8 @@ def walk(trace: Trace, geometry: Geometry, num_drafted: Tensor, num_calls: Tenso
     accepted = torch.minimum(num_drafted, geometry.run)
     produced = torch.minimum(accepted + 1, geometry.left)
     group, start, text = _rounds(trace, produced)
-    cell = group * positions + start
-    visited = (values.reshape(-1)[cell] for values in (num_drafted, num_calls, accepted, produced))
+    round_of = group * positions + start
+    visited = (values.reshape(-1)[round_of] for values in (num_drafted, num_calls, accepted, produced))
     return tally(trace, groups, group, text, *visited)
 
 
@@ -204,26 +203,6 @@ def _rounds(trace: Trace, produced: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     return tuple(torch.cat(values) for values in zip(*found, strict=True))  # type: ignore[return-value]
 
 
-def replay_plain(trace: Trace, go_on: Plain, max_drafted: int) -> Replayed:
-    """A policy as a plain function of (step, depth) -> draft another?, called step by step. Slow, and easy to check."""
-    _check_limit(trace, max_drafted)
-    geometry = Geometry.of(trace)
-    starts = torch.arange(trace.num_positions)
-    num_drafted = torch.zeros_like(starts)
-    for start in range(len(starts)):
-        here = starts[start : start + 1]
-        depth, most = 0, min(int(geometry.room[start]), max_drafted)
-        while depth < most:
-            index, exists = step_at(trace, geometry, here, depth + 1)
-            if not bool(exists):
-                break
-            depth += 1
-            if not go_on(RecordedStep(trace, depth, index), depth):
-                break
-        num_drafted[start] = depth
-    return walk(trace, geometry, num_drafted.unsqueeze(0), num_drafted.unsqueeze(0))[0]
-
-
 def _check_limit(trace: Trace, limit: int | None) -> None:
     if limit is None or limit > trace.max_drafted:
         raise InputError(
@@ -233,7 +212,7 @@ def _check_limit(trace: Trace, limit: int | None) -> None:
 
 
 def _check_memoryless(policy: StoppingPolicy) -> None:
-    if policy.remembers:
+    if policy.uses_history:
         raise InputError("this policy remembers earlier rounds: replay it round by round (`replay`)")
 
 

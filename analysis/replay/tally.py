@@ -9,6 +9,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from toolkit import metrics
 from toolkit.trace import Trace
 from toolkit.types import Counts
 
@@ -28,6 +29,16 @@ class Replayed:
     lengths: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
     reached: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
     passed: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
+
+    @property
+    def per_text(self) -> NDArray[np.float64]:
+        """Every text's counts [T, counts], in the order of `Counts`."""
+        return np.stack([self.counts[name] for name in Counts.__dataclass_fields__], axis=1).astype(np.float64)
+
+    def cost(self, cost_ratio: float) -> NDArray[np.float64]:
+        """What every text's forwards cost [T], in target-forward times."""
+        draft_calls, target_calls = (self.counts[name] for name in ("num_draft_calls", "num_target_calls"))
+        return metrics.cost(draft_calls.astype(np.float64), target_calls.astype(np.float64), cost_ratio)
 
     @property
     def total(self) -> Counts:

@@ -1,9 +1,10 @@
 """How well a head predicts the acceptance of drafted tokens, on a trace.
 
-The samples are the tokens that a draft draws behind accepted text, one per position of a response, given the coins: where
-they were accepted the text's own tokens, else those drafted instead. Each counts with its true chance min(1, p/q). An
-acceptance head has spoken of such a token at the step that has read it: the next one on path, or the first of the
-roll-out; tokens that were never read (the last of a text, an end of text) are left out, for pre-read heads, too.
+The samples are the tokens that a draft draws behind accepted text, one per position of a response, given the acceptance
+draws: where they were accepted the text's own tokens, else those drafted instead. Each counts with its true chance
+min(1, p/q). An acceptance head has spoken of such a token at the step that has read it: the next one on path, or the
+first of the roll-out; tokens that were never read (the last of a text, an end of text) are left out, for pre-read
+heads, too.
 
 Shapes: T texts, P positions, S steps, n samples.
 """
@@ -14,9 +15,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from analysis.comparison import Bootstrap
-from analysis.replay import Geometry, step_at
-from analysis.statistics import percentile_interval, resampled_totals
+from analysis.replay.policies import Geometry, step_at
+from analysis.tables.bootstrap import Bootstrap
 from toolkit.acceptance import PrereadHead
 from toolkit.acceptance.calibration import CalibrationScores, label_entropies, log_losses
 from toolkit.acceptance.saved import SavedHead
@@ -54,8 +54,5 @@ def head_scores(trace: Trace, chosen: np.ndarray, head: SavedHead, name: str, bo
     loss = log_losses(logits, labels) - label_entropies(labels)
     size = trace.num_texts
     sums = np.stack([torch.bincount(text, weights, size).numpy() for weights in (loss, torch.ones_like(loss))], 1)
-    drawn = resampled_totals(sums[chosen], bootstrap.resamples, bootstrap.seed)
-    found["binary_kl_low"], found["binary_kl_high"] = percentile_interval(
-        drawn[:, 0] / drawn[:, 1], bootstrap.confidence
-    )
-    return found
+    drawn = bootstrap.totals(sums[chosen])
+    return found | bootstrap.figure("binary_kl", found["binary_kl"], drawn[:, 0] / drawn[:, 1])

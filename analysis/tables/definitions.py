@@ -13,11 +13,12 @@ DEFINITIONS = {
     "setting": "per method the one of highest throughput on the dev prompts; every number is of the test prompts",
     "interval": "percentile bootstrap over prompts; for ratios, all methods have the same resampled prompts (paired)",
     "way to the oracle": "(throughput - best fixed K's) / (oracle's - best fixed K's)",
-    "oracle": "clairvoyant, never drafts a token that will be rejected: expected counts over the acceptance coins, "
+    "oracle": "clairvoyant, never drafts a token that will be rejected: expected counts over the acceptance draws, "
     "given the target's own responses; where drafting does not pay (c >= 1) it decodes plainly",
-    "ceiling": "knows p and q at every position, on path and behind rejections, but not the coins: drafts on while the chance "
-    "of the next token to enter the text reaches a price, chosen on dev; where drafting does not pay it decodes plainly",
-    "way to the ceiling": "(throughput - best fixed K's) / (ceiling's - best fixed K's)",
+    "upper bound": "knows p and q at every position, on path and behind rejections, but not the acceptance draws: drafts on "
+    "while the chance of the next token to enter the text reaches a price, chosen on dev; where drafting does not pay it "
+    "decodes plainly",
+    "way to the upper bound": "(throughput - best fixed K's) / (upper bound's - best fixed K's)",
     "fixed K per prompt": "the best fixed K of every test prompt, with hindsight: what knowing a prompt's difficulty is worth",
     "undominated": "no other lossless setting is as good in both discard and verification rate and better in one",
 }

@@ -1,14 +1,15 @@
-"""A grid of cells: methods times settings.
+"""A grid of settings: methods times settings.
 
     speculative: {policy: {num_drafted: [2, 4, 6]}}
     specdec_pp:  {policy.threshold: [.3, .7], head: [FOLDER, FOLDER]}
     autoregressive: {}
-    ceiling: {price: [.2, .4, .6]}
+    upper_bound: {price: [.2, .4, .6]}
     oracle: {max_drafted: [null]}
 
 Keys are methods of `conf/method/` and overrides relative to them, nested or dotted; `head` is a list of head folders,
-null being the pair's own. Lists are multiplied out, the last one fastest. Two yardsticks are no methods: `oracle` knows the
-coins, `ceiling` knows p and q and drafts on while the next token's chance to enter the text reaches the price.
+null being the pair's own. Lists are multiplied out, the last one fastest; `impossible: skip` leaves out combinations whose
+values contradict each other, and says so. Two yardsticks are no methods: `oracle` knows the
+acceptance draws, `upper_bound` knows p and q and drafts on while the next token's chance to enter the text reaches the price.
 """
 
 from __future__ import annotations
@@ -24,10 +25,11 @@ from toolkit import config
 from toolkit.acceptance.folder import head_hash
 from toolkit.errors import InputError, unknown_name
 
-ORACLE, CEILING, PLAIN = "oracle", "ceiling", "autoregressive"
+IMPOSSIBLE = "impossible"  # of a method's settings; its one value: skip
+ORACLE, UPPER_BOUND, PLAIN = "oracle", "upper_bound", "autoregressive"
 PER_PROMPT = "fixed_per_prompt"  # the baseline's best setting of every prompt, with hindsight: in frontiers only
-YARDSTICKS = (PER_PROMPT, CEILING, ORACLE)  # nobody can choose them
-PARAMETERS = {CEILING: ("price", "min_drafted", "draft_temperature"), ORACLE: ("max_drafted", "draft_temperature")}
+YARDSTICKS = (PER_PROMPT, UPPER_BOUND, ORACLE)  # nobody can choose them
+PARAMETERS = {UPPER_BOUND: ("price", "min_drafted", "draft_temperature"), ORACLE: ("max_drafted", "draft_temperature")}
 SYMBOLS = {
     "policy.num_drafted": "K", "policy.threshold": "h", "proposer.k_config": "k", "min_drafted": "min",
     "beams.num_beams": "W", "beams.threshold": "t", "beams.min_width": "Wmin", "beams.collapse_after": "block",
@@ -36,14 +38,14 @@ SYMBOLS = {
 
 
 @dataclass(frozen=True)
-class Cell:
+class Setting:
     """One method with one setting of its parameters (overrides relative to the method, and `head`)."""
 
     method: str
     parameters: Mapping[str, Any] = field(default_factory=dict)
 
     @property
-    def setting(self) -> str:
+    def label(self) -> str:
         """The parameters as a reader says them: "K=4", "h=0.7", "h=0.7 head=w6@1a2b3c"."""
         names = sorted(self.parameters, key=lambda name: name == "head")  # the head last, the others as in the grid
         said = [(name, self.parameters[name]) for name in names if self.parameters[name] is not None]
@@ -52,7 +54,7 @@ class Cell:
     @property
     def name(self) -> str:
         """Method and setting."""
-        return f"{self.method} {self.setting}".strip()
+        return f"{self.method} {self.label}".strip()
 
     @property
     def head(self) -> str | None:
@@ -69,8 +71,8 @@ class Cell:
         return config.method_config(self.method, overrides, self.head)
 
 
-def expand(grid: Mapping[str, Any], with_plain: bool = False) -> list[Cell]:
-    """The cells of a grid, the yardsticks' last; they bring plain decoding along, whose responses they score.
+def expand(grid: Mapping[str, Any], with_plain: bool = False) -> list[Setting]:
+    """The settings of a grid, the yardsticks' last; they bring plain decoding along, whose responses they score.
 
     with_plain  plain decoding comes first in any case: its responses are what the others are replayed on
     """
@@ -81,37 +83,60 @@ def expand(grid: Mapping[str, Any], with_plain: bool = False) -> list[Cell]:
     if not grid:
         raise InputError("grid: expected methods, e.g. grid.speculative.policy.num_drafted=[2,4], got none")
     grid = dict(grid)
-    yardsticks = [cell for name in PARAMETERS if name in grid for cell in _cells(name, grid.pop(name))]
-    cells = [cell for method, settings in grid.items() for cell in _cells(method, settings)]
-    if with_plain or (yardsticks and Cell(PLAIN) not in cells):
-        cells.insert(0, Cell(PLAIN))
-    for cell in yardsticks:
-        _check_yardstick(cell)
-    return list({cell.name: cell for cell in (*cells, *yardsticks)}.values())  # a value given twice counts once
+    yardsticks = [setting for name in PARAMETERS if name in grid for setting in _expanded(name, grid.pop(name))]
+    settings = [setting for method, settings in grid.items() for setting in _expanded(method, settings)]
+    if with_plain or (yardsticks and Setting(PLAIN) not in settings):
+        settings.insert(0, Setting(PLAIN))
+    for setting in yardsticks:
+        _check_yardstick(setting)
+    return list(
+        {setting.name: setting for setting in (*settings, *yardsticks)}.values()
+    )  # a value given twice counts once
 
 
-def _check_yardstick(cell: Cell) -> None:
+def _check_yardstick(setting: Setting) -> None:
     """Raises InputError for parameters that it does not have, or lacks."""
-    for name in cell.parameters:
-        if name not in PARAMETERS[cell.method]:
-            raise unknown_name(f"{cell.method} parameter", name, PARAMETERS[cell.method])
-    price = cell.parameters.get("price")
-    if cell.method == CEILING and not (isinstance(price, int | float) and price > 0):
+    for name in setting.parameters:
+        if name not in PARAMETERS[setting.method]:
+            raise unknown_name(f"{setting.method} parameter", name, PARAMETERS[setting.method])
+    price = setting.parameters.get("price")
+    if setting.method == UPPER_BOUND and not (isinstance(price, int | float) and price > 0):
         raise InputError(
-            f"grid.{CEILING}.price: expected numbers above 0 (a draft forward in tokens, lambda c), got {price}"
+            f"grid.{UPPER_BOUND}.price: expected numbers above 0 (a draft forward in tokens, lambda c), got {price}"
         )
 
 
-def _cells(method: str, settings: Any) -> list[Cell]:
+def _expanded(method: str, settings: Any) -> list[Setting]:
     """All combinations of a method's settings."""
     if settings is not None and not isinstance(settings, Mapping):
         raise InputError(f"grid.{method}: expected parameters with lists of values, got {settings!r}")
     flat = config.flatten(settings or {})
+    skipping = flat.pop(IMPOSSIBLE, None)
     lists = [value if isinstance(value, list) else [value] for value in flat.values()]
     for name, values in zip(flat, lists, strict=True):
         if not values:
             raise InputError(f"grid.{method}.{name}: expected a list of values, got an empty one")
-    return [Cell(method, dict(zip(flat, combination, strict=True))) for combination in product(*lists)]
+    found = [Setting(method, dict(zip(flat, combination, strict=True))) for combination in product(*lists)]
+    return found if skipping is None else _possible(method, found)
+
+
+def _possible(method: str, settings: list[Setting]) -> list[Setting]:
+    """The settings that can be built; prints how many cannot, and why the first one cannot. Raises InputError if all."""
+    found, first, fault = [], None, None
+    for setting in settings:
+        try:
+            config.instantiate(setting.method_config())
+        except InputError as error:
+            first, fault = (first, fault) if fault is not None else (setting, error)
+        else:
+            found.append(setting)
+    if fault is not None and not found:
+        raise fault
+    if first is not None:
+        print(
+            f"grid.{method}: {len(settings) - len(found)} of {len(settings)} settings skipped, {first.label}: {fault}"
+        )
+    return found
 
 
 def _symbol(name: str) -> str:

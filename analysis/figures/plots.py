@@ -16,7 +16,7 @@ import matplotlib
 import numpy as np
 import pandas as pd
 
-from analysis.grid import CEILING, ORACLE, PER_PROMPT, PLAIN, YARDSTICKS
+from analysis.tables.grid import ORACLE, PER_PROMPT, PLAIN, UPPER_BOUND, YARDSTICKS
 from toolkit.io import write_atomic
 
 # Pairwise distinct with normal sight, protanopia, deuteranopia and tritanopia; contrast to white above 3 (tested).
@@ -39,13 +39,16 @@ LABELS = {
     "autoregressive": "plain decoding",
     "mtad": "MTAD",
     "mtjd": "MTJD",
+    "mtjd_top": "MTJD, top W",
     "bild": "BiLD",
     "dsbd": "DSBD",
     "dsbd_head": "DSBD with heads",
+    "dsbd_one_cache": "DSBD, one cache",
+    "dsbd_published": "DSBD as published",
     "mtad_head": "MTAD with heads",
     PER_PROMPT: "fixed K per prompt",
-    CEILING: "ceiling: p and q known",
-    ORACLE: "oracle: coins known",
+    UPPER_BOUND: "upper bound: p and q known",
+    ORACLE: "oracle: acceptance draws known",
 }
 SIZE, DPI = (6.4, 4.2), 160
 STYLE: dict[Any, Any] = {
@@ -79,7 +82,7 @@ def look(method: str) -> Look:
     """The same for a method in every figure; names outside the list get theirs from a hash."""
     if method == ORACLE:
         return Look(INK, "*")
-    if method == CEILING:
+    if method == UPPER_BOUND:
         return Look(INK, "P")
     if method == PLAIN:
         return Look(MUTED, "o")
@@ -95,15 +98,15 @@ def label(method: str) -> str:
     return LABELS.get(method, method.replace("_", " "))
 
 
-def pareto(cells: pd.DataFrame, path: Path, title: str) -> Path:
+def pareto(settings: pd.DataFrame, path: Path, title: str) -> Path:
     """Discard rate over verification rate, one curve per method; both are better when smaller.
 
-    cells  one line per setting: method, setting, discard_rate, verification_rate, undominated; settings marked as
+    settings  one line per setting: method, setting, discard_rate, verification_rate, undominated; settings marked as
            `chosen` are named in the figure. Plain decoding, always at (1, 0), is left out.
     """
     with _figure(path) as axes:
         labels: list[tuple[float, float, str, str]] = []
-        curves = list(_curves(cells[cells.method != PLAIN]))
+        curves = list(_curves(settings[settings.method != PLAIN]))
         many = {method for method, number in Counter(method for method, _ in curves).items() if number > 3}
         for method, curve in curves:
             style, along = look(method), curve.sort_values("verification_rate")
@@ -172,7 +175,7 @@ def costs(curves: pd.DataFrame, path: Path, title: str, marked: float | None = N
 
 
 def scatter(
-    cells: pd.DataFrame,
+    settings: pd.DataFrame,
     x: str,
     y: str,
     names: tuple[str, str],
@@ -180,12 +183,12 @@ def scatter(
     title: str,
     more: tuple[bool, bool] | None = None,
 ) -> Path:
-    """One figure against another, one point with its intervals per cell, a thin line through the settings of a method.
+    """One figure against another, one point with its intervals per setting, a thin line through the settings of a method.
 
-    cells  one line per cell: method, setting, and x and y with `_low` and `_high`
-    more   whether more is better, on each axis: undominated cells are filled; None: all are
+    settings  one line per setting: method, setting, and x and y with `_low` and `_high`
+    more   whether more is better, on each axis: undominated settings are filled; None: all are
     """
-    known = cells[cells[[x, y]].notna().all(axis=1)]
+    known = settings[settings[[x, y]].notna().all(axis=1)]
     with _figure(path) as axes:
         best = [True] * len(known) if more is None else _undominated(known[x].to_numpy(), known[y].to_numpy(), more)
         filled = dict(zip(known.index, best, strict=True))
@@ -220,21 +223,21 @@ def _undominated(x: np.ndarray, y: np.ndarray, more: tuple[bool, bool]) -> list[
 
 
 def acceptance(curves: pd.DataFrame, path: Path, title: str) -> Path:
-    """Acceptance over the number of candidates, one line per method; dashed: the optimum. A panel per way of drawing.
+    """Acceptance over the number of candidates, one line per method; dashed: the optimum. A panel per scheme.
 
-    curves  method, drawing, K, acceptance, optimum
+    curves  method, scheme, K, acceptance, optimum
     """
-    with _panels(path, curves.drawing.nunique()) as panels:
-        for axes, (drawing, of_drawing) in zip(panels, curves.groupby("drawing", sort=False), strict=True):
-            best = of_drawing.drop_duplicates("K").sort_values("K")
+    with _panels(path, curves.scheme.nunique()) as panels:
+        for axes, (scheme, of_scheme) in zip(panels, curves.groupby("scheme", sort=False), strict=True):
+            best = of_scheme.drop_duplicates("K").sort_values("K")
             axes.plot(best.K, best.optimum, color=INK, linewidth=1.3, linestyle="--", label="optimum")
-            for method, curve in of_drawing.groupby("method", sort=False):
+            for method, curve in of_scheme.groupby("method", sort=False):
                 line, style = curve.sort_values("K"), look(str(method))
                 about = {"color": style.color, "marker": style.marker, "label": label(str(method))}
                 axes.plot(line.K, line.acceptance, markersize=4.5, linewidth=1.6, **about)
             axes.set_xticks(sorted(curves.K.unique()))
             axes.set_xlabel("candidates K")
-            axes.set_title(str(drawing).replace("_", " "), fontweight="normal")
+            axes.set_title(str(scheme).replace("_", " "), fontweight="normal")
             axes.legend(frameon=False, loc="lower right", fontsize=9)
         low, high = curves.acceptance.min(), max(curves.optimum.max(), curves.acceptance.max())
         for axes in panels:
@@ -278,9 +281,9 @@ def _panels(path: Path, count: int) -> Iterator[Sequence[Any]]:
         write_atomic(path, lambda temporary: figure.savefig(temporary, format="png", metadata={"Software": None}))
 
 
-def _curves(cells: pd.DataFrame) -> Iterator[tuple[str, pd.DataFrame]]:
-    """The cells of each curve. A method is one curve along its parameter of most values, per value of the others."""
-    for method, mine in cells.groupby("method", sort=False):
+def _curves(settings: pd.DataFrame) -> Iterator[tuple[str, pd.DataFrame]]:
+    """The settings of each curve. A method is one curve along its parameter of most values, per value of the others."""
+    for method, mine in settings.groupby("method", sort=False):
         parameters = [dict(part.split("=", 1) for part in setting.split()) for setting in mine.setting]
         names = sorted({name for parts in parameters for name in parts})
         distinct = {name: len({parts.get(name) for parts in parameters}) for name in names}

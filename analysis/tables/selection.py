@@ -5,28 +5,29 @@ from __future__ import annotations
 import numpy as np
 import pandas as pd
 
-from analysis.grid import PER_PROMPT, YARDSTICKS
-from analysis.rows import Array, at_cost, totals
+from analysis.tables.grid import PER_PROMPT, YARDSTICKS
+from analysis.tables.rows import Array, at_cost, totals
+from toolkit import metrics
 from toolkit.errors import InputError
 
 Choice = dict[str, str]  # method -> setting
 
 
 def comparable(rows: pd.DataFrame, what: str) -> pd.DataFrame:
-    """Rows of the prompts that every cell decoded without an error: sums over different prompts do not compare.
+    """Rows of the prompts that every setting decoded without an error: sums over different prompts do not compare.
 
     Raises InputError if no prompt is left.
     """
     good = rows[rows.error.isna()]
-    num_cells = len(rows[["method", "setting"]].drop_duplicates())
-    everywhere = good.groupby("prompt").size() == num_cells
+    num_settings = len(rows[["method", "setting"]].drop_duplicates())
+    everywhere = good.groupby("prompt").size() == num_settings
     kept = good[good.prompt.isin(everywhere.index[everywhere])]
     if kept.empty:
         raise InputError(
-            f"{what}: no prompt was decoded by every cell without an error; give folders over the same prompts"
+            f"{what}: no prompt was decoded by every setting without an error; give folders over the same prompts"
         )
     if lost := rows.prompt.nunique() - kept.prompt.nunique():
-        print(f"{what}: {lost} prompts left out, not every cell decoded them without an error")
+        print(f"{what}: {lost} prompts left out, not every setting decoded them without an error")
     return kept
 
 
@@ -45,13 +46,13 @@ def unseen(dev: pd.DataFrame, test: pd.DataFrame, dataset: str) -> pd.DataFrame:
     return kept
 
 
-def choose(dev: pd.DataFrame, test: pd.DataFrame, cost_ratio: float, dataset: str) -> Choice:
+def choose(dev: pd.DataFrame, test: pd.DataFrame, cost_ratio: float, dataset: str, node_cost: float = 0.0) -> Choice:
     """The setting of highest throughput on dev, for every method; the first one among equals. Both tables are `totals`.
 
     Of the test table only the names are looked at. A method that dev lacks is taken as it is if it has one setting
     (plain decoding, the oracle). Raises InputError if it has several, or if the test table lacks a choice.
     """
-    table = at_cost(dev, cost_ratio)
+    table = at_cost(dev, cost_ratio, node_cost)
     best = table.loc[table.groupby("method", sort=False).throughput.idxmax()]
     choice = dict(zip(best.method, best.setting, strict=True))
     for method, settings in test.groupby("method", sort=False).setting.unique().items():
@@ -77,7 +78,7 @@ def best_per_prompt(rows: pd.DataFrame, method: str, cost_ratio: float) -> pd.Da
     decoded, each with a text of its own, the luckiest would be taken.
     """
     mine = rows[rows.method == method].reset_index(drop=True)
-    cost = cost_ratio * mine.num_draft_calls + mine.num_target_calls
+    cost = metrics.cost(mine.num_draft_calls, mine.num_target_calls, cost_ratio)
     return mine.loc[cost.groupby(mine.prompt, sort=False).idxmin()].assign(method=PER_PROMPT, setting="")
 
 
@@ -87,9 +88,9 @@ def in_both(dev: pd.DataFrame, test: pd.DataFrame) -> pd.DataFrame:
     return dev[pd.MultiIndex.from_frame(dev[names]).isin(pd.MultiIndex.from_frame(test[names]))]
 
 
-def settings_table(rows: pd.DataFrame, cost_ratio: float) -> pd.DataFrame:
+def settings_table(rows: pd.DataFrame, cost_ratio: float, node_cost: float = 0.0) -> pd.DataFrame:
     """Totals, marking what is undominated among lossless settings; yardsticks are no settings one could choose."""
-    table = at_cost(totals(rows), cost_ratio)
+    table = at_cost(totals(rows), cost_ratio, node_cost)
     eligible = table.lossless.to_numpy(dtype=bool) & ~table.method.isin(YARDSTICKS).to_numpy()
     flags = np.zeros(len(table), dtype=bool)
     flags[eligible] = undominated(table.loc[eligible, ["discard_rate", "verification_rate"]].to_numpy(dtype=float))

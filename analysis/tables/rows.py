@@ -1,14 +1,14 @@
-"""Rows: what sweeps find, one per cell and prompt. Counts travel, ratios are formed last.
+"""Rows: what sweeps find, one per setting and prompt. Counts travel, ratios are formed last.
 
     dataset, split      which prompts
-    method, setting     which cell, as a reader says it ("K=4", "h=0.7"); unique among the cells of a sweep
+    method, setting     which setting, as a reader says it ("K=4", "h=0.7"); unique among the settings of a sweep
     <parameters>        one column per parameter of the grid, named as its override; empty where a method lacks it
-    lossless            whether the method keeps the target's law
+    lossless            whether the method keeps the target's distribution
     prompt, prompt_hash the prompt's id, and a hash of what was asked
     num_drafted, num_draft_calls, num_target_calls, num_generated, num_discarded     (toolkit.types.Counts)
     accepted_lengths    how many rounds accepted 0, 1, 2, ... tokens
     finish_reason, error
-    cell_seconds        wall time of the whole cell
+    setting_seconds        wall time of the whole setting
 
 An oracle's counts are expectations and therefore not whole numbers. In every row
 num_drafted + num_target_calls = num_generated + num_discarded.
@@ -24,7 +24,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from analysis.tables import read_table, save_table
+from analysis.tables.files import read_table, save_table
 from toolkit import metrics
 from toolkit.config import plain
 from toolkit.errors import InputError
@@ -36,8 +36,8 @@ Array = NDArray[np.float64]
 NAME = "rows"
 FREE = ("seed", "device", "device_map")  # of the sampling and the pair: sweeps that differ in these still compare
 COUNTS = tuple(Counts.__dataclass_fields__)
-CELL = ["dataset", "split", "method", "setting"]
-FACTS = ["lossless", "prompt", "prompt_hash", *COUNTS, "accepted_lengths", "finish_reason", "error", "cell_seconds"]
+SETTING = ["dataset", "split", "method", "setting"]
+FACTS = ["lossless", "prompt", "prompt_hash", *COUNTS, "accepted_lengths", "finish_reason", "error", "setting_seconds"]
 
 
 def labels(cfg: Any) -> dict[str, str]:
@@ -65,14 +65,14 @@ def check_identity(rows: pd.DataFrame) -> None:
     )
 
 
-def join_cells(cells: Sequence[pd.DataFrame]) -> pd.DataFrame:
-    """The rows of all cells in one table with the columns in order."""
-    rows = pd.concat(cells, ignore_index=True)
-    parameters = [name for name in rows.columns if name not in (*CELL, *FACTS)]
+def join_settings(settings: Sequence[pd.DataFrame]) -> pd.DataFrame:
+    """The rows of all settings in one table with the columns in order."""
+    rows = pd.concat(settings, ignore_index=True)
+    parameters = [name for name in rows.columns if name not in (*SETTING, *FACTS)]
     for name in parameters:
         if not pd.to_numeric(rows[name].dropna(), errors="coerce").notna().all():
             rows[name] = rows[name].map(lambda value: None if pd.isna(value) else str(value))
-    return rows[[*CELL, *parameters, *FACTS]]
+    return rows[[*SETTING, *parameters, *FACTS]]
 
 
 def save_rows(rows: pd.DataFrame, folder: Path) -> None:
@@ -84,7 +84,7 @@ def load_rows(folders: Sequence[Path | str], what: str) -> pd.DataFrame:
     """The rows of several sweep folders; `what` names the argument in errors.
 
     Raises InputError if a folder has no rows, if folders were made with other models or sampling, or if two of them
-    disagree about the same cell and prompt.
+    disagree about the same setting and prompt.
     """
     if isinstance(folders, str | Path):
         folders = [folders]
@@ -93,7 +93,7 @@ def load_rows(folders: Sequence[Path | str], what: str) -> pd.DataFrame:
     frames = [_load(Path(folder), what) for folder in folders]
     check_comparable([Path(folder) for folder in folders])
     rows = pd.concat(frames, ignore_index=True)
-    key = [*CELL, "prompt"]
+    key = [*SETTING, "prompt"]
     counts = rows[key].join(rows[list(COUNTS)].round(3)).groupby(key, sort=False).nunique()
     if (counts > 1).any(axis=None):
         first = counts[(counts > 1).any(axis=1)].index[0]
@@ -124,8 +124,8 @@ def same_texts(folders: Sequence[Path], rows: pd.DataFrame, method: str) -> bool
 
 
 def totals(rows: pd.DataFrame) -> pd.DataFrame:
-    """One line per cell, in the order of the rows: prompts, summed counts, and the rates made of them."""
-    grouped = rows.groupby([*CELL, "lossless"], sort=False, dropna=False)
+    """One line per setting, in the order of the rows: prompts, summed counts, and the rates made of them."""
+    grouped = rows.groupby([*SETTING, "lossless"], sort=False, dropna=False)
     table = grouped[list(COUNTS)].sum()
     table.insert(0, "prompts", grouped.size())
     table = table.reset_index()
@@ -135,17 +135,20 @@ def totals(rows: pd.DataFrame) -> pd.DataFrame:
     return table
 
 
-def at_cost(table: pd.DataFrame, cost_ratio: float) -> pd.DataFrame:
+def at_cost(table: pd.DataFrame, cost_ratio: float, node_cost: float = 0.0) -> pd.DataFrame:
     """`totals` with the throughput of each line at a cost ratio."""
-    return table.assign(throughput=throughput(table[list(COUNTS)].to_numpy(dtype=float), cost_ratio))
+    return table.assign(throughput=throughput(table[list(COUNTS)].to_numpy(dtype=float), cost_ratio, node_cost))
 
 
-def throughput(counts: Array, cost_ratio: float) -> Array:
-    """`metrics.throughput` for arrays: N / (c * draft calls + target calls) of counts [..., len(COUNTS)]."""
-    names = ("num_generated", "num_draft_calls", "num_target_calls")
-    produced, draft_calls, target_calls = (counts[..., COUNTS.index(name)] for name in names)
-    cost = cost_ratio * draft_calls + target_calls
-    return np.divide(produced, cost, out=np.zeros_like(cost), where=cost > 0)
+def throughput(counts: Array, cost_ratio: float, node_cost: float = 0.0) -> Array:
+    """`metrics.throughput` of counts [..., len(COUNTS)].
+
+    node_cost  of every drafted node beyond one per draft forward (chains have none), in target forwards
+    """
+    names = ("num_generated", "num_draft_calls", "num_target_calls", "num_drafted")
+    produced, draft_calls, target_calls, drafted = (counts[..., COUNTS.index(name)] for name in names)
+    beyond = np.maximum(drafted - draft_calls, 0.0)
+    return metrics.tokens_per_cost(produced, draft_calls, target_calls + node_cost * beyond, cost_ratio)
 
 
 def counts_of(row: Any) -> Counts:

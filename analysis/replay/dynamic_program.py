@@ -9,10 +9,16 @@ accepted, 0 else, cut at the text's end), and the right to decide again:
 Backwards over k, what the policy found so far really earns from there (Longstaff and Schwartz 2001: no maximum over fitted
 values, so no optimism) is fitted by boosted trees, as a correction to what the head itself says of the next token;
 cross-fitted: each text is decided by functions fitted to other texts. lambda is the rate the policy itself achieves
-(Dinkelbach), as in `analysis.ceilings`.
+(Dinkelbach), as in `analysis.replay.upper_bound`.
 Deviation: all starts of a round weigh alike in the fit, whether or not the policy's rounds would start there. What that and the
 noise of the fits cost is bounded by a choice: the one-step look-ahead at many prices and the survival threshold at many
 levels see the same, and each text is played by whichever candidate costs least on the texts of the other folds.
+
+Paper: SpecDec++ (arXiv:2405.19715), Theorem 4.2 (a stationary optimal policy exists and solves the Bellman equation: Q here)
+and Theorem 4.3 (stop where P(some rejection) >= (c2 + Delta)/(c1 + c2 + Delta), with c1 a draft forward, c1 + c2 a target
+forward and Delta unknown). With lambda, the policy's own rate, for the unknown (renewal form) the one-step look-ahead stops
+where P(all drafted tokens and the next one are accepted) < lambda c; where the next token is sure to be accepted if all
+before it are, that is Theorem 4.3 with h = 1 - lambda c, Delta = 1/lambda - 1 target forwards. `stopping_values` gives Q.
 
 Shapes: P starts, M most tokens of a round, C candidates, T texts.
 """
@@ -20,18 +26,19 @@ Shapes: P starts, M most tokens of a round, C candidates, T texts.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from analysis.ceilings import Solved
-from analysis.replay import GROUP, Geometry, first_below, visits, walk
-from analysis.tally import Replayed
+from analysis.replay.policies import GROUP, Geometry, first_below, visits, walk
+from analysis.replay.tally import Replayed
+from analysis.replay.upper_bound import Solved
 from toolkit import metrics
-from toolkit.recorded import RecordedStep
 from toolkit.trace import Trace
+from toolkit.trace.step import RecordedStep
 
 Array = NDArray[np.float64]
 PRICES = torch.arange(0.3, 1.25, 0.01)  # of candidates, in units of lambda c
@@ -56,16 +63,77 @@ class Seen:
         return self.inputs[:, :, -1]
 
 
-def head_inputs(trace: Trace, geometry: Geometry, estimator: object, most: int) -> Seen:
-    """What the rate rule sees of a pre-read head: survival, the newest token's chance, the next one's, worth, k."""
+@dataclass(frozen=True)
+class Values:
+    """Q of Theorem 4.2 on a recording: what drafting one more token is worth after k = 1..M, in tokens.
+
+    price           lambda c, the tokens that a draft forward costs
+    survival, worth [M, P]  of the head, and of going on; worth is not a number where nothing can be drafted
+    """
+
+    price: float
+    survival: Array
+    worth: Array
+
+    def threshold(self, k: int) -> float:
+        """h after k tokens: going on only where P(some rejection) <= h earns most. Theorem 4.3's, with the best Delta."""
+        known = ~np.isnan(self.worth[k - 1])
+        rejected, worth = 1 - self.survival[k - 1][known], self.worth[k - 1][known]
+        order = rejected.argsort(kind="stable")
+        earned = worth[order].cumsum()
+        if not len(earned) or earned.max() <= 0:
+            return 0.0
+        return float(rejected[order][earned.argmax()])
+
+    def table(self, k: int, num_bins: int = 5) -> list[dict[str, float]]:
+        """After k tokens, by P(some rejection) in even parts of [0, 1]: states, mean worth, share that goes on."""
+        known, lines = ~np.isnan(self.worth[k - 1]), []
+        part = np.minimum(((1 - self.survival[k - 1]) * num_bins).astype(int), num_bins - 1)
+        for one in range(num_bins):
+            here = self.worth[k - 1][known & (part == one)]
+            if len(here):
+                about = {"from": one / num_bins, "to": (one + 1) / num_bins, "states": float(len(here))}
+                lines.append({"k": float(k), **about, "worth": float(here.mean()), "goes on": float((here > 0).mean())})
+        return lines
+
+
+def head_inputs(trace: Trace, geometry: Geometry, estimator: Any, most: int) -> Seen:
+    """What a policy sees of a head: survival, the newest token's chance, the next one's, worth, k.
+
+    estimator  a pre-read head's (`drawn_probs`); or an acceptance head's (`read_prob`), which has scored all but the newest
+               token, and whose last score stands for the newest and the next
+    """
     survival, possible = torch.ones(trace.num_positions), torch.zeros(trace.num_positions, dtype=torch.long)
     rows = []
     for depth, index, can_draft in visits(trace, geometry, most):
         possible += can_draft
-        accepted, following = estimator.drawn_probs(RecordedStep(trace, depth, index))  # type: ignore[attr-defined]
+        accepted, following = _chances(estimator, RecordedStep(trace, depth, index))
         survival = survival * accepted
         rows.append(torch.stack([survival, accepted, following, survival * following], 1).double().numpy())
     return Seen(np.stack(rows), possible)
+
+
+def _chances(estimator: Any, step: RecordedStep) -> tuple[Tensor, Tensor]:
+    """P(the newest token is accepted) and P(the next one is, too | it was), as far as the head says."""
+    if hasattr(estimator, "drawn_probs"):
+        found: tuple[Tensor, Tensor] = estimator.drawn_probs(step)
+        return found
+    read: Tensor = estimator.read_prob(step)
+    return (torch.ones_like(read) if step.depth == 1 else read), read
+
+
+def stopping_values(trace: Trace, seen: Seen, cost_ratio: float, rate: float, folds: int = 10) -> Values:
+    """Q of Theorem 4.2 at a rate (`best_policy(...).price`), on these inputs; cross-fitted over texts."""
+    text, fold_of = _folds(trace, folds)
+    price = rate * cost_ratio
+    _, worth = _decide(Geometry.of(trace), seen, fold_of[text].numpy(), folds, price)
+    return Values(price, seen.survival, worth)
+
+
+def _folds(trace: Trace, folds: int) -> tuple[Tensor, Tensor]:
+    """The text of every position, and the fold of every text."""
+    text = torch.repeat_interleave(torch.arange(trace.num_texts), trace.lengths())
+    return text, torch.from_numpy(np.random.default_rng(0).permutation(trace.num_texts) % folds)
 
 
 def best_policy(trace: Trace, seen: Seen, cost_ratio: float, folds: int = 10, rounds: int = 6) -> Solved:
@@ -74,11 +142,10 @@ def best_policy(trace: Trace, seen: Seen, cost_ratio: float, folds: int = 10, ro
     rounds  most steps of the fixed point; at least one token is drafted in a round, as by the other policies
     """
     geometry = Geometry.of(trace)
-    text = torch.repeat_interleave(torch.arange(trace.num_texts), trace.lengths())
-    fold_of = torch.from_numpy(np.random.default_rng(0).permutation(trace.num_texts) % folds)
+    text, fold_of = _folds(trace, folds)
     rate, found = 1.0, []
     for _ in range(rounds):
-        found.append(_decide(geometry, seen, fold_of[text].numpy(), folds, rate * cost_ratio))
+        found.append(_decide(geometry, seen, fold_of[text].numpy(), folds, rate * cost_ratio)[0])
         reached = metrics.throughput(_played(trace, geometry, found[-1]).total, cost_ratio)
         if abs(reached - rate) < 1e-3:
             break
@@ -104,19 +171,19 @@ def _cheapest_elsewhere(
     trace: Trace, geometry: Geometry, candidates: Tensor, fold_of: Tensor, cost_ratio: float
 ) -> Tensor:
     """For every text [T], the candidate [C, P] whose rounds cost least on the texts of the other folds."""
-    counted = [replayed.counts for part in candidates.split(GROUP) for replayed in walk(trace, geometry, part, part)]
-    costs = torch.from_numpy(np.stack([cost_ratio * c["num_draft_calls"] + c["num_target_calls"] for c in counted]))
+    counted = [replayed for part in candidates.split(GROUP) for replayed in walk(trace, geometry, part, part)]
+    costs = torch.from_numpy(np.stack([one.cost(cost_ratio) for one in counted]))
     elsewhere = torch.stack([costs[:, fold_of != fold].sum(1).argmin() for fold in range(int(fold_of.max()) + 1)])
     return elsewhere[fold_of]
 
 
-def _decide(geometry: Geometry, seen: Seen, fold: Array, folds: int, price: float) -> Tensor:
-    """Tokens drafted from every start [P]; `price`: what one draft forward costs, in tokens."""
+def _decide(geometry: Geometry, seen: Seen, fold: Array, folds: int, price: float) -> tuple[Tensor, Array]:
+    """Tokens drafted from every start [P], and Q after k tokens [M, P]; `price`: what one draft forward costs, in tokens."""
     most, possible = len(seen.inputs), seen.possible.numpy()
     run, left = geometry.run.numpy(), geometry.left.numpy()
     produced = np.stack([np.minimum(np.minimum(k, run) + 1, left) for k in range(most + 1)])
     earned = np.zeros(len(possible))  # by the policy found so far, from k drafted tokens on
-    lengths = np.minimum(possible, most)
+    lengths, worth = np.minimum(possible, most), np.full(seen.survival.shape, np.nan)
     for k in range(most - 1, 0, -1):
         open_ = possible > k
         value = produced[k + 1] - produced[k] - price + earned
@@ -125,10 +192,11 @@ def _decide(geometry: Geometry, seen: Seen, fold: Array, folds: int, price: floa
             fit, use = open_ & (fold != held_out), open_ & (fold == held_out)
             if fit.sum() >= 50 and use.any():
                 myopic = seen.worth[k - 1] - price
-                go_on[use] = myopic[use] + _fitted(seen.inputs[k - 1], value - myopic, fit, use) > 0
+                worth[k - 1, use] = myopic[use] + _fitted(seen.inputs[k - 1], value - myopic, fit, use)
+                go_on[use] = worth[k - 1, use] > 0
         earned = np.where(go_on, value, 0.0)
         lengths = np.where(open_ & ~go_on, k, lengths)
-    return torch.from_numpy(lengths)
+    return torch.from_numpy(lengths), worth
 
 
 def _fitted(inputs: Array, value: Array, fit: NDArray[np.bool_], use: NDArray[np.bool_]) -> Array:

@@ -13,9 +13,10 @@ from toolkit.acceptance import HeadEstimator, PrereadEstimator, PrereadHead
 from toolkit.acceptance.folder import Scorer, SurvivalScorer
 from toolkit.acceptance.preread import PrereadScorer, embedding_table
 from toolkit.errors import InputError
-from toolkit.recorded import RecordedStep
-from toolkit.stopping import Bounded, Rate, StoppingPolicy, Survival, Thresholded
+from toolkit.stopping import Bounded, Rate, StoppingPolicy, Survival
 from toolkit.trace import Trace, recorded_name
+from toolkit.trace.step import RecordedStep
+from toolkit.types import Step
 
 CHUNK = 16384  # steps scored at a time
 
@@ -26,9 +27,12 @@ class RecordedScorer:
 
     name: str
 
-    def __call__(self, step: Any) -> Tensor:
-        logits: Tensor = step.estimate(self.name)
-        return logits
+    def __call__(self, step: Step) -> Tensor:
+        if not isinstance(step, RecordedStep):
+            raise InputError(
+                f"recorded logits ({self.name}) belong to the steps of a trace, got a {type(step).__name__}"
+            )
+        return step.estimate(self.name)
 
 
 def with_recorded_heads(policy: StoppingPolicy, names: Mapping[str, str]) -> StoppingPolicy:
@@ -63,7 +67,7 @@ def with_logits(trace: Trace, name: str, scorer: Scorer) -> Trace:
     return replace(trace, estimates={name: logits})
 
 
-def threshold_policy(head: Any, name: str, corrected: bool) -> Thresholded:
+def threshold_policy(head: Any, name: str, corrected: bool) -> Rate | Survival:
     """The policy of a head whose logits a trace keeps under `name`, to be swept over levels 1 - h.
 
     SpecDec++'s rule; of a pre-read head the rate rule's score, P(all accepted and the next one, too), in its place.

@@ -1,8 +1,8 @@
 """Cells of a sweep from one recording: every chain policy is replayed on a trace of plain decoding's responses.
 
-What cannot be replayed (draft trees, block verification) is decoded. One trace serves all cells of one draft temperature; it
-is kept beside the cells, under a hash of the responses, the heads and its own settings. If a sweep asks for the
-true-probability ceiling, its traces hold the target along the roll-outs.
+What cannot be replayed (draft trees, block verification) is decoded. One trace serves all settings of one draft temperature; it
+is kept beside the settings, under a hash of the responses, the heads and its own settings. If a sweep asks for the
+upper bound, its traces hold the target along the roll-outs.
 """
 
 from __future__ import annotations
@@ -15,15 +15,16 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from analysis.ceilings import at_price
-from analysis.cells import Workbench, checked
-from analysis.grid import CEILING, Cell
-from analysis.recorded import with_recorded_heads
-from analysis.replay import replay, replay_starts
-from analysis.tally import Replayed
+from analysis.replay.policies import replay, replay_starts
+from analysis.replay.prompt_lookup import replay_prompt_lookup
+from analysis.replay.recorded_heads import with_recorded_heads
+from analysis.replay.tally import Replayed
+from analysis.replay.upper_bound import at_price
+from analysis.tables.grid import UPPER_BOUND, Setting
+from analysis.tables.workbench import Workbench, checked
 from data_gen.recording import Recorder
 from toolkit.acceptance.folder import head_hash, recorded_scorers
-from toolkit.decoding import Method
+from toolkit.decoding import Method, PromptLookupProposer
 from toolkit.errors import InputError
 from toolkit.io import content_hash
 from toolkit.trace import Trace, join
@@ -37,29 +38,31 @@ class Recording:
 
     responses    rows of plain decoding
     path         their file, named by a hash of all they depend on; the traces lie beside it
-    cells        that will be replayed: the heads that their methods read are recorded, and what the ceiling needs
+    settings        that will be replayed: the heads that their methods read are recorded, and what the upper bound needs
     max_drafted  most tokens a replayed method may draft in a round
     """
 
-    def __init__(self, bench: Workbench, responses: pd.DataFrame, path: Path, cells: Sequence[Cell], max_drafted: int):
+    def __init__(
+        self, bench: Workbench, responses: pd.DataFrame, path: Path, settings: Sequence[Setting], max_drafted: int
+    ):
+        if bench.sampling.max_length is not None:
+            raise InputError("replays know one limit for all texts: expected sampling.max_length=null, or source=live")
         self.bench, self.responses, self.max_drafted = bench, responses, max_drafted
         self.folder = path.parent
         self.key = content_hash([path.stem, [list(map(int, ids)) for ids in responses.token_ids]])
-        self.ceiling = any(cell.method == CEILING for cell in cells)
-        used = [bench.methods[cell.name].bind(bench.pair) for cell in cells if cell.method != CEILING]
+        self.upper_bound = any(setting.method == UPPER_BOUND for setting in settings)
+        used = [bench.methods[setting.name].bind(bench.pair) for setting in settings if setting.method != UPPER_BOUND]
         folders = {head for method in used if (head := _head_of(method)) is not None}
         self.heads = {folder: head_hash(folder) for folder in sorted(folders)}
         self.traces: dict[float | None, Trace] = {}
         fine = responses.error.isna() & responses.token_ids.map(len).gt(0)  # a table turns None into not-a-number
         self.usable = np.flatnonzero(fine).tolist()
 
-    def rows(self, cell: Cell) -> pd.DataFrame:
-        """The cell's rows: what its method would have counted on each response."""
-        known = cell.method == CEILING
-        own = cell.parameters.get("draft_temperature") if known else self.bench.methods[cell.name].draft_temperature
-        trace = self._trace(own)
+    def rows(self, setting: Setting) -> pd.DataFrame:
+        """The setting's rows: what its method would have counted on each response."""
+        trace = self._trace_for(setting)  # recorded before the clock starts
         started = perf_counter()
-        found = self._known(trace, cell) if known else self._replayed(trace, cell)
+        found = self._copied(setting) if trace is None else self._found(trace, setting)
         seconds = perf_counter() - started
         place = {number: i for i, number in enumerate(self.usable)}
         rows = []
@@ -71,19 +74,40 @@ class Recording:
                 "accepted_lengths": [] if at is None else np.trim_zeros(found.accepted[at], "b").tolist(),
                 "finish_reason": response.finish_reason,
                 "error": response.error,
-                "cell_seconds": seconds,
+                "setting_seconds": seconds,
                 "prompt_ids": [],
                 "token_ids": [],
             })  # fmt: skip
         return checked(rows)
 
-    def _replayed(self, trace: Trace, cell: Cell) -> Replayed:
-        policy = with_recorded_heads(self.bench.methods[cell.name].bind(self.bench.pair).policy, self.heads)
-        return replay(trace, policy) if policy.remembers else replay_starts(trace, policy)
+    def _trace_for(self, setting: Setting) -> Trace | None:
+        """The trace that a setting is replayed on; None: it needs the texts alone."""
+        if setting.method == UPPER_BOUND:
+            return self._trace(setting.parameters.get("draft_temperature"))
+        method = self.bench.methods[setting.name]
+        if isinstance(method.proposer, PromptLookupProposer):
+            return None
+        return self._trace(method.draft_temperature)
+
+    def _copied(self, setting: Setting) -> Replayed:
+        bench = self.bench
+        texts = [self.responses.iloc[number] for number in self.usable]
+        return replay_prompt_lookup(
+            bench.methods[setting.name].bind(bench.pair),
+            [(list(text.prompt_ids), list(text.token_ids)) for text in texts],
+            bench.sampling.max_new_tokens,
+            bench.pair.end_ids or (),
+        )
+
+    def _found(self, trace: Trace, setting: Setting) -> Replayed:
+        if setting.method == UPPER_BOUND:
+            return self._known(trace, setting)
+        policy = with_recorded_heads(self.bench.methods[setting.name].bind(self.bench.pair).policy, self.heads)
+        return replay(trace, policy) if policy.uses_history else replay_starts(trace, policy)
 
     @staticmethod
-    def _known(trace: Trace, cell: Cell) -> Replayed:
-        return at_price(trace, float(cell.parameters["price"]), int(cell.parameters.get("min_drafted") or 0))
+    def _known(trace: Trace, setting: Setting) -> Replayed:
+        return at_price(trace, float(setting.parameters["price"]), int(setting.parameters.get("min_drafted") or 0))
 
     def _trace(self, draft_temperature: float | None) -> Trace:
         """One file per SHARD texts: those that an interrupted sweep has recorded are kept."""
@@ -91,7 +115,7 @@ class Recording:
 
         if draft_temperature not in self.traces:
             about = [self.key, sorted(self.heads.values()), self.max_drafted, draft_temperature]
-            about += [CEILING] if self.ceiling else []
+            about += [UPPER_BOUND] if self.upper_bound else []
             name, recorder = f"trace-{content_hash(about, length=16)}", self._recorder(draft_temperature)
             shards = [self.usable[first : first + SHARD] for first in range(0, len(self.usable), SHARD)]
             parts = []
@@ -117,7 +141,7 @@ class Recording:
             sampling,
             self.max_drafted,
             heads,
-            ceiling=self.ceiling,
+            upper_bound=self.upper_bound,
             draft_temperature=draft_temperature,
         )
 

@@ -14,17 +14,17 @@ import pandas as pd
 import pytorch_lightning as pl
 from pytorch_lightning.loggers import WandbLogger
 
-from analysis import plots
-from analysis.recorded import scorer_of, threshold_policy, with_logits
-from analysis.replay import sweep_levels
-from analysis.tables import save_table
+from analysis.figures import plots
+from analysis.replay.policies import sweep_levels
+from analysis.replay.recorded_heads import scorer_of, threshold_policy, with_logits
+from analysis.tables.files import save_table
 from toolkit import metrics
 from toolkit.errors import InputError
 from toolkit.io import read_json
 from toolkit.trace import Trace
-from toolkit.traces import read_traces
+from toolkit.trace.folders import read_traces
 from toolkit.training.checkpoints import BEST, folder_of, read_checkpoint
-from toolkit.training.traced import TracedData
+from toolkit.training.recorded_positions import TracedData
 
 NAME = "trained"
 LEVELS = tuple(round(0.05 * i, 2) for i in range(1, 20))

@@ -1,4 +1,4 @@
-"""One cell of a sweep: what its rows depend on, and how they come about."""
+"""One setting of a sweep: what its rows depend on, and how they come about."""
 
 from __future__ import annotations
 
@@ -9,28 +9,28 @@ from typing import Any
 
 import pandas as pd
 
-from analysis.grid import PARAMETERS, PLAIN, Cell
-from analysis.oracle import acceptance_chances, expected_counts
-from analysis.rows import accepted_lengths, check_identity
+from analysis.replay.oracle import acceptance_chances, expected_counts
+from analysis.tables.grid import PARAMETERS, PLAIN, Setting
+from analysis.tables.rows import accepted_lengths, check_identity
 from toolkit.acceptance.folder import head_hash
 from toolkit.config import flatten, instantiate, plain
 from toolkit.decoding import Method, decode
-from toolkit.decoding.proposers import ChainProposer
+from toolkit.decoding.proposers import ChainProposer, PromptLookupProposer
 from toolkit.errors import InputError
 from toolkit.io import content_hash
 from toolkit.pair import ModelPair, fingerprint
 from toolkit.prompts import Prompt
 from toolkit.sampling import Sampling
 from toolkit.types import Generation
-from toolkit.verification.rejection import Rejection
+from toolkit.verification.rules.rejection import Rejection
 
-TEXTS = ["prompt_ids", "token_ids"]  # columns of a cell's file that the joined rows leave out
+TEXTS = ["prompt_ids", "token_ids"]  # columns of a setting's file that the joined rows leave out
 Listener = Callable[[Generation], None]
 
 
 @dataclass
 class Workbench:
-    """What all cells of a sweep share. Prompt r draws from the random stream (sampling.seed, r) in every cell."""
+    """What all settings of a sweep share. Prompt r draws from the random stream (sampling.seed, r) in every setting."""
 
     pair: ModelPair
     prompts: Sequence[Prompt]
@@ -42,33 +42,33 @@ class Workbench:
         self.fingerprints = [fingerprint(model) for model in (self.pair.target, *self.pair.drafts)]
         self.methods: dict[str, Method] = {}
 
-    def prepare(self, cell: Cell) -> str:
-        """Build the cell's method; returns a hash of everything the cell's rows depend on.
+    def prepare(self, setting: Setting) -> str:
+        """Build the setting's method; returns a hash of everything the setting's rows depend on.
 
-        Raises InputError if the cell cannot be built, or its head does not belong to the pair.
+        Raises InputError if the setting cannot be built, or its head does not belong to the pair.
         """
         shared = {
             "sampling": vars(self.sampling),
             "models": self.fingerprints,
             "prompts": [[prompt.id, digest] for prompt, digest in zip(self.prompts, self.hashes, strict=True)],
         }
-        if cell.method in PARAMETERS:
-            return content_hash([shared, cell.method, dict(cell.parameters)], length=16)
-        config = plain(cell.method_config())
+        if setting.method in PARAMETERS:
+            return content_hash([shared, setting.method, dict(setting.parameters)], length=16)
+        config = plain(setting.method_config())
         reads_head = any(name.split(".")[-1] == "head" for name in flatten(config))
-        head = (cell.head or self.pair.head) if reads_head else None
+        head = (setting.head or self.pair.head) if reads_head else None
         if reads_head and head is None:
             raise InputError(
-                f"{cell.method} needs an acceptance head, and the pair ships none: expected grid.{cell.method}.head=[FOLDER], "
-                f"or leave the method out with ~grid.{cell.method}"
+                f"{setting.method} needs an acceptance head, and the pair ships none: expected "
+                f"grid.{setting.method}.head=[FOLDER], or leave the method out with ~grid.{setting.method}"
             )
-        self.methods[cell.name] = instantiate(config)
-        self.methods[cell.name].bind(self.pair)
+        self.methods[setting.name] = instantiate(config)
+        self.methods[setting.name].bind(self.pair)
         return content_hash([shared, config, head and head_hash(head)], length=16)
 
-    def decode(self, cell: Cell, on_finish: Listener) -> pd.DataFrame:
-        """Decode every prompt with a prepared cell: one row each, with the counts and the texts."""
-        method = self.methods[cell.name]
+    def decode(self, setting: Setting, on_finish: Listener) -> pd.DataFrame:
+        """Decode every prompt with a prepared setting: one row each, with the counts and the texts."""
+        method = self.methods[setting.name]
         started = perf_counter()
         generations = decode(
             self.pair,
@@ -86,7 +86,7 @@ class Workbench:
                 "accepted_lengths": accepted_lengths(generation.rounds),
                 "finish_reason": generation.finish_reason,
                 "error": generation.error,
-                "cell_seconds": seconds,
+                "setting_seconds": seconds,
                 "prompt_ids": generation.prompt_ids,
                 "token_ids": generation.token_ids,
             }
@@ -94,10 +94,10 @@ class Workbench:
         ]
         return checked(rows)
 
-    def score_oracle(self, cell: Cell, responses: pd.DataFrame) -> pd.DataFrame:
+    def score_oracle(self, setting: Setting, responses: pd.DataFrame) -> pd.DataFrame:
         """The oracle's expected counts on the responses of plain decoding: one row each."""
         texts = list(zip(responses.prompt_ids, responses.token_ids, strict=True))
-        temperature, most = cell.parameters.get("draft_temperature"), cell.parameters.get("max_drafted")
+        temperature, most = setting.parameters.get("draft_temperature"), setting.parameters.get("max_drafted")
         started = perf_counter()
         chances = acceptance_chances(self.pair, texts, self.sampling, temperature, self.batch_size)
         counts = [expected_counts(chance, most) for chance in chances]
@@ -109,7 +109,7 @@ class Workbench:
                 "accepted_lengths": [],
                 "finish_reason": response.finish_reason,
                 "error": response.error,
-                "cell_seconds": seconds,
+                "setting_seconds": seconds,
                 "prompt_ids": [],
                 "token_ids": [],
             }
@@ -122,12 +122,12 @@ class Workbench:
         """Whether traces can be recorded: they know neither stop strings nor the repetition penalty."""
         return not self.sampling.stop and self.sampling.repetition_penalty == 1.0
 
-    def replayable(self, cell: Cell, max_drafted: int) -> bool:
-        """Whether a trace holds all the cell needs: a chain of drafted tokens, judged one by one, of this length."""
-        if cell.method == PLAIN or cell.method in PARAMETERS or not self.recordable:
+    def replayable(self, setting: Setting, max_drafted: int) -> bool:
+        """Whether a recording holds all the setting needs: a chain of drafted tokens, judged one by one, of this length."""
+        if setting.method == PLAIN or setting.method in PARAMETERS or not self.recordable:
             return False
-        method = self.methods[cell.name]
-        chain = type(method.proposer) is ChainProposer and type(method.rule) is Rejection
+        method = self.methods[setting.name]
+        chain = type(method.proposer) in (ChainProposer, PromptLookupProposer) and type(method.rule) is Rejection
         limit = method.bind(self.pair).policy.limit
         return chain and limit is not None and limit <= max_drafted
 
@@ -137,7 +137,7 @@ class Workbench:
 
 
 def responses_of(done: dict[str, pd.DataFrame]) -> pd.DataFrame:
-    """The rows of plain decoding among the finished cells. Raises InputError if there are none."""
+    """The rows of plain decoding among the finished settings. Raises InputError if there are none."""
     if PLAIN not in done:
         raise InputError("the responses of plain decoding are needed, which failed")
     return done[PLAIN]

@@ -8,14 +8,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from analysis.recorded import scorer_of, with_logits
+from analysis.replay.recorded_heads import scorer_of, with_logits
 from toolkit.acceptance import PrereadHead
 from toolkit.acceptance.folder import KINDS, head_hash
 from toolkit.errors import InputError
 from toolkit.io import read_json
 from toolkit.stage import MANIFEST
 from toolkit.trace import Trace, recorded_name
-from toolkit.traces import SUMMARY
+from toolkit.trace.folders import SUMMARY
 from toolkit.training.export import HEAD
 
 NAME = "head"  # of its logits in a trace that holds them for this purpose only

@@ -7,37 +7,33 @@ from __future__ import annotations
 
 import pandas as pd
 
-from analysis import plots
-from analysis.comparison import Bootstrap
-from analysis.rows import CELL
-from analysis.selection import comparable
-from analysis.statistics import percentile_interval, resampled_totals
+from analysis.figures import plots
+from analysis.tables.bootstrap import Bootstrap
+from analysis.tables.rows import SETTING
+from analysis.tables.selection import comparable
 from toolkit.errors import InputError
 
 SHAPE = "proposer.k_config"
 
 
 def block_efficiency_table(rows: pd.DataFrame, bootstrap: Bootstrap) -> pd.DataFrame:
-    """One line per cell with a tree shape: prompts, block efficiency with its interval, tokens drafted per forward.
+    """One line per setting with a tree shape: prompts, block efficiency with its interval, tokens drafted per forward.
 
     Raises InputError if the rows have no tree shapes.
     """
     if SHAPE not in rows or rows[SHAPE].isna().all():
-        raise InputError(f"sweeps: expected cells with {SHAPE} (analysis.sweep grid=trees), found none")
+        raise InputError(f"sweeps: expected settings with {SHAPE} (analysis.sweep grid=trees), found none")
     lines = []
     for dataset, of_dataset in rows.groupby("dataset", sort=False):
         kept = comparable(of_dataset, str(dataset))
-        for cell, mine in kept[kept[SHAPE].notna()].groupby([*CELL, SHAPE], sort=False):
+        for setting, mine in kept[kept[SHAPE].notna()].groupby([*SETTING, SHAPE], sort=False):
             totals = mine[["num_generated", "num_target_calls", "num_drafted"]].to_numpy(dtype=float)
-            samples = resampled_totals(totals, bootstrap.resamples, bootstrap.seed)
+            samples = bootstrap.totals(totals)
             produced, calls, drafted = totals.sum(0)
-            low, high = percentile_interval(samples[:, 0] / samples[:, 1], bootstrap.confidence)
             lines.append({
-                **dict(zip([*CELL, "k_config"], cell, strict=True)),
+                **dict(zip([*SETTING, "k_config"], setting, strict=True)),
                 "prompts": len(mine),
-                "block_efficiency": produced / calls,
-                "block_efficiency_low": low,
-                "block_efficiency_high": high,
+                **bootstrap.figure("block_efficiency", produced / calls, samples[:, 0] / samples[:, 1]),
                 "drafted_per_call": drafted / calls,
             })  # fmt: skip
     return pd.DataFrame(lines)

@@ -1,37 +1,35 @@
 """The clairvoyant oracle: it never drafts a token that will be rejected. No policy can do better with this pair.
 
-Given a text X_1..X_N drawn from the target, the joint law of (drafted token, accepted, emitted token) under speculative
-sampling says that position i is an accepted draft with probability
+Given a text X_1..X_N drawn from the target, the joint distribution of (drafted token, accepted, emitted token) under
+speculative sampling says that position i is an accepted draft with probability
 
     a_i = min(1, q(X_i) / p(X_i)),        p and q warped as in decoding, given X_<i,
 
-independently for all i. An oracle that knows these coins drafts exactly the accepted positions: every other one costs a
-target forward, which produces its token as the extra one of a round. The last token is never drafted, because the
-forward that ends the last round yields it for free. So nothing is discarded, and
+independently for all i. An oracle that knows these acceptance draws drafts exactly the accepted positions: every other
+one costs a target forward, which produces its token as the extra one of a round. The last token is never drafted,
+because the forward that ends the last round yields it for free. So nothing is discarded, and
 
     E[draft calls]  = sum of a_i over i < N          E[target calls] = 1 + sum of (1 - a_i) over i < N
 
 With at most `max_drafted` tokens in a round, a position that follows a full round is produced by its target forward,
-whatever its coin says; the expectation then is a dynamic program over the tokens drafted so far in the round.
+whatever its acceptance draw says; the expectation then is a dynamic program over the tokens drafted so far in the round.
 
-Shapes: N produced tokens, V vocabulary, M max_drafted.
+Shapes: N produced tokens, M max_drafted.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
 from toolkit.errors import InputError
 from toolkit.pair import ModelPair
-from toolkit.sampling import Sampling, warp
-from toolkit.session import Session
+from toolkit.sampling import Sampling
+from toolkit.teacher import Text, distributions_along, picked
 
-Text = tuple[Sequence[int], Sequence[int]]  # prompt ids, produced ids
 Array = NDArray[np.float64]
 
 
@@ -85,37 +83,11 @@ def acceptance_chances(
     for first in range(0, len(wanted), batch_size):
         numbers = wanted[first : first + batch_size]
         batch = [texts[number] for number in numbers]
-        target, drafts = pair.open_sessions(len(batch), max(len(a) + len(b) for a, b in batch))
-        target_probs = _token_probs(pair, target, batch, sampling)
-        draft_probs = _token_probs(pair, drafts[0], batch, sampling.at(draft_temperature))
-        for number, p, q in zip(numbers, target_probs, draft_probs, strict=True):
+        found = distributions_along(pair, batch, sampling, draft_temperature)
+        for number, (_, produced), (target_probs, draft_probs) in zip(numbers, batch, found, strict=True):
+            tokens = torch.tensor(list(produced), device=target_probs.device)
+            p, q = picked(target_probs, tokens), picked(draft_probs, tokens)
             # A token of target probability 0 comes from rounding or from elsewhere; the draft may still have it.
             ratio = torch.where(p > 0, q / p, (q > 0).to(q.dtype))
             chances[number] = ratio.clamp(max=1).double().cpu().numpy()
     return chances
-
-
-@torch.inference_mode()
-def _token_probs(pair: ModelPair, session: Session, texts: Sequence[Text], sampling: Sampling) -> Iterator[Tensor]:
-    """Probability [N] of each produced token given what precedes it, under one model's warped law; text by text."""
-    reads = [[*prompt, *produced[:-1]] for prompt, produced in texts]
-    width = max(map(len, reads))
-    tokens = torch.tensor([[0] * (width - len(read)) + read for read in reads], device=session.index.device)
-    last = max(len(produced) for _, produced in texts)
-    logits = session.extend(tokens, counts=[len(read) for read in reads], last=last).logits
-    for row, (prompt, produced) in enumerate(texts):
-        own = pair.fit(logits[row, -len(produced) :])
-        ids = torch.tensor(list(produced), device=own.device)
-        probs = warp(own, sampling, _seen(prompt, ids, pair.vocab_size, sampling))
-        yield probs.gather(-1, ids.unsqueeze(-1)).squeeze(-1)
-
-
-def _seen(prompt: Sequence[int], produced: Tensor, vocab_size: int, sampling: Sampling) -> Tensor | None:
-    """Tokens that precede each produced one [N, V] bool; None if no penalty asks for them."""
-    if sampling.repetition_penalty == 1.0:
-        return None
-    seen = torch.zeros(len(produced), vocab_size, dtype=torch.bool, device=produced.device)
-    seen[:, list(prompt)] = True
-    later = torch.zeros_like(seen[1:]).scatter_(1, produced[:-1].unsqueeze(1), True)
-    seen[1:] |= later.long().cumsum(0).bool()
-    return seen

@@ -1,26 +1,26 @@
-"""The table of a comparison: every figure of every cell with its interval, all from the same bootstrap of the groups.
+"""The table of a comparison: every figure of every setting with its interval, all from the same bootstrap of the groups.
 
-Shapes: g groups, m cells, k counted quantities, R resamples.
+Shapes: g groups, m settings, k counted quantities, R resamples.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
-from analysis import plots
-from analysis.cells import Workbench
-from analysis.grid import Cell
+from analysis.figures import plots
 from analysis.quality import Metric
 from analysis.quality.base import table as counted
-from analysis.rows import COUNTS, Array
-from analysis.statistics import group_interval, resampled_totals
-from analysis.tables import markdown, with_interval
+from analysis.tables.bootstrap import Bootstrap
+from analysis.tables.files import markdown, with_interval
+from analysis.tables.grid import Setting
+from analysis.tables.rows import COUNTS, Array
+from analysis.tables.workbench import Workbench
+from toolkit import metrics as forwards
 from toolkit.errors import InputError
 from toolkit.types import Generation, Round
 
@@ -32,26 +32,17 @@ LABELS = {
 }  # fmt: skip
 
 
-@dataclass(frozen=True)
-class Interval:
-    """How intervals are made: resamples of the groups, the share of them an interval holds, and the seed."""
-
-    resamples: int = 10_000
-    confidence: float = 0.95
-    seed: int = 0
-
-
 def group_rows(
     parts: Sequence[Mapping[str, Any]],
-    cells: Sequence[Cell],
+    settings: Sequence[Setting],
     groups: Sequence[range],
     bench: Workbench,
     metrics: Mapping[str, Metric],
 ) -> pd.DataFrame:
-    """One line per cell and group: counts, seconds, joules, bytes of cache, and the counted quantities of the metrics."""
+    """One line per setting and group: counts, seconds, joules, bytes of cache, and the counted quantities of the metrics."""
     rows = []
-    for cell in cells:
-        made = [part["cells"][cell.name] for part in parts]
+    for setting in settings:
+        made = [part["settings"][setting.name] for part in parts]
         generations = [[generation_of(record) for record in found["generations"]] for found in made]
         prompts = [bench.prompts[i] for group in groups for i in group]
         flat = [generation for group in generations for generation in group]
@@ -59,7 +50,12 @@ def group_rows(
         tables = {name: counted(metric, scores[name]) for name, metric in metrics.items()}
         first = 0
         for number, (found, texts) in enumerate(zip(made, generations, strict=True)):
-            row: dict[str, Any] = {"method": cell.method, "setting": cell.setting, "cell": cell.name, "group": number}
+            row: dict[str, Any] = {
+                "method": setting.method,
+                "setting": setting.label,
+                "name": setting.name,
+                "group": number,
+            }
             row |= {"prompts": len(texts), "failed": sum(text.error is not None for text in texts)}
             row |= {name: sum(getattr(text.counts, name) for text in texts) for name in COUNTS}
             widths = [width for text in texts for r in text.rounds for width in r.widths]
@@ -83,21 +79,23 @@ def generation_of(record: Mapping[str, Any]) -> Generation:
 
 def table_of(
     rows: pd.DataFrame,
-    cells: Sequence[Cell],
+    settings: Sequence[Setting],
     metrics: Mapping[str, Metric],
     baseline: str,
     cost_ratio: float,
-    interval: Interval,
+    bootstrap: Bootstrap,
 ) -> pd.DataFrame:
-    """One line per cell. Each figure `x` comes with `x_low` and `x_high`; in every resample all cells have the same groups."""
-    names = [cell.name for cell in cells]
+    """One line per setting. Each figure `x` comes with `x_low` and `x_high`; in every resample all settings have
+    the same groups.
+    """
+    names = [setting.name for setting in settings]
     columns = [*MEASURED, *(f"{name}.{column}" for name, metric in metrics.items() for column in metric.columns)]
-    pivoted = [rows.pivot(index="group", columns="cell", values=column)[names].to_numpy(float) for column in columns]
+    pivoted = [rows.pivot(index="group", columns="name", values=column)[names].to_numpy(float) for column in columns]
     values = np.stack(pivoted, -1)  # [g, m, k]
-    drawn = resampled_totals(np.nan_to_num(values).reshape(len(values), -1), interval.resamples, interval.seed)
+    drawn = bootstrap.totals(np.nan_to_num(values).reshape(len(values), -1))
     figures = _figures(columns, metrics, names.index(baseline), cost_ratio)
     whole, samples = values.sum(0)[None], drawn.reshape(-1, *values.shape[1:])
-    lines = rows.groupby("cell", sort=False).agg(
+    lines = rows.groupby("name", sort=False).agg(
         method=("method", "first"), setting=("setting", "first"), prompts=("prompts", "sum"), failed=("failed", "sum"),
         cache_mib=("cache_bytes", lambda held: held.max() / 2**20),
     ).loc[names].reset_index(drop=True)  # fmt: skip
@@ -105,7 +103,7 @@ def table_of(
     missing = np.isnan(whole[0][:, columns.index("joules")])
     for name, figure in figures.items():
         estimates = figure(whole)[0]
-        ends = [_ends(column, interval.confidence, len(values)) for column in figure(samples).T]
+        ends = [_ends(column, bootstrap, len(values)) for column in figure(samples).T]
         lines[name] = estimates
         lines[f"{name}_low"], lines[f"{name}_high"] = zip(*ends, strict=True)
         unknown = np.isnan(estimates) | (missing if name == "joules_per_token" else False)
@@ -113,12 +111,12 @@ def table_of(
     return lines
 
 
-def _ends(samples: Array, confidence: float, num_groups: int) -> tuple[float, float]:
+def _ends(samples: Array, bootstrap: Bootstrap, num_groups: int) -> tuple[float, float]:
     """The central interval; none of too few groups, or if a figure is undefined in over one resample of a hundred."""
     known = samples[np.isfinite(samples)]
     if len(known) < 0.99 * len(samples):
         return float("nan"), float("nan")
-    return group_interval(known, num_groups, confidence)
+    return bootstrap.group_interval(known, num_groups)
 
 
 def _figures(
@@ -145,7 +143,7 @@ def _figures(
     return {
         "tokens_per_second": speed,
         "speedup": ratio(speed, lambda totals: speed(totals)[..., base : base + 1]),
-        "throughput": ratio(made, lambda totals: cost_ratio * draft(totals) + target(totals)),
+        "throughput": ratio(made, lambda totals: forwards.cost(draft(totals), target(totals), cost_ratio)),
         "block_efficiency": ratio(made, target),
         "draft_calls": ratio(draft, made),
         "discard_rate": ratio(of("num_discarded"), made),
@@ -192,7 +190,7 @@ def as_markdown(title: str, shown: pd.DataFrame, figures: Sequence[Path], energy
     """The table with how to read it, and the figures."""
     notes = (
         "Cells took turns on every group of prompts; only decoding is timed. Intervals: bootstrap over groups, the same "
-        f"resamples for all cells. Tokens per target time: N / (c x draft forwards + target forwards), c = {cost_ratio:g}. "
+        f"resamples for all settings. Tokens per target time: N / (c x draft forwards + target forwards), c = {cost_ratio:g}. "
         f"Cache: target and draft, the largest of all groups. {energy}"
     )
     lines = [f"# Comparison: {title}", "", markdown(shown), "", notes, ""]
@@ -200,7 +198,7 @@ def as_markdown(title: str, shown: pd.DataFrame, figures: Sequence[Path], energy
     return "\n".join(lines) + "\n"
 
 
-def check_baseline(cells: Sequence[Cell], baseline: str) -> None:
-    """Raises InputError unless a cell of the grid has this name."""
-    if baseline not in [cell.name for cell in cells]:
-        raise InputError(f"baseline: expected one of {'; '.join(c.name for c in cells)}, got {baseline!r}")
+def check_baseline(settings: Sequence[Setting], baseline: str) -> None:
+    """Raises InputError unless a setting of the grid has this name."""
+    if baseline not in [setting.name for setting in settings]:
+        raise InputError(f"baseline: expected one of {'; '.join(c.name for c in settings)}, got {baseline!r}")

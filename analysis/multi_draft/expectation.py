@@ -1,16 +1,18 @@
 """The chance that a rule emits one of the candidates, and the best chance any rule has, at given p and q.
 
-A rule says this for given candidates (`SelectionRule.law`); what is wanted is the mean over the candidates, which are
+A rule says this for given candidates (`SelectionRule.distribution`); what is wanted is the mean over the candidates, which are
 drawn here a few times per position. Noise is taken out by what is known of the draws: with a(x) = min(1, p(x)/q(x)) and
 alpha = sum_x min(p, q), the mean of a(x) over q,
 
-    i.i.d.               1 - prod_k (1 - a(x_k)) has mean 1 - (1 - alpha)^K;     its deviation is subtracted
-    without replacement  a(x_1) has mean alpha;                                  (1 - alpha)^(K - 1) of its deviation is
+    i.i.d., independent  1 - prod_k (1 - a(x_k)) has mean 1 - prod_k (1 - alpha_k);  its deviation is subtracted
+    without replacement  a(x_1) has mean alpha;                                      (1 - alpha)^(K - 1) of its deviation is
 
 Both leave the mean what it is, and with one candidate no noise at all, for rules that accept so. The draws of a position
 are spread evenly besides (`spread_uniforms`). What noise is left is part of the intervals.
+Top-k candidates are not drawn: one look is exact.
 
-Shapes: N positions, R draws, K candidates, V vocabulary.
+Shapes: N positions, R draws, K candidates, V vocabulary. The draft's side is q [N, V]; with independent candidates
+[N, K, V], one per candidate; with the top-k scheme the draft's logits [N, V], whose largest are the candidates.
 """
 
 from __future__ import annotations
@@ -22,8 +24,8 @@ from torch import Tensor
 
 from toolkit.verification import SelectionRule
 from toolkit.verification.base import acceptance
-from toolkit.verification.drawing import candidates
-from toolkit.verification.optimal import optimal_acceptances
+from toolkit.verification.optimal import independent_bounds, optimal_acceptances
+from toolkit.verification.schemes import candidates, likeliest
 
 TOLERANCE = 1e-4  # by which the optimum without replacement may be off: see `optima`
 
@@ -40,19 +42,20 @@ class Chances:
 
 
 def expected_acceptance(
-    rule: SelectionRule, drawing: str, target_probs: Tensor, draft_probs: Tensor, uniforms: Tensor
+    rule: SelectionRule, scheme: str, target_probs: Tensor, draft_probs: Tensor, uniforms: Tensor
 ) -> Chances:
-    """Means over R draws of the candidates: laws [N, V], uniforms [R, N, K]. float64 out."""
+    """Means over R draws of the candidates: target_probs [N, V], the draft's side as above, uniforms [R, N, K]. float64 out."""
     accepted, drafted = torch.zeros(2, len(target_probs), dtype=torch.float64, device=target_probs.device)
     num_drafts = uniforms.shape[-1]
-    laws = draft_probs.unsqueeze(-2).expand(-1, num_drafts, -1)
+    uniforms = uniforms[:1] if scheme == "top_k" else uniforms
     for row in uniforms:
-        drawn, counts = candidates(drawing, draft_probs, row)
-        accept, residual = rule.law(target_probs, laws, drawn, counts)
+        drawn, counts, distributions = _candidates(scheme, draft_probs, row)
+        distributions = distributions.to(target_probs.dtype)
+        accept, residual = rule.distribution(target_probs, distributions, drawn, counts)
         by_acceptance = accept.sum(-1).double()
         real = torch.arange(num_drafts, device=drawn.device) < counts.unsqueeze(-1)
         redrawn = residual - residual.scatter(-1, torch.where(real, drawn, drawn[..., :1]), 0.0)
-        known = _deviation(drawing, target_probs, draft_probs, drawn)
+        known = _deviation(scheme, target_probs, draft_probs, drawn)
         accepted += by_acceptance - known
         drafted += by_acceptance + (1 - by_acceptance) * redrawn.sum(-1) - known
     return Chances(accepted / len(uniforms), drafted / len(uniforms))
@@ -65,33 +68,56 @@ def spread_uniforms(shape: tuple[int, int, int], generator: torch.Generator, dty
     return ((parts + within) / shape[0]).clamp(max=1 - torch.finfo(dtype).eps)
 
 
-def optima(target_probs: Tensor, draft_probs: Tensor, num_drafts: int, drawing: str) -> Tensor:
-    """`optimal_acceptances` [N] of laws [N, V]; with three and more candidates without replacement within 1e-4.
+def optima(target_probs: Tensor, draft_probs: Tensor, num_drafts: int, scheme: str) -> Tensor:
+    """`optimal_acceptances` [N]; with three and more candidates without replacement within 1e-4; with independent ones of
+    different distributions an upper bound.
 
     That case costs an integral over all tokens, so q's unlikeliest tokens are left out: as many as have together at
     most TOLERANCE/K of what q leaves after its K likeliest. A candidate is one of them with a chance below TOLERANCE.
     """
-    if drawing == "without_replacement" and num_drafts > 2:
+    if scheme == "top_k":
+        tokens, counts = likeliest(draft_probs, num_drafts)
+        real = torch.arange(num_drafts, device=tokens.device) < counts.unsqueeze(-1)
+        return (target_probs.gather(-1, tokens) * real).sum(-1, dtype=torch.float64)
+    if scheme == "independent":
+        return independent_bounds(target_probs, draft_probs)
+    if scheme == "without_replacement" and num_drafts > 2:
         target_probs, draft_probs = _without_tail(target_probs.double(), draft_probs.double(), num_drafts)
-    return optimal_acceptances(target_probs, draft_probs, num_drafts, drawing)
+    return optimal_acceptances(target_probs, draft_probs, num_drafts, scheme)
 
 
-def _deviation(drawing: str, target_probs: Tensor, draft_probs: Tensor, drawn: Tensor) -> Tensor:
+def _candidates(scheme: str, draft_probs: Tensor, uniforms: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Candidates [N, K] of each position, how many are real [N], and what each was drawn from [N, K, V]."""
+    num_drafts = uniforms.shape[-1]
+    if scheme == "top_k":
+        drawn, counts = likeliest(draft_probs, num_drafts)
+        return drawn, counts, torch.nn.functional.one_hot(drawn, draft_probs.shape[-1])
+    drawn, counts = candidates(scheme, draft_probs, uniforms)
+    alike = scheme != "independent"
+    return drawn, counts, draft_probs.unsqueeze(-2).expand(-1, num_drafts, -1) if alike else draft_probs
+
+
+def _deviation(scheme: str, target_probs: Tensor, draft_probs: Tensor, drawn: Tensor) -> Tensor:
     """How far candidates [N, K] are from their mean in what is known of it [N]: see above."""
     num_drafts = drawn.shape[-1]
-    if drawing == "greedy" and num_drafts > 1:  # all but the last one are not drawn
+    if scheme == "top_k" or (scheme == "greedy" and num_drafts > 1):  # all but the last one are not drawn
         return torch.zeros(len(drawn), dtype=torch.float64, device=drawn.device)
+    if scheme == "independent":
+        target = target_probs.unsqueeze(-2)
+        all_refused = (1 - torch.minimum(target, draft_probs).sum(-1, dtype=torch.float64)).prod(-1)
+        chances = acceptance(target.expand_as(draft_probs), draft_probs, drawn).double()
+        return all_refused - (1 - chances).prod(-1)
     refused = 1 - torch.minimum(target_probs, draft_probs).sum(-1, dtype=torch.float64)
-    used = drawn if drawing == "iid" else drawn[..., :1]
+    used = drawn if scheme == "iid" else drawn[..., :1]
     each = [1 - acceptance(target_probs, draft_probs, token).double() for token in used.unbind(-1)]
     refusals = torch.stack(each).prod(0)
-    if drawing == "iid":
+    if scheme == "iid":
         return refused**num_drafts - refusals
     return (refused - refusals) * refused ** (num_drafts - 1)
 
 
 def _without_tail(target_probs: Tensor, draft_probs: Tensor, num_drafts: int) -> tuple[Tensor, Tensor]:
-    """Both laws on the tokens of q that count, and one more token that q cannot draw, with the rest of p."""
+    """Both distributions on the tokens of q that count, and one more token that q cannot draw, with the rest of p."""
     q, order = draft_probs.sort(dim=-1, descending=True)
     behind = q.flip(-1).cumsum(-1).flip(-1)  # the mass of each token and all less likely ones
     left = behind[..., min(num_drafts, q.shape[-1] - 1)].unsqueeze(-1)

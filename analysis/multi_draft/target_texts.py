@@ -15,18 +15,19 @@ from pathlib import Path
 from typing import Any
 
 import pandas as pd
+import torch
 from torch import Tensor
 
-from analysis.expectation import expected_acceptance, optima, spread_uniforms
-from analysis.laws import Text, check_texts, choose_positions, laws_along
+from analysis.multi_draft.expectation import expected_acceptance, optima, spread_uniforms
+from analysis.multi_draft.texts import Text, check_texts, choose_positions
 from toolkit import config
 from toolkit.decoding import decode
 from toolkit.errors import InputError
 from toolkit.io import content_hash, write_atomic
 from toolkit.pair import ModelPair, fingerprint
 from toolkit.sampling import Sampling, row_generator
+from toolkit.teacher import Reading, readings_along
 from toolkit.verification import SelectionRule
-from toolkit.verification.optimal import SCHEMES
 
 PART = 16  # prompts; an interruption loses at most one part's work
 SUMS = ("accepted", "drafted", "optimum")  # over the positions of a text
@@ -34,24 +35,55 @@ SUMS = ("accepted", "drafted", "optimum")  # over the positions of a text
 
 @dataclass(frozen=True)
 class Judge:
-    """A method's rule and the way its candidates are drawn."""
+    """A method's rule and the way its candidates are drawn.
+
+    sources  of independent candidates, in turn: draft model and its own temperature (None: the walk's); else empty
+    """
 
     method: str
     rule: SelectionRule
-    drawing: str
+    scheme: str
     key: str
+    sources: tuple[tuple[int, float | None], ...] = ()
 
     @classmethod
-    def of(cls, method: str) -> Judge:
-        """The judge of a method of conf/method/. Raises InputError if it has none for trees of one draft."""
-        settings = config.plain(config.method_config(method))
+    def of(
+        cls, method: str, overrides: Sequence[str] = (), sampling: Sampling | None = None, num_drafts: int = 1
+    ) -> Judge:
+        """The judge of a method of conf/method/ at these settings, as it decodes with so many draft models.
+
+        At temperature 0 that is `mcsd_naive` with the draft's likeliest tokens, whatever the method (`Method.at`).
+        Raises InputError if the method does not choose among candidates.
+        """
+        settings = config.plain(config.method_config(method, overrides))
         built = config.instantiate(settings)
         if not isinstance(built.rule, SelectionRule):
             raise InputError(f"methods: expected methods that choose among candidates, got {method}")
-        drawing = built.proposer.drawing
-        if drawing not in SCHEMES:
-            raise InputError(f"methods: {method} draws {drawing}; expected one of {', '.join(SCHEMES)}")
-        return cls(method, built.rule, drawing, content_hash([settings["rule"], drawing]))
+        if sampling is not None:
+            built = built.at(sampling)
+        rule, scheme = built.rule, built.proposer.scheme
+        about = [settings["rule"], scheme]
+        sources: tuple[tuple[int, float | None], ...] = ()
+        if scheme == "independent":
+            sources = tuple(built.proposer.sources(num_drafts))
+            about.append(sources)
+        return cls(method, rule, scheme, content_hash(about), sources)
+
+    @property
+    def num_models(self) -> int:
+        """Draft models that it looks at, the first ones of the pair."""
+        return 1 + max((draft for draft, _ in self.sources), default=0)
+
+    def draft_side(self, reading: Reading, temperature: float | None, num_drafts: int) -> Tensor:
+        """What `expected_acceptance` takes for K candidates: see there. temperature: of drafts without one of their own."""
+        if self.scheme == "top_k":
+            return reading.draft_logits[0]
+        if not self.sources:
+            return reading.draft_probs(temperature)
+        probs = [
+            reading.draft_probs(temperature if own is None else own, draft) for draft, own in self.sources[:num_drafts]
+        ]
+        return torch.stack([probs[k % len(probs)] for k in range(num_drafts)], -2)
 
 
 @dataclass(frozen=True)
@@ -87,8 +119,9 @@ class Walk:
                 raise InputError(f"{name}: expected at least 1, got {value}")
 
     def run(self, judges: Sequence[Judge], folder: Path, on_part: Callable[[int], object]) -> pd.DataFrame:
-        """One row per method, prompt and K: `method`, `drawing`, `prompt`, `K`, `positions` and SUMS."""
-        prints = [fingerprint(model) for model in (self.pair.target, self.pair.draft)]
+        """One row per method, prompt and K: `method`, `scheme`, `prompt`, `K`, `positions` and SUMS."""
+        models = max(judge.num_models for judge in judges)
+        prints = [fingerprint(model) for model in (self.pair.target, *self.pair.drafts[:models])]
         frames = []
         for first in range(0, len(self.source), PART):
             part = self.source[first : first + PART]
@@ -104,7 +137,7 @@ class Walk:
             for judge, frame in fresh.items():
                 _write(frame, paths[judge])
             done = {judge: frame for judge, frame in known.items() if frame is not None} | fresh
-            frames += [done[judge].assign(method=judge.method, drawing=judge.drawing) for judge in judges]
+            frames += [done[judge].assign(method=judge.method, scheme=judge.scheme) for judge in judges]
             on_part(len(part))
         return pd.concat(frames, ignore_index=True)
 
@@ -148,32 +181,31 @@ class Walk:
                 choose_positions(len(text.token_ids), self.positions, generator)
                 for text, generator in zip(batch, generators, strict=True)
             ]
-            laws = laws_along(self.pair, batch, chosen, self.sampling, self.draft_temperature)
-            for text, generator, (p, q) in zip(batch, generators, laws, strict=True):
+            ids = [(text.prompt_ids, text.token_ids) for text in batch]
+            models = max(judge.num_models for judge in judges)
+            readings = readings_along(self.pair, ids, self.sampling, chosen, models)
+            for text, generator, reading in zip(batch, generators, readings, strict=True):
+                p = reading.target_probs
                 uniforms = spread_uniforms((self.draws, len(p), max(self.num_drafts)), generator, p.dtype)
-                for judge, found in self._judge(judges, p, q, uniforms.to(p.device)):
+                for judge, found in self._judge(judges, reading, uniforms.to(p.device)):
                     rows[judge].append({"prompt": text.prompt, "positions": len(p), **found})
         columns = ["prompt", "positions", "K", *SUMS]
         return {judge: pd.DataFrame(found, columns=columns) for judge, found in rows.items()}
 
-    def _judge(self, judges: Sequence[Judge], p: Tensor, q: Tensor, uniforms: Tensor) -> Any:
-        """(judge, K and sums over the positions) for every judge and K; laws [N, V], uniforms [R, N, most K]."""
+    def _judge(self, judges: Sequence[Judge], reading: Reading, uniforms: Tensor) -> Any:
+        """(judge, K and sums over the positions) for every judge and K; uniforms [R, N, most K]."""
+        p = reading.target_probs
         for num_drafts in self.num_drafts:
-            best: dict[str, float] = {}
+            best: dict[Any, float] = {}
             for judge in judges:
-                if judge.drawing not in best:
-                    best[judge.drawing] = float(optima(p, q, num_drafts, judge.drawing).sum())
-                chances = expected_acceptance(judge.rule, judge.drawing, p, q, uniforms[..., :num_drafts])
+                q = judge.draft_side(reading, self.draft_temperature, num_drafts)
+                drawn_so = (judge.scheme, judge.sources)
+                if drawn_so not in best:
+                    best[drawn_so] = float(optima(p, q, num_drafts, judge.scheme).sum())
+                chances = expected_acceptance(judge.rule, judge.scheme, p, q, uniforms[..., :num_drafts])
                 accepted, drafted = float(chances.accepted.sum()), float(chances.drafted.sum())
-                yield (
-                    judge,
-                    {
-                        "K": num_drafts,
-                        "accepted": accepted,
-                        "drafted": drafted,
-                        "optimum": best[judge.drawing],
-                    },
-                )
+                found = {"K": num_drafts, "accepted": accepted, "drafted": drafted, "optimum": best[drawn_so]}
+                yield judge, found
 
 
 def _write(frame: pd.DataFrame, path: Path) -> None:

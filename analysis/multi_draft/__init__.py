@@ -1,0 +1,1 @@
+"""Acceptance of several candidates per node, along given texts."""

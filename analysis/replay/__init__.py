@@ -1,0 +1,1 @@
+"""Every policy from one recording: replay, upper bounds, what heads predict."""

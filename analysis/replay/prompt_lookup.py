@@ -1,0 +1,76 @@
+"""Replay of prompt lookup from texts alone: no recording is needed.
+
+Its q is a point mass, so a drafted token y at position i is accepted with p(y); and if it is not, the token drawn instead
+is another one (the residual has nothing left at y). Given the emitted token X_i, y was accepted iff y = X_i, for certain.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from analysis.replay.tally import Replayed
+from toolkit.decoding import Method, PromptLookupProposer
+
+Text = tuple[Sequence[int], Sequence[int]]  # prompt ids, produced ids
+COUNTS = ("num_drafted", "num_draft_calls", "num_target_calls", "num_generated", "num_discarded")
+
+
+@dataclass(frozen=True)
+class _Verdict:
+    length: Tensor
+
+
+@torch.inference_mode()
+def replay_prompt_lookup(
+    method: Method, texts: Sequence[Text], max_new_tokens: int, end_ids: Sequence[int]
+) -> Replayed:
+    """The counts that live decoding of these texts would have had; `method` is bound to a pair."""
+    proposer, policy = method.proposer, method.policy
+    assert isinstance(proposer, PromptLookupProposer)
+    cpu = torch.device("cpu")
+    whole = [[*map(int, prompt), *map(int, produced)] for prompt, produced in texts]
+    starts = np.array([len(prompt) for prompt, _ in texts])
+    ends = np.array([len(text) for text in whole])
+    at = starts.copy()  # how far each text has come
+    counts = {name: np.zeros(len(texts), dtype=np.int64) for name in COUNTS}
+    accepted = np.zeros((len(texts), method.limit + 1), dtype=np.int64)
+    state = policy.init(len(texts), cpu)
+    while (going := at < ends).any():
+        room = np.where(going, np.minimum(max_new_tokens - (at - starts) - 1, method.limit), 0)
+        contexts = [text[:stop] for text, stop in zip(whole, at, strict=True)]
+        tokens, drafted, state = proposer.copied(contexts, room.tolist(), end_ids, policy, state, cpu)
+        length = np.array(
+            [
+                _agreeing(copy[:count], text[stop:])
+                for copy, count, text, stop in zip(tokens.tolist(), drafted.tolist(), whole, at, strict=True)
+            ]
+        )
+        produced = np.where(going, np.minimum(length + 1, ends - at), 0)
+        for name, values in zip(
+            COUNTS, (drafted.numpy(), 0 * room, going, produced, going * (drafted.numpy() + 1) - produced), strict=True
+        ):
+            counts[name] += values
+        accepted[np.flatnonzero(going), length[going]] += 1
+        state = policy.observe(_Round(len(tokens[0]), drafted, 0 * drafted), _Verdict(torch.from_numpy(length)), state)
+        at = at + produced
+    return Replayed(counts, accepted)
+
+
+@dataclass(frozen=True)
+class _Round:
+    num_nodes: int
+    num_drafted: Tensor
+    num_calls: Tensor
+
+
+def _agreeing(copied: Sequence[int], text: Sequence[int]) -> int:
+    """How many tokens agree before the first that does not."""
+    for index, (one, other) in enumerate(zip(copied, text, strict=False)):
+        if one != other:
+            return index
+    return min(len(copied), len(text))

@@ -1,0 +1,1 @@
+"""Settings, the rows that they produce, and the tables made of them."""

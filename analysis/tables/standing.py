@@ -1,0 +1,70 @@
+"""Where methods stand on the same prompts: throughput, gain over a baseline, share of the way to the yardsticks.
+
+All with intervals over prompts; in every resample all methods have the same prompts, so that gains and shares are paired.
+
+Shapes: n prompts, m methods, k counts (`COUNTS`), R resamples.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import pandas as pd
+
+from analysis.tables.bootstrap import Bootstrap
+from analysis.tables.grid import ORACLE, UPPER_BOUND
+from analysis.tables.rows import Array, throughput
+
+SHARES = {"share": ORACLE, "upper_bound_share": UPPER_BOUND}
+
+
+def standing(
+    counts: Array,
+    methods: Sequence[str],
+    baseline: str,
+    cost_ratio: float,
+    bootstrap: Bootstrap,
+    node_cost: float = 0.0,
+) -> pd.DataFrame:
+    """One line per method: `throughput`, `gain` over the baseline, and SHARES where there is such a yardstick.
+
+    counts [n, m, k]. Each figure comes with `<name>_low` and `<name>_high`. gain = throughput / baseline's - 1; a share is
+    (throughput - baseline's) / (yardstick's - baseline's).
+    """
+    drawn, base = bootstrap.totals(counts.reshape(len(counts), -1)), list(methods).index(baseline)
+    whole = rates(counts.sum(0, keepdims=True), methods, cost_ratio, node_cost)  # [1, m]
+    samples = rates(drawn.reshape(-1, *counts.shape[1:]), methods, cost_ratio, node_cost)  # [R, m]
+    quantities = {"throughput": (whole, samples), "gain": (_gain(whole, base), _gain(samples, base))}
+    for name, yardstick in SHARES.items():
+        if yardstick in methods:
+            end = list(methods).index(yardstick)
+            quantities[name] = (_share(whole, base, end), _share(samples, base, end))
+    table = pd.DataFrame({"method": list(methods)})
+    for name, (estimates, resampled) in quantities.items():
+        table[name] = estimates[0]
+        table[f"{name}_low"], table[f"{name}_high"] = zip(*map(bootstrap.interval, resampled.T), strict=True)
+    return table
+
+
+def gain_over(counts: Array, base: Array, cost_ratio: float, bootstrap: Bootstrap) -> dict[str, float]:
+    """`gain`, `gain_low`, `gain_high` of counts [n, k] over a baseline's on the same prompts."""
+    both = np.stack([counts, base], axis=1)
+    line = standing(both, ["mine", "base"], "base", cost_ratio, bootstrap).iloc[0]
+    return {name: float(line[name]) for name in ("gain", "gain_low", "gain_high")}
+
+
+def rates(counts: Array, methods: Sequence[str], cost_ratio: float, node_cost: float = 0.0) -> Array:
+    """Throughputs [..., m] of counts [..., m, k]; who knows decodes plainly where that is faster."""
+    found = throughput(counts, cost_ratio, node_cost)
+    return np.where([method in SHARES.values() for method in methods], np.maximum(found, 1.0), found)
+
+
+def _gain(found: Array, base: int) -> Array:
+    return found / found[:, [base]] - 1
+
+
+def _share(found: Array, base: int, end: int) -> Array:
+    """Part of the way from the baseline to a yardstick; not a number where there is no way to go."""
+    way = found[:, [end]] - found[:, [base]]
+    return np.divide(found - found[:, [base]], way, out=np.full_like(found, np.nan), where=way > 0)
