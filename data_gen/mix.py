@@ -20,7 +20,7 @@ import pyarrow.parquet as pq
 import torch
 
 from data_gen.mixed_preview import show
-from data_gen.mixing import MixedRow, mix_batch
+from data_gen.mixing import MixedExample, mix_batch
 from data_gen.texts import Responses, fingerprints, read_responses, sampling_facts
 from toolkit.config import instantiate, plain
 from toolkit.errors import InputError
@@ -92,7 +92,7 @@ def summarize(data: datasets.DatasetDict) -> dict[str, Any]:
     in_prompts = sum(int(part["prompt_length"].sum()) for part in columns)
     positions = len(labels) - in_prompts
     return {
-        "num_rows": {name: len(part) for name, part in data.items()},
+        "num_examples": {name: len(part) for name, part in data.items()},
         "num_positions": positions,
         "num_drafted": int(mask.sum()),
         "mean_label": float(labels[mask].mean()) if mask.any() else float("nan"),
@@ -135,10 +135,12 @@ def _mix_parts(pair: Any, responses: Responses, cfg: Any, folder: Path) -> pa.Ta
     return pa.concat_tables([pq.read_table(path, schema=FEATURES.arrow_schema) for path in paths]).combine_chunks()
 
 
-def _mix_rows(pair: Any, rows: Sequence[Mapping[str, Any]], sampling: Sampling, cfg: Any, bar: Any) -> list[MixedRow]:
-    """Mixed rows in the order of `rows`; rows of like length share a batch, so that little is padding."""
+def _mix_rows(
+    pair: Any, rows: Sequence[Mapping[str, Any]], sampling: Sampling, cfg: Any, bar: Any
+) -> list[MixedExample]:
+    """Mixed examples in the order of `rows`; rows of like length share a batch, so that little is padding."""
     by_length = sorted(range(len(rows)), key=lambda i: len(rows[i]["prompt_ids"]) + len(rows[i]["token_ids"]))
-    mixed: dict[int, MixedRow] = {}
+    mixed: dict[int, MixedExample] = {}
     for first in range(0, len(rows), cfg.batch_size):
         chosen = by_length[first : first + cfg.batch_size]
         batch = [rows[i] for i in chosen]
@@ -151,7 +153,7 @@ def _num_tokens(rows: Sequence[Mapping[str, Any]]) -> int:
     return sum(len(row["token_ids"]) for row in rows)
 
 
-def _as_table(rows: Sequence[MixedRow]) -> pa.Table:
+def _as_table(rows: Sequence[MixedExample]) -> pa.Table:
     columns = {
         "row": [row.row for row in rows],
         "prompt_length": [len(row.prompt_ids) for row in rows],
@@ -182,8 +184,10 @@ def _hash(columns: Mapping[str, np.ndarray]) -> str:
 
 
 def _print_summary(summary: Mapping[str, Any]) -> None:
-    rows, positions, drafted = summary["num_rows"], summary["num_positions"], summary["num_drafted"]
-    print(f"mixed {rows['train']} rows to train and {rows['validation']} to validate on, {positions} positions")
+    examples, positions, drafted = summary["num_examples"], summary["num_positions"], summary["num_drafted"]
+    print(
+        f"mixed {examples['train']} examples to train and {examples['validation']} to validate on, {positions} positions"
+    )
     print(f"  {drafted} hold a drafted token, {drafted / positions:.1%}: the loss sees those")
     print(f"  mean label {summary['mean_label']:.4f} there, {summary['mean_label_all']:.4f} everywhere")
 

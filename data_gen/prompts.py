@@ -10,7 +10,7 @@ import random
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal
 
 from data_gen.domains import DOMAINS, Example, get
 from data_gen.domains.splits import SPLITS
@@ -18,6 +18,7 @@ from data_gen.frozen import COUNTS, load_frozen
 from data_gen.templates import Conversation, Row, check_chat, conversation, render, write_chat
 from toolkit.errors import InputError, unknown_name
 from toolkit.prompts import Prompt, PromptSource, read_jsonl
+from toolkit.schema.ranges import AtLeast
 
 TRAIN_PROMPTS = 1000  # of a toy domain, unless `limit` says otherwise
 FORMATS = {".json": "json", ".jsonl": "json", ".parquet": "parquet", ".csv": "csv"}  # loaders of `datasets`
@@ -27,14 +28,19 @@ SPLIT = re.compile(r"([\w.]+)(?:\[(\d*):(\d*)\])?")
 class ToyPrompts(PromptSource):
     """One toy domain: frozen prompts for dev and test, freshly generated ones for train.
 
-    domain  instruct, math or code
-    split   train, dev or test
+    domain  one of the three
+    split   which part: dev and test are frozen, train is generated
     limit   how many; None: all frozen ones, or 1,000 generated ones
     seed    of the generated ones; the frozen ones do not depend on it
     """
 
     def __init__(
-        self, domain: str, split: str = "test", limit: int | None = None, seed: int = 0, path: str | Path | None = None
+        self,
+        domain: Literal["instruct", "math", "code"],
+        split: Literal["train", "dev", "test"] = "test",
+        limit: Annotated[int, AtLeast(1)] | None = None,
+        seed: int = 0,
+        path: str | Path | None = None,
     ):
         super().__init__(path, limit)
         if domain not in DOMAINS:
@@ -56,7 +62,7 @@ class ToyPrompts(PromptSource):
 class JsonlPrompts(PromptSource):
     """A prompts file (see `toolkit.prompts`)."""
 
-    def __init__(self, path: str | Path, limit: int | None = None):
+    def __init__(self, path: str | Path, limit: Annotated[int, AtLeast(1)] | None = None):
         super().__init__(path, limit)
 
     def _load(self) -> list[Prompt]:
@@ -100,9 +106,9 @@ class HubPrompts(PromptSource):
         answer: str | None = None,
         extra: Sequence[str] = (),
         join: Mapping[str, str | None] | None = None,
-        chat: str = "none",
+        chat: Literal["none", "llama2", "tokenizer"] = "none",
         shuffle_seed: int | None = None,
-        limit: int | None = None,
+        limit: Annotated[int, AtLeast(1)] | None = None,
         path: str | Path | None = None,
         data_files: str | Sequence[str] | Mapping[str, str | Sequence[str]] | None = None,
         revision: str | None = None,

@@ -1,7 +1,8 @@
-"""Record traces: toss the coins of speculative sampling for given texts, and let the draft roll on behind rejections.
+"""Record traces: make the acceptance draws of speculative sampling for given texts, and let the draft roll on behind
+rejections.
 
 One teacher-forced pass of each model, then one draft forward per depth of the roll-outs: all of a text's roll-outs are
-branches of one tree in the draft's cache, so that they share the text. With `ceiling` the target reads the branches, too.
+branches of one tree in the draft's cache, so that they share the text. With `upper_bound` the target reads the branches, too.
 
 Shapes: B texts of a batch, N tokens of a text, V vocabulary, M max_drafted, R roll-outs under way.
 """
@@ -16,6 +17,7 @@ import torch
 from torch import Tensor
 
 from toolkit.acceptance.folder import Scorer
+from toolkit.engine import engine_of
 from toolkit.errors import InputError
 from toolkit.pair import ModelPair
 from toolkit.sampling import Sampling, draw, row_generator, warp
@@ -37,9 +39,9 @@ class Recorder:
     max_drafted        M, the most tokens a replayed policy may draft in a round
     heads              name -> what scores a draft step: its raw logits are stored
     hidden             store the states themselves, float16
-    ceiling            run the target along the roll-outs, too: the true chance of every drafted token
+    upper_bound        run the target along the roll-outs, too: the true chance of every drafted token
     draft_temperature  the draft's own; None: the sampling's
-    replicate          number of the set of coins: several recordings of the same texts cut variance
+    replicate          number of the set of acceptance draws: several recordings of the same texts cut variance
     """
 
     pair: ModelPair
@@ -47,7 +49,7 @@ class Recorder:
     max_drafted: int = 20
     heads: Mapping[str, Scorer] = field(default_factory=dict)
     hidden: bool = False
-    ceiling: bool = False
+    upper_bound: bool = False
     draft_temperature: float | None = None
     replicate: int = 0
 
@@ -58,10 +60,14 @@ class Recorder:
             raise InputError("traces know no repetition penalty: expected sampling.repetition_penalty=1")
         if self.sampling.stop:
             raise InputError("traces know no stop strings: drafting goes on behind them; expected sampling.stop=[]")
+        if self.sampling.max_length is not None:
+            raise InputError(
+                "traces know one limit for all texts: expected sampling.max_length=null (source=live decodes)"
+            )
 
     @torch.inference_mode()
     def record(self, texts: Sequence[tuple[Sequence[int], Sequence[int]]], rows: Sequence[int]) -> Trace:
-        """The trace of a batch of texts (prompt ids, produced ids); `rows` seed the coins.
+        """The trace of a batch of texts (prompt ids, produced ids); `rows` seed the acceptance draws.
 
         Raises InputError if a text could not have come from the target with this sampling.
         """
@@ -69,20 +75,21 @@ class Recorder:
         for text in batch:
             self._check(text)
         longest = max(len(text.prompt) for text in batch) + max(len(text.produced) for text in batch)
-        target, drafts = self.pair.open_sessions(len(batch), longest)
+        sessions = engine_of(self.pair).open(len(batch), longest)
+        target, draft = sessions.target, sessions.drafts[0]
         scores = self._path(target, batch, lambda x: x)[0]
-        raw, states = self._path(drafts[0], batch, self.pair.fit)
-        on_path, laws = [], []
+        raw, states = self._path(draft, batch, self.pair.fit)
+        on_path, distributions = [], []
         for text, target_logits, logits, hidden in zip(batch, scores, raw, states, strict=True):
             target_probs, draft_probs = warp(target_logits, self.sampling), self._warp_draft(logits)
             self._check_possible(text, target_logits, target_probs)
-            self._toss(text, target_probs, draft_probs)
+            self._decide(text, target_probs, draft_probs)
             step = DraftStep(1, logits, draft_probs, hidden, text.drafted)
             on_path.append(self._facts(step, target_probs))
-            laws.append(-torch.special.xlogy(target_probs, target_probs).sum(-1).float().cpu())
+            distributions.append(-torch.special.xlogy(target_probs, target_probs).sum(-1).float().cpu())
         del scores, raw, states
-        rolls = self._roll(batch, drafts[0], target if self.ceiling else None)
-        return self._assemble(batch, on_path, laws, rolls)
+        rolls = self._roll(batch, draft, target if self.upper_bound else None)
+        return self._assemble(batch, on_path, distributions, rolls)
 
     def record_all(
         self,
@@ -147,7 +154,7 @@ class Recorder:
         emitted = torch.tensor(text.produced, device=p.device).unsqueeze(-1)
         chances = p.gather(-1, emitted).squeeze(-1)
         if not bool((chances >= 0).all()):
-            raise InputError(f"response {text.row}: the target's laws hold values that are not numbers")
+            raise InputError(f"response {text.row}: the target's distributions hold values that are not numbers")
         for where in (chances == 0).nonzero().squeeze(-1).tolist():
             if not self._at_the_edge(logits[where], text.produced[where]):
                 raise InputError(
@@ -165,16 +172,16 @@ class Recorder:
         wider = replace(self.sampling, top_p=top_p, min_p=min_p)
         return bool(warp(lifted.unsqueeze(0), wider)[0, token] > 0)
 
-    def _toss(self, text: _Text, p: Tensor, q: Tensor) -> None:
+    def _decide(self, text: _Text, p: Tensor, q: Tensor) -> None:
         """Accepted with min(1, q/p) of the text's token; else the drafted token is one from norm((q - p)+)."""
         device = p.device
         emitted = torch.tensor(text.produced, device=device).unsqueeze(-1)
         p_emitted, q_emitted = p.gather(-1, emitted).squeeze(-1), q.gather(-1, emitted).squeeze(-1)
-        coins = text.uniforms.to(device)
+        acceptance_draws = text.uniforms.to(device)
         # Probability 0 comes from rounding (`_check_possible`); the draft may still have the token.
         text.chance = torch.where(p_emitted > 0, q_emitted / p_emitted, (q_emitted > 0).to(p.dtype)).clamp(max=1)
-        text.accepted = coins[:, 0] < text.chance
-        instead = draw(normalized((q - p).clamp(min=0), q), coins[:, 1])
+        text.accepted = acceptance_draws[:, 0] < text.chance
+        instead = draw(normalized((q - p).clamp(min=0), q), acceptance_draws[:, 1])
         text.drafted = torch.where(text.accepted, emitted.squeeze(-1), instead)
 
     # -- behind rejections ----------------------------------------------------------------------------------------
@@ -211,10 +218,12 @@ class Recorder:
             for row, (text, rolls) in enumerate(zip(batch, live, strict=True)):
                 if not rolls:
                     continue
-                law = self._warp_draft(logits[row, : len(rolls)])
+                distribution = self._warp_draft(logits[row, : len(rolls)])
                 places = torch.tensor([roll.place for roll in rolls])
-                drawn = draw(law, text.uniforms[places, 1 + depth].to(law.device))
-                step = DraftStep(1, logits[row, : len(rolls)], law, hidden[row, : len(rolls)].to(law.device), drawn)
+                drawn = draw(distribution, text.uniforms[places, 1 + depth].to(distribution.device))
+                step = DraftStep(
+                    1, logits[row, : len(rolls)], distribution, hidden[row, : len(rolls)].to(distribution.device), drawn
+                )
                 facts[row].append(self._facts(step, None if target_probs is None else target_probs[row, : len(rolls)]))
                 for number, (roll, token) in enumerate(zip(rolls, drawn.tolist(), strict=True)):
                     roll.length += 1
@@ -306,8 +315,12 @@ class Recorder:
     def _uniforms(self, row: int, length: int) -> Tensor:
         """[N, 1 + M]: acceptance, the drafted token instead, and one per step of the roll-out."""
         generator = row_generator(self.sampling.seed + 1_000_003 * (self.replicate + 1), row)
-        coins = torch.rand(length, 2, generator=generator, dtype=torch.float64)  # the same for every max_drafted
-        return torch.cat([coins, torch.rand(length, self.max_drafted - 1, generator=generator, dtype=torch.float64)], 1)
+        acceptance_draws = torch.rand(
+            length, 2, generator=generator, dtype=torch.float64
+        )  # the same for every max_drafted
+        return torch.cat(
+            [acceptance_draws, torch.rand(length, self.max_drafted - 1, generator=generator, dtype=torch.float64)], 1
+        )
 
 
 @dataclass
@@ -322,7 +335,7 @@ class _Roll:
 
 
 class _Text:
-    """A text with its coins."""
+    """A text with its acceptance draws."""
 
     def __init__(self, row: int, prompt: Sequence[int], produced: Sequence[int], uniforms: Tensor):
         self.row, self.prompt, self.produced, self.uniforms = row, list(prompt), list(produced), uniforms

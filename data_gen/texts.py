@@ -105,9 +105,11 @@ def read_responses(folders: str | Path | Sequence[str | Path], same_ends: bool =
         first_row += manifest["rows"]["input"]
     if not rows:
         raise InputError(f"expected responses, found none in {', '.join(map(str, paths))}")
-    laws = [replace(s, seed=0) if same_ends else replace(s, seed=0, max_new_tokens=1, stop=()) for s in samplings]
-    for folder, law, target in zip(paths, laws, targets, strict=True):
-        if (law, target) != (laws[0], targets[0]):
+    distributions = [
+        replace(s, seed=0) if same_ends else replace(s, seed=0, max_new_tokens=1, stop=()) for s in samplings
+    ]
+    for folder, distribution, target in zip(paths, distributions, targets, strict=True):
+        if (distribution, target) != (distributions[0], targets[0]):
             raise InputError(f"{folder} and {paths[0]} differ in target or sampling: work on them apart")
     return Responses(rows, samplings[0], targets[0], inputs)
 

@@ -1,8 +1,8 @@
 """python -m data_gen.traces responses=FOLDER: record traces, from which every stopping policy can be replayed.
 
 Output: `traces-00000-r0.safetensors`, ... (`shard_size` texts each; r0, r1, ... are replicates: the same texts with new
-coins) and the manifest. Files are written whole; run the command again after an interruption and it goes on with the
-first that is missing. `toolkit.traces` reads them again.
+acceptance draws) and the manifest. Files are written whole; run the command again after an interruption and it goes on with the
+first that is missing. `toolkit.trace.folders` reads them again.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from toolkit.errors import InputError
 from toolkit.io import content_hash, write_json
 from toolkit.sampling import Sampling
 from toolkit.stage import command, open_stage
-from toolkit.traces import SUMMARY, file_name, read_file
+from toolkit.trace.folders import SUMMARY, file_name, read_file
 
 PROBE = 4  # texts a dry run records
 
@@ -42,7 +42,14 @@ def run(cfg: Any) -> Path:
     facts["heads"] = {name: head_hash(folder) for name, folder in folders.items()}
     recorders = [
         Recorder(
-            pair, responses.sampling, cfg.max_drafted, heads, cfg.hidden, cfg.ceiling, cfg.draft_temperature, replicate
+            pair,
+            responses.sampling,
+            cfg.max_drafted,
+            heads,
+            cfg.hidden,
+            cfg.upper_bound,
+            cfg.draft_temperature,
+            replicate,
         )
         for replicate in range(cfg.replicates)
     ]
