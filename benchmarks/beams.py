@@ -1,7 +1,7 @@
 """What several beams and joint thresholds buy, on the toy pair: DSBD's and MTAD's figures, measured.
 
 Quality and forwards come from the pair itself on many prompts; seconds from the same methods on the padded pair
-(same laws at a realistic cost), on fewer prompts, one at a time, cells taking turns.
+(same distributions at a realistic cost), on fewer prompts, one at a time, settings taking turns.
 """
 
 from __future__ import annotations
@@ -15,17 +15,19 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from analysis import compare, plots, quality
+from analysis import compare, quality
+from analysis.figures import plots
 from analysis.quality.base import table as counted
-from analysis.statistics import percentile_interval, resampled_totals
-from analysis.tables import markdown, read_table, with_interval
+from analysis.tables.bootstrap import Bootstrap
+from analysis.tables.files import markdown, read_table, with_interval
 from data_gen.prompts import ToyPrompts
 from toolkit import ModelPair, config, generate
 
 FIGURES = Path(__file__).resolve().parent.parent / "docs" / "evidence" / "figures"
 WARP = ["sampling.top_k=10", "sampling.top_p=0.8", "sampling.max_new_tokens=96"]
 QUALITY_PROMPTS, TIMED_PROMPTS, TIMED_TOKENS = 300, 8, 48
-PERPLEXITY_PROMPTS = 200
+DISTINCT_PROMPTS = 20
+GREEDY_PROMPTS, SAMPLED_PROMPTS = 80, 40
 
 
 def compared(grid: str, domain: str, prompts: int, group: int, pair: str, *overrides: str) -> pd.DataFrame:
@@ -66,7 +68,8 @@ def beams() -> str:
     }  # fmt: skip
     lines = [
         f"{about}, at most 96 tokens; intervals over groups of 20 prompts. Seconds: padded pair (207 M), "
-        f"{TIMED_PROMPTS} prompts, batch 1, at most {TIMED_TOKENS} tokens. No energy counter on this machine.",
+        f"{TIMED_PROMPTS} prompts, batch 1, at most {TIMED_TOKENS} tokens. No energy counter on this machine. How many "
+        "distinct texts a row of beams ends with: [beam_texts](beam_texts.md).",
         "",
         shown(table, columns),
         "",
@@ -124,38 +127,86 @@ def beam_depths() -> str:
 
 
 def mtjd() -> str:
-    """Perplexity of greedy MTJD (the likeliest block of gamma tokens among W beams) against greedy decoding."""
+    """MTAD's figure 1: perplexity of MTJD over gamma, sampled and greedy, and what a cut to the W likeliest blocks does."""
     pair, metric = ModelPair.toy(), quality.get("perplexity")
-    lines = [
+    sampled = [
+        "| domain | method | perplexity | nats per token less than plain sampling | of which truncation |",
+        "|---|---|---|---|---|",
+    ]
+    searched = [
         "| domain | method | perplexity | nats per token less than greedy | texts better / equal / worse |",
         "|---|---|---|---|---|",
     ]
     for domain in ("instruct", "math", "code"):
-        prompts = ToyPrompts(domain, "test", limit=PERPLEXITY_PROMPTS).load()
-        greedy = _nats(pair, metric, prompts, "autoregressive")
-        lines.append(f"| {domain} | greedy | {float(metric.value(greedy.sum(0))):.4f} | | |")
-        for gamma in (2, 4, 8):
-            joint = _nats(pair, metric, prompts, "mtjd", f"beams.collapse_after={gamma}")
-            drawn = resampled_totals(np.concatenate([greedy, joint], 1), 10_000, 0)
-            gains = drawn[:, 0] / drawn[:, 1] - drawn[:, 2] / drawn[:, 3]
-            whole = greedy[:, 0].sum() / greedy[:, 1].sum() - joint[:, 0].sum() / joint[:, 1].sum()
-            low, high = percentile_interval(gains)
-            each = greedy[:, 0] / greedy[:, 1] - joint[:, 0] / joint[:, 1]
-            tally = [int((each > 1e-6).sum()), int((abs(each) <= 1e-6).sum()), int((each < -1e-6).sum())]
+        prompts = ToyPrompts(domain, "test", limit=GREEDY_PROMPTS).load()
+        sampled += _sampled_blocks(pair, metric, domain, prompts[:SAMPLED_PROMPTS])
+        searched += _searched_blocks(pair, metric, domain, prompts)
+    head = "At most 96 tokens, W = 8; intervals: bootstrap over prompts, paired."
+    return "\n".join([
+        head,
+        "",
+        f"T = 1, {SAMPLED_PROMPTS} test prompts per domain. `mtjd` draws one of 8 sampled blocks: at gamma = 1 that is plain "
+        "sampling. Draws from the exact joint distribution, not warped, would be plain sampling at any gamma (chain rule): "
+        "what `mtjd` gains at larger gamma is beam sampling's sharpening, for a beam is drawn by its likelihood and weighed by "
+        "it again in the next layer. `mtjd_top` draws among the 8 likeliest blocks: "
+        "what it gains at gamma = 1 is top-8 truncation and nothing else; the last column is that gain's share.",
+        "",
+        *sampled,
+        "",
+        f"T = 0, {GREEDY_PROMPTS} test prompts per domain: both methods are one, the likeliest block that beam search finds.",
+        "",
+        *searched,
+    ])  # fmt: skip
+
+
+def _sampled_blocks(pair: ModelPair, metric: Any, domain: str, prompts: Sequence[Any]) -> list[str]:
+    """Rows at temperature 1: plain sampling, and both methods at every gamma."""
+    plain = _nats(pair, metric, prompts, "autoregressive", temperature=1)
+    lines = [f"| {domain} | plain sampling | {float(metric.value(plain.sum(0))):.3f} | | |"]
+    for name in ("mtjd", "mtjd_top"):
+        truncation = None
+        for gamma in (1, 2, 4, 8):
+            joint = _nats(pair, metric, prompts, name, f"beams.collapse_after={gamma}", temperature=1)
+            gain, said = _gain(plain, joint)
+            truncation = gain if name == "mtjd_top" and gamma == 1 else truncation
+            share = "" if truncation is None or gain <= 0 else f"{min(1.0, truncation / gain):.0%}"
             lines.append(
-                f"| {domain} | MTJD, gamma = {gamma}, W = 8 | {float(metric.value(joint.sum(0))):.4f} "
-                f"| {whole:+.4f} [{low:+.4f}, {high:+.4f}] | {' / '.join(map(str, tally))} |"
+                f"| {domain} | {name}, gamma = {gamma} | {float(metric.value(joint.sum(0))):.3f} | {said} | {share} |"
             )
-    head = (
-        f"{PERPLEXITY_PROMPTS} test prompts per domain, at most 96 tokens; intervals: bootstrap over prompts, paired."
-    )
-    return "\n".join([head, "", *lines])
+    return lines
 
 
-def _nats(pair: ModelPair, metric: Any, prompts: Sequence[Any], method: str, *overrides: str) -> np.ndarray:
-    """Nats and tokens of greedy texts [n, 2]."""
+def _searched_blocks(pair: ModelPair, metric: Any, domain: str, prompts: Sequence[Any]) -> list[str]:
+    """Rows at temperature 0: greedy decoding, and the likeliest blocks."""
+    greedy = _nats(pair, metric, prompts, "autoregressive")
+    lines = [f"| {domain} | greedy | {float(metric.value(greedy.sum(0))):.4f} | | |"]
+    for gamma in (2, 4, 8):
+        joint = _nats(pair, metric, prompts, "mtjd", f"beams.collapse_after={gamma}")
+        each = greedy[:, 0] / greedy[:, 1] - joint[:, 0] / joint[:, 1]
+        tally = [int((each > 1e-6).sum()), int((abs(each) <= 1e-6).sum()), int((each < -1e-6).sum())]
+        lines.append(
+            f"| {domain} | mtjd, gamma = {gamma} | {float(metric.value(joint.sum(0))):.4f} | {_gain(greedy, joint)[1]} "
+            f"| {' / '.join(map(str, tally))} |"
+        )
+    return lines
+
+
+def _gain(plain: np.ndarray, joint: np.ndarray) -> tuple[float, str]:
+    """Nats per token that the second saves, and the same with its interval; both [n, 2]: nats and tokens of each text."""
+    drawn = Bootstrap().totals(np.concatenate([plain, joint], 1))
+    low, high = Bootstrap().interval(drawn[:, 0] / drawn[:, 1] - drawn[:, 2] / drawn[:, 3])
+    whole = plain[:, 0].sum() / plain[:, 1].sum() - joint[:, 0].sum() / joint[:, 1].sum()
+    return float(whole), f"{whole:+.4f} [{low:+.4f}, {high:+.4f}]"
+
+
+def _nats(
+    pair: ModelPair, metric: Any, prompts: Sequence[Any], method: str, *overrides: str, temperature: float = 0
+) -> np.ndarray:
+    """Nats and tokens of texts [n, 2]."""
     contents = [prompt.content for prompt in prompts]
-    made = generate(pair, contents, method, temperature=0, max_new_tokens=96, batch_size=20, overrides=overrides)
+    made = generate(
+        pair, contents, method, temperature=temperature, max_new_tokens=96, batch_size=20, overrides=overrides
+    )
     return counted(metric, metric.measure(prompts, made, pair))
 
 
@@ -183,6 +234,29 @@ def beam_memory() -> str:
     head = (
         f"One prompt, 256 new tokens, T = 1; the target's cache as allocated at the end, spare slots included, against "
         f"{length + 1} slots per beam. dsbd keeps up to 6 beams."
+    )
+    return "\n".join([head, "", *lines])
+
+
+def beam_texts() -> str:
+    """How many distinct texts a row of beams ends with, and how often two beams are one: with and without truncation."""
+    pair, lines = (
+        ModelPair.toy(),
+        ["| domain | sampling | method | beams | distinct texts |", "|---|---|---|---:|---:|"],
+    )
+    about = {"top-k 10, top-p .8": {"top_k": 10, "top_p": 0.8}, "none": {}}
+    for domain in ("instruct", "math", "code"):
+        prompts = [prompt.content for prompt in ToyPrompts(domain, "test", limit=DISTINCT_PROMPTS).load()]
+        for said, warped in about.items():
+            for name in ("beam_sampling", "speculative_beam", "dsbd", "beam_search"):
+                made = generate(pair, prompts, name, max_new_tokens=96, batch_size=20, **warped)
+                counts = [(len(g.beams), len({tuple(beam) for beam in g.beams})) for g in made]
+                held, distinct = (float(np.mean(column)) for column in zip(*counts, strict=True))
+                lines.append(f"| {domain} | {said} | {name} | {held:.2f} | {distinct:.2f} |")
+    head = (
+        f"{DISTINCT_PROMPTS} test prompts per domain, T = 1, at most 96 tokens, methods as in conf/method/. Beams are i.i.d. "
+        "draws, so they coincide, the more so the more p_beam is peaked; beam search keeps the likeliest pairs, which differ. "
+        "What sampled beams gain in quality they gain with so few texts to choose from."
     )
     return "\n".join([head, "", *lines])
 

@@ -19,10 +19,11 @@ from time import perf_counter
 import numpy as np
 import pandas as pd
 import torch
+from numpy.typing import NDArray
 from tqdm import tqdm
 
-from analysis.statistics import group_interval
-from benchmarks.contenders import UNCAPTURED, Contender, constant, engine, theirs
+from analysis.tables.bootstrap import Bootstrap
+from benchmarks.decoders import UNCAPTURED, Contender, constant, engine, theirs
 from benchmarks.meter import ForwardMeter
 from data_gen.frozen import load_frozen
 from toolkit import ModelPair, config
@@ -127,15 +128,14 @@ def summary(lines: pd.DataFrame, reference: str | None = None, seed: int = 0) ->
 
     `against`: tokens/s over those of `reference` (same groups, same bootstrap draws), with its interval.
     """
-    results = []
+    bootstrap, results = Bootstrap(NUM_BOOT, seed=seed), []
     for batch_size, part in lines.groupby("batch_size"):
         tokens, seconds = (part.pivot(index="group", columns="contender", values=v) for v in ("tokens", "seconds"))
-        draws = np.random.default_rng(seed).integers(len(tokens), size=(NUM_BOOT, len(tokens)))
-        boot = {name: tokens[name].to_numpy()[draws].sum(1) / seconds[name].to_numpy()[draws].sum(1) for name in tokens}
+        boot = resampled_speeds(tokens, seconds, bootstrap)
         for name in part.contender.unique():
             own = part[part.contender == name]
             speed = own.tokens.sum() / own.seconds.sum()
-            low, high = group_interval(boot[name], len(tokens))
+            low, high = bootstrap.group_interval(boot[name], len(tokens))
             line = {
                 "contender": name, "batch": batch_size, "tokens/s": speed, "low": low, "high": high,
                 "tokens per target forward": own.tokens.sum() / own.target_forwards.sum(),
@@ -145,10 +145,19 @@ def summary(lines: pd.DataFrame, reference: str | None = None, seed: int = 0) ->
             if reference in boot:
                 ratio = boot[name] / boot[reference]
                 base = tokens[reference].sum() / seconds[reference].sum()
-                low, high = group_interval(ratio, len(tokens))
+                low, high = bootstrap.group_interval(ratio, len(tokens))
                 line |= {"against": speed / base, "against low": low, "against high": high}
             results.append(line)
     return pd.DataFrame(results)
+
+
+def resampled_speeds(
+    tokens: pd.DataFrame, seconds: pd.DataFrame, bootstrap: Bootstrap
+) -> dict[str, NDArray[np.float64]]:
+    """Tokens per second of every resample [R], per column; all by the same resampled rows."""
+    totals = bootstrap.totals(np.concatenate([tokens.to_numpy(float), seconds.to_numpy(float)], 1))
+    speeds = totals[:, : tokens.shape[1]] / totals[:, tokens.shape[1] :]
+    return dict(zip(map(str, tokens.columns), speeds.T, strict=True))
 
 
 def markdown(table: pd.DataFrame, reference: str) -> str:

@@ -1,7 +1,7 @@
 """make evidence: measure every figure that the documentation shows, and write it into docs/evidence/.
 
     python -m benchmarks.evidence            all of them
-    python -m benchmarks.evidence laws greedy    some of them, by name
+    python -m benchmarks.evidence distributions greedy    some of them, by name
 
 Each figure is one function here that returns Markdown; a file names its command, the code's revision, the machine and the
 seconds it took. `make test` holds reduced forms of the same checks.
@@ -20,7 +20,19 @@ from collections.abc import Callable
 from pathlib import Path
 from time import perf_counter
 
-from benchmarks import beams, exactness, interruption, memory, multi_draft, padded_ranks, replaying, standing
+from benchmarks import (
+    beams,
+    choice_rules,
+    copying,
+    exactness,
+    families,
+    interruption,
+    memory,
+    multi_draft,
+    padded_ranks,
+    replaying,
+    standing,
+)
 from toolkit.io import write_text
 from toolkit.stage import provenance
 
@@ -76,24 +88,28 @@ def multirun() -> str:
 
 
 FIGURES: dict[str, Callable[[], str]] = {
-    "laws": exactness.chain_laws,
+    "distributions": exactness.chain_distributions,
     "outputs": exactness.whole_outputs,
     "greedy": exactness.greedy_equals_target,
     "identity": exactness.counting_identity,
+    "families": families.families,
     "optimality": multi_draft.optimality,
     "dirichlet": multi_draft.dirichlet,
+    "importance": choice_rules.importance,
     "rule_cost": multi_draft.rule_cost,
     "trees": multi_draft.trees,
     "memory": memory.memory,
+    "prompt_lookup": copying.prompt_lookup,
     "replay_speed": replaying.speed,
     "replay": replaying.agreement,
-    "standing": standing.standing,
+    "standing": standing.standings,
     "ranks": padded_ranks.ranks,
     "beams": beams.beams,
     "mtad": beams.mtad,
     "beam_depths": beams.beam_depths,
     "mtjd": beams.mtjd,
     "beam_memory": beams.beam_memory,
+    "beam_texts": beams.beam_texts,
     "interruption": interruption.evidence,
     "multirun": multirun,
     "quickstart": quickstart,

@@ -1,24 +1,23 @@
-"""Exactness on larger numbers than the tests use: laws by enumeration, whole outputs by chi-square, greedy by equality."""
+"""Exactness on larger numbers than the tests use: distributions by enumeration, whole outputs by chi-square, greedy
+by equality.
+"""
 
 from __future__ import annotations
 
 import tempfile
-from collections import Counter
-from itertools import product
 from pathlib import Path
 from time import perf_counter
 
 import torch
-from scipy.stats import chisquare
 from tqdm import tqdm
 
-from benchmarks.plain_methods import random_heads
 from data_gen.frozen import load_frozen
 from toolkit import ModelPair, config
-from toolkit.decoding import Method, Sampling, decode
+from toolkit.decoding import Sampling, decode
 from toolkit.metrics import total
-from toolkit.session import TabularModel
+from toolkit.testing import output_pvalue, random_heads, table_pair
 from toolkit.verification import PathRule, get, names
+from toolkit.verification.chain_enumeration import PrefixTables, chain_error, chain_outputs, expected_lengths
 
 LEVEL = 0.01  # of all chi-square tests together (Bonferroni)
 
@@ -29,77 +28,33 @@ def methods() -> list[str]:
     return [name for name, method in built.items() if method.lossless and method.beams is None]
 
 
-def table_pair(heads: Path, vocab_size: int = 3, end: int = 2) -> ModelPair:
-    """Tables over three tokens, in float64, with random heads of both kinds in the folder `heads`."""
-    generator = torch.Generator().manual_seed(3)
-    target, draft = (TabularModel.random(vocab_size, 2, generator, sharpness=1.2) for _ in range(2))
-    random_heads(heads, vocab_size**2, vocab_size)
-    return ModelPair(target=target, draft=draft, end_ids=(end,), head=str(heads))
-
-
-def chain_laws() -> str:
-    """Chain rules by enumeration over all drafts: total variation of the emitted tokens from the target's law."""
+def chain_distributions() -> str:
+    """Chain rules by enumeration over all drafts: total variation of the emitted tokens from the target's distribution."""
     lines = [
         "| rule | V | K | random tables | largest total variation | expected length off its formula by |",
         "|---|---|---|---|---|---|",
     ]
     for name in [name for name in names() if isinstance(get(name), PathRule) and get(name).lossless]:
         for vocab_size, depth in ((2, 3), (3, 2), (3, 3), (4, 2), (5, 2)):
-            distances, offsets = zip(*(_chain_law(name, vocab_size, depth, seed) for seed in range(20)), strict=True)
+            distances, offsets = zip(
+                *(_chain_distribution(name, vocab_size, depth, seed) for seed in range(20)), strict=True
+            )
             lines.append(f"| {name} | {vocab_size} | {depth} | 20 | {max(distances):.1e} | {max(offsets):.1e} |")
     return "\n".join(lines)
 
 
-def _chain_law(name: str, vocab_size: int, depth: int, seed: int) -> tuple[float, float]:
+def _chain_distribution(name: str, vocab_size: int, depth: int, seed: int) -> tuple[float, float]:
     """(total variation, error of the expected length) on one pair of random tables over prefixes, with zeros."""
-    generator = torch.Generator().manual_seed(seed)
-
-    def law() -> torch.Tensor:
-        weights = torch.rand(vocab_size, generator=generator, dtype=torch.float64) ** 3
-        weights[0] *= float(torch.rand((), generator=generator)) > 0.3
-        return weights / weights.sum()
-
-    prefixes = [prefix for n in range(depth + 1) for prefix in product(range(vocab_size), repeat=n)]
-    p, q = {prefix: law() for prefix in prefixes}, {prefix: law() for prefix in prefixes}
-    rule, emitted, expected, formula = get(name), Counter[tuple[int, ...]](), 0.0, 0.0
-    for drafted in product(range(vocab_size), repeat=depth):
-        chances = [float(q[drafted[:i]][drafted[i]]) for i in range(depth)]
-        drawn = float(torch.tensor(chances, dtype=torch.float64).prod())
-        if drawn == 0:
-            continue
-        lengths, residuals = rule.law(
-            torch.stack([p[drafted[:i]] for i in range(depth + 1)]),
-            torch.stack([q[drafted[:i]] for i in range(depth)]),
-            torch.tensor(drafted),
-        )
-        expected += drawn * float((lengths * torch.arange(depth + 1)).sum())
-        weight = 1.0
-        for i in range(depth):
-            ratio = float(p[drafted[:i]][drafted[i]]) / chances[i]
-            weight = weight * min(1.0, ratio) if name == "rejection" else min(weight * ratio, 1.0)
-            formula += drawn * weight
-        for n, token in product(range(depth + 1), range(vocab_size)):
-            _complete(emitted, (*drafted[:n], token), drawn * float(lengths[n] * residuals[n, token]), p, depth + 1)
-    distance = 0.0
-    for output in product(range(vocab_size), repeat=depth + 1):
-        chance = 1.0
-        for i, token in enumerate(output):
-            chance *= float(p[output[:i]][token])
-        distance += abs(chance - emitted[output]) / 2
-    return distance, abs(expected - formula)
-
-
-def _complete(emitted: Counter, start: tuple[int, ...], mass: float, p: dict, length: int) -> None:
-    """Spread the mass of a prefix over its completions by p."""
-    if len(start) == length or mass == 0:
-        emitted[start] += mass
-        return
-    for token, chance in enumerate(p[start].tolist()):
-        _complete(emitted, (*start, token), mass * chance, p, length)
+    rule, tables = get(name), PrefixTables(vocab_size, depth, seed)
+    by_token, by_block = expected_lengths(tables)
+    expected = chain_outputs(rule, tables)[1]
+    return chain_error(rule, tables), abs(expected - (by_token if name == "rejection" else by_block))
 
 
 def whole_outputs() -> str:
-    """Whole outputs of every lossless method against the exact law of all sequences of at most 4 tokens, by chi-square."""
+    """Whole outputs of every lossless method against the exact distribution of all sequences of at most 4 tokens,
+    by chi-square.
+    """
     chosen = methods()
     tests = 2 * len(chosen)
     lines = [
@@ -110,23 +65,15 @@ def whole_outputs() -> str:
         "|---|---|---|---|---|",
     ]
     with tempfile.TemporaryDirectory() as heads:
-        pair = table_pair(Path(heads))
+        pair = table_pair()
+        pair.head = str(random_heads(Path(heads), 3**2, 3))
         for name in tqdm(chosen, desc="whole outputs", unit="method"):
             started = perf_counter()
-            batched = sequence_pvalue(pair, config.method(name), 100_000, 5_000, seed=1)
-            single = sequence_pvalue(pair, config.method(name), 5_000, 1, seed=2)
+            batched = output_pvalue(pair, config.method(name), 100_000, 5_000, seed=1)
+            single = output_pvalue(pair, config.method(name), 5_000, 1, seed=2)
             verdict = "exact" if min(batched, single) > LEVEL / tests else "REJECTED"
             lines.append(f"| {name} | {batched:.3f} | {single:.3f} | {verdict} | {perf_counter() - started:.0f} |")
     return "\n".join(lines)
-
-
-def sequence_pvalue(pair: ModelPair, method: Method, runs: int, batch_size: int, seed: int) -> float:
-    """p-value of the counts of all outputs of at most 4 tokens."""
-    law = pair.target.sequence_law([0, 1], 4, end=2)
-    sampling = Sampling(max_new_tokens=4, seed=seed)
-    seen = Counter(tuple(g.token_ids) for g in decode(pair, [[0, 1]] * runs, method, sampling, batch_size=batch_size))
-    outputs = sorted(law)
-    return float(chisquare([seen[output] for output in outputs], [law[output] * runs for output in outputs]).pvalue)
 
 
 def greedy_equals_target(count: int = 200) -> str:

@@ -92,7 +92,7 @@ def _shape(options: argparse.Namespace, pair: ModelPair | None) -> str:
     if pair is None:
         return f"{presets}: not built."
     sizes = [sum(weight.numel() for weight in model.parameters()) / 1e6 for model in (pair.target, pair.draft)]
-    return f"{presets}: {sizes[0]:,.1f} M and {sizes[1]:,.1f} M parameters; laws are the toy pair's."
+    return f"{presets}: {sizes[0]:,.1f} M and {sizes[1]:,.1f} M parameters; distributions are the toy pair's."
 
 
 def about(device: torch.device) -> str:

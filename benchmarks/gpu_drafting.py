@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Callable
-from dataclasses import replace
+from copy import copy
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -12,11 +13,12 @@ from typing import Any
 import torch
 
 from benchmarks.checks import Finding
-from benchmarks.gpu_models import capturing, eager, held_sessions, ragged_prompts, refusals, tiny_pair
+from benchmarks.gpu_models import capturing, eager, held_sessions, refusals, tiny_pair
 from benchmarks.host_reads import no_host_reads, where
-from benchmarks.plain_methods import UNDRAFTED, every_method, fixed, random_heads
-from toolkit.decoding import Method, Sampling, decode
+from benchmarks.plain_methods import UNDRAFTED, every_method, fixed
+from toolkit.decoding import Method, Proposer, Sampling, decode
 from toolkit.pair import ModelPair
+from toolkit.testing import ragged_prompts, random_heads
 from toolkit.types import Generation
 
 PLAIN = Sampling(max_new_tokens=12)
@@ -46,12 +48,12 @@ def checks(device: torch.device, quick: bool) -> Checks:
 def waiting(pair: ModelPair, method: Method, sampling: Sampling | None = None) -> Finding:
     """Whether the host waits for the device between the start of a round's draft and its last token."""
     sampling = sampling or (EVERYTHING if method.beams is None else PLAIN)
-    watch = Watched(method.proposer)
-    method = replace(method, proposer=watch, min_drafted=min(LEAST, method.max_drafted))
+    watch = Watch()
+    method = replace(method, proposer=watched(method.proposer, watch), min_drafted=min(LEAST, method.max_drafted))
     pair, prompts = capturing(pair), ragged_prompts(2)
     for _ in range(CALLS):
         decode(pair, prompts, method, sampling, batch_size=len(prompts))
-    watch.watching = True
+    watch.on = True
     try:
         decode(pair, prompts, method, sampling, batch_size=len(prompts))
     except RuntimeError as error:
@@ -59,24 +61,30 @@ def waiting(pair: ModelPair, method: Method, sampling: Sampling | None = None) -
     return Finding(watch.nodes > 0, f"never, over {watch.rounds} rounds of {watch.nodes} nodes in all")
 
 
-class Watched:
-    """A proposer that may be told not to wait for the device from now on."""
+@dataclass
+class Watch:
+    """Whether a proposer must not wait for the device from now on, and what it has proposed under that rule."""
 
-    def __init__(self, proposer: Any):
-        self.proposer, self.watching = proposer, False
-        self.rounds = self.nodes = 0
+    on: bool = False
+    rounds: int = 0
+    nodes: int = 0
 
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.proposer, name)
 
-    def propose(self, context: Any, policy: Any, state: Any) -> Any:
-        """As the proposer; raises a RuntimeError where it waits, if it is watched."""
-        if not self.watching:
-            return self.proposer.propose(context, policy, state)
-        with no_host_reads(context.limits.device):
-            proposal, state = self.proposer.propose(context, policy, state)
-        self.rounds, self.nodes = self.rounds + 1, self.nodes + proposal.tokens.shape[1]
-        return proposal, state
+def watched(proposer: Proposer, watch: Watch) -> Proposer:
+    """The same proposer; it raises a RuntimeError where it waits while the watch is on."""
+
+    class Watched(type(proposer)):  # type: ignore[misc]
+        def propose(self, context: Any, policy: Any, state: Any) -> Any:
+            if not watch.on:
+                return super().propose(context, policy, state)
+            with no_host_reads(context.limits.device):
+                proposal, state = super().propose(context, policy, state)
+            watch.rounds, watch.nodes = watch.rounds + 1, watch.nodes + proposal.tokens.shape[1]
+            return proposal, state
+
+    again = copy(proposer)
+    object.__setattr__(again, "__class__", Watched)
+    return again
 
 
 def captured(pair: ModelPair) -> Finding:

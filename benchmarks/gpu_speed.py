@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from benchmarks.contenders import Contender, constant, engine, theirs
+from benchmarks.decoders import Contender, constant, engine, theirs
 from benchmarks.gpu_models import captures, capturing, eager, held_sessions
 from benchmarks.meter import ForwardMeter
 from benchmarks.plain_methods import fixed

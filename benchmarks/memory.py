@@ -20,7 +20,7 @@ import torch
 from data_gen.frozen import load_frozen
 from toolkit import ModelPair, config
 from toolkit.decoding import Sampling, decode
-from toolkit.pair import CAPACITY_GRANULE
+from toolkit.engine import CAPACITY_GRANULE, engine_of
 
 PROMPTS, BATCH, TOKENS = 1000, 8, 16
 TURNS = 3  # how often the same prompts are decoded: shapes are captured once they have recurred often enough
@@ -56,7 +56,9 @@ def _growth(label: str, cpu_traces: str, prompts: list[list[int]]) -> list[str]:
         first = call * 100 % PROMPTS
         decode(pair, prompts[first : first + 100], method, sampling, batch_size=BATCH)
         if call == 0 or (call + 1) % 5 == 0:
-            captures = " / ".join(f"{len(c.known)} ({c.most})" for c in pair.captures if c is not None) or "none"
+            captures = (
+                " / ".join(f"{len(c.known)} ({c.most})" for c in engine_of(pair).captures if c is not None) or "none"
+            )
             lines.append(
                 f"| {label} | {(call + 1) * 100:,} | {captures} | {live_bytes():,} | {resident() / 2**20:.1f} |"
             )
@@ -74,23 +76,24 @@ def formula(model: Any, rows: int, capacity: int) -> int:
 def _held(pair: ModelPair, prompts: list[list[int]], method: Any) -> list[int]:
     """Bytes of the target's and the draft's cache at the end of a call."""
     opened: list[Any] = []
-    open_sessions = pair.open_sessions
+    engine = engine_of(pair)
+    open_sessions = engine.open
 
     def remember(*args: Any) -> Any:
-        target, drafts = open_sessions(*args)
-        opened[:] = [target, *drafts]
-        return target, drafts
+        sessions = open_sessions(*args)
+        opened[:] = sessions.every
+        return sessions
 
     most = [0, 0]
 
     def note(_: Any) -> None:
         most[:] = [max(old, session.cache_bytes) for old, session in zip(most, opened, strict=True)]
 
-    pair.open_sessions = remember  # type: ignore[method-assign]
+    engine.open = remember  # type: ignore[method-assign]
     try:
         decode(pair, prompts, method, Sampling(max_new_tokens=TOKENS), batch_size=len(prompts), on_finish=note)
     finally:
-        del pair.open_sessions  # type: ignore[method-assign]
+        del engine.open  # type: ignore[method-assign]
     return most
 
 

@@ -9,19 +9,19 @@ from pathlib import Path
 from statistics import median
 from time import perf_counter
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from analysis.tables import markdown
-from benchmarks import dirichlet as dirichlet_pairs
+from analysis.tables.files import markdown
+from benchmarks import dirichlet as uniform
 from benchmarks import rules
 from data_gen.frozen import load_frozen
 from toolkit import ModelPair, config
 from toolkit.decoding import Sampling, decode
-from toolkit.decoding.tree import num_nodes
+from toolkit.decoding.proposers.tree import num_nodes
 from toolkit.metrics import block_efficiency, total
 from toolkit.session import open_session
+from toolkit.testing import dirichlet_pairs, draft_distributions
 from toolkit.verification import SelectionRule, get, names
 from toolkit.verification.enumeration import candidate_tuples, emission, optimum
 
@@ -31,50 +31,46 @@ FIGURES = Path(__file__).resolve().parent.parent / "docs" / "evidence" / "figure
 
 
 def random_pairs(num_pairs: int, vocab_size: int, zeros: bool = False, seed: int = 0) -> tuple[Tensor, Tensor]:
-    """p, q [P, V] from the uniform Dirichlet law; with zeros in every other pair if asked."""
-    p, q = torch.from_numpy(np.random.default_rng(seed).dirichlet(np.ones(vocab_size), (2, num_pairs)))
+    """p, q [P, V] from the uniform Dirichlet distribution; with zeros in every other pair if asked."""
+    p, q = dirichlet_pairs(num_pairs, vocab_size, seed)
     for n in range(0, num_pairs if zeros else 0, 2):
         p[n, n % vocab_size] = q[n, (n // 2) % vocab_size] = 0.0
     return p / p.sum(-1, keepdim=True), q / q.sum(-1, keepdim=True)
 
 
-def laws_of(q: Tensor, num_drafts: int, drawing: str) -> Tensor:
-    """draft_probs [P, K, V]: one law for all candidates, or other pairs' laws for independent ones."""
-    if drawing == "independent":
-        return torch.stack([q.roll(3 * k, 0) for k in range(num_drafts)], 1)
-    return q.unsqueeze(1).expand(-1, num_drafts, -1).contiguous()
-
-
 def optimality() -> str:
-    """Every selection rule under every drawing it declares, by enumeration over all tuples of candidates: total variation
+    """Every selection rule under every scheme it declares, by enumeration over all tuples of candidates: total variation
     of the emitted token from p, and acceptance against the optimum (minimum over all sets of tokens).
     """
     lines = [
         "60 random pairs for each V = 2, 3, 4 and K = 1..4, half of them with zeros in p and q. Acceptance: a candidate is "
         "emitted by acceptance; drafted: the emitted token is a candidate; both means over V = 4, K = 2.",
         "",
-        "| rule | drawing | largest total variation | largest drafted - optimum | acceptance | drafted | optimum |",
+        "| rule | scheme | largest total variation | largest drafted - optimum | acceptance | drafted | optimum |",
         "|---|---|---|---|---|---|---|",
     ]
     for name in [name for name in names() if isinstance(get(name), SelectionRule)]:
-        for drawing in get(name).drawing:
+        for scheme in get(name).schemes:
             worst, above = 0.0, -1.0
             for vocab_size in (2, 3, 4):
                 p, q = random_pairs(60, vocab_size, zeros=True)
                 for num_drafts in (1, 3, 4, 2):
-                    laws = laws_of(q, num_drafts, drawing)
-                    got, best = emission(get(name), drawing, p, laws), optimum(candidate_tuples(drawing, laws), p)
-                    worst = max(worst, float((got.law - p).abs().sum(-1).max() / 2))
+                    distributions = draft_distributions(q, num_drafts, scheme)
+                    got, best = (
+                        emission(get(name), scheme, p, distributions),
+                        optimum(candidate_tuples(scheme, distributions), p),
+                    )
+                    worst = max(worst, float((got.distribution - p).abs().sum(-1).max() / 2))
                     above = max(above, float((got.drafted - best).max()))
             means = " | ".join(f"{float(values.mean()):.4f}" for values in (got.accepted, got.drafted, best))
-            lines.append(f"| {name} | {drawing} | {worst:.1e} | {above:+.1e} | {means} |")
+            lines.append(f"| {name} | {scheme} | {worst:.1e} | {above:+.1e} | {means} |")
     return "\n".join(lines)
 
 
 def dirichlet() -> str:
-    """Mean acceptance over 1,000 pairs of uniform-Dirichlet laws on 4 tokens, exactly, beside the published means."""
-    table = dirichlet_pairs.measure()
-    dirichlet_pairs.draw_figure(table, FIGURES / "dirichlet.png")
+    """Mean acceptance over 1,000 pairs of uniform-Dirichlet distributions on 4 tokens, exactly, beside the published means."""
+    table = uniform.measure()
+    uniform.draw_figure(table, FIGURES / "dirichlet.png")
     return f"{markdown(table)}\n\n![dirichlet](figures/dirichlet.png)"
 
 

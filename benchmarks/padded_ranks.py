@@ -27,14 +27,12 @@ import pandas as pd
 from numpy.typing import NDArray
 from tqdm import tqdm
 
-from analysis.recorded import with_recorded_heads
-from analysis.replay import replay, replay_starts
-from analysis.statistics import percentile_interval
-from benchmarks.decoding import measure, ours
+from analysis.replay.policies import replay, replay_starts
+from analysis.tables.bootstrap import Bootstrap, replicated_totals
+from benchmarks.decoding import measure, ours, resampled_speeds
+from benchmarks.recorded import reading, record
 from data_gen.frozen import load_frozen
-from data_gen.recording import Recorder
 from toolkit import ModelPair, config
-from toolkit.acceptance.folder import recorded_scorers
 from toolkit.cost import CostModel, fit_rounds
 from toolkit.decoding import Sampling, decode
 from toolkit.padding import padded_pair
@@ -55,7 +53,8 @@ POLICIES: dict[str, tuple[str, list[str]]] = {
 }
 TIMED = ("plain decoding", "fixed K=2", "fixed K=4", "fixed K=8")  # whose rounds the cost model is fitted to
 TIMED_PROMPTS, WARM_UP = 8, 1
-MAX_DRAFTED, REPLICATES, RESAMPLES = 20, 8, 4000
+MAX_DRAFTED, REPLICATES = 20, 8
+BOOTSTRAP = Bootstrap(4000)
 
 
 @dataclass(frozen=True)
@@ -98,12 +97,12 @@ class Speeds:
 
     def gap(self, one: str, other: str) -> tuple[float, float, float]:
         """one's speed over the other's, less 1, and its interval."""
-        low, high = percentile_interval(self.resampled[one] / self.resampled[other] - 1)
+        low, high = BOOTSTRAP.interval(self.resampled[one] / self.resampled[other] - 1)
         return self.found[one] / self.found[other] - 1, low, high
 
     def shown(self, name: str) -> str:
         """With interval, for people."""
-        low, high = percentile_interval(self.resampled[name])
+        low, high = BOOTSTRAP.interval(self.resampled[name])
         return f"{self.found[name]:.1f} [{low:.1f}, {high:.1f}]"
 
 
@@ -124,7 +123,7 @@ def ranks(num_prompts: int = 24, max_new_tokens: int = 64) -> str:
         f"{num_prompts} prompts of {' and '.join(DOMAINS)}, at most {max_new_tokens} new tokens, T = 1, batch 1. A target "
         f"forward takes {1000 * target(1, context):.1f} ms, {1000 * target.per_token:.2f} more for every drafted token it "
         f"checks; a draft forward {1000 * draft(1, context):.2f} ms; a round {1000 * cost.outside:.2f} ms outside of both. One "
-        f"more drafted token costs c = {c:.3f} of a round without any. {RESAMPLES} resamples, 95 % intervals."
+        f"more drafted token costs c = {c:.3f} of a round without any. {BOOTSTRAP.resamples} resamples, 95 % intervals."
     )
     lines = [f"| {name} | {predicted.shown(name)} | {measured.shown(name)} |" for name in policies]
     head = "| policy | tokens/s, predicted | tokens/s, measured |\n|---|---:|---:|"
@@ -156,35 +155,25 @@ def predict(
     replicates: int = REPLICATES,
 ) -> Speeds:
     """Replay every policy on `replicates` recorded responses of each prompt; tokens over predicted seconds."""
-    names = {str(pair.head): "own"}
     lengths = np.array([len(prompt) for prompt in prompts], dtype=np.float64)
     tokens, seconds = (np.empty((len(policies), replicates, len(prompts))) for _ in range(2))
     for number in tqdm(range(replicates), desc="recordings", unit="replicate"):
         trace = _record(pair, prompts, sampling, number)
         for row, (name, overrides) in enumerate(policies.values()):
-            policy = with_recorded_heads(config.method(name, overrides).bind(pair).policy, names)
-            found = replay(trace, policy) if policy.remembers else replay_starts(trace, policy)
-            tokens[row, number] = found.counts["num_generated"]
-            seconds[row, number] = cost.of_texts(found.counts, lengths)
-    generator = np.random.default_rng(0)
-    drawn = generator.integers(len(prompts), size=(RESAMPLES, len(prompts)))
-    found_speeds, resampled = {}, {}
-    for row, name in enumerate(policies):
-        which = generator.integers(replicates, size=drawn.shape)
-        found_speeds[name] = float(tokens[row].sum() / seconds[row].sum())
-        resampled[name] = tokens[row][which, drawn].sum(1) / seconds[row][which, drawn].sum(1)
-    return Speeds(found_speeds, resampled)
+            policy = reading(pair, config.method(name, overrides).bind(pair).policy)
+            replayed = replay(trace, policy) if policy.uses_history else replay_starts(trace, policy)
+            tokens[row, number] = replayed.counts["num_generated"]
+            seconds[row, number] = cost.of_texts(replayed.counts, lengths)
+    found = {name: float(tokens[row].sum() / seconds[row].sum()) for row, name in enumerate(policies)}
+    totals = replicated_totals(np.stack([tokens, seconds], -1), BOOTSTRAP.resamples, BOOTSTRAP.seed)
+    return Speeds(found, dict(zip(policies, totals[:, :, 0] / totals[:, :, 1], strict=True)))
 
 
 def observed(lines: pd.DataFrame) -> Speeds:
     """Tokens per second of what `benchmarks.decoding.measure` found; all policies by the same resampled prompts."""
     tokens, seconds = (lines.pivot(index="group", columns="contender", values=name) for name in ("tokens", "seconds"))
-    drawn = np.random.default_rng(0).integers(len(tokens), size=(RESAMPLES, len(tokens)))
     found = {str(name): float(tokens[name].sum() / seconds[name].sum()) for name in tokens}
-    resampled = {
-        str(name): tokens[name].to_numpy()[drawn].sum(1) / seconds[name].to_numpy()[drawn].sum(1) for name in tokens
-    }
-    return Speeds(found, resampled)
+    return Speeds(found, resampled_speeds(tokens, seconds, BOOTSTRAP))
 
 
 def verdict(predicted: Speeds, measured: Speeds) -> list[str]:
@@ -219,11 +208,10 @@ def _prompts(pair: ModelPair, split: str, count: int) -> list[list[int]]:
 
 
 def _record(pair: ModelPair, prompts: Sequence[list[int]], sampling: Sampling, number: int) -> Trace:
-    """A recording of one plain response to each prompt; every number has texts and coins of its own."""
+    """A recording of one plain response to each prompt; every number has texts and acceptance draws of its own."""
     rows = range(1000 * (number + 1), 1000 * (number + 1) + len(prompts))
     plain = decode(pair, list(prompts), config.method("autoregressive"), sampling, batch_size=32, row_ids=rows)
-    recorder = Recorder(pair, sampling, MAX_DRAFTED, recorded_scorers(pair, {"own": str(pair.head)}))
-    return recorder.record_all([(one.prompt_ids, one.token_ids) for one in plain], rows)
+    return record(pair, plain, sampling, MAX_DRAFTED, rows)
 
 
 def main() -> None:

@@ -1,83 +1,73 @@
-"""The methods of conf/method/ built by hand: hydra is not everywhere."""
+"""The methods of conf/method/ where hydra is not installed, from a table of them as they compose.
+
+python -m benchmarks.plain_methods      writes the table anew (needs hydra); a test says when that is due
+"""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from importlib import import_module
 from pathlib import Path
+from typing import Any
 
-import torch
+from toolkit.config import choices, flatten, method_config, plain
+from toolkit.decoding import Method
+from toolkit.io import read_json, write_json
 
-from toolkit.acceptance import AcceptanceHead, HeadEstimator, PrereadEstimator, PrereadHead
-from toolkit.decoding import BeamChainProposer, Beams, ForestProposer, Method, TreeProposer
-from toolkit.stopping import (
-    AdaEdl,
-    Confidence,
-    DynamicConfidence,
-    Fixed,
-    Heuristic,
-    Rate,
-    StoppingPolicy,
-    Survival,
-    Svip,
-    Tail,
-)
-from toolkit.verification import SelectionRule, get, names
-
-UNDRAFTED = ("autoregressive", "beam_sampling", "beam_search", "mtjd")
+TABLE = Path(__file__).with_name("plain_methods.json")
+HEADS = "<heads>"  # stands for a folder of heads in the table
+UNDRAFTED = ("autoregressive", "beam_sampling", "beam_search", "mtjd", "mtjd_top")
 SMALL_VOCABULARIES = "importance_lp"  # a rule that is no method
+# Beside the methods themselves: name -> method and what is changed.
+MORE = {
+    "specdec_pp lag=0": ("specdec_pp", ["policy.lag=0"]),
+}
 
 
-def fixed(num_drafted: int, rule: str = "rejection") -> Method:
-    """A fixed number of drafted tokens; 0 is the target alone."""
-    return Method(f"{rule} K={num_drafted}", Fixed(num_drafted), get(rule), max_drafted=num_drafted)
-
-
-def tree(rule: str, k_config: str = "4x2x1") -> Method:
-    """A draft tree under a rule, its candidates drawn as the rule wants them."""
-    judge = get(rule)
-    return Method(rule, Fixed(20), judge, TreeProposer(k_config, judge.drawing[0]))
-
-
-def beams(num_layers: int, settings: Beams) -> Method:
-    """Several texts per row, with up to so many drafted layers."""
-    return Method("beams", Fixed(num_layers), get("beam_layer"), ForestProposer(), beams=settings)
+def composed() -> dict[str, Any]:
+    """The table: every method as hydra composes it, interpolations resolved."""
+    known = {name: (name, list[str]()) for name in choices("method")} | MORE
+    return {name: plain(method_config(method, changes, HEADS)) for name, (method, changes) in known.items()}
 
 
 def every_method(heads: Path | str) -> dict[str, Method]:
     """By name; `heads` is a folder with both kinds of head for the pair's draft."""
-    policies: dict[str, StoppingPolicy] = {
-        "confidence": Confidence(),
-        "dynamic_confidence": DynamicConfidence(),
-        "heuristic": Heuristic(),
-        "tail": Tail(),
-        "svip": Svip(),
-        "adaedl": AdaEdl(),
-        "specdec_pp": Survival(HeadEstimator(str(heads))),
-        "specdec_pp lag=0": Survival(HeadEstimator(str(heads)), lag=0),
-        "rate": Rate(PrereadEstimator(str(heads))),
-    }
-    rate, dynamic = policies["rate"], Beams(num_beams=6, threshold=0.9, min_width=2)
-    rules = [name for name in names() if isinstance(get(name), SelectionRule) and name != SMALL_VOCABULARIES]
-    return {
-        "autoregressive": fixed(0),
-        "speculative": fixed(4),
-        "block": fixed(4, "block"),
-        **{name: Method(name, policy, get("rejection")) for name, policy in policies.items()},
-        **{name: tree(name) for name in rules},
-        "bild": Method("bild", Confidence(0.9), get("bild"), max_drafted=10),
-        "mtad": Method("mtad", Fixed(20), get("mtad"), BeamChainProposer()),
-        "beam_sampling": beams(0, Beams()),
-        "beam_search": beams(0, Beams(selection="top")),
-        "mtjd": beams(0, Beams(num_beams=8, selection="top", collapse_after=4)),
-        "speculative_beam": beams(20, Beams()),
-        "dsbd": beams(20, dynamic),
-        "dsbd_head": Method("dsbd_head", rate, get("beam_layer"), ForestProposer(num_layers=8), beams=dynamic),
-        "mtad_head": Method("mtad_head", rate, get("mtad"), BeamChainProposer(num_tokens=12)),
-    }
+    return {name: built(about, heads) for name, about in read_json(TABLE).items()}
 
 
-def random_heads(folder: Path | str, hidden_size: int, embedding_size: int) -> Path:
-    """A random acceptance head and a random pre-read head, saved in one folder."""
-    torch.manual_seed(0)
-    AcceptanceHead(hidden_size, depth=1).save(folder)
-    PrereadHead(hidden_size, embedding_size, width=8).save(folder)
-    return Path(folder)
+def named(method: str, /, **changes: Any) -> Method:
+    """A method that needs no head, with other values in place of the table's: `proposer__k_config="2x2x1"`."""
+    about = read_json(TABLE)[method]
+    for path, value in changes.items():
+        *parents, key = path.split("__")
+        inner = about
+        for parent in parents:
+            inner = inner[parent]
+        if key not in inner:
+            raise KeyError(f"{method} has no {path}: {', '.join(flatten(about))}")
+        inner[key] = value
+    return built(about, HEADS)
+
+
+def fixed(num_drafted: int, rule: str = "rejection") -> Method:
+    """A fixed number of drafted tokens, judged by a rule for chains; 0 is the target alone."""
+    method = {"rejection": "speculative"}.get(rule, rule)
+    name = f"{rule} K={num_drafted}"
+    if not num_drafted:
+        return named("autoregressive", name=name)
+    return named(method, policy__num_drafted=num_drafted, max_drafted=num_drafted, name=name)
+
+
+def built(about: Any, heads: Path | str) -> Any:
+    """What an entry of the table describes, built as hydra would."""
+    if isinstance(about, Mapping):
+        values = {name: built(value, heads) for name, value in about.items() if name != "_target_"}
+        if "_target_" not in about:
+            return values
+        module, _, name = about["_target_"].rpartition(".")
+        return getattr(import_module(module), name)(**values)
+    return str(heads) if about == HEADS else about
+
+
+if __name__ == "__main__":
+    write_json(TABLE, composed())

@@ -16,18 +16,16 @@ import torch
 from scipy import stats
 from torch import Tensor
 
-from analysis.recorded import with_recorded_heads
-from analysis.replay import replay, sweep_levels
-from analysis.tally import Replayed
+from analysis.replay.policies import replay, sweep_levels
+from analysis.replay.tally import Replayed
+from benchmarks.recorded import reading, record
 from data_gen.frozen import load_frozen
 from data_gen.recording import Recorder
 from toolkit import ModelPair, config
-from toolkit.acceptance.folder import recorded_scorers
 from toolkit.decoding import Sampling, decode
 from toolkit.sampling import draw, row_generator
 from toolkit.session import TabularModel
 from toolkit.stopping import Confidence, Tail
-from toolkit.trace import Trace
 from toolkit.types import Generation
 
 DOMAINS = ("instruct", "math", "code")
@@ -101,11 +99,11 @@ def agreement(num_prompts: int = 400) -> str:
         prompts = [example.prompt for example in load_frozen(domain, "test")[:num_prompts]]
         for label, sampling in SAMPLINGS.items():
             plain = decode(pair, prompts, config.method("autoregressive"), replace(sampling, seed=2), batch_size=32)
-            trace, control = (record(pair, plain, sampling, kind) for kind in (Recorder, Uncoupled))
+            trace, control = (record(pair, plain, sampling, MAX_DRAFTED, kind=kind) for kind in (Recorder, Uncoupled))
             for name, (method_name, overrides) in POLICIES.items():
                 method = config.method(method_name, overrides)
                 live = decode(pair, prompts, method, sampling, batch_size=32)
-                policy = with_recorded_heads(method.bind(pair).policy, {str(pair.head): "own"})
+                policy = reading(pair, method.bind(pair).policy)
                 replayed = replay(trace, policy)
                 right.append(differ(live, replayed))
                 wrong.append(differ(live, replay(control, policy)))
@@ -117,26 +115,19 @@ def agreement(num_prompts: int = 400) -> str:
             "|---|---|---|---:|---:|---:|---:|"]  # fmt: skip
     return "\n".join([
         *head, *lines, "",
-        f"{found} of {len(p_values)} comparisons differ at {LEVEL:.0%} after Holm's correction. With coins that do not know "
-        f"the text (negative control): {control_found} of {len(p_values)}.",
+        f"{found} of {len(p_values)} comparisons differ at {LEVEL:.0%} after Holm's correction. With acceptance draws "
+        f"that do not know the text (negative control): {control_found} of {len(p_values)}.",
     ])  # fmt: skip
 
 
 class Uncoupled(Recorder):
-    """Coins that do not know the text: tossed at the text's mean rate, roll-outs behind their rejections. Wrong."""
+    """Acceptance draws that do not know the text: made at the text's mean rate, roll-outs behind their rejections. Wrong."""
 
-    def _toss(self, text: Any, p: Tensor, q: Tensor) -> None:
-        super()._toss(text, p, q)
+    def _decide(self, text: Any, p: Tensor, q: Tensor) -> None:
+        super()._decide(text, p, q)
         emitted = torch.tensor(text.produced, device=p.device)
         text.accepted = text.uniforms[:, 0].to(p.device) < text.chance.mean()
         text.drafted = torch.where(text.accepted, emitted, draw(q, text.uniforms[:, 1].to(p.device)))
-
-
-def record(pair: ModelPair, plain: list[Generation], sampling: Sampling, kind: type[Recorder] = Recorder) -> Trace:
-    """The trace of plain decoding's responses, with the estimates of the pair's own heads."""
-    recorder = kind(pair, sampling, MAX_DRAFTED, recorded_scorers(pair, {"own": str(pair.head)}))
-    texts = [(generation.prompt_ids, generation.token_ids) for generation in plain]
-    return recorder.record_all(texts, range(len(texts)))
 
 
 def differ(live: list[Generation], replayed: Replayed) -> np.ndarray:

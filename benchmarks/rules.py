@@ -1,6 +1,6 @@
 """python -m benchmarks.rules [--out docs/evidence]: milliseconds per tree node of every multi-draft rule, on one core.
 
-A node is one pair of laws with K candidates: what the tree walk computes there, less the drawing of the outcome. Wall
+A node is one pair of distributions with K candidates: what the tree walk computes there, less the drawing of the outcome. Wall
 time is what a user waits, CPU time leaves out what other programs took; the softmax of one row is timed among the rules
 as a yardstick of the machine and of its load. importance_lp is for small vocabularies and timed on 40 tokens only.
 """
@@ -18,9 +18,9 @@ import torch
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
-from analysis.plots import label, look
+from analysis.figures.plots import label, look
 from toolkit.io import write_atomic, write_text
-from toolkit.verification import SelectionRule, drawing, get, names
+from toolkit.verification import SelectionRule, get, names, schemes
 
 VOCAB_SIZES = (1_000, 8_000, 32_000, 128_000)
 NUM_CANDIDATES = (1, 2, 4, 8)
@@ -30,9 +30,9 @@ YARDSTICK = "softmax"
 
 def measure(repeats: int = 200, dtype: torch.dtype = torch.float64) -> pd.DataFrame:
     """One line per rule, V and K: median, 10th and 90th percentile of wall and CPU milliseconds."""
-    cells = [(v, BASE[1]) for v in VOCAB_SIZES] + [(BASE[0], k) for k in NUM_CANDIDATES if k != BASE[1]]
+    sizes = [(v, BASE[1]) for v in VOCAB_SIZES] + [(BASE[0], k) for k in NUM_CANDIDATES if k != BASE[1]]
     lines = []
-    for vocab_size, count in cells:
+    for vocab_size, count in sizes:
         for name in [n for n in names() if isinstance(get(n), SelectionRule)]:
             if name == "importance_lp" and (vocab_size, count) != (VOCAB_SIZES[0], BASE[1]):
                 continue
@@ -48,18 +48,20 @@ def measure(repeats: int = 200, dtype: torch.dtype = torch.float64) -> pd.DataFr
 
 
 class Node:
-    """One node, ready to be judged: peaked laws as language models have them, candidates drawn as the rule declares."""
+    """One node, ready to be judged: peaked distributions as language models have them, candidates drawn as the rule
+    declares.
+    """
 
     def __init__(self, rule: SelectionRule, vocab_size: int, count: int, dtype: torch.dtype, seed: int):
         generator = torch.Generator().manual_seed(seed)
         logits, noise = torch.randn(2, vocab_size, generator=generator, dtype=dtype)
         p, q = (3 * logits).softmax(-1), (3 * logits + noise).softmax(-1)
-        drawn, real = drawing.candidates(rule.drawing[0], q, torch.rand(count, generator=generator))
+        drawn, real = schemes.candidates(rule.schemes[0], q, torch.rand(count, generator=generator))
         self.count, self.rule = count, rule
         self.given = (p[None], q.expand(1, count, -1).contiguous(), drawn[None], real[None])
 
     def __call__(self) -> object:
-        return self.rule._law_or_target(*self.given)
+        return self.rule._distribution_or_target(*self.given)
 
 
 def timed(calls: list[Callable[[], object]], repeats: int) -> dict[str, float]:

@@ -15,16 +15,19 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from analysis import ceilings, programming
-from analysis.recorded import with_recorded_heads
-from analysis.replay import Geometry, replay, replay_starts, sweep_levels
-from analysis.statistics import percentile_interval, resampling_weights
-from analysis.tally import Replayed
+from analysis.figures.plots import label
+from analysis.replay import dynamic_program, upper_bound
+from analysis.replay.policies import Geometry, replay, replay_starts, sweep_levels
+from analysis.replay.tally import Replayed
+from analysis.tables.bootstrap import Bootstrap
+from analysis.tables.grid import ORACLE, PLAIN, UPPER_BOUND
+from analysis.tables.rows import COUNTS
+from analysis.tables.standing import SHARES, gain_over, standing
+from benchmarks.recorded import reading, record
 from data_gen.frozen import load_frozen
-from data_gen.recording import Recorder
-from toolkit import ModelPair
+from toolkit import ModelPair, metrics
 from toolkit.acceptance import HeadEstimator, PrereadEstimator
-from toolkit.acceptance.folder import head_hash, recorded_scorers
+from toolkit.acceptance.folder import head_hash
 from toolkit.config import method
 from toolkit.decoding import Sampling, decode
 from toolkit.io import content_hash
@@ -43,7 +46,9 @@ from toolkit.stopping import (
     Tail,
     Thresholded,
 )
+from toolkit.stopping.base import DrawnEstimator
 from toolkit.trace import Trace, join
+from toolkit.types import Step
 
 Array = NDArray[np.float64]
 FOLDER = Path(__file__).resolve().parent.parent / "outputs" / "standing"
@@ -52,42 +57,29 @@ COSTS = (0.1, 0.2, 0.3)
 SPLITS = {"dev": 200, "test": 400}
 ROWS = 10_000  # apart, so that no two prompt sets share random numbers
 SAMPLING = Sampling(max_new_tokens=96, seed=1)
-MAX_DRAFTED, RESAMPLES = 20, 2000
+MAX_DRAFTED, BOOTSTRAP = 20, Bootstrap(2000)
 LEVELS = [round(0.02 * i, 2) for i in range(1, 50)]
-RATE = "rate, lambda solved on dev"
-
-
-@dataclass(frozen=True)
-class Totals:
-    """Counts per text of one policy [T] each."""
-
-    tokens: Array
-    drafts: Array
-    targets: Array
-
-    def rate(self, cost_ratio: float) -> float:
-        """Tokens per target-forward time over all texts."""
-        return float(self.tokens.sum() / (cost_ratio * self.drafts.sum() + self.targets.sum()))
-
-    def resampled(self, weights: Array, cost_ratio: float) -> Array:
-        """The same of every resample of texts [R]; weights [R, T]."""
-        found: Array = (weights @ self.tokens) / (cost_ratio * (weights @ self.drafts) + weights @ self.targets)
-        return found
+FIXED, RATE = "best fixed K", "rate, lambda solved on dev"
+Counted = dict[str, Array]  # policy -> counts per text [T, counts]
 
 
 @dataclass(frozen=True)
 class AcceptedOnly:
     """A pre-read head without its second output: a survival threshold that knows the drawn token."""
 
-    estimator: Any
+    estimator: DrawnEstimator
 
-    def drawn_probs(self, step: Any) -> tuple[Tensor, Tensor]:
+    def bind(self, pair: Any) -> AcceptedOnly:
+        """Of a bound estimator: nothing is missing."""
+        return self
+
+    def drawn_probs(self, step: Step) -> tuple[Tensor, Tensor]:
         """P(y_k accepted) and 1."""
         accepted, following = self.estimator.drawn_probs(step)
         return accepted, following * 0 + 1
 
 
-def standing() -> str:
+def standings() -> str:
     """Tokens per target-forward time of every policy, and its share of the way from the best fixed K to the oracle."""
     pair = ModelPair.toy()
     traces = {(d, s): _record(pair, d, s, n) for d in DOMAINS for s, n in SPLITS.items()}
@@ -104,11 +96,11 @@ def standing() -> str:
     texts = ", ".join(f"{d} {traces[d, 'test'].num_positions}" for d in DOMAINS)
     about = f"""\
 {SPLITS["test"]} test prompts per domain (tokens: {texts}), settings tuned on {SPLITS["dev"]} dev prompts (not those of the
-heuristic and of dynamic confidence, which have none to speak of; DP value, ceiling and oracle are yardsticks that know
+heuristic and of dynamic confidence, which have none to speak of; DP value, upper bound and oracle are yardsticks that know
 the test texts). A round has at least one token, SpecDec++'s as many as published (2) or said. T = 1, at most
-{SAMPLING.max_new_tokens} tokens; one set of coins; heads as shipped. Throughput: tokens per target-forward time; in brackets
-95 % intervals, bootstrap over prompts. *oracle* and *ceiling*: share of the way from the best fixed K to the clairvoyant
-oracle, and to the policy that knows p and q but not the coins.
+{SAMPLING.max_new_tokens} tokens; one set of acceptance draws; heads as shipped. Throughput: tokens per target-forward
+time; in brackets 95 % intervals, bootstrap over prompts. *oracle* and *upper bound*: share of the way from the best fixed K
+to the clairvoyant oracle, and to the policy that knows p and q but not the acceptance draws.
 """
     return "\n".join([about, *parts])
 
@@ -133,22 +125,30 @@ def _recorded(pair: ModelPair, domain: str, split: str, count: int) -> Trace:
     first_row = ROWS * (DOMAINS.index(domain) * len(SPLITS) + list(SPLITS).index(split))
     rows = range(first_row, first_row + count)
     generations = decode(pair, prompts, method("autoregressive"), SAMPLING, batch_size=64, row_ids=rows)
-    recorder = Recorder(pair, SAMPLING, MAX_DRAFTED, recorded_scorers(pair, {"own": str(pair.head)}), ceiling=True)
-    texts = [(g.prompt_ids, g.token_ids) for g in generations]
-    return recorder.record_all(texts, rows)
+    return record(pair, generations, SAMPLING, MAX_DRAFTED, rows, upper_bound=True)
 
 
-def _domain(pair: ModelPair, dev: Trace, test: Trace, cost_ratio: float) -> dict[str, Totals]:
+def _domain(pair: ModelPair, dev: Trace, test: Trace, cost_ratio: float) -> Counted:
     """What every policy counts on the test texts, tuned on dev."""
-    names = {str(pair.head): "own"}
+    k, _ = upper_bound.best_fixed(dev, cost_ratio, 14)
+    known = upper_bound.true_probability(test, cost_ratio, min_drafted=1)
+    clairvoyant = [[counts[name] for name in COUNTS] for counts in upper_bound.oracle(test, MAX_DRAFTED)]
+    return {
+        PLAIN: replay_starts(test, Bounded(Fixed(0), 0, 0)).per_text,
+        FIXED: replay_starts(test, Bounded(Fixed(k), 1, k)).per_text,
+        "heuristic": replay(test, Bounded(Heuristic(), 1, MAX_DRAFTED)).per_text,
+        "dynamic confidence": replay(test, Bounded(DynamicConfidence(), 1, MAX_DRAFTED)).per_text,
+        **_tuned(pair, dev, test, cost_ratio),
+        **_priced(pair, dev, test, cost_ratio),
+        UPPER_BOUND: known.replayed.per_text,
+        ORACLE: np.array(clairvoyant, dtype=np.float64),
+    }
 
-    def own(policy: Any) -> Any:
-        return with_recorded_heads(policy.bind(pair), names)
 
-    k, _ = ceilings.best_fixed(dev, cost_ratio, 14)
-    drawn = own(Rate(PrereadEstimator())).estimator
-    survival = own(Survival(HeadEstimator()))
-    tuned: dict[str, tuple[Callable[[Trace, Sequence[float]], list[Replayed]], Sequence[float]]] = {
+def _tuned(pair: ModelPair, dev: Trace, test: Trace, cost_ratio: float) -> Counted:
+    """Policies with a threshold: the one that is best on dev."""
+    drawn, survival = reading(pair, Rate(PrereadEstimator())).estimator, reading(pair, Survival(HeadEstimator()))
+    ways: dict[str, tuple[Callable[[Trace, Sequence[float]], list[Replayed]], Sequence[float]]] = {
         "confidence": (_levels(Confidence()), LEVELS),
         "tail product": (_levels(Tail()), LEVELS),
         "SVIP": (_levels(Svip()), [-level for level in LEVELS]),
@@ -158,35 +158,33 @@ def _domain(pair: ModelPair, dev: Trace, test: Trace, cost_ratio: float) -> dict
         "SpecDec++, lower bound 4": (_levels(survival, 4), LEVELS),
         "survival threshold, pre-read head": (_levels(Rate(AcceptedOnly(drawn), rate=1.0)), LEVELS),
     }
-    found = {"plain decoding": _replayed(replay_starts(test, Bounded(Fixed(0), 0, 0)))}
-    found["best fixed K"] = _replayed(replay_starts(test, Bounded(Fixed(k), 1, k)))
-    found["heuristic"] = _replayed(replay(test, Bounded(Heuristic(), 1, MAX_DRAFTED)))
-    found["dynamic confidence"] = _replayed(replay(test, Bounded(DynamicConfidence(), 1, MAX_DRAFTED)))
-    for name, (sweep, levels) in tuned.items():
-        rates = [_replayed(one).rate(cost_ratio) for one in sweep(dev, levels)]
+    found = {}
+    for name, (sweep, levels) in ways.items():
+        rates = [metrics.throughput(one.total, cost_ratio) for one in sweep(dev, levels)]
         (chosen,) = sweep(test, [levels[int(np.argmax(rates))]])
-        found[name] = _replayed(chosen)
-    theory = with_recorded_heads(Rate(PrereadEstimator(instead=HeadEstimator(corrected=True).bind(pair))), names)
-    for name, policy in (("SpecDec++, h = 1 - lambda c", theory), (RATE, own(Rate(PrereadEstimator())))):
-        solved = ceilings.solve_policy(dev, policy, cost_ratio)
-        priced = replace(policy, cost_ratio=cost_ratio, rate=solved.price)
-        found[name] = _replayed(replay_starts(test, Bounded(priced, 1, MAX_DRAFTED)))
-    tracked = replace(own(Rate(PrereadEstimator())), cost_ratio=cost_ratio)
-    found["rate, lambda tracked per prompt"] = _replayed(replay(test, Bounded(tracked, 1, MAX_DRAFTED)))
-    found["DP value of the pre-read head (cross-fitted)"] = _worth_of_head(dev, test, drawn, cost_ratio)
-    found["ceiling: p and q known"] = _replayed(ceilings.true_probability(test, cost_ratio, min_drafted=1).replayed)
-    counts = ceilings.oracle(test, MAX_DRAFTED)
-    column = lambda name: np.array([c[name] for c in counts], dtype=np.float64)
-    found["oracle: coins known"] = Totals(*map(column, ("num_generated", "num_draft_calls", "num_target_calls")))
+        found[name] = chosen.per_text
     return found
 
 
-def _worth_of_head(dev: Trace, test: Trace, estimator: Any, cost_ratio: float) -> Totals:
+def _priced(pair: ModelPair, dev: Trace, test: Trace, cost_ratio: float) -> Counted:
+    """Policies whose threshold follows from lambda, solved on dev or tracked; and what the head's outputs are worth."""
+    found, rate = {}, reading(pair, Rate(PrereadEstimator()))
+    theory = reading(pair, Rate(PrereadEstimator(instead=HeadEstimator(corrected=True).bind(pair))))
+    for name, policy in (("SpecDec++, h = 1 - lambda c", theory), (RATE, rate)):
+        solved = upper_bound.solve_policy(dev, policy, cost_ratio)
+        priced = replace(policy, cost_ratio=cost_ratio, rate=solved.price)
+        found[name] = replay_starts(test, Bounded(priced, 1, MAX_DRAFTED)).per_text
+    tracked = Bounded(replace(rate, cost_ratio=cost_ratio), 1, MAX_DRAFTED)
+    found["rate, lambda tracked per prompt"] = replay(test, tracked).per_text
+    found["DP value of the pre-read head (cross-fitted)"] = _worth_of_head(dev, test, rate.estimator, cost_ratio)
+    return found
+
+
+def _worth_of_head(dev: Trace, test: Trace, estimator: DrawnEstimator, cost_ratio: float) -> Array:
     """The best policy on the head's outputs; fitted to the texts of both splits, counted on test."""
     both = join([dev, test])
-    seen = programming.head_inputs(both, Geometry.of(both), estimator, MAX_DRAFTED)
-    found = _replayed(programming.best_policy(both, seen, cost_ratio).replayed)
-    return Totals(*(part[dev.num_texts :] for part in (found.tokens, found.drafts, found.targets)))
+    seen = dynamic_program.head_inputs(both, Geometry.of(both), estimator, MAX_DRAFTED)
+    return dynamic_program.best_policy(both, seen, cost_ratio).replayed.per_text[dev.num_texts :]
 
 
 def _levels(policy: Thresholded, min_drafted: int = 1) -> Callable[[Trace, Sequence[float]], list[Replayed]]:
@@ -197,57 +195,46 @@ def _each(policy: Callable[[float], StoppingPolicy]) -> Callable[[Trace, Sequenc
     return lambda trace, levels: [replay(trace, Bounded(policy(level), 1, MAX_DRAFTED)) for level in levels]
 
 
-def _replayed(found: Replayed) -> Totals:
-    names = ("num_generated", "num_draft_calls", "num_target_calls")
-    return Totals(*(found.counts[name].astype(np.float64) for name in names))
-
-
-def _weights(size: int) -> Array:
-    return np.concatenate(list(resampling_weights(size, RESAMPLES, 0)))
-
-
-def _table(found: Mapping[str, Mapping[str, Totals]], cost_ratio: float) -> list[str]:
+def _table(found: Mapping[str, Counted], cost_ratio: float) -> list[str]:
+    names = list(found[DOMAINS[0]])
+    tables = [
+        standing(np.stack(list(counted.values()), 1), names, FIXED, cost_ratio, BOOTSTRAP).set_index("method")
+        for counted in found.values()
+    ]
     lines = [
-        "| policy | " + " | ".join(f"{d} | oracle | ceiling" for d in found) + " |",
+        "| policy | " + " | ".join(f"{domain} | oracle | upper bound" for domain in found) + " |",
         "|---|" + "---:|" * (3 * len(found)),
     ]
-    for name in found[DOMAINS[0]]:
-        cells = []
-        for policies in found.values():
-            base, top, known = (policies[k] for k in ("best fixed K", "oracle: coins known", "ceiling: p and q known"))
-            mine, weights = policies[name], _weights(len(base.tokens))
-            r, b, o, k = (one.resampled(weights, cost_ratio) for one in (mine, base, top, known))
-            cells.append(f"{mine.rate(cost_ratio):.3f}")
-            for end, many in ((top, o), (known, k)):
-                share = (mine.rate(cost_ratio) - base.rate(cost_ratio)) / (end.rate(cost_ratio) - base.rate(cost_ratio))
-                low, high = percentile_interval((r - b) / (many - b))
-                if name == "plain decoding":
-                    cells.append("")
-                elif name == "best fixed K" or mine is end:
-                    cells.append(f"{share:.0%}")
-                else:
-                    cells.append(f"{share:.0%} [{low:.0%}, {high:.0%}]")
-        lines.append(f"| {name} | {' | '.join(cells)} |")
+    for name in names:
+        entries = [_entries(name, table.loc[name]) for table in tables]
+        lines.append(f"| {label(name)} | {' | '.join(entries)} |")
     return lines
 
 
-def _duels(found: Mapping[str, Mapping[str, Totals]], cost_ratio: float) -> list[str]:
+def _entries(name: str, line: Any) -> str:
+    """Throughput and both shares of one policy on one domain; intervals where the share is not 0 or 1 by definition."""
+    texts = [f"{line.throughput:.3f}"]
+    for share, end in SHARES.items():
+        text = f"{line[share]:.0%}"
+        if name not in (FIXED, end):
+            text += f" [{line[f'{share}_low']:.0%}, {line[f'{share}_high']:.0%}]"
+        texts.append("" if name == PLAIN else text)
+    return " | ".join(texts)
+
+
+def _duels(found: Mapping[str, Counted], cost_ratio: float) -> list[str]:
     lines = [f"| {RATE}, over | " + " | ".join(found) + " |", "|---|" + "---:|" * len(found)]
-    others = [name for name in found[DOMAINS[0]] if name not in (RATE, "plain decoding", "oracle: coins known")]
-    for name in others:
-        cells = []
-        for policies in found.values():
-            mine, other = policies[RATE], policies[name]
-            weights = _weights(len(mine.tokens))
-            ratio = mine.rate(cost_ratio) / other.rate(cost_ratio) - 1
-            low, high = percentile_interval(
-                mine.resampled(weights, cost_ratio) / other.resampled(weights, cost_ratio) - 1
-            )
+    for name in found[DOMAINS[0]]:
+        if name in (RATE, PLAIN, ORACLE):
+            continue
+        texts = []
+        for counted in found.values():
+            ratio, low, high = gain_over(counted[RATE], counted[name], cost_ratio, BOOTSTRAP).values()
             mark = "**" if low > 0 or high < 0 else ""
-            cells.append(f"{mark}{ratio:+.1%}{mark} [{low:+.1%}, {high:+.1%}]")
-        lines.append(f"| {name} | {' | '.join(cells)} |")
+            texts.append(f"{mark}{ratio:+.1%}{mark} [{low:+.1%}, {high:+.1%}]")
+        lines.append(f"| {label(name)} | {' | '.join(texts)} |")
     return lines
 
 
 if __name__ == "__main__":
-    print(standing())
+    print(standings())

@@ -12,8 +12,8 @@ from typing import Any
 
 import torch
 
-from toolkit.decoding import Method, Sampling, decode
-from toolkit.errors import DecodingError
+from toolkit.api import generate
+from toolkit.decoding import Method
 from toolkit.pair import ModelPair
 from toolkit.session.packing import PackedLinears
 
@@ -31,7 +31,7 @@ class Contender:
 
 
 def engine(name: str, method: Callable[[ModelPair], Method], **options: str) -> Contender:
-    """A method of this engine; built once per pair, as one who decodes a lot would.
+    """A method of this engine through the public entry; built once per pair, as one who decodes a lot would.
 
     options  of the pair that differ from the given one's: cuda_graphs="off", cpu_packing="off", ...
     """
@@ -41,11 +41,7 @@ def engine(name: str, method: Callable[[ModelPair], Method], **options: str) -> 
         if id(pair) not in built:
             built[id(pair)] = (with_options(pair, **options) if options else pair, method(pair))
         used, chosen = built[id(pair)]
-        sampling = Sampling(max_new_tokens=max_new_tokens, seed=seed)
-        generations = decode(used, prompts, chosen, sampling, batch_size=len(prompts))
-        failed = [generation.error for generation in generations if generation.error is not None]
-        if failed:
-            raise DecodingError(f"{len(failed)} of {len(generations)} prompts failed: {failed[0]}", generations)
+        generations = generate(used, prompts, chosen, max_new_tokens=max_new_tokens, seed=seed, batch_size=len(prompts))
         return sum(len(generation.token_ids) for generation in generations)
 
     return Contender(name, run)
@@ -53,7 +49,7 @@ def engine(name: str, method: Callable[[ModelPair], Method], **options: str) -> 
 
 def with_options(pair: ModelPair, **options: str) -> ModelPair:
     """The same models in a pair with captures and caches of its own, and other options."""
-    return replace(pair, draft=None, **options)
+    return replace(pair, draft=None, options=replace(pair.options, **options))
 
 
 def theirs(name: str, packed: bool = False, **assistant: Any) -> Contender:
