@@ -4,7 +4,7 @@ VENV ?= .venv
 RUN = $(VENV)/bin/python
 READY = $(VENV)/.ready
 
-.PHONY: help quickstart test check format bench gpu-check evidence toy wheel-test clean
+.PHONY: help quickstart test test-slow check format bench gpu-check evidence toy wheel-test clean
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
 
@@ -17,8 +17,11 @@ $(READY): pyproject.toml constraints.txt
 quickstart: $(READY) ## the main job on the embedded toy pair: responses, data, head, sweep, frontier
 	$(RUN) -m toolkit.train +experiment=quickstart
 
-test: $(READY) ## all tests, one process per core
-	OMP_NUM_THREADS=1 $(RUN) -m pytest -n auto --dist worksteal
+test: $(READY) ## the tests, one process per core: minutes
+	OMP_NUM_THREADS=1 $(RUN) -m pytest -n auto --dist worksteal -m "not slow"
+
+test-slow: $(READY) ## the long tests: larger samples, kills at random moments, whole commands
+	OMP_NUM_THREADS=1 $(RUN) -m pytest -n auto --dist worksteal -m slow
 
 check: $(READY) ## format, lint, types
 	$(RUN) -m ruff format --check .

@@ -36,10 +36,10 @@ class Tables:
 
     @staticmethod
     def random(vocab_size: int, num_inputs: int, depth: int, seed: int, zeros: bool = False) -> Tables:
-        """In float64; with `zeros`, one token of about every other law is impossible."""
+        """In float64; with `zeros`, one token of about every other distribution is impossible."""
         generator = torch.Generator().manual_seed(seed)
 
-        def law(num_rows: int, size: int) -> Tensor:
+        def distribution(num_rows: int, size: int) -> Tensor:
             values = torch.rand(num_rows, size, generator=generator, dtype=torch.float64) ** 2 + 0.02
             if zeros:
                 at = torch.randint(size, (num_rows, 1), generator=generator)
@@ -49,19 +49,23 @@ class Tables:
 
         sizes = [num_inputs * vocab_size**d for d in range(depth)]
         weights = torch.rand(num_inputs, generator=generator, dtype=torch.float64) + 0.1
-        return Tables(weights, [law(size, vocab_size) for size in sizes], [law(size, vocab_size) for size in sizes])
+        return Tables(
+            weights,
+            [distribution(size, vocab_size) for size in sizes],
+            [distribution(size, vocab_size) for size in sizes],
+        )
 
 
 @dataclass(frozen=True)
 class Drafts:
-    """Drafts that share their laws: all of one layer, or all with the same first layer.
+    """Drafts that share their distributions: all of one layer, or all with the same first layer.
 
-    laws    per layer q [M]
+    distributions    per layer q [M]
     pairs   per layer the candidates [D, W_S]; paths [D, W_S] theirs
     chance  [D]
     """
 
-    laws: list[Tensor]
+    distributions: list[Tensor]
     pairs: list[Tensor]
     paths: list[Tensor]
     chance: Tensor
@@ -141,8 +145,10 @@ class SlowRound:
             found.append((found[-1].unsqueeze(1) * table).flatten())
         return found
 
-    def pair_law(self, weights: Tensor, table: Tensor) -> Tensor:
-        """The law over beams x tokens [..., M] from weights [..., n] and the laws after the beams [..., n, V]."""
+    def pair_distribution(self, weights: Tensor, table: Tensor) -> Tensor:
+        """The distribution over beams x tokens [..., M] from weights [..., n] and the distributions after the beams
+        [..., n, V].
+        """
         return warp((weights.unsqueeze(-1) * table).flatten(-2).log(), self.sampling)
 
     def ends(self, tokens: Tensor) -> Tensor:
@@ -155,7 +161,7 @@ class SlowRound:
         if not self.num_layers:
             yield Drafts([], [], [], torch.ones(1, dtype=torch.float64))
             return
-        q = self.pair_law(self.tables.weights, self.tables.q[0])
+        q = self.pair_distribution(self.tables.weights, self.tables.q[0])
         firsts = self._tuples(q)
         if self.num_layers == 1:
             yield Drafts([q], [firsts], [firsts], q[firsts].prod(1))
@@ -167,15 +173,15 @@ class SlowRound:
             if not bool(weights.any()):
                 yield drafts
                 continue
-            following = self.pair_law(weights, self.tables.q[1][first])
+            following = self.pair_distribution(weights, self.tables.q[1][first])
             second = self._tuples(following)
             paths = first[second // self.vocab_size] * self.vocab_size + second % self.vocab_size
             repeated, chance = first.expand_as(second), drafts.chance * following[second].prod(1)
             yield Drafts([q, following], [repeated, second], [repeated, paths], chance)
 
-    def _tuples(self, law: Tensor) -> Tensor:
+    def _tuples(self, distribution: Tensor) -> Tensor:
         """[T, W_S] of pairs that q can draw."""
-        return torch.cartesian_prod(*[law.nonzero().squeeze(1)] * self.num_drafts).reshape(-1, self.num_drafts)
+        return torch.cartesian_prod(*[distribution.nonzero().squeeze(1)] * self.num_drafts).reshape(-1, self.num_drafts)
 
     # -- the verdict ----------------------------------------------------------------------------------------------
 
@@ -185,7 +191,7 @@ class SlowRound:
         paths = torch.arange(self.num_inputs).expand(len(cells.draft), -1)
         weights = self.tables.weights.expand_as(paths)
         for layer in range(len(drafts.pairs)):
-            p = self.pair_law(weights, self.tables.p[layer][paths])
+            p = self.pair_distribution(weights, self.tables.p[layer][paths])
             cells, p, left, num_kept = self._walk(cells, p, drafts, layer)
             passes = num_kept == cells.width
             failed = cells.take(~passes)
@@ -200,7 +206,7 @@ class SlowRound:
             weights = self.weights[layer + 1][paths].masked_fill(~kept | ends, 0.0)
             cells, paths, weights = cells.take(goes_on), paths[goes_on], weights[goes_on]
         if len(cells.draft):
-            p = self.pair_law(weights, self.tables.p[len(drafts.pairs)][paths])
+            p = self.pair_distribution(weights, self.tables.p[len(drafts.pairs)][paths])
             finished.append(self._filled(cells, p, p, cells.width))
         return Cells.joined(finished)
 
@@ -227,7 +233,7 @@ class SlowRound:
         most = (cells.low.shape[1] - 1) // 3
         left, num_kept = p, torch.zeros_like(cells.width)
         for k in range(self.num_drafts):
-            node, q = layer * self.num_drafts + k, drafts.laws[layer].expand_as(p)
+            node, q = layer * self.num_drafts + k, drafts.distributions[layer].expand_as(p)
             tested = num_kept < cells.width
             token = drafts.pairs[layer][cells.draft, k].unsqueeze(1)
             chance = self._acceptance(p, left, q).gather(1, token).squeeze(1)
@@ -260,10 +266,10 @@ class SlowRound:
         counts = None
         if self.fault == "width from the candidates with a living parent":
             counts = (p.gather(1, drafts.pairs[layer][draft]) > 0).sum(1).clamp(min=1)
-        return self._asked(p, drafts.laws[layer].expand_as(p), counts)
+        return self._asked(p, drafts.distributions[layer].expand_as(p), counts)
 
     def _asked(self, p: Tensor, q: Tensor, counts: Tensor | None = None) -> Tensor:
-        """The width of a layer [R] from its laws [R, M]."""
+        """The width of a layer [R] from its distributions [R, M]."""
         if self.threshold is None:
             return torch.full_like(p[:, 0], self.num_beams, dtype=torch.long)
         return layer_width(p, q, self.num_drafts, self.threshold, 1, counts).clamp(max=self.num_beams)
@@ -273,8 +279,8 @@ class SlowRound:
         first = 2 * ((cells.low.shape[1] - 1) // 3)
         anything = torch.eye(1, one.shape[1], dtype=one.dtype)
         for e in range(self.num_beams):
-            law, wanted = (one if e == 0 else rest), needed > e
-            cells, row, pair = cells.split(first + e, torch.where(wanted.unsqueeze(1), law, anything))
+            distribution, wanted = (one if e == 0 else rest), needed > e
+            cells, row, pair = cells.split(first + e, torch.where(wanted.unsqueeze(1), distribution, anything))
             one, rest, needed, wanted = one[row], rest[row], needed[row], wanted[row]
             cells.extra[:, e] = torch.where(wanted, pair, -1)
         return replace(cells, num_extra=needed)
@@ -312,7 +318,7 @@ class SlowRound:
             found[tuple(layer for layer in history if layer)] += chance
         return found
 
-    def law(self) -> Counter[History]:
+    def distribution(self) -> Counter[History]:
         """P(history of the round)."""
         found: Counter[History] = Counter()
         for drafts in self.drafts():
@@ -332,17 +338,17 @@ class SlowRound:
         weights = weights.masked_fill(ended, 0.0) if history else weights
         return (paths, weights) if bool(weights.any()) and total < self.room else None
 
-    def next_law(self, history: History) -> Tensor | None:
+    def next_distribution(self, history: History) -> Tensor | None:
         """p_beam over codes; None if the row is done."""
         beams = self.beams(history)
-        return None if beams is None else self.pair_law(beams[1], self.tables.p[len(history)][beams[0]])
+        return None if beams is None else self.pair_distribution(beams[1], self.tables.p[len(history)][beams[0]])
 
     def next_width(self, history: History) -> int:
         """The width of the first layer of the round after."""
         beams = self.beams(history)
         assert beams is not None
         paths, weights = beams
-        p, q = (self.pair_law(weights, table[len(history)][paths]) for table in (self.tables.p, self.tables.q))
+        p, q = (self.pair_distribution(weights, table[len(history)][paths]) for table in (self.tables.p, self.tables.q))
         return int(self._asked(p.unsqueeze(0), q.unsqueeze(0)))
 
 

@@ -5,30 +5,30 @@ import pandas as pd
 import pytest
 import torch
 
-from analysis import acceptance, sweep, walk
-from analysis.acceptance_table import QUANTITIES
-from analysis.advice import TreeCost, advise, as_sentence, expected_tokens, shapes
-from analysis.block_efficiency import block_efficiency_table
-from analysis.comparison import Bootstrap
-from analysis.expectation import expected_acceptance, optima, spread_uniforms
-from analysis.grid import expand
-from analysis.laws import Text, laws_along
-from analysis.rows import load_rows
-from analysis.tables import read_table
+from analysis import acceptance, sweep
+from analysis.multi_draft import target_texts
+from analysis.multi_draft.acceptance_table import QUANTITIES
+from analysis.multi_draft.block_efficiency import block_efficiency_table
+from analysis.multi_draft.expectation import expected_acceptance, optima, spread_uniforms
+from analysis.multi_draft.texts import Text
+from analysis.multi_draft.tree_advice import TreeCost, advise, as_sentence, expected_tokens, shapes
+from analysis.tables.bootstrap import Bootstrap
+from analysis.tables.files import read_table
+from analysis.tables.grid import expand
+from analysis.tables.rows import load_rows
 from tests.analysis.table_sweeps import PAIR, sweep_config, table
 from toolkit import ModelPair, config
+from toolkit.decoding import decode
 from toolkit.errors import InputError
 from toolkit.sampling import Sampling
+from toolkit.teacher import distributions_along, readings_along
+from toolkit.testing import dirichlet_pairs
 from toolkit.verification.enumeration import emission
+from toolkit.verification.optimal import independent_bounds
+from toolkit.verification.schemes import likeliest
 
 METHODS = ["specinfer", "spectr", "importance", "mcsd", "mcsd_naive", "greedy_multi"]
-JUDGES = {name: walk.Judge.of(name) for name in METHODS}
-
-
-def dirichlet(num_pairs, vocab_size=5, seed=0):
-    """p, q [P, V]."""
-    p, q = torch.from_numpy(np.random.default_rng(seed).dirichlet(np.ones(vocab_size), (2, num_pairs)))
-    return p, q
+JUDGES = {name: target_texts.Judge.of(name) for name in METHODS}
 
 
 def uniforms(draws, num_pairs, num_drafts):
@@ -58,22 +58,22 @@ def folder(tmp_path_factory):
 @pytest.mark.parametrize("name", METHODS)
 @pytest.mark.parametrize("num_drafts", [1, 2, 3])
 def test_means_agree_with_enumeration(name, num_drafts):
-    p, q = dirichlet(40)
+    p, q = dirichlet_pairs(40, 5)
     judge = JUDGES[name]
-    exact = emission(judge.rule, judge.drawing, p, q.unsqueeze(1).expand(-1, num_drafts, -1).contiguous())
-    got = expected_acceptance(judge.rule, judge.drawing, p, q, uniforms(400, 40, num_drafts))
+    exact = emission(judge.rule, judge.scheme, p, q.unsqueeze(1).expand(-1, num_drafts, -1).contiguous())
+    got = expected_acceptance(judge.rule, judge.scheme, p, q, uniforms(400, 40, num_drafts))
     for mine, true in ((got.accepted, exact.accepted), (got.drafted, exact.drafted)):
         assert float((mine - true).abs().max()) < 0.1
         assert float((mine - true).mean()) == pytest.approx(0, abs=0.006)
 
 
 @pytest.mark.parametrize("name", [name for name in METHODS if name != "mcsd_naive"])
-def test_one_candidate_is_accepted_with_the_overlap_of_the_laws_exactly(name):
-    p, q = dirichlet(30, vocab_size=50)
-    got = expected_acceptance(JUDGES[name].rule, JUDGES[name].drawing, p, q, uniforms(1, 30, 1))
+def test_one_candidate_is_accepted_with_the_overlap_of_the_distributions_exactly(name):
+    p, q = dirichlet_pairs(30, vocab_size=50)
+    got = expected_acceptance(JUDGES[name].rule, JUDGES[name].scheme, p, q, uniforms(1, 30, 1))
     overlap = torch.minimum(p, q).sum(-1)
     assert torch.allclose(got.accepted, overlap, atol=1e-12, rtol=0)
-    assert torch.allclose(optima(p, q, 1, JUDGES[name].drawing), overlap, atol=1e-12, rtol=0)
+    assert torch.allclose(optima(p, q, 1, JUDGES[name].scheme), overlap, atol=1e-12, rtol=0)
 
 
 def test_draws_are_spread_evenly_and_uniform():
@@ -85,7 +85,7 @@ def test_draws_are_spread_evenly_and_uniform():
 
 @pytest.mark.parametrize("num_drafts", [3, 4])
 def test_optimum_without_the_tail_stays_within_its_bound(num_drafts):
-    p, q = dirichlet(6, vocab_size=200, seed=3)
+    p, q = dirichlet_pairs(6, vocab_size=200, seed=3)
     q = q**6 / (q**6).sum(-1, keepdim=True)
     from toolkit.verification.optimal import optimal_acceptances
 
@@ -93,23 +93,141 @@ def test_optimum_without_the_tail_stays_within_its_bound(num_drafts):
     assert torch.allclose(optima(p, q, num_drafts, "without_replacement"), exact, atol=1e-4, rtol=0)
 
 
-def test_laws_along_a_text_are_those_of_its_tables():
+# -- temperature 0 and different drafts -----------------------------------------------------------------------------
+
+
+def walked(pair, methods, ks, *, overrides=(), sampling=None, folder, draws=400, positions=None, **changes):
+    """The rows of a walk along texts of token ids."""
+    sampling = sampling or Sampling()
+    generator = torch.Generator().manual_seed(3)
+    texts = [Text(str(i), [1, 2], torch.randint(1, 5, (12,), generator=generator).tolist()) for i in range(4)]
+    judges = [target_texts.Judge.of(name, overrides, sampling, len(pair.drafts)) for name in methods]
+    walk = target_texts.Walk(pair, texts, sampling, ks, positions, draws, 0, changes.pop("draft_temperature", None), 3)
+    return walk.run(judges, folder, lambda count: None), texts
+
+
+def test_greedy_candidates_are_the_likeliest_tokens_whatever_the_rule(tmp_path):
+    pair = config.instantiate(PAIR)
+    for sampling in (Sampling(temperature=0), Sampling(temperature=0, repetition_penalty=1.6, top_k=1)):
+        rows, texts = walked(pair, ["mcsd", "specinfer", "importance"], [1, 2, 4], sampling=sampling, folder=tmp_path)
+        member = dict.fromkeys((1, 2, 4), 0)
+        for text in texts:
+            for i in range(len(text.token_ids)):
+                before = [*text.prompt_ids, *text.token_ids[:i]]
+                p, q = (model.probs[model.state(before)].log() for model in (pair.target, pair.draft))
+                seen = list(set(before))
+                for logits in (p, q):  # log probabilities are negative: the penalty multiplies
+                    logits[seen] *= sampling.repetition_penalty
+                order = q.argsort(descending=True).tolist()
+                for k in member:
+                    member[k] += int(p.argmax()) in order[:k]
+        for (_, k), lines in rows.groupby(["method", "K"]):
+            assert set(lines.scheme) == {"top_k"}
+            assert lines.accepted.sum() == lines.drafted.sum() == lines.optimum.sum() == member[k]
+        assert member[1] < member[2] < member[4]
+
+
+def test_greedy_trees_accept_where_the_table_says():
+    """The table's K = 2 is whether a tree of two children goes on, round by round."""
+    pair, sampling = config.instantiate(PAIR), Sampling(temperature=0, max_new_tokens=30)
+    prompts = [[i, j] for i in range(1, 5) for j in range(1, 5)]
+    generations = decode(pair, prompts, config.method("mcsd", ["proposer.k_config=[2]"]), sampling)
+    produced = [(g.prompt_ids, g.token_ids) for g in generations]
+    judged = set()
+    for generation, reading in zip(generations, readings_along(pair, produced, sampling), strict=True):
+        tokens, _ = likeliest(reading.draft_logits[0], 2)
+        inside = (tokens == torch.tensor(generation.token_ids).unsqueeze(1)).any(1).tolist()
+        at = 0
+        for r in generation.rounds:
+            if r.num_drafted:
+                assert r.num_accepted == int(inside[at])
+                judged.add(r.num_accepted)
+            at += r.num_produced
+    assert judged == {0, 1}
+
+
+@pytest.mark.parametrize("name", ["specinfer", "importance", "importance_grouped", "mcsd_naive"])
+def test_means_of_different_drafts_agree_with_enumeration(name):
+    p, q = dirichlet_pairs(30, 5)
+    q = torch.stack([q, q.roll(1, 0), q.roll(7, 0)], 1)
+    rule = target_texts.Judge.of(name, ["proposer.scheme=independent"]).rule
+    exact = emission(rule, "independent", p, q)
+    got = expected_acceptance(rule, "independent", p, q, uniforms(400, 30, 3))
+    for mine, true in ((got.accepted, exact.accepted), (got.drafted, exact.drafted)):
+        assert float((mine - true).abs().max()) < 0.1
+        assert float((mine - true).mean()) == pytest.approx(0, abs=0.006)
+    assert (exact.drafted <= optima(p, q, 3, "independent") + 1e-9).all()
+
+
+def test_the_bound_for_different_drafts_is_nearly_always_the_optimum():
+    p, q = dirichlet_pairs(200, 6, seed=2)
+    q = torch.stack([q, q.roll(1, 0), q.roll(7, 0)], 1)
+    subsets = torch.tensor([[i >> v & 1 for v in range(6)] for i in range(64)], dtype=p.dtype)
+    exact = 1 + (p @ subsets.T - (q @ subsets.T).prod(1)).amin(-1)
+    bound = independent_bounds(p, q)
+    assert (bound >= exact - 1e-12).all()
+    assert float(((bound - exact) < 1e-9).double().mean()) > 0.9
+    assert float((bound - exact).mean()) < 0.001
+    alike = q[:, :1].expand(-1, 3, -1)
+    assert torch.allclose(independent_bounds(p, alike), optima(p, q[:, 0], 3, "iid"), atol=1e-12)
+
+
+def test_candidates_come_from_the_drafts_in_turn(tmp_path):
+    target, first, second = (config.instantiate(table(seed)) for seed in (1, 2, 3))
+    several = ModelPair(target=target, drafts=[first, second], end_ids=(0,))
+    ((reading),) = readings_along(several, [([1, 2], [3, 4, 1])], Sampling(), num_drafts=2)
+    judge = target_texts.Judge.of("specinfer", ["proposer.scheme=independent"], Sampling(), 2)
+    q = judge.draft_side(reading, None, 3)
+    states = [target.state([1, 2, 3, 4, 1][: 2 + i]) for i in range(3)]
+    for k, model in enumerate((first, second, first)):
+        assert torch.allclose(q[:, k], model.probs[states])
+    one = ModelPair(target=target, draft=first, end_ids=(0,))
+    warm = ["proposer.scheme=independent", "proposer.temperatures=[.5,5]"]
+    judge = target_texts.Judge.of("specinfer", warm, Sampling(), 1)
+    ((reading),) = readings_along(one, [([1, 2], [3, 4, 1])], Sampling())
+    q = judge.draft_side(reading, None, 2)
+    for k, temperature in enumerate((0.5, 5.0)):
+        assert torch.allclose(q[:, k], reading.draft_probs(temperature))
+    with pytest.raises(InputError, match=r"proposer.temperatures: expected one per draft model \(3\), got 2"):
+        target_texts.Judge.of("specinfer", warm, Sampling(), 3)
+    rows, _ = walked(several, ["specinfer"], [1, 2], overrides=warm[:1], folder=tmp_path)
+    alone, _ = walked(several, ["specinfer"], [1, 2], folder=tmp_path)
+    by_k = {kind: frame.groupby("K").accepted.sum() for kind, frame in (("two", rows), ("one", alone))}
+    assert by_k["two"][1] == pytest.approx(by_k["one"][1], abs=1e-9)
+    assert by_k["two"][2] != pytest.approx(by_k["one"][2], abs=1e-3)
+    assert (rows.accepted <= rows.optimum + 0.1).all()
+
+
+def test_overrides_of_the_command_reach_every_method(tmp_path):
+    changes = {"methods": ["importance"], "num_drafts": [4], "draws": 16}
+    few = read_table(
+        acceptance.run(acceptance_config(tmp_path, overrides=["rule.num_free=1"], **changes)), "acceptance"
+    )
+    many = read_table(
+        acceptance.run(acceptance_config(tmp_path, overrides=["rule.num_free=5"], **changes)), "acceptance"
+    )
+    assert few.acceptance.iloc[0] < many.acceptance.iloc[0]
+    with pytest.raises(InputError, match="unknown key 'rule.num_fre': did you mean rule.num_free"):
+        acceptance.run(acceptance_config(tmp_path, overrides=["rule.num_fre=1"], **changes))
+
+
+def test_distributions_along_a_text_are_those_of_its_tables():
     target, draft = (config.instantiate(table(seed)) for seed in (1, 2))
     pair = ModelPair(target=target, draft=draft, end_ids=(0,))
-    texts = [Text("a", [1, 2, 3], [4, 1, 2, 0]), Text("b", [4], [3, 3])]
-    laws = list(laws_along(pair, texts, [[0, 2, 3], [1]], Sampling()))
-    for text, chosen, (p, q) in zip(texts, [[0, 2, 3], [1]], laws, strict=True):
+    texts = [([1, 2, 3], [4, 1, 2, 0]), ([4], [3, 3])]
+    distributions = list(distributions_along(pair, texts, Sampling(), positions=[[0, 2, 3], [1]]))
+    for (prompt, produced), chosen, (p, q) in zip(texts, [[0, 2, 3], [1]], distributions, strict=True):
         for row, position in enumerate(chosen):
-            state = target.state(text.before(position))
+            state = target.state([*prompt, *produced[:position]])
             assert torch.allclose(p[row], target.probs[state])
             assert torch.allclose(q[row], draft.probs[state])
 
 
 def test_a_repetition_penalty_applies_to_what_the_text_holds_so_far():
     pair = config.instantiate(PAIR)
-    text = Text("a", [1, 2], [3, 4])
-    ((p, _),) = laws_along(pair, [text], [[0, 1]], Sampling(repetition_penalty=2.0))
-    ((plain, _),) = laws_along(pair, [text], [[0, 1]], Sampling())
+    text = ([1, 2], [3, 4])
+    ((p, _),) = distributions_along(pair, [text], Sampling(repetition_penalty=2.0))
+    ((plain, _),) = distributions_along(pair, [text], Sampling())
     falls = p / p[:, :1] < plain / plain[:, :1] - 1e-9  # against the end, token 0, which has not come
     assert falls.tolist() == [[False, True, True, False, False], [False, True, True, True, False]]
 
@@ -147,9 +265,9 @@ def test_every_output_is_there(folder):
 
 def test_finished_parts_are_kept_and_more_methods_go_on(tmp_path, monkeypatch):
     scored = []
-    score = walk.Walk._score
+    score = target_texts.Walk._score
     monkeypatch.setattr(
-        walk.Walk,
+        target_texts.Walk,
         "_score",
         lambda self, texts, first, judges: (
             scored.append((first, [judge.method for judge in judges])),
@@ -191,18 +309,18 @@ def test_data_sets_are_joined_and_sweeps_give_block_efficiency(folder, tmp_path,
     assert capsys.readouterr().out.count("proposer.k_config=") == 2
     with pytest.raises(InputError, match="two runs call their texts 'ids dev'"):
         acceptance.run(acceptance_config(tmp_path, join=[str(folder)]))
-    with pytest.raises(InputError, match=r"expected cells with proposer.k_config"):
+    with pytest.raises(InputError, match=r"expected settings with proposer.k_config"):
         block_efficiency_table(rows[rows.method == "autoregressive"], Bootstrap(10))
 
 
 def test_grids_of_the_command_line_compose():
     trees = expand(config.plain(config.compose("sweep", ["grid=trees", "grid.mcsd.proposer.k_config=[1x1,4x2]"]).grid))
-    assert [cell.setting for cell in trees if cell.method == "mcsd"] == ["k=1x1", "k=4x2"]
-    assert all(cell.method_config().proposer.k_config for cell in trees if cell.setting.startswith("k="))
+    assert [setting.label for setting in trees if setting.method == "mcsd"] == ["k=1x1", "k=4x2"]
+    assert all(setting.method_config().proposer.k_config for setting in trees if setting.label.startswith("k="))
     usual = ["grid.speculative.policy.num_drafted=[2,3]", "~grid.oracle", "+grid.block.policy.num_drafted=[4]"]
-    cells = expand(config.plain(config.compose("sweep", usual).grid))
-    assert {cell.method for cell in cells} == {
-        "autoregressive", "speculative", "specdec_pp", "rate", "ceiling", "block",
+    settings = expand(config.plain(config.compose("sweep", usual).grid))
+    assert {setting.method for setting in settings} == {
+        "autoregressive", "speculative", "specdec_pp", "rate", "upper_bound", "block",
     }  # fmt: skip
 
 
@@ -265,7 +383,7 @@ def test_bad_input_is_one_line_before_any_work(tmp_path, changes, message):
 def test_texts_with_unknown_tokens_or_too_long_are_refused():
     pair = config.instantiate(PAIR)
     with pytest.raises(InputError, match=r"text a: expected token ids in \[0, 5\), got 1..7"):
-        walk.check_texts(pair, [Text("a", [1], [7])])
+        target_texts.check_texts(pair, [Text("a", [1], [7])])
 
 
 def test_responses_of_a_folder_are_walked(tiny_overrides, tiny_responses, tmp_path):

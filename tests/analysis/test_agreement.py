@@ -3,8 +3,9 @@
 import pytest
 
 from analysis import agreement, sweep
-from analysis.rows import load_rows
-from analysis.tables import read_table
+from analysis.tables.bootstrap import Bootstrap
+from analysis.tables.files import read_table
+from analysis.tables.rows import load_rows
 from tests.analysis.table_sweeps import sweep_config
 from toolkit.config import compose
 from toolkit.errors import InputError
@@ -32,17 +33,17 @@ def test_honest_sweeps_agree(folders, tmp_path, capsys):
 
 
 def test_a_wrong_recording_is_found_out(folders):
-    """As if the text did not matter for its coins: rounds from other prompts' rows."""
+    """As if the text did not matter for its acceptance draws: rounds from other prompts' rows."""
     replayed, live = load_rows([folders["traces"]], "replayed"), load_rows([folders["live"]], "live")
     wrong = replayed.copy()
-    cell = wrong.setting == "K=4"
-    wrong.loc[cell, "num_target_calls"] = (wrong.loc[cell, "num_target_calls"] * 1.2).round().astype(int)
-    found = agreement.compare(wrong, live, 0.2, 2000, 0.9999, 0).set_index("setting")
+    setting = wrong.setting == "K=4"
+    wrong.loc[setting, "num_target_calls"] = (wrong.loc[setting, "num_target_calls"] * 1.2).round().astype(int)
+    found = agreement.compare(wrong, live, 0.2, Bootstrap(2000, 0.9999)).set_index("setting")
     assert found.loc["K=4", "low"] > 0 and found.loc["K=1", "low"] < 0 < found.loc["K=1", "high"]
 
 
-def test_sweeps_without_a_common_cell_are_refused(folders):
+def test_sweeps_without_a_common_setting_are_refused(folders):
     rows = load_rows([folders["traces"]], "replayed")
     other = rows.assign(setting="K=9")
-    with pytest.raises(InputError, match="no cell and prompt in common"):
-        agreement.compare(rows, other, 0.2, 100, 0.95, 0)
+    with pytest.raises(InputError, match="no setting and prompt in common"):
+        agreement.compare(rows, other, 0.2, Bootstrap(100))

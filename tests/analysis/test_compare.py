@@ -1,4 +1,4 @@
-"""Comparisons: every cell on every group, resumable, figures that follow from the counts, quality outside the timing."""
+"""Comparisons: every setting on every group, resumable, figures that follow from the counts, quality outside the timing."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from analysis import compare
-from analysis.grid import Cell
-from analysis.tables import read_table
+from analysis.tables.files import read_table
+from analysis.tables.grid import Setting
 from toolkit.config import compose
 from toolkit.errors import InputError
 
@@ -38,22 +38,22 @@ def compared(tmp_path_factory, tiny_overrides, tiny_responses):
 
 def test_every_cell_decodes_every_group_in_turn(compared):
     rows = read_table(compared, "rows")
-    assert sorted(set(rows.cell)) == ["autoregressive", "dsbd", "mtad", "speculative K=2", "speculative K=4"]
-    assert rows.groupby("cell").group.apply(list).map(lambda groups: groups == [0, 1, 2]).all()
+    assert sorted(set(rows.name)) == ["autoregressive", "dsbd", "mtad", "speculative K=2", "speculative K=4"]
+    assert rows.groupby("name").group.apply(list).map(lambda groups: groups == [0, 1, 2]).all()
     assert rows.groupby("group").prompts.first().tolist() == [2, 2, 1]
-    first = [next(iter(json.loads((compared / "parts" / f"0000{n}.json").read_text())["cells"])) for n in range(3)]
+    first = [next(iter(json.loads((compared / "parts" / f"0000{n}.json").read_text())["settings"])) for n in range(3)]
     assert first == ["autoregressive", "speculative K=2", "speculative K=4"]
 
 
 def test_figures_follow_from_the_counts(compared):
     rows, table = read_table(compared, "rows"), read_table(compared, "comparison")
-    sums = rows.groupby("cell", sort=False)[
+    sums = rows.groupby("name", sort=False)[
         ["num_generated", "num_target_calls", "num_draft_calls", "seconds", "num_discarded"]
     ]
     sums = sums.sum()
     line = table.set_index(table.method + " " + table.setting).rename(index=str.strip)
-    for cell in sums.index:
-        s, t = sums.loc[cell], line.loc[cell]
+    for setting in sums.index:
+        s, t = sums.loc[setting], line.loc[setting]
         assert t.tokens_per_second == pytest.approx(s.num_generated / s.seconds)
         assert t.throughput == pytest.approx(s.num_generated / (0.2 * s.num_draft_calls + s.num_target_calls))
         assert t.discard_rate == pytest.approx(s.num_discarded / s.num_generated)
@@ -61,15 +61,15 @@ def test_figures_follow_from_the_counts(compared):
     assert line.loc["autoregressive", ["speedup", "speedup_low", "speedup_high"]].tolist() == [1, 1, 1]
     assert line.loc["dsbd"].mean_width >= 2
     assert np.isnan(line.loc["mtad"].mean_width)
-    nll, tokens = (rows[rows.cell == "mtad"][f"perplexity.{name}"].sum() for name in ("nll", "tokens"))
+    nll, tokens = (rows[rows.name == "mtad"][f"perplexity.{name}"].sum() for name in ("nll", "tokens"))
     assert line.loc["mtad"].perplexity == pytest.approx(np.exp(nll / tokens))
-    assert tokens == rows[rows.cell == "mtad"].num_generated.sum()
+    assert tokens == rows[rows.name == "mtad"].num_generated.sum()
 
 
 def test_energy_that_cannot_be_read_is_said_and_never_estimated(compared):
     table = read_table(compared, "comparison")
     text = (compared / "comparison.md").read_text()
-    part = json.loads((compared / "parts" / "00000.json").read_text())["cells"]["mtad"]
+    part = json.loads((compared / "parts" / "00000.json").read_text())["settings"]["mtad"]
     if part["energy"]["joules"] is None:
         assert table.joules_per_token.isna().all()
         assert "Energy: not available: " in text
@@ -85,7 +85,7 @@ def test_finished_groups_are_kept(compared, tiny_overrides, tiny_responses, monk
     decoded = []
     one = compare._one
     monkeypatch.setattr(
-        compare, "_one", lambda bench, cell, group: (decoded.append(list(group)), one(bench, cell, group))[1]
+        compare, "_one", lambda bench, setting, group: (decoded.append(list(group)), one(bench, setting, group))[1]
     )
     compare.run(config(compared, tiny_overrides, tiny_responses))
     assert decoded == [[4]] * 5
@@ -104,11 +104,11 @@ def test_other_metrics_do_not_decode_again(compared, tiny_overrides, tiny_respon
 def test_texts_do_not_depend_on_the_group(tmp_path, compared, tiny_overrides, tiny_responses):
     """Prompt r draws from the stream of r: groups of 5 give what groups of 2 gave, up to rounding at ties."""
     other = compare.run(config(tmp_path / "five", tiny_overrides, tiny_responses, "group_size=5"))
-    (five,) = [json.loads(path.read_text())["cells"] for path in sorted((other / "parts").glob("*.json"))]
-    twos = [json.loads(path.read_text())["cells"] for path in sorted((compared / "parts").glob("*.json"))]
-    for cell in ("autoregressive", "speculative K=4"):
-        texts = [g["token_ids"] for part in twos for g in part[cell]["generations"]]
-        assert texts == [g["token_ids"] for g in five[cell]["generations"]]
+    (five,) = [json.loads(path.read_text())["settings"] for path in sorted((other / "parts").glob("*.json"))]
+    twos = [json.loads(path.read_text())["settings"] for path in sorted((compared / "parts").glob("*.json"))]
+    for setting in ("autoregressive", "speculative K=4"):
+        texts = [g["token_ids"] for part in twos for g in part[setting]["generations"]]
+        assert texts == [g["token_ids"] for g in five[setting]["generations"]]
 
 
 @pytest.mark.parametrize(
@@ -130,12 +130,12 @@ def test_what_cannot_be_compared_is_refused(tmp_path, tiny_overrides, tiny_respo
 
 
 def test_settings_of_the_new_methods_read_well():
-    assert Cell("dsbd", {"beams.threshold": 0.9, "proposer.num_beams": 4}).setting == "t=0.9 WS=4"
-    assert Cell("mtad", {"rule.tau": 0.1}).setting == "tau=0.1"
+    assert Setting("dsbd", {"beams.threshold": 0.9, "proposer.num_beams": 4}).label == "t=0.9 WS=4"
+    assert Setting("mtad", {"rule.tau": 0.1}).label == "tau=0.1"
 
 
 def test_undominated_points():
-    from analysis.plots import _undominated
+    from analysis.figures.plots import _undominated
 
     x, y = np.array([1.0, 2, 3, 2]), np.array([3.0, 2, 1, 1])
     assert _undominated(x, y, (True, True)) == [True, True, True, False]

@@ -6,9 +6,9 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from analysis import comparison, frontier, sweep
-from analysis.rows import COUNTS
-from analysis.tables import read_table, save_table
+from analysis import frontier, sweep
+from analysis.tables.files import read_table, save_table
+from analysis.tables.rows import COUNTS
 from tests.analysis.table_sweeps import sweep_config
 from toolkit import config
 from toolkit.errors import InputError
@@ -25,7 +25,7 @@ def run(root, dev, test, *overrides):
 def few_cost_ratios():
     """Enough for the ends and the middle of the curves."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(comparison, "NUM_COSTS", 7)
+        patch.setattr("analysis.tables.frontier_tables.NUM_COSTS", 7)
         yield
 
 
@@ -73,8 +73,8 @@ def test_intervals_against_a_loop_over_resamples(folder, sweeps):
     for _ in range(300):
         drawn = np.repeat(prompts, rng.multinomial(len(prompts), [1 / len(prompts)] * len(prompts)))
         rates = {}
-        for method, cell in wide.items():
-            sums = cell.loc[drawn][list(COUNTS)].sum()
+        for method, setting in wide.items():
+            sums = setting.loc[drawn][list(COUNTS)].sum()
             rates[method] = sums.num_generated / (0.2 * sums.num_draft_calls + sums.num_target_calls)
         gains.append(rates["specdec_pp"] / rates["speculative"] - 1)
     expected = np.quantile(gains, [0.025, 0.975])
@@ -171,7 +171,7 @@ def test_sweeps_that_do_not_belong_together(tmp_path, sweeps, changes, message):
         (["draft_seconds=.1"], "expected draft_seconds and target_seconds above 0, or neither of them"),
         (["cost_ratio=0"], "cost_ratio: expected a number above 0, got 0"),
         (["cost_range=[2,1]"], "cost_range: expected 0 < low < high"),
-        (["confidence=95"], "confidence in (0, 1)"),
+        (["confidence=95"], "confidence: expected a number in (0, 1)"),
     ],
 )
 def test_bad_input_is_one_line(tmp_path, sweeps, overrides, message):

@@ -5,9 +5,9 @@ import pytest
 import torch
 
 from analysis import heads
-from analysis.recorded import with_recorded_heads
-from analysis.replay import replay
-from analysis.tables import read_table
+from analysis.replay.policies import replay
+from analysis.replay.recorded_heads import with_recorded_heads
+from analysis.tables.files import read_table
 from data_gen import traces
 from toolkit import ModelPair
 from toolkit.acceptance import AcceptanceHead, HeadEstimator, PrereadEstimator, PrereadHead
@@ -16,7 +16,7 @@ from toolkit.errors import InputError
 from toolkit.metrics import throughput
 from toolkit.pair import fingerprint
 from toolkit.stopping import Bounded, Rate, Survival
-from toolkit.traces import read_traces
+from toolkit.trace.folders import read_traces
 from toolkit.types import Counts
 
 MAX, SHARE = 6, 0.4
@@ -41,7 +41,7 @@ def folders(pair, tmp_path_factory):
 
 
 def record(tiny_overrides, tiny_responses, folder, *options):
-    options = [f"responses={tiny_responses}", f"max_drafted={MAX}", "limit=40", "ceiling=false", *options]
+    options = [f"responses={tiny_responses}", f"max_drafted={MAX}", "limit=40", "upper_bound=false", *options]
     return traces.run(compose("traces", [*tiny_overrides, *options, f"paths.output_dir={folder}"]))
 
 
@@ -185,11 +185,11 @@ def test_bad_input_is_one_line(tiny_overrides, tiny_responses, recorded, folders
         (states, [tmp_path], [], "expected an acceptance head"),
         (states, [], [], "heads: expected folders of heads"),
         (states, [folders["linear"]], [f"dev={states}"], "dev: expected traces of other texts"),
-        (states, [folders["linear"]], ["dev_share=1"], "leaves none on one side"),
-        (states, [folders["linear"]], ["thresholds=[2]"], "thresholds: expected probabilities"),
+        (states, [folders["linear"]], ["dev_share=1"], "dev_share: expected a number in (0, 1), got 1"),
+        (states, [folders["linear"]], ["thresholds=[2]"], "thresholds: expected a list of numbers in [0, 1], got [2]"),
         (tmp_path, [folders["linear"]], [], "expected a folder of data_gen.traces"),
     ):
-        cfg = options(tiny_overrides, traces_folder, given, *more, f"paths.output_dir={tmp_path}/bad", "overwrite=true")
+        words = [*more, f"paths.output_dir={tmp_path}/bad", "overwrite=true"]
         with pytest.raises(InputError, match=r"^[^\n]*$") as error:
-            heads.run(cfg)
+            heads.run(options(tiny_overrides, traces_folder, given, *words))
         assert message in str(error.value)

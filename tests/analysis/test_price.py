@@ -6,16 +6,16 @@ import pytest
 import torch
 
 from analysis import price
-from analysis.recorded import with_recorded_heads
-from analysis.replay import replay
-from analysis.tables import read_table
+from analysis.replay.policies import replay
+from analysis.replay.recorded_heads import with_recorded_heads
+from analysis.tables.files import read_table
 from data_gen import traces
 from toolkit import ModelPair, config, metrics
 from toolkit.acceptance import AcceptanceHead, PrereadHead
 from toolkit.config import compose
 from toolkit.errors import InputError
 from toolkit.pair import fingerprint
-from toolkit.traces import read_traces
+from toolkit.trace.folders import read_traces
 
 KINDS = {"survival": "specdec_pp", "preread": "rate"}
 
@@ -57,6 +57,25 @@ def test_the_price_is_worth_what_the_table_says(kind, recorded, heads, pair, tin
         policy = with_recorded_heads(method.bind(pair).policy, {str(heads[kind]): kind})
         reached = metrics.throughput(replay(trace, policy).total, line.c)
         assert reached == pytest.approx(line["tokens per target time"], rel=1e-3)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_stopping_problem_is_solved_on_request(kind, recorded, heads, tiny_overrides, tmp_path):
+    words = [
+        f"traces={recorded}",
+        f"head={heads[kind]}",
+        "cost_ratios=[0.2]",
+        "values=true",
+        f"paths.output_dir={tmp_path}/p",
+    ]
+    folder = price.run(compose("price", [*tiny_overrides, *words]))
+    (line,) = read_table(folder, "prices").to_dict("records")
+    assert line["best policy"] >= 0.98 * line["tokens per target time"]
+    assert line["rate rule behind it"] == pytest.approx(1 - line["tokens per target time"] / line["best policy"])
+    thresholds, values = read_table(folder, "thresholds"), read_table(folder, "values")
+    assert list(thresholds.k) == [1, 2, 3, 4, 5] and thresholds.h.between(0, 1).all()
+    assert values.groupby("k").states.sum().is_monotonic_decreasing
+    assert "## thresholds" in (folder / "prices.md").read_text()
 
 
 def test_bad_input(recorded, heads, tiny_overrides):

@@ -6,7 +6,7 @@ from html.parser import HTMLParser
 import pytest
 
 from analysis import frontier, report
-from analysis.definitions import DEFINITIONS
+from analysis.tables.definitions import DEFINITIONS
 from toolkit import config
 from toolkit.errors import InputError
 from toolkit.io import write_text

@@ -1,4 +1,4 @@
-"""Sweeps: rows that add up, finished cells that are kept, failing cells that cost nothing but themselves."""
+"""Sweeps: rows that add up, finished settings that are kept, failing settings that cost nothing but themselves."""
 
 import json
 
@@ -7,9 +7,11 @@ import pytest
 import torch
 from omegaconf import OmegaConf
 
-from analysis import cells, plots, sweep
-from analysis.rows import CELL, COUNTS, FACTS, labels
-from analysis.tables import read_table
+from analysis import sweep
+from analysis.figures import plots
+from analysis.tables import workbench
+from analysis.tables.files import read_table
+from analysis.tables.rows import COUNTS, FACTS, SETTING, labels
 from tests.analysis.table_sweeps import PAIR, IdPrompts, sweep_config, table
 from toolkit.errors import InputError
 
@@ -19,17 +21,17 @@ SMALL = {"autoregressive": {}, "speculative": {"policy.num_drafted": [2]}}
 @pytest.fixture
 def decoded(monkeypatch):
     """Names of the methods that were decoded; figures, which take longer here, are not drawn."""
-    monkeypatch.setattr(plots, "pareto", lambda cells, path, title: path)
+    monkeypatch.setattr(plots, "pareto", lambda settings, path, title: path)
     names = []
-    decode = cells.decode
-    monkeypatch.setattr(cells, "decode", lambda pair, prompts, method, *a, **k: (
+    decode = workbench.decode
+    monkeypatch.setattr(workbench, "decode", lambda pair, prompts, method, *a, **k: (
         names.append(method.name), decode(pair, prompts, method, *a, **k))[1])  # fmt: skip
     return names
 
 
 def test_one_row_per_cell_and_prompt(sweeps, head):
     rows = read_table(sweeps["dev"], "rows")
-    assert [*rows.columns] == [*CELL, "policy.num_drafted", "policy.threshold", "head", "max_drafted", *FACTS]
+    assert [*rows.columns] == [*SETTING, "policy.num_drafted", "policy.threshold", "head", "max_drafted", *FACTS]
     assert len(rows) == 8 * 9
     assert not rows.duplicated(["method", "setting", "prompt"]).any()
     assert set(rows.dataset) == {"ids"}
@@ -103,13 +105,13 @@ def test_finished_cells_are_skipped_and_a_larger_grid_goes_on(tmp_path, decoded,
     assert len(read_table(folder, "rows")) == 3 * 7
     assert sweep.run(sweep_config(tmp_path, grid=SMALL)) == folder  # the table is that of the last grid
     pd.testing.assert_frame_equal(
-        read_table(folder, "rows").drop(columns="cell_seconds"), before.drop(columns="cell_seconds")
+        read_table(folder, "rows").drop(columns="setting_seconds"), before.drop(columns="setting_seconds")
     )
 
 
 def test_a_broken_cell_file_is_made_again(tmp_path, decoded):
     folder = sweep.run(sweep_config(tmp_path, grid=SMALL))
-    broken = next(iter((folder / "cells").iterdir()))
+    broken = next(iter((folder / "settings").iterdir()))
     broken.write_bytes(broken.read_bytes()[:100])
     sweep.run(sweep_config(tmp_path, grid=SMALL))
     assert len(decoded) == 3
@@ -126,28 +128,28 @@ def test_other_weights_are_decoded_anew(tmp_path, decoded):
 
 
 def test_a_failing_cell_is_reported_and_the_others_are_kept(tmp_path, monkeypatch, capsys, decoded):
-    counting = cells.decode
+    counting = workbench.decode
 
     def fails_once(pair, prompts, method, *args, **kwargs):
         if method.name == "tail":
             raise RuntimeError("out of memory\nand more")
         return counting(pair, prompts, method, *args, **kwargs)
 
-    monkeypatch.setattr(cells, "decode", fails_once)
+    monkeypatch.setattr(workbench, "decode", fails_once)
     grid = {"tail": {}, **SMALL}
-    with pytest.raises(InputError, match=r"1 of 3 cells failed \(tail: RuntimeError: out of memory\)") as error:
+    with pytest.raises(InputError, match=r"1 of 3 settings failed \(tail: RuntimeError: out of memory\)") as error:
         sweep.run(sweep_config(tmp_path, grid=grid))
     assert "\n" not in str(error.value)
     assert "tail failed: RuntimeError: out of memory" in capsys.readouterr().err
     (folder,) = tmp_path.iterdir()
     assert set(read_table(folder, "rows").method) == {"autoregressive", "speculative"}
-    monkeypatch.setattr(cells, "decode", counting)
+    monkeypatch.setattr(workbench, "decode", counting)
     sweep.run(sweep_config(tmp_path, grid=grid))
     assert decoded == ["autoregressive", "speculative", "tail"]
 
 
 def test_an_interrupted_sweep_keeps_its_finished_cells(tmp_path, monkeypatch, decoded):
-    counting, calls = cells.decode, []
+    counting, calls = workbench.decode, []
 
     def interrupts(*args, **kwargs):
         calls.append(1)
@@ -155,7 +157,7 @@ def test_an_interrupted_sweep_keeps_its_finished_cells(tmp_path, monkeypatch, de
             raise KeyboardInterrupt
         return counting(*args, **kwargs)
 
-    monkeypatch.setattr(cells, "decode", interrupts)
+    monkeypatch.setattr(workbench, "decode", interrupts)
     with pytest.raises(KeyboardInterrupt):
         sweep.run(sweep_config(tmp_path, grid=SMALL))
     sweep.run(sweep_config(tmp_path, grid=SMALL))
@@ -167,7 +169,7 @@ def test_an_interrupted_sweep_keeps_its_finished_cells(tmp_path, monkeypatch, de
     [
         ({"speculativ": {}}, "unknown method 'speculativ': did you mean speculative"),
         ({"speculative": {"policy.num_draft": [1]}}, "num_draft"),
-        ({"speculative": {"policy.num_drafted": [-1]}}, "policy.num_drafted: expected 0 or more, got -1"),
+        ({"speculative": {"policy.num_drafted": [-1]}}, "policy.num_drafted: expected at least 0, got -1"),
         ({"specdec_pp": {}}, "expected grid.specdec_pp.head=[FOLDER], or leave the method out with ~grid.specdec_pp"),
     ],
 )
@@ -181,12 +183,14 @@ def test_cells_that_cannot_be_built_stop_the_sweep_before_any_work(tmp_path, dec
 
 def test_greedy_texts_do_not_depend_on_the_method(tmp_path):
     folder = sweep.run(sweep_config(tmp_path, grid={**SMALL, "oracle": {}}, sampling={"temperature": 0.0}))
-    texts = [pd.read_parquet(path).token_ids.map(list).tolist() for path in sorted((folder / "cells").iterdir())]
+    texts = [pd.read_parquet(path).token_ids.map(list).tolist() for path in sorted((folder / "settings").iterdir())]
     written = [text for text in texts if any(text)]
     assert len(written) == 2
     assert written[0] == written[1]
     rows = read_table(folder, "rows")
-    assert (rows[rows.method == "oracle"][list(COUNTS)] % 1 == 0).all(axis=None), "coins are certain at temperature 0"
+    assert (rows[rows.method == "oracle"][list(COUNTS)] % 1 == 0).all(axis=None), (
+        "acceptance draws are certain at temperature 0"
+    )
 
 
 @pytest.mark.parametrize("source", ["live", "traces"])

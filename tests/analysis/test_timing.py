@@ -65,3 +65,27 @@ def test_the_command_writes_its_tables(tiny_overrides, tmp_path):
     assert (folder / "timing.png").stat().st_size > 1000
     with pytest.raises(InputError, match="more prompts than warm_up"):
         timing.run(compose("timing", [*options, "warm_up=5", f"paths.output_dir={tmp_path}/u"]))
+
+
+def test_what_a_head_costs_is_what_fixed_k_does_not_explain():
+    draft, target, head = 0.002, 0.01, 0.0005
+    calls = np.array([[10.0, 4.0], [20.0, 5.0], [7.0, 3.0], [16.0, 6.0]])
+    seconds = calls @ [draft + head, target]
+    part = pd.DataFrame({"draft_calls": calls[:, 0], "target_calls": calls[:, 1], "seconds": seconds})
+    line = timing._headed(part, np.array([draft, target]))
+    assert line["beyond"] == pytest.approx(head) and line["beyond_low"] == pytest.approx(head)
+    assert (line["t_draft"], line["t_target"]) == pytest.approx((draft + head, target))
+
+
+def test_specdec_pp_has_a_row_where_there_is_a_head(tmp_path):
+    options = ["prompts.limit=6", "num_drafted=[2,4]", "warm_up=1", "sampling.max_new_tokens=24", "track=false"]
+    folder = timing.run(compose("timing", [*options, f"paths.output_dir={tmp_path}/t"]))
+    table = pd.read_csv(folder / "timing.csv").set_index("decoding")
+    assert (
+        table.loc["SpecDec++", "beyond_low"]
+        <= table.loc["SpecDec++", "beyond"]
+        <= table.loc["SpecDec++", "beyond_high"]
+    )
+    assert (pd.read_csv(folder / "responses.csv").way == "SpecDec++").sum() == 5
+    with pytest.raises(InputError):
+        timing.run(compose("timing", [*options, f"head={tmp_path}/none", f"paths.output_dir={tmp_path}/u"]))

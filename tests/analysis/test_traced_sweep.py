@@ -1,11 +1,12 @@
-"""Sweeps on traces: the same cells and columns as live ones; the same counts at temperature 0, the same rates above it."""
+"""Sweeps on traces: the same settings and columns as live ones; the same counts at temperature 0, the same rates above it."""
 
 import pytest
 
-from analysis import cells, sweep
-from analysis.rows import COUNTS
-from analysis.tables import read_table
-from tests.analysis.table_sweeps import sweep_config
+from analysis import sweep
+from analysis.tables import workbench
+from analysis.tables.files import read_table
+from analysis.tables.rows import COUNTS
+from tests.analysis.table_sweeps import PAIR, sweep_config
 from toolkit.errors import InputError
 
 GRID = {
@@ -39,24 +40,24 @@ def test_above_it_the_rates_agree(tmp_path):
     live, traced = (
         rows_of(sweep.run(sweep_config(tmp_path, grid=GRID, source=s, limit=300))) for s in ("live", "traces")
     )
-    for cell in (("speculative", "K=3"), ("confidence", "h=0.3"), ("heuristic", "")):
+    for setting in (("speculative", "K=3"), ("confidence", "h=0.3"), ("heuristic", "")):
         for name in ("num_drafted", "num_target_calls", "num_discarded"):
-            one, other = live.loc[cell, name], traced.loc[cell, name]
+            one, other = live.loc[setting, name], traced.loc[setting, name]
             spread = ((one.var() + other.var()) / 300) ** 0.5
-            assert abs(one.mean() - other.mean()) < 4 * spread + 1e-9, (cell, name)
+            assert abs(one.mean() - other.mean()) < 4 * spread + 1e-9, (setting, name)
 
 
 def test_only_what_cannot_be_replayed_is_decoded_and_the_trace_is_kept(tmp_path, monkeypatch):
     decoded = []
-    decode = cells.decode
+    decode = workbench.decode
     monkeypatch.setattr(
-        cells,
+        workbench,
         "decode",
         lambda pair, prompts, method, *a, **k: (decoded.append(method.name), decode(pair, prompts, method, *a, **k))[1],
     )
     folder = sweep.run(sweep_config(tmp_path, grid=GRID, source="traces"))
     assert decoded == ["autoregressive", "block"]
-    (trace,) = (folder / "cells").glob("trace-*.safetensors")
+    (trace,) = (folder / "settings").glob("trace-*.safetensors")
     made = trace.stat().st_mtime_ns
     more = {**GRID, "speculative": {"policy.num_drafted": [1, 2, 3]}}
     sweep.run(sweep_config(tmp_path, grid=more, source="traces"))
@@ -67,3 +68,19 @@ def test_only_what_cannot_be_replayed_is_decoded_and_the_trace_is_kept(tmp_path,
 def test_a_wrong_source_is_named(tmp_path):
     with pytest.raises(InputError, match="unknown source 'trace'.*did you mean traces"):
         sweep.run(sweep_config(tmp_path, grid=GRID, source="trace"))
+
+
+def test_prompt_lookup_is_replayed_from_the_texts_beside_the_others(tmp_path):
+    """A pair without a draft model: plain decoding gives the texts, nothing is recorded."""
+    grid = {"prompt_lookup": {"policy.num_drafted": [2, 5]}}
+    alone = {name: value for name, value in PAIR.items() if name != "draft"}
+    tables = {}
+    for source in ("traces", "live"):
+        folder = sweep.run(sweep_config(tmp_path / source, grid=grid, source=source, pair=alone, limit=300))
+        assert not list((folder / "settings").glob("trace-*"))
+        tables[source] = read_table(folder, "summary").set_index(["method", "setting"])
+    for setting in ("K=2", "K=5"):
+        replayed, live = (tables[source].loc["prompt_lookup", setting] for source in ("traces", "live"))
+        assert replayed.num_draft_calls == live.num_draft_calls == 0
+        assert abs(replayed.verification_rate - live.verification_rate) < 0.06  # other texts, the same distribution
+        assert replayed.verification_rate < 0.95

@@ -1,12 +1,13 @@
-"""Frontiers of replayed sweeps: the ceiling beside the oracle, the best K of every prompt, the table over cost ratios."""
+"""Frontiers of replayed sweeps: the upper bound beside the oracle, the best K of every prompt, the table over cost ratios."""
 
 import numpy as np
 import pandas as pd
 import pytest
 
-from analysis import ceilings, comparison, frontier, sweep
-from analysis.rows import COUNTS
-from analysis.tables import read_table
+from analysis import frontier, sweep
+from analysis.replay import upper_bound
+from analysis.tables.files import read_table
+from analysis.tables.rows import COUNTS
 from tests.analysis.table_sweeps import PAIR, sweep_config, table
 from toolkit import config
 from toolkit.errors import InputError
@@ -22,7 +23,7 @@ PRICES = [0.1, 0.3, 0.6]
 GRID = {
     "speculative": {"policy.num_drafted": [1, 2, 4]},
     "confidence": {"policy.threshold": [0.2, 0.5]},
-    "ceiling": {"price": PRICES},
+    "upper_bound": {"price": PRICES},
     "oracle": {"max_drafted": [None]},
 }
 RATIOS = [0.05, 0.1, 0.15, 0.2, 0.25, 0.3, 0.4, 0.5]
@@ -46,7 +47,7 @@ def folders(tmp_path_factory):
 def run(root, folders, *overrides):
     options = ["track=false", "resamples=200", "cost_range=[.05,2]", f"paths.root_dir={root}", *overrides]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(comparison, "NUM_COSTS", 5)
+        patch.setattr("analysis.tables.frontier_tables.NUM_COSTS", 5)
         return frontier.run(
             config.compose("frontier", [f"dev=[{folders['dev']}]", f"test=[{folders['test']}]", *options])
         )
@@ -57,30 +58,30 @@ def folder(tmp_path_factory, folders):
     return run(tmp_path_factory.mktemp("frontier"), folders)
 
 
-def test_a_sweep_scores_the_ceiling_on_its_own_recording(folders):
+def test_a_sweep_scores_the_upper_bound_on_its_own_recording(folders):
     rows = read_table(folders["test"], "rows")
-    trace = join([Trace.load(path) for path in sorted((folders["test"] / "cells").glob("trace-*"))])
+    trace = join([Trace.load(path) for path in sorted((folders["test"] / "settings").glob("trace-*"))])
     for price in PRICES:
-        mine = rows[(rows.method == "ceiling") & (rows.setting == f"price={price}")]
-        assert mine[list(COUNTS)].sum().to_dict() == vars(ceilings.at_price(trace, price).total)
+        mine = rows[(rows.method == "upper_bound") & (rows.setting == f"price={price}")]
+        assert mine[list(COUNTS)].sum().to_dict() == vars(upper_bound.at_price(trace, price).total)
     table = read_table(folders["test"], "summary")
-    assert not table[table.method.isin(["ceiling", "oracle"])].undominated.any()
+    assert not table[table.method.isin(["upper_bound", "oracle"])].undominated.any()
 
 
 def test_shares_of_the_way_to_both_yardsticks(folder):
     table = read_table(folder, "frontier").set_index("method")
     assert list(table.index) == [
-        "autoregressive", "speculative", "confidence", "fixed_per_prompt", "ceiling", "oracle",
+        "autoregressive", "speculative", "confidence", "fixed_per_prompt", "upper_bound", "oracle",
     ]  # fmt: skip
     rate = table.throughput
-    assert rate["speculative"] < rate["ceiling"] < rate["oracle"]
-    for name, end in (("share", "oracle"), ("ceiling_share", "ceiling")):
+    assert rate["speculative"] < rate["upper_bound"] < rate["oracle"]
+    for name, end in (("share", "oracle"), ("upper_bound_share", "upper_bound")):
         expected = (rate["confidence"] - rate["speculative"]) / (rate[end] - rate["speculative"])
         assert table[name]["confidence"] == pytest.approx(expected)
         assert table[name][end] == table[f"{name}_low"][end] == 1
-    assert table.ceiling_share["oracle"] > 1 > table.share["ceiling"]
+    assert table.upper_bound_share["oracle"] > 1 > table.share["upper_bound"]
     text = (folder / "frontier.md").read_text()
-    assert "| way to the oracle | way to the ceiling |" in text and "| ceiling: p and q known | price=" in text
+    assert "| way to the oracle | way to the upper bound |" in text and "| upper bound: p and q known | price=" in text
 
 
 def test_the_best_k_of_every_prompt_against_a_loop(folder, folders):
@@ -114,12 +115,12 @@ def test_the_table_over_cost_ratios_chooses_anew_at_each(folder, folders):
     dev, test = (read_table(folders[split], "rows") for split in ("dev", "test"))
     chosen = set()
     for cost_ratio in RATIOS:
-        for method in ("speculative", "ceiling"):
+        for method in ("speculative", "upper_bound"):
             sums = [rows[rows.method == method].groupby("setting")[list(COUNTS)].sum() for rows in (dev, test)]
             rates = [part.num_generated / cost_of(part, cost_ratio) for part in sums]
             best = rates[0].idxmax()
             chosen.add((method, best))
-            least = 1.0 if method == "ceiling" else 0.0
+            least = 1.0 if method == "upper_bound" else 0.0
             assert wide[f"c={cost_ratio:g}"][method] == pytest.approx(max(rates[1][best], least))
     assert len(chosen) > 2, "the same setting everywhere shows nothing"
     text = (folder / "frontier.md").read_text()
@@ -135,28 +136,28 @@ def test_seconds_reach_the_table_over_costs(tmp_path, folders):
     assert list(read_table(made, "costs_table").columns) == ["dataset", "method", "c=0.2", "c=0.4"]
 
 
-def test_what_cannot_be_recorded_has_no_ceiling(tmp_path, capsys):
+def test_what_cannot_be_recorded_has_no_upper_bound(tmp_path, capsys):
     """Traces know no penalty: the rest of the grid is scored as ever."""
     made = sweep.run(sweep_config(tmp_path, grid=GRID, source="traces", sampling={"repetition_penalty": 1.2}))
     assert set(read_table(made, "rows").method) == {"autoregressive", "speculative", "confidence", "oracle"}
-    assert "ceiling: left out" in capsys.readouterr().out
+    assert "upper_bound: left out" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("price", [None, -1, "low"])
-def test_a_ceiling_needs_a_price(tmp_path, price):
-    with pytest.raises(InputError, match=r"^grid\.ceiling\.price: expected numbers above 0[^\n]*$"):
-        sweep.run(sweep_config(tmp_path, grid={"ceiling": {} if price is None else {"price": [price]}}))
+def test_an_upper_bound_needs_a_price(tmp_path, price):
+    with pytest.raises(InputError, match=r"^grid\.upper_bound\.price: expected numbers above 0[^\n]*$"):
+        sweep.run(sweep_config(tmp_path, grid={"upper_bound": {} if price is None else {"price": [price]}}))
 
 
 def test_costs_of_the_table_are_checked(tmp_path, folders):
-    with pytest.raises(InputError, match="table_costs: expected cost ratios above 0"):
+    with pytest.raises(InputError, match="table_costs: expected a list of numbers above 0"):
         run(tmp_path, folders, "table_costs=[0,.2]")
 
 
 def test_the_default_grid_holds_every_head_once():
-    cells = {"rate": [None], "specdec_pp": [None]}
-    for overrides, expected in (([], cells), (["grid.specdec_pp.head=[A,B]"], {k: ["A", "B"] for k in cells})):
+    settings = {"rate": [None], "specdec_pp": [None]}
+    for overrides, expected in (([], settings), (["grid.specdec_pp.head=[A,B]"], {k: ["A", "B"] for k in settings})):
         grid = config.plain(config.compose("sweep", overrides).grid)
-        assert {name: grid[name]["head"] for name in cells} == expected
+        assert {name: grid[name]["head"] for name in settings} == expected
     grid = config.plain(config.compose("sweep", ["grid=policies", "~grid.specdec_pp"]).grid)
-    assert grid["rate"]["head"] == [None] and {"confidence", "tail", "ceiling", "oracle"} <= set(grid)
+    assert grid["rate"]["head"] == [None] and {"confidence", "tail", "upper_bound", "oracle"} <= set(grid)

@@ -1,4 +1,4 @@
-"""Token mixing: the labels, the coins, what the rows do not depend on, and the stage around it."""
+"""Token mixing: the labels, the acceptance draws, what the rows do not depend on, and the stage around it."""
 
 import json
 import shutil
@@ -46,8 +46,8 @@ def rows():
     ]
 
 
-def law_after(model, text, sampling):
-    """The law after a text, from a forward over nothing else."""
+def distribution_after(model, text, sampling):
+    """The distribution after a text, from a forward over nothing else."""
     logits = model(input_ids=torch.tensor([text])).logits[0, -1]
     return warp(logits, sampling, torch.isin(torch.arange(len(logits)), torch.tensor(text)))
 
@@ -56,14 +56,16 @@ def law_after(model, text, sampling):
 def test_rows_match_a_token_by_token_reference(pair, rows, sampling):
     ratio, seed = 0.3, 5
     for row, found in zip(rows, mix_batch(pair, rows, sampling, ratio, seed), strict=True):
-        drawn, coins = torch.rand(2, len(row["token_ids"]), generator=row_generator(seed + STREAM, row["row"]))
+        drawn, acceptance_draws = torch.rand(
+            2, len(row["token_ids"]), generator=row_generator(seed + STREAM, row["row"])
+        )
         assert (found.row, found.prompt_ids) == (row["row"], row["prompt_ids"])
         for i, token in enumerate(row["token_ids"]):
             prefix = row["prompt_ids"] + row["token_ids"][:i]  # of X, not of Z
-            q, p = law_after(pair.draft, prefix, sampling), law_after(pair.target, prefix, sampling)
+            q, p = distribution_after(pair.draft, prefix, sampling), distribution_after(pair.target, prefix, sampling)
             drafted = int(draw(q, drawn[i]))
             assert float(found.labels[i]) == pytest.approx(min(1.0, float(p[drafted] / q[drafted])), abs=1e-9)
-            assert bool(found.drafted[i]) == (float(coins[i]) >= ratio)
+            assert bool(found.drafted[i]) == (float(acceptance_draws[i]) >= ratio)
             assert int(found.mixed[i]) == (drafted if found.drafted[i] else token)
 
 
@@ -95,10 +97,10 @@ def test_drafted_tokens_are_fresh_draws_even_with_the_seed_of_the_responses():
     same, expected, count = 0, 0.0, 0
     for row, found in zip(rows, mixed, strict=True):
         before = [row["prompt_ids"][-1], *row["token_ids"][:-1]]
-        laws = pair.target.probs[before]
+        distributions = pair.target.probs[before]
         x = torch.tensor(row["token_ids"])
         same += int((found.mixed == x)[found.drafted].sum())
-        expected += float(laws.gather(1, x[:, None])[found.drafted].sum())
+        expected += float(distributions.gather(1, x[:, None])[found.drafted].sum())
         count += int(found.drafted.sum())
     assert abs(same - expected) < 4 * (count / 4) ** 0.5
 
@@ -116,7 +118,7 @@ def test_the_masked_labels_average_to_the_acceptance_rate():
         kept = ~found.drafted
         assert torch.equal(found.mixed[kept], torch.tensor(row["token_ids"])[kept])
     alpha, label = torch.cat(alphas), torch.cat(labels)
-    assert abs(len(label) - 3000) < 4 * (6000 * 0.25) ** 0.5  # the coins
+    assert abs(len(label) - 3000) < 4 * (6000 * 0.25) ** 0.5  # the acceptance draws
     assert abs(float(label.mean() - alpha.mean())) < 4 * float(label.std()) / len(label) ** 0.5
 
 

@@ -87,6 +87,7 @@ def test_ranks_share_the_work(checkpoints, prompts_file, tmp_path):
     assert shards(split) == shards(whole)
 
 
+@pytest.mark.slow
 def test_killed_at_random_moments_and_continued_equals_uninterrupted(checkpoints, prompts_file, tmp_path):
     whole = make(checkpoints, prompts_file, tmp_path / "whole", "shard_size=1")
     folder = tmp_path / "killed"

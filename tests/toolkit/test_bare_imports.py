@@ -82,9 +82,9 @@ try:
     main(["--help"])
 except SystemExit as end:
     assert end.code == 0
-assert main(["--device", "cpu", "--quick", "--skip", "speed", "--only", "law: "]) == 0
+assert main(["--device", "cpu", "--quick", "--skip", "speed", "--only", "distribution: "]) == 0
 """)
     assert "--preset" in report
-    assert "| law: importance_lp | reported | needs scipy, which is not installed |" in report
+    assert "| distribution: importance_lp | reported | needs scipy, which is not installed |" in report
     assert "checks passed.**" in report
     assert "FAILED" not in report

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from toolkit import ModelPair, config
 from toolkit.decoding import BeamChainProposer, DraftContext, Method, Sampling, decode
+from toolkit.engine import engine_of
 from toolkit.errors import InputError
 from toolkit.sampling import draw, warp
 from toolkit.session import TabularModel
@@ -37,7 +38,7 @@ def slow_draft(
     uniforms: Tensor,
     ends: tuple[int, ...],
 ) -> tuple[list[int], int, list[Tensor], float]:
-    """Path, forwards, warped laws along the path, and its log-probability: one row, plain lists, no cache."""
+    """Path, forwards, warped distributions along the path, and its log-probability: one row, plain lists, no cache."""
     beams: list[tuple[list[int], float]] = [([], 0.0)]
     ended: list[tuple[list[int], float]] = []
     best: tuple[list[int], float] = ([], 0.0)
@@ -55,9 +56,9 @@ def slow_draft(
             raw, seen = logits(path)
             after = warp(raw, Sampling(repetition_penalty=sampling.repetition_penalty), seen).log() + score
             joint.append(torch.full_like(after, -torch.inf) if path and path[-1] in ends else after)
-        law = warp(torch.cat(joint), replace(sampling, repetition_penalty=1.0))
+        distribution = warp(torch.cat(joint), replace(sampling, repetition_penalty=1.0))
         first = (depth - 1) * proposer.num_beams
-        pairs = [int(draw(law, uniforms[first + j])) for j in range(proposer.num_beams)]
+        pairs = [int(draw(distribution, uniforms[first + j])) for j in range(proposer.num_beams)]
         new = []
         for pair in pairs:
             path, _ = beams[pair // model.vocab_size]
@@ -73,24 +74,28 @@ def slow_draft(
         )
         if not bool(policy.step(step, {})[1]):
             break
-    laws = [warp(*(lambda raw, seen: (raw, sampling, seen))(*logits(best[0][:i]))) for i in range(len(best[0]))]
-    return best[0], depth, laws, best[1]
+    distributions = [
+        warp(*(lambda raw, seen: (raw, sampling, seen))(*logits(best[0][:i]))) for i in range(len(best[0]))
+    ]
+    return best[0], depth, distributions, best[1]
 
 
 def draft_context(pair: ModelPair, sampling: Sampling, limits: list[int], uniforms: Tensor) -> DraftContext:
     """What the loop would hand over in the first round."""
-    _, drafts = pair.open_sessions(len(PROMPTS), 60)
+    drafts = engine_of(pair).open(len(PROMPTS), 60).drafts
     width = max(map(len, PROMPTS))
     seen = torch.zeros(len(PROMPTS), pair.vocab_size, dtype=torch.bool)
     for row, prompt in enumerate(PROMPTS):
         seen[row, prompt] = True
     return DraftContext(
+        texts=PROMPTS,
         sessions=drafts,
         unread=[(torch.tensor([[0] * (width - len(p)) + p for p in PROMPTS]), [len(p) for p in PROMPTS])],
         limits=torch.tensor(limits),
-        most=max(limits),
+        room=limits,
         uniforms=uniforms,
         sampling=sampling,
+        vocab_size=pair.vocab_size,
         fit=pair.fit,
         seen=None if sampling.repetition_penalty == 1.0 else seen,
         end_ids=pair.end_ids or (),
@@ -113,12 +118,12 @@ def test_a_draft_is_the_slow_one_on_the_same_uniforms(sampling, ends, policy):
         assert state == {}
         for row, prompt in enumerate(PROMPTS):
             arguments = (draft, prompt, proposer, bounded, sampling, limits[row], uniforms[row], ends)
-            path, forwards, laws, _ = slow_draft(*arguments)
+            path, forwards, distributions, _ = slow_draft(*arguments)
             count = int(proposal.num_drafted[row])
             assert proposal.tokens[row, :count].tolist() == path
             assert int(proposal.num_calls[row]) == forwards
-            for got, law in zip(proposal.laws[row, :count], laws, strict=True):
-                assert torch.allclose(got, law, atol=1e-12)
+            for got, distribution in zip(proposal.draft_probs[row, :count], distributions, strict=True):
+                assert torch.allclose(got, distribution, atol=1e-12)
             lengths.add((count, forwards))
     assert (3, 3) in lengths and (1, 1) in lengths and (0, 0) in lengths
     if ends and isinstance(policy, Fixed) and sampling.temperature > 0:
@@ -160,10 +165,10 @@ def test_the_draft_cache_holds_what_the_text_holds(tau, exact_pair, prompts):
     class Keeps(BeamChainProposer):
         def commit(self, context, proposal, verdict, accepted, lengths):
             super().commit(context, proposal, verdict, accepted, lengths)
-            read = proposal.num_read // self.num_beams
+            read = 0 if proposal.cache_ids is None else int((proposal.cache_ids >= 0).any(1).any(0).sum())
             held = [length + min(count, read) for length, count in zip(lengths, accepted, strict=True)]
             if proposal.num_nodes:  # else the draft was not asked, and has not read the newest token
-                assert context.sessions[0].lengths == context.sessions[0].index.trunk == held
+                assert context.sessions[0].lengths == context.sessions[0].index.context_lengths == held
 
     class Forgets(BeamChainProposer):
         def commit(self, context, proposal, verdict, accepted, lengths):
@@ -181,8 +186,10 @@ def test_the_draft_cache_holds_what_the_text_holds(tau, exact_pair, prompts):
 @pytest.mark.parametrize(
     ("name", "overrides"),
     [
-        ("confidence", []), ("dynamic_confidence", []), ("tail", []), ("heuristic", []), ("adaedl", []), ("rate", []),
-        ("specdec_pp", []), ("specdec_pp", ["policy.lag=0", "policy.threshold=.9"]),
+        ("confidence", []), ("rate", []), ("specdec_pp", ["policy.lag=0", "policy.threshold=.9"]),
+        *(pytest.param(name, [], marks=pytest.mark.slow) for name in (
+            "dynamic_confidence", "tail", "heuristic", "adaedl", "specdec_pp"
+        )),
     ],
 )  # fmt: skip
 def test_policies_stop_beams_and_rows_stay_apart(name, overrides, exact_pair, prompts):
@@ -220,7 +227,9 @@ def test_a_policy_learns_from_the_path_that_was_sent():
         state = policy.init(6, torch.device("cpu"))
         proposal, state = BeamChainProposer(4, 3).propose(context, Bounded(policy, 0, 9), state)
         for row, count in enumerate(proposal.num_drafted.tolist()):
-            own = proposal.laws[row, :count].gather(1, proposal.tokens[row, :count, None]).squeeze(1)  # unwarped here
+            own = (
+                proposal.draft_probs[row, :count].gather(1, proposal.tokens[row, :count, None]).squeeze(1)
+            )  # unwarped here
             assert torch.allclose(state["fresh"][row, :count].double(), own, atol=1e-6)
 
 

@@ -1,4 +1,6 @@
-"""Methods with several beams: their laws by enumeration, their caches by recomputation, beam search against transformers'."""
+"""Methods with several beams: their distributions by enumeration, their caches by recomputation, beam search
+against transformers'.
+"""
 
 from __future__ import annotations
 
@@ -11,13 +13,13 @@ import torch
 from scipy.stats import chisquare
 
 from tests.slow_beams import SlowRound, Tables
-from tests.tiny_checkpoints import tiny_llama
 from toolkit import ModelPair, config
 from toolkit.decoding import Beams, ForestProposer, Method, Sampling, decode
 from toolkit.errors import InputError
 from toolkit.sampling import warp
 from toolkit.session import TabularModel
 from toolkit.stopping import Confidence, Fixed
+from toolkit.testing import tiny_llama
 from toolkit.types import DraftStep
 from toolkit.verification import get
 
@@ -54,18 +56,18 @@ def next_pairs(
 ) -> dict[tuple[int, ...], float]:
     """p_beam over the living beams and their next tokens, as texts (equal texts' chances added up)."""
     texts = [(*text, token) for text in living for token in range(model.vocab_size)]
-    law = warp(torch.tensor([score(model, prompt, text) for text in texts], dtype=torch.float64), sampling)
+    distribution = warp(torch.tensor([score(model, prompt, text) for text in texts], dtype=torch.float64), sampling)
     pairs: Counter[tuple[int, ...]] = Counter()
-    for text, chance in zip(texts, law.tolist(), strict=True):
+    for text, chance in zip(texts, distribution.tolist(), strict=True):
         pairs[text] += chance
     return pairs
 
 
-def beam_law(
+def beam_distribution(
     model: TabularModel, prompt: list[int], num_beams: int, length: int, end: int, sampling: Sampling
 ) -> dict[Living, float]:
     """P(the row's beams, as a sorted multiset): the slow and obvious way, every draw of every layer."""
-    law: Counter[Living] = Counter()
+    distribution: Counter[Living] = Counter()
     states: Counter[tuple[Living, Living]] = Counter({(((),), ()): 1.0})
     for depth in range(1, length + 1):
         following: Counter[tuple[Living, Living]] = Counter()
@@ -79,11 +81,11 @@ def beam_law(
                 done = tuple(sorted((*finished, *(text for text in drawn if text[-1] == end))))
                 if not alive or len(done) >= num_beams or depth == length:
                     best = sorted((*done, *alive), key=lambda t: (-round(score(model, prompt, t) / len(t), 9), t))
-                    law[tuple(sorted(best[:num_beams]))] += p
+                    distribution[tuple(sorted(best[:num_beams]))] += p
                 else:
                     following[alive, done] += p
         states = following
-    return law
+    return distribution
 
 
 def sampled(
@@ -111,50 +113,50 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize("warped", [False, True])
+@pytest.mark.parametrize("warped", [pytest.param(False, marks=pytest.mark.slow), True])
 @pytest.mark.parametrize("name", CASES)
-def test_beams_follow_the_law_of_beam_sampling(name, warped, table_pair):
+def test_beams_follow_the_distribution_of_beam_sampling(name, warped, table_pair):
     """Chi-square over all multisets of output beams of at most 3 tokens; end of text inside. Level: Bonferroni."""
     sampling = Sampling(max_new_tokens=3, seed=4, **({"temperature": 0.8, "top_k": 3, "top_p": 0.9} if warped else {}))
     built = CASES[name]
-    law = beam_law(table_pair.target, [0, 1], built.beams.num_beams, 3, 2, sampling)
-    assert abs(sum(law.values()) - 1) < 1e-9
+    distribution = beam_distribution(table_pair.target, [0, 1], built.beams.num_beams, 3, 2, sampling)
+    assert abs(sum(distribution.values()) - 1) < 1e-9
     seen = sampled(table_pair, built, 6000, 3, sampling, 3000)
-    assert p_value(seen, law) > 0.001 / (2 * len(CASES))
+    assert p_value(seen, distribution) > 0.001 / (2 * len(CASES))
 
 
-def p_value(seen: Counter[Living], law: dict[Living, float]) -> float:
+def p_value(seen: Counter[Living], distribution: dict[Living, float]) -> float:
     """The p-value of a chi-square test; rare outcomes together. 0 if an outcome cannot happen."""
-    if not set(seen) <= set(law):
+    if not set(seen) <= set(distribution):
         return 0.0
     runs = sum(seen.values())
-    rare = [key for key, chance in law.items() if chance * runs < 5]
-    common = [key for key in law if key not in set(rare)]
+    rare = [key for key, chance in distribution.items() if chance * runs < 5]
+    common = [key for key in distribution if key not in set(rare)]
     counts = [seen[key] for key in common] + [sum(seen[key] for key in rare)]
-    expected = [law[key] * runs for key in common] + [sum(law[key] for key in rare) * runs]
+    expected = [distribution[key] * runs for key in common] + [sum(distribution[key] for key in rare) * runs]
     if expected[-1] < 5:
         counts, expected = [*counts[:-2], counts[-2] + counts[-1]], [*expected[:-2], expected[-2] + expected[-1]]
     return float(chisquare(counts, expected).pvalue)
 
 
 def tables(pair: ModelPair, prompt: list[int], living: Living, depth: int) -> Tables:
-    """The pair's laws after every text of up to `depth` tokens that goes on from a living beam."""
+    """The pair's distributions after every text of up to `depth` tokens that goes on from a living beam."""
 
-    def laws(model: TabularModel, d: int) -> torch.Tensor:
+    def distributions(model: TabularModel, d: int) -> torch.Tensor:
         texts = [[*prompt, *text, *more] for text in living for more in product(range(model.vocab_size), repeat=d)]
         return torch.stack([model.probs[model.state(text)] for text in texts])
 
     weights = torch.tensor([score(pair.target, prompt, text) for text in living], dtype=torch.float64).exp()
-    p, q = ([laws(model, d) for d in range(depth + 1)] for model in (pair.target, pair.draft))
+    p, q = ([distributions(model, d) for d in range(depth + 1)] for model in (pair.target, pair.draft))
     return Tables(weights, p, q)
 
 
-def dynamic_law(
+def dynamic_distribution(
     pair: ModelPair, prompt: list[int], built: Method, length: int, end: int, sampling: Sampling
 ) -> dict[Living, float]:
     """As `beam_law`, with widths that depend on what was drafted: round after round, every draft and every verdict."""
     assert built.beams is not None
-    law: Counter[Living] = Counter()
+    distribution: Counter[Living] = Counter()
     states: list[Counter[tuple[Living, Living]]] = [Counter() for _ in range(length)]
     states[0][((),), ()] = 1.0
     for depth in range(length):
@@ -170,7 +172,7 @@ def dynamic_law(
                 room=built.beams.num_beams - len(finished),
                 sampling=sampling,
             )
-            for history, p in one.law().items():
+            for history, p in one.distribution().items():
                 texts, done = living, finished
                 for layer in history:
                     texts = tuple((*texts[code // one.vocab_size], code % one.vocab_size) for code in layer)
@@ -178,10 +180,10 @@ def dynamic_law(
                 alive = tuple(sorted(text for text in texts if text[-1] != end))
                 if not alive or len(done) >= built.beams.num_beams or depth + len(history) == length:
                     best = sorted((*done, *alive), key=lambda t: (-round(score(pair.target, prompt, t) / len(t), 9), t))
-                    law[tuple(sorted(best[: built.beams.num_beams]))] += chance * p
+                    distribution[tuple(sorted(best[: built.beams.num_beams]))] += chance * p
                 else:
                     states[depth + len(history)][alive, tuple(sorted(done))] += chance * p
-    return law
+    return distribution
 
 
 DYNAMIC = {
@@ -191,29 +193,29 @@ DYNAMIC = {
 }
 
 
-@pytest.mark.parametrize("warped", [False, True])
+@pytest.mark.parametrize("warped", [pytest.param(False, marks=pytest.mark.slow), True])
 @pytest.mark.parametrize("name", DYNAMIC)
-def test_beams_of_dynamic_width_follow_their_law(name, warped, table_pair):
-    """The same where layers are as wide as the draft can be trusted: the law mixes over what was drafted."""
+def test_beams_of_dynamic_width_follow_their_distribution(name, warped, table_pair):
+    """The same where layers are as wide as the draft can be trusted: the distribution mixes over what was drafted."""
     sampling = Sampling(max_new_tokens=3, seed=5, **({"temperature": 0.8, "top_k": 3, "top_p": 0.9} if warped else {}))
-    law = dynamic_law(table_pair, [0, 1], DYNAMIC[name], 3, 2, sampling)
-    assert abs(sum(law.values()) - 1) < 1e-9
-    assert {1, 2} <= {len(beams) for beams in law}
+    distribution = dynamic_distribution(table_pair, [0, 1], DYNAMIC[name], 3, 2, sampling)
+    assert abs(sum(distribution.values()) - 1) < 1e-9
+    assert {1, 2} <= {len(beams) for beams in distribution}
     seen = sampled(table_pair, DYNAMIC[name], 6000, 3, sampling, 3000)
-    assert p_value(seen, law) > 0.001 / (2 * len(DYNAMIC))
+    assert p_value(seen, distribution) > 0.001 / (2 * len(DYNAMIC))
 
 
 def test_both_references_agree(table_pair):
     """With a fixed width, rounds in slow motion are beam sampling: exactly, over whole responses."""
     built, sampling = CASES["speculative_shallow"], Sampling()
-    law = beam_law(table_pair.target, [0, 1], 2, 3, 2, sampling)
-    rounds = dynamic_law(table_pair, [0, 1], built, 3, 2, sampling)
-    assert max(abs(law[key] - rounds[key]) for key in {*law, *rounds}) < 1e-10
+    distribution = beam_distribution(table_pair.target, [0, 1], 2, 3, 2, sampling)
+    rounds = dynamic_distribution(table_pair, [0, 1], built, 3, 2, sampling)
+    assert max(abs(distribution[key] - rounds[key]) for key in {*distribution, *rounds}) < 1e-10
 
 
-def test_the_beam_test_catches_the_published_drawing(table_pair):
+def test_the_beam_test_catches_the_published_scheme(table_pair):
     """Negative control: a walk that accepts every candidate follows q instead of p, and is seen."""
-    from toolkit.verification.beam_layer import BeamLayer
+    from toolkit.verification.rules.beam_layer import BeamLayer
 
     class Credulous(BeamLayer):
         def walk(self, target_probs, draft_probs, candidates, real, width, uniforms):
@@ -222,26 +224,27 @@ def test_the_beam_test_catches_the_published_drawing(table_pair):
 
     sampling = Sampling(max_new_tokens=3, seed=4)
     wrong = Method("wrong", Fixed(2), Credulous(), ForestProposer(3, 2), beams=Beams(2))
-    law = beam_law(table_pair.target, [0, 1], 2, 3, 2, sampling)
+    distribution = beam_distribution(table_pair.target, [0, 1], 2, 3, 2, sampling)
     seen = sampled(table_pair, wrong, 6000, 3, sampling, 3000)
-    common = [key for key, chance in law.items() if chance > 1e-3]
-    observed, expected = [seen[key] for key in common], [law[key] for key in common]
+    common = [key for key, chance in distribution.items() if chance > 1e-3]
+    observed, expected = [seen[key] for key in common], [distribution[key] for key in common]
     scale = sum(observed) / sum(expected)
     assert chisquare(observed, [e * scale for e in expected]).pvalue < 1e-6
 
 
+@pytest.mark.slow
 def test_one_beam_is_speculative_sampling(table_pair):
-    law = table_pair.target.sequence_law([0, 1], 4, end=2)
+    distribution = table_pair.target.sequence_distribution([0, 1], 4, end=2)
     for built in (method(1), method(1, drafted=1), method(1, drafted=1, threshold=0.9, min_width=1)):
         generations = decode(table_pair, [[0, 1]] * 8000, built, Sampling(max_new_tokens=4, seed=2), batch_size=4000)
         seen = Counter(tuple(g.token_ids) for g in generations)
-        outputs = sorted(law)
-        result = chisquare([seen[o] for o in outputs], [law[o] * 8000 for o in outputs])
+        outputs = sorted(distribution)
+        result = chisquare([seen[o] for o in outputs], [distribution[o] * 8000 for o in outputs])
         assert result.pvalue > 0.001 / 3
 
 
 @pytest.mark.parametrize("name", BEAMS)
-@pytest.mark.parametrize("batch_size", [1, 4])
+@pytest.mark.parametrize("batch_size", [pytest.param(1, marks=pytest.mark.slow), 4])
 def test_scores_are_the_likelihoods_of_the_texts(name, batch_size, exact_pair, prompts):
     """Every beam's score against one uncached run over its whole text: the caches hold what they should."""
     built, sampling = config.method(name), Sampling(max_new_tokens=20, seed=1)
@@ -286,16 +289,18 @@ def test_beam_search_is_transformers(num_beams, end, prompts):
     assert ended or end is None
 
 
-def test_a_block_from_enough_beams_is_drawn_from_its_joint_law(table_pair):
-    """MTJD by beam search with W = V^gamma beams enumerates the block: exact, warped as one law."""
+def test_a_block_from_enough_beams_is_drawn_from_its_joint_distribution(table_pair):
+    """MTJD by beam search with W = V^gamma beams enumerates the block: exact, warped as one distribution."""
     pair = ModelPair(target=table_pair.target, end_ids=())
-    built = method(9, selection="top", collapse_after=2, collapse_to="law")
+    built = method(9, selection="top", collapse_after=2, collapse_to="distribution")
     sampling = Sampling(max_new_tokens=2, seed=6, temperature=0.7, top_k=3)
     blocks = list(product(range(3), repeat=2))
-    law = warp(torch.tensor([score(pair.target, [0, 1], block) for block in blocks], dtype=torch.float64), sampling)
+    distribution = warp(
+        torch.tensor([score(pair.target, [0, 1], block) for block in blocks], dtype=torch.float64), sampling
+    )
     runs = 6000
     seen = Counter(tuple(g.token_ids) for g in decode(pair, [[0, 1]] * runs, built, sampling, batch_size=3000))
-    chances = dict(zip(blocks, law.tolist(), strict=True))
+    chances = dict(zip(blocks, distribution.tolist(), strict=True))
     kept = [block for block in blocks if chances[block] > 0]
     assert len(kept) == 3
     assert set(seen) <= set(kept)
@@ -304,17 +309,87 @@ def test_a_block_from_enough_beams_is_drawn_from_its_joint_law(table_pair):
     assert tuple(greedy.token_ids) == max(blocks, key=lambda block: score(pair.target, [0, 1], block))
 
 
+@pytest.mark.parametrize("warped", [
+    {"top_k": 2},
+    *(pytest.param(w, marks=pytest.mark.slow) for w in ({}, {"top_p": 0.6}, {"temperature": 0.7, "min_p": 0.2})),
+])  # fmt: skip
+def test_blocks_of_one_token_are_plain_sampling(table_pair, warped):
+    """MTJD at gamma = 1 is multinomial sampling, ends included, however the distribution is warped."""
+    built = config.method("mtjd", ["beams.collapse_after=1", "beams.num_beams=3"])
+    assert built.lossless and not config.method("mtjd").lossless and not config.method("mtjd_top").lossless
+    sampling, runs = Sampling(max_new_tokens=3, seed=4, **warped), 6000
+    exact: Counter[tuple[int, ...]] = Counter()
+    waiting = {(): 1.0}
+    while waiting:
+        text, chance = waiting.popitem()
+        if len(text) == 3 or (text and text[-1] in table_pair.end_ids):
+            exact[text] += chance
+            continue
+        probs = warp(table_pair.target.probs[table_pair.target.state([0, 1, *text])].log(), sampling)
+        waiting |= {(*text, token): chance * float(p) for token, p in enumerate(probs) if p > 0}
+    seen = Counter(tuple(g.token_ids) for g in decode(table_pair, [[0, 1]] * runs, built, sampling, batch_size=3000))
+    assert set(seen) <= set(exact)
+    assert chisquare([seen[t] for t in exact], [exact[t] * runs for t in exact]).pvalue > 0.001
+
+
+@pytest.mark.parametrize("end", [None, 2])
+def test_a_sampled_block_is_one_of_the_beams(table_pair, end):
+    """Two layers of two beams, by enumeration: beams are drawn layer by layer from p_beam, then one of them, all alike."""
+    pair = ModelPair(target=table_pair.target, end_ids=() if end is None else (end,))
+    built = method(selection="sample", collapse_after=2, collapse_to="draw")
+    sampling = Sampling(max_new_tokens=2, seed=8, temperature=1.2)
+    first = next_pairs(pair.target, [0, 1], ((),), sampling)
+    exact: Counter[tuple[int, ...]] = Counter()
+    for beams in product(first, repeat=2):
+        chance = first[beams[0]] * first[beams[1]]
+        living = tuple(text for text in beams if text[-1] != end)
+        for text in set(beams) - set(living):
+            exact[text] += chance * beams.count(text) / 2
+        for text, share in next_pairs(pair.target, [0, 1], living, sampling).items() if living else ():
+            exact[text] += chance * share * len(living) / 2
+    assert sum(exact.values()) == pytest.approx(1)
+    runs = 8000
+    seen = Counter(tuple(g.token_ids) for g in decode(pair, [[0, 1]] * runs, built, sampling, batch_size=4000))
+    assert chisquare([seen[t] for t in exact], [exact[t] * runs for t in exact]).pvalue > 0.001
+
+
+def test_blocks_are_searched_at_temperature_0(exact_pair, prompts):
+    greedy = Sampling(temperature=0, max_new_tokens=12)
+    drawn, top = (decode(exact_pair, prompts, config.method(name), greedy) for name in ("mtjd", "mtjd_top"))
+    assert [g.token_ids for g in drawn] == [g.token_ids for g in top]
+
+
 def test_one_cache_keeps_one_beam_after_every_round(exact_pair, prompts, monkeypatch):
     """Then nothing is left but the trunk."""
     from toolkit.session.hf import HFSession
 
     original, kept = HFSession.keep, []
     monkeypatch.setattr(HFSession, "keep", lambda self, nodes: kept.append(original(self, nodes)) or kept[-1])
-    built = config.method("dsbd", ["beams.collapse_after=1", "beams.collapse_to=best"])
+    built = config.method("dsbd_one_cache")
     decode(exact_pair, prompts, built, Sampling(max_new_tokens=16), batch_size=3)
     targets = kept[::2]
     assert targets
     assert all(nodes.shape[1] == 1 and bool((nodes == -1).all()) for nodes in targets)
+
+
+def test_published_drafts_differ_and_need_their_own_rule(exact_pair, prompts, monkeypatch):
+    from toolkit.decoding import beams
+
+    seen, judge = [], beams.judge
+    monkeypatch.setattr(beams, "judge", lambda *args: seen.append(args[2]) or judge(*args))
+    built = config.method("dsbd_published")
+    assert not built.lossless
+    decode(exact_pair, prompts, built, Sampling(max_new_tokens=12, top_k=4), batch_size=3)
+    drawn = [row[:count] for f in seen for pairs, counts in zip(f.pairs, f.counts, strict=True)
+             for row, count in zip(pairs.tolist(), counts.tolist(), strict=True)]  # fmt: skip
+    assert all(len(set(row)) == len(row) for row in drawn)
+    assert max(map(len, drawn)) == 4  # no more than top-k leaves
+    with pytest.raises(InputError, match="by the scheme without_replacement, but BeamLayer is exact only for iid"):
+        config.instantiate(config.method_config("dsbd", ["proposer.scheme=without_replacement"]))
+    with pytest.raises(
+        InputError, match="by the scheme iid, but PublishedBeamLayer is exact only for without_replacement"
+    ):
+        config.instantiate(config.method_config("dsbd_published", ["proposer.scheme=iid"]))
 
 
 @pytest.mark.parametrize(
@@ -322,12 +397,17 @@ def test_one_cache_keeps_one_beam_after_every_round(exact_pair, prompts, monkeyp
     [
         (["beams.num_beams=7"], "beams.num_beams: expected 1 to 6, the number of draft beams, got 7"),
         (["beams.num_beams=0"], "beams.num_beams: expected at least 1, got 0"),
-        (["beams.threshold=1.2"], "expected a probability in [0, 1], got 1.2"),
+        (["beams.threshold=1.2"], "beams.threshold: expected a probability in [0, 1]"),
         (["beams.threshold=.5", "beams.min_width=5"], "beams.min_width: expected 1 to 4"),
         (["beams.selection=top"], "drafted beams are judged by chance, expected sample, got top"),
         (["beams.selection=tops"], "beams.selection: expected one of sample, top, got 'tops'"),
+        (["beams.collapse_to=last"], "beams.collapse_to: expected one of distribution, draw, best, got 'last'"),
+        (
+            ["beams.collapse_to=draw", "beams.selection=top"],
+            "draw needs sampled beams, expected beams.selection=sample",
+        ),
         (["beams.collapse_after=0"], "beams.collapse_after: expected at least 1 or null, got 0"),
-        (["proposer.num_beams=0"], "proposer: expected num_beams of at least 1"),
+        (["proposer.num_beams=0"], "proposer.num_beams: expected at least 1, got 0"),
         (["proposer.min_beams=7"], "proposer.min_beams: expected 1 to 6 (num_beams) or null, got 7"),
         (["proposer.min_beams=3"], "beams.num_beams: expected 1 to 3, the number of draft beams, got 4"),
         (["beams=null"], "a rule for layers of beams and `beams` need each other"),
@@ -345,7 +425,7 @@ def test_what_beams_do_not_offer_is_said(exact_pair):
             decode(exact_pair, [[7]], config.method("beam_sampling"), Sampling(**settings))
 
 
-def test_laws_that_are_not_numbers_end_their_row_only(table_pair):
+def test_distributions_that_are_not_numbers_end_their_row_only(table_pair):
     broken = TabularModel(table_pair.target.probs.clone())
     broken.probs[8] = torch.nan
     for pair, built in (
@@ -356,7 +436,7 @@ def test_laws_that_are_not_numbers_end_their_row_only(table_pair):
         good, bad = decode(pair, [[0, 0], [2, 2]], built, Sampling(max_new_tokens=2, temperature=0))
         assert good.error is None
         assert len(good.token_ids) == 2
-        assert bad.error == "prompt 1: the models' laws hold values that are not numbers"
+        assert bad.error == "prompt 1: the models' distributions hold values that are not numbers"
 
 
 def test_the_cache_grows_with_the_beams_and_holds_shared_prefixes_once(exact_pair, prompts, monkeypatch):

@@ -8,11 +8,12 @@ import weakref
 import pytest
 import torch
 
-from tests.tiny_models import FAMILIES, VOCAB, build
 from toolkit import ModelPair, generate
+from toolkit.engine import engine_of
 from toolkit.errors import InputError
 from toolkit.session import capture, open_session
 from toolkit.session.capture import Captures, StaticForward, TracedForward, static_flow
+from toolkit.testing import FAMILIES, VOCAB, tiny_model
 
 ROUTED = {"mixtral", "qwen3_moe"}
 
@@ -29,7 +30,7 @@ class EagerStatic(StaticForward):
 @pytest.mark.parametrize("kind", [EagerTrace, EagerStatic])
 def test_replayed_forwards_equal_the_models_own(family, kind, monkeypatch):
     monkeypatch.setattr(capture, "PROOFS", 0)  # no help from the comparison that guards new captures
-    model, generator = build(family), torch.Generator().manual_seed(3)
+    model, generator = tiny_model(family), torch.Generator().manual_seed(3)
     plain, replaying = open_session(model, 2, 96), open_session(model, 2, 96, Captures(kind))
     assert replaying.captures is not None
     prompts = torch.randint(3, VOCAB, (2, 9), generator=generator)
@@ -54,8 +55,8 @@ def test_replayed_forwards_equal_the_models_own(family, kind, monkeypatch):
 
 
 def test_models_that_branch_on_values_are_not_captured():
-    assert {name for name in FAMILIES if not static_flow(build(name))} == ROUTED
-    model = build("phi3")
+    assert {name for name in FAMILIES if not static_flow(tiny_model(name))} == ROUTED
+    model = tiny_model("phi3")
     model.config.rope_parameters = {**model.config.rope_parameters, "rope_type": "longrope"}
     assert not static_flow(model)
 
@@ -66,7 +67,7 @@ def test_a_capture_that_is_wrong_is_noticed_and_dropped():
             logits, hidden = super().__call__(inputs, buffers)
             return logits * 1.5, hidden
 
-    model = build("llama")
+    model = tiny_model("llama")
     plain, replaying = open_session(model, 1, 32), open_session(model, 1, 32, Captures(Wrong))
     for session in (plain, replaying):
         session.extend(torch.tensor([[4, 5, 6]]))
@@ -79,7 +80,9 @@ def test_a_capture_that_is_wrong_is_noticed_and_dropped():
     assert torch.allclose(replaying.extend(tokens).logits, plain.extend(tokens).logits, atol=1e-5)
 
 
-@pytest.mark.parametrize("method", ["speculative", "specdec_pp", "mcsd", "speculative_beam", "dsbd", "mtad"])
+@pytest.mark.parametrize("method", ["speculative", *(pytest.param(name, marks=pytest.mark.slow) for name in (
+    "specdec_pp", "mcsd", "speculative_beam", "dsbd", "mtad"
+))])  # fmt: skip
 def test_decoding_does_not_depend_on_captures(method, monkeypatch):
     """In float64, where rounding cannot turn a token. More prompts than places: caches are emptied, rows refilled."""
     prompts = [[5 + i, 9, 11 * i % 60, 7] + [3] * (i % 3) for i in range(5)]
@@ -90,27 +93,28 @@ def test_decoding_does_not_depend_on_captures(method, monkeypatch):
 
     expected = tokens(ModelPair.from_pretrained("toy/target", "toy/draft", dtype="float64", cpu_traces="off"), 3)
     for kind in (EagerTrace, EagerStatic):
-        monkeypatch.setattr("toolkit.pair.captures_for", lambda *_, kind=kind: Captures(kind))
+        monkeypatch.setattr("toolkit.engine.captures_for", lambda *_, kind=kind: Captures(kind))
         pair = ModelPair.from_pretrained("toy/target", "toy/draft", dtype="float64")
         for _ in range(2):
             assert tokens(pair, 3) == expected
         assert tokens(pair, 2) == expected
-        assert len(pair.idle) == (2 if kind is EagerStatic else 0)
+        assert len(engine_of(pair).idle) == (2 if kind is EagerStatic else 0)
 
 
 def test_caches_are_used_again_only_by_calls_of_their_shape(monkeypatch):
-    monkeypatch.setattr("toolkit.pair.captures_for", lambda *_: Captures(EagerStatic))
+    monkeypatch.setattr("toolkit.engine.captures_for", lambda *_: Captures(EagerStatic))
     pair = ModelPair.toy()
-    first = pair.open_sessions(2, 60)
-    first[0].extend(torch.tensor([[5, 6], [7, 8]]))
-    pair.close_sessions(first)
-    assert first[0].lengths == [0, 0]
-    assert not bool(first[0].layers[0].keys.any())
-    assert pair.open_sessions(2, 30) is first  # large enough
-    pair.close_sessions(first)
-    assert pair.open_sessions(3, 64) is not first
-    assert pair.open_sessions(2, 500) is not first
-    assert pair.idle == [first]
+    engine = engine_of(pair)
+    first = engine.open(2, 60)
+    first.target.extend(torch.tensor([[5, 6], [7, 8]]))
+    engine.close(first)
+    assert first.target.lengths == [0, 0]
+    assert not bool(first.target.layers[0].keys.any())
+    assert engine.open(2, 30) is first  # large enough
+    engine.close(first)
+    assert engine.open(3, 64) is not first
+    assert engine.open(2, 500) is not first
+    assert engine.idle == [first]
 
 
 def test_the_least_used_capture_makes_room_for_one_used_twice_as_often():
@@ -118,7 +122,7 @@ def test_the_least_used_capture_makes_room_for_one_used_twice_as_often():
         layers = 0  # four captures are kept in any case
 
     captures = Captures(Few)
-    session = open_session(build("llama"), 1, 64, captures)
+    session = open_session(tiny_model("llama"), 1, 64, captures)
     session.extend(torch.tensor([[4, 5, 6]]))
 
     def kept(*widths):
@@ -138,7 +142,7 @@ def test_a_model_whose_code_cannot_be_captured_runs_as_it_is():
             raise TypeError("not in a graph")
 
     captures = Captures(Failing)
-    plain, replaying = open_session(build("llama"), 1, 32), open_session(build("llama"), 1, 32, captures)
+    plain, replaying = open_session(tiny_model("llama"), 1, 32), open_session(tiny_model("llama"), 1, 32, captures)
     for session in (plain, replaying):
         session.extend(torch.tensor([[4, 5, 6]]))
     with pytest.warns(RuntimeWarning, match="run one by one: not in a graph"):
@@ -148,13 +152,13 @@ def test_a_model_whose_code_cannot_be_captured_runs_as_it_is():
 
 
 def test_models_in_training_are_not_captured():
-    pair = ModelPair(target=build("llama").requires_grad_(True))
+    pair = ModelPair(target=tiny_model("llama").requires_grad_(True))
     generate(pair, [[4, 5]], "autoregressive", max_new_tokens=40)
-    assert pair.captures == [None]
+    assert engine_of(pair).captures == [None]
 
 
 def test_a_trace_does_not_keep_the_session_that_it_was_made_in():
-    model, captures = build("llama"), Captures(EagerTrace)
+    model, captures = tiny_model("llama"), Captures(EagerTrace)
     opened = open_session(model, 1, 40, captures)
     for token in range(4):
         opened.extend(torch.tensor([[token]]))

@@ -6,11 +6,12 @@ import pytest
 import torch
 from torch import nn
 
-from tests.tiny_models import FAMILIES, VOCAB, build
 from toolkit import ModelPair, generate
+from toolkit.engine import engine_of
 from toolkit.session import capture, open_session, packing
 from toolkit.session.capture import Captures, TracedForward
 from toolkit.session.packing import PackedLinears, packable, packed_for
+from toolkit.testing import FAMILIES, VOCAB, tiny_model
 
 pytestmark = pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reason="this torch was built without oneDNN")
 
@@ -40,7 +41,7 @@ def _readings(session, seed=5):
 @pytest.mark.parametrize("family", sorted(FAMILIES))
 @pytest.mark.parametrize("captured", [False, True])
 def test_packed_weights_compute_the_same(family, captured):
-    model = build(family)
+    model = tiny_model(family)
     packed = PackedLinears(model)
     assert bool(packed.modules)
     expected = _readings(open_session(model, 2, 96))
@@ -51,7 +52,7 @@ def test_packed_weights_compute_the_same(family, captured):
 
 
 def test_packed_weights_are_used_and_only_within_sessions(monkeypatch):
-    model = build("llama")
+    model = tiny_model("llama")
     packed = packed_for(model, "auto")
     session = open_session(model, 2, 96, None, packed)
     own = _readings(open_session(model, 2, 96))
@@ -62,7 +63,7 @@ def test_packed_weights_are_used_and_only_within_sessions(monkeypatch):
 
 
 def test_a_failing_forward_leaves_the_model_as_it_was():
-    model = build("llama")
+    model = tiny_model("llama")
     session = open_session(model, 1, 16, None, packed_for(model, "on"))
     with pytest.raises(RuntimeError, match="stop"), _raising(model):
         session.extend(torch.tensor([[4, 5]]))
@@ -78,11 +79,11 @@ def _raising(model):
 
 def test_weights_written_to_are_packed_anew():
     pair = _pair()
-    before = pair.open_sessions(2, 64)[0]
+    before = engine_of(pair).open(2, 64).target
     first = _readings(before)
     with torch.no_grad():
         pair.target.get_output_embeddings().weight.mul_(2)
-    after = _readings(pair.open_sessions(2, 64)[0])
+    after = _readings(engine_of(pair).open(2, 64).target)
     assert not torch.allclose(after, first, rtol=1e-2)
     expected = _readings(open_session(pair.target, 2, 64))
     assert torch.allclose(after, expected, rtol=1e-4, atol=1e-5 * float(expected.abs().max()))
@@ -90,12 +91,12 @@ def test_weights_written_to_are_packed_anew():
 
 def test_a_model_that_changes_its_format_is_no_longer_packed():
     pair = _pair()
-    pair.open_sessions(1, 16)
-    assert pair.packed[0].modules
+    engine_of(pair).open(1, 16)
+    assert engine_of(pair).packed[0].modules
     pair.target.double()
-    read = pair.open_sessions(1, 16)[0].extend(torch.tensor([[4, 5, 6]]))
+    read = engine_of(pair).open(1, 16).target.extend(torch.tensor([[4, 5, 6]]))
     assert read.logits.dtype == torch.float64
-    assert pair.packed[0].modules == []
+    assert engine_of(pair).packed[0] is None
 
 
 @pytest.mark.parametrize("method", ["speculative", "mcsd", "dsbd"])
@@ -110,9 +111,9 @@ def test_decoding_with_packed_weights(method):
 
 
 def test_what_is_not_packed(monkeypatch):
-    assert packed_for(build("llama"), "off") is None
-    assert packable(build("llama").double()) == []
-    small = build("llama")
+    assert packed_for(tiny_model("llama"), "off") is None
+    assert packable(tiny_model("llama").double()) == []
+    small = tiny_model("llama")
     monkeypatch.setattr(packing, "LARGE", 10**9)
     assert packed_for(small, "on") is None
     monkeypatch.setattr(packing, "LARGE", 1)
@@ -124,9 +125,9 @@ def test_what_is_not_packed(monkeypatch):
     assert packable(nn.ModuleList([hooked])) == []
     pair = _pair("on")
     pair.target.requires_grad_(True)  # in training: weights are no constants
-    pair.open_sessions(1, 16)
-    assert pair.packed[0] is None
-    assert pair.packed[1] is not None
+    engine_of(pair).open(1, 16)
+    assert engine_of(pair).packed[0] is None
+    assert engine_of(pair).packed[1] is not None
 
 
 def _pair(cpu_packing="on"):

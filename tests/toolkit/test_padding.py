@@ -9,6 +9,7 @@ from transformers import AutoModelForCausalLM, GPT2Config, LlamaConfig, LlamaFor
 from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
 from toolkit import padding
+from toolkit.engine import EngineOptions
 from toolkit.errors import InputError
 from toolkit.padding import PRESETS, pad_model, padded_config, padded_pair
 from toolkit.pair import ModelPair
@@ -177,7 +178,8 @@ def test_a_pair_is_padded(monkeypatch, tokens):
 
     def load(*args, **options):
         asked.append((args, options))
-        return replace(pair, draft=None, **{name: value for name, value in options.items() if name in CHOICES})
+        chosen = {name: value for name, value in options.items() if name in CHOICES}
+        return replace(pair, draft=None, options=EngineOptions(**chosen))
 
     monkeypatch.setattr(ModelPair, "from_pretrained", load)
     monkeypatch.setitem(padding.PRESETS, "tiny", LARGER)
@@ -186,9 +188,9 @@ def test_a_pair_is_padded(monkeypatch, tokens):
     assert padded.target.config.hidden_size == 80
     assert padded.draft is pair.draft
     assert (padded.name, padded.head, padded.end_ids) == ("toy-tiny", "head", pair.end_ids)
-    assert [getattr(padded, name) for name in CHOICES] == ["auto"] * 3
+    assert [getattr(padded.options, name) for name in CHOICES] == ["auto"] * 3
     both = padded_pair(target_preset="tiny", draft_preset="tiny", **dict.fromkeys(CHOICES, "off"))
-    assert [getattr(both, name) for name in CHOICES] == ["off"] * 3
+    assert [getattr(both.options, name) for name in CHOICES] == ["off"] * 3
     assert both.draft.config.hidden_size == 80
     assert both.head is None
     torch.testing.assert_close(logits_of(both.draft, tokens), logits_of(pair.draft, tokens), rtol=0, atol=1e-5)

@@ -5,12 +5,11 @@ from __future__ import annotations
 import pytest
 import torch
 
-from tests.tiny_checkpoints import save_checkpoint, tiny_tokenizer
-from tests.tiny_models import tiny_llama
 from toolkit import ModelPair, generate
 from toolkit.errors import InputError
 from toolkit.pair import TOY, check_same_tokenizer, fingerprint
 from toolkit.session import TabularModel
+from toolkit.testing import save_checkpoint, tiny_llama, tiny_tokenizer
 
 
 def test_local_folders_load_and_decode(checkpoints):
@@ -65,9 +64,9 @@ def test_padded_vocabularies_fit(sizes, prompts):
     target, draft = (tiny_llama(16, 1, seed, torch.float64, vocab_size=size) for seed, size in enumerate(sizes))
     pair = ModelPair(target=target, draft=draft)
     assert pair.vocab_size == sizes[0]
-    law = pair.fit(torch.zeros(1, sizes[1])).softmax(-1)
-    assert law.shape[-1] == sizes[0]
-    assert float(law[0, sizes[1] :].sum()) == 0
+    distribution = pair.fit(torch.zeros(1, sizes[1])).softmax(-1)
+    assert distribution.shape[-1] == sizes[0]
+    assert float(distribution[0, sizes[1] :].sum()) == 0
     greedy = generate(pair, prompts, "speculative", temperature=0.0, max_new_tokens=10)
     alone = generate(pair, prompts, "autoregressive", temperature=0.0, max_new_tokens=10)
     assert [g.token_ids for g in greedy] == [g.token_ids for g in alone]

@@ -1,4 +1,4 @@
-"""Laws that tokens are drawn from."""
+"""Distributions that tokens are drawn from."""
 
 from __future__ import annotations
 
@@ -40,10 +40,12 @@ def test_not_a_number_is_passed_on_at_every_temperature():
         assert bool(warp(torch.tensor([0.0, torch.nan]), Sampling(temperature=temperature)).isnan().any())
 
 
-def test_a_law_without_any_token_is_passed_on_as_not_a_number_at_every_temperature():
+def test_a_distribution_without_any_token_is_passed_on_as_not_a_number_at_every_temperature():
     for temperature in (0.0, 0.7, 1.0):
-        laws = warp(torch.tensor([[-torch.inf, -torch.inf], [0.0, -torch.inf]]), Sampling(temperature=temperature))
-        assert laws.isnan().tolist() == [[True, True], [False, False]]
+        distributions = warp(
+            torch.tensor([[-torch.inf, -torch.inf], [0.0, -torch.inf]]), Sampling(temperature=temperature)
+        )
+        assert distributions.isnan().tolist() == [[True, True], [False, False]]
 
 
 def test_draw_inverts_the_cumulative_sum_and_never_returns_an_impossible_token():
@@ -52,7 +54,7 @@ def test_draw_inverts_the_cumulative_sum_and_never_returns_an_impossible_token()
     assert [int(draw(probs, u)) for u in uniforms] == [1, 1, 3, 3, 3]
 
 
-def test_draw_follows_the_law():
+def test_draw_follows_the_distribution():
     probs = torch.tensor([0.5, 0.2, 0.3], dtype=torch.float64)
     grid = (torch.arange(10_000, dtype=torch.float64) + 0.5) / 10_000
     counts = torch.bincount(draw(probs.expand(10_000, 3), grid), minlength=3)
@@ -68,13 +70,13 @@ def test_row_generators_are_a_function_of_seed_and_row():
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
-        ({"temperature": -0.1}, "temperature must be at least 0, got -0.1"),
-        ({"top_p": 0.0}, "top_p must be in"),
-        ({"top_k": -1}, "top_k must be at least 0"),
-        ({"min_p": 1.0}, "min_p must be in"),
-        ({"repetition_penalty": 0.0}, "repetition_penalty must be above 0"),
-        ({"max_new_tokens": 0}, "max_new_tokens must be at least 1"),
-        ({"stop": ("",)}, "stop must be"),
+        ({"temperature": -0.1}, "temperature: expected at least 0, got -0.1"),
+        ({"top_p": 0.0}, r"top_p: expected a number in \(0, 1\], got 0"),
+        ({"top_k": -1}, "top_k: expected at least 0"),
+        ({"min_p": 1.0}, "min_p: expected a number in"),
+        ({"repetition_penalty": 0.0}, "repetition_penalty: expected a number above 0"),
+        ({"max_new_tokens": 0}, "max_new_tokens: expected at least 1"),
+        ({"stop": ("",)}, "stop: expected a list"),
     ],
 )
 def test_bad_settings_are_one_clear_line(settings, words):

@@ -5,20 +5,20 @@ from __future__ import annotations
 import pytest
 import torch
 
-from tests.tiny_models import FAMILIES, VOCAB, Tree, build, difference
 from toolkit.errors import InputError
 from toolkit.session import TabularModel, open_session
+from toolkit.testing import FAMILIES, VOCAB, ExpectedTree, difference, tiny_model
 
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_ragged_prompts_branches_and_compaction_equal_plain_runs(family):
-    model = build(family)
+    model = tiny_model(family)
     generator = torch.Generator().manual_seed(1)
     session = open_session(model, 2, 64)
     prompts = torch.randint(3, VOCAB, (2, 11), generator=generator)
     reading = session.extend(prompts, counts=[11, 6])
-    tree = Tree([prompts[0].tolist(), prompts[1, 5:].tolist()])
-    worst = difference(model, reading.logits[:, 0], tree.trunks)
+    tree = ExpectedTree([prompts[0].tolist(), prompts[1, 5:].tolist()])
+    worst = difference(model, reading.logits[:, 0], tree.contexts)
 
     parents = torch.tensor([[-1, -1, 0, 0, 3, 2], [-1, 0, 1, 0, -1, 4]])
     tokens = torch.randint(3, VOCAB, (2, 6), generator=generator)
@@ -41,11 +41,11 @@ def test_ragged_prompts_branches_and_compaction_equal_plain_runs(family):
 @pytest.mark.parametrize("family", ["llama", "gemma3", "opt"])
 @pytest.mark.parametrize("seed", range(3))
 def test_random_extend_and_keep_equal_recomputation(family, seed):
-    """Beams: several nodes survive each round, so that the cache keeps branching behind a growing trunk."""
-    model = build(family)
+    """Beams: several nodes survive each round, so that the cache keeps branching behind a growing context."""
+    model = tiny_model(family)
     generator = torch.Generator().manual_seed(seed)
     prompts = torch.randint(3, VOCAB, (2, 5), generator=generator)
-    session, tree = open_session(model, 2, 96), Tree(prompts.tolist())
+    session, tree = open_session(model, 2, 96), ExpectedTree(prompts.tolist())
     session.extend(prompts)
     for _ in range(4):
         for width in (3, 2):
@@ -61,11 +61,11 @@ def test_random_extend_and_keep_equal_recomputation(family, seed):
         kept = torch.stack([torch.randint(len(nodes), (2,), generator=generator) for nodes in tree.nodes])
         expected = [tree.keep(row, kept[row].tolist()) for row in range(2)]
         assert session.keep(kept).tolist() == expected
-        assert session.lengths == [len(t) + len(n) for t, n in zip(tree.trunks, tree.nodes, strict=True)]
+        assert session.lengths == [len(t) + len(n) for t, n in zip(tree.contexts, tree.nodes, strict=True)]
 
 
 def test_hidden_is_the_state_that_the_output_layer_reads():
-    model = build("gemma2")  # soft-caps its logits: the state must be taken before that
+    model = tiny_model("gemma2")  # soft-caps its logits: the state must be taken before that
     tokens = torch.tensor([[5, 9, 7]])
     reading = open_session(model, 1, 16).extend(tokens, last=2)
     expected = model.model(tokens).last_hidden_state[:, -2:]
@@ -73,7 +73,7 @@ def test_hidden_is_the_state_that_the_output_layer_reads():
 
 
 def test_rows_join_leave_and_restart():
-    model = build("llama")
+    model = tiny_model("llama")
     session = open_session(model, 3, 32)
     session.extend(torch.tensor([[4, 5, 6]] * 3))
     session.reset(1)
@@ -88,21 +88,21 @@ def test_rows_join_leave_and_restart():
 
 def test_cache_memory_is_the_documented_formula():
     """2 x layers x rows x (capacity + 1) x key-value heads x head size x bytes per number."""
-    session = open_session(build("llama"), 3, 40)
+    session = open_session(tiny_model("llama"), 3, 40)
     assert session.cache_bytes == 0
     session.extend(torch.tensor([[4, 5]] * 3))
     assert session.cache_bytes == 2 * 3 * 3 * 41 * 2 * 8 * 4
 
 
 def test_overflow_and_misuse_are_refused():
-    session = open_session(build("llama"), 2, 4)
+    session = open_session(tiny_model("llama"), 2, 4)
     with pytest.raises(InputError, match="row 0: the cache holds 4 tokens, 5 were asked for"):
         session.extend(torch.ones(2, 5, dtype=torch.long))
     with pytest.raises(InputError, match="expected tokens for 2 rows, got 1"):
         session.extend(torch.ones(1, 1, dtype=torch.long))
     session.extend(torch.ones(2, 1, dtype=torch.long))
     session.extend(torch.ones(2, 1, dtype=torch.long), parents=torch.tensor([[-1], [-1]]))
-    with pytest.raises(InputError, match="its trunk cannot grow while it holds 1 tree nodes"):
+    with pytest.raises(InputError, match="its context cannot grow while it holds 1 tree nodes"):
         session.extend(torch.ones(2, 1, dtype=torch.long))
 
 

@@ -3,7 +3,7 @@
 import pandas as pd
 import pytest
 
-from analysis.plots import pareto
+from analysis.figures.plots import pareto
 from toolkit import tracking
 from toolkit.errors import InputError
 

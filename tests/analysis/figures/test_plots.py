@@ -1,0 +1,77 @@
+"""Figures: a palette that everybody can tell apart, and curves that group settings as one reads them."""
+
+from itertools import combinations
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from analysis.figures import plots
+
+# Machado, Oliveira & Fernandes (2009), severity 1; linear RGB.
+SIGHT = {
+    "normal": np.eye(3),
+    "protanopia": [[0.152286, 1.052583, -0.204868], [0.114503, 0.786281, 0.099216], [-0.003882, -0.048116, 1.051998]],
+    "deuteranopia": [[0.367322, 0.860646, -0.227968], [0.280085, 0.672501, 0.047413], [-0.011820, 0.042940, 0.968881]],
+    "tritanopia": [[1.255528, -0.076749, -0.178779], [-0.078411, 0.930809, 0.147602], [0.004733, 0.691367, 0.303900]],
+}
+
+
+def linear(color):
+    channels = np.array([int(color[i : i + 2], 16) for i in (1, 3, 5)]) / 255
+    return np.where(channels <= 0.04045, channels / 12.92, ((channels + 0.055) / 1.055) ** 2.4)
+
+
+def oklab(rgb):
+    lms = [[0.4122214708, 0.5363325363, 0.0514459929], [0.2119034982, 0.6806995451, 0.1073969566],
+           [0.0883024619, 0.2817188376, 0.6299787005]]  # fmt: skip
+    lab = [[0.2104542553, 0.7936177850, -0.0040720468], [1.9779984951, -2.4285922050, 0.4505937099],
+           [0.0259040371, 0.7827717662, -0.8086757660]]  # fmt: skip
+    return lab @ np.cbrt(lms @ np.clip(rgb, 0, 1))
+
+
+@pytest.mark.parametrize("sight", SIGHT)
+def test_colours_differ_for_every_kind_of_sight(sight):
+    seen = {color: oklab(np.array(SIGHT[sight]) @ linear(color)) for color in (*plots.PALETTE, plots.INK)}
+    for one, two in combinations(seen, 2):
+        assert np.linalg.norm(seen[one] - seen[two]) > 0.095, (one, two)
+
+
+def test_colours_stand_out_from_white():
+    for color in (*plots.PALETTE, plots.INK, plots.MUTED):
+        luminance = np.array([0.2126, 0.7152, 0.0722]) @ linear(color)
+        assert 1.05 / (luminance + 0.05) > 3
+
+
+def test_every_method_has_its_own_look():
+    looks = [plots.look(method) for method in (*plots.METHODS, "oracle", "autoregressive")]
+    assert len(set(looks)) == len(looks)
+    assert plots.look("some new method") == plots.look("some new method")
+
+
+def settings(method, names):
+    return pd.DataFrame({
+        "method": method, "setting": names, "verification_rate": np.linspace(0.2, 0.6, len(names)),
+        "discard_rate": np.linspace(1, 0.1, len(names)), "undominated": True,
+        "chosen": [True, *[False] * (len(names) - 1)],
+    })  # fmt: skip
+
+
+def test_curves_follow_the_parameter_of_most_values():
+    table = pd.concat([
+        settings("speculative", ["K=2", "K=4"]),
+        settings("specdec_pp", [f"h={h} head={head}" for head in "ab" for h in (0.1, 0.5, 0.9)]),
+        settings("oracle", [""]),
+    ])  # fmt: skip
+    found = {(method, curve.name): list(curve.setting) for method, curve in plots._curves(table)}
+    assert set(found) == {("speculative", ""), ("specdec_pp", "head=a"), ("specdec_pp", "head=b"), ("oracle", "")}
+    assert len(found["specdec_pp", "head=b"]) == 3
+
+
+def test_figures_are_the_same_bytes_every_time(tmp_path):
+    table = pd.concat(
+        [settings("speculative", ["K=2", "K=4"]), settings("oracle", [""]), settings("autoregressive", [""])]
+    )
+    one, two = (plots.pareto(table, tmp_path / name, "title").read_bytes() for name in ("one.png", "two.png"))
+    assert one == two
+    assert len(one) > 10_000

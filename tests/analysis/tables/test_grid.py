@@ -1,0 +1,92 @@
+"""Grids: which settings they hold, what settings are called, what is refused."""
+
+import shutil
+
+import pytest
+
+from analysis.tables.grid import Setting, expand
+from toolkit import config
+from toolkit.errors import InputError
+
+
+def names(grid):
+    return [setting.name for setting in expand(grid)]
+
+
+def test_lists_are_multiplied_out_and_scalars_taken_as_they_are():
+    grid = {
+        "speculative": {"policy": {"num_drafted": [2, 4]}},
+        "tail": {"policy.threshold": 0.2, "max_drafted": [5, 9]},
+    }
+    assert names(grid) == [
+        "speculative K=2", "speculative K=4", "tail h=0.2 max_drafted=5", "tail h=0.2 max_drafted=9",
+    ]  # fmt: skip
+
+
+def test_nested_and_dotted_parameters_are_the_same():
+    assert names({"speculative": {"policy": {"num_drafted": [3]}}}) == names({"speculative": {"policy.num_drafted": 3}})
+
+
+def test_a_value_given_twice_is_one_cell():
+    assert names({"speculative": {"policy.num_drafted": [2, 2]}}) == ["speculative K=2"]
+
+
+def test_the_oracle_comes_last_and_brings_plain_decoding_along():
+    grid = {"oracle": {"max_drafted": [None, 4]}, "speculative": {"policy.num_drafted": 2}}
+    assert names(grid) == ["autoregressive", "speculative K=2", "oracle", "oracle max_drafted=4"]
+
+
+def test_heads_are_told_apart_by_their_weights(head):
+    setting = Setting("specdec_pp", {"head": head, "policy.threshold": 0.3})
+    assert setting.label.startswith("h=0.3 head=head@")
+    assert setting.method_config().policy.estimator.head == head
+
+
+def test_a_head_may_live_anywhere(head, tmp_path):
+    odd = shutil.copytree(head, tmp_path / 'epoch=3, "a" [b]')
+    assert Setting("specdec_pp", {"head": str(odd)}).method_config().policy.estimator.head == str(odd)
+
+
+@pytest.mark.parametrize(
+    ("grid", "message"),
+    [
+        ({"specdecpp": {}}, "unknown method 'specdecpp': did you mean specdec_pp"),
+        ({"oracle": {"max_draft": 3}}, "unknown oracle parameter 'max_draft': did you mean max_drafted"),
+        ({"speculative": {"policy.num_drafted": []}}, "expected a list of values, got an empty one"),
+        ({"speculative": 4}, "grid.speculative: expected parameters with lists of values, got 4"),
+        ({}, "grid: expected methods"),
+    ],
+)
+def test_bad_grids_are_refused_in_one_line(grid, message):
+    with pytest.raises(InputError, match=r"^[^\n]*$") as error:
+        expand(grid)
+    assert message in str(error.value)
+
+
+def test_a_missing_head_is_named(tmp_path):
+    with pytest.raises(InputError, match="expected an acceptance head"):
+        expand({"specdec_pp": {"head": [str(tmp_path)]}})
+
+
+def test_settings_that_contradict_each_other_are_skipped_aloud_on_request(capsys):
+    values = {"proposer.num_beams": [2, 3], "beams.min_width": [1, 3]}
+    found = expand({"dsbd": {**values, "impossible": "skip"}})
+    assert [(s.parameters["proposer.num_beams"], s.parameters["beams.min_width"]) for s in found] == [
+        (2, 1),
+        (3, 1),
+        (3, 3),
+    ]
+    said = capsys.readouterr().out
+    assert said.startswith("grid.dsbd: 1 of 4 settings skipped, WS=2 Wmin=3: beams.min_width: expected 1 to 2")
+    assert len(expand({"dsbd": values})) == 4
+    with pytest.raises(InputError, match="beams.min_width: expected 1 to 2"):
+        expand({"dsbd": {"proposer.num_beams": [2], "beams.min_width": [3, 4], "impossible": "skip"}})
+    with pytest.raises(InputError, match="grid.dsbd.impossible: expected skip, got 'fail'"):
+        config.compose("sweep", ["grid=dsbd", "grid.dsbd.impossible=fail"])
+
+
+def test_the_grid_of_dsbd_has_every_setting_that_is_possible():
+    few = ["grid.dsbd.proposer={num_beams: [2, 3], num_layers: [2]}", "grid.dsbd.beams.threshold=[.9]"]
+    settings = expand(config.plain(config.compose("compare", ["grid=dsbd", "~grid.dsbd_one_cache", *few]).grid))
+    of_dsbd = [s for s in settings if s.method == "dsbd"]
+    assert len(of_dsbd) == 2 * 3 - 1  # without W_S = 2 and W_min = 3

@@ -1,0 +1,131 @@
+"""make gpu-check without a GPU: the whole of it runs, small, on a CPU; what is broken is reported as such."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from benchmarks import checks, gpu_check, gpu_exactness, gpu_speed, plain_methods
+from toolkit import config, verification
+from toolkit.io import read_json
+from toolkit.testing import tiny_model
+from toolkit.verification.rules.rejection import Rejection
+
+CPU = ["--device", "cpu", "--quick"]
+
+
+@pytest.mark.slow
+def test_a_smoke_run_passes_and_reports(tmp_path, capsys):
+    out = tmp_path / "report.md"
+    assert gpu_check.main([*CPU, "--out", str(out)]) == 0
+    report = out.read_text()
+    assert capsys.readouterr().out.strip() == report.strip()
+    assert "FAILED" not in report
+    assert report.count("checks passed.**") == 2
+    for part in (
+        "session: gemma3",
+        "distribution: block",
+        "decoding: rate",
+        "outputs: specinfer",
+        "no waiting while drafting",
+    ):
+        assert f"| {part}" in report
+    for part in (
+        "### Forwards",
+        "TB/s",
+        "### Decoding, batch 1",
+        "| transformers assisted K=4 |",
+        "| speculative K=8, eager |",
+    ):
+        assert part in report
+    assert f"torch {torch.__version__}" in report
+
+
+def test_the_table_of_methods_is_what_the_configs_compose():
+    assert read_json(plain_methods.TABLE) == plain_methods.composed(), "python -m benchmarks.plain_methods writes it"
+
+
+def described(thing):
+    """An object as its type and what it holds, however deep."""
+    if isinstance(thing, list | tuple) or type(thing).__name__ == "ListConfig":
+        return [described(value) for value in thing]
+    if not hasattr(thing, "__dict__"):
+        return thing
+    return type(thing), {name: described(value) for name, value in vars(thing).items()}
+
+
+def test_methods_are_built_as_hydra_builds_them(tmp_path):
+    methods = plain_methods.every_method(tmp_path)
+    for name in config.choices("method"):
+        assert described(methods[name]) == described(config.method(name, head=str(tmp_path))), name
+    rules = {type(method.rule).name for method in methods.values()}
+    assert set(verification.names()) - rules == {plain_methods.SMALL_VOCABULARIES}  # every rule is decoded with
+
+
+def test_changed_methods():
+    changed = config.method("block", ["policy.num_drafted=3", "name=blocks"])
+    assert described(plain_methods.named("block", policy__num_drafted=3, max_drafted=3, name="blocks")) == described(
+        changed
+    )
+    with pytest.raises(KeyError, match="has no proposer__depth"):
+        plain_methods.named("specinfer", proposer__depth=2)
+
+
+def test_a_wrong_rule_fails_it(tmp_path, monkeypatch, capsys):
+    def everything(self, target_probs, draft_probs, tokens, num_drafted, uniforms):
+        return num_drafted, target_probs[torch.arange(len(num_drafted)), num_drafted]
+
+    monkeypatch.setattr(Rejection, "accept", everything)
+    assert gpu_check.main([*CPU, "--skip", "speed", "--only", "outputs"]) == 1
+    report = capsys.readouterr().out
+    assert "**1 of 3 checks FAILED:** outputs: speculative." in report
+    assert "| outputs: block | passed |" in report
+
+
+def test_captures_that_change_tokens_fail_it(monkeypatch):
+    from toolkit.session import capture
+
+    def replay(self, inputs, buffers):
+        logits, hidden = self.run()  # with the inputs of the call that was captured
+        return logits.clone(), hidden.clone()
+
+    monkeypatch.setattr(capture.StaticForward, "__call__", replay)
+    monkeypatch.setattr(capture, "PROOFS", 0)  # which would notice
+    named = gpu_exactness.checks(torch.device("cpu"), quick=True)
+    (bad,) = checks.run({"decoding: speculative": named["decoding: speculative"]})
+    assert bad.verdict == "FAILED"
+    assert "differ; batch" in bad.finding.found
+
+
+def test_what_breaks_down_is_one_line_and_stops_nothing(monkeypatch, capsys):
+    def broken(*args):
+        raise RuntimeError("out of luck\nand more")
+
+    monkeypatch.setattr(gpu_speed, "forwards", broken)
+    monkeypatch.setattr(gpu_speed, "decoding", lambda pair, sizes, size, groups: f"a table of {groups}")
+    assert gpu_check.main([*CPU, "--skip", "exactness"]) == 1
+    report = capsys.readouterr().out
+    assert "| speed: forwards | FAILED | RuntimeError: out of luck (at outside of the toolkit) |" in report
+    assert "### Decoding, batch 2\n\na table of 1" in report
+
+
+def test_weights_read_by_a_token_leave_out_what_is_looked_up():
+    model = tiny_model("llama")  # untied: 61 x 32 input embeddings
+    total = sum(parameter.numel() for parameter in model.parameters()) * 4
+    assert gpu_speed.bytes_read(model) == total - 61 * 32 * 4
+    tied = tiny_model("gemma")
+    assert gpu_speed.bytes_read(tied) == sum(parameter.numel() for parameter in tied.parameters()) * 4
+
+
+def test_peaks_are_found_by_the_more_special_name():
+    found = [next(v for part, v in gpu_speed.PEAKS.items() if part in name)
+             for name in ("NVIDIA H100 80GB HBM3", "NVIDIA H100 PCIe", "NVIDIA H200", "NVIDIA L40S", "NVIDIA L4")]  # fmt: skip
+    assert found == [3.35e12, 2.0e12, 4.8e12, 0.864e12, 0.3e12]
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_without_a_gpu_it_says_so(capsys):
+    with pytest.raises(SystemExit) as caught:
+        gpu_check.main([])
+    assert caught.value.code == 2
+    assert "no CUDA device is visible to torch" in capsys.readouterr().err

@@ -1,0 +1,96 @@
+"""Drafting never makes the host wait for the device, gates apart; the detector sees what would."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import pytest
+import torch
+
+from benchmarks.gpu_drafting import PLAIN, waiting
+from benchmarks.gpu_models import tiny_pair
+from benchmarks.host_reads import HostRead, no_host_reads, where
+from benchmarks.plain_methods import UNDRAFTED, every_method
+from toolkit.decoding import Method
+from toolkit.stopping import StoppingPolicy
+from toolkit.testing import random_heads
+from toolkit.transfer import Gate, tensor_on
+from toolkit.verification import get
+
+CPU = torch.device("cpu")
+NAMES = [name for name in every_method("heads") if name not in UNDRAFTED]
+
+
+@pytest.fixture(scope="module")
+def pair():
+    return tiny_pair(CPU)
+
+
+@pytest.fixture(scope="module")
+def methods(tmp_path_factory):
+    return every_method(random_heads(tmp_path_factory.mktemp("heads"), 16, 16))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_no_method_waits_while_it_drafts(name, pair, methods):
+    finding = waiting(pair, methods[name])
+    assert finding.passed, finding.found
+
+
+@pytest.mark.parametrize("name", ["speculative", "specdec_pp lag=0", "mcsd", "mtad", "speculative_beam"])
+def test_nor_where_the_host_runs_ahead_of_the_answers(name, pair, methods, monkeypatch):
+    for module in ("chain", "tree", "beam_chain", "forest"):
+        monkeypatch.setattr(f"toolkit.decoding.proposers.{module}.Gate", lambda device: Gate(device, ahead=1))
+    finding = waiting(pair, methods[name], PLAIN)
+    assert finding.passed, finding.found
+
+
+@dataclass(frozen=True)
+class Curious(StoppingPolicy):
+    """A policy that looks at values."""
+
+    limit = 4
+
+    def step(self, step, state):
+        return state, torch.full_like(step.tokens, float(step.entropy.mean()) > -1, dtype=torch.bool)
+
+
+def test_a_policy_that_looks_is_found_with_its_line(pair):
+    finding = waiting(pair, Method("curious", Curious(), get("rejection"), max_drafted=4))
+    assert finding.passed is False
+    assert "the host reads a value" in finding.found
+    assert "toolkit/stopping/bounded.py" in finding.found  # the innermost line of the toolkit: it called the policy
+
+
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+def test_what_would_wait_is_seen(mode):
+    values = torch.arange(4.0)
+    looks = (
+        lambda: bool(values.any()),
+        lambda: values.sum().item(),
+        lambda: float(values.mean()),
+        lambda: range(values[1].long()),
+        lambda: values.numpy(),
+        lambda: values.tolist(),
+        lambda: values[values > 1],
+        lambda: values.nonzero(),
+        lambda: torch.masked_select(values, values > 1),
+        lambda: torch.tensor([1, 2], device=CPU),
+        lambda: torch.equal(values, values),
+    )
+    for look in looks:
+        with no_host_reads(CPU), mode(), pytest.raises(HostRead):
+            look()
+        look()
+    with no_host_reads(CPU):
+        gate = Gate(CPU)
+        assert gate.passes(values > 1)
+        assert tensor_on(CPU, [1, 2]).shape == (2,)
+        assert torch.where(values > 1, values, 0).sum().shape == ()
+
+
+def test_where_names_a_line_of_the_toolkit():
+    with pytest.raises(ValueError, match="unknown rule") as caught:
+        get("nothing")
+    assert where(caught.value).startswith("toolkit/verification/__init__.py:")
+    assert where(ValueError()) == "outside of the toolkit"

@@ -1,0 +1,140 @@
+"""What the code's text says, nothing executed: imports run one way and in no circle, and no function outgrows a screen."""
+
+from __future__ import annotations
+
+import ast
+from functools import cache
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+PACKAGES = ("toolkit", "data_gen", "analysis", "benchmarks", "tests")  # each may import itself and those before it
+# Inside the toolkit, lowest first: each may import those of lower layers, and none of its own layer but itself.
+LAYERS = (
+    ("errors", "transfer", "types"),
+    ("config_files",),
+    ("schema",),
+    ("config", "cost", "energy", "io", "metrics", "models", "prompts", "sampling", "tracking"),
+    ("command_line", "session", "stopping", "verification", "weights"),
+    ("stage",),
+    ("engine", "trace"),
+    ("pair",),
+    ("acceptance", "padding", "teacher"),
+    ("decoding", "training"),
+    ("api", "decode", "testing", "train"),
+)
+LONGEST = 50  # lines of a function
+Graph = dict[str, set[str]]
+
+
+@cache
+def modules() -> dict[str, ast.Module]:
+    """Every module of the project by its name, parsed."""
+    paths = [path for package in PACKAGES for path in sorted((ROOT / package).rglob("*.py"))]
+    names = [".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__") for path in paths]
+    return {name: ast.parse(path.read_text()) for name, path in zip(names, paths, strict=True)}
+
+
+@cache
+def imports() -> Graph:
+    """The project's modules that each module imports: at its top, inside functions, for types alone."""
+    return {name: imported(tree, modules()) - {name} for name, tree in modules().items()}
+
+
+def imported(tree: ast.AST, known: dict[str, ast.Module]) -> set[str]:
+    """Of the known modules, those that a parsed text imports. `from package import name` is the module of that name, if any."""
+    found = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module is not None:
+            inner = {f"{node.module}.{alias.name}" for alias in node.names}
+            found |= {name if name in known else node.module for name in inner}
+    return found & set(known)
+
+
+def circles(graph: Graph) -> set[tuple[str, ...]]:
+    """Sets of modules that can all be reached from each other."""
+    reach = {name: reachable(name, graph) for name in graph}
+    rings = {name: tuple(sorted(other for other in found if name in reach[other])) for name, found in reach.items()}
+    return {ring for ring in rings.values() if ring}
+
+
+def reachable(name: str, graph: Graph) -> set[str]:
+    """Modules that a module imports, or that these import, and so on."""
+    found: set[str] = set()
+    ahead = [name]
+    while ahead:
+        fresh = graph[ahead.pop()] - found
+        found |= fresh
+        ahead += fresh
+    return found
+
+
+def part(name: str) -> str:
+    """The module or subpackage of the toolkit that a module belongs to; "" is the package itself."""
+    return [*name.split("."), ""][1]
+
+
+def test_the_reading_of_imports():
+    known = dict.fromkeys(("a", "a.b", "a.c", "d"))
+    text = "from a import b, other\ndef f():\n    import d.x, d\nif 0:\n    from a.c import thing\nimport os"
+    assert imported(ast.parse(text), known) == {"a", "a.b", "a.c", "d"}
+    assert circles({"a": {"b"}, "b": {"c"}, "c": {"b"}, "d": {"a"}}) == {("b", "c")}
+
+
+def test_no_module_is_imported_by_what_it_imports():
+    assert circles(imports()) == set()
+
+
+@pytest.mark.parametrize(("lower", "higher"), pairwise(PACKAGES))
+def test_packages_import_those_before_them(lower, higher):
+    above = PACKAGES[PACKAGES.index(higher) :]
+    arrows = {(a, b) for a, found in imports().items() for b in found if a.split(".")[0] == lower}
+    assert {(a, b) for a, b in arrows if b.split(".")[0] in above} == set()
+
+
+def test_only_tests_of_benchmarks_import_benchmarks():
+    arrows = {(a, b) for a, found in imports().items() for b in found if b.split(".")[0] == "benchmarks"}
+    assert {a for a, _ in arrows if not a.startswith(("benchmarks.", "tests.benchmarks."))} == set()
+
+
+def test_the_toolkits_layers():
+    level = {name: number for number, layer in enumerate(LAYERS) for name in layer}
+    level[""] = len(LAYERS)
+    ours = {name: found for name, found in imports().items() if name.split(".")[0] == "toolkit"}
+    assert {part(name) for name in ours} - set(level) == set(), "not in LAYERS"
+    arrows = {(part(a), part(b)) for a, found in ours.items() for b in found if part(a) != part(b)}
+    assert {(a, b) for a, b in arrows if level[a] <= level[b]} == set()
+
+
+def test_what_analysis_shares_imports_no_command():
+    """Commands are the modules right in the package; what they share lies in folders."""
+    commands = {name for name in modules() if name.startswith("analysis.") and name.count(".") == 1}
+    folders = {name for name in commands if any(other.startswith(f"{name}.") for other in modules())}
+    shared = {a: found for a, found in imports().items() if a.startswith(tuple(f"{name}." for name in folders))}
+    assert {(a, b) for a, found in shared.items() for b in found if b in commands - folders} == set()
+
+
+def test_no_function_is_longer_than_a_screen():
+    functions = [
+        (module, node)
+        for module, tree in modules().items()
+        if not module.startswith("tests")
+        for node in ast.walk(tree)
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+    ]
+    lengths = {(module, node.name): (node.end_lineno or 0) - node.lineno + 1 for module, node in functions}
+    assert {name: length for name, length in lengths.items() if length > LONGEST} == {}
+
+
+def test_the_loop_has_typed_seams():
+    """Nothing that crosses the decoding loop is of type Any, and nothing is read from an object by a field's name."""
+    loop = {name: tree for name, tree in modules().items() if name.startswith("toolkit.decoding")}
+    assert len(loop) > 10
+    names = {
+        (module, node.id) for module, tree in loop.items() for node in ast.walk(tree) if isinstance(node, ast.Name)
+    }
+    assert {module for module, name in names if name in ("Any", "getattr", "setattr")} == set()

@@ -1,0 +1,85 @@
+"""Scores of soft labels: against scikit-learn on the acceptance draw's two outcomes, against torchmetrics on hard labels."""
+
+import pytest
+import torch
+from sklearn.metrics import brier_score_loss, log_loss, roc_auc_score
+from torchmetrics.functional.classification import binary_auroc, binary_calibration_error
+
+from toolkit.acceptance.calibration import CalibrationScores
+
+P = 1009
+
+
+@pytest.fixture
+def logits():
+    return 2 * torch.randn(P, generator=torch.Generator().manual_seed(0))
+
+
+def soft_labels(logits):
+    noise = torch.randn(P, generator=torch.Generator().manual_seed(1))
+    labels = torch.sigmoid(0.7 * logits + noise)
+    labels[:50], labels[50:200] = 0.0, 1.0
+    return labels
+
+
+def scores_of(logits, labels, batches=1):
+    scores = CalibrationScores()
+    for part in zip(logits.chunk(batches), labels.chunk(batches), strict=True):
+        scores.update(*part)
+    return {name: float(value) for name, value in scores.compute().items()}
+
+
+def test_soft_labels_are_weighted_outcomes(logits):
+    labels = soft_labels(logits)
+    scores = scores_of(logits, labels)
+    outcomes = [1] * P + [0] * P
+    probs = torch.sigmoid(logits.double()).repeat(2).numpy()
+    weights = torch.cat([labels, 1 - labels]).double().numpy()
+    assert scores["log_loss"] == pytest.approx(log_loss(outcomes, probs, sample_weight=weights), rel=1e-6)
+    assert scores["brier"] == pytest.approx(brier_score_loss(outcomes, probs, sample_weight=weights), rel=1e-6)
+    assert scores["auroc"] == pytest.approx(roc_auc_score(outcomes, probs, sample_weight=weights), abs=1e-4)
+
+
+def test_hard_labels_give_the_usual_scores(logits):
+    labels = (torch.sigmoid(logits) > torch.rand(P, generator=torch.Generator().manual_seed(2))).float()
+    scores = scores_of(logits, labels)
+    probs = torch.sigmoid(logits)
+    assert scores["ece"] == pytest.approx(float(binary_calibration_error(probs, labels.long(), n_bins=15)), abs=1e-6)
+    assert scores["auroc"] == pytest.approx(float(binary_auroc(probs, labels.long())), abs=1e-4)
+    assert scores["binary_kl"] == pytest.approx(scores["log_loss"])  # no entropy in an outcome
+
+
+def test_a_perfect_predictor_has_no_divergence_and_no_calibration_error(logits):
+    scores = scores_of(logits, torch.sigmoid(logits))
+    assert scores["binary_kl"] == pytest.approx(0, abs=1e-7)
+    assert scores["ece"] == pytest.approx(0, abs=1e-7)
+    assert scores["log_loss"] > 0.1 and scores["brier"] > 0.05
+
+
+def test_batches_and_processes_add_up(logits):
+    labels = soft_labels(logits)
+    whole, pieces = scores_of(logits, labels), scores_of(logits, labels, batches=7)
+    assert pieces == pytest.approx(whole, rel=1e-12)
+    left, right = CalibrationScores(), CalibrationScores()
+    left.update(logits[:100], labels[:100])
+    right.update(logits[100:], labels[100:])
+    for name in left._defaults:  # what torchmetrics' sum reduction does
+        setattr(left, name, getattr(left, name) + getattr(right, name))
+    assert {name: float(value) for name, value in left.compute().items()} == pytest.approx(whole, rel=1e-12)
+
+
+def test_the_reliability_table_accounts_for_every_position(logits):
+    labels = soft_labels(logits)
+    scores = CalibrationScores()
+    scores.update(logits, labels)
+    rows = scores.reliability()
+    assert sum(row["count"] for row in rows) == P
+    assert all(row["from"] <= row["mean_prob"] <= row["to"] for row in rows)
+    mean = sum(row["count"] * row["mean_label"] for row in rows) / P
+    assert mean == pytest.approx(float(labels.mean()), rel=1e-5)
+
+
+def test_extreme_scores_are_counted():
+    scores = scores_of(torch.tensor([-1e4, 1e4, 0.0]), torch.tensor([0.0, 1.0, 0.5]))
+    assert scores["auroc"] == pytest.approx((1 + 0.5 + 0.5 + 0.125) / 2.25)  # ties count half
+    assert scores["brier"] == pytest.approx(0.25 / 3)

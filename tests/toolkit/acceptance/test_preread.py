@@ -1,0 +1,224 @@
+"""The pre-read head: its features, its training on traces, and what decoding and replay make of it."""
+
+import json
+import shutil
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from analysis.replay.policies import replay
+from analysis.replay.recorded_heads import with_recorded_heads
+from data_gen import traces
+from toolkit import ModelPair, generate, train
+from toolkit.acceptance import AcceptanceHead, PrereadHead
+from toolkit.acceptance.folder import head_hash, scorers
+from toolkit.acceptance.preread import NUM_STATISTICS, embedding_table, features
+from toolkit.config import compose, instantiate
+from toolkit.errors import InputError
+from toolkit.trace.folders import read_traces
+from toolkit.trace.step import RecordedStep
+from toolkit.training import TracedData
+from toolkit.training.console import EpochLines
+from toolkit.types import DraftStep
+
+SMALL = ["model=preread_head", "data=traced", "head.width=8", "trainer.max_epochs=3", "data.batch_size=8", "logger=csv"]
+
+
+@pytest.fixture(scope="module")
+def recorded(tiny_overrides, tiny_responses, tmp_path_factory):
+    """A traces folder with states, two replicates."""
+    options = [
+        f"responses={tiny_responses}", "hidden=true", "upper_bound=false", "max_drafted=3", "replicates=2", "heads={}",
+        f"paths.output_dir={tmp_path_factory.mktemp('traces')}/t",
+    ]  # fmt: skip
+    return traces.run(compose("traces", [*tiny_overrides, *options]))
+
+
+@pytest.fixture(scope="module")
+def trained(tiny_overrides, recorded, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("preread") / "run"
+    return train.run(compose("train", [*tiny_overrides, *SMALL, f"data.path={recorded}", f"paths.output_dir={folder}"]))
+
+
+@pytest.fixture(scope="module")
+def pair(tiny_pair):
+    return ModelPair.from_pretrained(target=str(tiny_pair / "target"), draft=str(tiny_pair / "draft"))
+
+
+def test_features_are_scaled_and_say_what_was_drawn(pair):
+    table = embedding_table(pair.draft)
+    logits = torch.randn(3, pair.vocab_size)
+    step = DraftStep(1, logits, (2 * logits).softmax(-1), torch.randn(3, 16) * 5, torch.tensor([1, 2, 3]))
+    found = features(step, table)
+    assert found.shape == (3, 16 + table.shape[1] + NUM_STATISTICS)
+    assert torch.allclose(found[:, :16].square().mean(1), torch.ones(3), atol=1e-4)
+    parallel = torch.cosine_similarity(found[:, 16 : 16 + table.shape[1]], table[step.tokens])
+    assert torch.allclose(parallel, torch.ones(3), atol=1e-4)
+    p = logits.softmax(-1)
+    assert torch.allclose(found[:, -5], (2 * logits).log_softmax(-1)[torch.arange(3), step.tokens], atol=1e-4)
+    assert torch.allclose(found[:, -4], p.log()[torch.arange(3), step.tokens], atol=1e-4)
+    assert torch.allclose(found[:, -3], -(p * p.log()).sum(-1), atol=1e-4)
+    assert torch.allclose(found[:, -2:], p.topk(2).values.log(), atol=1e-4)
+
+
+def test_samples_are_clean_positions_and_what_follows_accepted_ones(recorded, pair):
+    data = TracedData(recorded, pair.draft, batch_size=4)
+    data.setup()
+    whole = read_traces(recorded, None)
+    assert data.states["train"].num_examples + data.states["validation"].num_examples == whole.num_texts
+    held_out = set(whole.rows.tolist()) - {
+        int(whole.rows[int(text)]) for text in torch.searchsorted(whole.text_first, data.states["train"].first)
+    }
+    assert len(held_out) == data.states["validation"].num_examples / 2  # both replicates of a text are on one side
+    states = data.states["train"]
+    batch = states.batch([2, 0])
+    expected = []
+    for row in (2, 0):
+        first, last = int(states.first[row]), int(states.last[row])
+        for position in range(first, last):
+            follows = bool(whole.accepted[position]) and position + 1 < last
+            expected.append([whole.accept_prob[position], whole.alpha[position + 1] if follows else torch.nan])
+    assert torch.equal(batch.labels.nan_to_num(-1), torch.tensor(expected).nan_to_num(-1))
+    step = RecordedStep(whole, 1, torch.arange(int(states.first[0]), int(states.last[0])))
+    assert torch.equal(batch.hidden[-len(step.index) :], features(step, embedding_table(pair.draft)))
+
+
+def test_a_run_leaves_a_head_that_learned(trained, recorded, tiny_overrides, tmp_path):
+    scores = json.loads((trained / "metrics.json").read_text())
+    assert scores["val/log_loss"] == pytest.approx(
+        (scores["val/log_loss_accepted"] + scores["val/log_loss_following"]) / 2
+    )
+    head, about = PrereadHead.load(trained / "head")
+    assert head.config["width"] == 8 and {"draft_fingerprint", "sampling", "metrics"} < set(about)
+    assert "Pre-read head" in (trained / "MODEL_CARD.md").read_text()
+    options = ["optimizer.lr=1e-2", "head.width=64", "trainer.max_epochs=40", f"paths.output_dir={tmp_path}/long"]
+    long = train.run(compose("train", [*tiny_overrides, *SMALL, f"data.path={recorded}", *options]))
+    curve = [line.split(",") for line in (long / "metrics.csv").read_text().splitlines()]
+    losses = [float(row[curve[0].index("train/loss")]) for row in curve[1:] if row[curve[0].index("train/loss")]]
+    assert losses[-1] < 0.9 * losses[0]
+
+
+def test_a_resumed_training_ends_like_an_uninterrupted_one(trained, recorded, tiny_overrides, tmp_path, monkeypatch):
+    config = [*tiny_overrides, *SMALL, f"data.path={recorded}", f"paths.output_dir={tmp_path}/cut"]
+
+    def stops(self, trainer, module):
+        if trainer.current_epoch == 1:
+            raise RuntimeError("cut")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(EpochLines, "on_train_epoch_end", stops)
+        with pytest.raises(RuntimeError, match="cut"):
+            train.run(compose("train", config))
+    assert (tmp_path / "cut" / "checkpoints" / "last.ckpt").exists()
+    assert not (tmp_path / "cut" / "head").exists()
+    train.run(compose("train", config))
+    one, two = (load_file(path / "head" / "preread.safetensors") for path in (trained, tmp_path / "cut"))
+    assert all(torch.equal(one[name], two[name]) for name in one)
+
+
+def test_live_decoding_and_replay_see_the_same_scores(trained, pair, tiny_overrides, tiny_responses, tmp_path):
+    """At temperature 0 live decoding and replay of the rate rule agree count for count."""
+    prompts = ["the cat", "a dog and the cat", "the dog ran"]
+    options = {"temperature": 0.0, "max_new_tokens": 12}
+    plain = generate(pair, prompts, method="autoregressive", **options)
+    with open(tmp_path / "texts.jsonl", "w") as file:
+        for g in plain:
+            file.write(json.dumps({"prompt_ids": g.prompt_ids, "token_ids": g.token_ids}) + "\n")
+    head = str(trained / "head")
+    folder = traces.run(
+        compose(
+            "traces",
+            [
+                *tiny_overrides, f"responses={tmp_path}/texts.jsonl", "+sampling.temperature=0",
+                "+sampling.max_new_tokens=12", f"heads={{mine: {head}}}", f"paths.output_dir={tmp_path}/t",
+            ],
+        )
+    )  # fmt: skip
+    trace = read_traces(folder)
+    assert set(trace.estimates) == {"mine.preread"} and trace.estimates["mine.preread"].shape == (trace.num_steps, 2)
+    for overrides in ([], ["policy.rate=1.5"]):
+        live = generate(pair, prompts, method="rate", head=head, overrides=overrides, **options)
+        method = instantiate(
+            compose("decode", ["method=rate", f"head={head}", *(f"method.{o}" for o in overrides)]).method
+        )
+        found = replay(trace, with_recorded_heads(method.bind(pair).policy, {head: "mine"}))
+        for number, generation in enumerate(live):
+            for name, values in found.counts.items():
+                assert int(values[number]) == getattr(generation.counts, name), (name, overrides)
+
+
+def test_bad_input_is_named(trained, recorded, pair, tiny_pair, tiny_overrides, tiny_mix, tmp_path):
+    with pytest.raises(InputError, match="another draft"):
+        TracedData(
+            recorded, ModelPair.from_pretrained(target=str(tiny_pair / "target"), draft=str(tiny_pair / "target")).draft
+        )
+    with pytest.raises(InputError, match="expected a folder of data_gen.traces"):
+        train.run(compose("train", [*tiny_overrides, *SMALL, f"data.path={tiny_mix}"]))
+    with pytest.raises(InputError, match="expected a folder of data_gen.mix"):
+        train.run(compose("train", [*tiny_overrides, f"data.path={recorded}"]))
+    with pytest.raises(InputError, match="do not go together"):
+        train.run(compose("train", [*tiny_overrides, "model=preread_head", f"data.path={tiny_mix}"]))
+    with pytest.raises(InputError, match="needs an acceptance head"):
+        generate(pair, ["the cat"], method="rate")
+    with pytest.raises(InputError, match="expected an acceptance head"):
+        generate(pair, ["the cat"], method="rate", head=str(tmp_path))
+    both = tmp_path / "both"
+    shutil.copytree(trained / "head", both)
+    AcceptanceHead(16).save(both)
+    assert set(scorers(pair, both)) == {"survival", "preread"} and head_hash(both) != head_hash(trained / "head")
+
+
+def test_a_training_can_end_with_a_replayed_frontier(recorded, tiny_overrides, tiny_mix, tiny_responses, tmp_path):
+    from analysis.replay.closing_frontier import LEVELS
+    from analysis.tables.files import read_table
+
+    with_rolls = traces.run(
+        compose(
+            "traces",
+            [
+                *tiny_overrides, f"responses={tiny_responses}", "hidden=true", "max_drafted=6", "limit=12", "heads={}",
+                f"paths.output_dir={tmp_path}/t",
+            ],
+        )
+    )  # fmt: skip
+    closing = ["callbacks=replayed", f"callbacks.frontier.traces={with_rolls}", "logger=csv", "trainer.max_epochs=1"]
+    for name, options in (
+        ("preread", [*SMALL, f"data.path={recorded}"]),
+        ("survival", [f"data.path={tiny_mix}", "head.depth=1"]),
+    ):
+        folder = train.run(
+            compose("train", [*tiny_overrides, *options, *closing, f"paths.output_dir={tmp_path}/{name}"])
+        )
+        table = read_table(folder, "replayed")
+        scores = json.loads((folder / "metrics.json").read_text())
+        assert len(table) == len(LEVELS) and (folder / "replayed.png").stat().st_size > 1000
+        assert scores["replay/throughput"] == pytest.approx(table.throughput.max())
+        assert (table.num_drafted + table.num_target_calls == table.num_generated + table.num_discarded).all()
+        assert table.num_drafted.is_monotonic_increasing  # a larger h drafts more
+        again = train.run(
+            compose("train", [*tiny_overrides, *options, *closing, f"paths.output_dir={tmp_path}/{name}"])
+        )
+        assert again == folder
+    blind = traces.run(
+        compose(
+            "traces",
+            [
+                *tiny_overrides,
+                f"responses={tiny_responses}",
+                "limit=4",
+                "heads={}",
+                f"paths.output_dir={tmp_path}/blind",
+            ],
+        )
+    )
+    with pytest.raises(InputError, match="hidden=true"):
+        train.run(
+            compose(
+                "train",
+                [
+                    *tiny_overrides, f"data.path={tiny_mix}", *closing[:1], f"callbacks.frontier.traces={blind}",
+                    f"paths.output_dir={tmp_path}/c",
+                ],
+            )
+        )  # fmt: skip

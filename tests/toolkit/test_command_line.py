@@ -1,0 +1,124 @@
+"""The command line: flags keep their values, a user's own config folder counts everywhere, stages are multiplied out."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from analysis.tables.grid import Setting, expand
+from toolkit import config
+from toolkit.command_line import prepare, tidy_overrides
+from toolkit.config import CONF, choices, compose, plain, searching, use_folders, user_folders
+from toolkit.errors import InputError
+from toolkit.stage import expand_stages
+from toolkit.stopping import Tail
+
+
+@pytest.fixture
+def own_folder(tmp_path):
+    """A config folder of a user's own: a method, a policy and a grid."""
+    folder = tmp_path / "my conf"
+    files = {
+        "method/mine.yaml": "defaults: [speculative, override /stopping@policy: eager, _self_]\nname: mine\nmax_drafted: 7\n",
+        "stopping/eager.yaml": "_target_: toolkit.stopping.Tail\nthreshold: 0.01\n",
+        "grid/mine.yaml": "mine:\n  policy: {threshold: [0.1, 0.2]}\n",
+    }
+    for name, text in files.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(text)
+    yield folder
+    use_folders()
+
+
+@pytest.mark.parametrize(
+    ("words", "tidy"),
+    [
+        (["x=1", "+debug=fdr", "--cfg", "job"], ["x=1", "+debug=fdr", "--cfg", "job"]),
+        (["debug=fdr", "x=1", "--cfg", "job"], ["x=1", "+debug=fdr", "--cfg", "job"]),
+        (["-m", "debug=fdr", "experiment=a", "x=1,2"], ["-m", "+experiment=a", "x=1,2", "+debug=fdr"]),
+        (["x=1", "--cfg", "job", "y=2"], ["x=1", "y=2", "--cfg", "job"]),
+        (["--config-dir", "a=b", "+debug=fdr", "y=2", "-p", "a.b"], ["--config-dir", "a=b", "y=2", "+debug=fdr", "-p", "a.b"]),
+        (["--info", "x=1"], ["--info", "x=1"]),
+        (["--info", "defaults", "x=1"], ["--info", "defaults", "x=1"]),
+        (["--config-dir=here", "~grid.oracle"], ["--config-dir=here", "~grid.oracle"]),
+    ],
+)  # fmt: skip
+def test_flags_keep_their_values_and_debug_comes_last(words, tidy):
+    assert tidy_overrides(words) == tidy
+    assert tidy_overrides(tidy) == tidy
+
+
+def test_a_folder_of_the_users_own_adds_choices(own_folder):
+    assert "mine" not in choices("method")
+    with searching(own_folder):
+        assert {"mine", "speculative"} <= set(choices("method"))
+        built = config.method("mine", ["policy.threshold=.05"])
+        assert built.policy == Tail(0.05) and built.max_drafted == 7
+        grid = plain(compose("sweep", ["grid=mine"]).grid)
+        settings = expand(grid)
+        assert [setting.name for setting in settings] == ["mine h=0.1", "mine h=0.2"]
+        assert settings[0].method_config().policy.threshold == 0.1
+        with pytest.raises(InputError, match="unknown method 'mien': did you mean mine"):
+            expand({"mien": {}})
+        with pytest.raises(InputError, match="grid.mine.policy.threshold: expected a probability"):
+            compose("sweep", ["grid=mine", "grid.mine.policy.threshold=[2]"])
+    assert user_folders() == ()
+    with pytest.raises(InputError, match="unknown method 'mine'"):
+        Setting("mine").method_config()
+
+
+def test_the_flag_counts_for_the_whole_run(own_folder):
+    prepare("sweep", ["--config-dir", str(own_folder), "grid=mine"])
+    assert user_folders() == (own_folder.resolve(),)
+    with pytest.raises(InputError, match="unknown grid 'mien': did you mean mine"):
+        prepare("sweep", [f"--config-dir={own_folder}", "grid=mien"])
+    prepare("sweep", ["grid=default"])
+    assert user_folders() == ()
+
+
+@pytest.mark.slow
+def test_a_method_of_ones_own_is_decoded_with(own_folder, tmp_path):
+    words = ["--config-dir", str(own_folder), "method=mine", "prompts.limit=2", "sampling.max_new_tokens=4",
+             f"paths.output_dir={tmp_path}/out"]  # fmt: skip
+    done = subprocess.run(
+        [sys.executable, "-m", "toolkit.decode", *words], capture_output=True, text=True, cwd=tmp_path, timeout=300,
+        env={**os.environ, "PYTHONPATH": str(CONF.parent)},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert (Path(tmp_path) / "out" / "generations.jsonl").exists()
+
+
+def test_stages_are_multiplied_out():
+    stages = {
+        "first": {"run": "a.b", "config": "c"},
+        "{part}_{domain}": {
+            "run": "a.b",
+            "config": "c",
+            "overrides": ["prompts=toy_{domain}", 'head="{train}"'],
+            "for_each": {
+                "part": {"dev": ["split=dev"], "test": ["split=test", "on={domain}"]},
+                "domain": ["math", "code"],
+            },
+        },
+    }
+    made = expand_stages(stages)
+    assert list(made) == ["first", "dev_math", "dev_code", "test_math", "test_code"]
+    assert made["test_code"] == {
+        "run": "a.b", "config": "c", "overrides": ["prompts=toy_code", 'head="{train}"', "split=test", "on=code"],
+    }  # fmt: skip
+    with pytest.raises(InputError, match="expected a name of its own for each, got x twice"):
+        expand_stages({"x": {**stages["first"], "for_each": {"domain": ["math", "code"]}}})
+
+
+def test_the_quickstart_sweeps_three_domains_in_three_parts():
+    after = expand_stages(plain(compose("train", ["+experiment=quickstart"]).after))
+    assert list(after)[:9] == [
+        f"{part}_{on}" for part in ("dev", "test", "live") for on in ("instruct", "math", "code")
+    ]
+    live = set(after["live_math"]["overrides"])
+    assert {"prompts=toy_math", "prompts.split=test", "prompts.limit=64", "source=live", "grid=quickstart_live"} <= live
+    assert 'grid.specdec_pp.head=["{train}/head"]' in live and "source=live" not in after["test_math"]["overrides"]

@@ -1,0 +1,101 @@
+"""Prompt lookup: what it copies, that it is exact, that no draft model is asked."""
+
+from __future__ import annotations
+
+from itertools import product
+
+import pytest
+import torch
+
+from analysis.replay.prompt_lookup import replay_prompt_lookup
+from toolkit import ModelPair, generate
+from toolkit.decoding import Method, PromptLookupProposer, Sampling, decode
+from toolkit.errors import InputError
+from toolkit.session import TabularModel
+from toolkit.stopping import Confidence, Fixed, Heuristic
+from toolkit.verification import get
+
+END = 2
+
+
+def slow_lookup(text, most, max_ngram, min_ngram, ends):
+    """The longest n-gram first; of its earlier occurrences the last."""
+    for size in range(max_ngram, min_ngram - 1, -1):
+        found = [
+            start
+            for start in range(len(text))
+            if start + size < len(text) and text[start : start + size] == text[-size:]
+        ]
+        if len(text) > size and found:
+            copied = []
+            for token in text[found[-1] + size :][:most]:
+                copied.append(token)
+                if token in ends:
+                    break
+            return copied
+    return []
+
+
+@pytest.mark.parametrize("ngrams", [(1, 1), (1, 3), (2, 3)])
+def test_lookup_is_the_slow_one_on_every_short_text(ngrams):
+    proposer = PromptLookupProposer(max_ngram=ngrams[1], min_ngram=ngrams[0])
+    for length in range(1, 8):
+        for text in product(range(2 if length > 5 else 3), repeat=length):
+            for most in (0, 1, 3):
+                expected = slow_lookup(list(text), most, *ngrams[::-1], (END,)) if most else []
+                assert proposer.lookup(list(text), most, (END,)) == expected
+
+
+def table_pair(sharpness=1.0):
+    return ModelPair(target=TabularModel.random(3, 2, torch.Generator().manual_seed(5), sharpness), end_ids=(END,))
+
+
+@pytest.mark.parametrize("rule", ["rejection", "block"])
+def test_whole_outputs_follow_the_targets_distribution(rule):
+    from scipy.stats import chisquare
+
+    pair, runs = table_pair(), 6000
+    method = Method("lookup", Fixed(3), get(rule), PromptLookupProposer(), max_drafted=3)
+    expected = pair.target.sequence_distribution([0, 1, 0], 4, END)
+    generations = decode(pair, [[0, 1, 0]] * runs, method, Sampling(max_new_tokens=4), batch_size=500)
+    seen = [tuple(g.token_ids) for g in generations]
+    outputs = [output for output, chance in expected.items() if chance > 0]
+    assert sum(g.counts.num_drafted for g in generations) > runs
+    assert chisquare([seen.count(o) for o in outputs], [expected[o] * runs for o in outputs]).pvalue > 1e-3
+
+
+def test_no_draft_model_is_asked():
+    pair = ModelPair.from_pretrained("toy/target")
+    assert pair.draft is None
+    prompt = "Q: Join with dashes: door summer harbor magnet carpet.\nA:"
+    (copied,) = generate(pair, [prompt], "prompt_lookup", temperature=0.0)
+    (plain,) = generate(pair, [prompt], "autoregressive", temperature=0.0)
+    assert copied.token_ids == plain.token_ids
+    assert copied.counts.num_draft_calls == 0
+    assert copied.counts.num_target_calls < plain.counts.num_target_calls
+
+
+@pytest.mark.parametrize("policy", [Fixed(3), Heuristic(2)])
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_replay_from_the_text_alone_counts_what_decoding_counted(policy, temperature):
+    """The text that was decoded determines every round."""
+    pair = table_pair(2.0)
+    prompts = [[0, 1, 0, 1], [1], [0, 0, 1, 1, 0], [1, 0]]
+    method = Method("lookup", policy, get("rejection"), PromptLookupProposer(), max_drafted=5).bind(pair)
+    sampling = Sampling(max_new_tokens=24, temperature=temperature, seed=3)
+    live = decode(pair, prompts, method, sampling, batch_size=3)
+    replayed = replay_prompt_lookup(method, [(g.prompt_ids, g.token_ids) for g in live], 24, (END,))
+    for row, generation in enumerate(live):
+        assert {name: int(values[row]) for name, values in replayed.counts.items()} == vars(generation.counts)
+        lengths = [r.num_accepted for r in generation.rounds]
+        assert replayed.accepted[row].tolist() == [lengths.count(n) for n in range(replayed.accepted.shape[1])]
+    assert replayed.total.num_drafted > 0
+
+
+def test_policies_that_look_at_a_draft_are_refused():
+    with pytest.raises(
+        InputError, match="Confidence looks at a draft model's distribution or states, and PromptLookup"
+    ):
+        Method("lookup", Confidence(), get("rejection"), PromptLookupProposer())
+    with pytest.raises(InputError, match="expected 1 <= min_ngram <= max_ngram, got min_ngram=4, max_ngram=3"):
+        PromptLookupProposer(min_ngram=4)

@@ -1,0 +1,369 @@
+"""The schema knows every key of conf/, says what it means, and refuses what does not fit in one line each."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import pytest
+from omegaconf import OmegaConf
+
+from toolkit import config, verification
+from toolkit.command_line import prepare
+from toolkit.config import CONF, choices, compose, plain
+from toolkit.decoding import Method, TreeProposer
+from toolkit.errors import InputError
+from toolkit.schema import sources
+from toolkit.schema.check import MISSING, check, keys_of_class, resolved, section_in
+from toolkit.schema.commands import COMMANDS, Command, Grid, group_of, keys_of
+from toolkit.schema.help import WIDTH, help_text
+from toolkit.schema.others import OTHERS
+from toolkit.schema.ranges import Above, AtLeast, Between, Probability, check_ranges, intervals
+from toolkit.schema.values import fits, is_known, is_node, say
+from toolkit.stopping import AdaEdl
+
+ROOTS = sorted(path.stem for path in CONF.glob("*.yaml"))
+NAMES = [name for name in ROOTS if COMMANDS.get(name) and issubclass(COMMANDS[name], Command)]
+PARTS = {  # groups that methods and commands are made of: their files are looked at one by one
+    group: choices(group)
+    for group in ("stopping", "rule", "proposer", "beams", "quality", "sampling", "pair", "prompts")
+}
+FILLED = {  # root -> groups whose choices are tried in it
+    "decode": ("method",),
+    "train": ("data", "model", "trainer", "callbacks", "logger"),
+    "sweep": ("grid",),
+}
+
+
+def undocumented(path: str, value: Any, annotation: Any) -> list[str]:
+    """Paths below a value that the schema has no type or no meaning for."""
+    section = section_in(annotation)
+    if is_node(value):
+        known = keys_of_class(value["_target_"])
+        assert known is not None, f"{path}: {value['_target_']}"
+    elif section is not None and section is not Grid and isinstance(value, dict):
+        known = keys_of(section)
+    elif isinstance(value, dict) and section is None and value and all(map(is_node, value.values())):
+        return [lost for name, one in value.items() for lost in undocumented(f"{path}.{name}", one, Any)]
+    else:
+        return []
+    lost = []
+    for name, one in value.items():
+        key = known.keys.get(name)
+        if name.startswith("_"):
+            continue
+        if key is None or (not isinstance(one, dict) and not (key.meaning and is_known(key.annotation))):
+            lost.append(f"{path}.{name}")
+        else:
+            lost += undocumented(f"{path}.{name}", one, key.annotation)
+    return lost
+
+
+def undocumented_of(root: str, overrides: list[str]) -> list[str]:
+    return undocumented("", resolved(compose(root, overrides), root), COMMANDS[root])
+
+
+@pytest.mark.parametrize("root", ROOTS)
+def test_every_root_config_has_a_command_and_every_key_a_type_and_a_meaning(root):
+    assert root in COMMANDS
+    assert undocumented_of(root, []) == []
+
+
+@pytest.mark.parametrize(("root", "group"), [(root, group) for root, groups in FILLED.items() for group in groups])
+def test_every_choice_of_the_commands_groups_is_known(root, group):
+    for name in choices(group):
+        assert undocumented_of(root, [f"{group}={name}"]) == [], name
+
+
+@pytest.mark.parametrize("group", PARTS)
+def test_every_key_of_a_part_has_a_type_and_a_meaning(group):
+    for name in PARTS[group]:
+        node = OmegaConf.to_container(OmegaConf.load(CONF / group / f"{name}.yaml"))
+        node.pop("defaults", None)
+        if is_node(node):
+            assert undocumented(name, node, Any) == []
+
+
+@pytest.mark.parametrize("group", ["experiment", "hparams_search", "debug"])
+def test_what_is_appended_to_a_training_is_known(group):
+    for name in choices(group):
+        check(compose("train", [f"+{group}={name}"]), "train", complete=False)
+
+
+def test_declared_keys_of_other_classes_exist_there():
+    for target, declared in OTHERS.items():
+        known = sources.keys_of(target)
+        assert known is not None, target
+        assert known.takes_any or set(declared) <= set(known.keys), target
+
+
+def test_every_rule_has_its_yaml_and_every_yaml_its_rule():
+    named = {name: OmegaConf.load(CONF / "rule" / f"{name}.yaml")._target_ for name in choices("rule")}
+    known = {name: type(verification.get(name)) for name in verification.names()}
+    assert named == {name: f"{kind.__module__}.{kind.__qualname__}" for name, kind in known.items()}
+    used = {plain(config.method_config(name))["rule"]["_target_"] for name in choices("method")}
+    small = "toolkit.verification.rules.importance_lp.ImportanceLP"  # for vocabularies of at most 62 tokens
+    assert set(named.values()) - used == {small}
+
+
+BY_HAND = {"beams", "proposer", "scorer", "log_w_rej", "instead"}  # groups, and objects that no config can write
+
+
+@pytest.mark.parametrize("name", choices("method"))
+def test_every_argument_of_a_method_can_be_set_without_a_plus(name):
+    def lost(node):
+        keys = set(keys_of_class(node["_target_"]).keys) - set(node) - BY_HAND
+        return keys | {key for one in node.values() if is_node(one) for key in lost(one)}
+
+    node = plain(config.method_config(name))
+    plain_decoding = {"min_drafted", "draft_temperature"} if node.get("max_drafted") == 0 else set()
+    assert lost(node) <= plain_decoding
+
+
+@pytest.mark.parametrize("group", ["rule", "stopping", "proposer", "beams"])
+def test_every_argument_of_a_part_is_in_its_file(group):
+    for name in choices(group):
+        node = OmegaConf.to_container(OmegaConf.load(CONF / group / f"{name}.yaml"))
+        assert set(keys_of_class(node["_target_"]).keys) <= set(node), name
+
+
+def test_keys_of_a_method_are_set_from_python_and_in_grids():
+    changes = ["draft_temperature=.5", "rule.num_free=15", "rule.alphabet=7", "++min_drafted=2"]
+    method = config.method("importance", changes)
+    assert (method.draft_temperature, method.rule.num_free, method.rule.alphabet, method.min_drafted) == (0.5, 15, 7, 2)
+    for changes, said in (
+        (["+max_drafted=3"], "max_drafted is in the config already: expected max_drafted=VALUE, without the +"),
+        (["rule.num_fre=3"], "unknown key 'rule.num_fre': did you mean rule.num_free"),
+        (["rule.num_free=16"], "rule.num_free: expected a number in [1, 15], got 16"),
+    ):
+        with pytest.raises(InputError) as error:
+            config.method("importance", changes)
+        assert str(error.value).startswith(said)
+    grid = ["grid.importance.rule.num_free=[5,12]", "grid.importance.draft_temperature=[null,.5]", "+grid.tail={}"]
+    composed = plain(compose("sweep", grid).grid)
+    assert composed["importance"] == {"rule": {"num_free": [5, 12]}, "draft_temperature": [None, 0.5]}
+    assert prepare("sweep", ["grid.importance.rule.num_free=[5]"]) == ["++grid.importance.rule.num_free=[5]"]
+    assert "rule.num_free" in refusal("sweep", "grid.importance.rule.num_fre=[5]")
+
+
+# -- what is refused --------------------------------------------------------------------------------------------------
+
+
+def given(root: str) -> list[str]:
+    """Overrides that give every missing key some value."""
+    return [f"{key}={'[x]' if key == 'heads' else 'x'}" for key in missing(root)]
+
+
+def missing(root: str) -> list[str]:
+    return [key for key, value in config.flatten(resolved(compose(root), root)).items() if value == MISSING]
+
+
+def refusal(root: str, *words: str) -> str:
+    with pytest.raises(InputError) as caught:
+        prepare(root, [*given(root), *words])
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+def out_of_range(root: str) -> str:
+    """An override of one of the command's own keys with a number that its range leaves out."""
+    for name, key in keys_of(COMMANDS[root]).keys.items():
+        for interval in intervals(key.annotation):
+            return f"{name}={interval.low - 1:g}"
+    return "sampling.temperature=-1"
+
+
+@pytest.mark.parametrize("root", NAMES)
+def test_every_command_refuses_in_one_line(root):
+    name = next(name for name, key in keys_of(COMMANDS[root]).keys.items() if not group_of(key.annotation))
+    assert refusal(root, f"overwrit={name}").startswith("unknown key 'overwrit': did you mean overwrite")
+    assert refusal(root, "+overwrit=true").startswith("unknown key 'overwrit': did you mean overwrite")
+    assert refusal(root, "+paths.outpt_dir=x").startswith(
+        "unknown key 'paths.outpt_dir': did you mean paths.output_dir"
+    )
+    assert refusal(root, "overwrite=maybe") == "overwrite: expected true or false, got 'maybe'"
+    assert refusal(root, "~overwrite").startswith(
+        "missing key overwrite: expected overwrite=VALUE, true/false (start afresh"
+    )
+    if root != "report":
+        assert refusal(root, out_of_range(root)).startswith(f"{out_of_range(root).partition('=')[0]}: expected ")
+
+
+@pytest.mark.parametrize("root", [root for root in NAMES if missing(root)])
+def test_every_command_names_the_keys_it_misses(root):
+    with pytest.raises(InputError, match=r"^missing key [\w.]+: expected [\w.]+=VALUE, [^\n]*$"):
+        prepare(root, [])
+
+
+@pytest.mark.parametrize(
+    ("root", "words", "message"),
+    [
+        ("train", ["experimnt=toy_head"], "unknown key 'experimnt': did you mean experiment"),
+        ("train", ["+experimnt=toy_head"], "unknown key 'experimnt': did you mean experiment"),
+        ("train", ["trainer.max_epoch=3"], "unknown key 'trainer.max_epoch': did you mean trainer.max_epochs"),
+        ("train", ["+trainer.max_step=3"], "unknown key 'trainer.max_step': did you mean trainer.max_steps"),
+        ("train", ["head.depth=-1"], "head.depth: expected at least 0, got -1"),
+        ("decode", ["sampling.top_p=2"], "sampling.top_p: expected a number in (0, 1], got 2"),
+        ("decode", ["sampling.temperature=hot"], "sampling.temperature: expected a number of at least 0, got 'hot'"),
+        ("decode", ["pair.revision=x"], "pair.revision is not in the config yet: expected +pair.revision=VALUE"),
+        ("decode", ["+batch_size=3"], "batch_size is in the config already: expected batch_size=VALUE"),
+        ("decode", ["batch_size=1,2"], "batch_size=1,2: expected one value"),
+        ("decode", ["batch_size=true"], "batch_size: expected an integer of at least 1, got true"),
+        ("decode", ["+pair.name=7"], "pair.name: expected text, got 7 (a text of digits is written"),
+        ("decode", ["foo"], "expected KEY=VALUE, got 'foo'"),
+        ("decode", ["batch_size=[1"], "expected KEY=VALUE, got "),
+        ("decode", ["method=null"], "expected a choice of a config group, got method=null"),
+        ("decode", ["prompts.split=tset"], "prompts.split: expected one of train, dev, test, got 'tset'"),
+        ("decode", ["--config-dr", "x"], "unrecognized arguments: --config-dr"),
+        ("decode", ["--config-dir", "nowhere"], "--config-dir: expected a folder laid out like conf/, got nowhere"),
+        ("decode", ["stopping@method.policy=svp"], "unknown stopping 'svp': did you mean svip"),
+        ("decode", ["method.policy._target_=toolkit.stopping.Fixd"], "in toolkit.stopping: did you mean Fixed"),
+        ("decode", ["method.policy._target_=toolkit.stoping.Fixed"], "no module toolkit.stoping"),
+        ("decode", ["method=specdec_pp", "pair.target=x"], "method specdec_pp needs an acceptance head, and this pair"),
+        ("decode", ["-m", "batch_size=1,2", "+foo=1"], "unknown key 'foo'"),
+        ("decode", ["-m", "method=svip,blok"], "unknown method 'blok': did you mean block"),
+        ("sweep", ["source=life"], "source: expected one of traces, live, got 'life'"),
+        ("sweep", ["+grid.tial={}"], "unknown method 'tial': did you mean tail"),
+        ("sweep", ["+grid.tail.policy.treshold=[.1]"], "unknown parameter of tail 'policy.treshold': did you mean"),
+        ("sweep", ["+grid.tail.policy.threshold=[.1,2]"], "grid.tail.policy.threshold: expected a probability"),
+        ("compare", ["metrics=[exact_mach]"], "unknown quality metric 'exact_mach': did you mean exact_match"),
+        ("toy", ["shares=3"], "shares: expected keys with values, got 3"),
+    ],
+)  # fmt: skip
+def test_faults_are_said_in_one_line(root, words, message):
+    assert message in refusal(root, *words)
+
+
+def test_a_method_is_judged_before_it_is_built():
+    """The same words as the method's own, from sources alone."""
+    parts = {"policy": AdaEdl(), "rule": verification.get("specinfer"), "proposer": TreeProposer()}
+    with pytest.raises(InputError) as own:
+        Method("specinfer", **parts)
+    assert refusal("decode", "method=specinfer", "stopping@method.policy=adaedl") == str(own.value)
+    with pytest.raises(InputError) as own:
+        Method("specinfer", **{**parts, "proposer": TreeProposer(scheme="greedy")})
+    assert refusal("decode", "method=specinfer", "method.proposer.scheme=greedy") == str(own.value)
+    assert "need each other" in refusal("decode", "method=speculative_beam", "method.beams=null")
+
+
+def test_jobs_of_a_sweep_are_judged_one_by_one():
+    assert prepare("decode", ["-m", "batch_size=0,1"]) == ["-m", "batch_size=0,1"]
+
+
+def test_the_library_checks_what_it_composes_but_waits_for_missing_values():
+    assert compose("mix").mixing_ratio == 0.15
+    with pytest.raises(InputError, match=r"^mixing_ratio: expected a probability in \[0, 1\], got 2$"):
+        compose("mix", ["mixing_ratio=2"])
+    with pytest.raises(InputError, match=r"unknown key 'policy.treshold': did you mean policy.threshold"):
+        config.method("tail", ["policy.treshold=.1"])
+
+
+# -- types, ranges, sources -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("annotation", "good", "bad"),
+    [
+        (int, [0, -3], [1.0, True, "1", None]),
+        (float, [0, 1.5], [True, "1", None]),
+        (str, ["a", ""], [1, None, ["a"]]),
+        (bool, [True], [1, 0, "true"]),
+        (int | None, [None, 1], ["", 0.5]),
+        (Literal["a", 1], ["a", 1], [True, "b"]),
+        (list[Annotated[int, AtLeast(1)]], [[], [1, 2]], [[0], 1, "1"]),
+        (dict[str, float], [{}, {"a": 1}], [{"a": "b"}, [1]]),
+        (Annotated[float, Above(0)] | None, [None, 0.1], [0, float("nan"), float("inf")]),
+        (Annotated[float, Between(0, 1, "[)")], [0, 0.9], [1, -0.1]),
+    ],
+)
+def test_values_fit_types_and_ranges(annotation, good, bad):
+    assert all(fits(value, annotation) for value in good)
+    assert not any(fits(value, annotation) for value in bad)
+
+
+def test_types_are_said_as_people_read_them():
+    assert say(Annotated[float, Probability] | None) == "number in [0, 1] or null"
+    assert say(list[Annotated[float, Above(0)]]) == "a list of numbers above 0"
+
+
+def test_ranges_hold_in_python_too():
+    check_ranges(AdaEdl())
+    with pytest.raises(InputError, match=r"^policy.rate_decay: expected a number in \[0, 1\], got 1.5$"):
+        AdaEdl(rate_decay=1.5)
+
+
+def test_classes_of_the_users_own_are_read_and_not_imported(tmp_path, monkeypatch):
+    (tmp_path / "base_of_mine.py").write_text(
+        "from dataclasses import dataclass\n\n@dataclass\nclass Base:\n    level: int = 1\n"
+    )
+    (tmp_path / "policies_of_mine.py").write_text(
+        "from dataclasses import dataclass\nfrom typing import Annotated\nimport not_installed\n"
+        "from base_of_mine import Base as Common\nfrom toolkit.schema.ranges import Above\n\n@dataclass\n"
+        'class Mine(Common):\n    """Stops.\n\n    patience  rounds without\n              luck\n    """\n\n'
+        "    patience: Annotated[float, Above(0)] = 2.0\n    other: not_installed.Thing = None\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    sources.clear()
+    keys = keys_of_class("policies_of_mine.Mine")
+    assert keys is not None
+    assert list(keys.keys) == ["level", "patience", "other"]
+    assert keys.keys["patience"].meaning == "rounds without luck" and keys.keys["patience"].default == 2.0
+    assert say(keys.keys["patience"].annotation) == "number > 0" and not is_known(keys.keys["other"].annotation)
+    words = ["method.policy._target_=policies_of_mine.Mine", "~method.policy.num_drafted", "method.max_drafted=3"]
+    assert prepare("decode", [*words, "+method.policy.patience=1"])
+    assert (
+        refusal("decode", *words, "+method.policy.patience=0")
+        == "method.policy.patience: expected a number above 0, got 0"
+    )
+
+
+def test_docstrings_say_what_keys_mean():
+    text = "Mean of things. stem: compare word stems (English).\n\n    a, b  both of\n          them; c: the third\n    d: last"
+    assert sources.meanings_in(text, ["stem", "a", "b", "c", "d", "e"]) == {
+        "stem": "compare word stems (English)", "a": "both of them", "b": "both of them", "c": "the third", "d": "last",
+    }  # fmt: skip
+
+
+# -- help -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("root", NAMES)
+def test_help_shows_every_key_within_120_columns(root):
+    text = help_text(root)
+    lines = text.splitlines()
+    assert all(len(line) <= WIDTH and line == line.rstrip() for line in lines)
+    assert lines[0].startswith(f"{COMMANDS[root].module}: ")
+    assert f"  python -m {COMMANDS[root].module} " in text
+    shown = {line.split()[0] for line in lines if line.startswith("  ")}
+    leaves = config.flatten(resolved(compose(root), root))
+    asked = {path for path in leaves if not path.startswith(("before", "after")) and "._" not in path}
+    assert {path for path in asked if leaves[path] != {}} <= shown
+
+
+def test_help_follows_the_choices():
+    assert "method.rule.tau " in help_text("decode", ["method=mtad"])
+    with pytest.raises(InputError, match="unknown method 'mtat'"):
+        help_text("decode", ["method=mtat"])
+
+
+@pytest.mark.parametrize(
+    ("words", "status", "message"),
+    [
+        (["analysis.sweep", "--help"], 0, "analysis.sweep: score a grid of methods on one prompt set."),
+        (
+            ["data_gen.mix", "responses=x", "mixing_ratio=2"],
+            1,
+            "error: mixing_ratio: expected a probability in [0, 1], got 2",
+        ),
+    ],
+)
+def test_nothing_heavy_is_imported_for_help_or_a_fault(words, status, message, tmp_path):
+    command = [sys.executable, "-X", "importtime", "-m", *words]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=Path(CONF).parent, timeout=120)
+    imported = {line.rpartition("|")[2].strip() for line in done.stderr.splitlines() if line.startswith("import time:")}
+    said = [line for line in done.stderr.splitlines() if not line.startswith("import time:")] + done.stdout.splitlines()
+    assert done.returncode == status
+    assert said[0] == message and (status == 0 or len(said) == 1)
+    assert not imported & {"torch", "transformers", "pytorch_lightning", "pandas", "numpy", "scipy"}

@@ -1,0 +1,101 @@
+"""Fingerprints cover all weights; heads recognise their draft in any number format, and no other draft."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+
+from data_gen.toy_pair.stamp import stamp
+from toolkit import ModelPair, generate
+from toolkit.acceptance import AcceptanceHead
+from toolkit.acceptance.folder import check_draft
+from toolkit.errors import InputError
+from toolkit.io import read_json
+from toolkit.pair import TOY, fingerprint
+from toolkit.testing import tiny_model
+from toolkit.weights import CHUNK, difference, identity, sketch
+
+
+def negate_every_second(weight):
+    weight.view(-1)[1::2] *= -1
+
+
+def change_the_last(weight):
+    weight.view(-1)[-1] += weight.abs().max()
+
+
+def swap_rows(weight):
+    weight[:2] = weight[:2].flip(0).clone()
+
+
+@pytest.mark.parametrize("change", [negate_every_second, change_the_last, swap_rows])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_other_weights_are_noticed(change, dtype):
+    model = tiny_model("llama")
+    other = copy.deepcopy(model).to(dtype)
+    assert difference(sketch(model), sketch(other)) is None
+    before = identity(other)
+    change(other.model.layers[1].mlp.up_proj.weight)
+    assert difference(sketch(model), sketch(other)) == "model.layers.1.mlp.up_proj.weight differs"
+    assert identity(other) != before
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float16, torch.bfloat16])
+def test_the_same_weights_in_another_format_are_the_same(dtype):
+    model = tiny_model("qwen2")
+    other = copy.deepcopy(model).to(dtype)
+    assert difference(sketch(model), sketch(other)) is None
+    assert (identity(model) == identity(other)) == (dtype is torch.float64)
+    assert identity(copy.deepcopy(other).float()) == identity(other)  # formats that hold them exactly
+
+
+def test_every_entry_counts_beyond_one_chunk():
+    model = tiny_model("llama")
+    model.register_buffer("long", torch.randn(3 * CHUNK + 5))
+    known, exact = sketch(model), identity(model)
+    for place in (0, CHUNK, 3 * CHUNK, 3 * CHUNK + 4):
+        model.long[place] += 1
+        assert difference(known, sketch(model)) == "long differs" and identity(model) != exact
+        model.long[place] -= 1
+
+
+def test_shapes_names_and_quantised_weights():
+    one, other = sketch(tiny_model("llama")), sketch(tiny_model("qwen2"))
+    assert difference(one, other).startswith("only one of them has model.layers.0.self_attn.k_proj.bias")
+    wider = {**one, "tensors": {**one["tensors"], "lm_head.weight": [[1, 2], 1.0, [0.0] * 4]}}
+    assert difference(one, wider) == "lm_head.weight has shape [61, 32] and [1, 2]"
+    model = tiny_model("llama")
+    model.config.quantization_config = {"bits": 4}
+    with pytest.warns(RuntimeWarning, match="weights in float32 and quantised cannot be compared"):
+        assert difference(one, sketch(model)) is None
+
+
+def test_what_is_remembered_follows_the_weights():
+    model = tiny_model("llama")
+    first = identity(model)
+    assert identity(model) == first
+    model.lm_head.weight.data = model.lm_head.weight.data * 2
+    assert identity(model) != first
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float64"])
+def test_the_toy_pair_takes_its_heads_in_every_format(dtype):
+    pair = ModelPair.toy(dtype=dtype)
+    (generation,) = generate(pair, ["Q: 1 + 2\nA:"], "specdec_pp", max_new_tokens=4)
+    assert generation.token_ids
+    negate_every_second(pair.draft.model.layers[0].mlp.up_proj.weight)
+    _, about = AcceptanceHead.load(pair.head)
+    with pytest.raises(InputError, match=r"trained for another draft .*: model.layers.0.mlp.up_proj.weight differs"):
+        check_draft(about, pair.draft, pair.head)
+
+
+def test_stamps_are_current(tmp_path):
+    pair = ModelPair.toy()
+    AcceptanceHead.load(TOY / "head")[0].save(tmp_path, {"draft_fingerprint": "old"})
+    stamp(tmp_path, pair)
+    about, shipped = read_json(tmp_path / "config.json"), read_json(TOY / "head" / "config.json")
+    assert about["draft_fingerprint"] == shipped["draft_fingerprint"] == fingerprint(pair.draft)
+    assert about["target_fingerprint"] == shipped["target_fingerprint"] == fingerprint(pair.target)
+    assert difference(about["draft_weights"], shipped["draft_weights"]) is None

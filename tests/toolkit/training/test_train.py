@@ -1,0 +1,390 @@
+"""Training heads end to end on a tiny data set: results, resuming after any interruption, sweeps, refusals."""
+
+import contextlib
+import csv
+import json
+import multiprocessing
+import os
+import random
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from toolkit import train
+from toolkit.acceptance import AcceptanceHead
+from toolkit.config import compose
+from toolkit.errors import InputError, StaleError
+from toolkit.io import write_json
+from toolkit.pair import load_draft
+from toolkit.teacher import pad_right, states_of
+from toolkit.training import Checkpoints, MixedData, export
+from toolkit.training.batches import ExampleBatches
+from toolkit.training.sweep_table import write_table
+
+ROOT = Path(__file__).resolve().parents[3]
+SMALL = [
+    "head.depth=1", "optimizer.lr=1e-2", "trainer.max_epochs=3", "data.batch_size=8", "logger=csv",
+    "trainer.log_every_n_steps=4", "callbacks.checkpoints.every_n_steps=2",
+]  # fmt: skip
+
+
+@pytest.fixture
+def overrides(tiny_overrides, tiny_mix):
+    return [*tiny_overrides, f"data.path={tiny_mix}", *SMALL]
+
+
+@pytest.fixture(scope="module")
+def trained(tiny_overrides, tiny_mix, tmp_path_factory):
+    """An uninterrupted run."""
+    folder = tmp_path_factory.mktemp("trained") / "run"
+    return train.run(compose("train", [*tiny_overrides, f"data.path={tiny_mix}", *SMALL, f"paths.output_dir={folder}"]))
+
+
+def weights(folder):
+    return load_file(folder / "head" / "head.safetensors")
+
+
+def same_weights(left, right):
+    left, right = weights(left), weights(right)
+    return left.keys() == right.keys() and all(torch.equal(left[name], right[name]) for name in left)
+
+
+def curves(folder):
+    """metrics.csv without the speed."""
+    rows = csv.DictReader((folder / "metrics.csv").read_text().splitlines())
+    return [{name: value for name, value in row.items() if not name.startswith("perf/")} for row in rows]
+
+
+def test_a_run_leaves_everything_behind(trained, overrides):
+    files = {str(path.relative_to(trained)) for path in trained.rglob("*") if path.is_file()}
+    assert files == {
+        "checkpoints/best.ckpt", "checkpoints/last.ckpt", "head/config.json", "head/head.safetensors", "MODEL_CARD.md",
+        "config.yaml", "manifest.json", "metrics.csv", "metrics.json", "reliability.csv", "reliability.png",
+        "wandb_run_id.txt",
+    }  # fmt: skip
+    scores = json.loads((trained / "metrics.json").read_text())
+    names = {"log_loss", "binary_kl", "brier", "ece", "auroc"}
+    assert {f"val/{name}{suffix}" for name in names for suffix in ("", "_corrected")} < set(scores)
+    rows = curves(trained)
+    assert [int(row["step"]) for row in rows if row["val/ece"]] == [5, 11, 17]  # 47 rows in batches of 8
+    best = min(float(row["val/log_loss_corrected"]) for row in rows if row["val/log_loss_corrected"])
+    assert scores["val/log_loss_corrected"] == pytest.approx(best, rel=1e-6)
+    assert all(row["train/loss"] for row in rows)
+    assert float(rows[-1]["train/lr"]) < float(rows[0]["train/lr"]) < 1e-2
+    _, about = AcceptanceHead.load(trained / "head")
+    assert {"draft_fingerprint", "target_fingerprint", "sampling", "mixing_ratio", "revision", "metrics"} < set(about)
+    assert about["w_rej"] == 6 and about["head"]["log_w_rej"] == pytest.approx(1.7918, abs=1e-4)
+    config = compose("train", [*overrides, f"paths.output_dir={trained}"])
+    assert train.score(config, trained) == scores["val/log_loss_corrected"]
+    config.optimized_metric = "val/nothing"
+    with pytest.raises(InputError, match="optimized_metric"):
+        train.score(config, trained)
+
+
+def test_heads_learn(tiny_overrides, tiny_mix, tmp_path):
+    """A big head on few positions: the loss comes down to what the labels' entropy leaves."""
+    folder = train.run(
+        compose(
+            "train",
+            [
+                *tiny_overrides, f"data.path={tiny_mix}", f"paths.output_dir={tmp_path / 'run'}", "logger=csv",
+                "head.depth=2", "loss.w_rej=1", "optimizer.lr=2e-2", "trainer.max_epochs=25", "callbacks=none",
+            ],
+        )
+    )  # fmt: skip
+    losses = [float(row["train/loss"]) for row in curves(folder)]
+    assert losses[-1] < 0.6 * losses[0]
+
+
+def test_finished_runs_are_kept_and_other_work_is_not_overwritten(trained, overrides, capsys):
+    stamp = (trained / "metrics.json").stat().st_mtime_ns
+    train.run(compose("train", [*overrides, f"paths.output_dir={trained}"]))
+    assert (trained / "metrics.json").stat().st_mtime_ns == stamp
+    with pytest.raises(StaleError, match="head.depth"):
+        train.run(compose("train", [*overrides, f"paths.output_dir={trained}", "head.depth=2"]))
+
+
+# -- data -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("cache_hidden", [True, False])
+def test_positions_are_states_that_have_read_the_drafted_token(tiny_mix, tiny_pair, cache_hidden):
+    import datasets
+
+    draft = load_draft(tiny_pair / "draft")
+    data = MixedData(tiny_mix, draft, cache_hidden=cache_hidden, draft_batch_size=5)
+    data.prepare_data()
+    data.setup()
+    split = datasets.load_from_disk(str(tiny_mix / "dataset"))["train"]
+    kept = [row for row in split if any(row["mask"])]
+    states = data.states["train"]
+    assert states.num_examples == len(kept) and states.num_positions == sum(sum(row["mask"]) for row in kept)
+    rows = [3, 11, 0, 40]
+    batch = states.batch(rows)
+    hidden, labels = [], []
+    for row in rows:
+        model_inputs = torch.tensor([kept[row]["input_ids"]])
+        final = draft.model(input_ids=model_inputs).last_hidden_state[0]
+        for position, from_draft in enumerate(kept[row]["mask"]):
+            if from_draft:
+                hidden.append(final[position])
+                labels.append(kept[row]["labels"][position])
+    assert torch.allclose(batch.hidden, torch.stack(hidden), atol=1e-4)
+    assert torch.equal(batch.labels, torch.tensor(labels))
+
+
+def test_states_are_what_the_output_embedding_reads(tiny_pair):
+    draft = load_draft(tiny_pair / "draft")
+    tokens = pad_right([[4, 5, 6, 7, 8], [9, 10]])
+    states = states_of(draft, tokens)
+    assert torch.allclose(draft.lm_head(states), draft(input_ids=tokens).logits, atol=1e-5)
+    assert torch.allclose(states[1, :2], states_of(draft, tokens[1:, :2])[0], atol=1e-5)  # padding is not read
+
+
+class Counted:
+    """Stands in for States."""
+
+    num_examples, num_positions = 23, 23
+
+    def batch(self, rows):
+        return tuple(rows)
+
+
+def test_the_order_of_rows_is_a_function_of_seed_and_epoch():
+    def epoch(number, start=0, **options):
+        return list(ExampleBatches(Counted(), 5, shuffle=True, position=lambda: (number, start), **options))
+
+    assert epoch(0) == epoch(0) != epoch(1) and epoch(0, seed=1) != epoch(0)
+    assert sorted(row for batch in epoch(2) for row in batch) == list(range(23))
+    assert epoch(3, start=2) == epoch(3)[2:]
+    for even, counts in ((True, [12, 12]), (False, [12, 11])):
+        shares = [[row for batch in epoch(1, rank=rank, world=2, even=even) for row in batch] for rank in range(2)]
+        assert [len(share) for share in shares] == counts
+        assert set(shares[0]) | set(shares[1]) == set(range(23))
+
+
+def test_data_of_another_draft_and_unfinished_data_are_refused(overrides, tiny_mix, tiny_pair, tmp_path):
+    with pytest.raises(InputError, match="another draft"):
+        train.run(compose("train", [*overrides, f"pair.draft={tiny_pair}/target", f"paths.output_dir={tmp_path}/a"]))
+    copy = tmp_path / "mix"
+    shutil.copytree(tiny_mix, copy)
+    manifest = json.loads((copy / "manifest.json").read_text())
+    (copy / "manifest.json").write_text(json.dumps({**manifest, "status": "running"}))
+    with pytest.raises(InputError, match="not finished"):
+        train.run(compose("train", [*overrides, f"data.path={copy}"]))
+    with pytest.raises(InputError, match="expected data.path"):
+        train.run(compose("train", []))
+
+
+def test_an_interrupted_cache_is_completed(tiny_mix, tiny_pair, tmp_path, monkeypatch):
+    from toolkit.training import states
+
+    monkeypatch.setattr(states, "SHARD_EXAMPLES", 10)
+    shutil.copytree(tiny_mix, tmp_path / "mix", ignore=shutil.ignore_patterns("hidden-*"))
+    data = MixedData(tmp_path / "mix", load_draft(tiny_pair / "draft"))
+    data.prepare_data()
+    shards = sorted(data.cache_folder.glob("*.safetensors"))
+    assert len(shards) == 7  # 47 + 13 rows in tens
+    (data.cache_folder / "index.json").unlink()
+    stamps = [shard.stat().st_mtime_ns for shard in shards]
+    content = load_file(shards[2])
+    shards[2].unlink()
+    data.prepare_data()
+    again = [shard.stat().st_mtime_ns for shard in shards]
+    assert [a == b for a, b in zip(stamps, again, strict=True)] == [True, True, False, True, True, True, True]
+    assert all(torch.equal(value, content[name]) for name, value in load_file(shards[2]).items())
+
+
+def train_quietly(overrides):
+    """A training, in this process or another one."""
+    with open(os.devnull, "w") as nowhere, contextlib.redirect_stdout(nowhere):
+        train.run(compose("train", overrides))
+
+
+# -- resuming ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+def test_every_checkpoint_leads_to_the_same_head(trained, overrides, tmp_path, monkeypatch):
+    """Save all of them, in mid-epoch, at ends of epochs, after the last step; resume each in a folder of its own."""
+    save, copies = Checkpoints._save, tmp_path / "copies"
+
+    def save_and_copy(self, trainer, name):
+        save(self, trainer, name)
+        copies.mkdir(exist_ok=True)
+        if name == "last.ckpt":
+            shutil.copy(self.folder / name, copies / f"{trainer.global_step}.ckpt")
+
+    monkeypatch.setattr(export, "_draw", lambda tables, path: path.touch())  # most of the time of so short a run
+    with monkeypatch.context() as patch:
+        patch.setattr(Checkpoints, "_save", save_and_copy)
+        train.run(compose("train", [*overrides, f"paths.output_dir={tmp_path}/whole"]))
+    assert same_weights(tmp_path / "whole", trained)
+    steps = sorted(int(path.stem) for path in copies.glob("*.ckpt"))
+    assert steps == [2, 4, 6, 8, 10, 12, 14, 16, 18]
+    last = torch.load(tmp_path / "whole" / "checkpoints" / "last.ckpt", weights_only=True)["state_dict"]
+    for step in steps:
+        folder = tmp_path / f"from{step}"
+        train.run(compose("train", [*overrides, f"paths.output_dir={folder}", f"ckpt_path={copies}/{step}.ckpt"]))
+        if step < 18:
+            resumed = torch.load(folder / "checkpoints" / "last.ckpt", weights_only=True)["state_dict"]
+            assert all(torch.equal(resumed[name], last[name]) for name in last), step
+        assert curves(folder) == [row for row in curves(trained) if int(row["step"]) >= step], step
+        run_ids = [(path / "wandb_run_id.txt").read_text() for path in (tmp_path / "whole",)]
+        checkpoint = torch.load(copies / f"{step}.ckpt", weights_only=True)
+        assert [checkpoint["about"]["wandb_run_id"]] == run_ids  # the same W&B run goes on
+
+
+@pytest.mark.slow
+def test_killed_runs_end_like_uninterrupted_ones(trained, overrides, tmp_path):
+    """SIGKILL at random moments after new checkpoints appeared, until two processes have died of it."""
+    folder = tmp_path / "killed"
+    context = multiprocessing.get_context("forkserver")  # a process that has imported everything once, and forks
+    context.set_forkserver_preload(["toolkit.train", "toolkit.training.sweep_table"])
+    arguments = ([*overrides, f"paths.output_dir={folder}"],)
+    last, kills = folder / "checkpoints" / "last.ckpt", 0
+    while kills < 2:
+        before = last.stat().st_mtime_ns if last.exists() else 0
+        process = context.Process(target=train_quietly, args=arguments)
+        process.start()
+        while process.is_alive() and (not last.exists() or last.stat().st_mtime_ns == before):
+            time.sleep(0.001)
+        time.sleep(random.random() * 0.03)
+        assert process.is_alive(), "finished before it could be killed"
+        process.kill()
+        process.join()
+        kills += 1
+    train_quietly(*arguments)
+    assert same_weights(folder, trained)
+    assert curves(folder) == curves(trained)
+
+
+def test_a_half_written_checkpoint_is_never_seen(overrides, tmp_path, monkeypatch):
+    from toolkit.training import checkpoints
+
+    folder, saved = tmp_path / "run", torch.save
+
+    def dies_in_the_middle(value, path):
+        if (folder / "checkpoints" / "last.ckpt").exists():
+            Path(path).write_bytes(b"half a check")
+            raise KeyboardInterrupt
+        saved(value, path)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(checkpoints.torch, "save", dies_in_the_middle)
+        with pytest.raises(BaseException):  # noqa: B017, PT011 (Lightning turns an interrupt into an exit)
+            train.run(compose("train", [*overrides, f"paths.output_dir={folder}"]))
+    assert [path.name for path in (folder / "checkpoints").iterdir()] == ["last.ckpt"]
+    assert checkpoints.read_checkpoint(folder / "checkpoints" / "last.ckpt")["global_step"] == 2
+
+
+def test_warm_starts_and_their_refusals(trained, overrides, tmp_path):
+    config = compose("train", [*overrides, f"from_pretrained={trained}/head", f"paths.output_dir={tmp_path}/warm"])
+    warm = train.run(config)
+    first, cold = float(curves(warm)[0]["train/loss"]), float(curves(trained)[0]["train/loss"])
+    assert first < cold
+    checkpoint = f"ckpt_path={trained}/checkpoints/last.ckpt"
+    with pytest.raises(InputError, match="set only one"):
+        train.run(compose("train", [*overrides, f"from_pretrained={trained}/head", checkpoint]))
+    deeper = ["head.depth=2", f"paths.output_dir={tmp_path}/deeper"]
+    with pytest.raises(InputError, match="depth=2"):
+        train.run(compose("train", [*overrides, f"from_pretrained={trained}/head", *deeper]))
+    with pytest.raises(InputError, match="found none"):
+        train.run(compose("train", [*overrides, f"from_pretrained={tmp_path}"]))
+
+
+def test_checkpoints_that_do_not_fit_are_refused(trained, overrides, tmp_path):
+    def resume(path, *more):
+        options = [*overrides, f"ckpt_path={path}", f"paths.output_dir={tmp_path}/{len(list(tmp_path.iterdir()))}"]
+        return train.run(compose("train", [*options, *more]))
+
+    checkpoint = torch.load(trained / "checkpoints" / "last.ckpt", weights_only=True)
+    checkpoint["about"]["draft_fingerprint"] = "another"
+    torch.save(checkpoint, tmp_path / "other.ckpt")
+    (tmp_path / "broken.ckpt").write_bytes(b"PK\x03\x04 half a zip file")
+    torch.save({"state_dict": {}}, tmp_path / "foreign.ckpt")
+    with pytest.raises(InputError, match="another draft"):
+        resume(tmp_path / "other.ckpt")
+    with pytest.raises(InputError, match="not a checkpoint"):
+        resume(tmp_path / "broken.ckpt")
+    with pytest.raises(InputError, match="was not written by"):
+        resume(tmp_path / "foreign.ckpt")
+    with pytest.raises(InputError, match="found none"):
+        resume(tmp_path / "missing.ckpt")
+    with pytest.raises(InputError, match="batch_size was 8, is 7"):
+        resume(trained / "checkpoints" / "last.ckpt", "data.batch_size=7")
+    with pytest.raises(InputError, match="expected depth=2, got 1"):
+        resume(trained / "checkpoints" / "last.ckpt", "head.depth=2")
+
+
+# -- commands ---------------------------------------------------------------------------------------------------------
+
+
+def run_command(folder, *arguments):
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "WANDB_MODE": "offline"}
+    command = [sys.executable, "-m", "toolkit.train", *arguments]
+    return subprocess.run(command, cwd=folder, env=environment, text=True, capture_output=True, check=False)
+
+
+@pytest.mark.slow
+def test_a_sweep_shares_its_data_and_ends_with_one_table(tiny_overrides, tiny_responses, tmp_path):
+    """2 x 2 jobs, each with its W&B run, on data that a stage before the first of them has made."""
+    mix = [*tiny_overrides, f"responses={tiny_responses}", "paths.root_dir=out"]
+    small = [override for override in SMALL if not override.startswith(("head.", "logger", "trainer.max"))]
+    done = run_command(
+        tmp_path, "-m", "head.depth=0,2", "loss.w_rej=1,6", *tiny_overrides, *small, "trainer.max_epochs=1",
+        "data.path='{mix}'", "paths.root_dir=out",
+        f"+before.mix={{run:data_gen.mix.run,config:mix,overrides:{json.dumps(mix)}}}",
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    (sweep,) = (tmp_path / "out" / "multirun").iterdir()
+    rows = list(csv.DictReader((sweep / "table.csv").read_text().splitlines()))
+    assert [(row["head.depth"], row["loss.w_rej"]) for row in rows] == [("0", "1"), ("0", "6"), ("2", "1"), ("2", "6")]
+    assert all(row["status"] == "done" and float(row["val/ece_corrected"]) > 0 for row in rows)
+    assert (sweep / "table.md").read_text().count("\n") == 6 and f"table: {sweep.relative_to(tmp_path)}" in done.stdout
+    folders = [tmp_path / row["folder"] for row in rows]
+    assert len(set(folders)) == 4 == len({(folder / "wandb_run_id.txt").read_text() for folder in folders})
+    assert all(len(list((folder / "wandb").glob("offline-run-*"))) == 1 for folder in folders)
+    assert len(list((tmp_path / "out").glob("mix-*"))) == 1
+    assert len(list((tmp_path / "out").glob("mix-*/hidden-*"))) == 1
+    assert done.stdout.count("caching hidden states") == 1
+
+
+def test_a_failed_job_has_its_line_in_the_table(tmp_path):
+    jobs = [
+        {"job": 0, "overrides": ["a=1", "b=x"], "status": "done", "folder": "out/0", "scores": {"val/ece": 0.125}},
+        {"job": 1, "overrides": ["a=2", "b=x"], "status": "failed", "error": "no room"},
+    ]
+    for job in jobs:
+        write_json(tmp_path / str(job["job"]) / "job.json", job)
+    write_table(tmp_path)
+    assert (tmp_path / "table.csv").read_text().splitlines() == [
+        "job,a,val/ece,status,folder", "0,1,0.125,done,out/0", "1,2,,failed: no room,",
+    ]  # fmt: skip
+    assert (tmp_path / "table.md").read_text().startswith("| job | a | val/ece | status | folder |\n| --- |")
+
+
+@pytest.mark.parametrize("debug", ["fdr", "limit"])
+def test_debug_configs_run(tiny_overrides, tiny_mix, tmp_path, debug):
+    config = compose(
+        "train", [*tiny_overrides, f"data.path={tiny_mix}", f"paths.root_dir={tmp_path}", f"+debug={debug}"]
+    )
+    folder = train.run(config)
+    assert (folder / "head" / "head.safetensors").exists()
+    assert not (folder / "wandb").exists()
+
+
+def test_configs_of_the_groups_compose():
+    for trainer in ("cpu", "gpu", "ddp"):
+        assert compose("train", [f"trainer={trainer}"]).trainer._target_ == "pytorch_lightning.Trainer"
+    assert set(compose("train", []).logger) == {"csv", "wandb"}
+    assert not compose("train", ["logger=none"]).logger
+    assert not compose("train", ["callbacks=none"]).callbacks
+    assert compose("train", ["+experiment=toy_head", "+debug=overfit"]).data.shuffle is False
+    assert compose("train", ["+experiment=toy_head", "+hparams_search=grid"]).trainer.max_epochs == 8
