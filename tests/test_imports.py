@@ -17,13 +17,14 @@ LAYERS = (
     ("config_files",),
     ("schema",),
     ("config", "cost", "energy", "io", "metrics", "models", "prompts", "sampling", "tracking"),
+    ("load_cost",),
     ("command_line", "session", "stopping", "verification", "weights"),
     ("stage",),
     ("engine", "trace"),
     ("pair",),
     ("acceptance", "padding", "teacher"),
     ("decoding", "training"),
-    ("api", "decode", "testing", "train"),
+    ("api", "decode", "testing", "testing_batches", "train"),
 )
 LONGEST = 50  # lines of a function
 Graph = dict[str, set[str]]

@@ -28,6 +28,10 @@ class Step(Protocol):
         """y_k [B], or None while it has not been drawn."""
 
     @property
+    def live(self) -> Tensor | None:
+        """Which rows are drafting [B] bool, where the batch decides together; None: not said."""
+
+    @property
     def hidden(self) -> Tensor:
         """The draft's final hidden state [B, D] that produced q_k; it has read y_{k-1} and not y_k."""
 
@@ -86,6 +90,7 @@ class DraftStep:
     hidden [B,D] the draft's final hidden state that produced q_k. It has **read y_{k-1}** (at k = 1 the last token of
                  the context) and not y_k: an estimate made from it alone is about y_{k-1}
     tokens [B]   y_k, or None while it has not been drawn (`StoppingPolicy.read`)
+    live   [B]   bool: the rows that are drafting, this token included; None: not said
 
     The statistics below are of the unwarped distribution where they say so: warped ones are 1 and 0 at temperature 0, where
     training-free rules must still work.
@@ -96,6 +101,7 @@ class DraftStep:
     probs: Tensor
     hidden: Tensor
     tokens: Tensor | None = None
+    live: Tensor | None = None
 
     @cached_property
     def raw_probs(self) -> Tensor:

@@ -77,7 +77,9 @@ def draft(
     Raises InputError if the policy can draft more than the trace was recorded for.
     """
     _check_limit(trace, policy.limit)
-    drafting = policy.begin(len(starts), state, starts.device) & (geometry.room[starts] > 0)
+    live = geometry.room[starts] > 0
+    state, wanted = policy.begin(live, state)
+    drafting = wanted & live
     num_drafted, num_calls = torch.zeros_like(starts), torch.zeros_like(starts)
     depth = 0
     while bool(drafting.any()):
@@ -90,7 +92,7 @@ def draft(
             if not bool(drafting.any()):
                 break
         num_drafted += drafting
-        new, go_on = policy.step(RecordedStep(trace, depth, index), state)
+        new, go_on = policy.step(RecordedStep(trace, depth, index, live=drafting), state)
         state = frozen(new, state, drafting)
         following = step_at(trace, geometry, starts, depth + 1)[1]  # not behind an end of text, nor the length limit
         drafting = drafting & go_on & following & (geometry.room[starts] > depth)
@@ -99,6 +101,7 @@ def draft(
 
 def replay(trace: Trace, policy: StoppingPolicy) -> Replayed:
     """Any policy, its memory included: every text's rounds one after another, all texts side by side."""
+    _check_alone(policy)
     geometry = Geometry.of(trace)
     first, end, text = trace.text_first[:-1], trace.text_first[1:], torch.arange(trace.num_texts)
     at, state = first.clone(), policy.init(trace.num_texts, torch.device("cpu"))
@@ -119,6 +122,7 @@ def replay(trace: Trace, policy: StoppingPolicy) -> Replayed:
 def replay_starts(trace: Trace, policy: StoppingPolicy) -> Replayed:
     """A policy without memory: asked once for every start, then walked."""
     _check_memoryless(policy)
+    _check_alone(policy)
     geometry = Geometry.of(trace)
     starts = torch.arange(trace.num_positions)
     state = policy.init(len(starts), torch.device("cpu"))
@@ -208,6 +212,13 @@ def _check_limit(trace: Trace, limit: int | None) -> None:
         raise InputError(
             f"the policy may draft {limit} tokens in a round, the trace was recorded for {trace.max_drafted}: "
             f"bound it by max_drafted={trace.max_drafted}, or record again"
+        )
+
+
+def _check_alone(policy: StoppingPolicy) -> None:
+    if policy.couples_rows:
+        raise InputError(
+            "this policy decides for the rows of a batch together, and a replay has none; simulate one with analysis.serving"
         )
 
 

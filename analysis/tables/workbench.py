@@ -127,6 +127,8 @@ class Workbench:
         if setting.method == PLAIN or setting.method in PARAMETERS or not self.recordable:
             return False
         method = self.methods[setting.name]
+        if method.couples_rows:
+            return False
         chain = type(method.proposer) in (ChainProposer, PromptLookupProposer) and type(method.rule) is Rejection
         limit = method.bind(self.pair).policy.limit
         return chain and limit is not None and limit <= max_drafted

@@ -16,11 +16,12 @@ from toolkit.verification import get
 
 METHODS = config.choices("method")  # the pairs come with heads for those that need one
 CHAINS = [name for name in METHODS if config.method(name).proposer.__class__.__name__ == "ChainProposer"]
+COUPLED = [name for name in METHODS if config.method(name).couples_rows]
 BEAMS = [name for name in METHODS if config.method(name).beams is not None]  # their distributions: test_beams.py
 LOSSLESS = [name for name in METHODS if config.method(name).rule.lossless and name not in BEAMS]
 
 
-@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("name", [name for name in METHODS if name not in COUPLED])
 @pytest.mark.parametrize("temperature", [pytest.param(0.0, marks=pytest.mark.slow), 1.0])
 def test_a_row_does_not_depend_on_its_neighbours(name, temperature, exact_pair, prompts):
     """Batch 1, 4 and all at once, and in reverse order: the same tokens and the same rounds, exactly."""
@@ -36,6 +37,15 @@ def test_a_row_does_not_depend_on_its_neighbours(name, temperature, exact_pair, 
             assert [(r.num_drafted, r.num_accepted) for r in one.rounds] == [
                 (r.num_drafted, r.num_accepted) for r in other.rounds
             ]
+
+
+@pytest.mark.parametrize("name", COUPLED)
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_equal_batches_of_coupled_rows_give_equal_texts(name, temperature, exact_pair, prompts):
+    method, sampling = config.method(name), Sampling(temperature=temperature, max_new_tokens=16)
+    one, other = (decode(exact_pair, prompts, method, sampling, batch_size=3) for _ in range(2))
+    assert [g.token_ids for g in one] == [g.token_ids for g in other]
+    assert [[r.num_drafted for r in g.rounds] for g in one] == [[r.num_drafted for r in g.rounds] for g in other]
 
 
 ONE_OF_A_KIND = ("speculative", "specdec_pp", "mcsd", "specinfer", "mtad", "dsbd", "prompt_lookup")

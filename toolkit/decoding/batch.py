@@ -71,6 +71,7 @@ class Job:
 
     queue    rows that wait for a slot
     finish   told of every generation that ends
+    timed    True: wait for the device at the seams of a round, so that its draft and target seconds are their own
     """
 
     pair: ModelPair
@@ -78,6 +79,13 @@ class Job:
     sampling: Sampling
     queue: deque[Row]
     finish: Callable[[Generation], object]
+    timed: bool = False
+
+    def now(self) -> float:
+        """Seconds on the host's clock, once the device has done what was asked of it, if `timed`."""
+        if self.timed and self.pair.device.type == "cuda":
+            torch.cuda.synchronize(self.pair.device)
+        return perf_counter()
 
 
 class Batch(ABC, Generic[ContextT, ProposalT, VerdictT]):
@@ -102,10 +110,10 @@ class Batch(ABC, Generic[ContextT, ProposalT, VerdictT]):
         while any(self.busy):
             self._prefill()
             uniforms = self._uniforms()
-            started = perf_counter()
+            started = self.job.now()
             context = self.context(uniforms)
             proposal, state = self.propose(context)
-            clock = Clock(started, perf_counter())
+            clock = Clock(started, self.job.now())
             verdict = self.verify(context, proposal, self.score(context, proposal), uniforms)
             self.state = self.method.policy.observe(proposal, verdict, state)
             self.commit(context, proposal, verdict, clock)

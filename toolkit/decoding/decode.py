@@ -58,8 +58,12 @@ def decode_measured(
     batch_size: int = 8,
     row_ids: Sequence[int] | None = None,
     on_finish: Callable[[Generation], object] | None = None,
+    timed: bool = False,
 ) -> Decoded:
-    """`decode`, and what the call used."""
+    """`decode`, and what the call used.
+
+    timed  True: wait for the device between draft and target, so that the rounds' seconds are each model's own
+    """
     if batch_size < 1:
         raise InputError(f"batch_size: expected at least 1, got {batch_size}")
     sampling.check_vocab(pair.vocab_size)
@@ -71,7 +75,7 @@ def decode_measured(
     for row in rows:
         if row.generation.error is not None:
             finish(row.generation)
-    used = _run(Job(pair, method, sampling, queue, finish), batch_size) if queue else 0
+    used = _run(Job(pair, method, sampling, queue, finish, timed), batch_size) if queue else 0
     return Decoded([row.generation for row in rows], used)
 
 

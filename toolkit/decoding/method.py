@@ -44,6 +44,10 @@ class Method:
                 f"method {self.name}: {proposer} draws candidates by the scheme {self.proposer.scheme}, but {rule} "
                 f"is exact only for {', '.join(self.rule.schemes)}"
             )
+        if self.policy.couples_rows and not self.proposer.shows_live_rows:
+            raise InputError(
+                f"method {self.name}: {policy} decides for the rows of a batch together, which only chains do; got {proposer}"
+            )
         if self.policy.uses_history and not self.proposer.supports_history:
             raise InputError(
                 f"method {self.name}: {policy} learns from rounds of chains, and {proposer} has none; expected a policy "
@@ -109,6 +113,11 @@ class Method:
         """Whether what comes out follows the target's distribution (with several beams: that of plain beam sampling or
         search)."""
         return self.rule.lossless and (self.beams is None or self.beams.lossless)
+
+    @property
+    def couples_rows(self) -> bool:
+        """Whether a row's text depends on its neighbours in the batch (its distribution does not)."""
+        return self.policy.couples_rows
 
     @property
     def limit(self) -> int:

@@ -3,6 +3,7 @@
 from toolkit.stopping.adaedl import AdaEdl
 from toolkit.stopping.always import Always
 from toolkit.stopping.base import State, StoppingPolicy, Thresholded
+from toolkit.stopping.batch_rate import BatchRate
 from toolkit.stopping.bounded import Bounded
 from toolkit.stopping.confidence import Confidence
 from toolkit.stopping.dynamic_confidence import DynamicConfidence
@@ -16,6 +17,7 @@ from toolkit.stopping.tail import Tail
 __all__ = [
     "AdaEdl",
     "Always",
+    "BatchRate",
     "Bounded",
     "Confidence",
     "DynamicConfidence",

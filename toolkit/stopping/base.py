@@ -28,6 +28,8 @@ class StoppingPolicy:
                        once
     reads_states       True: it looks at the draft's hidden states (trained heads do)
     needs_draft_model  False: it looks at no distribution and no state of a draft, so that tokens may come from elsewhere
+    couples_rows       True: a row's decisions depend on its neighbours in the batch. Every row still follows the target's
+                       distribution, independently of the others, but which text it gets depends on the batch
     """
 
     limit: int | None = None
@@ -35,18 +37,26 @@ class StoppingPolicy:
     needs_draft_model: ClassVar[bool] = True
     reads_states: ClassVar[bool] = False
     uses_history: ClassVar[bool] = True
+    couples_rows: ClassVar[bool] = False
 
     def bind(self, pair: object) -> StoppingPolicy:
         """Called once before decoding; estimators load and check their heads here."""
+        return self
+
+    def within(self, max_drafted: int) -> StoppingPolicy:
+        """Told the most tokens that a round may have; policies that plan ahead plan no further."""
         return self
 
     def init(self, num_rows: int, device: torch.device) -> State:
         """The state of rows that start a prompt."""
         return {}
 
-    def begin(self, num_rows: int, state: State, device: torch.device) -> Tensor:
-        """Whether to draft at all this round [B]; False means plain target decoding."""
-        return torch.ones(num_rows, dtype=torch.bool, device=device)
+    def begin(self, live: Tensor, state: State) -> tuple[State, Tensor]:
+        """Before a round: the new state, and whether to draft at all [B]; False means plain target decoding.
+
+        live  rows that may draft this round [B] bool: they hold a text, and it has room
+        """
+        return state, torch.ones_like(live)
 
     def step(self, step: Step, state: State) -> tuple[State, Tensor]:
         """After y_k is drawn: the new state, and whether to pay another draft forward [B]."""

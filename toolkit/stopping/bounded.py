@@ -38,6 +38,10 @@ class Bounded(StoppingPolicy):
         return self.policy.uses_history
 
     @property
+    def couples_rows(self) -> bool:  # type: ignore[override]
+        return self.policy.couples_rows
+
+    @property
     def needs_draft_model(self) -> bool:  # type: ignore[override]
         return self.policy.needs_draft_model
 
@@ -46,15 +50,15 @@ class Bounded(StoppingPolicy):
         return self.policy.reads_states
 
     def bind(self, pair: object) -> Bounded:
-        return Bounded(self.policy.bind(pair), self.min_drafted, self.max_drafted)
+        return Bounded(self.policy.within(self.limit).bind(pair), self.min_drafted, self.max_drafted)
 
     def init(self, num_rows: int, device: torch.device) -> State:
         return self.policy.init(num_rows, device)
 
-    def begin(self, num_rows: int, state: State, device: torch.device) -> Tensor:
+    def begin(self, live: Tensor, state: State) -> tuple[State, Tensor]:
         if self.limit == 0:
-            return torch.zeros(num_rows, dtype=torch.bool, device=device)
-        return self.policy.begin(num_rows, state, device)
+            return state, torch.zeros_like(live)
+        return self.policy.begin(live, state)
 
     def step(self, step: Step, state: State) -> tuple[State, Tensor]:
         state, go_on = self.policy.step(step, state)

@@ -18,6 +18,7 @@ class RecordedStep:
     depth: int
     index: Tensor  # [B] steps of the trace
     drawn: bool = True
+    live: Tensor | None = None  # [B] rows that are drafting, of a simulated batch
 
     @property
     def tokens(self) -> Tensor | None:

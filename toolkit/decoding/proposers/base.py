@@ -63,12 +63,14 @@ class Proposer(ABC):
     uses_all_drafts     several draft models take part; else the first one drafts alone
     needs_draft_model   False: tokens come from elsewhere, and policies that look at a draft's distribution or states
                         have nothing to look at
+    shows_live_rows     True: its steps say which rows are drafting (`Step.live`), for policies that decide for a batch
     """
 
     scheme: str = "iid"
     supports_history: ClassVar[bool] = True
     uses_all_drafts: ClassVar[bool] = False
     needs_draft_model: ClassVar[bool] = True
+    shows_live_rows: ClassVar[bool] = False
 
     def num_drafts(self, available: int) -> int:
         """How many of a pair's draft models take part."""

@@ -80,8 +80,9 @@ class BeamChainProposer(TextProposer):
         Levels that were extended before that was known are cut off again.
         """
         limits = context.limits.clamp(max=self.num_tokens)
-        num_rows, device = len(limits), limits.device
-        drafting = policy.begin(num_rows, state, device) & (limits > 0)
+        device = limits.device
+        state, wanted = policy.begin(limits > 0, state)
+        drafting = wanted & (limits > 0)
         num_calls, leader = torch.zeros_like(limits), torch.full_like(limits, -1)
         gate, levels, num_read = Gate(device), [_context_level(context, state)], 0
         most = min(context.most, self.num_tokens, self.num_tokens if policy.limit is None else policy.limit)

@@ -5,6 +5,8 @@ Shapes: B batch slots, V vocabulary.
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 import torch
 from torch import Tensor
 
@@ -19,6 +21,8 @@ from toolkit.types import DraftStep, Proposal, Verdict
 class ChainProposer(TextProposer):
     """One token after another from the first draft model."""
 
+    shows_live_rows: ClassVar[bool] = True
+
     def max_nodes(self, limit: int) -> int:
         return limit
 
@@ -26,7 +30,8 @@ class ChainProposer(TextProposer):
         """Draft until every row has stopped. Rows that have stopped draft on, and what they draft is thrown away."""
         limits = context.limits
         num_rows, device = len(limits), limits.device
-        drafting = policy.begin(num_rows, state, device) & (limits > 0)
+        state, wanted = policy.begin(limits > 0, state)
+        drafting = wanted & (limits > 0)
         num_drafted, num_calls = torch.zeros_like(limits), torch.zeros_like(limits)
         gate = Gate(device)
         alone = num_rows == 1 and gate.ahead == 0  # a single row is never past its own stop
@@ -39,7 +44,7 @@ class ChainProposer(TextProposer):
             num_calls += drafting
             logits = context.fit(reading.logits[:, -1])
             probs = warp(logits, context.sampling, seen)
-            step = DraftStep(depth, logits, probs, reading.hidden[:, -1].to(device))
+            step = DraftStep(depth, logits, probs, reading.hidden[:, -1].to(device), live=drafting)
             if policy.reads:
                 new_state, go_on = policy.read(step, state)
                 state, drafting = new_state if alone else frozen(new_state, state, drafting), drafting & go_on

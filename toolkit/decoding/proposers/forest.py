@@ -167,8 +167,9 @@ class ForestProposer(Proposer):
     def propose(self, context: ForestContext, policy: StoppingPolicy, state: State) -> tuple[Forest, State]:
         """Draw layer after layer until no row wants another one."""
         limits = context.limits
-        num_rows, device, width = len(limits), limits.device, self.num_beams
-        drafting = policy.begin(num_rows, state, device) & (limits > 0)
+        device, width = limits.device, self.num_beams
+        state, wanted = policy.begin(limits > 0, state)
+        drafting = wanted & (limits > 0)
         num_layers, num_calls = torch.zeros_like(limits), torch.zeros_like(limits)
         growing = _Growing(context, width, self.scheme)
         gate = Gate(device)

@@ -73,7 +73,8 @@ class PromptLookupProposer(TextProposer):
         tokens = tensor_on(device, [copy + [0] * (longest - len(copy)) for copy in found])
         available = tensor_on(device, [len(copy) for copy in found])
         num_drafted, nothing = torch.zeros_like(available), torch.zeros(len(found), 0, device=device)
-        drafting = policy.begin(len(found), state, device) & (available > 0)
+        state, wanted = policy.begin(available > 0, state)
+        drafting = wanted & (available > 0)
         for depth in range(1, longest + 1):
             num_drafted += drafting
             state, go_on = policy.step(DraftStep(depth, nothing, nothing, nothing, tokens[:, depth - 1]), state)

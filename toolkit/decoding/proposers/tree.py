@@ -95,7 +95,8 @@ class TreeProposer(TextProposer):
     def propose(self, context: DraftContext, policy: StoppingPolicy, state: State) -> tuple[Proposal, State]:
         """Grow the tree level by level until no row wants another one. Levels beyond that are cut off again."""
         limits = context.limits
-        drafting = policy.begin(len(limits), state, limits.device) & (limits > 0)
+        state, wanted = policy.begin(limits > 0, state)
+        drafting = wanted & (limits > 0)
         tree = _Tree(self._sources(context), len(context.sessions), drafting, state)
         gate, num_calls = Gate(limits.device), torch.zeros_like(limits)
         most = context.most if policy.limit is None else min(context.most, policy.limit)

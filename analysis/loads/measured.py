@@ -1,0 +1,147 @@
+"""Seconds of draft and target forwards by batch size, tokens per row and context, measured in the decoding loop itself.
+
+Ours. Every batch size decodes with every fixed draft length, settings interleaved, texts kept from ending; rounds in which all
+slots hold a text are timed. A draft forward's seconds are its round's draft seconds over the draft length; a target
+forward's are the rest of the round: checking, and the loop's own work around it. So a round's cost is what a round costs,
+Python included, not what a bare forward costs. The device is waited for at both seams.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from toolkit.decoding import ChainProposer, Method, Sampling
+from toolkit.decoding.decode import decode_measured
+from toolkit.errors import InputError
+from toolkit.load_cost import LoadCost, grid_of
+from toolkit.pair import ModelPair
+from toolkit.stopping import Fixed
+from toolkit.types import Generation
+from toolkit.verification import get
+
+WARM_UP = 3  # rounds of a batch that are left out: the first one reads the prompts
+WIDEST_INTERVAL = 0.25  # of a cell's median: wider ones are refused
+
+
+def measure_loads(
+    pair: ModelPair,
+    prompts: Sequence[Any],
+    sampling: Sampling,
+    batch_sizes: Sequence[int],
+    drafted: Sequence[int],
+    num_rounds: int = 24,
+    repeats: int = 2,
+) -> pd.DataFrame:
+    """One line per timed forward: model, batch, width, context (mean of the rows), seconds, repeat.
+
+    prompts     token ids or texts; taken in turn until a batch is full
+    drafted     draft lengths; 0 is added: plain decoding
+    num_rounds  timed rounds per batch size, draft length and repeat
+    """
+    from tqdm.auto import tqdm
+
+    endless = replace(pair, draft=None, end_ids=())
+    settings = [(batch, length) for batch in batch_sizes for length in sorted({0, *drafted})]
+    lines: list[dict[str, Any]] = []
+    for repeat in range(repeats + 1):  # the first one captures forwards and is thrown away
+        for batch, length in tqdm(settings, desc=f"timing, pass {repeat} of {repeats}", unit="setting"):
+            rounds = WARM_UP + (num_rounds if repeat else 2)
+            limit = replace(sampling, max_new_tokens=rounds * (length + 1) + 1, max_length=None, stop=())
+            chosen = [prompts[i % len(prompts)] for i in range(batch)]
+            generations = decode_measured(
+                endless, chosen, _fixed(length), limit, batch_size=batch, timed=True
+            ).generations
+            if repeat:
+                lines += [{**line, "repeat": repeat} for line in _forwards(generations, length)]
+    return pd.DataFrame(lines)
+
+
+def cost_table(forwards: pd.DataFrame, about: dict[str, Any]) -> tuple[LoadCost, pd.DataFrame]:
+    """The table, and its cells: median seconds with a 95 % interval, at two contexts.
+
+    Raises InputError if a cell's interval is wider than a quarter of its median: the machine is not quiet enough.
+    """
+    contexts = [float(part.mean()) for part in _halves(forwards.context)]
+    contexts = sorted({round(context) for context in contexts})
+    cells: list[dict[str, Any]] = []
+    points: dict[str, dict[tuple[float, float, float], float]] = {"draft": {}, "target": {}}
+    for (model, batch, width), part in forwards.groupby(["model", "batch", "width"]):
+        middle, low, high = _median(part.seconds.to_numpy())
+        slope = _slope(part)
+        cells.append({
+            "model": model, "batch": batch, "width": width, "context": part.context.mean(), "seconds": middle,
+            "low": low, "high": high, "per_context": slope, "forwards": len(part),
+        })  # fmt: skip
+        for context in contexts:
+            value = middle + slope * (context - part.context.mean())
+            points[str(model)][float(batch), float(width), float(context)] = max(value, middle / 10)
+    table = pd.DataFrame(cells)
+    noisy = table[(table.high - table.low) > WIDEST_INTERVAL * table.seconds]
+    if len(noisy):
+        one = noisy.iloc[0]
+        raise InputError(
+            f"the times of {len(noisy)} of {len(table)} settings vary too much for a cost table (first: {one.model}, batch "
+            f"{one.batch}, {one.width} tokens per row: {one.low:.2g} to {one.high:.2g} s); expected intervals below "
+            f"{WIDEST_INTERVAL:.0%} of the median: use a quieter machine or raise num_rounds"
+        )
+    draft, target = (grid_of(points[name], name) for name in ("draft", "target"))
+    return LoadCost(draft, target, "measured", about), table
+
+
+# -- inside -----------------------------------------------------------------------------------------------------------
+
+
+def _fixed(length: int) -> Method:
+    return Method(
+        f"K={length}", Fixed(max(length, 1)), get("rejection"), ChainProposer(), min_drafted=0, max_drafted=length
+    )
+
+
+def _forwards(generations: Sequence[Generation], length: int) -> list[dict[str, Any]]:
+    """The timed forwards of rounds that all rows took part in, with full drafts."""
+    failed = next((g.error for g in generations if g.error), None)
+    if failed is not None:
+        raise InputError(f"a prompt cannot be timed: {failed}")
+    lines: list[dict[str, Any]] = []
+    texts = [len(g.prompt_ids) for g in generations]
+    for number in range(min(len(g.rounds) for g in generations) - 1):
+        rounds = [g.rounds[number] for g in generations]
+        if number >= WARM_UP and min(r.num_drafted for r in rounds) == length:
+            shared = {"batch": len(generations), "context": float(np.mean(texts))}
+            first = rounds[0]
+            lines.append({"model": "target", "width": length + 1, **shared, "seconds": first.target_seconds})
+            if length:
+                lines.append({"model": "draft", "width": 1, **shared, "seconds": first.draft_seconds / length})
+        texts = [text + r.num_produced for text, r in zip(texts, rounds, strict=True)]
+    return lines
+
+
+def _halves(values: pd.Series) -> tuple[pd.Series, pd.Series]:
+    middle = values.median()
+    return values[values <= middle], values[values >= middle]
+
+
+def _slope(part: pd.DataFrame) -> float:
+    """Seconds per token of context: between the medians of the shorter and the longer half; never below 0."""
+    middle = part.context.median()
+    near, far = part[part.context <= middle], part[part.context > middle]
+    if len(far) < 5 or far.context.mean() - near.context.mean() < 16:
+        return 0.0
+    rise = far.seconds.median() - near.seconds.median()
+    return float(max(rise / (far.context.mean() - near.context.mean()), 0.0))
+
+
+def _median(values: np.ndarray[Any, np.dtype[np.float64]]) -> tuple[float, float, float]:
+    """The median and its 95 % interval by order statistics (binomial, normal approximation)."""
+    ordered = np.sort(values)
+    count = len(ordered)
+    reach = 0.98 * math.sqrt(count)
+    low = ordered[max(0, math.floor(count / 2 - reach))]
+    high = ordered[min(count - 1, math.ceil(count / 2 + reach))]
+    return float(np.median(ordered)), float(low), float(high)

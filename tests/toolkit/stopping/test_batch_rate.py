@@ -1,0 +1,147 @@
+"""The batch's rate rule: by hand, by enumeration over two rows, and where it is refused."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from toolkit import config
+from toolkit.decoding import ChainProposer, Method, Sampling, TreeProposer, decode
+from toolkit.errors import InputError
+from toolkit.load_cost import CostGrid, LoadCost
+from toolkit.stopping import BatchRate, Bounded
+from toolkit.stopping.batch_rate import FIRST, LATER
+from toolkit.testing_batches import coupled_error
+from toolkit.types import DraftStep, Proposal, Verdict
+from toolkit.verification import get
+from toolkit.verification.chain_enumeration import PrefixTables
+
+
+class Probabilities:
+    """An estimator for tests: q(y_k) of the drawn token, and q's largest probability for the one after it."""
+
+    def bind(self, pair: object) -> Probabilities:
+        return self
+
+    def drawn_probs(self, step: DraftStep) -> tuple[torch.Tensor, torch.Tensor]:
+        return step.draft_prob, step.probs.max(-1).values
+
+
+def bound(most: int = 4, **settings: float) -> BatchRate:
+    policy = Bounded(BatchRate(Probabilities(), **settings), 1, most).bind(None).policy
+    assert isinstance(policy, BatchRate)
+    return policy
+
+
+def step_of(depth: int, *chosen: float, live: list[bool] | None = None) -> DraftStep:
+    """Rows whose drawn token has this probability, of two tokens."""
+    probs = torch.tensor([[p, 1 - p] for p in chosen])
+    marks = torch.tensor(live or [True] * len(chosen))
+    return DraftStep(depth, probs.log(), probs, probs[:, :0], torch.zeros(len(chosen), dtype=torch.long), marks)
+
+
+def judged(drafted: list[int], accepted: list[int]) -> tuple[Proposal, Verdict]:
+    sent, length = torch.tensor(drafted), torch.tensor(accepted)
+    tokens = torch.zeros(len(drafted), max(drafted, default=0), dtype=torch.long)
+    return Proposal(tokens, torch.zeros(*tokens.shape, 2), sent, sent), Verdict(
+        tokens, length, length, length == sent, length >= 0
+    )
+
+
+def test_it_goes_on_while_the_rows_sum_exceeds_what_a_forward_costs_at_the_batchs_rate():
+    policy = bound(most=4, cost_ratio=0.2, column_cost=0.1, first=0.6, later=0.5)
+    live = torch.tensor([True, True])
+    state, going = policy.begin(live, policy.init(2, live.device))
+    gained = torch.tensor([0.0, 0.6, 0.9, 1.05, 1.125])
+    rates = (2 + 2 * gained) / (1 + 0.3 * torch.arange(5))
+    assert going.tolist() == [True, True] and rates.argmax() == 1
+    torch.testing.assert_close(state["rate"], rates.max().expand(2))
+    for chosen in ((0.9, 0.5), (0.6, 0.5), (0.55, 0.5), (0.99, 0.01)):
+        ahead = sum(
+            p * max(p, 1 - p) for p in chosen
+        )  # and half of that one token further, and so on: never worth more
+        _, going = policy.step(step_of(1, *chosen), state)
+        assert going.tolist() == [ahead > float(rates.max()) * 0.3] * 2
+
+
+def test_rows_that_have_stopped_count_for_nothing():
+    policy = bound(cost_ratio=0.2, first=0.6, later=0.5)
+    state, _ = policy.begin(torch.tensor([True, True]), policy.init(2, torch.device("cpu")))
+    assert policy.step(step_of(1, 0.9, 0.9), state)[1].tolist() == [True, True]
+    assert policy.step(step_of(1, 0.9, 0.45, live=[False, True]), state)[1].tolist() == [False, False]
+
+
+def test_a_batch_drafts_nothing_where_drafting_does_not_pay():
+    live = torch.ones(8, dtype=torch.bool)
+    for column, expected in ((0.0, True), (2.0, False)):
+        policy = bound(cost_ratio=0.2, column_cost=column)
+        assert policy.begin(live, policy.init(8, live.device))[1].tolist() == [expected] * 8
+
+
+def test_it_looks_behind_a_dear_first_column():
+    """The target's second column doubles its forward, further ones are free: one step ahead never pays, four do."""
+    seconds = torch.ones(1, 21, 1, dtype=torch.float64).numpy()
+    seconds[:, 1:] = 2.0
+    target = CostGrid((1.0,), tuple(float(w) for w in range(1, 22)), (0.0,), seconds)
+    draft = CostGrid((1.0,), (1.0,), (0.0,), torch.full((1, 1, 1), 0.05, dtype=torch.float64).numpy())
+    policy = replace(bound(most=8, first=0.9, later=0.9), table=LoadCost(draft, target, "test"))
+    live = torch.ones(1, dtype=torch.bool)
+    assert (1 + 0.9) / 2.05 < 1  # one drafted token makes it slower than plain decoding
+    assert policy.begin(live, policy.init(1, live.device))[1].tolist() == [True]
+
+
+def test_running_acceptance_counts_first_and_later_tokens():
+    policy = bound(memory=10.0)
+    live = torch.tensor([True, True, False])
+    state, _ = policy.begin(live, policy.init(3, live.device))
+    state = policy.observe(*judged([4, 4, 0], [2, 0, 0]), state)
+    assert state["seen"][:, FIRST].tolist() == [[1, 1], [0, 1], [0, 0]]
+    assert state["seen"][:, LATER].tolist() == [[1, 2], [0, 0], [0, 0]]
+    state = policy.observe(*judged([4, 4, 0], [4, 1, 0]), state)
+    torch.testing.assert_close(state["seen"][0, LATER], torch.tensor([0.9 + 3, 0.9 * 2 + 3]))
+    assert state["seen"][2, LATER].tolist() == [0, 0]
+
+
+class Always(type(get("rejection"))):
+    """Keeps every drafted token: wrong wherever q is not p."""
+
+    def distribution(self, p: torch.Tensor, q: torch.Tensor, tokens: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        lengths = torch.zeros(len(p), dtype=p.dtype)
+        lengths[-1] = 1.0
+        return lengths, p
+
+
+@pytest.mark.parametrize("rule", ["rejection", "block"])
+@pytest.mark.parametrize("size", [2, 3])
+def test_two_rows_are_independent_and_follow_their_targets(rule, size):
+    policy = bound(most=2, cost_ratio=0.3, column_cost=0.2, first=0.6, later=0.6)
+    state = policy.init(2, torch.device("cpu"))
+    seen = set()
+    for seed in range(4 if size == 2 else 2):
+        rows = [PrefixTables(size, 2, 2 * seed), PrefixTables(size, 2, 2 * seed + 1)]
+        error, lengths = coupled_error(policy, get(rule), rows, state)
+        assert error < 1e-12
+        seen |= lengths
+    assert {1, 2} <= seen, "the policy never decided otherwise: the check shows nothing"
+
+
+def test_the_enumeration_notices_a_rule_that_is_wrong():
+    policy = bound(most=2, cost_ratio=0.3, column_cost=0.2, first=0.6, later=0.6)
+    rows = [PrefixTables(2, 2, 0), PrefixTables(2, 2, 1)]
+    assert coupled_error(policy, Always(), rows, policy.init(2, torch.device("cpu")))[0] > 0.01
+
+
+def test_the_method_plans_no_deeper_than_it_may_draft(table_pair):
+    method = Method("batch_rate", BatchRate(Probabilities(), cost_ratio=0.01), get("rejection"), max_drafted=3)
+    generations = decode(table_pair, [[0], [1], [0, 1]] * 5, method, Sampling(max_new_tokens=30), batch_size=4)
+    drafted = [r.num_drafted for g in generations for r in g.rounds]
+    assert max(drafted) == 3
+    assert method.couples_rows and not config.method("rate").couples_rows
+
+
+def test_only_chains_decide_together():
+    with pytest.raises(InputError, match="which only chains do; got TreeProposer"):
+        Method("x", BatchRate(Probabilities()), get("specinfer"), TreeProposer((2, 1)))
+    assert ChainProposer.shows_live_rows

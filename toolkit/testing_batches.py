@@ -1,0 +1,81 @@
+"""For whoever writes a policy that decides for the rows of a batch together: are they still independent?
+
+    error, lengths = coupled_error(policy, rule, [PrefixTables(2, 2, 0), PrefixTables(2, 2, 1)], state)
+
+By enumeration, for small vocabularies and few tokens. `lengths` says which draft lengths occurred: a check in which the
+policy always drafts the same number shows nothing.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from itertools import product
+
+import torch
+
+from toolkit.stopping import StoppingPolicy
+from toolkit.stopping.base import State
+from toolkit.types import DraftStep
+from toolkit.verification import PathRule
+from toolkit.verification.chain_enumeration import PrefixTables
+
+
+def coupled_error(
+    policy: StoppingPolicy, rule: PathRule, rows: Sequence[PrefixTables], state: State
+) -> tuple[float, set[int]]:
+    """Total variation between what rows decoded together emit jointly and the product of their targets' distributions.
+
+    One round, summed over everything that the rows may draft; each row's tokens are completed by its p. `policy` is bound, and
+    sees q's statistics, hidden states of zeros, and which rows are live. Also returns the draft lengths that occurred.
+    """
+    depth, size = rows[0].depth, rows[0].vocab_size
+    singles = list(product(range(size), repeat=depth))
+    joint: dict[tuple[tuple[int, ...], ...], float] = {}
+    lengths: set[int] = set()
+    for drafts in product(singles, repeat=len(rows)):
+        drawn = math.prod(table.chance(table.q, draft) for table, draft in zip(rows, drafts, strict=True))
+        if drawn == 0:
+            continue
+        length = _coupled_length(policy, rows, drafts, state)
+        lengths.add(length)
+        outs = [_emitted(rule, table, draft[:length]) for table, draft in zip(rows, drafts, strict=True)]
+        for texts in product(*outs):
+            mass = drawn * math.prod(out[text] for out, text in zip(outs, texts, strict=True))
+            joint[texts] = joint.get(texts, 0.0) + mass
+    error = 0.0
+    for texts in product(product(range(size), repeat=depth + 1), repeat=len(rows)):
+        wanted = math.prod(table.chance(table.p, text) for table, text in zip(rows, texts, strict=True))
+        error += abs(joint.get(texts, 0.0) - wanted) / 2
+    return error, lengths
+
+
+def _coupled_length(
+    policy: StoppingPolicy, rows: Sequence[PrefixTables], drafts: Sequence[tuple[int, ...]], state: State
+) -> int:
+    """How many of these drafted tokens a policy that decides for all rows together sends to the target."""
+    live = torch.ones(len(rows), dtype=torch.bool)
+    state, going = policy.begin(live, state)
+    length = 0
+    while bool(going.all()) and length < rows[0].depth:
+        probs = torch.stack([table.q[draft[:length]] for table, draft in zip(rows, drafts, strict=True)])
+        tokens = torch.tensor([draft[length] for draft in drafts])
+        length += 1
+        state, going = policy.step(DraftStep(length, probs.log(), probs, probs[:, :0], tokens, live), state)
+    assert bool(going.all()) or not bool(going.any()), "the rows of a batch go on or stop together"
+    return length
+
+
+def _emitted(rule: PathRule, table: PrefixTables, drafted: tuple[int, ...]) -> dict[tuple[int, ...], float]:
+    """Distribution of a row's first depth + 1 tokens, given what it drafted; completed by p."""
+    found: dict[tuple[int, ...], float] = {}
+    p = torch.stack([table.p[drafted[:i]] for i in range(len(drafted) + 1)])
+    q = torch.stack([table.q[drafted[:i]] for i in range(len(drafted))]) if drafted else p[:0]
+    lengths, residuals = rule.distribution(p, q, torch.tensor(drafted, dtype=torch.long))
+    for n, token in product(range(len(drafted) + 1), range(table.vocab_size)):
+        start = (*drafted[:n], token)
+        for rest in product(range(table.vocab_size), repeat=table.depth - n):
+            done = (*start, *rest)
+            tail = math.prod(float(table.p[done[:i]][done[i]]) for i in range(n + 1, table.depth + 1))
+            found[done] = found.get(done, 0.0) + float(lengths[n] * residuals[n, token]) * tail
+    return found
