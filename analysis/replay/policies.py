@@ -70,14 +70,21 @@ def step_at(trace: Trace, geometry: Geometry, starts: Tensor, depth: int) -> tup
 
 
 def draft(
-    trace: Trace, geometry: Geometry, starts: Tensor, policy: StoppingPolicy, state: State
+    trace: Trace,
+    geometry: Geometry,
+    starts: Tensor,
+    policy: StoppingPolicy,
+    state: State,
+    busy: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, State]:
     """One round from each of `starts` [B]: tokens drafted [B], forwards paid for [B], the policy's state.
 
+    busy  [B] bool: slots that hold a text; the others draft nothing. None: all do
     Raises InputError if the policy can draft more than the trace was recorded for.
     """
     _check_limit(trace, policy.limit)
     live = geometry.room[starts] > 0
+    live = live if busy is None else live & busy
     state, wanted = policy.begin(live, state)
     drafting = wanted & live
     num_drafted, num_calls = torch.zeros_like(starts), torch.zeros_like(starts)

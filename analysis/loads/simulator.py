@@ -1,0 +1,281 @@
+"""Continuous batching over recorded texts: what a policy makes of a queue of requests, by a table of costs. No model runs.
+
+Slots of a batch hold requests; a request that ends makes room for the next one. Every round all slots draft, as deep as the
+deepest of them, and one forward of the target checks them. Its seconds come from the cost table: draft forwards at
+this batch size, the target's at the widest draft, and reading the prompts of requests that have just joined. Which
+tokens are drafted and accepted is the trace's, exactly as in a replay; policies that decide for a batch together decide
+for the batch that is there.
+
+Shapes: Q requests, T texts of the trace, B slots, P positions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from analysis.replay.policies import Geometry, draft
+from toolkit.load_cost import LoadCost
+from toolkit.stopping import StoppingPolicy
+from toolkit.stopping.base import State
+from toolkit.trace import Trace
+
+Floats = NDArray[np.float64]
+READ_ALONE = 8  # a prompt of more tokens joins a running batch through a forward of its own
+SEED = 0
+
+
+@dataclass(frozen=True)
+class Load:
+    """Who asks, and how many at a time are decoded.
+
+    slots     B, requests decoded side by side
+    users     a fixed number of users, each sending its next request when the last one is answered; None: `rate`
+    rate      requests per second, at random times (Poisson)
+    drops     "always": a batch is as large as the requests in it, as in serving engines; "half": free slots are kept until they
+              are half of the batch, as in this package's loop
+    """
+
+    slots: int
+    users: int | None = None
+    rate: float | None = None
+    drops: str = "always"
+
+    def arrivals(self, count: int) -> Floats:
+        """When each request is sent [Q], in seconds; a user's later ones, sent when the earlier is answered: infinite."""
+        if self.rate is not None:
+            gaps = np.random.default_rng(SEED).exponential(1 / self.rate, count)
+            return np.asarray(gaps.cumsum() - gaps[0])
+        first = self.slots if self.users is None else self.users
+        return np.where(np.arange(count) < first, 0.0, np.inf)
+
+
+@dataclass(frozen=True)
+class Served:
+    """What became of the requests: seconds [Q] each was sent, joined the batch, had its first token and was answered.
+
+    tokens [Q]      produced;  rounds [Q]  target forwards it took part in
+    num_drafted, num_calls [Q]  its drafted tokens and draft forwards
+    forwards        draft and target forwards of the batch, whoever took part
+    """
+
+    sent: Floats
+    joined: Floats
+    first: Floats
+    answered: Floats
+    tokens: NDArray[np.int64]
+    rounds: NDArray[np.int64]
+    num_drafted: NDArray[np.int64]
+    num_calls: NDArray[np.int64]
+    forwards: tuple[int, int]
+
+    @property
+    def tokens_per_second(self) -> float:
+        """Of the whole queue, from the first request to the last answer."""
+        return float(self.tokens.sum() / (self.answered.max() - self.sent.min()))
+
+    def figures(self) -> dict[str, float]:
+        """tokens/s; seconds per output token behind the first one and seconds to the answer: median and 95th percentile."""
+        behind = self.tokens > 1
+        per_token = (self.answered - self.first)[behind] / (self.tokens[behind] - 1)
+        latency = self.answered - self.sent
+        return {
+            "tokens_per_second": self.tokens_per_second,
+            "token_seconds": float(np.median(per_token)) if behind.any() else float("nan"),
+            "token_seconds_95": float(np.quantile(per_token, 0.95)) if behind.any() else float("nan"),
+            "latency": float(np.median(latency)),
+            "latency_95": float(np.quantile(latency, 0.95)),
+            "first_token": float(np.median(self.first - self.sent)),
+            "batch": float((self.rounds.sum()) / max(self.forwards[1], 1)),
+            "drafted_per_round": float(self.num_drafted.sum() / max(self.rounds.sum(), 1)),
+        }
+
+
+def serve(
+    trace: Trace,
+    prompt_tokens: Sequence[int],
+    policy: StoppingPolicy,
+    costs: LoadCost,
+    load: Load,
+    requests: Sequence[int],
+) -> Served:
+    """Serve texts `requests` [Q] of the trace in this order.
+
+    prompt_tokens [T]  tokens of each text's prompt
+    policy             bound, its heads replaced by recorded ones
+    """
+    return _Server(trace, np.asarray(prompt_tokens), policy, costs, load, np.asarray(requests)).run()
+
+
+# -- inside -----------------------------------------------------------------------------------------------------------
+
+Drafter = Callable[[Tensor, Tensor, State], tuple[Tensor, Tensor, State]]
+
+
+class _Server:
+    def __init__(
+        self,
+        trace: Trace,
+        prompt_tokens: NDArray[np.int64],
+        policy: StoppingPolicy,
+        costs: LoadCost,
+        load: Load,
+        requests: NDArray[np.int64],
+    ):
+        self.trace, self.prompt_tokens, self.policy, self.costs, self.load = trace, prompt_tokens, policy, costs, load
+        self.requests, count = requests, len(requests)
+        self.geometry = Geometry.of(trace)
+        self.run_of, self.left_of = self.geometry.run.numpy(), self.geometry.left.numpy()
+        self.first_of = trace.text_first.numpy()
+        self.drafts = policy.limit != 0
+        self.drafter = self._ahead() if not policy.uses_history and not policy.couples_rows else self._live()
+        self.sent = load.arrivals(count)
+        self.joined, self.first, self.answered = (np.zeros(count) for _ in range(3))
+        self.tokens, self.rounds, self.num_drafted, self.num_calls = (np.zeros(count, dtype=np.int64) for _ in range(4))
+        self.slot: list[int] = []  # the request in each slot, -1: free
+        self.at = np.zeros(0, dtype=np.int64)  # the position where each slot's next round starts
+        self.state: State = policy.init(0, torch.device("cpu"))
+        self.next, self.clock, self.forwards = 0, 0.0, [0, 0]
+        self.seconds: dict[tuple[Any, ...], float] = {}
+
+    def run(self) -> Served:
+        while self.next < len(self.requests) or any(request >= 0 for request in self.slot):
+            joined = self._fill()
+            if not any(request >= 0 for request in self.slot):
+                self.clock = float(self.sent[self.next :].min())
+                continue
+            self._round(joined)
+        return Served(
+            self.sent, self.joined, self.first, self.answered, self.tokens, self.rounds, self.num_drafted,
+            self.num_calls, (self.forwards[0], self.forwards[1]),
+        )  # fmt: skip
+
+    def _fill(self) -> list[int]:
+        """Requests that have been sent take free slots; which slots those are. Free ones behind them are dropped."""
+        joined: list[int] = []
+        for slot, request in enumerate(self.slot):
+            if request < 0 and self._waiting():
+                self._join(slot)
+                joined.append(slot)
+        while len(self.slot) < self.load.slots and self._waiting():
+            self.slot.append(-1)
+            self.at = np.append(self.at, 0)
+            fresh = self.policy.init(1, torch.device("cpu"))
+            self.state = {key: torch.cat([self.state[key], fresh[key]]) for key in fresh}
+            self._join(len(self.slot) - 1)
+            joined.append(len(self.slot) - 1)
+        busy = [slot for slot, request in enumerate(self.slot) if request >= 0]
+        if self.load.drops == "always" or 2 * len(busy) <= len(self.slot):
+            self.slot, self.at = [self.slot[slot] for slot in busy], self.at[busy]
+            self.state = {key: value[busy] for key, value in self.state.items()}
+            joined = [busy.index(slot) for slot in joined]
+        return joined
+
+    def _waiting(self) -> bool:
+        return self.next < len(self.requests) and self.sent[self.next] <= self.clock
+
+    def _join(self, slot: int) -> None:
+        self.slot[slot], request = self.next, self.next
+        self.next += 1
+        self.joined[request] = self.clock
+        self.at[slot] = self.first_of[self.requests[request]]
+        for key, value in self.policy.init(1, torch.device("cpu")).items():
+            self.state[key][slot] = value[0]
+
+    def _round(self, joined: list[int]) -> None:
+        request = np.array(self.slot)
+        busy = request >= 0
+        starts = np.where(busy, self.at, 0)
+        num_drafted, num_calls, state = self.drafter(torch.from_numpy(starts), torch.from_numpy(busy), self.state)
+        drafted, calls = np.where(busy, num_drafted.numpy(), 0), np.where(busy, num_calls.numpy(), 0)
+        accepted = np.minimum(drafted, self.run_of[starts])
+        produced = np.minimum(accepted + 1, self.left_of[starts])
+        if self.policy.uses_history or self.policy.couples_rows:
+            judged = _Judged(torch.from_numpy(accepted))
+            self.state = self.policy.observe(_Sent(torch.from_numpy(drafted), torch.from_numpy(calls)), judged, state)
+        texts = self.requests[request[busy]]
+        context = float((self.prompt_tokens[texts] + starts[busy] - self.first_of[texts]).mean())
+        self.clock += self._reading(joined) + self._seconds(
+            len(self.slot), int(calls.max()), int(drafted.max()), context
+        )
+        self.forwards[0] += int(calls.max())
+        self.forwards[1] += 1
+        self._advance(request, busy, drafted, calls, produced)
+
+    def _advance(self, request: Any, busy: Any, drafted: Any, calls: Any, produced: Any) -> None:
+        """Take what a round produced into the texts; requests that end leave their slots."""
+        who = request[busy]
+        self.first[who] = np.where(self.tokens[who] == 0, self.clock, self.first[who])
+        self.tokens[who] += produced[busy]
+        self.rounds[who] += 1
+        self.num_drafted[who] += drafted[busy]
+        self.num_calls[who] += calls[busy]
+        self.at = np.where(busy, self.at + produced, self.at)
+        for slot in np.flatnonzero(busy):
+            if self.at[slot] >= self.first_of[self.requests[request[slot]] + 1]:
+                self.answered[request[slot]] = self.clock
+                self.slot[slot] = -1
+                unsent = np.flatnonzero(np.isinf(self.sent))
+                if len(unsent):  # the user's next request
+                    self.sent[unsent[0]] = self.clock
+
+    # -- costs ----------------------------------------------------------------------------------------------------
+
+    def _seconds(self, batch: int, calls: int, width: int, context: float) -> float:
+        """Of a round: the batch's draft forwards, and the target's at the widest draft."""
+        key = (batch, calls, width, round(context / 16))
+        if key not in self.seconds:
+            self.seconds[key] = calls * self.costs.draft(batch, 1, context) + self.costs.target(
+                batch, width + 1, context
+            )
+        return self.seconds[key]
+
+    def _reading(self, joined: list[int]) -> float:
+        """Of the prompts of requests that have just joined: one forward of each model that takes part."""
+        if not joined:
+            return 0.0
+        longest = max(int(self.prompt_tokens[self.requests[self.slot[slot]]]) for slot in joined) - 1
+        if longest < READ_ALONE:
+            return 0.0
+        key = ("read", len(joined), longest)
+        if key not in self.seconds:
+            draft = self.costs.draft(len(joined), longest) if self.drafts else 0.0
+            self.seconds[key] = self.costs.target(len(joined), longest) + draft
+        return self.seconds[key]
+
+    # -- drafting -------------------------------------------------------------------------------------------------
+
+    def _ahead(self) -> Drafter:
+        """A policy without memory is asked once for every position."""
+        starts = torch.arange(self.trace.num_positions)
+        state = self.policy.init(len(starts), torch.device("cpu"))
+        lengths, calls, _ = draft(self.trace, self.geometry, starts, self.policy, state)
+        return lambda at, busy, state: (lengths[at], calls[at], state)
+
+    def _live(self) -> Drafter:
+        return lambda at, busy, state: draft(self.trace, self.geometry, at, self.policy, state, busy)
+
+
+@dataclass(frozen=True)
+class _Sent:
+    """What `observe` may ask of a Proposal."""
+
+    num_drafted: Tensor
+    num_calls: Tensor
+
+    @property
+    def num_nodes(self) -> int:
+        return int(self.num_drafted.max())
+
+
+@dataclass(frozen=True)
+class _Judged:
+    """What `observe` may ask of a Verdict."""
+
+    length: Tensor

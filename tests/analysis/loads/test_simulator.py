@@ -1,0 +1,97 @@
+"""The simulator against the live loop (greedy: equal texts, so equal counts), and by hand."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from analysis.loads.simulator import Load, serve
+from analysis.replay.policies import replay
+from analysis.replay.recorded_heads import with_recorded_heads
+from data_gen.frozen import load_frozen
+from data_gen.recording import Recorder
+from toolkit import ModelPair, config
+from toolkit.acceptance.folder import recorded_scorers
+from toolkit.decoding import Sampling, decode
+from toolkit.load_cost import CostGrid, LoadCost
+from toolkit.stopping import Bounded, Fixed
+
+SAMPLING = Sampling(temperature=0.0, max_new_tokens=24)
+
+
+@pytest.fixture(scope="module")
+def pair():
+    return ModelPair.toy()
+
+
+@pytest.fixture(scope="module")
+def recorded(pair):
+    prompts = [e.prompt for domain in ("math", "code") for e in load_frozen(domain, "dev")[:4]]
+    plain = decode(pair, prompts, config.method("autoregressive"), SAMPLING)
+    texts = [(g.prompt_ids, g.token_ids) for g in plain]
+    return texts, Recorder(pair, SAMPLING, 10, recorded_scorers(pair, {"own": pair.head})).record(
+        texts, range(len(texts))
+    )
+
+
+COLUMN = CostGrid((1.0, 8.0), (1.0, 3.0), (0.0,), np.array([[[1.0], [1.2]], [[2.0], [3.5]]]))
+COSTS = LoadCost(CostGrid((1.0, 8.0), (1.0,), (0.0,), np.array([[[0.1]], [[0.2]]])), COLUMN, "test")
+
+
+@pytest.mark.parametrize("slots", [1, 3])
+@pytest.mark.parametrize("name", ["speculative", "confidence", "rate", "batch_rate", "dynamic_confidence"])
+def test_it_counts_what_live_batches_count(pair, recorded, tmp_path, name, slots):
+    texts, trace = recorded
+    costs = COSTS.save(tmp_path / "costs.json")
+    method = config.method(name, ["max_drafted=10", *([f"policy.costs={costs}"] if name == "batch_rate" else [])])
+    live = decode(pair, [prompt for prompt, _ in texts], method, SAMPLING, batch_size=slots)
+    policy = with_recorded_heads(method.bind(pair).policy, {pair.head: "own"})
+    lengths = [len(prompt) for prompt, _ in texts]
+    served = serve(trace, lengths, policy, COSTS, Load(slots, drops="half"), range(len(texts)))
+    for number, generation in enumerate(live):
+        counts = generation.counts
+        assert served.tokens[number] == counts.num_generated
+        assert served.rounds[number] == counts.num_target_calls
+        assert served.num_drafted[number] == counts.num_drafted
+        assert served.num_calls[number] == counts.num_draft_calls
+
+
+def test_seconds_by_hand(recorded):
+    """One slot, fixed K: every round costs its draft forwards and one target forward, prompts are read one by one."""
+    texts, trace = recorded
+    lengths = [len(prompt) for prompt, _ in texts]
+    served = serve(trace, lengths, Bounded(Fixed(2), 0, 2), COSTS, Load(1), [0, 3])
+    counts = replay(trace, Bounded(Fixed(2), 0, 2)).counts
+    expected = 0.0
+    for number, text in enumerate([0, 3]):
+        expected += COSTS.target(1, lengths[text] - 1) + COSTS.draft(1, lengths[text] - 1)
+        expected += sum(
+            counts[name][text] * cost for name, cost in (("num_draft_calls", 0.1), ("num_target_calls", 1.0))
+        )
+        expected += 0.1 * counts["num_drafted"][text]  # 0.1 a column
+        assert served.answered[number] == pytest.approx(expected, rel=0.1)
+    assert served.sent[1] == served.answered[0] == served.joined[1]
+
+
+def test_plain_decoding_reads_no_prompt_with_the_draft(recorded):
+    texts, trace = recorded
+    plain = Bounded(Fixed(1), 0, 0)
+    served = serve(trace, [len(p) for p, _ in texts], plain, COSTS, Load(1), [0])
+    assert served.answered[0] == pytest.approx(len(texts[0][1]) * 1.0 + COSTS.target(1, len(texts[0][0]) - 1))
+    assert served.num_calls.sum() == 0 and served.forwards == (0, len(texts[0][1]))
+
+
+def test_requests_wait_for_a_slot(recorded):
+    texts, trace = recorded
+    lengths = [len(p) for p, _ in texts]
+    queue = list(range(len(texts))) * 3
+    crowded = serve(trace, lengths, Bounded(Fixed(2), 0, 2), COSTS, Load(2, rate=1e6), queue)
+    idle = serve(trace, lengths, Bounded(Fixed(2), 0, 2), COSTS, Load(2, rate=1e-6), queue)
+    users = serve(trace, lengths, Bounded(Fixed(2), 0, 2), COSTS, Load(2, users=4), queue)
+    assert (crowded.tokens == idle.tokens).all() and crowded.tokens.sum() == users.tokens.sum()
+    assert (idle.joined - idle.sent).max() == pytest.approx(0) and idle.figures()["batch"] == pytest.approx(1)
+    assert (crowded.joined - crowded.sent).max() > 1 and crowded.figures()["batch"] > 1.8
+    at_work = [((users.sent <= t) & (users.answered > t)).sum() for t in np.linspace(0.1, users.answered.max() / 2, 40)]
+    assert max(at_work) <= 4 and np.median(at_work) == 4
+    assert torch.isfinite(torch.from_numpy(users.sent)).all()
