@@ -20,7 +20,7 @@ import pandas as pd
 
 from analysis.figures import plots
 from analysis.tables.files import read_table, save_table, show
-from analysis.tables.grid import ORACLE, PLAIN, UPPER_BOUND, YARDSTICKS, Setting, expand
+from analysis.tables.grid import ORACLE, PARAMETERS, PLAIN, UPPER_BOUND, YARDSTICKS, Setting, expand
 from analysis.tables.replayed_settings import Recording
 from analysis.tables.rows import COUNTS, counts_of, join_settings, labels, save_rows
 from analysis.tables.selection import settings_table
@@ -83,9 +83,18 @@ def _whole(stage: Stage, facts: dict[str, Any], paths: dict[str, Path]) -> bool:
 
 
 def _possible(settings: Sequence[Setting], bench: Workbench) -> list[Setting]:
-    """The settings, without the upper bound's where the recording that it needs cannot be made."""
-    kept = [setting for setting in settings if setting.method != UPPER_BOUND or bench.recordable]
-    if len(kept) < len(settings):
+    """The settings, without those that the pair or the sampling does not allow, which one line each names.
+
+    Methods that need a head are left out of a grid where there is none; a grid of nothing else is refused.
+    """
+    headless = sorted({setting.method for setting in settings if bench.lacks_head(setting)})
+    kept = [setting for setting in settings if setting.method not in headless]
+    if headless and any(setting.method not in (*PARAMETERS, PLAIN) for setting in kept):
+        print(f"{', '.join(headless)}: left out, the pair has no acceptance head; grid.METHOD.head=[FOLDER] names one")
+    elif headless:
+        kept = list(settings)  # building them says what is missing
+    if not bench.recordable and any(setting.method == UPPER_BOUND for setting in kept):
+        kept = [setting for setting in kept if setting.method != UPPER_BOUND]
         print(f"{UPPER_BOUND}: left out, traces know neither stop strings nor a repetition penalty")
     return kept
 

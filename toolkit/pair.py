@@ -71,7 +71,7 @@ class ModelPair:
     def from_pretrained(
         cls,
         target: str | Path,
-        draft: str | Path | None = None,
+        draft: str | Path | Sequence[str | Path] | None = None,
         *,
         drafts: Sequence[str | Path] = (),
         device: str = "cpu",
@@ -90,12 +90,14 @@ class ModelPair:
     ) -> ModelPair:
         """Load both models and compare their tokenizers token by token.
 
-        target, draft  hub names, local folders, or "toy/target" and "toy/draft"
+        target, draft  hub names, local folders, or "toy/target" and "toy/draft"; a list of drafts: several
         dtype          "float32", "bfloat16", ... or "auto"; device_map as in transformers (needs accelerate)
         quantization   "8bit" or "4bit" through bitsandbytes, for the target; None: none
         Raises InputError if the tokenizers differ, naming the first token that does.
         """
         engine_options = EngineOptions(cuda_graphs, cpu_traces, cpu_packing, self_check)
+        if draft is not None and not isinstance(draft, (str, Path)):
+            draft, drafts = None, [*draft, *drafts]
         sources = [_resolve(source) for source in (tuple(drafts) or ((draft,) if draft is not None else ()))]
         target = _resolve(target)
         options: dict[str, Any] = {"dtype": _dtype(dtype), "trust_remote_code": trust_remote_code}

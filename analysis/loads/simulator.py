@@ -62,6 +62,7 @@ class Served:
 
     tokens [Q]      produced;  rounds [Q]  target forwards it took part in
     num_drafted, num_calls [Q]  its drafted tokens and draft forwards
+    seconds [Q]     its share of the rounds it took part in: a round's seconds over the requests in it, and its prompt's reading
     forwards        draft and target forwards of the batch, whoever took part
     """
 
@@ -73,6 +74,7 @@ class Served:
     rounds: NDArray[np.int64]
     num_drafted: NDArray[np.int64]
     num_calls: NDArray[np.int64]
+    seconds: Floats
     forwards: tuple[int, int]
 
     @property
@@ -136,7 +138,7 @@ class _Server:
         self.drafts = policy.limit != 0
         self.drafter = self._ahead() if not policy.uses_history and not policy.couples_rows else self._live()
         self.sent = load.arrivals(count)
-        self.joined, self.first, self.answered = (np.zeros(count) for _ in range(3))
+        self.joined, self.first, self.answered, self.shares = (np.zeros(count) for _ in range(4))
         self.tokens, self.rounds, self.num_drafted, self.num_calls = (np.zeros(count, dtype=np.int64) for _ in range(4))
         self.slot: list[int] = []  # the request in each slot, -1: free
         self.at = np.zeros(0, dtype=np.int64)  # the position where each slot's next round starts
@@ -153,7 +155,7 @@ class _Server:
             self._round(joined)
         return Served(
             self.sent, self.joined, self.first, self.answered, self.tokens, self.rounds, self.num_drafted,
-            self.num_calls, (self.forwards[0], self.forwards[1]),
+            self.num_calls, self.shares, (self.forwards[0], self.forwards[1]),
         )  # fmt: skip
 
     def _fill(self) -> list[int]:
@@ -201,9 +203,12 @@ class _Server:
             self.state = self.policy.observe(_Sent(torch.from_numpy(drafted), torch.from_numpy(calls)), judged, state)
         texts = self.requests[request[busy]]
         context = float((self.prompt_tokens[texts] + starts[busy] - self.first_of[texts]).mean())
-        self.clock += self._reading(joined) + self._seconds(
-            len(self.slot), int(calls.max()), int(drafted.max()), context
-        )
+        reading = self._reading(joined)
+        seconds = self._seconds(len(self.slot), int(calls.max()), int(drafted.max()), context)
+        self.clock += reading + seconds
+        self.shares[request[busy]] += seconds / busy.sum()
+        if joined:
+            self.shares[request[joined]] += reading / len(joined)
         self.forwards[0] += int(calls.max())
         self.forwards[1] += 1
         self._advance(request, busy, drafted, calls, produced)

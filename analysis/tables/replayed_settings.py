@@ -27,6 +27,7 @@ from toolkit.acceptance.folder import head_hash, recorded_scorers
 from toolkit.decoding import Method, PromptLookupProposer
 from toolkit.errors import InputError
 from toolkit.io import content_hash
+from toolkit.stopping import StoppingPolicy
 from toolkit.trace import Trace, join
 from toolkit.types import Counts
 
@@ -60,7 +61,7 @@ class Recording:
 
     def rows(self, setting: Setting) -> pd.DataFrame:
         """The setting's rows: what its method would have counted on each response."""
-        trace = self._trace_for(setting)  # recorded before the clock starts
+        trace = self.trace_for(setting)  # recorded before the clock starts
         started = perf_counter()
         found = self._copied(setting) if trace is None else self._found(trace, setting)
         seconds = perf_counter() - started
@@ -80,7 +81,7 @@ class Recording:
             })  # fmt: skip
         return checked(rows)
 
-    def _trace_for(self, setting: Setting) -> Trace | None:
+    def trace_for(self, setting: Setting) -> Trace | None:
         """The trace that a setting is replayed on; None: it needs the texts alone."""
         if setting.method == UPPER_BOUND:
             return self._trace(setting.parameters.get("draft_temperature"))
@@ -88,6 +89,10 @@ class Recording:
         if isinstance(method.proposer, PromptLookupProposer):
             return None
         return self._trace(method.draft_temperature)
+
+    def policy_for(self, setting: Setting) -> StoppingPolicy:
+        """The setting's policy, bound, its heads replaced by what they said when the trace was recorded."""
+        return with_recorded_heads(self.bench.methods[setting.name].bind(self.bench.pair).policy, self.heads)
 
     def _copied(self, setting: Setting) -> Replayed:
         bench = self.bench
@@ -102,7 +107,7 @@ class Recording:
     def _found(self, trace: Trace, setting: Setting) -> Replayed:
         if setting.method == UPPER_BOUND:
             return self._known(trace, setting)
-        policy = with_recorded_heads(self.bench.methods[setting.name].bind(self.bench.pair).policy, self.heads)
+        policy = self.policy_for(setting)
         return replay(trace, policy) if policy.uses_history else replay_starts(trace, policy)
 
     @staticmethod

@@ -66,6 +66,12 @@ class Workbench:
         self.methods[setting.name].bind(self.pair)
         return content_hash([shared, config, head and head_hash(head)], length=16)
 
+    def lacks_head(self, setting: Setting) -> bool:
+        """Whether the setting's method reads an acceptance head, and neither the setting nor the pair names one."""
+        if setting.method in PARAMETERS or setting.head or self.pair.head:
+            return False
+        return any(name.split(".")[-1] == "head" for name in flatten(plain(setting.method_config())))
+
     def decode(self, setting: Setting, on_finish: Listener) -> pd.DataFrame:
         """Decode every prompt with a prepared setting: one row each, with the counts and the texts."""
         method = self.methods[setting.name]

@@ -100,6 +100,10 @@ class Confidence:
         """q(y_k) [B]."""
         return step.token_prob
 
+    def drawn_probs(self, step: Step) -> tuple[Tensor, Tensor]:
+        """q(y_k) [B], twice: a draft that is sure of this token is most often sure of the next one, too."""
+        return step.token_prob, step.token_prob
+
 
 def _folder(head: str | None, pair: Any) -> str:
     folder = head or pair.head

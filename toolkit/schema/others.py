@@ -20,7 +20,7 @@ LOADING = {
 PAIR = {
     **LOADING,
     "target": Annotated[str, "the large model: a folder, a hub name, or toy/target"],
-    "draft": Annotated[str | None, "the small model: a folder, a hub name, or toy/draft; null: plain decoding only"],
+    "draft": Annotated[str | list[str] | None, "the small model, as the large one; toy/draft; a list: several; null: none"],
     "device_map": Annotated[str | dict[str, Any] | None, "of the target, as in transformers; needs accelerate"],
     "quantization": Annotated[Literal["8bit", "4bit"] | None, "of the target, through bitsandbytes; null: none"],
     "draft_revision": Annotated[str | None, "commit, branch or tag of the drafts"],

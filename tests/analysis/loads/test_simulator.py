@@ -71,6 +71,7 @@ def test_seconds_by_hand(recorded):
         )
         expected += 0.1 * counts["num_drafted"][text]  # 0.1 a column
         assert served.answered[number] == pytest.approx(expected, rel=0.1)
+    assert served.seconds.sum() == pytest.approx(served.answered.max())
     assert served.sent[1] == served.answered[0] == served.joined[1]
 
 

@@ -1,0 +1,131 @@
+"""Which setting to take at which load: chosen on one half of the prompts, reported on the other, with intervals.
+
+Ours. At every batch size every setting is served by the simulator; the fastest on the dev prompts is the advised one, and so is
+the best fixed length and the best of every method. Speed-ups over plain decoding are ratios of totals over the test
+prompts, with bootstrap intervals over prompts, the same draws for both sides.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import pandas as pd
+
+from analysis.loads.recorded import RecordedPair, per_request
+from analysis.loads.simulator import Load
+from analysis.tables.bootstrap import Bootstrap
+from analysis.tables.grid import PLAIN, Setting
+from toolkit.load_cost import LoadCost
+
+FIXED = "speculative"
+Best = dict[tuple[str, bool], tuple[Setting, float]]  # (method, greedy drafts): its setting, and tokens per second on dev
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """One draft: its name, what was recorded with it on both halves of the prompts, and what its forwards cost."""
+
+    draft: str
+    dev: RecordedPair
+    test: RecordedPair
+    costs: LoadCost
+
+
+def choose(candidates: Sequence[Candidate], batch_sizes: Sequence[int], drops: str, bootstrap: Bootstrap) -> pd.DataFrame:
+    """One line per batch size, draft and method: its best setting on dev, and its figures on test.
+
+    Columns: batch, draft, method, greedy (the draft's likeliest tokens at a sampling target), setting, parameters (JSON of the overrides), dev_tokens_per_second, tokens_per_second,
+    speedup with speedup_low and speedup_high, latency, latency_95, token_seconds, drafted_per_round, advised, loses (the
+    interval lies below 1).
+    """
+    from tqdm.auto import tqdm
+
+    lines: list[pd.DataFrame] = []
+    total = sum(len(one.dev.settings) for one in candidates) * len(batch_sizes)
+    with tqdm(total=total, desc="simulating", unit="setting") as bar:
+        for batch in batch_sizes:
+            parts = []
+            for one in candidates:
+                best = _best(one, Load(batch, drops=drops), bar.update)
+                parts.append(_report(one, best, Load(batch, drops=drops), bootstrap))
+            table = pd.concat(parts, ignore_index=True)
+            table.insert(0, "batch", batch)
+            table["advised"] = table.index == table.dev_tokens_per_second.idxmax()
+            lines.append(table)
+    return pd.concat(lines, ignore_index=True)
+
+
+def sentences(table: pd.DataFrame) -> list[str]:
+    """The answer, one sentence per batch size."""
+    said = []
+    for batch, part in table.groupby("batch", sort=True):
+        advised = part[part.advised].iloc[0]
+        fixed = part[(part.method == FIXED) & ~part.greedy]
+        fixed = fixed.loc[fixed.dev_tokens_per_second.idxmax()] if len(fixed) else None
+        if advised.method == PLAIN or advised.speedup_low <= 1:
+            best = part[part.method != PLAIN]
+            best = best.loc[best.dev_tokens_per_second.idxmax()]
+            said.append(
+                f"batch {batch}: do not draft; the best that drafts ({_name(best)}) makes {_speed(best)} of plain decoding"
+            )
+            continue
+        beside = "" if fixed is None or advised.method == FIXED else f"; {_name(fixed)}: {_speed(fixed)}"
+        said.append(f"batch {batch}: {_name(advised)}: {_speed(advised)} times plain decoding{beside}")
+    return said
+
+
+def best_lengths(table: pd.DataFrame, draft: str, greedy: bool) -> dict[int, int]:
+    """The best fixed draft length of one draft by batch size; 0 where plain decoding is faster on the dev prompts."""
+    found: dict[int, int] = {}
+    for batch, part in table[table.draft == draft].groupby("batch", sort=True):
+        fixed, plain = part[(part.method == FIXED) & (part.greedy == greedy)], part[part.method == PLAIN]
+        pays = len(fixed) and fixed.dev_tokens_per_second.max() > plain.dev_tokens_per_second.max()
+        found[int(str(batch))] = int(fixed.setting.iloc[0].split("K=")[1].split()[0]) if pays else 0
+    return found
+
+
+# -- inside -----------------------------------------------------------------------------------------------------------
+
+
+def _best(one: Candidate, load: Load, tick: Callable[[], object]) -> Best:
+    """Each method's fastest setting on the dev prompts, and its tokens per second."""
+    best: Best = {}
+    for setting in one.dev.settings:
+        key = (setting.method, setting.parameters.get("draft_temperature") == 0)
+        speed = one.dev.serve(setting, one.costs, load).tokens_per_second
+        if key not in best or speed > best[key][1]:
+            best[key] = (setting, speed)
+        tick()
+    return best
+
+
+def _report(one: Candidate, best: Best, load: Load, bootstrap: Bootstrap) -> pd.DataFrame:
+    served = {key: one.test.serve(setting, one.costs, load) for key, (setting, _) in best.items()}
+    values = np.concatenate([per_request(found) for found in served.values()], axis=1)
+    samples, totals = bootstrap.totals(values), values.sum(0)
+    plain = 2 * list(served).index((PLAIN, False))
+    lines = []
+    for number, (key, found) in enumerate(served.items()):
+        setting, speed = best[key]
+        at = 2 * number
+        ratio = (totals[at] / totals[at + 1]) / (totals[plain] / totals[plain + 1])
+        spread = (samples[:, at] / samples[:, at + 1]) / (samples[:, plain] / samples[:, plain + 1])
+        figure = bootstrap.figure("speedup", ratio, spread)
+        lines.append({
+            "draft": one.draft, "method": setting.method, "greedy": key[1], "setting": setting.label,
+            "parameters": json.dumps(dict(setting.parameters)), "dev_tokens_per_second": speed, **figure,
+            **found.figures(), "loses": figure["speedup_high"] < 1,
+        })  # fmt: skip
+    return pd.DataFrame(lines)
+
+
+def _name(line: pd.Series) -> str:
+    method = "fixed" if line.method == FIXED else line.method
+    return f"{line.draft}, {f'{method} {line.setting}'.strip()}"
+
+
+def _speed(line: pd.Series) -> str:
+    return f"{line.speedup:.2f} [{line.speedup_low:.2f}, {line.speedup_high:.2f}]"

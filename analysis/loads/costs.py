@@ -1,0 +1,65 @@
+"""The cost table of a pair: from a file, modelled for a device, or measured here and kept."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from analysis.loads.hardware import Shape, modelled
+from analysis.loads.measured import cost_table, measure_loads
+from toolkit.config import plain
+from toolkit.errors import InputError
+from toolkit.io import content_hash
+from toolkit.load_cost import LoadCost
+from toolkit.pair import ModelPair, fingerprint
+from toolkit.sampling import Sampling
+from toolkit.stage import provenance
+
+DRAFTED = (1, 2, 4, 8)  # draft lengths that are timed; others lie between
+
+
+def costs_of(
+    cfg: Any,
+    pair: ModelPair,
+    number: int,
+    prompts: Sequence[Any],
+    sampling: Sampling,
+    batch_sizes: Sequence[int],
+    folder: Path,
+) -> LoadCost:
+    """What forwards of this pair cost at these batch sizes.
+
+    cfg      costs (a file, or one per draft), hardware and devices, rounds
+    number   which of the drafts the pair's is
+    folder   a measurement is kept there, under a hash of what it depends on
+    """
+    if cfg.costs is not None and cfg.hardware is not None:
+        raise InputError("expected costs=FILE or hardware=NAME, got both")
+    if cfg.costs is not None:
+        files = plain(cfg.costs)
+        files = [files] if isinstance(files, str) else files
+        if len(files) not in (1, number + 1) and number >= len(files):
+            raise InputError(f"expected one cost table, or one for each draft, got {len(files)}")
+        return LoadCost.load(files[0] if len(files) == 1 else files[number])
+    if cfg.hardware is not None:
+        target, draft = (Shape.of(model) for model in (pair.target, pair.draft))
+        return modelled(target, draft, cfg.hardware, cfg.devices, batch_sizes)
+    return _measured(cfg, pair, prompts, sampling, batch_sizes, folder)
+
+
+def _measured(
+    cfg: Any, pair: ModelPair, prompts: Sequence[Any], sampling: Sampling, batch_sizes: Sequence[int], folder: Path
+) -> LoadCost:
+    models = [fingerprint(model) for model in (pair.target, pair.draft)]
+    key = content_hash([models, list(batch_sizes), cfg.rounds, str(pair.device)], length=16)
+    path = folder / f"measured-{key}.json"
+    if path.exists():
+        return LoadCost.load(path)
+    drafted = [length for length in DRAFTED if length <= cfg.max_drafted]
+    forwards = measure_loads(pair, prompts, sampling, batch_sizes, drafted, num_rounds=cfg.rounds)
+    about = {"machine": provenance()["machine"], "rounds": cfg.rounds, "batch_sizes": list(batch_sizes)}
+    costs, cells = cost_table(forwards, about)
+    cells.to_csv(path.with_suffix(".csv"), index=False)
+    costs.save(path)
+    return costs

@@ -1,0 +1,110 @@
+"""The advised draft lengths in the words of serving engines: files to start them with.
+
+    transformers.json  `num_assistant_tokens` for `generate(assistant_model=...)`; set on the draft's generation config
+    vllm.json          a `--speculative-config`: the draft length by batch size as inclusive triples [from, to, K]
+    sglang.txt, llama_cpp.txt  command-line flags
+    toolkit.txt        overrides of this package's own commands
+
+Engines that know fixed lengths only are given the best fixed length; vLLM drafts greedily unless it is told otherwise
+(`draft_sample_method`), so the length that is chosen for it was replayed with the sampling that the file names. The
+schemas are those documented for vLLM 0.2x (`num_speculative_tokens_per_batch_size`), transformers 5.23 and llama.cpp's server;
+they were checked against their documentation, not by starting those engines.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from toolkit.io import write_text
+
+LARGEST = 2**31 - 1  # the last triple's end: any larger batch
+
+
+def triples(lengths: Mapping[int, int]) -> list[list[int]]:
+    """Draft length by batch size as inclusive [from, to, K]: each simulated size stands for the sizes up to half-way to the next."""
+    sizes = sorted(lengths)
+    found: list[list[int]] = []
+    start = 1
+    for here, after in zip(sizes, [*sizes[1:], None], strict=True):
+        end = LARGEST if after is None else (here + after) // 2
+        if found and found[-1][2] == lengths[here]:
+            found[-1][1] = end
+        else:
+            found.append([start, end, lengths[here]])
+        start = end + 1
+    return found
+
+
+def write_exports(
+    folder: Path, draft: str, lengths: Mapping[int, int], greedy: Mapping[int, int] | None, advised: list[str]
+) -> list[Path]:
+    """Write the files; returns their paths.
+
+    draft    folder or hub name of the advised draft
+    lengths  best fixed length by batch size, drafts sampled at the target's temperature
+    greedy   the same for drafts taken greedily; None: not simulated
+    advised  overrides of this package's own method
+    """
+    smallest = min(lengths)
+    files: dict[str, str] = {
+        "transformers.json": _json(_transformers(draft, lengths[smallest])),
+        "vllm.json": _json(_vllm(draft, lengths, greedy)),
+        "sglang.txt": _sglang(draft, lengths[smallest]),
+        "llama_cpp.txt": _llama_cpp(draft, lengths[smallest]),
+        "toolkit.txt": "\n".join(advised) + "\n",
+    }
+    return [write_text(folder / name, content) for name, content in files.items()]
+
+
+# -- inside -----------------------------------------------------------------------------------------------------------
+
+
+def _json(content: Any) -> str:
+    return json.dumps(content, indent=2) + "\n"
+
+
+def _transformers(draft: str, length: int) -> dict[str, Any]:
+    """A length of 0 says: do not pass an assistant."""
+    if not length:
+        return {"assistant_model": None}
+    return {
+        "assistant_model": draft,
+        "assistant_generation_config": {
+            "num_assistant_tokens": length,
+            "num_assistant_tokens_schedule": "constant",
+            "assistant_confidence_threshold": 0.0,
+        },
+    }
+
+
+def _vllm(draft: str, lengths: Mapping[int, int], greedy: Mapping[int, int] | None) -> dict[str, Any]:
+    chosen, how = (lengths, "probabilistic") if greedy is None else (greedy, "greedy")
+    most = max(chosen.values())
+    if not most:
+        return {}
+    return {
+        "method": "draft_model",
+        "model": draft,
+        "num_speculative_tokens": most,
+        "num_speculative_tokens_per_batch_size": triples(chosen),
+        "draft_sample_method": how,
+    }
+
+
+def _sglang(draft: str, length: int) -> str:
+    if not length:
+        return "# do not draft: start without --speculative-algorithm\n"
+    flags = {
+        "algorithm": "STANDALONE", "draft-model-path": draft, "num-steps": length, "eagle-topk": 1,
+        "num-draft-tokens": length + 1,
+    }  # fmt: skip
+    return " ".join(f"--speculative-{name} {value}" for name, value in flags.items()) + "\n"
+
+
+def _llama_cpp(draft: str, length: int) -> str:
+    if not length:
+        return "# do not draft: start without --model-draft\n"
+    return f"--model-draft {draft}.gguf --draft-max {length} --draft-min {length} --draft-p-min 0\n"

@@ -1,0 +1,103 @@
+"""Costs modelled from a device's public peak figures and the models' configs: for pairs that are not on this machine.
+
+A forward of `batch` rows and `width` tokens each reads all weights and every row's keys and values, and multiplies every token by
+all weights. It takes the longer of the two at the device's peaks, times what of a peak is reached in practice, and never
+less than launching its kernels takes. Spread over several devices, bytes and products are divided, and every layer adds two
+all-reduces. A model, not a measurement: tables say so.
+
+    seconds = max(bytes / bandwidth, operations / arithmetic) / REACHED + layers * (kernel floor + reductions)
+
+Peaks are the vendors' data sheets: dense bfloat16 without sparsity, memory bandwidth of the SXM parts. Mixture-of-experts models
+are refused: which experts a batch reads is not in a config.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from toolkit.errors import InputError, unknown_name
+from toolkit.load_cost import LoadCost, grid_of
+
+REACHED = 0.7  # of the peaks, by kernels in use
+REDUCTION = 8e-6  # seconds of one all-reduce of a few tokens between devices of one machine
+WIDTHS = (1, 2, 3, 5, 9, 17, 64, 512)
+CONTEXTS = (0, 512, 2048, 8192)
+
+
+@dataclass(frozen=True)
+class Device:
+    """Peaks: bytes per second of memory, operations per second at 16 bits, and seconds that launching a layer's kernels takes."""
+
+    bandwidth: float
+    arithmetic: float
+    floor: float
+
+
+DEVICES = {
+    "h100": Device(3.35e12, 989e12, 12e-6),
+    "h200": Device(4.8e12, 989e12, 12e-6),
+    "a100": Device(2.04e12, 312e12, 14e-6),
+    "l40s": Device(0.864e12, 362e12, 14e-6),
+    "cpu": Device(4e10, 5e11, 2e-5),
+}
+
+
+@dataclass(frozen=True)
+class Shape:
+    """What a cost depends on: parameters, layers, hidden size, keys and values per token (numbers), bytes per number."""
+
+    parameters: float
+    layers: int
+    hidden: int
+    kv_numbers: int
+    bytes_each: int = 2
+
+    @classmethod
+    def of(cls, model: Any) -> Shape:
+        """Of a loaded model, or one on the meta device. Raises InputError for mixtures of experts."""
+        config = getattr(model, "config", None)
+        if config is None:
+            raise InputError("modelled costs need a model with a config; this one has none")
+        text = config.get_text_config()
+        experts = [name for name in ("num_local_experts", "num_experts", "n_routed_experts") if getattr(text, name, None)]
+        if experts:
+            raise InputError(f"modelled costs do not cover mixtures of experts ({experts[0]}): measure, or give costs=FILE")
+        heads = text.num_attention_heads
+        head_dim = getattr(text, "head_dim", None) or text.hidden_size // heads
+        kv_heads = getattr(text, "num_key_value_heads", None) or heads
+        parameters = sum(parameter.numel() for parameter in model.parameters())
+        return cls(parameters, text.num_hidden_layers, text.hidden_size, 2 * text.num_hidden_layers * kv_heads * head_dim)
+
+    def seconds(self, device: Device, devices: int, batch: float, width: float, context: float) -> float:
+        """Of one forward."""
+        read = self.bytes_each * (self.parameters + batch * (context + width) * self.kv_numbers)
+        attention = 4 * self.layers * self.hidden * (context + width)
+        operations = batch * width * (2 * self.parameters + attention)
+        work = max(read / device.bandwidth, operations / device.arithmetic) / REACHED / devices
+        return work + self.layers * (device.floor + (2 * REDUCTION if devices > 1 else 0.0))
+
+
+PRESETS = {
+    "llama-70b": Shape(70.6e9, 80, 8192, 2 * 80 * 8 * 128),
+    "llama-8b": Shape(8.03e9, 32, 4096, 2 * 32 * 8 * 128),
+    "llama-1b": Shape(1.24e9, 16, 2048, 2 * 16 * 8 * 64),
+}
+
+
+def modelled(target: Shape, draft: Shape, hardware: str, devices: int, batch_sizes: Sequence[int]) -> LoadCost:
+    """The cost table of a pair on `devices` devices of this kind (the draft lies on one). Raises InputError for unknown names."""
+    if hardware not in DEVICES:
+        raise unknown_name("hardware", hardware, DEVICES)
+    device, grids = DEVICES[hardware], []
+    for shape, count in ((draft, 1), (target, devices)):
+        points = {
+            (float(batch), float(width), float(context)): shape.seconds(device, count, batch, width, context)
+            for batch in sorted({1, *batch_sizes})
+            for width in WIDTHS
+            for context in CONTEXTS
+        }
+        grids.append(grid_of(points, hardware))
+    about = {"hardware": hardware, "devices": devices, "reached": REACHED}
+    return LoadCost(grids[0], grids[1], "modelled", about)

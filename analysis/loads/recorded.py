@@ -1,0 +1,112 @@
+"""One pair's settings on one recording of one prompt set, ready to be served by the simulator.
+
+The target's responses are decoded once and kept, a trace per draft temperature is recorded once and kept; both are named by
+what they depend on, so a second call with other costs or loads only replays.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+
+from analysis.loads.simulator import Load, Served, serve
+from analysis.tables.grid import PLAIN, YARDSTICKS, Setting
+from analysis.tables.replayed_settings import Recording
+from analysis.tables.workbench import Workbench
+from toolkit.decoding import ChainProposer
+from toolkit.errors import InputError
+from toolkit.io import write_atomic
+from toolkit.load_cost import LoadCost
+from toolkit.stopping import BatchRate, Bounded, StoppingPolicy
+from toolkit.verification.rules.rejection import Rejection
+
+
+class RecordedPair:
+    """Settings of one pair that chains can be replayed for, and what serving them costs.
+
+    settings  those of `wanted` that can be simulated: chains judged token by token, and plain decoding
+    left_out  why the others cannot, by method
+    """
+
+    def __init__(self, bench: Workbench, wanted: Sequence[Setting], folder: Path, max_drafted: int):
+        if not bench.recordable:
+            raise InputError(
+                "recordings know neither stop strings nor a repetition penalty: leave out sampling.stop and "
+                "sampling.repetition_penalty, or measure live with analysis.compare"
+            )
+        self.bench, self.left_out = bench, dict[str, str]()
+        self.settings = [setting for setting in wanted if self._takes(setting, max_drafted)]
+        if not any(setting.method != PLAIN for setting in self.settings):
+            raise InputError(f"no setting can be simulated: {'; '.join(f'{k}: {v}' for k, v in self.left_out.items())}")
+        plain = Setting(PLAIN)
+        path = folder / "settings" / f"{bench.prepare(plain)}.parquet"
+        self.responses = self._responses(plain, path)
+        replayed = [setting for setting in self.settings if setting.method != PLAIN]
+        self.recording = Recording(bench, self.responses, path, replayed, max_drafted)
+        self.prompt_tokens = [len(self.responses.prompt_ids.iloc[number]) for number in self.recording.usable]
+
+    @property
+    def num_texts(self) -> int:
+        """Texts that can be served."""
+        return len(self.prompt_tokens)
+
+    def serve(self, setting: Setting, costs: LoadCost, load: Load, requests: Sequence[int] | None = None) -> Served:
+        """Serve these texts (None: each once) with a setting; policies told no costs of their own get `costs`."""
+        chosen = range(self.num_texts) if requests is None else requests
+        trace = self.recording.trace_for(self._traced(setting))
+        assert trace is not None
+        return serve(trace, self.prompt_tokens, self._policy(setting, costs), costs, load, chosen)
+
+    def _traced(self, setting: Setting) -> Setting:
+        """Plain decoding is walked on any trace: the first setting's."""
+        return setting if setting.method != PLAIN else next(s for s in self.settings if s.method != PLAIN)
+
+    def _policy(self, setting: Setting, costs: LoadCost) -> StoppingPolicy:
+        if setting.method == PLAIN:
+            return self.bench.methods[PLAIN].bind(self.bench.pair).policy
+        policy = self.recording.policy_for(setting)
+        inner = policy.policy if isinstance(policy, Bounded) else policy
+        if isinstance(inner, BatchRate) and inner.costs is None and isinstance(policy, Bounded):
+            return replace(policy, policy=replace(inner, table=costs, known={}))
+        return policy
+
+    def _takes(self, setting: Setting, max_drafted: int) -> bool:
+        if setting.method in YARDSTICKS:
+            self.left_out[setting.method] = "a bound, not a method"
+            return False
+        if self.bench.lacks_head(setting):
+            self.left_out[setting.method] = "needs an acceptance head"
+            return False
+        self.bench.prepare(setting)
+        method = self.bench.methods[setting.name]
+        if setting.method == PLAIN:
+            return True
+        if type(method.proposer) is not ChainProposer or type(method.rule) is not Rejection:
+            self.left_out[setting.method] = "only chains judged token by token are simulated"
+            return False
+        limit = method.bind(self.bench.pair).policy.limit
+        if limit is None or limit > max_drafted:
+            raise InputError(f"{setting.name} may draft {limit} tokens: expected at most max_drafted={max_drafted}")
+        return True
+
+    def _responses(self, plain: Setting, path: Path) -> pd.DataFrame:
+        """Plain decoding's rows, from their file if it is there."""
+        from tqdm.auto import tqdm
+
+        if path.exists():
+            return pd.read_parquet(path)
+        with tqdm(total=len(self.bench.prompts), desc="responses", unit="prompt") as bar:
+            rows = self.bench.decode(plain, lambda generation: bar.update() and None)
+        if rows.error.notna().all():
+            raise InputError(f"every prompt failed, first: {rows.error.iloc[0]}")
+        write_atomic(path, lambda temporary: rows.to_parquet(temporary))
+        return rows
+
+
+def per_request(served: Served) -> np.ndarray[tuple[int, int], np.dtype[np.float64]]:
+    """Tokens and seconds of every request [Q, 2]; a round's seconds are shared by the requests in it."""
+    return np.stack([served.tokens.astype(np.float64), served.seconds], axis=1)
