@@ -134,7 +134,7 @@ def _study(
     low, high = cfg.cost_range
     ratios = cost_ratios(low, high, plain(cfg.table_costs))
     compared = compare(test, choice, cfg.baseline, cost, bootstrap, hindsight)
-    curves = over_costs(dev, test, dataset, ratios, cfg.baseline if hindsight else None, cost.node)
+    curves = over_costs(dev, test, dataset, ratios, cfg.baseline if hindsight else None, cost.node, bootstrap)
     if cost.target_seconds is not None:
         curves["tokens_per_second"] = curves.throughput / cost.target_seconds
     return compared, settings, curves

@@ -17,7 +17,7 @@ LAYERS = (
     ("config_files",),
     ("schema",),
     ("config", "cost", "energy", "io", "metrics", "models", "prompts", "sampling", "tracking"),
-    ("command_line", "session", "stopping", "verification", "weights"),
+    ("command_line", "figure_style", "session", "stopping", "verification", "weights"),
     ("stage",),
     ("engine", "trace"),
     ("pair",),

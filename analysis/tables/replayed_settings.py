@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+from numpy.typing import NDArray
 
 from analysis.replay.policies import replay, replay_starts
 from analysis.replay.prompt_lookup import replay_prompt_lookup
@@ -71,7 +72,9 @@ class Recording:
             rows.append({
                 **self.bench.about(number, True),
                 **{name: 0 if at is None else int(found.counts[name][at]) for name in Counts.__dataclass_fields__},
-                "accepted_lengths": [] if at is None else np.trim_zeros(found.accepted[at], "b").tolist(),
+                "accepted_lengths": _histogram(found.accepted, at),
+                "drafted_lengths": _histogram(found.drafted, at),
+                "reached_lengths": _histogram(found.judged, at),
                 "finish_reason": response.finish_reason,
                 "error": response.error,
                 "setting_seconds": seconds,
@@ -148,6 +151,11 @@ class Recording:
     def _record(self, recorder: Recorder, texts: Sequence[int]) -> Trace:
         rows = [self.responses.iloc[number] for number in texts]
         return recorder.record_all([(list(row.prompt_ids), list(row.token_ids)) for row in rows], texts)
+
+
+def _histogram(counts: NDArray[np.int64], at: int | None) -> list[int]:
+    """A text's line of counts [T, M + 1], without the zeros behind the last one."""
+    return [] if at is None or not len(counts) else np.trim_zeros(counts[at], "b").tolist()
 
 
 def _head_of(method: Method) -> str | None:
