@@ -31,12 +31,13 @@ from analysis.tables.workbench import TEXTS, Workbench, responses_of
 from toolkit import metrics
 from toolkit.config import instantiate, plain
 from toolkit.errors import InputError, unknown_name
-from toolkit.io import write_atomic
+from toolkit.io import write_atomic, write_json
 from toolkit.stage import Stage, command, open_stage
 from toolkit.tracking import log_image, log_lines, log_scatter, log_table, wandb_run
 
 SOURCES = ("live", "traces")
 IGNORED = ("grid", "cost_ratio", "track")
+SHOWN_TEXTS = 3  # in tokens.json
 RESAMPLES = 1000  # for the bands of acceptance by position
 
 
@@ -127,7 +128,23 @@ def _work(
             else:
                 done[setting.name] = rows
                 progress.end(setting, rows)
+    if recording is not None:
+        _write_tokens(paths[PLAIN].parent.parent, recording, replayed, done, cfg.cost_ratio)
     return done, failures
+
+
+def _write_tokens(
+    folder: Path, recording: Recording, replayed: Sequence[Setting], done: dict[str, pd.DataFrame], cost_ratio: float
+) -> None:
+    """tokens.json: a few texts, token by token, as the best replayed setting of every method treats them."""
+    best: dict[str, tuple[float, Setting]] = {}
+    for setting in replayed:
+        if setting.name in done and setting.method != UPPER_BOUND:
+            counts = counts_of(done[setting.name][list(COUNTS)].sum())
+            found = (metrics.throughput(counts, cost_ratio), setting)
+            best[setting.method] = max(best.get(setting.method, found), found, key=lambda entry: entry[0])
+    views = [recording.tokens(setting, SHOWN_TEXTS) for _, setting in sorted(best.values(), key=lambda e: -e[0])]
+    write_json(folder / "tokens.json", [view for view in views if view is not None])
 
 
 def _publish(folder: Path, settings: Sequence[Setting], done: dict[str, pd.DataFrame], cfg: Any) -> None:

@@ -6,6 +6,7 @@ print and to edit. The same data give the same bytes. Nothing here needs a displ
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -26,7 +27,7 @@ FORMATS: dict[str, dict[str, Any]] = {
     "pdf": {"metadata": {"CreationDate": None, "Creator": None, "Producer": None}},
     "svg": {"metadata": {"Date": None, "Creator": None}},
 }
-STYLE: dict[str, Any] = {
+STYLE: dict[Any, Any] = {
     "axes.spines.top": False,
     "axes.spines.right": False,
     "axes.edgecolor": MUTED,
@@ -62,7 +63,12 @@ def figure(
     from matplotlib.figure import Figure
 
     inches, size = WIDTHS[width], FONT_SIZES[width]
-    sizes = {"font.size": size, "axes.titlesize": size * 1.1, "legend.fontsize": size * 0.9, "axes.labelsize": size}
+    sizes: dict[Any, Any] = {
+        "font.size": size,
+        "axes.titlesize": size * 1.1,
+        "legend.fontsize": size * 0.9,
+        "axes.labelsize": size,
+    }
     with matplotlib.rc_context({**STYLE, **sizes}):
         drawn = Figure(figsize=(inches, inches * aspect), dpi=DPI, layout="constrained")
         FigureCanvasAgg(drawn)
@@ -72,4 +78,10 @@ def figure(
 
 
 def _save(drawn: Any, path: Path, kind: str, options: dict[str, Any]) -> None:
-    write_atomic(path, lambda temporary: drawn.savefig(temporary, format=kind, **options))
+    fonts = logging.getLogger("fontTools")  # tells every font table that it leaves out of a PDF
+    level = fonts.level
+    fonts.setLevel(logging.WARNING)
+    try:
+        write_atomic(path, lambda temporary: drawn.savefig(temporary, format=kind, **options))
+    finally:
+        fonts.setLevel(level)

@@ -7,6 +7,7 @@ the rounds that reach position k, those accept it that accept at least k tokens.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -25,30 +26,30 @@ def acceptance_positions(rows: pd.DataFrame, bootstrap: Bootstrap | None = None)
         accepted, _, judged = (_at_least(values)[:, 1:] for values in lengths)  # [prompts, positions]
         width = int(np.flatnonzero(judged.sum(0)).max(initial=-1)) + 1
         samples = None if bootstrap is None else bootstrap.totals(np.hstack([accepted[:, :width], judged[:, :width]]))
-        lines += [{**about, **_position(k, accepted[:, k], judged[:, k])} for k in range(width)]
-        if samples is not None and bootstrap is not None:
-            for k, line in enumerate(lines[-width:]):
-                passed, reached = samples[:, k], samples[:, width + k]
-                known = reached > 0
-                line["rate_low"], line["rate_high"] = bootstrap.interval(passed[known] / reached[known])
+        lines += [_position(about, k, accepted, judged, samples, bootstrap) for k in range(width)]
     ends = [] if bootstrap is None else ["rate_low", "rate_high"]
     return pd.DataFrame(lines, columns=[*SETTING, "position", "reached", "accepted", "rate", *ends])
 
 
-def _position(k: int, accepted: Array, reached: Array) -> dict[str, float]:
-    """A position's counts over prompts [n], and their ratio."""
-    totals = int(reached.sum()), int(accepted.sum())
-    return {"position": k + 1, "reached": totals[0], "accepted": totals[1], "rate": totals[1] / totals[0]}
+def _position(
+    about: dict[str, str], k: int, accepted: Array, reached: Array, samples: Array | None, bootstrap: Bootstrap | None
+) -> dict[str, Any]:
+    """One line, of counts [prompts, positions] and their resampled totals [R, 2 x positions]."""
+    totals = int(reached[:, k].sum()), int(accepted[:, k].sum())
+    line = {**about, "position": k + 1, "reached": totals[0], "accepted": totals[1], "rate": totals[1] / totals[0]}
+    if samples is None or bootstrap is None:
+        return line
+    passed, tried = samples[:, k], samples[:, samples.shape[1] // 2 + k]
+    low, high = bootstrap.interval(passed[tried > 0] / tried[tried > 0])
+    return {**line, "rate_low": low, "rate_high": high}
 
 
 def length_table(rows: pd.DataFrame) -> pd.DataFrame:
     """One line per setting and length: how many rounds drafted, and accepted, so many tokens."""
     lines = []
     for about, (accepted, drafted, _) in _chains(rows):
-        for n in range(drafted.shape[1]):
-            lines.append(
-                {**about, "length": n, "drafted": int(drafted[:, n].sum()), "accepted": int(accepted[:, n].sum())}
-            )
+        counted = zip(drafted.sum(0).astype(int), accepted.sum(0).astype(int), strict=True)
+        lines += [{**about, "length": n, "drafted": drawn, "accepted": kept} for n, (drawn, kept) in enumerate(counted)]
     return pd.DataFrame(lines, columns=[*SETTING, "length", "drafted", "accepted"])
 
 
