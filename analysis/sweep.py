@@ -128,7 +128,8 @@ def _work(
             else:
                 done[setting.name] = rows
                 progress.end(setting, rows)
-    if recording is not None:
+    if replayed and PLAIN in done:
+        recording = recording or Recording(bench, responses_of(done), paths[PLAIN], replayed, cfg.max_drafted)
         _write_tokens(paths[PLAIN].parent.parent, recording, replayed, done, cfg.cost_ratio)
     return done, failures
 

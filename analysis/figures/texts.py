@@ -18,7 +18,6 @@ def place(axes: Any, texts: Sequence[Text], scale: float = 0.92, bold: bool = Tr
     The axes must have their final limits. Works on linear and logarithmic scales.
     """
     import textalloc
-    from matplotlib.patheffects import withStroke
 
     if not texts:
         return
@@ -35,7 +34,7 @@ def place(axes: Any, texts: Sequence[Text], scale: float = 0.92, bold: bool = Tr
         x_lines=[line[:, 0] for line in lines], y_lines=[line[:, 1] for line in lines],
         textsize=size, textcolor=colors, linecolor=colors, linewidth=0.6, fontweight="bold" if bold else "normal",
         margin=0.006, min_distance=0.02, max_distance=0.35, nbr_candidates=600, avoid_label_lines_overlap=True,
-        clip_on=False, path_effects=[withStroke(linewidth=2, foreground="white")],
+        clip_on=False,
     )  # fmt: skip
 
 

@@ -11,6 +11,7 @@ from analysis.figures.looks import look, setting_name, short
 from analysis.figures.pareto import highlighted
 from analysis.tables.grid import PLAIN, YARDSTICKS
 from analysis.tables.rows import COUNTS
+from analysis.tables.selection import undominated
 
 SHAPES = {
     "o": "circle", "s": "square", "D": "diamond", "^": "triangle-up", "P": "cross",
@@ -34,9 +35,14 @@ def frontier_chart(settings: pd.DataFrame, title: str) -> Spec:
     shown["head"] = parts[2].where(parts[2] != "", "none")
     shown["bare"] = parts[0].str.replace(r"^head=.*", "", regex=True)
     shown["name"], shown["undominated"] = shown.method.map(short), shown.undominated.astype(bool)
+    shown["joined"] = False
+    for _, mine in shown.groupby(
+        "method", sort=False
+    ):  # a line joins the settings that no other one of the method beats
+        shown.loc[mine.index, "joined"] = undominated(mine[["discard_rate", "verification_rate"]].to_numpy(dtype=float))
     shown["x"], shown["y"] = shown.verification_rate, shown.discard_rate
     keep = [name for name in ("throughput", "prompts", *COUNTS) if name in shown]
-    shown = shown[["method", "name", "bare", "head", "x", "y", "undominated", *keep]]
+    shown = shown[["method", "name", "bare", "head", "x", "y", "undominated", "joined", *keep]]
     picked = [{"name": short(method)} for method in [*highlighted(shown), *YARDSTICKS] if method in set(shown.method)]
     chosen = alt.selection_point(fields=["name"], bind="legend", value=picked, name="methods")
     tips = [alt.Tooltip("name", title="method"), alt.Tooltip("bare", title="setting"), alt.Tooltip("head")]
@@ -50,7 +56,7 @@ def frontier_chart(settings: pd.DataFrame, title: str) -> Spec:
     y = alt.Y("y:Q", title="discard rate (discarded per token)")
     base = alt.Chart(shown).encode(x=x, y=y, color=_colors(shown), opacity=opacity)
     lines = base.mark_line(strokeWidth=1).encode(detail=alt.Detail("name:N"), order=alt.Order("x:Q"))
-    lines = lines.transform_filter(alt.datum.undominated | alt.FieldOneOfPredicate("method", list(YARDSTICKS)))
+    lines = lines.transform_filter(alt.datum.joined)
     fill = alt.when(alt.datum.undominated).then(_colors(shown)).otherwise(alt.value("transparent"))
     points = base.mark_point(size=70, strokeWidth=1.5).encode(fill=fill, shape=_shapes(shown), tooltip=tips)
     return _spec(alt.layer(lines, points.add_params(chosen)), title)
@@ -94,7 +100,8 @@ def positions_chart(positions: pd.DataFrame, title: str) -> Spec:
     ]
     x = alt.X("position:O", title="position in the round (k-th drafted token)", axis=alt.Axis(labelAngle=0))
     low = max(float(shown.rate.min()) - 0.2, 0.0) if len(shown) else 0.0
-    y = alt.Y("rate:Q", title="acceptance rate (accepted / reached)", scale=alt.Scale(domain=[low, 1], clamp=True))
+    said, span = "acceptance rate (accepted / reached)", alt.Scale(domain=[round(low, 1), 1], clamp=True)
+    y = alt.Y("rate:Q", title=said, scale=span)
     base = alt.Chart(shown).encode(x=x, color=_colors(shown))
     dash = alt.StrokeDash("name:N", legend=None)
     layers = [
@@ -103,7 +110,10 @@ def positions_chart(positions: pd.DataFrame, title: str) -> Spec:
     ]
     if "rate_low" in shown:
         layers.insert(
-            0, base.mark_area(opacity=0.15, clip=True).encode(y=alt.Y("rate_low:Q"), y2="rate_high:Q", detail="name:N")
+            0,
+            base.mark_area(opacity=0.15, clip=True).encode(
+                y=alt.Y("rate_low:Q", scale=span, title=said), y2="rate_high:Q", detail="name:N"
+            ),
         )
     return _spec(alt.layer(*layers), title)
 
@@ -167,7 +177,7 @@ def _shapes(shown: pd.DataFrame) -> Any:
 def _legend() -> Any:
     import altair as alt
 
-    return alt.Legend(title=None, orient="bottom", columns=2, labelLimit=260)
+    return alt.Legend(title=None, orient="bottom", columns=2, labelLimit=260, symbolOpacity=1)
 
 
 def _spec(chart: Any, title: str) -> Spec:

@@ -12,8 +12,8 @@
     const ink = color("--ink"), muted = color("--muted"), rule = color("--rule");
     const config = {
       background: "transparent", font: "system-ui, sans-serif", view: { stroke: rule },
-      axis: { labelColor: muted, titleColor: ink, gridColor: rule, domainColor: muted, tickColor: muted, titleFontWeight: "normal" },
-      legend: { labelColor: ink, titleColor: ink, symbolStrokeWidth: 2 },
+      axis: { labelColor: muted, titleColor: ink, gridColor: rule, domainColor: muted, tickColor: muted, titleFontWeight: "normal", labelFontSize: 12, titleFontSize: 13 },
+      legend: { labelFontSize: 13, symbolSize: 90, labelColor: ink, titleColor: ink, symbolStrokeWidth: 2 },
     };
     const options = { renderer: "svg", actions: false, config, tooltip: { theme: isDark ? "dark" : "light" } };
     return vegaEmbed("#" + id, recolored(spec, isDark), options).then(() => { document.getElementById(id).dataset.drawn = isDark ? "dark" : "light"; });
