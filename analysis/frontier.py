@@ -35,8 +35,8 @@ from analysis.tables.rows import check_comparable, load_rows, same_texts, totals
 from analysis.tables.selection import choose, comparable, settings_table, unseen
 from toolkit.config import plain
 from toolkit.errors import InputError
-from toolkit.io import write_text
-from toolkit.stage import command, open_stage
+from toolkit.io import read_json, write_text
+from toolkit.stage import MANIFEST, command, open_stage
 from toolkit.tracking import log_image, log_lines, log_scatter, log_table, wandb_run
 
 TABLES = ("frontier", "settings", "costs")
@@ -65,7 +65,7 @@ def run(cfg: Any) -> Path:
     write_text(stage.folder / "frontier.md", as_markdown(frontier, by_cost, figures))
     if fresh:
         _log(stage.folder, figures, cfg)
-        stage.finish(datasets=sorted(set(frontier.dataset)))
+        stage.finish(datasets=sorted(set(frontier.dataset)), **_made_with(test_folders[0]))
     for _, table in frontier.groupby("dataset", sort=False):
         show(readable(table), _headline(table))
     print(f"\n{definitions.as_text()}\n")
@@ -78,10 +78,10 @@ def draw(folder: Path) -> dict[str, list[Path]]:
     figures = {}
     for dataset, table in frontier.groupby("dataset", sort=False):
         about = f"{dataset}, {table.prompts.iloc[0]} test prompts"
-        settings, curves = settings[settings.dataset == dataset], costs[costs.dataset == dataset]
+        mine, curves = settings[settings.dataset == dataset], costs[costs.dataset == dataset]
         place, name = folder / "figures", re.sub(r"[^\w.-]+", "_", str(dataset))
         figures[str(dataset)] = [
-            plots.pareto(settings, place / f"pareto-{name}.png", about),
+            plots.pareto(mine, place / f"pareto-{name}.png", about),
             plots.costs(curves, place / f"costs-{name}.png", about, float(table.cost_ratio.iloc[0])),
         ]
     return figures
@@ -134,7 +134,7 @@ def _study(
     low, high = cfg.cost_range
     ratios = cost_ratios(low, high, plain(cfg.table_costs))
     compared = compare(test, choice, cfg.baseline, cost, bootstrap, hindsight)
-    curves = over_costs(dev, test, dataset, ratios, cfg.baseline if hindsight else None, cost.node)
+    curves = over_costs(dev, test, dataset, ratios, cfg.baseline if hindsight else None, cost.node, bootstrap)
     if cost.target_seconds is not None:
         curves["tokens_per_second"] = curves.throughput / cost.target_seconds
     return compared, settings, curves
@@ -150,6 +150,12 @@ def _by_dataset(dev: pd.DataFrame, test: pd.DataFrame) -> Iterator[tuple[str, pd
         )
     for dataset in there:
         yield dataset, dev[dev.dataset == dataset], test[test.dataset == dataset]
+
+
+def _made_with(sweep: Path) -> dict[str, Any]:
+    """The pair and the sampling of the sweeps, which are alike."""
+    config = read_json(sweep / MANIFEST)["config"] if (sweep / MANIFEST).exists() else {}
+    return {name: config.get(name) for name in ("pair", "sampling")}
 
 
 def _folders(value: Any) -> list[Path]:

@@ -1,71 +1,75 @@
-"""python -m analysis.report inputs=[FOLDER,...]: tables and figures of output folders on one page.
+"""python -m analysis.report inputs=[FOLDER,...]: what output folders found, on one page.
 
-report.html holds everything it shows (figures embedded), report.md shows the same with the figures beside it. Of every
-folder: the tables (*.csv) and figures (*.png, in `figures/` too), its manifest as provenance. The templates are in
-`analysis/templates/`.
+    report.html  self-contained, no network: the result in one sentence, charts with counts under the pointer, texts token by
+                 token, every table, settings and provenance; light and dark, for screens of any width and for print
+    report.md    tables and figures for readers without a browser, the figures beside it
+    report.json  the report's specification: `python -m analysis.publish` makes a W&B report of it
+
+Folders of different pairs or sampling settings are kept apart, each group with its own headline and charts. What a folder
+lacks is shown as missing. The templates are in `analysis/templates/`.
 """
 
 from __future__ import annotations
 
-import base64
 import shlex
-import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import pandas as pd
-
+from analysis.reporting.folders import Folder, Group, grouped, read_folder
+from analysis.reporting.headline import headline
+from analysis.reporting.page import render, scripts
+from analysis.reporting.panels import Panel, panels
+from analysis.reporting.spec import report_spec
+from analysis.reporting.tables import FigureView, TableView, figure_files, figure_views, table_files, table_view
+from analysis.reporting.tokens import KINDS, LEVELS, TokenView, token_views
 from analysis.tables.definitions import DEFINITIONS
-from analysis.tables.files import cell, markdown, numeric_columns
 from toolkit.config import flatten, plain
-from toolkit.errors import InputError
-from toolkit.io import read_json, write_text
+from toolkit.io import write_json, write_text
 from toolkit.stage import MANIFEST, command, open_stage, provenance
 
-TEMPLATES = Path(__file__).parent / "templates"
+EXTRA_FILES = (
+    "tokens.json",
+    "generations.jsonl",
+    "settings.parquet",
+    "costs.parquet",
+    "summary.parquet",
+    "positions.parquet",
+)
+MOST_BYTES = 5_000_000  # of report.html
+FIGURE_BYTES = 2_000_000  # of all figures within it
 
 
 def run(cfg: Any) -> Path:
-    """Write report.html and report.md; returns the output folder."""
+    """Write report.html, report.md and report.json; returns the output folder."""
     inputs = plain(cfg.inputs)
-    folders = [Path(folder) for folder in (inputs if isinstance(inputs, list) else [inputs])]
-    for folder in folders:
-        if not (folder / MANIFEST).exists():
-            raise InputError(f"inputs: expected an output folder (with a {MANIFEST}) at {folder}, found none")
-    files = [path for folder in folders for path in (folder / MANIFEST, *_tables(folder), *_figures(folder))]
-    stage = open_stage("report", cfg, inputs=files)
+    paths = [Path(folder) for folder in (inputs if isinstance(inputs, list) else [inputs])]
+    folders = [read_folder(path) for path in paths]
+    stage = open_stage("report", cfg, inputs=[file for path in paths for file in _files(path)])
     if not stage.finished:
-        size = (cfg.max_rows, cfg.max_columns)
-        sections = [_section(number, folder, stage.folder, size) for number, folder in enumerate(folders, 1)]
-        facts = {"title": cfg.title, "sections": sections, "definitions": DEFINITIONS, "made": provenance()}
-        for name in ("report.html", "report.md"):
-            write_text(stage.folder / name, _render(f"{name}.j2", facts))
+        parts = _parts(grouped(folders), stage.folder, cfg.max_cells)
+        made = provenance()
+        specs = {anchor: spec for part in parts for anchor, _, spec in part.charts}
+        facts = {
+            "title": cfg.title,
+            "parts": parts,
+            "definitions": DEFINITIONS,
+            "made": made,
+            "kinds": KINDS,
+            "levels": LEVELS,
+        }
+        html = render("report.html.j2", {**facts, **scripts(specs)})
+        write_text(stage.folder / "report.html", html)
+        write_text(stage.folder / "report.md", render("report.md.j2", facts))
+        write_json(
+            stage.folder / "report.json", report_spec(cfg.title, made, [(p.group, p.headline, p.panels) for p in parts])
+        )
+        if (size := len(html.encode())) > MOST_BYTES:
+            print(f"report: the page has {size / 1e6:.1f} MB; give fewer folders, or a smaller max_cells")
         stage.finish()
     print(f"report: {stage.folder / 'report.html'}")
     return stage.folder
-
-
-@dataclass(frozen=True)
-class TableView:
-    """A table ready to be shown; `rows` is None, and `note` says why, if it is not."""
-
-    name: str
-    note: str = ""
-    columns: Sequence[str] = ()
-    rows: Sequence[Sequence[str]] | None = None
-    numeric: Sequence[bool] = ()
-    markdown: str = ""
-
-
-@dataclass(frozen=True)
-class FigureView:
-    """A figure as the page's own data, and as a file beside the Markdown."""
-
-    name: str
-    file: str
-    base64: str
 
 
 @dataclass(frozen=True)
@@ -83,65 +87,53 @@ class Section:
     figures: Sequence[FigureView] = field(default_factory=list)
 
 
-def _section(number: int, folder: Path, report: Path, size: tuple[int, int]) -> Section:
-    about = read_json(folder / MANIFEST)
-    known = {
-        "config": about.get("config", {}),
-        "inputs": about.get("inputs", {}),
-        "versions": about.get("versions", {}),
-    }
+@dataclass(frozen=True)
+class Part:
+    """What the report shows of one group of folders that compare: anchors say where a chart is on the page."""
+
+    group: Group
+    anchor: str
+    headline: str
+    panels: Sequence[Panel]
+    charts: Sequence[tuple[str, Panel, dict[str, Any]]]
+    tokens: Sequence[TokenView]
+    sections: Sequence[Section]
+
+
+def _parts(groups: Sequence[Group], report: Path, max_cells: int) -> list[Part]:
+    number_of = {folder.path: n for n, folder in enumerate((f for group in groups for f in group.folders), 1)}
+    budget = FIGURE_BYTES // max(len(number_of), 1)
+    found = []
+    for number, group in enumerate(groups, 1):
+        shown = panels(group.folders)
+        drawn = [(panel, spec) for panel in shown for _, spec in panel.charts]
+        charts = [(f"chart-{number}-{n}", panel, spec) for n, (panel, spec) in enumerate(drawn, 1)]
+        sections = [_section(number_of[folder.path], folder, report, max_cells, budget) for folder in group.folders]
+        tokens, anchor = token_views(group.folders), f"group-{number}"
+        found.append(Part(group, anchor, headline(group.folders), shown, charts, tokens, sections))
+    return found
+
+
+def _section(number: int, folder: Folder, report: Path, max_cells: int, budget: int) -> Section:
+    about = folder.about
+    known = {name: about.get(name, {}) for name in ("config", "inputs", "versions", "machine", "python")}
     return Section(
-        title=f"{about.get('stage', 'stage')}: {folder.name}",
+        title=f"{folder.stage}: {folder.path.name}",
         anchor=f"section-{number}",
         status=str(about.get("status", "")),
         time=str(about.get("time", "")),
         revision=str(about.get("revision", "")),
         command=shlex.join(about.get("argv", [])),
         provenance=[(key, str(value)) for key, value in flatten(known).items()],
-        tables=[_table_view(path, *size) for path in _tables(folder)],
-        figures=[_figure_view(path, report / "figures" / f"{number}-{path.name}", report) for path in _figures(folder)],
+        tables=[table_view(path, max_cells) for path in table_files(folder.path)],
+        figures=figure_views(figure_files(folder.path), number, report, budget),
     )
 
 
-def _table_view(path: Path, max_rows: int, max_columns: int) -> TableView:
-    """The table of a CSV file. Large ones, such as the single rows of a sweep, are named only."""
-    try:
-        frame = pd.read_csv(path)
-    except (pd.errors.EmptyDataError, pd.errors.ParserError, UnicodeDecodeError):
-        return TableView(path.stem, note=f"{path.name} could not be read as a table.")
-    if len(frame) > max_rows or len(frame.columns) > max_columns:
-        return TableView(path.stem, note=f"{len(frame)} lines of {len(frame.columns)} columns, in {path.name} there.")
-    rows = [[cell(value) for value in row] for row in frame.itertuples(index=False)]
-    columns = [str(name) for name in frame.columns]
-    return TableView(path.stem, "", columns, rows, numeric_columns(rows, len(columns)), markdown(frame))
-
-
-def _figure_view(path: Path, copy: Path, report: Path) -> FigureView:
-    copy.parent.mkdir(parents=True, exist_ok=True)
-    shutil.copyfile(path, copy)
-    data = base64.b64encode(path.read_bytes()).decode()
-    return FigureView(path.stem, copy.relative_to(report).as_posix(), data)
-
-
-def _tables(folder: Path) -> list[Path]:
-    """Results first: the table that was made to be read."""
-    return sorted(folder.glob("*.csv"), key=lambda path: (path.stem != "results", path.name))
-
-
-def _figures(folder: Path) -> list[Path]:
-    return sorted([*folder.glob("*.png"), *folder.glob("figures/*.png")])
-
-
-def _render(template: str, facts: dict[str, Any]) -> str:
-    from jinja2 import Environment, FileSystemLoader, StrictUndefined
-
-    environment = Environment(
-        loader=FileSystemLoader(TEMPLATES),
-        autoescape=template.endswith(".html.j2"),
-        undefined=StrictUndefined,
-        keep_trailing_newline=True,
-    )
-    return environment.get_template(template).render(**facts)
+def _files(folder: Path) -> list[Path]:
+    """What the report's content depends on."""
+    more = [folder / name for name in EXTRA_FILES if (folder / name).exists()]
+    return [folder / MANIFEST, *table_files(folder), *figure_files(folder), *more]
 
 
 if __name__ == "__main__":

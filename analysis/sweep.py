@@ -19,21 +19,26 @@ from typing import Any
 import pandas as pd
 
 from analysis.figures import plots
+from analysis.figures.pareto import highlighted
+from analysis.tables.bootstrap import Bootstrap
 from analysis.tables.files import read_table, save_table, show
 from analysis.tables.grid import ORACLE, PARAMETERS, PLAIN, UPPER_BOUND, YARDSTICKS, Setting, expand
+from analysis.tables.positions import acceptance_positions, length_table
 from analysis.tables.replayed_settings import Recording
-from analysis.tables.rows import COUNTS, counts_of, join_settings, labels, save_rows
+from analysis.tables.rows import COUNTS, LENGTHS, counts_of, join_settings, labels, save_rows
 from analysis.tables.selection import settings_table
 from analysis.tables.workbench import TEXTS, Workbench, responses_of
 from toolkit import metrics
 from toolkit.config import instantiate, plain
 from toolkit.errors import InputError, unknown_name
-from toolkit.io import write_atomic
+from toolkit.io import write_atomic, write_json
 from toolkit.stage import Stage, command, open_stage
 from toolkit.tracking import log_image, log_lines, log_scatter, log_table, wandb_run
 
 SOURCES = ("live", "traces")
 IGNORED = ("grid", "cost_ratio", "track")
+SHOWN_TEXTS = 3  # in tokens.json
+RESAMPLES = 1000  # for the bands of acceptance by position
 
 
 def run(cfg: Any) -> Path:
@@ -132,7 +137,24 @@ def _work(
             else:
                 done[setting.name] = rows
                 progress.end(setting, rows)
+    if replayed and PLAIN in done:
+        recording = recording or Recording(bench, responses_of(done), paths[PLAIN], replayed, cfg.max_drafted)
+        _write_tokens(paths[PLAIN].parent.parent, recording, replayed, done, cfg.cost_ratio)
     return done, failures
+
+
+def _write_tokens(
+    folder: Path, recording: Recording, replayed: Sequence[Setting], done: dict[str, pd.DataFrame], cost_ratio: float
+) -> None:
+    """tokens.json: a few texts, token by token, as the best replayed setting of every method treats them."""
+    best: dict[str, tuple[float, Setting]] = {}
+    for setting in replayed:
+        if setting.name in done and setting.method != UPPER_BOUND:
+            counts = counts_of(done[setting.name][list(COUNTS)].sum())
+            found = (metrics.throughput(counts, cost_ratio), setting)
+            best[setting.method] = max(best.get(setting.method, found), found, key=lambda entry: entry[0])
+    views = [recording.tokens(setting, SHOWN_TEXTS) for _, setting in sorted(best.values(), key=lambda e: -e[0])]
+    write_json(folder / "tokens.json", [view for view in views if view is not None])
 
 
 def _publish(folder: Path, settings: Sequence[Setting], done: dict[str, pd.DataFrame], cfg: Any) -> None:
@@ -145,15 +167,38 @@ def _publish(folder: Path, settings: Sequence[Setting], done: dict[str, pd.DataF
     summary = settings_table(rows, cfg.cost_ratio)
     summary["seconds"] = list(rows.groupby(["method", "setting"], sort=False).setting_seconds.first())
     save_table(summary, folder, "summary")
+    positions, lengths = acceptance_positions(rows, Bootstrap(RESAMPLES)), length_table(rows)
+    save_table(positions, folder, "positions")
+    save_table(lengths, folder, "lengths")
     title = _show(folder, cfg, rows.prompt.nunique())
-    figure = plots.pareto(read_table(folder, "summary"), folder / "figures" / "pareto.png", title)
+    figures = draw(folder, title)
     with wandb_run("sweep", plain(cfg), folder, track=cfg.track) as wandb:
         log_table(wandb, "sweep/rows", rows)
         log_table(wandb, "sweep/summary", summary)
+        log_table(wandb, "sweep/positions", positions)
         x, y = "verification_rate", "discard_rate"
         log_scatter(wandb, "sweep/settings", summary, x, y, "Discard rate against verification rate")
         log_lines(wandb, "sweep/curves", summary, x, y, "method", "Discard rate against verification rate, per method")
-        log_image(wandb, "sweep/pareto", figure)
+        for figure in figures:
+            log_image(wandb, f"sweep/{figure.stem}", figure)
+
+
+def draw(folder: Path, title: str) -> list[Path]:
+    """The figures of a sweep folder, from its saved tables; rounds are shown of each method's best setting, few of them."""
+    summary, positions, lengths = (read_table(folder, name) for name in ("summary", "positions", "lengths"))
+    place = folder / "figures"
+    found = [plots.pareto(summary, place / "pareto.png", title)]
+    best = summary.loc[summary.groupby("method", sort=False).throughput.idxmax()]
+    best = best[best.method.isin(highlighted(summary))]
+    few = set(zip(best.method, best.setting, strict=True))
+    for name, table, figure in (
+        ("positions", positions, plots.acceptance_by_position),
+        ("lengths", lengths, plots.lengths),
+    ):
+        shown = table[[key in few for key in zip(table.method, table.setting, strict=True)]]
+        if len(shown):
+            found.append(figure(shown, place / f"{name}.png", title))
+    return found
 
 
 def _show(folder: Path, cfg: Any, num_prompts: int) -> str:
@@ -172,11 +217,12 @@ def _labelled(rows: pd.DataFrame, setting: Setting, names: dict[str, str]) -> pd
 
 
 def _read_rows(path: Path) -> pd.DataFrame | None:
-    """A setting's rows if it was finished before; a broken file counts as none."""
+    """A setting's rows if it was finished before; a broken file counts as none, and so does one of an older version."""
     try:
-        return pd.read_parquet(path)
+        rows = pd.read_parquet(path)
     except (OSError, ValueError):
         return None
+    return rows if path.stem == "summary" or set(LENGTHS) <= set(rows.columns) else None
 
 
 def _parquet_writer(rows: pd.DataFrame) -> Callable[[Path], None]:

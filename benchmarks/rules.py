@@ -15,11 +15,9 @@ from time import perf_counter, thread_time
 
 import pandas as pd
 import torch
-from matplotlib.backends.backend_agg import FigureCanvasAgg
-from matplotlib.figure import Figure
 
-from analysis.figures.plots import label, look
-from toolkit.io import write_atomic, write_text
+from analysis.figures.plots import rule_cost
+from toolkit.io import write_text
 from toolkit.verification import SelectionRule, get, names, schemes
 
 VOCAB_SIZES = (1_000, 8_000, 32_000, 128_000)
@@ -86,23 +84,7 @@ def timed(calls: list[Callable[[], object]], repeats: int) -> dict[str, float]:
 
 def draw_figure(table: pd.DataFrame, path: Path) -> Path:
     """CPU milliseconds over V and over K, one line per rule."""
-    figure = Figure(figsize=(9.6, 4.2), dpi=160, layout="constrained")
-    FigureCanvasAgg(figure)
-    over_size, over_count = figure.subplots(1, 2, sharey=True)
-    for name, lines in table[~table.rule.isin([YARDSTICK, "importance_lp"])].groupby("rule"):
-        for axes, along, fixed, value in (
-            (over_size, "vocab_size", "num_candidates", BASE[1]),
-            (over_count, "num_candidates", "vocab_size", BASE[0]),
-        ):
-            line = lines[lines[fixed] == value].sort_values(along)
-            style = look(str(name))
-            axes.plot(line[along], line.cpu_ms, color=style.color, marker=style.marker, label=label(str(name)))
-            axes.fill_between(line[along], line.cpu_p10, line.cpu_p90, color=style.color, alpha=0.12, linewidth=0)
-    over_size.set(xscale="log", yscale="log", xlabel=f"vocabulary (K = {BASE[1]})", ylabel="CPU ms per node")
-    over_count.set(xscale="log", xlabel=f"candidates (V = {BASE[0]:,})", xticks=NUM_CANDIDATES)
-    over_count.set_xticks(NUM_CANDIDATES, [str(k) for k in NUM_CANDIDATES])
-    over_count.legend(frameon=False, fontsize=8)
-    return write_atomic(path, lambda temporary: figure.savefig(temporary, format="png", metadata={"Software": None}))
+    return rule_cost(table[~table.rule.isin([YARDSTICK, "importance_lp"])], BASE, path)
 
 
 def main() -> None:

@@ -1,6 +1,6 @@
 """python -m toolkit.decode method=NAME: decode prompts with one method.
 
-Writes generations.jsonl (one line per prompt: tokens, text, counts, rounds), summary.json, and prints a table.
+Writes generations.jsonl (one line per prompt: tokens, their texts, counts, rounds), summary.json, and prints a table.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from toolkit.config import instantiate
 from toolkit.decoding import decode
 from toolkit.io import write_json, write_text
 from toolkit.metrics import summarize
+from toolkit.pair import ModelPair
 from toolkit.stage import command, open_stage, prompt_files
 from toolkit.types import Generation
 
@@ -36,7 +37,10 @@ def run(cfg: Any) -> Path:
                 batch_size=cfg.batch_size,
                 on_finish=lambda _: bar.update(),
             )
-        lines = [as_record(prompt.id, generation) for prompt, generation in zip(prompts, generations, strict=True)]
+        lines = [
+            {**as_record(prompt.id, generation), "prompt": str(prompt.content), "pieces": _pieces(pair, generation)}
+            for prompt, generation in zip(prompts, generations, strict=True)
+        ]
         write_text(stage.folder / "generations.jsonl", "".join(json.dumps(line) + "\n" for line in lines))
         write_json(stage.folder / "summary.json", summarize(generations))
         stage.finish(num_prompts=len(prompts), num_failed=sum(g.error is not None for g in generations))
@@ -56,6 +60,13 @@ def as_record(prompt_id: str, generation: Generation) -> dict[str, Any]:
         "counts": asdict(generation.counts),
         "rounds": [asdict(r) for r in generation.rounds],
     }
+
+
+def _pieces(pair: ModelPair, generation: Generation) -> list[str]:
+    """The text of every token; a character that several tokens make up is shown as replacement characters."""
+    if pair.tokenizer is None:
+        return [f"#{token}" for token in generation.token_ids]
+    return [str(pair.tokenizer.decode([token])) for token in generation.token_ids]
 
 
 if __name__ == "__main__":

@@ -1,23 +1,38 @@
 """Weights & Biases, never in the way: offline without a key, no prompts for one, one run per stage.
 
 Everything logged here is on disk as well (an offline run cannot be read back): tables as CSV and Parquet, figures as
-PNG. `wandb sync FOLDER/wandb/offline-run-*` uploads an offline run later.
+PNG. `python -m toolkit.sync folder=outputs` uploads all offline runs of an output folder later.
 """
 
 from __future__ import annotations
 
+import html
 import netrc
 import os
+import re
+import urllib.error
+import urllib.request
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from queue import Empty, Queue
+from threading import Thread
+from time import perf_counter
 from typing import Any, Literal
 from urllib.parse import urlparse
 
 from toolkit.errors import InputError
+from toolkit.io import read_json, write_json
 
 Mode = Literal["online", "offline", "disabled"]
 PROJECT = "acceptance-toolkit"
+SERVER = "https://api.wandb.ai"
+RUN_FILE = "wandb_run.json"
+PROBE_SECONDS = 6.0  # within which a server that is there answers
+UNNAMED = (
+    "paths", "hydra", "logger", "overwrite", "track", "pair", "data", "prompts", "ckpt_path", "before", "after", "trainer",
+    "batch_size", "inputs", "dev", "test", "tags",
+)  # fmt: skip  # keys that do not say what sets a run apart
 SPELLINGS: dict[str, Mode] = {
     "online": "online",
     "run": "online",
@@ -47,16 +62,22 @@ def wandb_run(
     tags: Sequence[str] = (),
     track: bool = True,
     *,
+    name: str | None = None,
+    inputs: Sequence[Path | str] = (),
     project: str | None = None,
     run_id: str | None = None,
     mode: Mode | None = None,
 ) -> Iterator[Any]:
     """A run around a stage; finished in any case, with exit code 1 if the stage raised.
 
-    job_type  the stage's name
+    job_type  the stage's name; the run's first tag, too
     config    plain containers
-    folder    the run's files go to <folder>/wandb
+    folder    the run's files go to <folder>/wandb, which run it is to <folder>/wandb_run.json
+    group     None: WANDB_RUN_GROUP, or the name of the folder that holds the stage's folder
+    tags      more of them
     track     False: no run
+    name      what sets this run apart from others of its stage; None: the command's overrides, else the folder's name
+    inputs    folders that the stage read: the config's `inputs` says which runs made them
     project   None: WANDB_PROJECT, or the toolkit's
     run_id    an earlier run of this id is continued; None: a new one
     mode      None: as `wandb_mode` decides
@@ -66,18 +87,112 @@ def wandb_run(
     if mode == "disabled":
         yield None
         return
-    project = project or os.environ.get("WANDB_PROJECT", PROJECT)
-    known = {} if run_id is None or mode == "offline" else {"resume": "allow"}  # offline runs are joined when synced
-    options = {"project": project, "id": run_id, "group": group, "tags": list(tags), **known}
-    run = _start(mode, job_type, config, Path(folder), options)
+    folder = Path(folder)
+    if mode == "online" and (reason := unreachable()):
+        print(f"wandb: {reason}; this run is logged offline")
+        mode = "offline"
+    options = {
+        "project": project or os.environ.get("WANDB_PROJECT", PROJECT),
+        "id": run_id,
+        "name": name or overrides_name() or folder.name,
+        "group": group or os.environ.get("WANDB_RUN_GROUP") or folder.resolve().parent.name or None,
+        "tags": list(dict.fromkeys([job_type, *filter(None, tags)])),
+    }
+    if run_id is not None and mode == "online":  # offline runs are joined when synced
+        options["resume"] = "allow"
+    run = _start(mode, job_type, {**config, **_links(inputs)}, folder, options)
     failed = True
     try:
+        _remember(run, folder, options)
         yield run
         failed = False
     finally:
         run.finish(exit_code=int(failed))
         if run.settings._offline:
-            print(f"wandb: offline run; upload it with: wandb sync {run.settings.sync_dir}")
+            print(f"wandb: offline run; upload it with: python -m toolkit.sync folder={folder.resolve().parent}")
+
+
+def overrides_name(words: Sequence[str] | None = None) -> str | None:
+    """What a command line changed, as a run is called: "toy_head depth=2 w_rej=6"; None if it changed nothing.
+
+    words  overrides; None: those of the Hydra job that is running. Paths, devices and logging do not name a run.
+    """
+    if words is None:
+        from hydra.core.hydra_config import HydraConfig
+
+        words = list(HydraConfig.get().overrides.task) if HydraConfig.initialized() else []
+    said = []
+    for word in words:
+        key, _, value = word.lstrip("+~").partition("=")
+        if key == "experiment":
+            said.append(value)
+        elif value and key.split(".")[0] not in UNNAMED and "/" not in value:
+            said.append(f"{key.split('.')[-1]}={value}")
+    return " ".join(said)[:128] or None
+
+
+def unreachable(timeout: float = PROBE_SECONDS) -> str | None:
+    """Why the W&B server does not answer within `timeout` seconds; None if it does, whatever it says."""
+    base = os.environ.get("WANDB_BASE_URL", SERVER)
+    started, answers = perf_counter(), Queue[str | None]()
+
+    def ask() -> None:
+        try:
+            with urllib.request.urlopen(base, timeout=timeout):
+                answers.put(None)
+        except urllib.error.HTTPError:
+            answers.put(None)  # it is there
+        except (OSError, ValueError) as error:
+            answers.put(f"{base} does not answer ({getattr(error, 'reason', None) or error})")
+
+    Thread(target=ask, daemon=True).start()  # looking up a name knows no timeout
+    try:
+        return answers.get(timeout=timeout)
+    except Empty:
+        return f"{base} does not answer within {perf_counter() - started:.0f} s"
+
+
+def run_of(folder: Path | str) -> dict[str, Any] | None:
+    """The W&B run of an output folder as it was remembered: id, name, project, url (None if it was offline)."""
+    path = Path(folder) / RUN_FILE
+    return read_json(path) if path.exists() else None
+
+
+def _links(inputs: Sequence[Path | str]) -> dict[str, Any]:
+    """The config's `input_runs`: which run made each input folder; None where no run was remembered."""
+    return {"input_runs": {Path(folder).name: run_of(folder) for folder in inputs}} if inputs else {}
+
+
+def _remember(run: Any, folder: Path, options: Mapping[str, Any]) -> None:
+    """Write down which run the folder's is, for the stages that read it."""
+    known = {name: options[name] for name in ("name", "group", "project")}
+    url = None if run.settings._offline else run.url
+    write_json(folder / RUN_FILE, {"id": run.id, **known, "url": url})
+
+
+def log_summary(run: Any, values: Mapping[str, Any]) -> None:
+    """Scalars that runs can be sorted by; missing ones (None, not a number) are left out."""
+    if run is not None:
+        run.summary.update({key: value for key, value in values.items() if value is not None and value == value})
+
+
+def log_folder(run: Any, name: str, kind: str, path: Path | str) -> None:
+    """A folder or file as an artifact: heads, traces. Opt-in: artifacts are uploaded whole."""
+    if run is not None:
+        import wandb
+
+        artifact = wandb.Artifact(re.sub(r"[^\w.-]+", "-", name), type=kind)
+        artifact.add_dir(str(path)) if Path(path).is_dir() else artifact.add_file(str(path))
+        run.log_artifact(artifact)
+
+
+def parameter_counts(models: Mapping[str, Any]) -> dict[str, int]:
+    """`parameters/<name>` of each model; one that has no parameters (a table) counts 0."""
+    counts = {}
+    for name, model in models.items():
+        held = model.parameters() if hasattr(model, "parameters") else ()
+        counts[f"parameters/{name}"] = sum(int(values.numel()) for values in held)
+    return counts
 
 
 def log_table(run: Any, name: str, frame: Any) -> None:
@@ -128,9 +243,8 @@ def _start(mode: Mode, job_type: str, config: Any, folder: Path, options: Mappin
             mode=mode,
             config=dict(config),
             job_type=job_type,
-            name=folder.name,
             reinit="create_new",  # a training run of the same process goes on
-            settings=wandb.Settings(console="off", quiet=True, silent=True),
+            settings=wandb.Settings(console="off", quiet=True, silent=True, init_timeout=30),
             **options,
         )
 
@@ -145,21 +259,26 @@ def _start(mode: Mode, job_type: str, config: Any, folder: Path, options: Mappin
 
 
 def _table(frame: Any) -> Any:
-    """A column of a wandb.Table has one type: numbers where all are, else text; None where a value is missing."""
+    """A column of a wandb.Table has one type: numbers where all are, else text; None where a value is missing.
+
+    Texts of models and prompts are shown, never read as markup: they are escaped.
+    """
     import wandb
 
     columns = []
     for name in frame.columns:
         values = [None if isinstance(value, float) and value != value else value for value in frame[name].tolist()]
         numbers = all(isinstance(value, bool | int | float) for value in values if value is not None)
-        columns.append(values if numbers else [None if value is None else str(value) for value in values])
+        columns.append(
+            values if numbers else [None if value is None else html.escape(str(value), quote=False) for value in values]
+        )
     names: list[Any] = [str(name) for name in frame.columns]
     return wandb.Table(columns=names, data=[list(row) for row in zip(*columns, strict=True)])
 
 
 def _netrc_has_key() -> bool:
     """Whether netrc has a password for the W&B server. The password itself is neither kept nor returned."""
-    host = urlparse(os.environ.get("WANDB_BASE_URL", "https://api.wandb.ai")).netloc
+    host = urlparse(os.environ.get("WANDB_BASE_URL", SERVER)).netloc
     given = os.environ.get("NETRC")
     candidates = [Path(given)] if given else [Path.home() / ".netrc", Path.home() / "_netrc"]
     for path in candidates:

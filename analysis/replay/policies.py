@@ -108,11 +108,17 @@ def draft(
 
 def replay(trace: Trace, policy: StoppingPolicy) -> Replayed:
     """Any policy, its memory included: every text's rounds one after another, all texts side by side."""
+    columns = [torch.cat(values) for values in zip(*replay_rounds(trace, policy), strict=True)]
+    text, _, *counts = columns
+    return tally(trace, 1, torch.zeros_like(text), text, *counts)[0]
+
+
+def replay_rounds(trace: Trace, policy: StoppingPolicy) -> Iterator[tuple[Tensor, ...]]:
+    """The n-th rounds of all texts that have so many: text, start, drafted, forwards, accepted, produced, each [B]."""
     _check_alone(policy)
     geometry = Geometry.of(trace)
     first, end, text = trace.text_first[:-1], trace.text_first[1:], torch.arange(trace.num_texts)
     at, state = first.clone(), policy.init(trace.num_texts, torch.device("cpu"))
-    rounds = []
     while bool((alive := at < end).any()):
         starts = torch.where(alive, at, first)
         num_drafted, num_calls, drafted_state = draft(trace, geometry, starts, policy, state)
@@ -120,10 +126,9 @@ def replay(trace: Trace, policy: StoppingPolicy) -> Replayed:
         observed = policy.observe(_Sent(num_drafted, num_calls), _Judged(accepted), drafted_state)
         state = frozen(observed, state, alive)
         produced = torch.minimum(accepted + 1, geometry.left[starts])
-        rounds.append([values[alive] for values in (text, num_drafted, num_calls, accepted, produced)])
+        columns = (text, starts, num_drafted, num_calls, accepted, produced)
+        yield tuple(values[alive] for values in columns)
         at = torch.where(alive, at + produced, at)
-    columns = [torch.cat(values) for values in zip(*rounds, strict=True)]
-    return tally(trace, 1, torch.zeros_like(columns[0]), *columns)[0]
 
 
 def replay_starts(trace: Trace, policy: StoppingPolicy) -> Replayed:

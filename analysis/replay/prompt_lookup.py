@@ -38,7 +38,7 @@ def replay_prompt_lookup(
     ends = np.array([len(text) for text in whole])
     at = starts.copy()  # how far each text has come
     counts = {name: np.zeros(len(texts), dtype=np.int64) for name in COUNTS}
-    accepted = np.zeros((len(texts), method.limit + 1), dtype=np.int64)
+    accepted, drawn, judged = (np.zeros((len(texts), method.limit + 1), dtype=np.int64) for _ in range(3))
     state = policy.init(len(texts), cpu)
     while (going := at < ends).any():
         room = np.where(going, np.minimum(max_new_tokens - (at - starts) - 1, method.limit), 0)
@@ -55,10 +55,12 @@ def replay_prompt_lookup(
             COUNTS, (drafted.numpy(), 0 * room, going, produced, going * (drafted.numpy() + 1) - produced), strict=True
         ):
             counts[name] += values
-        accepted[np.flatnonzero(going), length[going]] += 1
+        copied = drafted.numpy()
+        for histogram, values in ((accepted, length), (drawn, copied), (judged, np.minimum(copied, length + 1))):
+            histogram[np.flatnonzero(going), values[going]] += 1
         state = policy.observe(_Round(len(tokens[0]), drafted, 0 * drafted), _Verdict(torch.from_numpy(length)), state)
         at = at + produced
-    return Replayed(counts, accepted)
+    return Replayed(counts, accepted, drafted=drawn, judged=judged)
 
 
 @dataclass(frozen=True)

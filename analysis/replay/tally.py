@@ -19,7 +19,8 @@ class Replayed:
     """Totals per text, and how often each round length came up.
 
     counts  name of `toolkit.types.Counts` -> [T]
-    accepted [T, M + 1]  rounds of each text that accepted so many tokens
+    accepted, drafted, judged [T, M + 1]  rounds of each text that accepted so many tokens; that drafted so many; that
+            drafted so many before and including the first rejected one
     lengths [M + 1] rounds that drafted so many tokens
     reached, passed [M]  rounds whose draft reached depth k with everything before accepted; whose k-th was accepted
     """
@@ -29,6 +30,8 @@ class Replayed:
     lengths: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
     reached: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
     passed: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
+    drafted: NDArray[np.int64] = field(default_factory=lambda: np.zeros((0, 0), dtype=np.int64))
+    judged: NDArray[np.int64] = field(default_factory=lambda: np.zeros((0, 0), dtype=np.int64))
 
     @property
     def per_text(self) -> NDArray[np.float64]:
@@ -70,10 +73,12 @@ def tally(
         weights = None if weights is None else weights.double()  # exact: far below 2^53
         return torch.bincount(group * size + keys, weights, minlength=groups * size).view(groups, size).long()
 
+    def by_text(lengths: Tensor) -> Tensor:
+        return summed(text * width + lengths, texts * width).view(groups, texts, width)
+
     counts = {name: summed(text, texts, values) for name, values in columns.items()}
-    histogram = summed(text * width + accepted, texts * width).view(groups, texts, width)
-    lengths, passed = summed(drafted, width), _from(summed(accepted, width))
-    reached = _from(summed(torch.minimum(drafted, accepted + 1), width))
+    histogram, drafts, judged = (by_text(n) for n in (accepted, drafted, torch.minimum(drafted, accepted + 1)))
+    lengths, passed, reached = drafts.sum(1), _from(histogram.sum(1)), _from(judged.sum(1))
     return [
         Replayed(
             {name: values[i].numpy() for name, values in counts.items()},
@@ -81,6 +86,8 @@ def tally(
             lengths[i].numpy(),
             reached[i, 1:].numpy(),
             passed[i, 1:].numpy(),
+            drafts[i].numpy(),
+            judged[i].numpy(),
         )
         for i in range(groups)
     ]

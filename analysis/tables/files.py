@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import json
 import math
 import re
@@ -40,9 +41,9 @@ def read_table(folder: Path | str, name: str) -> pd.DataFrame:
 
 
 def markdown(frame: pd.DataFrame) -> str:
-    """A Markdown table; numbers are aligned right."""
-    names = [str(name) for name in frame.columns]
-    rows = [[cell(value) for value in row] for row in frame.itertuples(index=False)]
+    """A Markdown table; numbers are aligned right. Texts are shown as they are: no tag, link or column comes of them."""
+    names = [as_markdown_text(str(name)) for name in frame.columns]
+    rows = [[as_markdown_text(cell(value)) for value in row] for row in frame.itertuples(index=False)]
     rules = ["---:" if numeric else "---" for numeric in numeric_columns(rows, len(names))]
     return "\n".join("| " + " | ".join(line) + " |" for line in (names, rules, *rows))
 
@@ -82,12 +83,18 @@ def numeric_columns(rows: list[list[str]], width: int) -> list[bool]:
 
 
 def cell(value: Any) -> str:
-    """One cell as text: four significant digits, nothing for missing values, no character that breaks Markdown."""
+    """One cell as text: four significant digits, nothing for missing values, one line."""
     if value is None or (isinstance(value, float) and value != value):
         return ""
     if isinstance(value, float):
         return f"{value:,.0f}" if abs(value) >= 10_000 else f"{value:.4g}"
-    return str(value).replace("|", "\\|").replace("\n", " ")
+    return " ".join(str(value).splitlines())
+
+
+def as_markdown_text(text: str) -> str:
+    """Text of a model, a prompt or a user for Markdown: shown, never read as a tag, a link, code or the end of a cell."""
+    escaped = html.escape(text, quote=False)
+    return " ".join(escaped.replace("|", "\\|").replace("`", "\\`").replace("](", "]\\(").splitlines())
 
 
 def _is_list(value: Any) -> bool:

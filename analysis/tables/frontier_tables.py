@@ -80,21 +80,50 @@ def over_costs(
     ratios: Sequence[float],
     hindsight: str | None = None,
     node_cost: float = 0.0,
+    bootstrap: Bootstrap | None = None,
 ) -> pd.DataFrame:
     """Throughput of every method over cost ratios, its setting chosen anew at each, among those of both sets.
 
     hindsight  the method whose best setting per prompt is shown, too
+    bootstrap  for throughput_low and throughput_high, over prompts, of the setting that was chosen
     """
     dev_totals, test_totals = totals(in_both(dev, test)), totals(test)
     lines = []
+    drawn: dict[tuple[str, str], Array] = {}  # resampled totals of every setting that is chosen somewhere
     for cost_ratio in ratios:
         choice = choose(dev_totals, test_totals, cost_ratio, dataset, node_cost)
         table = _chosen(test_totals, choice)
         if hindsight is not None:
             table = pd.concat([table, totals(best_per_prompt(test, hindsight, cost_ratio))], ignore_index=True)
         found = rates(table[list(COUNTS)].to_numpy(dtype=float), list(table.method), cost_ratio, node_cost)
-        lines.append(table[["dataset", "method", "setting"]].assign(cost_ratio=cost_ratio, throughput=found))
-    return pd.concat(lines, ignore_index=True)[["dataset", "cost_ratio", "method", "setting", "throughput"]]
+        line = table[["dataset", "method", "setting"]].assign(cost_ratio=cost_ratio, throughput=found)
+        if bootstrap is not None:
+            ends = [_ends(key, test, cost_ratio, node_cost, bootstrap, drawn) for key in _keys(line)]
+            line["throughput_low"], line["throughput_high"] = zip(*ends, strict=True)
+        lines.append(line)
+    ends_of = [] if bootstrap is None else ["throughput_low", "throughput_high"]
+    return pd.concat(lines, ignore_index=True)[["dataset", "cost_ratio", "method", "setting", "throughput", *ends_of]]
+
+
+def _keys(table: pd.DataFrame) -> list[tuple[str, str]]:
+    return list(zip(table.method, table.setting, strict=True))
+
+
+def _ends(
+    key: tuple[str, str],
+    test: pd.DataFrame,
+    cost_ratio: float,
+    node_cost: float,
+    bootstrap: Bootstrap,
+    drawn: dict[tuple[str, str], Array],
+) -> tuple[float, float]:
+    """The interval of a setting's throughput; none for what is chosen anew per prompt. Totals are drawn once, in `drawn`."""
+    if key[0] == PER_PROMPT:
+        return float("nan"), float("nan")
+    if key not in drawn:
+        mine = test[(test.method == key[0]) & (test.setting == key[1])]
+        drawn[key] = bootstrap.totals(mine[list(COUNTS)].to_numpy(dtype=float))
+    return bootstrap.interval(rates(drawn[key][:, None], [key[0]], cost_ratio, node_cost)[:, 0])
 
 
 def costs_table(curves: pd.DataFrame, ratios: Sequence[float]) -> pd.DataFrame:

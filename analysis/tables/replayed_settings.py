@@ -14,11 +14,13 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+from numpy.typing import NDArray
 
 from analysis.replay.policies import replay, replay_starts
 from analysis.replay.prompt_lookup import replay_prompt_lookup
 from analysis.replay.recorded_heads import with_recorded_heads
 from analysis.replay.tally import Replayed
+from analysis.replay.token_view import piece, token_rounds
 from analysis.replay.upper_bound import at_price
 from analysis.tables.grid import UPPER_BOUND, Setting
 from analysis.tables.workbench import Workbench, checked
@@ -72,7 +74,9 @@ class Recording:
             rows.append({
                 **self.bench.about(number, True),
                 **{name: 0 if at is None else int(found.counts[name][at]) for name in Counts.__dataclass_fields__},
-                "accepted_lengths": [] if at is None else np.trim_zeros(found.accepted[at], "b").tolist(),
+                "accepted_lengths": _histogram(found.accepted, at),
+                "drafted_lengths": _histogram(found.drafted, at),
+                "reached_lengths": _histogram(found.judged, at),
                 "finish_reason": response.finish_reason,
                 "error": response.error,
                 "setting_seconds": seconds,
@@ -80,6 +84,27 @@ class Recording:
                 "token_ids": [],
             })  # fmt: skip
         return checked(rows)
+
+    def tokens(self, setting: Setting, count: int) -> dict[str, Any] | None:
+        """What the setting's rounds did to every token of the first `count` texts; None where no recording says it."""
+        trace = None if setting.method == UPPER_BOUND else self.trace_for(setting)
+        if trace is None:
+            return None
+        tokenizer = self.bench.pair.tokenizer
+        policy = with_recorded_heads(self.bench.methods[setting.name].bind(self.bench.pair).policy, self.heads)
+        chosen = list(range(min(count, trace.num_texts)))
+        texts = []
+        for number, rounds in zip(chosen, token_rounds(trace, policy, chosen, tokenizer), strict=True):
+            row = self.responses.iloc[self.usable[number]]
+            for one in rounds:
+                if one["extra"] is not None:
+                    one["extra"]["text"] = piece(tokenizer, int(row.token_ids[one["extra"].pop("position")]))
+            prompt = list(map(int, row.prompt_ids))
+            shown = prompt if tokenizer is None else tokenizer.decode(prompt, skip_special_tokens=True)
+            texts.append(
+                {"id": str(self.bench.prompts[self.usable[number]].id), "prompt": str(shown), "rounds": rounds}
+            )
+        return {"method": setting.method, "setting": setting.label, "texts": texts}
 
     def trace_for(self, setting: Setting) -> Trace | None:
         """The trace that a setting is replayed on; None: it needs the texts alone."""
@@ -153,6 +178,11 @@ class Recording:
     def _record(self, recorder: Recorder, texts: Sequence[int]) -> Trace:
         rows = [self.responses.iloc[number] for number in texts]
         return recorder.record_all([(list(row.prompt_ids), list(row.token_ids)) for row in rows], texts)
+
+
+def _histogram(counts: NDArray[np.int64], at: int | None) -> list[int]:
+    """A text's line of counts [T, M + 1], without the zeros behind the last one."""
+    return [] if at is None or not len(counts) else np.trim_zeros(counts[at], "b").tolist()
 
 
 def _head_of(method: Method) -> str | None:

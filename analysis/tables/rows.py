@@ -7,6 +7,8 @@
     prompt, prompt_hash the prompt's id, and a hash of what was asked
     num_drafted, num_draft_calls, num_target_calls, num_generated, num_discarded     (toolkit.types.Counts)
     accepted_lengths    how many rounds accepted 0, 1, 2, ... tokens
+    drafted_lengths     how many rounds drafted 0, 1, 2, ... tokens; empty where rounds are no chains, as the next one
+    reached_lengths     how many rounds drafted 0, 1, 2, ... tokens before and including the first rejected one
     finish_reason, error
     setting_seconds        wall time of the whole setting
 
@@ -36,8 +38,9 @@ Array = NDArray[np.float64]
 NAME = "rows"
 FREE = ("seed", "device", "device_map")  # of the sampling and the pair: sweeps that differ in these still compare
 COUNTS = tuple(Counts.__dataclass_fields__)
+LENGTHS = ("accepted_lengths", "drafted_lengths", "reached_lengths")
 SETTING = ["dataset", "split", "method", "setting"]
-FACTS = ["lossless", "prompt", "prompt_hash", *COUNTS, "accepted_lengths", "finish_reason", "error", "setting_seconds"]
+FACTS = ["lossless", "prompt", "prompt_hash", *COUNTS, *LENGTHS, "finish_reason", "error", "setting_seconds"]
 
 
 def labels(cfg: Any) -> dict[str, str]:
@@ -50,10 +53,12 @@ def labels(cfg: Any) -> dict[str, str]:
     return {"dataset": str(cfg.dataset or name or "prompts"), "split": str(cfg.split or split or "")}
 
 
-def accepted_lengths(rounds: Sequence[Round]) -> list[int]:
-    """How many rounds accepted 0, 1, 2, ... tokens."""
-    lengths = [r.num_accepted for r in rounds]
-    return [lengths.count(n) for n in range(max(lengths, default=-1) + 1)]
+def round_lengths(rounds: Sequence[Round], chains: bool) -> dict[str, list[int]]:
+    """LENGTHS of a text's rounds: how many of them had 0, 1, 2, ... tokens."""
+    found = {"accepted_lengths": [r.num_accepted for r in rounds]}
+    found["drafted_lengths"] = [r.num_drafted for r in rounds] if chains else []
+    found["reached_lengths"] = [min(r.num_drafted, r.num_accepted + 1) for r in rounds] if chains else []
+    return {name: [values.count(n) for n in range(max(values, default=-1) + 1)] for name, values in found.items()}
 
 
 def check_identity(rows: pd.DataFrame) -> None:

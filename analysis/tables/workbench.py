@@ -11,7 +11,7 @@ import pandas as pd
 
 from analysis.replay.oracle import acceptance_chances, expected_counts
 from analysis.tables.grid import PARAMETERS, PLAIN, Setting
-from analysis.tables.rows import accepted_lengths, check_identity
+from analysis.tables.rows import LENGTHS, check_identity, round_lengths
 from toolkit.acceptance.folder import head_hash
 from toolkit.config import flatten, instantiate, plain
 from toolkit.decoding import Method, decode
@@ -75,6 +75,7 @@ class Workbench:
     def decode(self, setting: Setting, on_finish: Listener) -> pd.DataFrame:
         """Decode every prompt with a prepared setting: one row each, with the counts and the texts."""
         method = self.methods[setting.name]
+        chains = isinstance(method.proposer, ChainProposer | PromptLookupProposer) and method.beams is None
         started = perf_counter()
         generations = decode(
             self.pair,
@@ -89,7 +90,7 @@ class Workbench:
             {
                 **self.about(number, method.lossless),
                 **vars(generation.counts),
-                "accepted_lengths": accepted_lengths(generation.rounds),
+                **round_lengths(generation.rounds, chains),
                 "finish_reason": generation.finish_reason,
                 "error": generation.error,
                 "setting_seconds": seconds,
@@ -112,7 +113,7 @@ class Workbench:
             {
                 **self.about(number, True),
                 **counts[number],
-                "accepted_lengths": [],
+                **{name: [] for name in LENGTHS},
                 "finish_reason": response.finish_reason,
                 "error": response.error,
                 "setting_seconds": seconds,

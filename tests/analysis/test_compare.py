@@ -135,8 +135,8 @@ def test_settings_of_the_new_methods_read_well():
 
 
 def test_undominated_points():
-    from analysis.figures.plots import _undominated
+    from analysis.figures.scatter import undominated
 
     x, y = np.array([1.0, 2, 3, 2]), np.array([3.0, 2, 1, 1])
-    assert _undominated(x, y, (True, True)) == [True, True, True, False]
-    assert _undominated(x, y, (False, True)) == [True, False, False, False]
+    assert undominated(x, y, (True, True)) == [True, True, True, False]
+    assert undominated(x, y, (False, True)) == [True, False, False, False]

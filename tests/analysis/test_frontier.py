@@ -188,3 +188,15 @@ def test_a_folder_without_rows_is_named(tmp_path, sweeps):
 def test_dev_cannot_be_test(tmp_path, sweeps):
     with pytest.raises(InputError, match="every dev prompt is a test prompt too"):
         run(tmp_path, sweeps["dev"], sweeps["dev"])
+
+
+def test_every_data_set_has_its_figures_filled(tmp_path):
+    """Settings of the second data set must not be looked for among those of the first."""
+    table = pd.DataFrame({
+        "dataset": ["one", "two"], "method": "speculative", "setting": "K=2", "verification_rate": 0.5, "discard_rate": 0.3,
+        "undominated": True, "chosen": True, "prompts": 3, "cost_ratio": 0.2, "throughput": [1.0, 2.0],
+    })  # fmt: skip
+    for name in frontier.TABLES:
+        save_table(table, tmp_path, name)
+    for figures in frontier.draw(tmp_path).values():
+        assert "fixed K" in figures[0].with_suffix(".svg").read_text()

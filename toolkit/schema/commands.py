@@ -347,8 +347,7 @@ class Report(Command):
     module, example = "analysis.report", "inputs=[FOLDER,...]"
     inputs: Annotated[str | Folders, "output folders of any commands: frontier, train, sweep, ..."]
     title: Annotated[str, "of the page"]
-    max_rows: Annotated[int, AtLeast(1), "larger tables are named, not shown"]
-    max_columns: Annotated[int, AtLeast(1), "likewise"]
+    max_cells: Annotated[int, AtLeast(1), "larger tables, the single rows of sweeps for one, are named, not shown"]
 
 
 COMMANDS: dict[str, type[Section]] = {

@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from toolkit.acceptance.saved import SavedHead
-from toolkit.io import write_atomic, write_json, write_text
+from toolkit.io import write_json, write_text
+from toolkit.training.diagram import draw_reliability
 from toolkit.training.module import HeadTraining
 from toolkit.training.states import Positions
 
@@ -36,7 +37,8 @@ def export(
     write_json(folder / SCORES, {**scores, "num_positions": int(first.counts.sum())})
     tables = {suffix.lstrip("_") or "raw": part.reliability() for suffix, part in parts.items()}
     write_text(folder / RELIABILITY, _as_csv(tables))
-    write_atomic(folder / DIAGRAM, lambda path: _draw(tables, path))
+    bins = [{"scores": name, **row} for name, rows in tables.items() for row in rows]
+    draw_reliability(bins, folder / DIAGRAM, "reliability on validation text")
     write_text(folder / CARD, _card(head, about, scores, module.suffixes))
     return scores
 
@@ -47,26 +49,6 @@ def _as_csv(tables: Mapping[str, Sequence[Mapping[str, float]]]) -> str:
     writer.writeheader()
     writer.writerows({"scores": name, **row} for name, rows in tables.items() for row in rows)
     return text.getvalue()
-
-
-def _draw(tables: Mapping[str, Sequence[Mapping[str, float]]], path: Path) -> None:
-    """Mean label over mean prediction per bin, above how many positions each bin holds."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(5, 6), layout="constrained")
-    FigureCanvasAgg(figure)
-    top, bottom = figure.subplots(2, 1, sharex=True, height_ratios=(3, 1))
-    top.plot([0, 1], [0, 1], color="0.7", linewidth=1)
-    for name, rows in tables.items():
-        top.plot([row["mean_prob"] for row in rows], [row["mean_label"] for row in rows], marker="o", label=name)
-        widths = [row["to"] - row["from"] for row in rows]
-        bottom.bar([row["from"] for row in rows], [row["count"] for row in rows], widths, align="edge", alpha=0.5)
-    top.set_ylabel("mean chance of acceptance")
-    top.legend()
-    bottom.set_xlabel("predicted P(accepted)")
-    bottom.set_ylabel("positions")
-    figure.savefig(path, format="png", dpi=120)
 
 
 def _card(head: SavedHead, about: Mapping[str, Any], scores: Mapping[str, float], suffixes: Sequence[str]) -> str:

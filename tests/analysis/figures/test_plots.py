@@ -7,6 +7,7 @@ import pandas as pd
 import pytest
 
 from analysis.figures import plots
+from analysis.figures.pareto import curves_of, highlighted
 
 # Machado, Oliveira & Fernandes (2009), severity 1; linear RGB.
 SIGHT = {
@@ -63,7 +64,7 @@ def test_curves_follow_the_parameter_of_most_values():
         settings("specdec_pp", [f"h={h} head={head}" for head in "ab" for h in (0.1, 0.5, 0.9)]),
         settings("oracle", [""]),
     ])  # fmt: skip
-    found = {(method, curve.name): list(curve.setting) for method, curve in plots._curves(table)}
+    found = {(method, curve.name): list(curve.setting) for method, curve in curves_of(table)}
     assert set(found) == {("speculative", ""), ("specdec_pp", "head=a"), ("specdec_pp", "head=b"), ("oracle", "")}
     assert len(found["specdec_pp", "head=b"]) == 3
 
@@ -75,3 +76,62 @@ def test_figures_are_the_same_bytes_every_time(tmp_path):
     one, two = (plots.pareto(table, tmp_path / name, "title").read_bytes() for name in ("one.png", "two.png"))
     assert one == two
     assert len(one) > 10_000
+
+
+def test_few_methods_are_in_colour():
+    names = ["speculative", "svip", "tail", "rate", "adaedl", "confidence", "oracle", "autoregressive"]
+    table = pd.concat([settings(method, ["h=0.1", "h=0.2"]).assign(throughput=i) for i, method in enumerate(names)])
+    assert highlighted(table, most=3) == ["speculative", "confidence", "adaedl"], "the baseline, then the fastest"
+
+
+@pytest.mark.parametrize("width", ["column", "page"])
+def test_every_figure_has_three_formats_and_its_width(tmp_path, width):
+    from PIL import Image
+
+    from toolkit.figure_style import DPI, WIDTHS
+
+    table = pd.concat([settings("speculative", ["K=2", "K=4"]), settings("svip", ["h=0.1", "h=0.2", "h=0.3"])])
+    plots.pareto(table, tmp_path / "pareto.png", "title", width=width)
+    assert {path.name for path in tmp_path.iterdir()} == {"pareto.png", "pareto.pdf", "pareto.svg"}
+    with Image.open(tmp_path / "pareto.png") as image:
+        assert image.width == round(WIDTHS[width] * DPI)
+    assert "undominated" in (tmp_path / "pareto.svg").read_text(), "text stays text"
+
+
+def test_texts_cover_neither_each_other_nor_points(tmp_path):
+    from analysis.figures.texts import place
+    from toolkit.figure_style import figure
+
+    x = np.linspace(0.2, 0.3, 6)
+    with figure(tmp_path / "texts.png", "column") as ((axes,),):
+        axes.scatter(x, 1 - x)
+        place(axes, [(a, 1 - a, f"setting {n}", "black") for n, a in enumerate(x)])
+        axes.figure.draw_without_rendering()
+        boxes = [text.get_window_extent() for text in axes.texts]
+        spots = axes.transData.transform(np.stack([x, 1 - x], axis=1))
+    assert len(boxes) == 6
+    assert not any(one.overlaps(two) for one, two in combinations(boxes, 2))
+    assert not any(box.contains(*spot) for box in boxes for spot in spots)
+
+
+def test_figures_of_rounds_costs_and_reliability_take_tables(tmp_path):
+    rounds = pd.DataFrame(
+        {"method": "svip", "setting": "h=0.1", "length": [0, 1, 2], "drafted": [0, 2, 8], "accepted": [3, 3, 4]}
+    )
+    positions = pd.DataFrame({
+        "method": "svip", "setting": "h=0.1", "position": [1, 2], "reached": [50, 30], "accepted": [30, 10],
+        "rate": [0.6, 1 / 3], "rate_low": [0.5, 0.2], "rate_high": [0.7, 0.5],
+    })  # fmt: skip
+    curves = pd.DataFrame({"method": ["svip"] * 3, "cost_ratio": [0.1, 0.2, 0.5], "throughput": [3.0, 2.0, 1.0]})
+    bins = pd.DataFrame({
+        "scores": "raw", "from": [0, 0.5], "to": [0.5, 1], "count": [10, 0], "mean_prob": [0.3, np.nan],
+        "mean_label": [0.2, np.nan],
+    })  # fmt: skip
+    made = [
+        plots.lengths(rounds, tmp_path / "lengths.png", "title"),
+        plots.acceptance_by_position(positions, tmp_path / "positions.png", "title"),
+        plots.costs(curves, tmp_path / "costs.png", "title", 0.2),
+        plots.costs(curves.assign(throughput_low=0.9, throughput_high=3.2), tmp_path / "bands.png", "title"),
+        plots.reliability(bins, tmp_path / "reliability.png"),
+    ]
+    assert len({path.read_bytes() for path in made}) == 5

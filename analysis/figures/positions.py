@@ -1,0 +1,80 @@
+"""What happens within a round: acceptance by position, and how long rounds are."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from analysis.figures.looks import look, setting_name
+from analysis.figures.texts import note
+from toolkit.figure_style import MUTED, Width, figure
+
+
+def acceptance_by_position(positions: pd.DataFrame, path: Path, title: str, width: Width = "page") -> Path:
+    """Acceptance rate of the k-th drafted token, given that all before it were accepted; its interval as a band.
+
+    positions  method, setting, position (from 1), reached, accepted, rate; rate_low and rate_high if there are intervals.
+               Positions that fewer than 10 rounds reached are left out
+    """
+    shown = positions[positions.reached >= 10]
+    with figure(path, width, aspect=0.72 if width == "column" else 0.58) as ((axes,),):
+        seen: list[tuple[Any, Any]] = []
+        for (method, setting), part in shown.groupby(["method", "setting"], sort=False):
+            line, style = part.sort_values("position"), look(str(method))
+            name = setting_name(str(method), str(setting))
+            again = ("-", "--", ":", "-.")[sum(entry == method for entry, _ in seen) % 4]
+            seen.append((method, setting))
+            about = {"color": style.color, "linestyle": again, "marker": style.marker, "label": name}
+            axes.plot(line.position, line.rate, markersize=3.5, linewidth=1.2, **about)
+            if "rate_low" in line:
+                axes.fill_between(
+                    line.position, line.rate_low, line.rate_high, color=style.color, alpha=0.15, linewidth=0
+                )
+        if len(shown):
+            axes.set_ylim(max(shown.rate.min() - 0.25, 0), 1.02)
+        axes.set_xlabel("position in the round (k-th drafted token)")
+        axes.set_ylabel("acceptance rate (accepted / reached)")
+        axes.set_title(title, pad=16 if width == "column" else 20)
+        _whole_ticks(axes, int(shown.position.max()) if len(shown) else 1)
+        axes.legend(loc="lower left", ncols=1 if width == "column" else 2)
+        note(axes, "given that all before it were accepted; bands: intervals")
+    return path
+
+
+def lengths(rounds: pd.DataFrame, path: Path, title: str, width: Width = "page") -> Path:
+    """Shares of rounds that drafted, and that accepted, so many tokens: a panel per setting.
+
+    rounds  method, setting, length (from 0), drafted, accepted: numbers of rounds
+    """
+    settings = list(rounds.groupby(["method", "setting"], sort=False))
+    columns = min(len(settings), 1 if width == "column" else 3)
+    rows = -(-len(settings) // columns)
+    panels: Sequence[Any]
+    with figure(
+        path, width, 0.42 * rows if columns > 1 else 0.6 * rows, rows, columns, sharex=True, sharey=True
+    ) as panels:
+        flat = [axes for row in panels for axes in row]
+        for axes, ((method, setting), part) in zip(flat, settings, strict=False):
+            total, style = max(part.drafted.sum(), 1), look(str(method))
+            axes.bar(part.length - 0.2, part.drafted / total, 0.4, color="white", edgecolor=MUTED, label="drafted")
+            axes.bar(part.length + 0.2, part.accepted / total, 0.4, color=style.color, label="accepted")
+            axes.set_title(setting_name(str(method), str(setting)), fontweight="normal")
+            if axes is flat[0]:
+                axes.legend(loc="upper right")
+        for axes in flat[len(settings) :]:
+            axes.set_visible(False)
+        for row in panels:
+            row[0].set_ylabel("share of rounds")
+        for axes in panels[-1]:
+            axes.set_xlabel("tokens in a round")
+            _whole_ticks(axes, int(rounds.length.max()) if len(rounds) else 1)
+        size = flat[0].title.get_size()
+        flat[0].figure.suptitle(title, x=0.01, ha="left", fontsize=size, fontweight="bold")
+    return path
+
+
+def _whole_ticks(axes: Any, most: int) -> None:
+    axes.set_xticks(range(0, most + 1, 1 if most <= 10 else 5))

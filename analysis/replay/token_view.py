@@ -1,0 +1,82 @@
+"""What a policy's rounds did to every token of a few texts: drafted, accepted or rejected, predicted, corrected or bonus.
+
+From a recording, as `analysis.replay.policies.replay` walks it; what was not recorded is None.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from analysis.replay.policies import Geometry, replay_rounds, step_at
+from toolkit.stopping import StoppingPolicy
+from toolkit.trace import Trace
+
+
+def token_rounds(trace: Trace, policy: StoppingPolicy, texts: list[int], tokenizer: Any) -> list[list[dict[str, Any]]]:
+    """For each of `texts` (numbers within the trace) its rounds: {"drafted": [...], "extra": {"kind", "position"} or None}.
+
+    A token is {"text", "kind": accepted | rejected | unused, "draft_prob": q, "accept_prob": min(1, p/q),
+    "predicted": a recorded head's P(accept)}. `unused` ones follow a rejected one. The extra token, corrected or
+    bonus, is the text's at a position; there is none where the text ends within the accepted run.
+    """
+    geometry, found = Geometry.of(trace), [[] for _ in texts]  # type: ignore[var-annotated]
+    for text, start, drafted, _, accepted, produced in replay_rounds(trace, policy):
+        columns = (values.tolist() for values in (text, start, drafted, accepted, produced))
+        for number, begins, count, good, made in zip(*columns, strict=True):
+            if number in texts:
+                found[texts.index(number)].append(_round(trace, geometry, begins, count, good, made, tokenizer))
+    return found
+
+
+def _round(
+    trace: Trace, geometry: Geometry, start: int, drafted: int, accepted: int, produced: int, tokenizer: Any
+) -> dict[str, Any]:
+    at = torch.tensor([start])
+    line = []
+    for depth in range(1, drafted + 1):
+        index, _ = step_at(trace, geometry, at, depth)
+        kind = "accepted" if depth <= accepted else "rejected" if depth == accepted + 1 else "unused"
+        line.append({
+            "text": piece(tokenizer, int(trace.tokens[index])),
+            "kind": kind,
+            "draft_prob": _number(trace.draft_prob[index]),
+            "accept_prob": _number(trace.accept_prob[index]),
+            "predicted": _predicted(trace, geometry, at, depth),
+        })  # fmt: skip
+    if produced <= accepted:
+        return {"drafted": line, "extra": None}
+    place = (
+        start + accepted
+    )  # on path the text's token is the draft's where accepted; else only the text itself knows it
+    kind = "bonus" if accepted == drafted else "corrected"
+    return {"drafted": line, "extra": {"kind": kind, "position": place - int(_first(trace, place))}}
+
+
+def _first(trace: Trace, place: int) -> int:
+    """The first position of the text that holds a position."""
+    return int(trace.text_first[torch.searchsorted(trace.text_first, place, right=True) - 1])
+
+
+def _predicted(trace: Trace, geometry: Geometry, start: torch.Tensor, depth: int) -> float | None:
+    """P(accept) of the token at a depth by the first recorded head: an acceptance head says it one forward later."""
+    for logits in trace.estimates.values():
+        ahead = 0 if logits.dim() > 1 else 1
+        index, exists = step_at(trace, geometry, start, depth + ahead)
+        if bool(exists):
+            value = logits[index][0]
+            return _number(torch.sigmoid((value[0] if value.dim() else value).float()))
+        return None
+    return None
+
+
+def _number(value: torch.Tensor) -> float | None:
+    """A probability with four digits; None where it was not recorded."""
+    number = float(value)
+    return None if number != number else round(number, 4)
+
+
+def piece(tokenizer: Any, token: int) -> str:
+    """A token as text; its number if there is no tokenizer."""
+    return f"#{token}" if tokenizer is None else str(tokenizer.decode([token]))

@@ -1,0 +1,1 @@
+"""The parts of a report: folders, tables, charts, texts token by token, and the page."""

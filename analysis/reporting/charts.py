@@ -1,0 +1,203 @@
+"""Interactive charts as Vega-Lite specifications (Altair): colours and markers as in the figures, counts under the pointer."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import pandas as pd
+
+from analysis.figures.looks import look, setting_name, short
+from analysis.figures.pareto import highlighted
+from analysis.tables.grid import PLAIN, YARDSTICKS
+from analysis.tables.rows import COUNTS
+from analysis.tables.selection import undominated
+
+SHAPES = {
+    "o": "circle", "s": "square", "D": "diamond", "^": "triangle-up", "P": "cross",
+    "*": "M0,-1L0.24,-0.31L0.95,-0.31L0.36,0.12L0.59,0.81L0,0.38L-0.59,0.81L-0.36,0.12L-0.95,-0.31L-0.24,-0.31Z",
+}  # fmt: skip
+# Light colours and what they become on a dark page (contrast to its background above 4.5, tested).
+DARK = {
+    "#0072B2": "#4FB3E8", "#D55E00": "#FF9A4D", "#2BA37C": "#4FD1A5", "#B0266E": "#F07AB5", "#2E1A7A": "#A99BFF",
+    "#5C4400": "#D9B44A", "#1A1A1A": "#F2F2F2", "#6E6E6E": "#A8A8A8",
+}  # fmt: skip
+HEIGHT = 340
+Spec = dict[str, Any]
+
+
+def frontier_chart(settings: pd.DataFrame, title: str) -> Spec:
+    """Discard rate over verification rate, a point per setting; filled: undominated; a click in the legend picks methods."""
+    import altair as alt
+
+    shown = settings[settings.method != PLAIN].copy()
+    parts = shown.setting.astype(str).str.partition(" head=")
+    shown["head"] = parts[2].where(parts[2] != "", "none")
+    shown["bare"] = parts[0].str.replace(r"^head=.*", "", regex=True)
+    shown["name"], shown["undominated"] = shown.method.map(short), shown.undominated.astype(bool)
+    shown["joined"] = False
+    for _, mine in shown.groupby(
+        "method", sort=False
+    ):  # a line joins the settings that no other one of the method beats
+        shown.loc[mine.index, "joined"] = undominated(mine[["discard_rate", "verification_rate"]].to_numpy(dtype=float))
+    shown["x"], shown["y"] = shown.verification_rate, shown.discard_rate
+    keep = [name for name in ("throughput", "prompts", *COUNTS) if name in shown]
+    shown = shown[["method", "name", "bare", "head", "x", "y", "undominated", "joined", *keep]]
+    picked = [{"name": short(method)} for method in [*highlighted(shown), *YARDSTICKS] if method in set(shown.method)]
+    chosen = alt.selection_point(fields=["name"], bind="legend", value=picked, name="methods")
+    tips = [alt.Tooltip("name", title="method"), alt.Tooltip("bare", title="setting"), alt.Tooltip("head")]
+    tips += [
+        alt.Tooltip("x", title="verification rate", format=".4f"),
+        alt.Tooltip("y", title="discard rate", format=".4f"),
+    ]
+    tips += [alt.Tooltip(name, title=name.replace("_", " "), format=",.4~f") for name in keep]
+    opacity = alt.when(chosen).then(alt.value(1.0)).otherwise(alt.value(0.18))
+    x = alt.X("x:Q", title="verification rate (target forwards per token)", scale=alt.Scale(zero=False, padding=14))
+    y = alt.Y("y:Q", title="discard rate (discarded per token)")
+    base = alt.Chart(shown).encode(x=x, y=y, color=_colors(shown), opacity=opacity)
+    lines = base.mark_line(strokeWidth=1).encode(detail=alt.Detail("name:N"), order=alt.Order("x:Q"))
+    lines = lines.transform_filter(alt.datum.joined)
+    fill = alt.when(alt.datum.undominated).then(_colors(shown)).otherwise(alt.value("transparent"))
+    points = base.mark_point(size=70, strokeWidth=1.5).encode(fill=fill, shape=_shapes(shown), tooltip=tips)
+    return _spec(alt.layer(lines, points.add_params(chosen)), title)
+
+
+def costs_chart(curves: pd.DataFrame, title: str) -> Spec:
+    """Throughput over the cost ratio, a line per method, intervals as bands."""
+    import altair as alt
+
+    shown = curves.assign(name=curves.method.map(short))
+    chosen = alt.selection_point(fields=["name"], bind="legend", name="methods")
+    opacity = alt.when(chosen).then(alt.value(1.0)).otherwise(alt.value(0.15))
+    x = alt.X(
+        "cost_ratio:Q", title="cost ratio c (draft forward / target forward)", scale=alt.Scale(type="log", nice=False)
+    )
+    y = alt.Y("throughput:Q", title="tokens per target-forward time")
+    tips = [
+        alt.Tooltip("name", title="method"), alt.Tooltip("setting"), alt.Tooltip("cost_ratio", title="c", format=".3f"),
+        alt.Tooltip("throughput", title="tokens per target time", format=".3f"),
+    ]  # fmt: skip
+    base = alt.Chart(shown).encode(x=x, color=_colors(shown))
+    layers = [base.mark_line().encode(y=y, opacity=opacity)]
+    layers += [
+        base.mark_point(size=26).encode(y=y, shape=_shapes(shown), opacity=opacity, tooltip=tips).add_params(chosen)
+    ]
+    if "throughput_low" in shown:
+        ends = {"y": alt.Y("throughput_low:Q", title="tokens per target-forward time"), "y2": "throughput_high:Q"}
+        layers.insert(0, base.mark_area(opacity=0.15).encode(**ends))
+    return _spec(alt.layer(*layers), title)
+
+
+def positions_chart(positions: pd.DataFrame, title: str) -> Spec:
+    """Acceptance rate by position in the round, a line per setting, numerator and denominator under the pointer."""
+    import altair as alt
+
+    shown = positions[positions.reached >= 10].copy()
+    shown["name"] = [setting_name(*key) for key in zip(shown.method, shown.setting, strict=True)]
+    tips = [
+        alt.Tooltip(name, format=".4~f") if name == "rate" else name
+        for name in ("name", "position", "accepted", "reached", "rate")
+    ]
+    x = alt.X("position:O", title="position in the round (k-th drafted token)", axis=alt.Axis(labelAngle=0))
+    low = max(float(shown.rate.min()) - 0.2, 0.0) if len(shown) else 0.0
+    said, span = "acceptance rate (accepted / reached)", alt.Scale(domain=[round(low, 1), 1], clamp=True)
+    y = alt.Y("rate:Q", title=said, scale=span)
+    base = alt.Chart(shown).encode(x=x, color=_colors(shown))
+    dash = alt.StrokeDash("name:N", legend=None)
+    layers = [
+        base.mark_line().encode(y=y, strokeDash=dash),
+        base.mark_point(size=40).encode(y=y, shape=_shapes(shown), tooltip=tips),
+    ]
+    if "rate_low" in shown:
+        layers.insert(
+            0,
+            base.mark_area(opacity=0.15, clip=True).encode(
+                y=alt.Y("rate_low:Q", scale=span, title=said), y2="rate_high:Q", detail="name:N"
+            ),
+        )
+    return _spec(alt.layer(*layers), title)
+
+
+def reliability_chart(bins: pd.DataFrame, title: str) -> Spec:
+    """Share accepted over mean prediction; the size of a point is the number of positions in its bin."""
+    import altair as alt
+
+    shown = bins[bins["count"] > 0].rename(
+        columns={"mean_prob": "predicted", "mean_label": "accepted", "count": "positions"}
+    )
+    names = list(dict.fromkeys(map(str, shown.scores)))
+    looks = [look(method) for method in ("speculative", "specdec_pp", "rate", "confidence")]
+    span = alt.Scale(domain=[0, 1])
+    colors = alt.Color(
+        "scores:N",
+        scale=alt.Scale(domain=names, range=[looks[i % 4].color for i in range(len(names))]),
+        legend=_legend(),
+    )
+    base = alt.Chart(shown[["scores", "predicted", "accepted", "positions"]]).encode(
+        x=alt.X("predicted:Q", title="predicted P(accepted)", scale=span),
+        y=alt.Y("accepted:Q", title="share accepted", scale=span),
+        color=colors,
+    )
+    tips = [alt.Tooltip(name, format=".4~f") for name in ("predicted", "accepted", "positions")]
+    points = base.mark_circle(opacity=0.9).encode(size=alt.Size("positions:Q", legend=None), tooltip=["scores", *tips])
+    diagonal = (
+        alt.Chart(pd.DataFrame({"x": [0, 1], "y": [0, 1]}))
+        .mark_line(strokeDash=[4, 4], color="#6E6E6E")
+        .encode(x="x:Q", y="y:Q")
+    )
+    return _spec(alt.layer(diagonal, base.mark_line(strokeWidth=1), points), title)
+
+
+def _names(shown: pd.DataFrame) -> tuple[list[str], list[str]]:
+    """What lines are called, and the method that each is of."""
+    named = dict(zip(shown.name, shown.method, strict=True))
+    return list(named), list(named.values())
+
+
+def _colors(shown: pd.DataFrame) -> Any:
+    import altair as alt
+
+    names, methods = _names(shown)
+    return alt.Color(
+        "name:N", scale=alt.Scale(domain=names, range=[look(method).color for method in methods]), legend=_legend()
+    )
+
+
+def _shapes(shown: pd.DataFrame) -> Any:
+    import altair as alt
+
+    names, methods = _names(shown)
+    return alt.Shape(
+        "name:N",
+        scale=alt.Scale(domain=names, range=[SHAPES[look(method).marker] for method in methods]),
+        legend=_legend(),
+    )
+
+
+def _legend() -> Any:
+    import altair as alt
+
+    return alt.Legend(title=None, orient="bottom", columns=2, labelLimit=260, symbolOpacity=1)
+
+
+def _spec(chart: Any, title: str) -> Spec:
+    """As plain JSON, as wide as its place on the page; the title is what a screen reader says."""
+    import altair as alt
+
+    with alt.data_transformers.enable("default", consolidate_datasets=False, max_rows=None):
+        spec: Spec = chart.properties(width="container", height=HEIGHT, description=title).to_dict()
+    spec.pop("config", None)  # the page's colours, light or dark
+    spec["autosize"] = {"type": "fit-x", "contains": "padding"}
+    return spec
+
+
+def few_settings(
+    positions: pd.DataFrame, summary: pd.DataFrame | None, most: Sequence[str] | None = None
+) -> pd.DataFrame:
+    """The positions of each method's best setting, few methods; all of them where no summary says which is best."""
+    if summary is None or "throughput" not in summary:
+        return positions
+    best = summary.loc[summary.groupby("method", sort=False).throughput.idxmax()]
+    best = best[best.method.isin(highlighted(best) if most is None else most)]
+    keys = set(zip(best.method, best.setting, strict=True))
+    return positions[[key in keys for key in zip(positions.method, positions.setting, strict=True)]]

@@ -1,0 +1,130 @@
+"""Output folders as a report sees them, and which of them may stand beside each other.
+
+Numbers of different pairs or sampling settings do not compare: such folders go into separate groups, each with its own
+headline and charts. Seeds and devices may differ.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from analysis.tables.rows import FREE
+from toolkit.errors import InputError
+from toolkit.io import read_json
+from toolkit.stage import MANIFEST
+
+TECHNICAL = ("_target_", "cuda_graphs", "cpu_traces", "cpu_packing", "self_check")  # change no token
+
+
+@dataclass(frozen=True)
+class Folder:
+    """An output folder with its manifest."""
+
+    path: Path
+    about: dict[str, Any]
+
+    @property
+    def stage(self) -> str:
+        """The command that made it."""
+        return str(self.about.get("stage", "stage"))
+
+    def table(self, name: str) -> pd.DataFrame | None:
+        """<name>.parquet or <name>.csv; None where there is none that can be read."""
+        for path, read in ((self.path / f"{name}.parquet", pd.read_parquet), (self.path / f"{name}.csv", pd.read_csv)):
+            try:
+                return read(path)  # type: ignore[operator]
+            except (OSError, ValueError):
+                continue
+        return None
+
+    @property
+    def run_id(self) -> str | None:
+        """The id of its W&B run, if it left one: the last one of several."""
+        runs = sorted((self.path / "wandb").glob("*run-*-*"))
+        return runs[-1].name.rsplit("-", 1)[1] if runs else None
+
+
+@dataclass(frozen=True)
+class Group:
+    """Folders of one pair and one sampling."""
+
+    pair: dict[str, Any]
+    sampling: dict[str, Any] | None
+    folders: list[Folder] = field(default_factory=list)
+
+    @property
+    def title(self) -> str:
+        """What sets the group apart: "toy/target with toy/draft, temperature=1 max_new_tokens=96"."""
+        if not self.pair:
+            return "pair not recorded"
+        drafts = self.pair.get("draft") or self.pair.get("drafts")
+        models = f"{self.pair.get('target')} with {' and '.join(drafts) if isinstance(drafts, list) else drafts}"
+        more = {
+            **{k: v for k, v in self.pair.items() if k not in ("target", "draft", "drafts")},
+            **(self.sampling or {}),
+        }
+        said = " ".join(
+            f"{name}={value}" for name, value in more.items() if value not in (None, [], "") and not _off(name, value)
+        )
+        return f"{models}, {said}" if said else models
+
+
+def read_folder(path: Path) -> Folder:
+    """Raises InputError if the folder has no manifest."""
+    if not (path / MANIFEST).exists():
+        raise InputError(f"inputs: expected an output folder (with a {MANIFEST}) at {path}, found none")
+    return Folder(path, read_json(path / MANIFEST))
+
+
+def grouped(folders: Sequence[Folder]) -> list[Group]:
+    """Groups in the order of the folders. A folder that records no sampling joins the first group of its pair."""
+    groups: list[Group] = []
+    made = [(folder, *_made_with(folder.about, 0)) for folder in folders]
+    for folder, pair, sampling in sorted(made, key=lambda entry: entry[2] is None):
+        home = next((g for g in groups if g.pair == pair and (sampling is None or g.sampling == sampling)), None)
+        if home is None:
+            groups.append(home := Group(pair, sampling))
+        home.folders.append(folder)
+    order = {folder.path: number for number, folder in enumerate(folders)}
+    for group in groups:
+        group.folders.sort(key=lambda folder: order[folder.path])
+    return sorted(groups, key=lambda group: order[group.folders[0].path])
+
+
+def generations(folder: Folder) -> list[dict[str, Any]]:
+    """The lines of generations.jsonl; a broken line ends them."""
+    path, found = folder.path / "generations.jsonl", []
+    if path.exists():
+        for line in path.read_text(encoding="utf-8").splitlines():
+            try:
+                found.append(json.loads(line))
+            except json.JSONDecodeError:
+                break
+    return found
+
+
+def _made_with(about: dict[str, Any], depth: int) -> tuple[dict[str, Any], dict[str, Any] | None]:
+    """Pair and sampling by a manifest, or by those of the folders it was made from."""
+    config = about.get("config") or {}
+    pair, sampling = (about.get(name) or config.get(name) for name in ("pair", "sampling"))
+    for source in about.get("inputs") or {} if depth < 3 else ():
+        if isinstance(pair, dict) and isinstance(sampling, dict):
+            break
+        path = Path(source).parent / MANIFEST
+        if path.exists():
+            other = _made_with(read_json(path), depth + 1)
+            pair = pair if isinstance(pair, dict) else other[0]
+            sampling = sampling if isinstance(sampling, dict) or about.get("stage") == "train" else other[1]
+    kept = lambda values: {k: v for k, v in values.items() if k not in (*FREE, *TECHNICAL)}
+    return kept(pair) if isinstance(pair, dict) else {}, kept(sampling) if isinstance(sampling, dict) else None
+
+
+def _off(name: str, value: Any) -> bool:
+    """Whether a sampling setting changes nothing."""
+    return {"top_k": 0, "top_p": 1.0, "min_p": 0.0, "repetition_penalty": 1.0}.get(name) == value

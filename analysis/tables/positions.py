@@ -1,0 +1,69 @@
+"""Within rounds: acceptance by position, with numerator and denominator, and how long rounds were.
+
+A round that drafts K tokens and accepts n reaches the positions 1..min(K, n + 1) with everything before accepted. Of
+the rounds that reach position k, those accept it that accept at least k tokens. Trees and beams have no such positions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from analysis.tables.bootstrap import Bootstrap
+from analysis.tables.rows import LENGTHS, SETTING, Array
+
+
+def acceptance_positions(rows: pd.DataFrame, bootstrap: Bootstrap | None = None) -> pd.DataFrame:
+    """One line per setting and position: reached, accepted (rounds), rate = accepted / reached, and its interval over prompts.
+
+    rows  of a sweep. Settings without chains are left out; an empty table has the columns all the same.
+    """
+    lines = []
+    for about, lengths in _chains(rows):
+        accepted, _, judged = (_at_least(values)[:, 1:] for values in lengths)  # [prompts, positions]
+        width = int(np.flatnonzero(judged.sum(0)).max(initial=-1)) + 1
+        samples = None if bootstrap is None else bootstrap.totals(np.hstack([accepted[:, :width], judged[:, :width]]))
+        lines += [_position(about, k, accepted, judged, samples, bootstrap) for k in range(width)]
+    ends = [] if bootstrap is None else ["rate_low", "rate_high"]
+    return pd.DataFrame(lines, columns=[*SETTING, "position", "reached", "accepted", "rate", *ends])
+
+
+def _position(
+    about: dict[str, str], k: int, accepted: Array, reached: Array, samples: Array | None, bootstrap: Bootstrap | None
+) -> dict[str, Any]:
+    """One line, of counts [prompts, positions] and their resampled totals [R, 2 x positions]."""
+    totals = int(reached[:, k].sum()), int(accepted[:, k].sum())
+    line = {**about, "position": k + 1, "reached": totals[0], "accepted": totals[1], "rate": totals[1] / totals[0]}
+    if samples is None or bootstrap is None:
+        return line
+    passed, tried = samples[:, k], samples[:, samples.shape[1] // 2 + k]
+    low, high = bootstrap.interval(passed[tried > 0] / tried[tried > 0])
+    return {**line, "rate_low": low, "rate_high": high}
+
+
+def length_table(rows: pd.DataFrame) -> pd.DataFrame:
+    """One line per setting and length: how many rounds drafted, and accepted, so many tokens."""
+    lines = []
+    for about, (accepted, drafted, _) in _chains(rows):
+        counted = zip(drafted.sum(0).astype(int), accepted.sum(0).astype(int), strict=True)
+        lines += [{**about, "length": n, "drafted": drawn, "accepted": kept} for n, (drawn, kept) in enumerate(counted)]
+    return pd.DataFrame(lines, columns=[*SETTING, "length", "drafted", "accepted"])
+
+
+def _chains(rows: pd.DataFrame) -> Iterator[tuple[dict[str, str], list[Array]]]:
+    """Every setting of chains that drafted, with its LENGTHS as histograms [prompts, longest + 1]."""
+    if not set(LENGTHS) <= set(rows.columns):
+        return
+    for key, part in rows.groupby(SETTING, sort=False):
+        width = max((len(line) for name in LENGTHS for line in part[name]), default=0)
+        lengths = [np.array([[*line, *[0] * (width - len(line))] for line in part[name]], float) for name in LENGTHS]
+        if width > 1 and lengths[1][:, 1:].sum() > 0:
+            yield dict(zip(SETTING, map(str, key), strict=True)), lengths
+
+
+def _at_least(histogram: Array) -> Array:
+    """How many are at least n, from how many are n: [prompts, longest + 1]."""
+    return histogram[:, ::-1].cumsum(1)[:, ::-1]
