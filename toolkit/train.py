@@ -24,17 +24,25 @@ from toolkit.errors import InputError
 from toolkit.io import read_json, write_text
 from toolkit.stage import Stage, command, fill_folders, open_stage, provenance, run_stages
 from toolkit.training.checkpoints import BEST, AtomicCheckpointIO, folder_of, read_checkpoint
-from toolkit.training.console import on_terminal, print_config, print_scores, progress, quiet_lightning
+from toolkit.training.console import (
+    on_terminal,
+    print_comparison,
+    print_config,
+    print_scores,
+    progress,
+    quiet_lightning,
+)
 from toolkit.training.curves import Curves
 from toolkit.training.examples import ExampleData
 from toolkit.training.export import DIAGRAM, HEAD, SCORES, export
 from toolkit.training.loggers import is_first_process, run_id_of
 from toolkit.training.module import HeadTraining
 from toolkit.training.start import check_choice, check_resumable, pretrained_files, resume_path, warm_start
+from toolkit.training.yardsticks import comparison, complaint, yardsticks
 from toolkit.weights import sketch
 
 # Keys that do not determine the head. The data do, by their content.
-IGNORED = ("before", "after", "tags", "optimized_metric")
+IGNORED = ("before", "after", "tags", "prompts", "sampling", "optimized_metric")
 
 
 def run(cfg: Any) -> Path:
@@ -47,7 +55,9 @@ def run(cfg: Any) -> Path:
     if not stage.finished and not train(cfg, stage, data_folder):
         return stage.folder  # one process of several: the first one does the rest
     training: type[HeadTraining] = get_class(cfg.model._target_)
-    print_scores(read_json(stage.folder / SCORES), training.suffixes)
+    scores = read_json(stage.folder / SCORES)
+    print_scores(scores, training.suffixes)
+    print_comparison(comparison(scores, training.outputs), complaint(scores, training.outputs))
     run_stages(cfg.after, cfg.paths.root_dir, {**folders, "train": stage.folder})
     models = f"pair.target={cfg.pair.target} pair.draft={cfg.pair.draft}"
     kind: type[SavedHead] = get_class(cfg.head._target_)
@@ -125,7 +135,7 @@ def _build_module(cfg: Any, data: ExampleData, run_id: str) -> HeadTraining:
 
 
 def _build_trainer(cfg: Any, folder: Path, loggers: Sequence[Logger]) -> pl.Trainer:
-    callbacks = [instantiate(spec) for spec in (cfg.callbacks or {}).values()]
+    callbacks = [instantiate(spec) for spec in (cfg.callbacks or {}).values() if spec is not None]
     trainer: pl.Trainer = instantiate(cfg.trainer)(
         default_root_dir=str(folder),
         logger=list(loggers) or False,
@@ -154,9 +164,11 @@ def _write_results(
         "w_acc": module.loss.w_acc,
         "w_rej": module.loss.w_rej,
         "seed": cfg.seed,
+        "learning_rate": module.about.get("learning_rate", cfg.optimizer.lr),
         **{name: facts[name] for name in ("revision", "machine", "versions")},
     }
-    return export(folder, module, about, data.whole_validation(), closing)
+    others = yardsticks(data.shuffled_training(), data.whole_validation(), module.outputs)
+    return export(folder, module, about, data.whole_validation(), {**others, **closing})
 
 
 def _results_of(callbacks: Sequence[pl.Callback]) -> dict[str, float]:

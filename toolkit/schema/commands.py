@@ -128,6 +128,10 @@ class Train(Command, OnPair):
         Mapping[str, StageSpec] | None, Group("before", built=False), "stages that run first; what they wrote is kept"
     ]
     after: Annotated[Mapping[str, StageSpec] | None, 'stages that run last; "{train}" is the run\'s folder']
+    prompts: Annotated[
+        Any, Group("prompts"), "of an experiment that makes its data from prompts: prompts.path=FILE.jsonl"
+    ] = None
+    sampling: Annotated[Any, Group("sampling"), "of such an experiment's responses, recordings and sweeps"] = None
 
 
 class Responses(Command, OnPrompts):
@@ -329,6 +333,17 @@ class Heads(Command, OnPair, Intervals, Tracked):
         bool, "undo the class weights' shift of acceptance heads before the threshold; published: false"
     ]
     cost_ratio: CostRatio
+    draft: Draft
+
+
+class Calibration(Command, OnPair):
+    module = "analysis.calibration"
+    example = "head=outputs/train-HASH fit='{math: outputs/traces-HASH}' traces='{math: ..., code: ...}'"
+    head: Annotated[str, "folder of heads, or output folder of toolkit.train"]
+    fit: Annotated[Mapping[str, str], "{NAME: FOLDER} of data_gen.traces, of prompts that the head was not trained on"]
+    traces: Annotated[Mapping[str, str], "{NAME: FOLDER}, of yet other prompts: what is reported"]
+    kind: Annotated[Literal["isotonic", "platt", "temperature"], "of the maps"]
+    max_depth: Annotated[int, AtLeast(1), "longest product of a round's chances; recorded with max_drafted above it"]
     draft: Draft
 
 

@@ -12,6 +12,7 @@ from toolkit.acceptance.saved import SavedHead
 from toolkit.io import write_atomic, write_json, write_text
 from toolkit.training.module import HeadTraining
 from toolkit.training.states import Positions
+from toolkit.training.yardsticks import comparison, complaint
 
 HEAD, CARD, SCORES = "head", "MODEL_CARD.md", "metrics.json"
 RELIABILITY, DIAGRAM = "reliability.csv", "reliability.png"
@@ -37,7 +38,8 @@ def export(
     tables = {suffix.lstrip("_") or "raw": part.reliability() for suffix, part in parts.items()}
     write_text(folder / RELIABILITY, _as_csv(tables))
     write_atomic(folder / DIAGRAM, lambda path: _draw(tables, path))
-    write_text(folder / CARD, _card(head, about, scores, module.suffixes))
+    card = _card(head, about, scores, module.suffixes) + _compared(scores, module.outputs)
+    write_text(folder / CARD, card)
     return scores
 
 
@@ -69,6 +71,19 @@ def _draw(tables: Mapping[str, Sequence[Mapping[str, float]]], path: Path) -> No
     figure.savefig(path, format="png", dpi=120)
 
 
+def _compared(scores: Mapping[str, float], outputs: Sequence[str]) -> str:
+    """The card's section about simpler predictors."""
+    lines = [f"| {who} | {auroc:.4f} | {loss:.4f} |" for who, auroc, loss in comparison(scores, outputs)]
+    warning = complaint(scores, outputs)
+    return f"""
+Compared with simpler predictors on the same positions, each scaled and shifted to its least log loss:
+
+| | AUROC | calibrated log loss |
+|---|---|---|
+{chr(10).join(lines)}
+{"" if warning is None else f"{chr(10)}{warning.capitalize()}.{chr(10)}"}"""
+
+
 def _card(head: SavedHead, about: Mapping[str, Any], scores: Mapping[str, float], suffixes: Sequence[str]) -> str:
     sampling = ", ".join(f"{key}={value}" for key, value in about["sampling"].items())
     names = [key.removesuffix(suffixes[-1]) for key in scores if key.endswith(suffixes[-1])]
@@ -88,6 +103,7 @@ def _card(head: SavedHead, about: Mapping[str, Any], scores: Mapping[str, float]
 | sampling of responses and labels | {sampling} |
 {mixing}| data | `{about["data"]}`, {about["num_positions"]} training positions |
 | class weights | accepted {about["w_acc"]}, rejected {about["w_rej"]} |
+| learning rate | {about["learning_rate"]:.3g} |
 | code | {about["revision"]} |
 | trained on | {about["machine"]} |
 
