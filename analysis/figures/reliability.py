@@ -13,6 +13,7 @@ from toolkit.io import write_atomic
 
 Array = NDArray[np.float64]
 COLORS = {"raw": "#D55E00", "corrected": "#0072B2", "calibrated": "#2BA37C"}
+FEWEST = 10  # samples of a bin that is drawn
 MARKERS = {"raw": "s", "corrected": "D", "calibrated": "o"}
 
 
@@ -48,14 +49,16 @@ def diagrams(bins: pd.DataFrame, scores: pd.DataFrame, path: Path, title: str) -
 
 def _panel(top: Axes, bottom: Axes, bins: pd.DataFrame, scores: pd.DataFrame) -> None:
     """One diagram above its counts."""
+    bottom.set_yscale("log")
     top.plot([0, 1], [0, 1], color="#6E6E6E", linewidth=0.8)
     for version, color in COLORS.items():
         rows = bins[bins.version == version]
+        dense = rows[rows["count"] >= FEWEST]
         ece = float(scores[scores.version == version].ece.iloc[0])
         label = f"{version}, ECE {ece:.3f}"
         top.plot(
-            rows.mean_prob,
-            rows.mean_label,
+            dense.mean_prob,
+            dense.mean_label,
             color=color,
             marker=MARKERS[version],
             markersize=3.5,
@@ -64,7 +67,8 @@ def _panel(top: Axes, bottom: Axes, bins: pd.DataFrame, scores: pd.DataFrame) ->
         )
         bottom.stairs(*_counts(rows), color=color)
     top.legend(fontsize=7, frameon=False, loc="upper left")
-    bottom.set_yscale("log")
+    bottom.set_ylim(bottom=FEWEST)
+    bottom.minorticks_off()
     top.set_xlim(0, 1)
     top.set_ylim(0, 1)
 
