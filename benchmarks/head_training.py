@@ -45,12 +45,12 @@ def head_defaults() -> str:
     table = pd.DataFrame(lines)
     gaps = ", ".join(f"{one['gap']:+.3f}" for one in lines if one["training"] == "default")
     return "\n".join([
-        f"`python -m toolkit.train data.path=FOLDER head.depth=3 loss.w_rej=6` on {PROMPTS} training prompts of each toy",
-        "domain; a tenth of the prompts are validation. The 64-wide draft is the toy draft sliced to its principal directions",
-        "(another, weaker draft), the 768-wide one is padded and computes the same function. A sweep sets `optimizer.lr` to a",
-        f"tenth, a third, once, three and ten times {RATE_TIMES_WIDTH:g} / width and changes nothing else. The paper's",
-        "settings are `+experiment=specdec_pp`. Log losses are calibrated (each scaled and shifted to its least). Gap: AUROC less the",
-        f"best of the sweep, {gaps} for the defaults.",
+        f"`python -m toolkit.train data.path=FOLDER head.depth=3 loss.w_rej=6` on {PROMPTS} training prompts of each toy domain;",
+        "a tenth of the prompts are validation. The 64-wide draft is the toy draft sliced to its principal directions (another,",
+        "weaker draft), the 768-wide one is padded and computes the same function. A sweep sets `optimizer.lr` to a tenth, a",
+        f"third, once, three and ten times {RATE_TIMES_WIDTH:g} / width and changes nothing else. The paper's settings are",
+        "`+experiment=specdec_pp`. Log losses are calibrated (each scaled and shifted to its least). Gap: AUROC less the best",
+        f"of the sweep; of the defaults: {gaps}.",
         "",
         markdown(table.drop(columns="gap").assign(gap=[f"{gap:+.4f}" for gap in table.gap])),
     ])  # fmt: skip
@@ -124,11 +124,11 @@ def calibrations(prompts: int = 200) -> str:
             shutil.copy(figure, FIGURES / name)
             parts += [f"![{name}](figures/{name})", ""]
     about = f"""\
-Isotonic maps and a temperature of the running product, fitted to {prompts} dev prompts of the domains in distribution (none of
-them a training prompt), judged on {prompts} test prompts per domain; T = 1, at most 96 tokens. *position*: single drafted
-tokens behind accepted text; *product*: the first 1 to 8 tokens of a round that starts anywhere, the chance that all are accepted;
-*following*: the token after an accepted one, before it is drawn. Labels are exact chances, not outcomes. ECE over 15 bins of
-equal width. A monotone map leaves the AUROC of single tokens as it is, ties aside.
+Isotonic maps and a temperature of the running product, fitted to {prompts} dev prompts of the domains in distribution (none
+of them a training prompt), judged on {prompts} test prompts per domain; T = 1, at most 96 tokens. *position*: single drafted
+tokens behind accepted text; *product*: the first 1 to 8 tokens of a round that starts anywhere, the chance that all are
+accepted; *following*: the token after an accepted one, before it is drawn. Labels are exact chances, not outcomes. ECE over 15
+bins of equal width. A monotone map leaves the AUROC of single tokens as it is, ties aside.
 """
     return "\n".join([about, *parts])
 
