@@ -45,8 +45,8 @@ def head_defaults() -> str:
     table = pd.DataFrame(lines)
     gaps = ", ".join(f"{one['gap']:+.3f}" for one in lines if one["training"] == "default")
     return "\n".join([
-        f"`python -m toolkit.train data.path=FOLDER head.depth=3 loss.w_rej=6` on {PROMPTS} training prompts of each toy domain;",
-        "a tenth of the prompts are validation. The 64-wide draft is the toy draft sliced to its principal directions (another,",
+        f"`python -m toolkit.train data.path=FOLDER head.depth=3 loss.w_rej=6` on {PROMPTS} training prompts of each domain;",
+        "a tenth of the prompts are validation. The 64-wide draft is the toy draft cut to its principal directions (another,",
         "weaker draft), the 768-wide one is padded and computes the same function. A sweep sets `optimizer.lr` to a tenth, a",
         f"third, once, three and ten times {RATE_TIMES_WIDTH:g} / width and changes nothing else. The paper's settings are",
         "`+experiment=specdec_pp`. Log losses are calibrated (each scaled and shifted to its least). Gap: AUROC less the best",
@@ -142,7 +142,7 @@ def _tables(folder: Path) -> list[str]:
             by = lines.set_index("version")
             rows.append({
                 "head": head, "domain": dataset, "in distribution": "yes" if lines.in_distribution.iloc[0] else "no",
-                "scope": scope, "samples": int(lines.samples.iloc[0]), "AUROC raw": round(by.auroc["corrected"], 4),
+                "scope": scope, "samples": int(lines.samples.iloc[0]), "AUROC corrected": round(by.auroc["corrected"], 4),
                 "AUROC calibrated": round(by.auroc["calibrated"], 4),
                 **{f"ECE {version}": round(by.ece[version], 4) for version in ("raw", "corrected", "calibrated")},
                 "log loss corrected": round(by.log_loss["corrected"], 4),

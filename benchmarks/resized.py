@@ -27,11 +27,12 @@ def resized(model: Any, hidden_size: int, texts: Sequence[list[int]]) -> Any:
     if hidden_size == config.hidden_size:
         return model
     if hidden_size > config.hidden_size:
-        return pad_model(model, hidden_size, config.intermediate_size, config.num_hidden_layers)
+        inner, layers = config.intermediate_size, config.num_hidden_layers
+        return pad_model(model, hidden_size=hidden_size, intermediate_size=inner, num_layers=layers)
     folded = _folded(model)
     directions = _principal(folded, texts)[:, :hidden_size]
-    sliced = type(model)(type(config).from_dict({**folded.config.to_dict(), "hidden_size": hidden_size}))
-    sliced.to(model.dtype)
+    sliced = type(model)(_narrower(folded.config, hidden_size))
+    sliced.to(model.dtype).requires_grad_(False)
     _fill(sliced, folded, directions, math.sqrt(config.hidden_size / hidden_size))
     sliced.generation_config = model.generation_config
     return sliced.eval().requires_grad_(False)
@@ -42,6 +43,21 @@ def save(model: Any, tokenizer: Any, folder: Path) -> Path:
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     return folder
+
+
+def _narrower(config: Any, hidden_size: int) -> Any:
+    """The config with states of `hidden_size`, and so many heads that they divide it: those that are new are dead."""
+    heads, groups = config.num_attention_heads, config.num_key_value_heads
+    number = next(n for n in range(heads, hidden_size + 1) if hidden_size % n == 0)
+    if groups != heads and number != heads:
+        raise InputError(f"expected a hidden size that {heads} grouped heads divide, got {hidden_size}")
+    sizes = {
+        "hidden_size": hidden_size,
+        "head_dim": config.head_dim,
+        "num_attention_heads": number,
+        "num_key_value_heads": number if groups == heads else groups,
+    }
+    return type(config).from_dict({**config.to_dict(), **sizes})
 
 
 def _folded(model: Any) -> Any:
@@ -91,7 +107,9 @@ def _fill(sliced: Any, folded: Any, directions: Tensor, scale: float) -> None:
     """Readers read, and writers write, the kept directions. scale: of the norms, whose mean is over fewer numbers now."""
 
     def put(new: Any, weight: Tensor) -> None:
-        new.weight.copy_(weight.to(new.weight.dtype))
+        rows, columns = weight.shape
+        new.weight.zero_()
+        new.weight[:rows, :columns] = weight.to(new.weight.dtype)
 
     put(sliced.model.embed_tokens, folded.model.embed_tokens.weight.double() @ directions)
     put(sliced.lm_head, folded.lm_head.weight.double() @ directions)

@@ -24,6 +24,7 @@ LAYERS = (
     ("acceptance", "padding", "teacher"),
     ("decoding", "training"),
     ("api", "decode", "testing", "train"),
+    ("train_heads",),
 )
 LONGEST = 50  # lines of a function
 Graph = dict[str, set[str]]

@@ -49,8 +49,8 @@ def run(cfg: Any) -> Path:
     """The stages before, training, the stages after; returns the run's folder."""
     check_choice(cfg.ckpt_path, cfg.from_pretrained)
     folders = run_stages(cfg.before, cfg.paths.root_dir)
-    data_folder = _data_folder(cfg, folders)
-    inputs = [*_data_class(cfg).inputs(data_folder), *pretrained_files(cfg.from_pretrained)]
+    data_folder = data_folder_of(cfg, folders)
+    inputs = [*data_class_of(cfg).inputs(data_folder), *pretrained_files(cfg.from_pretrained)]
     stage = open_stage("train", cfg, inputs=inputs, ignore=IGNORED)
     if not stage.finished and not train(cfg, stage, data_folder):
         return stage.folder  # one process of several: the first one does the rest
@@ -84,7 +84,7 @@ def train(cfg: Any, stage: Stage, data_folder: Path) -> bool:
     resumed = resume_path(stage.folder, cfg.ckpt_path)
     checkpoint = None if resumed is None else read_checkpoint(resumed)
     run_id = run_id_of(stage.folder, checkpoint)
-    module = _build_module(cfg, data, run_id)
+    module = build_module(cfg, data, run_id)
     if checkpoint is not None and resumed is not None:
         check_resumable(checkpoint, module.head, data.fingerprint, resumed)
     first_step = 0 if checkpoint is None else checkpoint["global_step"]
@@ -103,7 +103,7 @@ def train(cfg: Any, stage: Stage, data_folder: Path) -> bool:
     return bool(trainer.is_global_zero)
 
 
-def _data_folder(cfg: Any, folders: dict[str, Path]) -> Path:
+def data_folder_of(cfg: Any, folders: dict[str, Path]) -> Path:
     """The folder of training data, as far as the stages before know it."""
     if OmegaConf.is_missing(cfg.data, "path"):
         raise InputError(
@@ -113,12 +113,12 @@ def _data_folder(cfg: Any, folders: dict[str, Path]) -> Path:
     return Path(fill_folders(str(cfg.data.path), folders))
 
 
-def _data_class(cfg: Any) -> type[ExampleData]:
+def data_class_of(cfg: Any) -> type[ExampleData]:
     found: type[ExampleData] = get_class(cfg.data._target_)
     return found
 
 
-def _build_module(cfg: Any, data: ExampleData, run_id: str) -> HeadTraining:
+def build_module(cfg: Any, data: ExampleData, run_id: str) -> HeadTraining:
     """A head of the draft's size, its loss and its optimizer."""
     loss = instantiate(cfg.loss)
     try:
@@ -128,7 +128,7 @@ def _build_module(cfg: Any, data: ExampleData, run_id: str) -> HeadTraining:
             f"the model and the data do not go together ({error}): expected model=acceptance_head data=mixed, or "
             "model=preread_head data=traced"
         ) from error
-    warm_start(head, cfg.from_pretrained, data.fingerprint)
+    warm_start(head, OmegaConf.select(cfg, "from_pretrained"), data.fingerprint)
     about = {"draft_fingerprint": data.fingerprint, "head": head.config, "wandb_run_id": run_id}
     module: HeadTraining = instantiate(cfg.model)(head=head, loss=loss, about=about)
     return module
@@ -155,8 +155,14 @@ def _write_results(
     if best.exists():
         module.load_state_dict(read_checkpoint(best)["state_dict"])
     module.cpu().eval()
+    others = yardsticks(data.shuffled_training(), data.whole_validation(), module.outputs)
+    return export(folder, module, about_head(cfg, module, data), data.whole_validation(), {**others, **closing})
+
+
+def about_head(cfg: Any, module: HeadTraining, data: ExampleData) -> dict[str, Any]:
+    """What a head remembers of its training."""
     facts = provenance()
-    about = {
+    return {
         "target": str(cfg.pair.target),
         "draft": str(cfg.pair.draft),
         **data.about(),
@@ -167,8 +173,6 @@ def _write_results(
         "learning_rate": module.about.get("learning_rate", cfg.optimizer.lr),
         **{name: facts[name] for name in ("revision", "machine", "versions")},
     }
-    others = yardsticks(data.shuffled_training(), data.whole_validation(), module.outputs)
-    return export(folder, module, about, data.whole_validation(), {**others, **closing})
 
 
 def _results_of(callbacks: Sequence[pl.Callback]) -> dict[str, float]:

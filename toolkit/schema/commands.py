@@ -134,6 +134,22 @@ class Train(Command, OnPair):
     sampling: Annotated[Any, Group("sampling"), "of such an experiment's responses, recordings and sweeps"] = None
 
 
+class TrainHeads(Command, OnPair):
+    module, example = "toolkit.train_heads", "data.path=FOLDER depths=[0,3] w_rejs=[1,6]"
+    data: Annotated[Any, Group("data"), "what the heads learn from, and the draft whose states are read"]
+    head: Annotated[Any, Group("model"), "the heads' shape, their depth apart"]
+    loss: Annotated[Any, Group("model"), "what is minimised, w_rej apart"]
+    optimizer: Annotated[Any, Group("model"), "how; every head has its own"]
+    scheduler: Annotated[Any, Group("model"), "the learning rate over training; null: constant"] | None
+    model: Annotated[Any, Group("model"), "all of these as a Lightning module"]
+    depths: Annotated[list[Annotated[int, AtLeast(0)]], "D, residual blocks"]
+    w_rejs: Annotated[list[Annotated[float, Above(0)]], "weights of a rejection"]
+    max_epochs: Annotated[int, AtLeast(1), "passes over the training data, at most"]
+    patience: Annotated[int, AtLeast(1), "validations of a head without a better score before it stops"]
+    seed: Annotated[Seed, "of every head's weights and of the order of the data"]
+    optimized_metric: Annotated[str, "validation score whose smallest value says which state is kept"]
+
+
 class Responses(Command, OnPrompts):
     module, example = "data_gen.responses", "prompts=toy_instruct prompts.split=train prompts.limit=2000"
     shard_size: Annotated[int, AtLeast(1), "prompts per file; an interruption loses at most one file's work"]

@@ -11,7 +11,9 @@ import torch
 from torch import Tensor
 
 from toolkit.acceptance.calibration.scores import CalibrationScores
+from toolkit.training.examples import ExampleData
 from toolkit.training.learning_rate import best_rate, trial_steps
+from toolkit.training.loggers import is_first_process
 from toolkit.training.losses import WeightedBCE
 from toolkit.training.states import Positions
 
@@ -48,16 +50,18 @@ class HeadTraining(pl.LightningModule):
 
     def configure_optimizers(self) -> Any:
         num_steps = int(self.trainer.estimated_stepping_batches)
+        optimizer, schedule = self.build_optimizer(self.trainer.datamodule, num_steps)  # type: ignore[attr-defined]
+        if schedule is None:
+            return optimizer
+        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
+
+    def build_optimizer(self, data: ExampleData, num_steps: int) -> tuple[torch.optim.Optimizer, Any]:
+        """The optimizer, its rate found on the data where none is given, and its schedule, if there is one."""
         if self.make_optimizer.keywords.get("lr", 0.0) is None and "learning_rate" not in self.about:
-            self.about["learning_rate"] = self._find_rate(num_steps)
+            self.about["learning_rate"] = self._find_rate(data, num_steps)
         found = {"lr": self.about["learning_rate"]} if "learning_rate" in self.about else {}
         optimizer = self.make_optimizer(self.head.parameters(), **found)
-        if self.make_scheduler is None:
-            return optimizer
-        return {
-            "optimizer": optimizer,
-            "lr_scheduler": {"scheduler": self.make_scheduler(optimizer, num_steps), "interval": "step"},
-        }
+        return optimizer, None if self.make_scheduler is None else self.make_scheduler(optimizer, num_steps)
 
     def training_step(self, batch: Positions, batch_idx: int) -> dict[str, Tensor]:
         total, weight = self.loss_of(self.head, batch)
@@ -97,15 +101,18 @@ class HeadTraining(pl.LightningModule):
 
     def evaluate(self, batches: Iterable[Positions], head: Any = None) -> dict[str, CalibrationScores]:
         """The sets of scores over batches, in this process alone and where the head is; of another head if one is given."""
-        scores = {suffix: CalibrationScores(sync_on_compute=False).to(self._place) for suffix in self.suffixes}
+        scores = self.new_scores()
         with torch.no_grad():
             for batch in batches:
                 self.add_scores(scores, self._moved(batch), head)
         return scores
 
-    def _find_rate(self, num_steps: int) -> float:
-        """The learning rate by trial, on the trainer's data; the same in every process, for none looks at its share alone."""
-        data: Any = self.trainer.datamodule  # type: ignore[attr-defined]
+    def new_scores(self) -> dict[str, CalibrationScores]:
+        """Empty sets of scores, by suffix, where the head is."""
+        return {suffix: CalibrationScores(sync_on_compute=False).to(self._place) for suffix in self.suffixes}
+
+    def _find_rate(self, data: ExampleData, num_steps: int) -> float:
+        """The learning rate by trial; the same in every process, for none looks at its share alone."""
 
         def score_of(head: Any) -> float:
             parts = self.evaluate(data.whole_validation(), head)
@@ -117,7 +124,7 @@ class HeadTraining(pl.LightningModule):
 
         batches, steps = data.shuffled_training(), trial_steps(num_steps)
         rate, scores = best_rate(self.head, self.make_optimizer, batches, steps, loss_of, score_of)
-        if self.trainer.is_global_zero:
+        if is_first_process():
             tried = ", ".join(f"{tried:.2g}: {score:.4f}" for tried, score in scores.items())
             print(
                 f"learning rate {rate:.2g} (calibrated log loss on validation after a short trial of {tried})",
