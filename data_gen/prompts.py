@@ -5,6 +5,7 @@ Each config in `conf/prompts/` names one of these classes. `path: FILE.jsonl` re
 
 from __future__ import annotations
 
+import hashlib
 import json
 import random
 import re
@@ -18,9 +19,10 @@ from data_gen.frozen import COUNTS, load_frozen
 from data_gen.templates import Conversation, Row, check_chat, conversation, render, write_chat
 from toolkit.errors import InputError, unknown_name
 from toolkit.prompts import Prompt, PromptSource, read_jsonl
-from toolkit.schema.ranges import AtLeast
+from toolkit.schema.ranges import AtLeast, Between
 
 TRAIN_PROMPTS = 1000  # of a toy domain, unless `limit` says otherwise
+SHARES = {"dev": 0.15, "test": 0.15}  # of a prompts file; the rest is train
 FORMATS = {".json": "json", ".jsonl": "json", ".parquet": "parquet", ".csv": "csv"}  # loaders of `datasets`
 SPLIT = re.compile(r"([\w.]+)(?:\[(\d*):(\d*)\])?")
 
@@ -60,14 +62,51 @@ class ToyPrompts(PromptSource):
 
 
 class JsonlPrompts(PromptSource):
-    """A prompts file (see `toolkit.prompts`)."""
+    """A prompts file (see `toolkit.prompts`), or one of three disjoint parts of it.
 
-    def __init__(self, path: str | Path, limit: Annotated[int, AtLeast(1)] | None = None):
+    split   train, dev or test; None: all of the file
+    shares  of dev and test; train is the rest. A hash of its id says which part a prompt is in: prompts that are added to
+            the file later move no other
+    limit   how many of the part
+    """
+
+    def __init__(
+        self,
+        path: str | Path,
+        limit: Annotated[int, AtLeast(1)] | None = None,
+        split: Literal["train", "dev", "test"] | None = None,
+        shares: Mapping[str, Annotated[float, Between(0, 1, "()")]] | None = None,
+    ):
         super().__init__(path, limit)
+        if split is not None and split not in SPLITS:
+            raise unknown_name("split", split, SPLITS)
+        self.split, self.shares = split, dict(SHARES if shares is None else shares)
+        if set(self.shares) != set(SHARES) or not all(0 < share < 1 for share in self.shares.values()):
+            raise InputError(f"prompts.shares: expected {{dev: SHARE, test: SHARE}} in (0, 1), got {self.shares}")
+        if sum(self.shares.values()) >= 1:
+            raise InputError(
+                f"prompts.shares: expected a sum below 1, or no training prompt is left, got {self.shares}"
+            )
+
+    def load(self) -> list[Prompt]:
+        prompts = self._load()
+        chosen = [prompt for prompt in prompts if self.split in (None, part_of(prompt.id, self.shares))][: self.limit]
+        if not chosen:
+            part = "" if self.split is None else f" of the {self.split} part"
+            raise InputError(f"expected prompts{part}, found none among the {len(prompts)} in {self.path}; add some")
+        return chosen
 
     def _load(self) -> list[Prompt]:
         assert self.path is not None
         return read_jsonl(self.path)
+
+
+def part_of(prompt_id: str, shares: Mapping[str, float]) -> str:
+    """Which part of a file a prompt belongs to, by its id alone: dev, test (by their shares) or train."""
+    place = int(hashlib.sha256(prompt_id.encode()).hexdigest()[:12], 16) / 16**12
+    if place < shares["dev"]:
+        return "dev"
+    return "test" if place < shares["dev"] + shares["test"] else "train"
 
 
 class HubPrompts(PromptSource):

@@ -25,6 +25,7 @@ LAYERS = (
     ("acceptance", "padding", "teacher"),
     ("decoding", "training"),
     ("api", "decode", "testing", "testing_batches", "train"),
+    ("train_heads",),
 )
 LONGEST = 50  # lines of a function
 Graph = dict[str, set[str]]

@@ -138,6 +138,22 @@ def states_of(model: Any, tokens: Tensor) -> Tensor:
     return caught[0]
 
 
+@torch.no_grad()
+def states_and_logits_of(model: Any, tokens: Tensor) -> tuple[Tensor, Tensor]:
+    """Both of the above from one forward: states [B, T, D] and unwarped next-token logits [B, T, V]."""
+    tokens = _readable(model, tokens)
+    if _is_tabular(model):
+        out = open_session(model, *tokens.shape).extend(tokens, last=tokens.shape[1])
+        return out.hidden, out.logits
+    caught: list[Tensor] = []
+    hook = model.get_output_embeddings().register_forward_pre_hook(lambda module, args: caught.append(args[0]))
+    try:
+        logits = model(input_ids=tokens, use_cache=False).logits
+    finally:
+        hook.remove()
+    return caught[0], logits
+
+
 def hidden_size(model: Any) -> int:
     """D: the width of what `states_of` returns."""
     return model.probs.shape[0] if _is_tabular(model) else int(model.get_output_embeddings().weight.shape[1])

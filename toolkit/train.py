@@ -24,30 +24,40 @@ from toolkit.errors import InputError
 from toolkit.io import read_json, write_text
 from toolkit.stage import Stage, command, fill_folders, open_stage, provenance, run_stages
 from toolkit.training.checkpoints import BEST, AtomicCheckpointIO, folder_of, read_checkpoint
-from toolkit.training.console import on_terminal, print_config, print_scores, progress, quiet_lightning
+from toolkit.training.console import (
+    on_terminal,
+    print_comparison,
+    print_config,
+    print_scores,
+    progress,
+    quiet_lightning,
+)
 from toolkit.training.curves import Curves
 from toolkit.training.examples import ExampleData
 from toolkit.training.export import DIAGRAM, HEAD, SCORES, export
 from toolkit.training.loggers import is_first_process, run_id_of
 from toolkit.training.module import HeadTraining
 from toolkit.training.start import check_choice, check_resumable, pretrained_files, resume_path, warm_start
+from toolkit.training.yardsticks import comparison, complaint, yardsticks
 from toolkit.weights import sketch
 
 # Keys that do not determine the head. The data do, by their content.
-IGNORED = ("before", "after", "tags", "optimized_metric")
+IGNORED = ("before", "after", "tags", "prompts", "sampling", "optimized_metric")
 
 
 def run(cfg: Any) -> Path:
     """The stages before, training, the stages after; returns the run's folder."""
     check_choice(cfg.ckpt_path, cfg.from_pretrained)
     folders = run_stages(cfg.before, cfg.paths.root_dir)
-    data_folder = _data_folder(cfg, folders)
-    inputs = [*_data_class(cfg).inputs(data_folder), *pretrained_files(cfg.from_pretrained)]
+    data_folder = data_folder_of(cfg, folders)
+    inputs = [*data_class_of(cfg).inputs(data_folder), *pretrained_files(cfg.from_pretrained)]
     stage = open_stage("train", cfg, inputs=inputs, ignore=IGNORED)
     if not stage.finished and not train(cfg, stage, data_folder):
         return stage.folder  # one process of several: the first one does the rest
     training: type[HeadTraining] = get_class(cfg.model._target_)
-    print_scores(read_json(stage.folder / SCORES), training.suffixes)
+    scores = read_json(stage.folder / SCORES)
+    print_scores(scores, training.suffixes)
+    print_comparison(comparison(scores, training.outputs), complaint(scores, training.outputs))
     run_stages(cfg.after, cfg.paths.root_dir, {**folders, "train": stage.folder})
     models = f"pair.target={cfg.pair.target} pair.draft={cfg.pair.draft}"
     kind: type[SavedHead] = get_class(cfg.head._target_)
@@ -74,7 +84,7 @@ def train(cfg: Any, stage: Stage, data_folder: Path) -> bool:
     resumed = resume_path(stage.folder, cfg.ckpt_path)
     checkpoint = None if resumed is None else read_checkpoint(resumed)
     run_id = run_id_of(stage.folder, checkpoint)
-    module = _build_module(cfg, data, run_id)
+    module = build_module(cfg, data, run_id)
     if checkpoint is not None and resumed is not None:
         check_resumable(checkpoint, module.head, data.fingerprint, resumed)
     first_step = 0 if checkpoint is None else checkpoint["global_step"]
@@ -93,7 +103,7 @@ def train(cfg: Any, stage: Stage, data_folder: Path) -> bool:
     return bool(trainer.is_global_zero)
 
 
-def _data_folder(cfg: Any, folders: dict[str, Path]) -> Path:
+def data_folder_of(cfg: Any, folders: dict[str, Path]) -> Path:
     """The folder of training data, as far as the stages before know it."""
     if OmegaConf.is_missing(cfg.data, "path"):
         raise InputError(
@@ -103,12 +113,12 @@ def _data_folder(cfg: Any, folders: dict[str, Path]) -> Path:
     return Path(fill_folders(str(cfg.data.path), folders))
 
 
-def _data_class(cfg: Any) -> type[ExampleData]:
+def data_class_of(cfg: Any) -> type[ExampleData]:
     found: type[ExampleData] = get_class(cfg.data._target_)
     return found
 
 
-def _build_module(cfg: Any, data: ExampleData, run_id: str) -> HeadTraining:
+def build_module(cfg: Any, data: ExampleData, run_id: str) -> HeadTraining:
     """A head of the draft's size, its loss and its optimizer."""
     loss = instantiate(cfg.loss)
     try:
@@ -118,14 +128,14 @@ def _build_module(cfg: Any, data: ExampleData, run_id: str) -> HeadTraining:
             f"the model and the data do not go together ({error}): expected model=acceptance_head data=mixed, or "
             "model=preread_head data=traced"
         ) from error
-    warm_start(head, cfg.from_pretrained, data.fingerprint)
+    warm_start(head, OmegaConf.select(cfg, "from_pretrained"), data.fingerprint)
     about = {"draft_fingerprint": data.fingerprint, "head": head.config, "wandb_run_id": run_id}
     module: HeadTraining = instantiate(cfg.model)(head=head, loss=loss, about=about)
     return module
 
 
 def _build_trainer(cfg: Any, folder: Path, loggers: Sequence[Logger]) -> pl.Trainer:
-    callbacks = [instantiate(spec) for spec in (cfg.callbacks or {}).values()]
+    callbacks = [instantiate(spec) for spec in (cfg.callbacks or {}).values() if spec is not None]
     trainer: pl.Trainer = instantiate(cfg.trainer)(
         default_root_dir=str(folder),
         logger=list(loggers) or False,
@@ -145,8 +155,14 @@ def _write_results(
     if best.exists():
         module.load_state_dict(read_checkpoint(best)["state_dict"])
     module.cpu().eval()
+    others = yardsticks(data.shuffled_training(), data.whole_validation(), module.outputs)
+    return export(folder, module, about_head(cfg, module, data), data.whole_validation(), {**others, **closing})
+
+
+def about_head(cfg: Any, module: HeadTraining, data: ExampleData) -> dict[str, Any]:
+    """What a head remembers of its training."""
     facts = provenance()
-    about = {
+    return {
         "target": str(cfg.pair.target),
         "draft": str(cfg.pair.draft),
         **data.about(),
@@ -154,9 +170,9 @@ def _write_results(
         "w_acc": module.loss.w_acc,
         "w_rej": module.loss.w_rej,
         "seed": cfg.seed,
+        "learning_rate": module.about.get("learning_rate", cfg.optimizer.lr),
         **{name: facts[name] for name in ("revision", "machine", "versions")},
     }
-    return export(folder, module, about, data.whole_validation(), closing)
 
 
 def _results_of(callbacks: Sequence[pl.Callback]) -> dict[str, float]:

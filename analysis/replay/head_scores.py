@@ -18,7 +18,7 @@ from torch import Tensor
 from analysis.replay.policies import Geometry, step_at
 from analysis.tables.bootstrap import Bootstrap
 from toolkit.acceptance import PrereadHead
-from toolkit.acceptance.calibration import CalibrationScores, label_entropies, log_losses
+from toolkit.acceptance.calibration.scores import CalibrationScores, label_entropies, log_losses
 from toolkit.acceptance.saved import SavedHead
 from toolkit.errors import InputError
 from toolkit.trace import Trace

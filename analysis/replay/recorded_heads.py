@@ -75,5 +75,5 @@ def threshold_policy(head: Any, name: str, corrected: bool) -> Rate | Survival:
     """
     shift, recorded = head.config["log_w_rej"], RecordedScorer(name)
     if isinstance(head, PrereadHead):
-        return Rate(PrereadEstimator(name, recorded, shift), rate=1.0)
-    return Survival(HeadEstimator(name, corrected, recorded, shift))
+        return Rate(PrereadEstimator(name, scorer=recorded, log_w_rej=shift), rate=1.0)
+    return Survival(HeadEstimator(name, corrected, scorer=recorded, log_w_rej=shift))

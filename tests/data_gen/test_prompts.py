@@ -288,3 +288,30 @@ def test_errors_of_configs(local):
         ToyPrompts("math", limit=0)
     with pytest.raises(InputError, match=r"expected a prompts file at nowhere\.jsonl, found none"):
         JsonlPrompts("nowhere.jsonl").load()
+
+
+def test_parts_of_a_file_are_disjoint_and_stay_when_it_grows(tmp_path):
+    def parts(count):
+        file = tmp_path / "prompts.jsonl"
+        file.write_text("".join(f'{{"id": {i}, "prompt": "p{i}"}}\n' for i in range(count)))
+        return {
+            split: {prompt.id for prompt in JsonlPrompts(file, split=split).load()}
+            for split in ("train", "dev", "test")
+        }
+
+    few, many = parts(60), parts(2000)
+    for found, count in ((few, 60), (many, 2000)):
+        assert set().union(*found.values()) == {str(i) for i in range(count)}
+        assert sum(map(len, found.values())) == count
+    assert all(few[split] <= many[split] for split in few)
+    assert len(many["dev"]) == pytest.approx(300, abs=60) and len(many["test"]) == pytest.approx(300, abs=60)
+    file = tmp_path / "prompts.jsonl"
+    assert len(JsonlPrompts(file, limit=3, split="dev").load()) == 3
+    with pytest.raises(InputError, match="unknown split"):
+        JsonlPrompts(file, split="validation")
+    with pytest.raises(InputError, match="sum below 1"):
+        JsonlPrompts(file, split="dev", shares={"dev": 0.5, "test": 0.5})
+    file.write_text('{"id": 1, "prompt": "p"}\n')
+    empty = [split for split in few if "1" not in many[split]]
+    with pytest.raises(InputError, match="found none among the 1"):
+        JsonlPrompts(file, split=empty[0]).load()

@@ -110,7 +110,7 @@ def test_every_rule_has_its_yaml_and_every_yaml_its_rule():
 
 SET_BY_THE_METHOD = {"deepest", "table", "known"}  # of a policy, when it is bound
 # groups, and objects that no config can write
-BY_HAND = {"beams", "proposer", "scorer", "log_w_rej", "instead", *SET_BY_THE_METHOD}
+BY_HAND = {"beams", "proposer", "scorer", "log_w_rej", "instead", "calibration", *SET_BY_THE_METHOD}
 
 
 @pytest.mark.parametrize("name", choices("method"))
@@ -155,7 +155,8 @@ def test_keys_of_a_method_are_set_from_python_and_in_grids():
 
 def given(root: str) -> list[str]:
     """Overrides that give every missing key some value."""
-    return [f"{key}={'[x]' if key == 'heads' else 'x'}" for key in missing(root)]
+    values = {"heads": "[x]", **dict.fromkeys(("fit", "traces"), "{a: x}" if root == "calibration" else "x")}
+    return [f"{key}={values.get(key, 'x')}" for key in missing(root)]
 
 
 def missing(root: str) -> list[str]:

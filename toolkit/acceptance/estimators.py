@@ -13,7 +13,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from toolkit.acceptance.calibration.maps import Calibration
+from toolkit.acceptance.calibration.stored import needed
 from toolkit.acceptance.folder import Scorer, scorer
+from toolkit.acceptance.head import AcceptanceHead
 from toolkit.acceptance.preread import PrereadHead
 from toolkit.errors import InputError
 from toolkit.types import Step
@@ -27,19 +30,23 @@ class HeadEstimator:
 
     head       folder of a head; None: the one that ships with the pair
     corrected  undo the class weight's shift before the sigmoid (published: False)
+    calibrated  give the chances of the calibration that lies beside the head (`analysis.calibration`) instead
     scorer     what gives the head's logits: set by `bind`, replaced by recorded ones in a replay
     """
 
     head: str | None = None
     corrected: bool = False
+    calibrated: bool = False
     scorer: Scorer | None = None
     log_w_rej: float = 0.0
+    calibration: Calibration | None = None
 
     def bind(self, pair: Any) -> HeadEstimator:
         """Load the head and check that it belongs to the pair's draft. Raises InputError."""
         folder = _folder(self.head, pair)
         found = scorer(pair, folder, "survival")
-        return replace(self, head=folder, scorer=found, log_w_rej=found.module.log_w_rej)
+        calibration = needed(folder, AcceptanceHead) if self.calibrated else None
+        return replace(self, head=folder, scorer=found, log_w_rej=found.module.log_w_rej, calibration=calibration)
 
     def rescored(self, find: Find) -> HeadEstimator:
         """The same estimator with another source of logits."""
@@ -48,6 +55,8 @@ class HeadEstimator:
     def read_prob(self, step: Step) -> Tensor:
         """P(y_{k-1} accepted) [B], given that the ones before it are."""
         assert self.scorer is not None, "bind the estimator to a pair first"
+        if self.calibration is not None:
+            return self.calibration.probs(self.scorer(step) + self.log_w_rej)
         return torch.sigmoid(self.scorer(step) + (self.log_w_rej if self.corrected else 0.0))
 
 
@@ -55,23 +64,27 @@ class HeadEstimator:
 class PrereadEstimator:
     """A pre-read head: it scores y_k before it is read, and the token after it.
 
-    head  folder of heads; None: the one that ships with the pair
+    head        folder of heads; None: the one that ships with the pair
+    calibrated  give the chances of the calibration that lies beside the head (`analysis.calibration`)
     A folder with an acceptance head alone will do: y_{k-1} is then scored instead of y_k, once it has been read, and
     nothing is known of y_k and the token after it. A policy that multiplies the estimates then is SpecDec++'s.
     """
 
     head: str | None = None
+    calibrated: bool = False
     scorer: Scorer | None = None
     log_w_rej: float = 0.0
     instead: HeadEstimator | None = None
+    calibration: Calibration | None = None
 
     def bind(self, pair: Any) -> PrereadEstimator:
         """Load the head and check that it belongs to the pair's draft. Raises InputError."""
         folder = _folder(self.head, pair)
         if not PrereadHead.is_in(folder):
-            return replace(self, head=folder, instead=HeadEstimator(folder, corrected=True).bind(pair))
+            return replace(self, head=folder, instead=HeadEstimator(folder, True, self.calibrated).bind(pair))
         found = scorer(pair, folder, "preread")
-        return replace(self, head=folder, scorer=found, log_w_rej=found.module.log_w_rej)
+        calibration = needed(folder, PrereadHead) if self.calibrated else None
+        return replace(self, head=folder, scorer=found, log_w_rej=found.module.log_w_rej, calibration=calibration)
 
     def rescored(self, find: Find) -> PrereadEstimator:
         """The same estimator with another source of logits."""
@@ -85,7 +98,9 @@ class PrereadEstimator:
             certain = torch.ones(step.entropy.shape, device=step.entropy.device)
             return (certain if step.depth == 1 else self.instead.read_prob(step)), certain
         assert self.scorer is not None, "bind the estimator to a pair first"
-        accepted, following = torch.sigmoid(self.scorer(step) + self.log_w_rej).unbind(-1)
+        logits = self.scorer(step) + self.log_w_rej
+        probs = torch.sigmoid(logits) if self.calibration is None else self.calibration.probs(logits)
+        accepted, following = probs.unbind(-1)
         return accepted, following
 
 

@@ -9,6 +9,7 @@ from typing import Any
 
 from torch import Tensor
 
+from toolkit.acceptance.calibration.stored import path_of
 from toolkit.acceptance.head import AcceptanceHead
 from toolkit.acceptance.preread import PrereadHead, PrereadScorer, embedding_table
 from toolkit.acceptance.saved import SavedHead
@@ -73,10 +74,12 @@ def recorded_scorers(pair: Any, folders: Mapping[str, Path | str]) -> dict[str, 
 
 
 def head_hash(folder: str | Path) -> str:
-    """Hash of the weights of all heads in a folder. Raises InputError if it holds none."""
-    files = [Path(folder) / kind.weights_file for kind in KINDS.values() if kind.is_in(folder)]
-    if not files:
+    """Hash of the weights of all heads in a folder, and of their calibrations. Raises InputError if it holds none."""
+    kinds = [kind for kind in KINDS.values() if kind.is_in(folder)]
+    if not kinds:
         raise InputError(f"expected an acceptance head ({AcceptanceHead.weights_file}) in {folder}, found none")
+    files = [Path(folder) / kind.weights_file for kind in kinds]
+    files += [path for kind in kinds if (path := path_of(folder, kind)).exists()]
     return content_hash([file_hash(path) for path in files])
 
 

@@ -128,6 +128,26 @@ class Train(Command, OnPair):
         Mapping[str, StageSpec] | None, Group("before", built=False), "stages that run first; what they wrote is kept"
     ]
     after: Annotated[Mapping[str, StageSpec] | None, 'stages that run last; "{train}" is the run\'s folder']
+    prompts: Annotated[
+        Any, Group("prompts"), "of an experiment that makes its data from prompts: prompts.path=FILE.jsonl"
+    ] = None
+    sampling: Annotated[Any, Group("sampling"), "of such an experiment's responses, recordings and sweeps"] = None
+
+
+class TrainHeads(Command, OnPair):
+    module, example = "toolkit.train_heads", "data.path=FOLDER depths=[0,3] w_rejs=[1,6]"
+    data: Annotated[Any, Group("data"), "what the heads learn from, and the draft whose states are read"]
+    head: Annotated[Any, Group("model"), "the heads' shape, their depth apart"]
+    loss: Annotated[Any, Group("model"), "what is minimised, w_rej apart"]
+    optimizer: Annotated[Any, Group("model"), "how; every head has its own"]
+    scheduler: Annotated[Any, Group("model"), "the learning rate over training; null: constant"] | None
+    model: Annotated[Any, Group("model"), "all of these as a Lightning module"]
+    depths: Annotated[list[Annotated[int, AtLeast(0)]], "D, residual blocks"]
+    w_rejs: Annotated[list[Annotated[float, Above(0)]], "weights of a rejection"]
+    max_epochs: Annotated[int, AtLeast(1), "passes over the training data, at most"]
+    patience: Annotated[int, AtLeast(1), "validations of a head without a better score before it stops"]
+    seed: Annotated[Seed, "of every head's weights and of the order of the data"]
+    optimized_metric: Annotated[str, "validation score whose smallest value says which state is kept"]
 
 
 class Responses(Command, OnPrompts):
@@ -329,6 +349,17 @@ class Heads(Command, OnPair, Intervals, Tracked):
         bool, "undo the class weights' shift of acceptance heads before the threshold; published: false"
     ]
     cost_ratio: CostRatio
+    draft: Draft
+
+
+class Calibration(Command, OnPair):
+    module = "analysis.calibration"
+    example = "head=outputs/train-HASH fit='{math: outputs/traces-HASH}' traces='{math: ..., code: ...}'"
+    head: Annotated[str, "folder of heads, or output folder of toolkit.train"]
+    fit: Annotated[Mapping[str, str], "{NAME: FOLDER} of data_gen.traces, of prompts that the head was not trained on"]
+    traces: Annotated[Mapping[str, str], "{NAME: FOLDER}, of yet other prompts: what is reported"]
+    kind: Annotated[Literal["isotonic", "platt", "temperature"], "of the maps"]
+    max_depth: Annotated[int, AtLeast(1), "longest product of a round's chances; recorded with max_drafted above it"]
     draft: Draft
 
 

@@ -36,7 +36,10 @@ PAIR = {
 }  # fmt: skip
 PRESET = Literal["200m", "1b", "8b"] | None
 OPTIMIZER = {
-    "lr": Annotated[float, Above(0), "learning rate at its highest"],
+    "lr": Annotated[
+        float, Above(0), "learning rate at its highest; null: found by a short trial around what the width says"
+    ]
+    | None,
     "weight_decay": Annotated[float, AtLeast(0), "pull of the weights towards 0, decoupled in AdamW"],
     "betas": Annotated[list[float], "how long the averages of gradients and of their squares remember"],
     "eps": Annotated[float, AtLeast(0), "keeps the step finite where gradients vanish"],

@@ -30,6 +30,16 @@ def print_scores(scores: Mapping[str, float], suffixes: Sequence[str]) -> None:
     _console().print(table)
 
 
+def print_comparison(lines: Sequence[tuple[str, float, float]], complaint: str | None) -> None:
+    """The head beside simpler predictors (`toolkit.training.yardsticks`), and a warning if it is no better."""
+    table = Table("validation", "AUROC", "calibrated log loss", title="compared with simpler predictors")
+    for who, auroc, log_loss in lines:
+        table.add_row(who, f"{auroc:.4f}", f"{log_loss:.4f}")
+    _console().print(table)
+    if complaint is not None:
+        print(complaint, flush=True)
+
+
 def print_table(title: str, rows: Sequence[Mapping[str, str]]) -> None:
     """Rows with the same keys."""
     table = Table(*rows[0], title=title)
@@ -68,7 +78,7 @@ class EpochLines(pl.Callback):
         values = {name: float(value) for name, value in trainer.callback_metrics.items()}
         shown = [
             f"{name} {values[name]:.4f}"
-            for name in ("train/loss", "val/log_loss_corrected", "val/log_loss_following")
+            for name in ("train/loss", "val/log_loss_calibrated", "val/auroc", "val/auroc_accepted")
             if name in values
         ]
         print(f"epoch {trainer.current_epoch + 1}/{trainer.max_epochs}  {'  '.join(shown)}", flush=True)

@@ -11,7 +11,7 @@ from toolkit.schema.ranges import AtLeast
 from toolkit.stage import MANIFEST
 from toolkit.teacher import hidden_size
 from toolkit.training.examples import ExampleData
-from toolkit.training.states import CachedStates, LiveStates, write_cache
+from toolkit.training.states import CachedStates, LiveStates, Positions, write_cache
 
 SUMMARY = "summary.json"
 STATES = "the draft's final hidden state, after the last norm, at the position that has read the drafted token"
@@ -65,7 +65,8 @@ class MixedData(ExampleData):
     @property
     def cache_folder(self) -> Path:
         """Where the states of this draft over these data are kept."""
-        return self.path / f"hidden-{content_hash([self.fingerprint, self.summary['content'], str(self.draft.dtype)])}"
+        held = [self.fingerprint, self.summary["content"], str(self.draft.dtype), Positions._fields]
+        return self.path / f"hidden-{content_hash(held)}"
 
     def prepare_data(self) -> None:
         """Write the cache, on one process of a machine."""

@@ -75,6 +75,10 @@ class ExampleData(pl.LightningDataModule):
         """All validation batches, whatever the number of processes."""
         return ExampleBatches(self.states["validation"], self.batch_size)
 
+    def shuffled_training(self) -> ExampleBatches:
+        """All training batches in a fixed random order, whatever the number of processes and where the trainer stands."""
+        return ExampleBatches(self.states["train"], self.batch_size, shuffle=True, seed=self.seed)
+
     def state_dict(self) -> dict[str, Any]:
         """What the batches depend on, for checkpoints."""
         assert self.trainer is not None

@@ -13,6 +13,7 @@ from toolkit.io import write_json, write_text
 from toolkit.training.diagram import draw_reliability
 from toolkit.training.module import HeadTraining
 from toolkit.training.states import Positions
+from toolkit.training.yardsticks import comparison, complaint
 
 HEAD, CARD, SCORES = "head", "MODEL_CARD.md", "metrics.json"
 RELIABILITY, DIAGRAM = "reliability.csv", "reliability.png"
@@ -39,7 +40,8 @@ def export(
     write_text(folder / RELIABILITY, _as_csv(tables))
     bins = [{"scores": name, **row} for name, rows in tables.items() for row in rows]
     draw_reliability(bins, folder / DIAGRAM, "reliability on validation text")
-    write_text(folder / CARD, _card(head, about, scores, module.suffixes))
+    card = _card(head, about, scores, module.suffixes) + _compared(scores, module.outputs)
+    write_text(folder / CARD, card)
     return scores
 
 
@@ -49,6 +51,19 @@ def _as_csv(tables: Mapping[str, Sequence[Mapping[str, float]]]) -> str:
     writer.writeheader()
     writer.writerows({"scores": name, **row} for name, rows in tables.items() for row in rows)
     return text.getvalue()
+
+
+def _compared(scores: Mapping[str, float], outputs: Sequence[str]) -> str:
+    """The card's section about simpler predictors."""
+    lines = [f"| {who} | {auroc:.4f} | {loss:.4f} |" for who, auroc, loss in comparison(scores, outputs)]
+    warning = complaint(scores, outputs)
+    return f"""
+Compared with simpler predictors on the same positions, each scaled and shifted to its least log loss:
+
+| | AUROC | calibrated log loss |
+|---|---|---|
+{chr(10).join(lines)}
+{"" if warning is None else f"{chr(10)}{warning.capitalize()}.{chr(10)}"}"""
 
 
 def _card(head: SavedHead, about: Mapping[str, Any], scores: Mapping[str, float], suffixes: Sequence[str]) -> str:
@@ -70,6 +85,7 @@ def _card(head: SavedHead, about: Mapping[str, Any], scores: Mapping[str, float]
 | sampling of responses and labels | {sampling} |
 {mixing}| data | `{about["data"]}`, {about["num_positions"]} training positions |
 | class weights | accepted {about["w_acc"]}, rejected {about["w_rej"]} |
+| learning rate | {about["learning_rate"]:.3g} |
 | code | {about["revision"]} |
 | trained on | {about["machine"]} |
 

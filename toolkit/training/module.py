@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from typing import Any, ClassVar
 
 import pytorch_lightning as pl
 import torch
 from torch import Tensor
 
-from toolkit.acceptance.calibration import CalibrationScores
+from toolkit.acceptance.calibration.scores import CalibrationScores
+from toolkit.training.examples import ExampleData
+from toolkit.training.learning_rate import best_rate, trial_steps
+from toolkit.training.loggers import is_first_process
 from toolkit.training.losses import WeightedBCE
 from toolkit.training.states import Positions
 
@@ -19,19 +23,22 @@ class HeadTraining(pl.LightningModule):
 
     head       built for the draft's hidden size
     loss       returns numerator and denominator of a batch; the head learns from their quotient
-    optimizer  of the parameters; scheduler: of (optimizer, num_steps), one step per batch; None: constant rate
-    about      travels in every checkpoint: the draft's fingerprint, the head's shape, the W&B run
+    optimizer  of the parameters, a partial; where its lr is None, a short trial finds the rate (`learning_rate`)
+    scheduler  of (optimizer, num_steps), one step per batch; None: constant rate
+    about      travels in every checkpoint: the draft's fingerprint, the head's shape, the W&B run, the rate that was found
 
-    Logs val/{log_loss, binary_kl, brier, ece, auroc}, each also with the suffix _corrected; for the rest see Curves.
+    Logs val/{log_loss, log_loss_calibrated, binary_kl, brier, ece, auroc}, each also with the suffix _corrected; for the
+    rest see Curves.
     """
 
     suffixes: ClassVar[tuple[str, ...]] = ("", "_corrected")  # of the sets of scores that are kept apart
+    outputs: ClassVar[tuple[str, ...]] = ("",)  # of the suffixes, those of different outputs
 
     def __init__(
         self,
         head: Any,
         loss: WeightedBCE,
-        optimizer: Callable[..., torch.optim.Optimizer],
+        optimizer: partial[torch.optim.Optimizer],
         scheduler: Callable[..., Any] | None = None,
         about: Mapping[str, Any] | None = None,
     ):
@@ -42,18 +49,27 @@ class HeadTraining(pl.LightningModule):
         self.scores = torch.nn.ModuleList(CalibrationScores() for _ in self.suffixes)
 
     def configure_optimizers(self) -> Any:
-        optimizer = self.make_optimizer(self.head.parameters())
-        if self.make_scheduler is None:
-            return optimizer
         num_steps = int(self.trainer.estimated_stepping_batches)
-        return {
-            "optimizer": optimizer,
-            "lr_scheduler": {"scheduler": self.make_scheduler(optimizer, num_steps), "interval": "step"},
-        }
+        optimizer, schedule = self.build_optimizer(self.trainer.datamodule, num_steps)  # type: ignore[attr-defined]
+        if schedule is None:
+            return optimizer
+        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
+
+    def build_optimizer(self, data: ExampleData, num_steps: int) -> tuple[torch.optim.Optimizer, Any]:
+        """The optimizer, its rate found on the data where none is given, and its schedule, if there is one."""
+        if self.make_optimizer.keywords.get("lr", 0.0) is None and "learning_rate" not in self.about:
+            self.about["learning_rate"] = self._find_rate(data, num_steps)
+        found = {"lr": self.about["learning_rate"]} if "learning_rate" in self.about else {}
+        optimizer = self.make_optimizer(self.head.parameters(), **found)
+        return optimizer, None if self.make_scheduler is None else self.make_scheduler(optimizer, num_steps)
 
     def training_step(self, batch: Positions, batch_idx: int) -> dict[str, Tensor]:
-        total, weight = self.loss(self.head(self._read(batch)), batch.labels)
+        total, weight = self.loss_of(self.head, batch)
         return {"loss": total / weight, "total": total.detach(), "weight": weight.detach()}
+
+    def loss_of(self, head: Any, batch: Positions) -> tuple[Tensor, Tensor]:
+        """Numerator and denominator of a head's loss on a batch."""
+        return self.loss(head(self._read(batch)), batch.labels)
 
     def on_validation_epoch_start(self) -> None:
         for scores in self.scores:
@@ -68,23 +84,60 @@ class HeadTraining(pl.LightningModule):
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         checkpoint["about"] = self.about
 
-    def add_scores(self, scores: Mapping[str, CalibrationScores], batch: Positions) -> None:
-        """Add a batch to the sets of scores, by suffix."""
-        logits = self.head(self._read(batch))
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        if "learning_rate" in checkpoint["about"]:  # comes before the optimizer is built
+            self.about["learning_rate"] = checkpoint["about"]["learning_rate"]
+
+    def add_scores(self, scores: Mapping[str, CalibrationScores], batch: Positions, head: Any = None) -> None:
+        """Add a batch to the sets of scores, by suffix; of another head of the same kind if one is given."""
+        head = self.head if head is None else head
+        logits = head(self._read(batch))
         scores[""].update(logits, batch.labels)
-        scores["_corrected"].update(self.head.corrected(logits), batch.labels)
+        scores["_corrected"].update(head.corrected(logits), batch.labels)
 
     def named(self, scores: Mapping[str, CalibrationScores]) -> dict[str, Tensor]:
         """All scores under their keys: val/ece, val/ece_corrected, ..."""
         return {f"val/{name}{suffix}": value for suffix, one in scores.items() for name, value in one.compute().items()}
 
-    def evaluate(self, batches: Iterable[Positions]) -> dict[str, CalibrationScores]:
-        """The sets of scores over batches, in this process alone; the module must be on the CPU."""
-        scores = {suffix: CalibrationScores(sync_on_compute=False) for suffix in self.suffixes}
+    def evaluate(self, batches: Iterable[Positions], head: Any = None) -> dict[str, CalibrationScores]:
+        """The sets of scores over batches, in this process alone and where the head is; of another head if one is given."""
+        scores = self.new_scores()
         with torch.no_grad():
             for batch in batches:
-                self.add_scores(scores, batch)
+                self.add_scores(scores, self._moved(batch), head)
         return scores
+
+    def new_scores(self) -> dict[str, CalibrationScores]:
+        """Empty sets of scores, by suffix, where the head is."""
+        return {suffix: CalibrationScores(sync_on_compute=False).to(self._place) for suffix in self.suffixes}
+
+    def _find_rate(self, data: ExampleData, num_steps: int) -> float:
+        """The learning rate by trial; the same in every process, for none looks at its share alone."""
+
+        def score_of(head: Any) -> float:
+            parts = self.evaluate(data.whole_validation(), head)
+            return sum(float(parts[suffix].compute()["log_loss_calibrated"]) for suffix in self.outputs)
+
+        def loss_of(head: Any, batch: Positions) -> Tensor:
+            total, weight = self.loss_of(head, self._moved(batch))
+            return total / weight
+
+        batches, steps = data.shuffled_training(), trial_steps(num_steps)
+        rate, scores = best_rate(self.head, self.make_optimizer, batches, steps, loss_of, score_of)
+        if is_first_process():
+            tried = ", ".join(f"{tried:.2g}: {score:.4f}" for tried, score in scores.items())
+            print(
+                f"learning rate {rate:.2g} (calibrated log loss on validation after a short trial of {tried})",
+                flush=True,
+            )
+        return rate
+
+    @property
+    def _place(self) -> torch.device:
+        return next(self.head.parameters()).device
+
+    def _moved(self, batch: Positions) -> Positions:
+        return Positions(*(values.to(self._place) for values in batch))
 
     def _own_scores(self) -> dict[str, CalibrationScores]:
         return dict(zip(self.suffixes, self.scores, strict=True))  # type: ignore[arg-type]

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from toolkit.acceptance.calibration import CalibrationScores
+from toolkit.acceptance.calibration.scores import CalibrationScores
 from toolkit.training.module import HeadTraining
 from toolkit.training.states import Positions
 
@@ -17,22 +18,24 @@ OUTPUTS = ("accepted", "following")
 class PrereadTraining(HeadTraining):
     """As HeadTraining, with a PrereadHead; labels are [P, 2].
 
-    Logs the scores of each output, val/log_loss_accepted, val/log_loss_following, ..., and val/log_loss, their mean.
+    Logs the scores of each output, val/log_loss_accepted, val/log_loss_following, ..., and the means of their log losses.
     """
 
-    suffixes = tuple(f"_{name}" for name in OUTPUTS)
+    suffixes = outputs = tuple(f"_{name}" for name in OUTPUTS)
 
-    def training_step(self, batch: Positions, batch_idx: int) -> dict[str, Tensor]:
+    def loss_of(self, head: Any, batch: Positions) -> tuple[Tensor, Tensor]:
         known = ~batch.labels.isnan()
-        total, weight = self.loss(self.head(self._read(batch))[known], batch.labels[known])
-        return {"loss": total / weight, "total": total.detach(), "weight": weight.detach()}
+        return self.loss(head(self._read(batch))[known], batch.labels[known])
 
-    def add_scores(self, scores: Mapping[str, CalibrationScores], batch: Positions) -> None:
-        logits = self.head.corrected(self.head(self._read(batch)))
+    def add_scores(self, scores: Mapping[str, CalibrationScores], batch: Positions, head: Any = None) -> None:
+        head = self.head if head is None else head
+        logits = head.corrected(head(self._read(batch)))
         for output, suffix in enumerate(self.suffixes):
             known = ~batch.labels[:, output].isnan()
             scores[suffix].update(logits[known, output], batch.labels[known, output])
 
     def named(self, scores: Mapping[str, CalibrationScores]) -> dict[str, Tensor]:
         found = super().named(scores)
-        return {**found, "val/log_loss": torch.stack([found[f"val/log_loss{s}"] for s in self.suffixes]).mean()}
+        for name in ("val/log_loss", "val/log_loss_calibrated"):
+            found[name] = torch.stack([found[f"{name}{suffix}"] for suffix in self.suffixes]).mean()
+        return found

@@ -46,7 +46,8 @@ class TracedStates(States):
         known = self.trace.accepted[index] & ~ends
         following = self.trace.alpha[(index + 1).clamp(max=self.trace.num_positions - 1)]
         labels = torch.stack([self.trace.accept_prob[index], following.where(known, torch.nan)], 1)
-        return Positions(features(RecordedStep(self.trace, 1, index), self.table), labels)
+        step = RecordedStep(self.trace, 1, index)
+        return Positions(features(step, self.table), labels, step.token_prob)
 
 
 class TracedData(ExampleData):

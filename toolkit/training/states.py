@@ -6,8 +6,8 @@ a larger one would only hold zeros.
 
     hidden-<hash of draft and data>/
         index.json                   written last: a folder without it is under way
-        train-00000.safetensors ...  SHARD_EXAMPLES examples each: hidden [P, D], labels [P], ends [examples], example i being
-                                     positions ends[i-1] .. ends[i]
+        train-00000.safetensors ...  SHARD_EXAMPLES examples each: hidden [P, D], labels [P], confidence [P], ends [examples],
+                                     example i being positions ends[i-1] .. ends[i]
 
 Shapes: P positions, D hidden size.
 """
@@ -28,7 +28,7 @@ from torch import Tensor
 
 from toolkit.errors import InputError
 from toolkit.io import write_atomic, write_json
-from toolkit.teacher import hidden_size, pad_right, states_of
+from toolkit.teacher import hidden_size, pad_right, picked, states_and_logits_of
 
 INDEX = "index.json"
 SHARD_EXAMPLES = 512
@@ -37,12 +37,14 @@ SHARD_EXAMPLES = 512
 class Positions(NamedTuple):
     """A batch: the masked-in positions of some examples, one after another.
 
-    hidden [P, D]  the draft's final state that has read the drafted token
-    labels [P]     the token's chance of acceptance
+    hidden [P, D]   the draft's final state that has read the drafted token
+    labels [P]      the token's chance of acceptance
+    confidence [P]  the draft's own probability of the token, unwarped: what a head is compared with
     """
 
     hidden: Tensor
     labels: Tensor
+    confidence: Tensor
 
 
 class States(ABC):
@@ -78,10 +80,16 @@ class LiveStates(States):
     def forward(self, examples: Sequence[int]) -> list[Positions]:
         """The positions of each of these examples, from one forward."""
         chosen = [self.split[self.examples[example]] for example in examples]
-        states = states_of(self.draft, pad_right([example["input_ids"].tolist() for example in chosen]))
-        masks = [example["mask"].to(states.device) for example in chosen]
-        hidden = [state[: len(mask)][mask] for state, mask in zip(states, masks, strict=True)]
-        return [Positions(h, example["labels"][example["mask"]]) for h, example in zip(hidden, chosen, strict=True)]
+        tokens = [example["input_ids"] for example in chosen]
+        states, logits = states_and_logits_of(self.draft, pad_right([text.tolist() for text in tokens]))
+        found = []
+        for row, (text, example) in enumerate(zip(tokens, chosen, strict=True)):
+            places = example["mask"].nonzero().squeeze(1)
+            read = places.to(states.device)
+            before = logits[row, (places - 1).to(logits.device)].float().log_softmax(-1).exp()
+            confidence = picked(before, text[places].to(before.device)).to(states.device)
+            found.append(Positions(states[row, read], example["labels"][places], confidence))
+        return found
 
     def length(self, example: int) -> int:
         """Tokens of an example, prompt included."""
@@ -102,7 +110,7 @@ class CachedStates(States):
     def batch(self, examples: Sequence[int]) -> Positions:
         """The positions of these examples, copied from the files."""
         places = [self._place(example) for example in examples]
-        return _join([Positions(shard["hidden"][i:j], shard["labels"][i:j]) for shard, i, j in places])
+        return _join([Positions(*(shard[name][i:j] for name in Positions._fields)) for shard, i, j in places])
 
     def _place(self, example: int) -> tuple[dict[str, Tensor], int, int]:
         number = bisect_right(self.first_examples, example) - 1
@@ -131,7 +139,7 @@ def write_cache(folder: Path, draft: Any, splits: Mapping[str, Any], batch_size:
 
 def _announce(folder: Path, draft: Any, num_positions: int) -> None:
     width, bits = hidden_size(draft), torch.finfo(draft.dtype).bits
-    size = num_positions * (width * bits // 8 + 4)
+    size = num_positions * (width * bits // 8 + 8)
     print(
         f"caching hidden states: {num_positions} positions x {width} x {bits} bits = {size / 1e6:,.1f} MB in {folder}"
     )
@@ -165,8 +173,8 @@ def _shard(states: LiveStates, examples: Sequence[int]) -> dict[str, Tensor]:
         found |= zip(chunk, states.forward(chunk), strict=True)
     joined = _join([found[example] for example in examples])
     ends = torch.tensor([len(found[example].labels) for example in examples]).cumsum(0)
-    return {"hidden": joined.hidden.cpu(), "labels": joined.labels, "ends": ends}
+    return {"hidden": joined.hidden.cpu(), "labels": joined.labels, "confidence": joined.confidence.cpu(), "ends": ends}
 
 
 def _join(parts: Sequence[Positions]) -> Positions:
-    return Positions(torch.cat([part.hidden for part in parts]), torch.cat([part.labels for part in parts]))
+    return Positions(*(torch.cat(values) for values in zip(*parts, strict=True)))

@@ -25,6 +25,7 @@ from toolkit.pair import load_draft
 from toolkit.teacher import pad_right, states_of
 from toolkit.training import Checkpoints, MixedData, export
 from toolkit.training.batches import ExampleBatches
+from toolkit.training.schedule import cosine_factor
 from toolkit.training.sweep_table import write_table
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -69,19 +70,19 @@ def test_a_run_leaves_everything_behind(trained, overrides):
         "wandb_run_id.txt",
     }  # fmt: skip
     scores = json.loads((trained / "metrics.json").read_text())
-    names = {"log_loss", "binary_kl", "brier", "ece", "auroc"}
+    names = {"log_loss", "log_loss_calibrated", "binary_kl", "brier", "ece", "auroc"}
     assert {f"val/{name}{suffix}" for name in names for suffix in ("", "_corrected")} < set(scores)
     rows = curves(trained)
     assert [int(row["step"]) for row in rows if row["val/ece"]] == [5, 11, 17]  # 47 rows in batches of 8
-    best = min(float(row["val/log_loss_corrected"]) for row in rows if row["val/log_loss_corrected"])
-    assert scores["val/log_loss_corrected"] == pytest.approx(best, rel=1e-6)
+    best = min(float(row["val/log_loss_calibrated"]) for row in rows if row["val/log_loss_corrected"])
+    assert scores["val/log_loss_calibrated"] == pytest.approx(best, rel=1e-6)
     assert all(row["train/loss"] for row in rows)
     assert float(rows[-1]["train/lr"]) < float(rows[0]["train/lr"]) < 1e-2
     _, about = AcceptanceHead.load(trained / "head")
     assert {"draft_fingerprint", "target_fingerprint", "sampling", "mixing_ratio", "revision", "metrics"} < set(about)
     assert about["w_rej"] == 6 and about["head"]["log_w_rej"] == pytest.approx(1.7918, abs=1e-4)
     config = compose("train", [*overrides, f"paths.output_dir={trained}"])
-    assert train.score(config, trained) == scores["val/log_loss_corrected"]
+    assert train.score(config, trained) == scores["val/log_loss_calibrated"]
     config.optimized_metric = "val/nothing"
     with pytest.raises(InputError, match="optimized_metric"):
         train.score(config, trained)
@@ -323,6 +324,60 @@ def test_checkpoints_that_do_not_fit_are_refused(trained, overrides, tmp_path):
         resume(trained / "checkpoints" / "last.ckpt", "head.depth=2")
 
 
+# -- learning rate and early stopping ---------------------------------------------------------------------------------
+
+
+FOUND = [word for word in SMALL if not word.startswith(("optimizer.lr", "trainer.max_epochs"))]
+
+
+def test_a_rate_that_was_found_is_kept_over_interruptions(tiny_overrides, tiny_mix, tmp_path, monkeypatch, capsys):
+    """Without a rate in the config a trial finds one; a resumed training asks for none and goes on with the same."""
+    overrides = [*tiny_overrides, f"data.path={tiny_mix}", *FOUND, "trainer.max_epochs=2"]
+    whole = train.run(compose("train", [*overrides, f"paths.output_dir={tmp_path}/whole"]))
+    _, about = AcceptanceHead.load(whole / "head")
+    assert "learning rate" in capsys.readouterr().out
+    highest = about["learning_rate"] * cosine_factor(3, 12)  # the first line is that of the fourth step of twelve
+    assert max(float(row["train/lr"]) for row in curves(whole)) == pytest.approx(highest)
+    first = copy_of_checkpoint_at(whole, tmp_path, 6, overrides, monkeypatch)
+    capsys.readouterr()
+    resumed = train.run(compose("train", [*overrides, f"paths.output_dir={tmp_path}/resumed", f"ckpt_path={first}"]))
+    assert "learning rate" not in capsys.readouterr().out
+    assert same_weights(whole, resumed)
+
+
+def copy_of_checkpoint_at(whole, tmp_path, step, overrides, monkeypatch):
+    """The checkpoint of the same training at an earlier step."""
+    save, kept = Checkpoints._save, tmp_path / f"{step}.ckpt"
+
+    def save_and_copy(self, trainer, name):
+        save(self, trainer, name)
+        if name == "last.ckpt" and trainer.global_step == step:
+            shutil.copy(self.folder / name, kept)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Checkpoints, "_save", save_and_copy)
+        again = train.run(compose("train", [*overrides, f"paths.output_dir={tmp_path}/again"]))
+    assert same_weights(whole, again)
+    return kept
+
+
+def test_training_stops_when_validation_gets_no_better_and_does_not_go_on_when_resumed(
+    tiny_overrides, tiny_mix, tmp_path
+):
+    overrides = [
+        *tiny_overrides, f"data.path={tiny_mix}", *FOUND, "optimizer.lr=.1", "trainer.max_epochs=40", "scheduler=null",
+        "callbacks.early_stopping.patience=2",
+    ]  # fmt: skip
+    folder = train.run(compose("train", [*overrides, f"paths.output_dir={tmp_path}/run"]))
+    losses = [float(row["val/log_loss_calibrated"]) for row in curves(folder) if row["val/log_loss_calibrated"]]
+    best = losses.index(min(losses))
+    assert len(losses) == best + 3 < 40
+    last = folder / "checkpoints" / "last.ckpt"
+    again = train.run(compose("train", [*overrides, f"paths.output_dir={tmp_path}/again", f"ckpt_path={last}"]))
+    steps = [torch.load(run / "checkpoints" / "last.ckpt", weights_only=True)["global_step"] for run in (folder,)]
+    assert not (again / "checkpoints" / "last.ckpt").exists() and steps == [len(losses) * 6]
+
+
 # -- commands ---------------------------------------------------------------------------------------------------------
 
 
@@ -387,4 +442,7 @@ def test_configs_of_the_groups_compose():
     assert not compose("train", ["logger=none"]).logger
     assert not compose("train", ["callbacks=none"]).callbacks
     assert compose("train", ["+experiment=toy_head", "+debug=overfit"]).data.shuffle is False
-    assert compose("train", ["+experiment=toy_head", "+hparams_search=grid"]).trainer.max_epochs == 8
+    assert compose("train", ["+experiment=toy_head", "+hparams_search=grid"]).optimizer.lr is None
+    published = compose("train", ["+experiment=specdec_pp"])
+    assert (published.optimizer.lr, published.trainer.max_epochs, published.data.batch_size) == (5e-5, 3, 32)
+    assert "early_stopping" not in published.callbacks and "early_stopping" in compose("train", []).callbacks

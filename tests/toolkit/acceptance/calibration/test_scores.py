@@ -5,7 +5,7 @@ import torch
 from sklearn.metrics import brier_score_loss, log_loss, roc_auc_score
 from torchmetrics.functional.classification import binary_auroc, binary_calibration_error
 
-from toolkit.acceptance.calibration import CalibrationScores
+from toolkit.acceptance.calibration.scores import CalibrationScores
 
 P = 1009
 

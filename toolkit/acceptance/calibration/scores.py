@@ -9,6 +9,8 @@ For labels 0 and 1 that is the usual definition.
     Brier      P (1-P^)^2 + (1-P) P^2                       = (P - P^)^2 + P (1-P): the second part is the acceptance draw's
     ECE        sum_b n_b/n |mean P^ in b - mean P in b|     over equal-width bins b of P^ ("expected calibration error")
     AUROC      chance that an accepted sample scores above a rejected one, ties counting half
+    log loss, calibrated   the least log loss of any scale * logit + shift (Platt's map, fitted to these very positions): what
+               a score tells apart, whatever its scale; so heads, probes and the draft's confidence can be compared
 
 `CalibrationScores` adds these up over a stream in fixed memory, so that batches and processes are added as sums and
 divided once. Deviation from torchmetrics' BinaryCalibrationError: soft labels, and nothing is kept per position.
@@ -54,6 +56,38 @@ def auroc(accepted: Tensor, rejected: Tensor) -> Tensor:
     rejected_below = rejected.cumsum(0) - rejected
     wins = (accepted * (rejected_below + rejected / 2)).sum()
     return wins / (accepted.sum() * rejected.sum())
+
+
+def platt_scaled(accepted: Tensor, rejected: Tensor) -> tuple[float, float, float]:
+    """Scale and shift of the logit that have the least mean log loss, and that loss (nats), by Newton's method.
+
+    accepted, rejected [R]: weight of samples per bin of the logit, from -ROC_RANGE to ROC_RANGE; a bin's samples lie at its
+    middle. A pull of one part in a million towards scale 0 keeps the optimum finite where no sample is on the wrong side.
+    """
+    width = 2 * ROC_RANGE / len(accepted)
+    middle = (torch.arange(len(accepted), dtype=torch.float64) + 0.5) * width - ROC_RANGE
+    features = torch.stack([middle, torch.ones_like(middle)], 1)
+    weight = accepted + rejected
+    pull = 1e-6 * weight.sum()
+    parameters = features.new_tensor([1.0, 0.0])
+
+    def objective(at: Tensor) -> Tensor:
+        logits = features @ at
+        return (accepted * softplus(-logits) + rejected * softplus(logits)).sum() + pull * (at @ at) / 2
+
+    for _ in range(100):
+        probs = torch.sigmoid(features @ parameters)
+        gradient = features.T @ (weight * probs - accepted) + pull * parameters
+        curvature = (features.T * (weight * probs * (1 - probs))) @ features + pull * torch.eye(2, dtype=torch.float64)
+        step, before = torch.linalg.solve(curvature, gradient), objective(parameters)
+        while objective(parameters - step) > before and step.abs().max() > 1e-12:
+            step = step / 2
+        parameters = parameters - step
+        if step.abs().max() < 1e-9:
+            break
+    scale, shift = parameters.tolist()
+    loss = objective(parameters) - pull * (parameters @ parameters) / 2
+    return scale, shift, float(loss / weight.sum())
 
 
 class CalibrationScores(Metric):
@@ -102,6 +136,7 @@ class CalibrationScores(Metric):
         count = self.counts.sum()
         return {
             "log_loss": self.log_loss_sum / count,
+            "log_loss_calibrated": count.new_tensor(platt_scaled(self.accepted.cpu(), self.rejected.cpu())[2]),
             "binary_kl": (self.log_loss_sum - self.entropy_sum) / count,
             "brier": self.brier_sum / count,
             "ece": (self.prob_sums - self.label_sums).abs().sum() / count,

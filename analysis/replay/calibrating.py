@@ -1,0 +1,156 @@
+"""Samples of a trace that calibrations are fitted to and judged by: single tokens, and products of a round's tokens.
+
+position    a token that the draft drew behind accepted text, with its chance of acceptance (`head_scores.drawn_samples`)
+following   of a pre-read head: the token after an accepted one, with alpha = sum_x min(p, q)(x), its chance before it is drawn
+product     a round may start anywhere; the first k tokens of it, with the chance that all are accepted: of the last one its
+            chance, if those before are accepted; 0 behind a rejection. What a policy compares with its threshold
+
+Every chance is the exact one given the text before it, so that nothing but the text's own draw is random.
+
+Shapes: P positions, S steps, O outputs of a head, n samples.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from analysis.replay.head_folders import Contender
+from analysis.replay.head_scores import drawn_samples
+from analysis.replay.policies import Geometry, step_at
+from toolkit.acceptance import PrereadHead
+from toolkit.acceptance.calibration.fit import fit_map, fit_temperature
+from toolkit.acceptance.calibration.maps import Calibration
+from toolkit.acceptance.calibration.scores import CalibrationScores
+from toolkit.errors import InputError
+from toolkit.trace import Trace
+
+Chances = Callable[[Tensor], Tensor]  # of raw logits [..., O or none]
+SMALLEST = 1e-9  # distance of a chance from 0 and 1 when it becomes a logit again
+
+
+@dataclass(frozen=True)
+class Scored:
+    """A trace with one head's raw logits [S] or [S, 2]."""
+
+    trace: Trace
+    logits: Tensor
+    preread: bool
+
+    @classmethod
+    def of(cls, contender: Contender, trace: Trace, draft: object) -> Scored:
+        scored = contender.scored(trace, draft)
+        return cls(scored, scored.estimates[contender.estimate], isinstance(contender.head, PrereadHead))
+
+    def positions(self) -> tuple[Tensor, Tensor]:
+        """Raw logits [n] of drawn tokens, and their chances [n]."""
+        logits, labels, _ = drawn_samples(self.trace, self.logits, self.preread)
+        return logits, labels
+
+    def following(self) -> tuple[Tensor, Tensor]:
+        """Raw logits [n] of the second output of a pre-read head at accepted tokens, and the next positions' alphas [n]."""
+        trace = self.trace
+        ends = torch.zeros(trace.num_positions, dtype=torch.bool)
+        ends[trace.text_first[1:] - 1] = True
+        known = (trace.accepted & ~ends).nonzero().squeeze(1)
+        return self.logits[known, 1], trace.alpha[known + 1]
+
+    def products(self, chances: Chances, max_depth: int) -> Iterator[tuple[int, Tensor, Tensor]]:
+        """Per depth k: (k, product of the first k tokens' chances [n], chance that all are accepted [n])."""
+        trace, geometry = self.trace, Geometry.of(self.trace)
+        starts = torch.arange(trace.num_positions)
+        product = torch.ones(len(starts), dtype=torch.float64)
+        every = torch.ones(len(starts), dtype=torch.bool)
+        given = chances(self.logits.double())
+        given = given[:, 0] if self.preread else given
+        for depth in range(1, max_depth + 1):
+            step, drawn = step_at(trace, geometry, starts, depth)
+            said, known = (step, drawn) if self.preread else step_at(trace, geometry, starts, depth + 1)
+            every = every & drawn & known  # a round that was not recorded this far says nothing of what is further on
+            product = torch.where(every, product * given[said], product)
+            alive = geometry.run[starts] >= depth - 1
+            accepted = torch.where(alive, trace.accept_prob[step].double(), 0.0)
+            yield depth, product[every], accepted[every]
+
+
+def fit(samples: Sequence[Scored], shift: float, kind: str, max_depth: int) -> Calibration:
+    """The calibration of a head, from all samples together. shift: what undoes the class weight. Raises InputError."""
+    parts = [[one.positions() for one in samples]]
+    if samples[0].preread:
+        parts.append([one.following() for one in samples])
+    maps = tuple(
+        fit_map(kind, _joined(logits for logits, _ in part) + shift, _joined(p for _, p in part)) for part in parts
+    )
+    alone = Calibration(maps)
+    pooled = [
+        (p, label) for one in samples for _, p, label in one.products(lambda z: alone.chances(z + shift), max_depth)
+    ]
+    return Calibration(maps, fit_temperature(_joined(p for p, _ in pooled), _joined(label for _, label in pooled)))
+
+
+def versions(calibration: Calibration, shift: float) -> dict[str, tuple[Chances, Chances]]:
+    """Name -> (a token's own chance, what is multiplied), of raw logits: as trained, class weight undone, calibrated."""
+
+    def raw(z: Tensor) -> Tensor:
+        return torch.sigmoid(z)
+
+    def corrected(z: Tensor) -> Tensor:
+        return torch.sigmoid(z + shift)
+
+    return {
+        "raw": (raw, raw),
+        "corrected": (corrected, corrected),
+        "calibrated": (lambda z: calibration.chances(z + shift), lambda z: calibration.probs(z + shift)),
+    }
+
+
+def judge(
+    one: Scored, calibration: Calibration, shift: float, max_depth: int
+) -> tuple[list[dict[str, float | str]], list[dict[str, float | str]]]:
+    """Lines of scores and of reliability bins: per version of the chances and per scope.
+
+    Scopes: position, following (of pre-read heads), product at each depth ("product 3"), and at all depths ("product").
+    """
+    lines: list[dict[str, float | str]] = []
+    bins: list[dict[str, float | str]] = []
+    for version, (own, multiplied) in versions(calibration, shift).items():
+        found = {"position": _judged(*_first_output(one, own))}
+        if one.preread:
+            logits, labels = one.following()
+            both = torch.stack([logits, logits], -1).double()
+            found["following"] = _judged(own(both)[:, 1], labels)
+        pooled = CalibrationScores(sync_on_compute=False)
+        for depth, product, label in one.products(multiplied, max_depth):
+            if len(product):
+                found[f"product {depth}"] = _judged(product, label, pooled)
+        found["product"] = pooled
+        for scope, scores in found.items():
+            values = {name: float(value) for name, value in scores.compute().items()}
+            lines.append({"version": version, "scope": scope, "samples": float(scores.counts.sum()), **values})
+            bins += [{"version": version, "scope": scope, **row} for row in scores.reliability()]
+    return lines, bins
+
+
+def _first_output(one: Scored, own: Chances) -> tuple[Tensor, Tensor]:
+    logits, labels = one.positions()
+    if not one.preread:
+        return own(logits.double()), labels
+    return own(torch.stack([logits, logits], -1).double())[:, 0], labels
+
+
+def _judged(chances: Tensor, labels: Tensor, also: CalibrationScores | None = None) -> CalibrationScores:
+    if not len(chances):
+        raise InputError("no drafted token was read behind its position: record traces with a larger max_drafted")
+    scores = CalibrationScores(sync_on_compute=False)
+    for one in (scores, *([also] if also is not None else [])):
+        one.update(torch.logit(chances.double(), eps=SMALLEST), labels)
+    return scores
+
+
+def _joined(parts: Iterator[Tensor]) -> NDArray[np.float64]:
+    return torch.cat(list(parts)).double().numpy()

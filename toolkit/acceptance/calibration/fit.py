@@ -1,0 +1,67 @@
+"""Fitting calibrations with scikit-learn, to soft labels: P samples that say accepted and 1 - P that say rejected.
+
+The prompts must be others than the head was trained on: a head is more certain of what it has seen.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from toolkit.acceptance.calibration.maps import KINDS, NEAREST, ChanceMap
+from toolkit.errors import InputError, unknown_name
+
+Array = NDArray[np.float64]
+LOWEST, HIGHEST = 0.05, 20.0  # temperatures of the product that are looked at
+
+
+def fit_map(kind: str, logits: Array, labels: Array) -> ChanceMap:
+    """The map of a kind (`maps.KINDS`) that suits corrected logits [n] and chances of acceptance [n] best.
+
+    Least log loss of platt and temperature, least squares of isotonic. Raises InputError without samples.
+    """
+    if kind not in KINDS:
+        raise unknown_name("calibration", kind, KINDS)
+    if not len(logits):
+        raise InputError("calibration: expected samples, got none")
+    if kind == "isotonic":
+        return _isotonic(logits, labels)
+    model = _logistic(logits, labels, intercept=kind == "platt")
+    scale = max(float(model.coef_[0, 0]), 0.0)
+    return ChanceMap(kind, scale=scale, shift=float(np.ravel(model.intercept_)[0]) if kind == "platt" else 0.0)
+
+
+def fit_temperature(products: Array, labels: Array) -> float:
+    """T that gives products of chances [n] the least log loss as products^(1/T). labels [n]: chances that all are accepted."""
+    from scipy.optimize import minimize_scalar
+
+    logs = np.log(np.clip(products, 1e-12, 1 - 1e-12))
+
+    def loss(log_temperature: float) -> float:
+        chances = np.clip(np.exp(logs / np.exp(log_temperature)), NEAREST**2, 1 - NEAREST**2)
+        return float(-(labels * np.log(chances) + (1 - labels) * np.log1p(-chances)).mean())
+
+    found = minimize_scalar(loss, bounds=(np.log(LOWEST), np.log(HIGHEST)), method="bounded")
+    return float(np.exp(found.x))
+
+
+def _isotonic(logits: Array, labels: Array) -> ChanceMap:
+    from sklearn.isotonic import IsotonicRegression
+
+    model = IsotonicRegression(y_min=0.0, y_max=1.0, out_of_bounds="clip").fit(logits, labels)
+    levels = np.maximum.accumulate(model.y_thresholds_)
+    return ChanceMap("isotonic", knots=tuple(map(float, model.X_thresholds_)), levels=tuple(map(float, levels)))
+
+
+def _logistic(logits: Array, labels: Array, intercept: bool) -> Any:
+    """Logistic regression without a penalty, each sample counted as accepted and as rejected by its label."""
+    from sklearn.linear_model import LogisticRegression
+
+    twice = np.concatenate([logits, logits])[:, None]
+    outcomes = np.repeat([1, 0], len(logits))
+    weights = np.concatenate([labels, 1 - labels])
+    return LogisticRegression(C=np.inf, fit_intercept=intercept, tol=1e-8, max_iter=1000).fit(
+        twice, outcomes, sample_weight=weights
+    )

@@ -1,0 +1,99 @@
+"""python -m toolkit.train_heads data.path=FOLDER: the heads of a table side by side, on one stream of features.
+
+Paper: SpecDec++ (arXiv:2405.19715), Table 3: heads of depth 0 to 4 with w_rej of 1, 3, 6 and 12. Each comes out as it would by
+itself (python -m toolkit.train head.depth=D loss.w_rej=W): own weights, learning rate, early stop and best state; every batch
+is read, or computed by the draft, once for all. In one process, in float32 (or the number format of the states).
+
+    depth-D_w_rej-W/   head/, MODEL_CARD.md, metrics.json, reliability.csv and .png of each: folders for analysis.heads
+    table.csv, .md     their scores
+    together.pt        where to go on after an interruption
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Mapping, Sequence
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import pytorch_lightning as pl
+from omegaconf import OmegaConf
+
+from toolkit.config import instantiate
+from toolkit.errors import InputError
+from toolkit.io import write_text
+from toolkit.stage import Stage, command, open_stage
+from toolkit.train import about_head, build_module, data_class_of, data_folder_of
+from toolkit.training.console import print_table
+from toolkit.training.examples import ExampleData
+from toolkit.training.export import export
+from toolkit.training.module import HeadTraining
+from toolkit.training.together import Member, train_together
+from toolkit.training.yardsticks import yardsticks
+
+SHOWN = ("val/auroc", "val/log_loss_calibrated", "val/binary_kl_corrected", "val/ece_corrected")
+
+
+def run(cfg: Any) -> Path:
+    """Train every head that the lists of depths and weights name; returns the folder."""
+    folder = data_folder_of(cfg, {})
+    stage = open_stage("train_heads", cfg, inputs=data_class_of(cfg).inputs(folder))
+    if not stage.finished:
+        data: ExampleData = instantiate(OmegaConf.merge(cfg.data, {"path": str(folder)}))
+        data.prepare_data()
+        data.setup("fit")
+        rows = _train(cfg, stage, data)
+        write_text(stage.folder / "table.csv", _as_csv(rows))
+        lines = [list(rows[0]), ["---"] * len(rows[0]), *(list(row.values()) for row in rows)]
+        write_text(stage.folder / "table.md", "".join(f"| {' | '.join(line)} |\n" for line in lines))
+        stage.finish(heads=[row["head"] for row in rows])
+    print_table("heads", list(csv.DictReader((stage.folder / "table.csv").read_text().splitlines())))
+    print(f"next: python -m analysis.heads traces=FOLDER heads=[{stage.folder}/depth-...,...]")
+    return stage.folder
+
+
+def modules_of(cfg: Any, data: ExampleData) -> dict[str, HeadTraining]:
+    """Name -> a head with its loss and optimizer, each begun as `toolkit.train` begins it. Raises InputError if named twice."""
+    found: dict[str, HeadTraining] = {}
+    for depth, w_rej in product(cfg.depths, cfg.w_rejs):
+        name = f"depth-{depth}_w_rej-{w_rej:g}"
+        if name in found:
+            raise InputError(f"depths, w_rejs: expected each combination once, got {name} twice")
+        pl.seed_everything(cfg.seed, workers=True, verbose=False)
+        own = OmegaConf.merge(cfg, {"head": {"depth": depth}, "loss": {"w_rej": w_rej}})
+        found[name] = build_module(own, data, run_id="")
+    return found
+
+
+def _train(cfg: Any, stage: Stage, data: ExampleData) -> list[dict[str, str]]:
+    """Train all heads and export them; the lines of their table."""
+    modules = modules_of(cfg, data)
+    members = train_together(modules, data, stage.folder, cfg.max_epochs, cfg.patience, cfg.optimized_metric)
+    others = yardsticks(data.shuffled_training(), data.whole_validation(), members[0].module.outputs)
+    return [_exported(cfg, member, data, stage.folder / member.name, others) for member in members]
+
+
+def _exported(cfg: Any, member: Member, data: ExampleData, folder: Path, others: Mapping[str, float]) -> dict[str, str]:
+    about = about_head(cfg, member.module, data)
+    scores = export(folder, member.module.eval(), about, data.whole_validation(), others)
+    shown = {name.removeprefix("val/"): f"{scores[name]:.4f}" for name in SHOWN}
+    return {
+        "head": member.name,
+        "epochs": str(member.epochs),
+        "learning_rate": f"{about['learning_rate']:.3g}",
+        **shown,
+    }
+
+
+def _as_csv(rows: Sequence[Mapping[str, str]]) -> str:
+    text = io.StringIO()
+    writer = csv.DictWriter(text, list(rows[0]), lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    return text.getvalue()
+
+
+if __name__ == "__main__":
+    command("train_heads", run)

@@ -1,0 +1,82 @@
+"""The learning rate a head needs: a short trial of a few, around what its width says.
+
+Adam moves every weight by about the rate per step, so a sum over `width` inputs moves by rate * width: the rate that suits
+falls as 1 / width (Yang et al., arXiv:2203.03466, table 3). SpecDec++'s 5e-5 is for drafts of 4,096 dimensions; the same
+product, about .2, is 2e-3 at 96. How many steps there are and how large the states are counts, too, and is not known
+beforehand: so three rates, a third, once and three times that, each train a copy of the head for a tenth of the steps, with a
+cosine of their own, and the one of the least calibrated log loss on validation is kept.
+"""
+
+from __future__ import annotations
+
+import copy
+import itertools
+import math
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from toolkit.training.schedule import cosine_factor
+from toolkit.training.states import Positions
+
+RATE_TIMES_WIDTH = 0.2
+FACTORS = (1 / 3, 1.0, 3.0)
+SHARE, FEWEST = 0.1, 20  # of the training's steps, and at least so many, per rate
+Optimizers = Callable[..., torch.optim.Optimizer]
+
+
+def rates_of_width(head: nn.Module) -> list[float]:
+    """The rates that are tried, ascending, of a head with linear layers: its width is the most inputs of one."""
+    width = max(layer.in_features for layer in head.modules() if isinstance(layer, nn.Linear))
+    return [RATE_TIMES_WIDTH / width * factor for factor in FACTORS]
+
+
+def trial_steps(num_steps: int) -> int:
+    """Steps of each trial for a training of `num_steps`."""
+    return min(max(math.ceil(SHARE * num_steps), FEWEST), num_steps)
+
+
+def best_rate(
+    head: nn.Module,
+    optimizer: Optimizers,
+    batches: Iterable[Positions],
+    num_steps: int,
+    loss_of: Callable[[nn.Module, Positions], Tensor],
+    score_of: Callable[[nn.Module], float],
+) -> tuple[float, dict[float, float]]:
+    """The rate of the smallest score after a trial, and every rate's score (infinite where it is no number).
+
+    head       stays as it is: copies are trained
+    batches    of the training data; asked anew for every rate, and repeated if they are fewer than the steps
+    loss_of    of a head and a batch, a scalar; score_of: of a head, smaller is better
+    """
+    scores = {}
+    for rate in rates_of_width(head):
+        copied: Any = copy.deepcopy(head)
+        with torch.enable_grad():
+            _train(copied, optimizer(copied.parameters(), lr=rate), _repeated(batches), num_steps, loss_of)
+        score = score_of(copied.eval())
+        scores[rate] = score if math.isfinite(score) else math.inf
+    return min(scores, key=lambda rate: scores[rate]), scores
+
+
+def _train(
+    head: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    batches: Iterator[Positions],
+    num_steps: int,
+    loss_of: Callable[[nn.Module, Positions], Tensor],
+) -> None:
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: cosine_factor(step, num_steps))
+    for batch in itertools.islice(batches, num_steps):
+        optimizer.zero_grad()
+        loss_of(head, batch).backward()  # type: ignore[no-untyped-call]
+        optimizer.step()
+        schedule.step()
+
+
+def _repeated(batches: Iterable[Positions]) -> Iterator[Positions]:
+    while True:
+        yield from batches

@@ -1,0 +1,134 @@
+"""Many heads on one stream of features: every batch is read once, and every head learns from it as if it were alone.
+
+Each has its own weights, optimizer, learning rate, schedule, early stop and best state; what they share is the data, which is
+most of the work where the draft has to run or the states come from a disk. A head that has stopped costs nothing more.
+
+    together.pt   the state after the last whole epoch, written whole: the same command goes on from there
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from toolkit.io import write_atomic
+from toolkit.training.batches import ExampleBatches
+from toolkit.training.examples import ExampleData
+from toolkit.training.module import HeadTraining
+
+STATE = "together.pt"
+
+
+@dataclass
+class Member:
+    """One head under way. best: its best state so far and that state's score; waited: validations since then."""
+
+    name: str
+    module: HeadTraining
+    optimizer: Any
+    schedule: Any
+    best_score: float = math.inf
+    best: dict[str, Any] = field(default_factory=dict)
+    waited: int = 0
+    epochs: int = 0
+
+    def learn(self, batch: Any) -> None:
+        """One step on a batch."""
+        total, weight = self.module.loss_of(self.module.head, batch)
+        self.optimizer.zero_grad()
+        (total / weight).backward()
+        self.optimizer.step()
+        if self.schedule is not None:
+            self.schedule.step()
+
+    def judged(self, score: float) -> None:
+        """Keep the state if it is the best one."""
+        self.epochs += 1
+        if score < self.best_score:
+            self.best_score, self.best, self.waited = score, copy.deepcopy(self.module.head.state_dict()), 0
+        else:
+            self.waited += 1
+
+    def state(self) -> dict[str, Any]:
+        """Everything that changes."""
+        return {
+            "head": self.module.head.state_dict(), "optimizer": self.optimizer.state_dict(),
+            "schedule": None if self.schedule is None else self.schedule.state_dict(), "best_score": self.best_score,
+            "best": self.best, "waited": self.waited, "epochs": self.epochs,
+        }  # fmt: skip
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Go on from a `state`."""
+        self.module.head.load_state_dict(state["head"])
+        self.optimizer.load_state_dict(state["optimizer"])
+        if self.schedule is not None:
+            self.schedule.load_state_dict(state["schedule"])
+        self.best_score, self.best = state["best_score"], state["best"]
+        self.waited, self.epochs = state["waited"], state["epochs"]
+
+
+def train_together(
+    modules: Mapping[str, HeadTraining], data: ExampleData, folder: Path, max_epochs: int, patience: int, metric: str
+) -> list[Member]:
+    """Train heads side by side until each has stopped; afterwards their modules hold their best states.
+
+    data      set up; its batches come in the order they have in a training alone
+    patience  validations of a head without a better score before it stops
+    metric    the validation score that is to be small
+    """
+    num_batches = len(data.shuffled_training())
+    kept = folder / STATE
+    state = torch.load(kept, weights_only=True) if kept.exists() else None
+    for name, module in modules.items():
+        if state is not None and state["rates"][name] is not None:
+            module.about["learning_rate"] = state["rates"][name]
+    members = [Member(name, one, *one.build_optimizer(data, num_batches * max_epochs)) for name, one in modules.items()]
+    if state is not None:
+        for member in members:
+            member.restore(state["members"][member.name])
+    for epoch in range(0 if state is None else state["epoch"], max_epochs):
+        learning = [member for member in members if member.waited < patience]
+        if not learning:
+            break
+        _epoch(learning, data, epoch, metric)
+        best = min(members, key=lambda member: member.best_score)
+        print(
+            f"epoch {epoch + 1}/{max_epochs}  {len(learning)} heads  best {metric} {best.best_score:.4f} ({best.name})",
+            flush=True,
+        )
+        _save(kept, members, epoch + 1)
+    for member in members:
+        member.module.head.load_state_dict(member.best)
+    return members
+
+
+def _epoch(learning: Sequence[Member], data: ExampleData, epoch: int, metric: str) -> None:
+    """One pass over the training data, and one over the validation data."""
+    batches = ExampleBatches(
+        data.states["train"], data.batch_size, shuffle=data.shuffle, seed=data.seed, position=lambda: (epoch, 0)
+    )
+    for batch in batches:
+        for member in learning:
+            member.learn(batch)
+    sums = [member.module.new_scores() for member in learning]
+    with torch.no_grad():
+        for batch in data.whole_validation():
+            for member, scores in zip(learning, sums, strict=True):
+                member.module.add_scores(scores, batch)
+    for member, scores in zip(learning, sums, strict=True):
+        member.judged(float(member.module.named(scores)[metric]))
+
+
+def _save(path: Path, members: Sequence[Member], epoch: int) -> None:
+    state = {
+        "epoch": epoch,
+        "rates": {member.name: member.module.about.get("learning_rate") for member in members},
+        "members": {member.name: member.state() for member in members},
+    }
+    write_atomic(path, lambda temporary: torch.save(state, temporary))

@@ -1,0 +1,127 @@
+"""What a head has to beat: a linear probe on the same states, and the draft's own confidence in the token.
+
+All three are compared by AUROC and by calibrated log loss (`toolkit.acceptance.calibration.scores`), on the same validation
+positions. A head that is no better than these was trained badly, or there is nothing more in the states.
+
+probe       logistic regression from the states (or features), each scaled to unit variance, fitted by L-BFGS to soft labels of
+            at most PROBE_POSITIONS training positions, with a ridge penalty of RIDGE
+confidence  the draft's unwarped probability of the drafted token
+
+Shapes: P positions, F inputs, O outputs of the head (1, or 2 of a pre-read one).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import binary_cross_entropy_with_logits
+
+from toolkit.acceptance.calibration.scores import CalibrationScores
+from toolkit.training.states import Positions
+
+PROBE_POSITIONS, RIDGE, ITERATIONS = 20_000, 1e-4, 100
+PROBE, CONFIDENCE = "probe", "confidence"
+SMALLEST = 1e-6  # distance of a confidence from 0 and 1
+COMPARED = ("auroc", "log_loss_calibrated")
+
+
+class LinearProbe(nn.Module):
+    """logits [P, O] of inputs [P, F]."""
+
+    def __init__(self, mean: Tensor, deviation: Tensor, num_outputs: int):
+        super().__init__()
+        self.mean, self.deviation = mean, deviation
+        self.linear = nn.Linear(len(mean), num_outputs)
+        nn.init.zeros_(self.linear.weight)
+        nn.init.zeros_(self.linear.bias)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        """Logits [P, O]."""
+        logits: Tensor = self.linear((inputs.float() - self.mean) / self.deviation)
+        return logits
+
+
+def fit_probe(batches: Iterable[Positions]) -> LinearProbe:
+    """The probe of the first PROBE_POSITIONS positions."""
+    inputs, labels = _first(batches, PROBE_POSITIONS)
+    deviation = inputs.std(0, correction=0)
+    probe = LinearProbe(inputs.mean(0), torch.where(deviation > 1e-6, deviation, 1.0), labels.shape[1])
+    optimizer = torch.optim.LBFGS(probe.parameters(), max_iter=ITERATIONS, line_search_fn="strong_wolfe")
+    known = ~labels.isnan()
+
+    def closure() -> Tensor:
+        optimizer.zero_grad()
+        loss = binary_cross_entropy_with_logits(probe(inputs)[known], labels[known])
+        loss = loss + RIDGE / 2 * probe.linear.weight.square().sum()
+        loss.backward()  # type: ignore[no-untyped-call]
+        return loss
+
+    with torch.enable_grad():
+        optimizer.step(closure)  # type: ignore[no-untyped-call]
+    return probe.requires_grad_(False)
+
+
+def yardsticks(
+    train: Iterable[Positions], validation: Iterable[Positions], suffixes: Sequence[str]
+) -> dict[str, float]:
+    """probe/auroc, probe/log_loss_calibrated, confidence/... on the validation positions.
+
+    suffixes  of the head's outputs ("" of the only one); the confidence speaks of the first
+    """
+    probe = fit_probe(train)
+    probed = [CalibrationScores(sync_on_compute=False) for _ in suffixes]
+    confident = CalibrationScores(sync_on_compute=False)
+    for batch in validation:
+        labels = batch.labels.reshape(len(batch.labels), -1)
+        logits = probe(batch.hidden)
+        for output, scores in enumerate(probed):
+            known = ~labels[:, output].isnan()
+            scores.update(logits[known, output], labels[known, output])
+        confident.update(torch.logit(batch.confidence.double(), eps=SMALLEST), labels[:, 0])
+    found = {
+        f"{PROBE}/{name}{suffix}": float(scores.compute()[name])
+        for suffix, scores in zip(suffixes, probed, strict=True)
+        for name in COMPARED
+    }
+    return found | {f"{CONFIDENCE}/{name}{suffixes[0]}": float(confident.compute()[name]) for name in COMPARED}
+
+
+def comparison(scores: Mapping[str, float], suffixes: Sequence[str]) -> list[tuple[str, float, float]]:
+    """(who, AUROC, calibrated log loss) of the head, the probe and the confidence, per output; those that are known."""
+    names = {"val": "head", PROBE: "linear probe", CONFIDENCE: "draft confidence"}
+    lines = []
+    for suffix in suffixes:
+        output = f" ({suffix.lstrip('_')})" if suffix else ""
+        for key, shown in names.items():
+            if f"{key}/auroc{suffix}" in scores:
+                auroc, loss = (float(scores[f"{key}/{name}{suffix}"]) for name in COMPARED)
+                lines.append((shown + output, auroc, loss))
+    return lines
+
+
+def complaint(scores: Mapping[str, float], suffixes: Sequence[str]) -> str | None:
+    """One line if a simpler predictor is at least as good as the head, by calibrated log loss; else None."""
+    for suffix in suffixes:
+        (head, _, own), *others = comparison(scores, [suffix])
+        better = [(who, loss) for who, _, loss in others if loss <= own]
+        if better:
+            who, loss = min(better, key=lambda one: one[1])
+            return (
+                f"warning: the {head} is no better than the {who}: calibrated log loss {own:.4f} against {loss:.4f}; "
+                "train on more data or for longer, or decode with a policy that needs no head (confidence, tail)"
+            )
+    return None
+
+
+def _first(batches: Iterable[Positions], count: int) -> tuple[Tensor, Tensor]:
+    """Inputs [n, F] and labels [n, O], n at most `count`."""
+    inputs, labels, held = [], [], 0
+    for batch in batches:
+        inputs.append(batch.hidden.float())
+        labels.append(batch.labels.float().reshape(len(batch.labels), -1))
+        held += len(batch.labels)
+        if held >= count:
+            break
+    return torch.cat(inputs)[:count], torch.cat(labels)[:count]
