@@ -21,8 +21,8 @@ from analysis.tables.definitions import DEFINITIONS
 from analysis.tables.files import cell, markdown, numeric_columns
 from toolkit.config import flatten, plain
 from toolkit.errors import InputError
-from toolkit.io import read_json, write_text
-from toolkit.stage import MANIFEST, command, open_stage, provenance
+from toolkit.io import write_text
+from toolkit.stage import MANIFEST, command, open_stage, provenance, read_manifest
 
 TEMPLATES = Path(__file__).parent / "templates"
 
@@ -84,7 +84,7 @@ class Section:
 
 
 def _section(number: int, folder: Path, report: Path, size: tuple[int, int]) -> Section:
-    about = read_json(folder / MANIFEST)
+    about = read_manifest(folder)
     known = {
         "config": about.get("config", {}),
         "inputs": about.get("inputs", {}),

@@ -29,6 +29,7 @@ from toolkit import metrics
 from toolkit.config import instantiate, plain
 from toolkit.errors import InputError, unknown_name
 from toolkit.io import write_atomic
+from toolkit.lines import first_line
 from toolkit.stage import Stage, command, open_stage
 from toolkit.tracking import log_image, log_lines, log_scatter, log_table, wandb_run
 
@@ -118,7 +119,7 @@ def _work(
                         rows = bench.decode(setting, progress.prompt_done)
                     write_atomic(paths[setting.name], _parquet_writer(rows))
             except Exception as error:  # whatever it is, the other settings are worth having
-                failures[setting.name] = f"{type(error).__name__}: {error}".splitlines()[0]
+                failures[setting.name] = first_line(f"{type(error).__name__}: {error}")
                 progress.fail(setting, failures[setting.name])
             else:
                 done[setting.name] = rows

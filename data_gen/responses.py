@@ -23,11 +23,13 @@ from toolkit.config import instantiate
 from toolkit.decoding import decode
 from toolkit.errors import InputError
 from toolkit.io import content_hash, write_text
+from toolkit.lines import lines_of
 from toolkit.pair import fingerprint
 from toolkit.prompts import Prompt
 from toolkit.sampling import Sampling
 from toolkit.stage import Stage, command, open_stage, prompt_files
 from toolkit.types import Generation
+from toolkit.weights import Weights
 
 IGNORED = ("rank", "world_size")
 
@@ -81,7 +83,7 @@ def read_shard(path: Path, job: str) -> list[dict[str, Any]]:
     """Rows of one shard. Raises InputError if it is corrupt or belongs to another job."""
     mend = "delete it and run data_gen.responses again"
     try:
-        lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
+        lines = lines_of(path.read_bytes().decode("utf-8"), keep_ends=True)
         header, footer = json.loads(lines[0]), json.loads(lines[-1])
         rows = [json.loads(line) for line in lines[1:-1]]
     except FileNotFoundError:
@@ -174,7 +176,7 @@ def _finish(stage: Stage, pair: Any, prompts: list[Prompt], job: str) -> None:
         num_shards=num_shards,
         num_tokens=tokens,
         num_truncated=truncated,
-        target_fingerprint=fingerprint(pair.target),
+        **Weights.of(pair.target).facts("target"),
     )
     print(f"responses: {_sentence(counts)}; {tokens} tokens, {truncated} cut at max_new_tokens")
     for row in [row for row in rows if row["status"] == "failed"][:3]:
@@ -186,12 +188,11 @@ def _sentence(rows: dict[str, int]) -> str:
 
 
 def _finished_manifest(folder: Path) -> dict[str, Any]:
-    from toolkit.io import read_json
-    from toolkit.stage import MANIFEST
+    from toolkit.stage import MANIFEST, read_manifest
 
     if not (folder / MANIFEST).exists():
         raise InputError(f"expected a responses folder at {folder} (with a {MANIFEST}), found none")
-    manifest = read_json(folder / MANIFEST)
+    manifest = read_manifest(folder)
     if manifest.get("stage") != "responses":
         raise InputError(f"expected a responses folder at {folder}, got one of stage {manifest.get('stage')!r}")
     if manifest.get("status") != "finished":

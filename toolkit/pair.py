@@ -14,10 +14,10 @@ from torch import Tensor
 
 from toolkit.engine import EngineOptions
 from toolkit.errors import InputError
-from toolkit.io import content_hash
+from toolkit.lines import first_line
 from toolkit.models import end_ids, fit_logits, max_positions, vocab_size
 from toolkit.types import Prompt
-from toolkit.weights import identity
+from toolkit.weights import fingerprint as fingerprint
 
 SEEN_BEFORE = 8  # tokens in front of a text that decoding it starts with
 ASSETS = Path(__file__).parent / "assets"
@@ -198,13 +198,6 @@ def check_same_tokenizer(target: Any, draft: Any) -> None:
         )
 
 
-def fingerprint(model: Any) -> str:
-    """A short identity of all of a model's weights, in float32; remembered while the model lives (`toolkit.weights`)."""
-    if not hasattr(model, "state_dict"):
-        return content_hash(model.probs.tolist())
-    return identity(model)
-
-
 def _resolve(source: str | Path) -> str | Path:
     if str(source) in ("toy/target", "toy/draft"):
         return ASSETS / str(source)
@@ -248,7 +241,7 @@ def _load_tokenizer(source: str | Path, revision: str | None, trust_remote_code:
     try:
         return AutoTokenizer.from_pretrained(source, revision=revision, trust_remote_code=trust_remote_code)
     except (OSError, ValueError) as error:
-        raise InputError(f"could not load a tokenizer from {source}: {_first_line(error)}") from error
+        raise InputError(f"could not load a tokenizer from {source}: {first_line(error)}") from error
 
 
 def _load_model(source: str | Path, options: dict[str, Any], device: str | None) -> Any:
@@ -260,12 +253,8 @@ def _load_model(source: str | Path, options: dict[str, Any], device: str | None)
     try:
         model = AutoModelForCausalLM.from_pretrained(source, **options)
     except (OSError, ValueError) as error:
-        raise InputError(f"could not load a causal language model from {source}: {_first_line(error)}") from error
+        raise InputError(f"could not load a causal language model from {source}: {first_line(error)}") from error
     model.requires_grad_(False)
     if device is not None:
         model.to(torch.device(device))  # type: ignore[arg-type]
     return model.eval()
-
-
-def _first_line(error: Exception) -> str:
-    return str(error).strip().split("\n")[0]

@@ -15,6 +15,7 @@ from typing import Any, Literal
 from urllib.parse import urlparse
 
 from toolkit.errors import InputError
+from toolkit.lines import first_line
 
 Mode = Literal["online", "offline", "disabled"]
 PROJECT = "acceptance-toolkit"
@@ -140,7 +141,7 @@ def _start(mode: Mode, job_type: str, config: Any, folder: Path, options: Mappin
     except wandb.errors.Error as error:
         if mode == "offline":
             raise
-        print(f"wandb: {str(error).splitlines()[0]}; this run is logged offline")
+        print(f"wandb: {first_line(error)}; this run is logged offline")
         return init("offline")
 
 

@@ -19,10 +19,11 @@ from omegaconf import OmegaConf
 from pytorch_lightning.loggers import Logger, WandbLogger
 
 from toolkit.acceptance.saved import SavedHead
+from toolkit.chain import fill_folders, run_stages
 from toolkit.config import instantiate, plain
 from toolkit.errors import InputError
 from toolkit.io import read_json, write_text
-from toolkit.stage import Stage, command, fill_folders, open_stage, provenance, run_stages
+from toolkit.stage import Stage, command, open_stage, provenance
 from toolkit.training.checkpoints import BEST, AtomicCheckpointIO, folder_of, read_checkpoint
 from toolkit.training.console import on_terminal, print_config, print_scores, progress, quiet_lightning
 from toolkit.training.curves import Curves
@@ -31,7 +32,6 @@ from toolkit.training.export import DIAGRAM, HEAD, SCORES, export
 from toolkit.training.loggers import is_first_process, run_id_of
 from toolkit.training.module import HeadTraining
 from toolkit.training.start import check_choice, check_resumable, pretrained_files, resume_path, warm_start
-from toolkit.weights import sketch
 
 # Keys that do not determine the head. The data do, by their content.
 IGNORED = ("before", "after", "tags", "optimized_metric")
@@ -76,7 +76,7 @@ def train(cfg: Any, stage: Stage, data_folder: Path) -> bool:
     run_id = run_id_of(stage.folder, checkpoint)
     module = _build_module(cfg, data, run_id)
     if checkpoint is not None and resumed is not None:
-        check_resumable(checkpoint, module.head, data.fingerprint, resumed)
+        check_resumable(checkpoint, module.head, data.weights, resumed)
     first_step = 0 if checkpoint is None else checkpoint["global_step"]
     with ExitStack() as stack:
         runtime = {"folder": stage.folder, "config": plain(cfg), "run_id": run_id, "first_step": first_step}
@@ -118,8 +118,8 @@ def _build_module(cfg: Any, data: ExampleData, run_id: str) -> HeadTraining:
             f"the model and the data do not go together ({error}): expected model=acceptance_head data=mixed, or "
             "model=preread_head data=traced"
         ) from error
-    warm_start(head, cfg.from_pretrained, data.fingerprint)
-    about = {"draft_fingerprint": data.fingerprint, "head": head.config, "wandb_run_id": run_id}
+    warm_start(head, cfg.from_pretrained, data.weights)
+    about = {**data.weights.facts(), "head": head.config, "wandb_run_id": run_id}
     module: HeadTraining = instantiate(cfg.model)(head=head, loss=loss, about=about)
     return module
 
@@ -150,7 +150,6 @@ def _write_results(
         "target": str(cfg.pair.target),
         "draft": str(cfg.pair.draft),
         **data.about(),
-        "draft_weights": sketch(data.draft) if hasattr(data.draft, "config") else None,
         "w_acc": module.loss.w_acc,
         "w_rej": module.loss.w_rej,
         "seed": cfg.seed,

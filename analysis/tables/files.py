@@ -14,6 +14,7 @@ import pandas as pd
 
 from toolkit.errors import InputError
 from toolkit.io import write_atomic
+from toolkit.lines import first_line
 
 
 def save_table(frame: pd.DataFrame, folder: Path, name: str) -> None:
@@ -36,7 +37,7 @@ def read_table(folder: Path | str, name: str) -> pd.DataFrame:
     try:
         return pd.read_parquet(path)
     except (OSError, ValueError) as error:
-        raise InputError(f"{path} is not a whole Parquet file ({str(error).splitlines()[0]}); make it again") from error
+        raise InputError(f"{path} is not a whole Parquet file ({first_line(error)}); make it again") from error
 
 
 def markdown(frame: pd.DataFrame) -> str:
