@@ -115,7 +115,10 @@ def read_responses(folders: str | Path | Sequence[str | Path], same_ends: bool =
 
 
 def fingerprints(pair: Any, responses: Responses) -> dict[str, Any]:
-    """The models' identities (`toolkit.weights.Weights.facts`). Raises InputError if the target or the tokenizer is not the one that made the responses."""
+    """The models' identities (`toolkit.weights.Weights.facts`).
+
+    Raises InputError if the target or the tokenizer is not the one that made the responses.
+    """
     if pair.draft is None:
         raise InputError("expected a pair with a draft: pair.draft=FOLDER")
     target = Weights.of(pair.target)

@@ -13,11 +13,12 @@ ROOT = Path(__file__).parents[1]
 PACKAGES = ("toolkit", "data_gen", "analysis", "benchmarks", "tests")  # each may import itself and those before it
 # Inside the toolkit, lowest first: each may import those of lower layers, and none of its own layer but itself.
 LAYERS = (
-    ("errors", "transfer", "types"),
-    ("config_files",),
+    ("errors", "lines", "transfer", "types"),
+    ("config_files", "journal"),
     ("schema",),
     ("config", "cost", "energy", "io", "metrics", "models", "prompts", "sampling", "tracking"),
-    ("command_line", "session", "stopping", "verification", "weights"),
+    ("chain", "command_line", "digests", "lock", "session", "stopping", "tensors", "verification", "weights"),
+    ("contents",),
     ("stage",),
     ("engine", "trace"),
     ("pair",),

@@ -22,7 +22,7 @@ from toolkit.io import content_hash, parse_json_file
 
 MANIFEST = "manifest.json"
 ASSETS = Path(__file__).parent / "assets"
-LOADERS = ("ModelPair.from_pretrained", "pair.load_draft")  # whose arguments name models
+LOADERS = ("ModelPair.from_pretrained", "pair.load_draft", "padding.padded_pair")  # whose arguments name models
 MODELS = {"target": "revision", "draft": "draft_revision", "drafts": "draft_revision", "source": "revision"}
 HEADS = ("head", "heads", "from_pretrained")
 FILES = ("path", "data_files", "file", "reference", "draft_reference")
@@ -114,10 +114,13 @@ def _head(folder: Path) -> str:
 
 
 def _model(path: str, value: str, revision: Any, found: Contents, ask: bool) -> str | None:
-    if value in ("toy/target", "toy/draft"):
-        return f"sha256:{digests.folder_digest(ASSETS / value)}"
-    if Path(value).is_dir():
-        return f"sha256:{digests.folder_digest(value)}"
+    place = ASSETS / value if value in ("toy/target", "toy/draft") else Path(value)
+    if place.is_dir() and place.resolve() == (ASSETS / "toy" / "target").resolve():  # it brings its heads along
+        return (
+            f"sha256:{content_hash([digests.folder_digest(folder) for folder in (place, ASSETS / 'toy' / 'head')], 32)}"
+        )
+    if place.is_dir():
+        return f"sha256:{digests.folder_digest(place)}"
     if Path(value).exists() or value.startswith((".", "/", "~")):
         return None
     return _hub(path, value, revision, found, ask, "model")

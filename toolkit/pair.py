@@ -139,17 +139,23 @@ class ModelPair:
 
     def encode(self, prompt: Prompt) -> list[int]:
         """Token ids of a prompt: a string, a list of ids, or a list of chat messages (through the chat template)."""
-        if isinstance(prompt, str) or (len(prompt) and isinstance(prompt[0], dict)):
-            if self.tokenizer is None:
-                raise InputError("this pair has no tokenizer: expected prompts as lists of token ids, got text")
+        if not isinstance(prompt, str) and not (len(prompt) and isinstance(prompt[0], dict)):
+            return [int(token) for token in prompt]  # type: ignore[arg-type]
+        if self.tokenizer is None:
+            raise InputError("this pair has no tokenizer: expected prompts as lists of token ids, got text")
+        if not isinstance(prompt, str) and not getattr(self.tokenizer, "chat_template", None):
+            raise InputError("the prompt is a list of messages, but the tokenizer has no chat template")
+        _check_unicode(prompt)
+        try:
             if isinstance(prompt, str):
                 return list(self.tokenizer(prompt).input_ids) if prompt else []
-            if not getattr(self.tokenizer, "chat_template", None):
-                raise InputError("the prompt is a list of messages, but the tokenizer has no chat template")
             return list(
                 self.tokenizer.apply_chat_template(prompt, add_generation_prompt=True, tokenize=True, return_dict=False)
             )
-        return [int(token) for token in prompt]  # type: ignore[arg-type]
+        except Exception as error:  # tokenizers and chat templates have errors of their own
+            raise InputError(
+                f"the prompt could not be encoded ({type(error).__name__}: {first_line(error)})"
+            ) from error
 
     def text(self, token_ids: Sequence[int], before: Sequence[int] = ()) -> str:
         """Decoded without special tokens; empty if the pair has no tokenizer.
@@ -164,6 +170,18 @@ class ModelPair:
 
     def _decoded(self, token_ids: Sequence[int]) -> str:
         return str(self.tokenizer.decode(list(token_ids), skip_special_tokens=True))
+
+
+def _check_unicode(prompt: Any) -> None:
+    """Raises InputError for a lone surrogate: half a character, of which there is no UTF-8."""
+    for text in [prompt] if isinstance(prompt, str) else [str(turn.get("content", "")) for turn in prompt]:
+        try:
+            text.encode("utf-8")
+        except UnicodeEncodeError as error:
+            raise InputError(
+                f"the prompt holds a lone surrogate ({text[error.start]!a} at character {error.start + 1}), which is no "
+                "Unicode text"
+            ) from None
 
 
 def load_draft(

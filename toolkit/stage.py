@@ -166,6 +166,18 @@ def finished_stage(
         return None
 
 
+def asked(cfg: Any, keys: Sequence[str], **more: Any) -> str:
+    """A hash of the keys that do not name the folder, with contents in place of paths, and of more that results depend on."""
+    plain = configs.plain(cfg)
+    return content_hash(contents_of({**{key: plain.get(key) for key in keys if key != "track"}, **more}).identity)
+
+
+def check_some_done(failed: int, total: int, reason: Any, folder: Path) -> None:
+    """Raises InputError if every prompt of a run has failed: its command ends with exit code 1."""
+    if total and failed == total:
+        raise InputError(f"every one of {total} prompts failed, first: {reason}; the rows are in {folder}")
+
+
 def _overwrites(cfg: Any) -> bool:
     value = configs.plain(cfg).get("overwrite", False)
     if not isinstance(value, bool):

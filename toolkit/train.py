@@ -8,6 +8,8 @@ trained head.
 
 from __future__ import annotations
 
+import re
+import shlex
 from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
@@ -20,7 +22,7 @@ from pytorch_lightning.loggers import Logger, WandbLogger
 
 from toolkit.acceptance.saved import SavedHead
 from toolkit.chain import fill_folders, run_stages
-from toolkit.config import instantiate, plain
+from toolkit.config import escaped, instantiate, plain, quoted
 from toolkit.errors import InputError
 from toolkit.io import read_json, write_text
 from toolkit.stage import Stage, command, open_stage, provenance
@@ -33,6 +35,7 @@ from toolkit.training.loggers import is_first_process, run_id_of
 from toolkit.training.module import HeadTraining
 from toolkit.training.start import check_choice, check_resumable, pretrained_files, resume_path, warm_start
 
+PLAIN = re.compile(r"[\w./@+-]+")  # what an override may hold without quotes
 # Keys that do not determine the head. The data do, by their content.
 IGNORED = ("before", "after", "tags", "optimized_metric")
 
@@ -43,15 +46,19 @@ def run(cfg: Any) -> Path:
     folders = run_stages(cfg.before, cfg.paths.root_dir)
     data_folder = _data_folder(cfg, folders)
     inputs = [*_data_class(cfg).inputs(data_folder), *pretrained_files(cfg.from_pretrained)]
-    stage = open_stage("train", cfg, inputs=inputs, ignore=IGNORED)
+    said = plain(cfg)
+    stage = open_stage(
+        "train", {**said, "data": {**said["data"], "path": str(data_folder)}}, inputs=inputs, ignore=IGNORED
+    )
     if not stage.finished and not train(cfg, stage, data_folder):
         return stage.folder  # one process of several: the first one does the rest
     training: type[HeadTraining] = get_class(cfg.model._target_)
     print_scores(read_json(stage.folder / SCORES), training.suffixes)
     run_stages(cfg.after, cfg.paths.root_dir, {**folders, "train": stage.folder})
-    models = f"pair.target={cfg.pair.target} pair.draft={cfg.pair.draft}"
     kind: type[SavedHead] = get_class(cfg.head._target_)
-    print(f"next: python -m toolkit.decode method={kind.method} head={stage.folder / HEAD} {models}")
+    named = {"head": stage.folder / HEAD, "pair.target": cfg.pair.target, "pair.draft": cfg.pair.draft}
+    words = [f"{key}={value if PLAIN.fullmatch(str(value)) else quoted(str(value))}" for key, value in named.items()]
+    print(f"next: python -m toolkit.decode method={kind.method} {shlex.join(words)}")
     return stage.folder
 
 
@@ -70,7 +77,7 @@ def train(cfg: Any, stage: Stage, data_folder: Path) -> bool:
         print_config(plain(cfg))
         write_text(stage.folder / "config.yaml", OmegaConf.to_yaml(cfg, resolve=True))
     pl.seed_everything(cfg.seed, workers=True, verbose=False)
-    data: ExampleData = instantiate(OmegaConf.merge(cfg.data, {"path": str(data_folder)}))
+    data: ExampleData = instantiate(OmegaConf.merge(cfg.data, {"path": escaped(str(data_folder))}))
     resumed = resume_path(stage.folder, cfg.ckpt_path)
     checkpoint = None if resumed is None else read_checkpoint(resumed)
     run_id = run_id_of(stage.folder, checkpoint)
