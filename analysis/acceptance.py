@@ -57,13 +57,13 @@ def run(cfg: Any) -> Path:
     others = _others(cfg)
     methods = _methods(cfg)
     wanted = asked(cfg, IGNORED, methods_used=[plain(method_config(name, plain(cfg.overrides))) for name in methods])
-    known = finished_stage("acceptance", cfg, ignore=IGNORED)
+    known = finished_stage("acceptance", cfg, ignore=IGNORED, repairs=True)
     if known is not None and known.manifest.get("asked") == wanted:
         print((known.folder / "acceptance.md").read_text(encoding="utf-8"))
         return known.folder
     walk = _walk(cfg)
     judges = [Judge.of(name, plain(cfg.overrides), walk.sampling, len(walk.pair.drafts)) for name in methods]
-    stage = open_stage("acceptance", cfg, ignore=IGNORED)
+    stage = open_stage("acceptance", cfg, ignore=IGNORED, repairs=True)
     check_comparable([stage.folder, *map(Path, plain(cfg.join))])
     with _Progress(len(walk.source)) as progress:
         found = walk.run(judges, stage.folder / "parts", progress.advance)

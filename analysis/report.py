@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import base64
 import shlex
-import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -21,7 +20,7 @@ from analysis.tables.definitions import DEFINITIONS
 from analysis.tables.files import cell, markdown, numeric_columns
 from toolkit.config import flatten, plain
 from toolkit.errors import InputError
-from toolkit.io import write_atomic, write_text
+from toolkit.io import copy_file, write_text
 from toolkit.stage import MANIFEST, command, open_stage, provenance, read_manifest
 
 TEMPLATES = Path(__file__).parent / "templates"
@@ -117,7 +116,7 @@ def _table_view(path: Path, max_rows: int, max_columns: int) -> TableView:
 
 
 def _figure_view(path: Path, copy: Path, report: Path) -> FigureView:
-    write_atomic(copy, lambda temporary: temporary.write_bytes(path.read_bytes()) and None)
+    copy_file(path, copy)
     data = base64.b64encode(path.read_bytes()).decode()
     return FigureView(path.stem, copy.relative_to(report).as_posix(), data)
 

@@ -45,7 +45,7 @@ def run(cfg: Any) -> Path:
     if cfg.source not in SOURCES:
         raise unknown_name("source", str(cfg.source), SOURCES)
     settings = expand(plain(cfg.grid), with_plain=cfg.source == "traces")
-    known = finished_stage("sweep", cfg, ignore=IGNORED)
+    known = finished_stage("sweep", cfg, ignore=IGNORED, repairs=True)
     wanted = asked(cfg, IGNORED, methods=[setting.content for setting in settings])
     if known is not None and known.manifest.get("asked") == wanted:
         print(f"sweep: {len(settings)} settings, finished before")
@@ -54,7 +54,7 @@ def run(cfg: Any) -> Path:
     bench = Workbench(instantiate(cfg.pair), instantiate(cfg.prompts).load(), instantiate(cfg.sampling), cfg.batch_size)
     settings = _possible(settings, bench)
     keys = {setting.name: bench.prepare(setting) for setting in settings}
-    stage = open_stage("sweep", cfg, ignore=IGNORED)
+    stage = open_stage("sweep", cfg, ignore=IGNORED, repairs=True)
     paths = {name: stage.folder / "settings" / f"{key}.parquet" for name, key in keys.items()}
     facts = {
         "num_prompts": len(bench.prompts),
@@ -171,8 +171,11 @@ def _labelled(rows: pd.DataFrame, setting: Setting, names: dict[str, str]) -> pd
 
 
 def _read_rows(path: Path) -> pd.DataFrame | None:
-    """A setting's rows if it was finished before. Raises InputError if the file is damaged."""
-    return read_parquet(path) if path.exists() else None
+    """A setting's rows if it was finished before; a damaged file counts as none."""
+    try:
+        return read_parquet(path)
+    except InputError:
+        return None
 
 
 class _Progress:

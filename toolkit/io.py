@@ -136,6 +136,15 @@ def _move_in(temporary: Path, path: Path) -> None:
         os.replace(temporary / name, path / name)
 
 
+def copy_file(source: Path, path: Path | str) -> Path:
+    """Copy a file, whole or not at all."""
+
+    def write(temporary: Path) -> None:
+        shutil.copyfile(source, temporary)
+
+    return write_atomic(path, write)
+
+
 def write_text(path: Path | str, text: str) -> Path:
     """Write a text file atomically, as UTF-8; a lone surrogate (there is no UTF-8 of it) as its \\u escape."""
 

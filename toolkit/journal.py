@@ -55,7 +55,7 @@ def home_of(path: Path) -> Path | None:
 def note(path: Path, **facts: Any) -> None:
     """Append a line about a file or folder; nothing if it lies in no output folder."""
     home = home_of(path)
-    if home is None:
+    if home is None or not Path(os.path.abspath(path)).is_relative_to(os.path.abspath(home)):
         return
     line = json.dumps({"path": relative(home, path), **facts}) + "\n"
     handle = os.open(home / JOURNAL, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
@@ -198,7 +198,7 @@ def _parents(name: str) -> list[str]:
 def _remove_whole(path: Path) -> None:
     import shutil
 
-    if path.is_symlink():
+    if path.is_symlink() or path.is_file():
         path.unlink(missing_ok=True)
     elif path.is_dir():
         shutil.rmtree(path)

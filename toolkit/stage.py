@@ -119,23 +119,30 @@ def read_manifest(folder: Path | str) -> dict[str, Any]:
 
 
 def open_stage(
-    name: str, cfg: Any, *, inputs: Sequence[Path | str] = (), ignore: Sequence[str] = (), shared: str = ""
+    name: str,
+    cfg: Any,
+    *,
+    inputs: Sequence[Path | str] = (),
+    ignore: Sequence[str] = (),
+    shared: str = "",
+    repairs: bool = False,
 ) -> Stage:
     """The stage's output folder, made if new; kept if it holds work of this config; else StaleError.
 
     inputs  files the content depends on; their hashes become part of the identity
     ignore  top-level keys that do not determine the content, beside FREE_KEYS
     shared  names this process's part where several work in one folder
+    repairs the stage finds its damaged files itself and makes them again: they count as missing
     Raises InputError if another process works there, the folder cannot be written, or a file of finished work is damaged.
     """
     stage, overwrite = _described(name, cfg, inputs, ignore, ask=True), _overwrites(cfg)
     stage.shared = shared
     try:
-        if not overwrite and _is_done(stage):
+        if not overwrite and _is_done(stage, repairs):
             return stage
         stage.folder.mkdir(parents=True, exist_ok=True)
         lock.take(stage.folder, stage._lock)
-        if not overwrite and _is_done(stage):  # another process has finished it in the meantime
+        if not overwrite and _is_done(stage, repairs):  # another process has finished it in the meantime
             lock.release(stage.folder, stage._lock)
             return stage
         if overwrite:
@@ -151,7 +158,7 @@ def open_stage(
 
 
 def finished_stage(
-    name: str, cfg: Any, *, inputs: Sequence[Path | str] = (), ignore: Sequence[str] = ()
+    name: str, cfg: Any, *, inputs: Sequence[Path | str] = (), ignore: Sequence[str] = (), repairs: bool = False
 ) -> Stage | None:
     """The stage if it is finished, found without loading a model; None if there is work to do. Nothing is written.
 
@@ -161,7 +168,7 @@ def finished_stage(
         return None
     stage = _described(name, cfg, inputs, ignore)
     try:
-        return stage if _is_done(stage) else None
+        return stage if _is_done(stage, repairs) else None
     except StaleError:
         return None
 
@@ -219,7 +226,7 @@ def _candidates(name: str, plain: Mapping[str, Any]) -> list[Path]:
     return sorted(folder.parent.glob(folder.name)) if folder.name.endswith("*") else [folder]
 
 
-def _is_done(stage: Stage) -> bool:
+def _is_done(stage: Stage, repairs: bool = False) -> bool:
     """Whether the folder holds this work, finished and whole. Raises StaleError if it holds other work."""
     if not (stage.folder / MANIFEST).exists():
         return False
@@ -237,7 +244,13 @@ def _is_done(stage: Stage) -> bool:
         print(f"{stage.folder}: {_some(missing)} missing, made again")
         return False
     for path, digest in zip(paths, digests.digests(paths), strict=True):
-        journal.check_digest(path, digest, default=files[journal.relative(stage.folder, path)])
+        try:
+            journal.check_digest(path, digest, default=files[journal.relative(stage.folder, path)])
+        except InputError:
+            if not repairs:
+                raise
+            print(f"{path} is damaged, made again")
+            return False
     return True
 
 

@@ -32,7 +32,9 @@ def save_tensors(path: Path | str, tensors: Mapping[str, Tensor], metadata: Mapp
     return write_atomic(path, lambda temporary: save_file(held, temporary, metadata=about))
 
 
-def load_tensors(path: Path | str, what: str = "tensors", mend: str = MEND) -> tuple[dict[str, Tensor], dict[str, str]]:
+def load_tensors(
+    path: Path | str, what: str = "file of tensors", mend: str = MEND
+) -> tuple[dict[str, Tensor], dict[str, str]]:
     """Tensors, memory-mapped, and metadata. Files of other programs may lack a checksum.
 
     Raises InputError, one line that names the file, if it is missing, empty, cut short or not what was written.
@@ -40,16 +42,16 @@ def load_tensors(path: Path | str, what: str = "tensors", mend: str = MEND) -> t
     path = Path(path)
     try:
         if path.stat().st_size == 0:
-            raise InputError(f"{path} is empty: expected {what}; {mend}")
+            raise InputError(f"{path} is empty: expected a {what}; {mend}")
         with safe_open(path, framework="pt") as file:
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
             metadata = dict(file.metadata() or {})
     except InputError:
         raise
     except FileNotFoundError:
-        raise InputError(f"expected {what} at {path}, found none") from None
+        raise InputError(f"expected a {what} at {path}, found none") from None
     except Exception as error:  # safetensors raises its own kinds
-        raise InputError(f"{path} is not a whole file of {what}: {first_line(error)}; {mend}") from None
+        raise InputError(f"{path} is not a whole {what}: {first_line(error)}; {mend}") from None
     found = metadata.pop(CHECKSUM, None)
     if (found is not None or metadata) and found != checksum(tensors, metadata):
         raise InputError(f"{path} is damaged: its checksum does not match; {mend}")

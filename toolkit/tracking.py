@@ -14,11 +14,13 @@ from pathlib import Path
 from typing import Any, Literal
 from urllib.parse import urlparse
 
+from toolkit import journal
 from toolkit.errors import InputError
 from toolkit.lines import first_line
 
 Mode = Literal["online", "offline", "disabled"]
 PROJECT = "acceptance-toolkit"
+LINKS = ("latest-run", "debug.log", "debug-internal.log")  # that wandb makes beside its runs
 SPELLINGS: dict[str, Mode] = {
     "online": "online",
     "run": "online",
@@ -71,6 +73,7 @@ def wandb_run(
     known = {} if run_id is None or mode == "offline" else {"resume": "allow"}  # offline runs are joined when synced
     options = {"project": project, "id": run_id, "group": group, "tags": list(tags), **known}
     run = _start(mode, job_type, config, Path(folder), options)
+    _list_files(run, Path(folder))
     failed = True
     try:
         yield run
@@ -143,6 +146,12 @@ def _start(mode: Mode, job_type: str, config: Any, folder: Path, options: Mappin
             raise
         print(f"wandb: {first_line(error)}; this run is logged offline")
         return init("offline")
+
+
+def _list_files(run: Any, folder: Path) -> None:
+    """The run's folder, and the links to the newest one, belong to the stage (`toolkit.journal`)."""
+    for path in (Path(run.settings.sync_dir), *(folder / "wandb" / name for name in LINKS)):
+        journal.note(path, folder=True)
 
 
 def _table(frame: Any) -> Any:

@@ -214,5 +214,8 @@ def _write(frame: pd.DataFrame, path: Path) -> None:
 
 
 def _read(path: Path) -> pd.DataFrame | None:
-    """A finished file. Raises InputError if it is damaged."""
-    return read_parquet(path) if path.exists() else None
+    """A finished file; a damaged one counts as none."""
+    try:
+        return read_parquet(path)
+    except InputError:
+        return None

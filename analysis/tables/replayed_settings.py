@@ -122,9 +122,11 @@ class Recording:
             with tqdm(total=len(self.usable), desc="traces", unit="text", leave=False) as bar:
                 for number, texts in enumerate(shards):
                     path = self.folder / f"{name}-{number:03d}.safetensors"
-                    if not path.exists():
+                    try:
+                        parts.append(Trace.load(path))
+                    except InputError:  # none yet, or a damaged one
                         self._record(recorder, texts).save(path)
-                    parts.append(Trace.load(path))
+                        parts.append(Trace.load(path))
                     bar.update(len(texts))
             if not parts:
                 raise InputError("every response failed: there is nothing to replay")

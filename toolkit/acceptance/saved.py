@@ -55,7 +55,7 @@ class SavedHead(nn.Module):
         if not cls.is_in(folder):
             raise InputError(f"expected {cls.what} ({cls.config_file} and {cls.weights_file}) in {folder}, found none")
         about = _checked(folder / cls.config_file)
-        weights, _ = load_tensors(folder / cls.weights_file, "a head's weights", MEND)
+        weights, _ = load_tensors(folder / cls.weights_file, "file of a head's weights", MEND)
         try:
             head = cls(**about["head"])
             head.load_state_dict({k: v.float() for k, v in weights.items()}, strict=True)

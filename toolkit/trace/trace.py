@@ -142,7 +142,7 @@ class Trace:
     @classmethod
     def load(cls, path: Path | str) -> Trace:
         """Memory-mapped. Raises InputError if the file is missing, cut short or not what was written."""
-        tensors, metadata = load_tensors(path, "a trace", "delete it and record it again")
+        tensors, metadata = load_tensors(path, "trace", "delete it and record it again")
         try:
             estimates = {k.split("/", 1)[1]: tensors.pop(k) for k in list(tensors) if k.startswith("estimates/")}
             return cls(

@@ -93,7 +93,8 @@ class CachedStates(States):
 
     def __init__(self, folder: Path, split: str):
         self.shards = [
-            load_tensors(path, "hidden states", MEND)[0] for path in sorted(folder.glob(f"{split}-*.safetensors"))
+            load_tensors(path, "file of hidden states", MEND)[0]
+            for path in sorted(folder.glob(f"{split}-*.safetensors"))
         ]
         self.first_examples, self.num_examples, self.num_positions = [], 0, 0
         expected = read_json(folder / INDEX)["examples"][split]
