@@ -33,10 +33,10 @@ from analysis.multi_draft.tree_advice import TreeCost, advise, as_sentence
 from analysis.tables.bootstrap import Bootstrap
 from analysis.tables.files import markdown, read_table, save_table, show
 from analysis.tables.rows import check_comparable, labels, load_rows
-from toolkit.config import instantiate, plain
+from toolkit.config import instantiate, method_config, plain
 from toolkit.errors import InputError
 from toolkit.io import write_text
-from toolkit.stage import command, open_stage
+from toolkit.stage import asked, command, finished_stage, open_stage
 from toolkit.tracking import log_image, log_lines, log_table, wandb_run
 from toolkit.verification.optimal import optimal_acceptance, optimal_acceptances
 
@@ -56,9 +56,14 @@ def run(cfg: Any) -> Path:
     efficiency = None if trees is None else block_efficiency_table(trees, bootstrap)
     others = _others(cfg)
     methods = _methods(cfg)
+    wanted = asked(cfg, IGNORED, methods_used=[plain(method_config(name, plain(cfg.overrides))) for name in methods])
+    known = finished_stage("acceptance", cfg, ignore=IGNORED, repairs=True)
+    if known is not None and known.manifest.get("asked") == wanted:
+        print((known.folder / "acceptance.md").read_text(encoding="utf-8"))
+        return known.folder
     walk = _walk(cfg)
     judges = [Judge.of(name, plain(cfg.overrides), walk.sampling, len(walk.pair.drafts)) for name in methods]
-    stage = open_stage("acceptance", cfg, ignore=IGNORED)
+    stage = open_stage("acceptance", cfg, ignore=IGNORED, repairs=True)
     check_comparable([stage.folder, *map(Path, plain(cfg.join))])
     with _Progress(len(walk.source)) as progress:
         found = walk.run(judges, stage.folder / "parts", progress.advance)
@@ -72,7 +77,7 @@ def run(cfg: Any) -> Path:
     if efficiency is not None:
         tables["block_efficiency"] = efficiency
     _publish(stage.folder, tables, cost, cfg)
-    return stage.finish(num_texts=found.prompt.nunique(), num_positions=int(table.positions.max()))
+    return stage.finish(num_texts=found.prompt.nunique(), num_positions=int(table.positions.max()), asked=wanted)
 
 
 def _methods(cfg: Any) -> list[str]:

@@ -91,9 +91,7 @@ def _study(
 def _draw(folder: Path) -> None:
     scores, bins = (read_table(folder, name) for name in ("scores", "bins"))
     figures = [
-        diagrams(
-            bins[bins["head"] == kind], scores[scores["head"] == kind], folder / f"reliability-{kind}.png", kind
-        )
+        diagrams(bins[bins["head"] == kind], scores[scores["head"] == kind], folder / f"reliability-{kind}.png", kind)
         for kind in scores["head"].unique()
     ]
     pictures = "\n\n".join(f"![{figure.stem}]({figure.name})" for figure in figures)

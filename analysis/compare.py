@@ -34,7 +34,7 @@ from toolkit.decoding import Decoded, Sampling, decode_measured
 from toolkit.energy import EnergyMeter
 from toolkit.errors import InputError
 from toolkit.io import read_json, write_json, write_text
-from toolkit.stage import command, open_stage, prompt_files
+from toolkit.stage import asked, check_some_done, command, finished_stage, open_stage, prompt_files
 from toolkit.tracking import log_image, log_table, wandb_run
 
 IGNORED = ("metrics", "cost_ratio", "baseline", "resamples", "confidence", "seed", "track")
@@ -48,20 +48,30 @@ def run(cfg: Any) -> Path:
             raise InputError(
                 f"grid.{setting.method}: expected methods that decode; leave it out with ~grid.{setting.method}"
             )
+    said = {**plain(cfg), "settings": {setting.name: setting.content for setting in settings}}
+    wanted = asked(cfg, IGNORED)
+    known = finished_stage("compare", said, inputs=prompt_files(cfg), ignore=IGNORED)
+    if known is not None and known.manifest.get("asked") == wanted:
+        print((known.folder / "comparison.md").read_text(encoding="utf-8"))
+        return known.folder
     metrics = quality.build(plain(cfg.metrics))
     if wider := next((name for name, metric in metrics.items() if getattr(metric, "k", 1) > 1), None):
         raise InputError(
             f"metrics: {wider} needs several texts of every prompt, and each method writes one; expected k=1"
         )
     bench = Workbench(instantiate(cfg.pair), instantiate(cfg.prompts).load(), instantiate(cfg.sampling), cfg.group_size)
-    hashes = {setting.name: bench.prepare(setting) for setting in settings}  # everything the texts depend on
+    for setting in settings:
+        bench.prepare(setting)
     check_baseline(settings, cfg.baseline)
-    stage = open_stage("compare", {**plain(cfg), "settings": hashes}, inputs=prompt_files(cfg), ignore=IGNORED)
+    stage = open_stage("compare", said, inputs=prompt_files(cfg), ignore=IGNORED)
     meter = EnergyMeter(bench.pair.device)
     groups = _groups(len(bench.prompts), cfg.group_size)
     parts = [stage.folder / "parts" / f"{number:05d}.json" for number in range(len(groups))]
     _decode(bench, settings, groups, parts, meter, cfg)
     loaded = [read_json(part) for part in parts]
+    errors = [g["error"] for part in loaded for one in part["settings"].values() for g in one["generations"]]
+    failed = [error for error in errors if error is not None]
+    check_some_done(len(failed), len(errors), failed[0] if failed else None, stage.folder)
     rows = group_rows(loaded, settings, groups, bench, metrics)
     save_table(rows, stage.folder, "rows")
     bootstrap = Bootstrap(cfg.resamples, cfg.confidence, cfg.seed)
@@ -77,7 +87,7 @@ def run(cfg: Any) -> Path:
         log_table(wandb, "compare/table", table)
         for figure in figures:
             log_image(wandb, f"compare/{figure.stem}", figure)
-    return stage.finish(num_prompts=len(bench.prompts), num_groups=len(groups))
+    return stage.finish(num_prompts=len(bench.prompts), num_groups=len(groups), asked=wanted)
 
 
 def _groups(count: int, size: int) -> list[range]:

@@ -47,6 +47,9 @@ def run(cfg: Any) -> Path:
     found_heads = find_contenders([cfg.head], [folder])
     one = next((head for head in found_heads if head.kind == "preread"), found_heads[0])
     stage = open_stage("price", cfg, inputs=[folder / SUMMARY, *one.files])
+    if stage.finished:
+        print((stage.folder / "prices.md").read_text(encoding="utf-8"))
+        return stage.folder
     scored = one.scored(trace, instantiate(cfg.draft) if one.needs_draft else None)
     policy = threshold_policy(one.head, one.estimate, corrected=True)
     most = min(trace.max_drafted, cfg.max_drafted)

@@ -11,7 +11,7 @@ larger grid goes on where a smaller one ended; rows.parquet holds the settings o
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -21,7 +21,7 @@ import pandas as pd
 from analysis.figures import plots
 from analysis.figures.pareto import highlighted
 from analysis.tables.bootstrap import Bootstrap
-from analysis.tables.files import read_table, save_table, show
+from analysis.tables.files import read_parquet, read_table, save_table, show, write_parquet
 from analysis.tables.grid import ORACLE, PARAMETERS, PLAIN, UPPER_BOUND, YARDSTICKS, Setting, expand
 from analysis.tables.positions import acceptance_positions, length_table
 from analysis.tables.replayed_settings import Recording
@@ -31,8 +31,9 @@ from analysis.tables.workbench import TEXTS, Workbench, responses_of
 from toolkit import metrics
 from toolkit.config import instantiate, plain
 from toolkit.errors import InputError, unknown_name
-from toolkit.io import write_atomic, write_json
-from toolkit.stage import Stage, command, open_stage
+from toolkit.io import write_json
+from toolkit.lines import first_line
+from toolkit.stage import Stage, asked, check_some_done, command, finished_stage, open_stage
 from toolkit.tracking import log_image, log_lines, log_scatter, log_table, wandb_run
 
 SOURCES = ("live", "traces")
@@ -50,16 +51,23 @@ def run(cfg: Any) -> Path:
     if cfg.source not in SOURCES:
         raise unknown_name("source", str(cfg.source), SOURCES)
     settings = expand(plain(cfg.grid), with_plain=cfg.source == "traces")
+    known = finished_stage("sweep", cfg, ignore=IGNORED, repairs=True)
+    wanted = asked(cfg, IGNORED, methods=[setting.content for setting in settings])
+    if known is not None and known.manifest.get("asked") == wanted:
+        print(f"sweep: {len(settings)} settings, finished before")
+        _show(known.folder, cfg, known.manifest["num_prompts"])
+        return known.folder
     bench = Workbench(instantiate(cfg.pair), instantiate(cfg.prompts).load(), instantiate(cfg.sampling), cfg.batch_size)
     settings = _possible(settings, bench)
     keys = {setting.name: bench.prepare(setting) for setting in settings}
-    stage = open_stage("sweep", cfg, ignore=IGNORED)
+    stage = open_stage("sweep", cfg, ignore=IGNORED, repairs=True)
     paths = {name: stage.folder / "settings" / f"{key}.parquet" for name, key in keys.items()}
     facts = {
         "num_prompts": len(bench.prompts),
         "model_fingerprints": bench.fingerprints,
         "settings": keys,
         "cost_ratio": cfg.cost_ratio,
+        "asked": wanted,
     }
     if _whole(stage, facts, paths):
         print(f"sweep: {len(settings)} settings, finished before")
@@ -130,9 +138,10 @@ def _work(
                         rows = recording.rows(setting)
                     else:
                         rows = bench.decode(setting, progress.prompt_done)
-                    write_atomic(paths[setting.name], _parquet_writer(rows))
+                    check_some_done(int(rows.error.notna().sum()), len(rows), rows.error.iloc[0], paths[setting.name])
+                    write_parquet(rows, paths[setting.name])
             except Exception as error:  # whatever it is, the other settings are worth having
-                failures[setting.name] = f"{type(error).__name__}: {error}".splitlines()[0]
+                failures[setting.name] = first_line(f"{type(error).__name__}: {error}")
                 progress.fail(setting, failures[setting.name])
             else:
                 done[setting.name] = rows
@@ -217,16 +226,12 @@ def _labelled(rows: pd.DataFrame, setting: Setting, names: dict[str, str]) -> pd
 
 
 def _read_rows(path: Path) -> pd.DataFrame | None:
-    """A setting's rows if it was finished before; a broken file counts as none, and so does one of an older version."""
+    """A setting's rows if it was finished before; a damaged file counts as none, and so does one of an older version."""
     try:
-        rows = pd.read_parquet(path)
-    except (OSError, ValueError):
+        rows = read_parquet(path)
+    except InputError:
         return None
     return rows if path.stem == "summary" or set(LENGTHS) <= set(rows.columns) else None
-
-
-def _parquet_writer(rows: pd.DataFrame) -> Callable[[Path], None]:
-    return lambda path: rows.to_parquet(path, index=False)
 
 
 class _Progress:

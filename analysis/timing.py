@@ -31,7 +31,7 @@ from toolkit.cost import fit_rounds, least_squares
 from toolkit.decoding import decode
 from toolkit.errors import InputError
 from toolkit.pair import ModelPair
-from toolkit.stage import command, open_stage
+from toolkit.stage import Stage, command, finished_stage, open_stage
 from toolkit.tracking import log_image, log_table, wandb_run
 from toolkit.types import Generation
 
@@ -46,6 +46,9 @@ def run(cfg: Any) -> Path:
         raise InputError(
             f"expected warm_up >= 0 and num_drafted=[K, ...] above 0, got {cfg.warm_up}, {cfg.num_drafted}"
         )
+    known = finished_stage("timing", cfg, ignore=("track",))
+    if known is not None:
+        return _shown(known)
     pair, sampling = instantiate(cfg.pair), instantiate(cfg.sampling)
     prompts = instantiate(cfg.prompts).load()
     if len(prompts) <= cfg.warm_up:
@@ -61,7 +64,12 @@ def run(cfg: Any) -> Path:
             log_table(wandb, "timing/table", table)
             log_image(wandb, "timing/explained", figure)
         stage.finish(num_prompts=len(prompts))
-    show(read_table(stage.folder, "timing"), f"seconds per forward, {len(prompts) - cfg.warm_up} prompts, batch 1")
+    return _shown(stage)
+
+
+def _shown(stage: Stage) -> Path:
+    counted = stage.manifest["num_prompts"] - stage.manifest["config"]["warm_up"]
+    show(read_table(stage.folder, "timing"), f"seconds per forward, {counted} prompts, batch 1")
     return stage.folder
 
 

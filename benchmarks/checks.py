@@ -65,7 +65,7 @@ def _run(name: str, check: Callable[[], Finding]) -> Check:
 
 def first_line(error: BaseException) -> str:
     """An error as one line."""
-    lines = str(error).strip().splitlines()
+    lines = str(error).strip().split("\n")
     return f"{type(error).__name__}: {lines[0] if lines else ''}"
 
 

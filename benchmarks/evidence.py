@@ -35,6 +35,7 @@ from benchmarks import (
     standing,
 )
 from toolkit.io import write_text
+from toolkit.lines import lines_of
 from toolkit.stage import provenance
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -62,7 +63,7 @@ def quickstart() -> str:
         f"From an empty output folder: {seconds:.0f} s; run again, with everything finished: {resumed:.0f} s.",
         "",
         "```",
-        *[line for line in output.splitlines() if line.strip()][-90:],
+        *[line for line in lines_of(output) if line.strip()][-90:],
         "```",
         "",
         "## The head",
@@ -131,7 +132,7 @@ def run(words: list[str], **environment: str) -> str:
 
 def table_of(card: Path) -> str:
     """The tables of a model card."""
-    return "\n".join(line for line in card.read_text().splitlines() if line.startswith("|"))
+    return "\n".join(line for line in lines_of(card.read_text()) if line.startswith("|"))
 
 
 def machine() -> str:

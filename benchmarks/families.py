@@ -108,7 +108,7 @@ def row(name: str, model_type: str, settings: dict[str, Any]) -> Row:
     except DecodingError as error:
         return Row(name, called, "crash", one_line(error))
     except InputError as error:
-        lines = str(error).strip().splitlines()
+        lines = str(error).strip().split("\n")
         return Row(name, called, "refused" if len(lines) == 1 else "crash", lines[0])
     except Exception as error:
         return Row(name, called, "crash", one_line(error))

@@ -17,6 +17,7 @@ from benchmarks.gpu_models import capturing, eager, held_sessions, refusals, tin
 from benchmarks.host_reads import no_host_reads, where
 from benchmarks.plain_methods import UNDRAFTED, every_method, fixed
 from toolkit.decoding import Method, Proposer, Sampling, decode
+from toolkit.lines import first_line
 from toolkit.pair import ModelPair
 from toolkit.testing import ragged_prompts, random_heads
 from toolkit.types import Generation
@@ -57,7 +58,7 @@ def waiting(pair: ModelPair, method: Method, sampling: Sampling | None = None) -
     try:
         decode(pair, prompts, method, sampling, batch_size=len(prompts))
     except RuntimeError as error:
-        return Finding(False, f"waits at {where(error)} ({str(error).splitlines()[0]})")
+        return Finding(False, f"waits at {where(error)} ({first_line(error)})")
     return Finding(watch.nodes > 0, f"never, over {watch.rounds} rounds of {watch.nodes} nodes in all")
 
 

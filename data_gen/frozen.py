@@ -8,6 +8,7 @@ from pathlib import Path
 
 from data_gen.domains import DOMAINS, Example, get
 from toolkit.io import write_text
+from toolkit.lines import lines_of
 
 FOLDER = Path(__file__).parent / "assets" / "prompts"
 COUNTS = {"dev": 200, "test": 400}
@@ -26,7 +27,7 @@ def load_frozen(domain: str, split: str, folder: Path = FOLDER) -> list[Example]
     """The frozen examples of one domain's dev or test split."""
     if domain not in DOMAINS or split not in COUNTS:
         raise KeyError(f"no frozen prompts {domain}-{split}; there are {', '.join(DOMAINS)} with {', '.join(COUNTS)}")
-    lines = (folder / f"{domain}-{split}.jsonl").read_text(encoding="utf-8").splitlines()
+    lines = lines_of((folder / f"{domain}-{split}.jsonl").read_text(encoding="utf-8"))
     return [Example(**{"answer": None, **json.loads(line)}) for line in lines]
 
 

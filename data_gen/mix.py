@@ -7,7 +7,6 @@ of PART_ROWS rows lie in `parts/`: run the command again after an interruption a
 from __future__ import annotations
 
 import hashlib
-import shutil
 from collections.abc import Hashable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -22,9 +21,11 @@ import torch
 from data_gen.mixed_preview import show
 from data_gen.mixing import MixedExample, mix_batch
 from data_gen.texts import Responses, fingerprints, read_responses, sampling_facts
+from toolkit import journal
 from toolkit.config import instantiate, plain
 from toolkit.errors import InputError
 from toolkit.io import read_json, write_atomic, write_folder, write_json
+from toolkit.lines import first_line
 from toolkit.sampling import Sampling
 from toolkit.stage import command, open_stage
 
@@ -60,7 +61,7 @@ def run(cfg: Any) -> Path:
     datasets.disable_progress_bars()
     write_folder(stage.folder / "dataset", lambda path: data.save_to_disk(str(path)))
     write_json(stage.folder / SUMMARY, {**summary, **facts})
-    shutil.rmtree(stage.folder / PARTS)
+    stage.remove(PARTS)
     stage.finish(**summary, **facts)
     _print_summary(summary)
     show(pair.tokenizer, [data["train"][i] for i in range(min(PREVIEW_ROWS, len(data["train"])))])
@@ -131,8 +132,22 @@ def _mix_parts(pair: Any, responses: Responses, cfg: Any, folder: Path) -> pa.Ta
                 bar.update(_num_tokens(rows))
                 continue
             table = _as_table(_mix_rows(pair, rows, responses.sampling, cfg, bar))
-            write_atomic(path, partial(pq.write_table, table))
-    return pa.concat_tables([pq.read_table(path, schema=FEATURES.arrow_schema) for path in paths]).combine_chunks()
+            write_atomic(path, partial(_write_part, table))
+    return pa.concat_tables([_read_part(path) for path in paths]).combine_chunks()
+
+
+def _write_part(table: pa.Table, path: Path) -> None:
+    with open(path, "wb") as file:
+        pq.write_table(table, file, write_page_checksum=True)
+
+
+def _read_part(path: Path) -> pa.Table:
+    journal.check(path)
+    try:
+        with open(path, "rb") as file:
+            return pq.read_table(file, schema=FEATURES.arrow_schema, page_checksum_verification=True)
+    except (pa.ArrowException, OSError, ValueError) as error:
+        raise InputError(f"{path} is not a whole part ({first_line(error)}); {journal.MEND}") from None
 
 
 def _mix_rows(

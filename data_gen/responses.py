@@ -23,11 +23,13 @@ from toolkit.config import instantiate
 from toolkit.decoding import decode
 from toolkit.errors import InputError
 from toolkit.io import content_hash, write_text
+from toolkit.lines import lines_of
 from toolkit.pair import fingerprint
 from toolkit.prompts import Prompt
 from toolkit.sampling import Sampling
-from toolkit.stage import Stage, command, open_stage, prompt_files
+from toolkit.stage import Stage, check_some_done, command, finished_stage, open_stage, prompt_files
 from toolkit.types import Generation
+from toolkit.weights import Weights
 
 IGNORED = ("rank", "world_size")
 
@@ -38,11 +40,14 @@ def run(cfg: Any) -> Path:
         raise InputError(f"rank: expected 0 to {cfg.world_size - 1} (world_size - 1), got {cfg.rank}")
     if cfg.shard_size < 1:
         raise InputError(f"shard_size: expected at least 1, got {cfg.shard_size}")
+    known = finished_stage("responses", cfg, inputs=prompt_files(cfg), ignore=IGNORED)
+    if known is not None:
+        return _finished_before(known)
     prompts = instantiate(cfg.prompts).load()
-    stage = open_stage("responses", cfg, inputs=prompt_files(cfg), ignore=IGNORED)
+    part = str(cfg.rank) if cfg.world_size > 1 else ""
+    stage = open_stage("responses", cfg, inputs=prompt_files(cfg), ignore=IGNORED, shared=part)
     if stage.finished:
-        print(f"responses: {_sentence(stage.manifest['rows'])}, finished before")
-        return stage.folder
+        return _finished_before(stage)
     pair, sampling = instantiate(cfg.pair), instantiate(cfg.sampling)
     job = content_hash([stage.identity, fingerprint(pair.target), [(prompt.id, prompt.content) for prompt in prompts]])
     shards = _shards(len(prompts), cfg.shard_size)
@@ -55,6 +60,14 @@ def run(cfg: Any) -> Path:
             _write_shard(stage.folder, number, job, rows)
     if all(_exists(stage.folder, number, job) for number in range(len(shards))):
         _finish(stage, pair, prompts, job)
+    return stage.folder
+
+
+def _finished_before(stage: Stage) -> Path:
+    """Say what there is. Raises InputError if every row failed."""
+    rows = stage.manifest["rows"]
+    print(f"responses: {_sentence(rows)}, finished before")
+    check_some_done(rows["failed"], rows["input"], stage.manifest.get("first_error"), stage.folder)
     return stage.folder
 
 
@@ -81,7 +94,7 @@ def read_shard(path: Path, job: str) -> list[dict[str, Any]]:
     """Rows of one shard. Raises InputError if it is corrupt or belongs to another job."""
     mend = "delete it and run data_gen.responses again"
     try:
-        lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
+        lines = lines_of(path.read_bytes().decode("utf-8"), keep_ends=True)
         header, footer = json.loads(lines[0]), json.loads(lines[-1])
         rows = [json.loads(line) for line in lines[1:-1]]
     except FileNotFoundError:
@@ -112,7 +125,12 @@ def _respond(
 ) -> list[dict[str, Any]]:
     """Rows of one shard, sampled together."""
     rows: dict[int, dict[str, Any]] = {}
-    encoded = {number: pair.encode(prompts[number].content) for number in numbers}
+    encoded: dict[int, list[int]] = {}
+    for number in numbers:
+        try:
+            encoded[number] = pair.encode(prompts[number].content)
+        except InputError as error:
+            rows[number] = _row(prompts[number], number, "failed", finish_reason="error", error=str(error))
     longest = cfg.max_prompt_tokens
     for number, ids in encoded.items():
         if longest is not None and len(ids) > longest:
@@ -150,8 +168,13 @@ def _row(prompt: Prompt, number: int, status: str, **facts: Any) -> dict[str, An
 
 def _write_shard(folder: Path, number: int, job: str, rows: list[dict[str, Any]]) -> None:
     header = {"job": job, "shard": number, "rows": len(rows)}
-    lines = [json.dumps(value, ensure_ascii=False) + "\n" for value in (header, *rows)]
+    lines = [_line(value) for value in (header, *rows)]
     write_text(folder / shard_name(number), "".join([*lines, json.dumps({"sha256": _digest(lines)}) + "\n"]))
+
+
+def _line(value: Any) -> str:
+    """JSON on one line; a lone surrogate stays its escape, for there is no UTF-8 of it."""
+    return json.dumps(value, ensure_ascii=False).encode("utf-8", "backslashreplace").decode() + "\n"
 
 
 def _digest(lines: list[str]) -> str:
@@ -168,17 +191,20 @@ def _finish(stage: Stage, pair: Any, prompts: list[Prompt], job: str) -> None:
     counts = {"input": len(prompts), **{status: statuses[status] for status in ("done", "failed", "skipped")}}
     truncated = sum(row["finish_reason"] == "length" for row in rows)
     tokens = sum(len(row["token_ids"]) for row in rows)
+    failed = [row["error"] for row in rows if row["status"] == "failed"]
     stage.finish(
+        first_error=failed[0] if failed else None,
         rows=counts,
         job=job,
         num_shards=num_shards,
         num_tokens=tokens,
         num_truncated=truncated,
-        target_fingerprint=fingerprint(pair.target),
+        **Weights.of(pair.target).facts("target"),
     )
     print(f"responses: {_sentence(counts)}; {tokens} tokens, {truncated} cut at max_new_tokens")
-    for row in [row for row in rows if row["status"] == "failed"][:3]:
-        print(f"  failed: {row['error']}")
+    for reason in failed[:3]:
+        print(f"  failed: {reason}")
+    check_some_done(len(failed), len(prompts), failed[0] if failed else None, stage.folder)
 
 
 def _sentence(rows: dict[str, int]) -> str:
@@ -186,12 +212,11 @@ def _sentence(rows: dict[str, int]) -> str:
 
 
 def _finished_manifest(folder: Path) -> dict[str, Any]:
-    from toolkit.io import read_json
-    from toolkit.stage import MANIFEST
+    from toolkit.stage import MANIFEST, read_manifest
 
     if not (folder / MANIFEST).exists():
         raise InputError(f"expected a responses folder at {folder} (with a {MANIFEST}), found none")
-    manifest = read_json(folder / MANIFEST)
+    manifest = read_manifest(folder)
     if manifest.get("stage") != "responses":
         raise InputError(f"expected a responses folder at {folder}, got one of stage {manifest.get('stage')!r}")
     if manifest.get("status") != "finished":

@@ -10,10 +10,9 @@ from typing import Any
 
 from data_gen.responses import read_rows
 from toolkit.errors import InputError
-from toolkit.io import read_json
-from toolkit.pair import fingerprint
 from toolkit.sampling import Sampling
-from toolkit.stage import MANIFEST
+from toolkit.stage import read_manifest
+from toolkit.weights import Weights
 
 
 @dataclass(frozen=True)
@@ -21,13 +20,13 @@ class Responses:
     """The rows, and how their tokens were drawn.
 
     rows                each with row, prompt_ids, token_ids (end of text included)
-    target_fingerprint  None if the file does not say which target made them
+    target              its weights; None if the file does not say which target made them
     inputs              files the rows were read from
     """
 
     rows: list[dict[str, Any]]
     sampling: Sampling
-    target_fingerprint: str | None
+    target: Weights | None
     inputs: list[Path]
 
 
@@ -93,10 +92,10 @@ def read_responses(folders: str | Path | Sequence[str | Path], same_ends: bool =
     samplings, targets, inputs, first_row = [], [], [], 0
     for folder in paths:
         found = list(read_rows(folder))
-        manifest = read_json(folder / MANIFEST)
+        manifest = read_manifest(folder)
         sampling = {key: value for key, value in manifest["config"]["sampling"].items() if key != "_target_"}
         samplings.append(Sampling(**sampling))
-        targets.append(manifest["target_fingerprint"])
+        targets.append(Weights.recorded(manifest, "target"))
         inputs += sorted(folder.glob("shard-*.jsonl"))
         for row in found:
             if not row["prompt_ids"] or not row["token_ids"]:
@@ -109,24 +108,28 @@ def read_responses(folders: str | Path | Sequence[str | Path], same_ends: bool =
         replace(s, seed=0) if same_ends else replace(s, seed=0, max_new_tokens=1, stop=()) for s in samplings
     ]
     for folder, distribution, target in zip(paths, distributions, targets, strict=True):
-        if (distribution, target) != (distributions[0], targets[0]):
+        other = targets[0] is not None and target is not None and targets[0].other_than(target) is not None
+        if distribution != distributions[0] or other:
             raise InputError(f"{folder} and {paths[0]} differ in target or sampling: work on them apart")
     return Responses(rows, samplings[0], targets[0], inputs)
 
 
-def fingerprints(pair: Any, responses: Responses) -> dict[str, str]:
-    """The models' identities. Raises InputError if the target or the tokenizer is not the one that made the responses."""
+def fingerprints(pair: Any, responses: Responses) -> dict[str, Any]:
+    """The models' identities (`toolkit.weights.Weights.facts`).
+
+    Raises InputError if the target or the tokenizer is not the one that made the responses.
+    """
     if pair.draft is None:
         raise InputError("expected a pair with a draft: pair.draft=FOLDER")
-    target = fingerprint(pair.target)
-    if responses.target_fingerprint not in (None, target):
+    target = Weights.of(pair.target)
+    reason = None if responses.target is None else responses.target.other_than(target)
+    if reason is not None:
         raise InputError(
-            f"the responses come from another target (fingerprint {responses.target_fingerprint}, this pair's {target}): "
-            "set pair.target to the model that made them"
+            f"the responses come from another target ({reason}): set pair.target to the model that made them"
         )
-    if responses.target_fingerprint is None and pair.tokenizer is not None:
+    if responses.target is None and pair.tokenizer is not None:
         _check_texts(pair, responses)
-    return {"target_fingerprint": target, "draft_fingerprint": fingerprint(pair.draft)}
+    return {**target.facts("target"), **Weights.of(pair.draft).facts("draft")}
 
 
 def _check_texts(pair: Any, responses: Responses) -> None:

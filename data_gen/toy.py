@@ -23,6 +23,7 @@ from data_gen.toy_pair.export import export_model, versions, write_card
 from data_gen.toy_pair.tokenizer import train_tokenizer
 from data_gen.toy_pair.training import ToyData, ToyModule
 from toolkit.stage import command, open_stage
+from toolkit.training.checkpoints import AtomicCheckpointIO
 
 IGNORED = ("threads", "checkpoint_every", "log_every")
 
@@ -69,6 +70,7 @@ def train(
             ModelCheckpoint(folder, name, every_n_train_steps=cfg.checkpoint_every, enable_version_counter=False),
             TQDMProgressBar(refresh_rate=cfg.log_every),
         ],
+        plugins=[AtomicCheckpointIO()],
         logger=False,
         enable_model_summary=False,
     )

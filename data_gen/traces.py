@@ -21,9 +21,10 @@ from toolkit.config import instantiate, plain
 from toolkit.errors import InputError
 from toolkit.io import content_hash, write_json
 from toolkit.sampling import Sampling
-from toolkit.stage import command, open_stage
+from toolkit.stage import command, finished_stage, open_stage
 from toolkit.trace.folders import SUMMARY, file_name, read_file
 
+IGNORED = ("dry_run",)
 PROBE = 4  # texts a dry run records
 
 
@@ -35,6 +36,13 @@ def run(cfg: Any) -> Path:
     given = plain(cfg.sampling) if cfg.sampling is not None else None
     responses = read_texts(plain(cfg.responses), None if given is None else Sampling(**given))
     rows = responses.rows if cfg.limit is None else responses.rows[: max(cfg.limit, 0)]
+    if not rows:
+        raise InputError(f"limit: expected at least 1 text, got {cfg.limit}")
+    said = {**plain(cfg), "sampling": sampling_facts(responses.sampling)}
+    known = None if cfg.dry_run else finished_stage("traces", said, inputs=responses.inputs, ignore=IGNORED)
+    if known is not None:
+        print(f"traces: {known.manifest['num_texts']} texts, finished before")
+        return known.folder
     pair = instantiate(cfg.pair)
     facts: dict[str, Any] = {"sampling": sampling_facts(responses.sampling), **fingerprints(pair, responses)}
     folders = ({"own": pair.head} if pair.head else {}) if cfg.heads is None else plain(cfg.heads)
@@ -53,21 +61,15 @@ def run(cfg: Any) -> Path:
         )
         for replicate in range(cfg.replicates)
     ]
-    if not rows:
-        raise InputError(f"limit: expected at least 1 text, got {cfg.limit}")
     if cfg.dry_run:
         _estimate(recorders[0], rows, cfg.replicates)
         return Path()
-    stage = open_stage("traces", {**plain(cfg), **facts}, inputs=responses.inputs, ignore=("dry_run",))
-    if stage.finished:
-        print(f"traces: {stage.manifest['num_texts']} texts, finished before")
-        return stage.folder
-    job = content_hash([stage.identity, stage.inputs])
+    stage = open_stage("traces", said, inputs=responses.inputs, ignore=IGNORED)
+    job = content_hash([stage.identity, sorted(stage.inputs.values()), facts])
     shards = [rows[first : first + cfg.shard_size] for first in range(0, len(rows), cfg.shard_size)]
     paths = [stage.folder / file_name(n, r) for r in range(cfg.replicates) for n in range(len(shards))]
     _record_missing(paths, recorders, shards, cfg.batch_size, job)
-    traces = [read_file(path, job) for path in paths]
-    totals = {name: sum(getattr(trace, name) for trace in traces) for name in ("num_positions", "num_steps")}
+    totals = _totals(paths, job)
     size = sum(path.stat().st_size for path in paths)
     print(f"traces: {len(rows)} texts x {cfg.replicates}, {totals['num_steps']:,} steps, {size / 2**20:.1f} MiB")
     write_json(stage.folder / SUMMARY, {"job": job, **facts})
@@ -77,6 +79,15 @@ def run(cfg: Any) -> Path:
 
 
 # -- inside -----------------------------------------------------------------------------------------------------------
+
+
+def _totals(paths: Sequence[Path], job: str) -> dict[str, int]:
+    """Positions and steps of all files, which are read, and checked, one at a time."""
+    totals = {"num_positions": 0, "num_steps": 0}
+    for path in paths:
+        trace = read_file(path, job)
+        totals = {name: count + getattr(trace, name) for name, count in totals.items()}
+    return totals
 
 
 def _record_missing(

@@ -13,12 +13,25 @@ ROOT = Path(__file__).parents[1]
 PACKAGES = ("toolkit", "data_gen", "analysis", "benchmarks", "tests")  # each may import itself and those before it
 # Inside the toolkit, lowest first: each may import those of lower layers, and none of its own layer but itself.
 LAYERS = (
-    ("errors", "transfer", "types"),
-    ("config_files",),
+    ("errors", "lines", "transfer", "types"),
+    ("config_files", "journal"),
     ("schema",),
     ("config", "cost", "energy", "io", "metrics", "models", "prompts", "sampling"),
     ("load_cost",),
-    ("command_line", "figure_style", "tracking", "session", "stopping", "verification", "weights"),
+    (
+        "chain",
+        "command_line",
+        "digests",
+        "figure_style",
+        "lock",
+        "session",
+        "stopping",
+        "tensors",
+        "tracking",
+        "verification",
+        "weights",
+    ),
+    ("contents",),
     ("stage",),
     ("engine", "trace"),
     ("pair",),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 from collections.abc import Sequence
@@ -10,20 +9,35 @@ from pathlib import Path
 from typing import Any
 
 from toolkit import config_files
-from toolkit.config_files import CONF, choices, find, flatten, plain, searching, use_folders, user_folders
+from toolkit.config_files import (
+    CONF,
+    choices,
+    escaped,
+    find,
+    flatten,
+    plain,
+    quoted,
+    searching,
+    unresolved,
+    use_folders,
+    user_folders,
+)
 from toolkit.errors import InputError, unknown_name
 
 __all__ = [
     "CONF",
     "choices",
     "compose",
+    "escaped",
     "find",
     "flatten",
     "instantiate",
     "method",
     "method_config",
     "plain",
+    "quoted",
     "searching",
+    "unresolved",
     "use_folders",
     "user_folders",
 ]
@@ -92,8 +106,8 @@ def method_config(name: str, overrides: Sequence[str] = (), head: str | None = N
         raise unknown_name("method", name, choices("method"))
     words = [word if "@" in word.partition("=")[0] else SIGN.sub(r"\1method.", word, count=1) for word in overrides]
     try:
-        # Quoted as JSON, a path may hold anything (epoch=3, blanks).
-        return compose("method_only", [f"method={name}", f"head={json.dumps(head, ensure_ascii=False)}", *words]).method
+        folder = "null" if head is None else quoted(head)
+        return compose("method_only", [f"method={name}", f"head={folder}", *words]).method
     except InputError as error:
         raise InputError(PREFIX.sub("", str(error))) from error
 

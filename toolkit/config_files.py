@@ -7,7 +7,8 @@ laid out like it (`--config-dir` on the command line, `searching` in Python) add
 
 from __future__ import annotations
 
-import json
+import copy
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -65,7 +66,7 @@ def compose_unchecked(config_name: str, overrides: Sequence[str] = ()) -> Any:
 
     words = [*overrides]
     if _folders and not any(word.startswith("hydra.searchpath=") for word in words):
-        words.append(f"hydra.searchpath={json.dumps([f'file://{folder}' for folder in _folders], ensure_ascii=False)}")
+        words.append(f"hydra.searchpath=[{','.join(quoted(f'file://{folder}') for folder in _folders)}]")
     if GlobalHydra.instance().is_initialized():
         return hydra.compose(config_name=config_name, overrides=words)
     with hydra.initialize_config_dir(config_dir=str(CONF), version_base="1.3"):
@@ -77,6 +78,25 @@ def plain(config: Any) -> Any:
     from omegaconf import OmegaConf
 
     return OmegaConf.to_container(config, resolve=True) if OmegaConf.is_config(config) else config
+
+
+def unresolved(config: Any) -> Any:
+    """A config as plain containers, interpolations as they are written; a copy."""
+    from omegaconf import OmegaConf
+
+    return OmegaConf.to_container(config, resolve=False) if OmegaConf.is_config(config) else copy.deepcopy(config)
+
+
+def escaped(text: str) -> str:
+    """A text as a config's value: "${" in it is no interpolation."""
+    return re.sub(r"(\\*)\$\{", r"\1\1\\${", text)
+
+
+def quoted(text: str) -> str:
+    """A text as an override's value: whatever it holds, it stays one text."""
+    text = escaped(text)
+    text = re.sub(r"(\\*)(\"|$)", lambda found: found[1] * 2 + ("\\" if found[2] else "") + found[2], text)
+    return f'"{text}"'
 
 
 def flatten(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

@@ -12,15 +12,25 @@ from typing import Any
 
 from toolkit.config import instantiate
 from toolkit.decoding import decode
-from toolkit.io import write_json, write_text
+from toolkit.io import read_json, write_json, write_text
 from toolkit.metrics import summarize
 from toolkit.pair import ModelPair
-from toolkit.stage import command, open_stage, prompt_files
+from toolkit.stage import Stage, check_some_done, command, finished_stage, open_stage, prompt_files
 from toolkit.types import Generation
 
 
 def run(cfg: Any) -> Path:
     """Decode `cfg.prompts` with `cfg.method`; returns the output folder."""
+    stage = finished_stage("decode", cfg, inputs=prompt_files(cfg)) or _decoded(cfg)
+    for key, value in read_json(stage.folder / "summary.json").items():
+        print(f"{key:24} {value:.4g}" if isinstance(value, float) else f"{key:24} {value}")
+    facts = stage.manifest
+    check_some_done(facts["num_failed"], facts["num_prompts"], facts["first_error"], stage.folder)
+    return stage.folder
+
+
+def _decoded(cfg: Any) -> Stage:
+    """The work itself."""
     from tqdm.auto import tqdm
 
     method, sampling, pair = instantiate(cfg.method), instantiate(cfg.sampling), instantiate(cfg.pair)
@@ -43,10 +53,9 @@ def run(cfg: Any) -> Path:
         ]
         write_text(stage.folder / "generations.jsonl", "".join(json.dumps(line) + "\n" for line in lines))
         write_json(stage.folder / "summary.json", summarize(generations))
-        stage.finish(num_prompts=len(prompts), num_failed=sum(g.error is not None for g in generations))
-    for key, value in json.loads((stage.folder / "summary.json").read_text()).items():
-        print(f"{key:24} {value:.4g}" if isinstance(value, float) else f"{key:24} {value}")
-    return stage.folder
+        errors = [g.error for g in generations if g.error is not None]
+        stage.finish(num_prompts=len(prompts), num_failed=len(errors), first_error=errors[0] if errors else None)
+    return stage
 
 
 def as_record(prompt_id: str, generation: Generation) -> dict[str, Any]:

@@ -29,6 +29,7 @@ from types import TracebackType
 from typing import Any, Protocol
 
 from toolkit.errors import InputError
+from toolkit.lines import first_line
 
 POWERCAP = Path("/sys/class/powercap")
 SLICED = "GPU {} is cut into slices (MIG): its counter is the whole card's"
@@ -234,7 +235,7 @@ class Zeus:
             self._gpus = get_gpus()
             supported = self._gpus.supports_get_total_energy_consumption(index)
         except Exception as error:  # of zeus, of the driver's library, of an index that is none
-            raise NoCounter(f"zeus: {_first_line(error)}") from None
+            raise NoCounter(f"zeus: {first_line(error)}") from None
         if not supported:
             raise NoCounter(f"zeus: GPU {index} has no energy counter")
         self.joules()
@@ -245,7 +246,7 @@ class Zeus:
         try:
             return float(self._gpus.get_total_energy_consumption(self._index)) / 1000
         except Exception as error:
-            raise NoCounter(f"zeus: {_first_line(error)}") from None
+            raise NoCounter(f"zeus: {first_line(error)}") from None
 
 
 # -- which GPU --------------------------------------------------------------------------------------------------------
@@ -324,7 +325,3 @@ def _microjoules(path: Path) -> int:
         return int(text)
     except ValueError:
         raise NoCounter(f"{path}: expected a number, found {text!r}") from None
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).strip() or type(error).__name__).split("\n")[0]

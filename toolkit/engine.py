@@ -122,9 +122,10 @@ class Engine:
         yield opened
         self.close(opened)
 
-    def open(self, num_rows: int, capacity: int) -> Sessions:
+    def open(self, num_rows: int, capacity: int, captured: bool = True) -> Sessions:
         """Empty caches for the target and for each draft, of at least this capacity.
 
+        captured  False: forwards are run as they are; for work whose shapes hardly recur
         Where captured forwards belong to the caches they were made with, those of an earlier call are used again. Raises
         InputError if a model is in training mode, or of an architecture that is not decoded right.
         """
@@ -132,12 +133,13 @@ class Engine:
         with self._lock:
             self._check()
             self._prepare()
-            waiting = next((sessions for sessions in self.idle if sessions.fits(num_rows, capacity)), None)
+            fitting = (sessions for sessions in self.idle if captured and sessions.fits(num_rows, capacity))
+            waiting = next(fitting, None)
             if waiting is not None:
                 self.idle.remove(waiting)
                 return waiting
             target, *drafts = (
-                open_session(model, num_rows, capacity, _own(captures), packed)
+                open_session(model, num_rows, capacity, _own(captures) if captured else None, packed)
                 for model, captures, packed in zip(self.models, self.captures, self.packed, strict=True)
             )
         for draft, session in zip(self.models[1:], drafts, strict=True):

@@ -14,10 +14,10 @@ from torch import Tensor
 
 from toolkit.engine import EngineOptions
 from toolkit.errors import InputError
-from toolkit.io import content_hash
+from toolkit.lines import first_line
 from toolkit.models import end_ids, fit_logits, max_positions, vocab_size
 from toolkit.types import Prompt
-from toolkit.weights import identity
+from toolkit.weights import fingerprint as fingerprint
 
 SEEN_BEFORE = 8  # tokens in front of a text that decoding it starts with
 ASSETS = Path(__file__).parent / "assets"
@@ -141,17 +141,23 @@ class ModelPair:
 
     def encode(self, prompt: Prompt) -> list[int]:
         """Token ids of a prompt: a string, a list of ids, or a list of chat messages (through the chat template)."""
-        if isinstance(prompt, str) or (len(prompt) and isinstance(prompt[0], dict)):
-            if self.tokenizer is None:
-                raise InputError("this pair has no tokenizer: expected prompts as lists of token ids, got text")
+        if not isinstance(prompt, str) and not (len(prompt) and isinstance(prompt[0], dict)):
+            return [int(token) for token in prompt]  # type: ignore[arg-type]
+        if self.tokenizer is None:
+            raise InputError("this pair has no tokenizer: expected prompts as lists of token ids, got text")
+        if not isinstance(prompt, str) and not getattr(self.tokenizer, "chat_template", None):
+            raise InputError("the prompt is a list of messages, but the tokenizer has no chat template")
+        _check_unicode(prompt)
+        try:
             if isinstance(prompt, str):
                 return list(self.tokenizer(prompt).input_ids) if prompt else []
-            if not getattr(self.tokenizer, "chat_template", None):
-                raise InputError("the prompt is a list of messages, but the tokenizer has no chat template")
             return list(
                 self.tokenizer.apply_chat_template(prompt, add_generation_prompt=True, tokenize=True, return_dict=False)
             )
-        return [int(token) for token in prompt]  # type: ignore[arg-type]
+        except Exception as error:  # tokenizers and chat templates have errors of their own
+            raise InputError(
+                f"the prompt could not be encoded ({type(error).__name__}: {first_line(error)})"
+            ) from error
 
     def text(self, token_ids: Sequence[int], before: Sequence[int] = ()) -> str:
         """Decoded without special tokens; empty if the pair has no tokenizer.
@@ -166,6 +172,18 @@ class ModelPair:
 
     def _decoded(self, token_ids: Sequence[int]) -> str:
         return str(self.tokenizer.decode(list(token_ids), skip_special_tokens=True))
+
+
+def _check_unicode(prompt: Any) -> None:
+    """Raises InputError for a lone surrogate: half a character, of which there is no UTF-8."""
+    for text in [prompt] if isinstance(prompt, str) else [str(turn.get("content", "")) for turn in prompt]:
+        try:
+            text.encode("utf-8")
+        except UnicodeEncodeError as error:
+            raise InputError(
+                f"the prompt holds a lone surrogate ({text[error.start]!a} at character {error.start + 1}), which is no "
+                "Unicode text"
+            ) from None
 
 
 def load_draft(
@@ -198,13 +216,6 @@ def check_same_tokenizer(target: Any, draft: Any) -> None:
         raise InputError(
             "target and draft need the same tokenizer: they hold the same tokens but split text differently"
         )
-
-
-def fingerprint(model: Any) -> str:
-    """A short identity of all of a model's weights, in float32; remembered while the model lives (`toolkit.weights`)."""
-    if not hasattr(model, "state_dict"):
-        return content_hash(model.probs.tolist())
-    return identity(model)
 
 
 def _resolve(source: str | Path) -> str | Path:
@@ -250,7 +261,7 @@ def _load_tokenizer(source: str | Path, revision: str | None, trust_remote_code:
     try:
         return AutoTokenizer.from_pretrained(source, revision=revision, trust_remote_code=trust_remote_code)
     except (OSError, ValueError) as error:
-        raise InputError(f"could not load a tokenizer from {source}: {_first_line(error)}") from error
+        raise InputError(f"could not load a tokenizer from {source}: {first_line(error)}") from error
 
 
 def _load_model(source: str | Path, options: dict[str, Any], device: str | None) -> Any:
@@ -262,12 +273,8 @@ def _load_model(source: str | Path, options: dict[str, Any], device: str | None)
     try:
         model = AutoModelForCausalLM.from_pretrained(source, **options)
     except (OSError, ValueError) as error:
-        raise InputError(f"could not load a causal language model from {source}: {_first_line(error)}") from error
+        raise InputError(f"could not load a causal language model from {source}: {first_line(error)}") from error
     model.requires_grad_(False)
     if device is not None:
         model.to(torch.device(device))  # type: ignore[arg-type]
     return model.eval()
-
-
-def _first_line(error: Exception) -> str:
-    return str(error).strip().split("\n")[0]

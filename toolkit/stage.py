@@ -2,52 +2,64 @@
 
     python -m data_gen.responses ...  ->  command("responses", run)  ->  run(cfg) -> Path
 
-The folder is named by the stage and a hash of what determines its content. Its manifest is written when work starts and
-again when it ends: config, versions, revision, command line, inputs with their hashes. Work of the same config is kept;
-work of another one is refused (StaleError) unless `overwrite=true`.
+The folder is named by the stage and a hash of what determines its content: the config, with the content of weights, heads and
+prompts in place of their paths (`toolkit.contents`), and the inputs. Its manifest is written when work starts and
+again when it ends: config, versions, revision, command line, inputs and files with their hashes. Work of the same config is
+kept; work of another one is refused (StaleError) unless `overwrite=true`, which deletes the files that the stage has written
+(`toolkit.journal`) and nothing else. One process works in a folder at a time (`toolkit.lock`).
 """
 
 from __future__ import annotations
 
 import importlib.metadata
 import platform
-import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from itertools import product
 from pathlib import Path
 from typing import Any
 
 from toolkit import config as configs
+from toolkit import digests, journal, lock
 from toolkit.command_line import check_choices as check_choices
 from toolkit.command_line import prepare
 from toolkit.command_line import tidy_overrides as tidy_overrides
+from toolkit.contents import UNRESOLVED, Contents, contents_of, is_content
 from toolkit.errors import InputError, StaleError
-from toolkit.io import content_hash, file_hash, read_json, write_json
+from toolkit.io import content_hash, parse_json_file, write_failure, write_json
 
-MANIFEST = "manifest.json"
+MANIFEST = journal.MANIFEST
 OUTPUT = "output.json"  # in a multirun: written into each job's folder of the sweep, says where the job's output is
 PACKAGES = ("torch", "transformers", "pytorch-lightning", "datasets", "wandb", "hydra-core", "scikit-learn")
 # Keys that do not determine the content of an output folder.
 FREE_KEYS = ("paths", "overwrite", "batch_size", "logger", "progress", "ckpt_path", "num_workers")
+UNCHECKED = ("status", "time", "argv", "checksum")  # of a manifest: what its checksum does not cover
+SPARE = ("checkpoints/", "figures/")  # of a finished stage: nothing is lost with these
+SHOWN = 8  # names in a message
 
 
 @dataclass
 class Stage:
-    """An output folder under way."""
+    """An output folder under way.
+
+    identity  the config with contents in place of paths; `given` holds the paths, `models` what the hub's names stand for
+    inputs    files the content depends on, with their hashes
+    shared    several processes work in the folder, each on a part of its own
+    """
 
     name: str
     folder: Path
     identity: dict[str, Any]
     inputs: dict[str, str] = field(default_factory=dict)
+    contents: Contents = field(default_factory=Contents)
+    shared: str = ""
 
     @property
     def manifest(self) -> dict[str, Any]:
         """What the folder's manifest says now."""
-        return read_json(self.folder / MANIFEST)
+        return read_manifest(self.folder)
 
     @property
     def finished(self) -> bool:
@@ -55,51 +67,218 @@ class Stage:
         return (self.folder / MANIFEST).exists() and self.manifest.get("status") == "finished"
 
     def start(self) -> None:
-        """Write the manifest of work under way."""
+        """Write the manifest of work under way. Raises InputError if another process works here."""
         self._write("running", {})
 
     def finish(self, **facts: Any) -> Path:
-        """Write the manifest of finished work, with facts about the outputs."""
-        self._write("finished", facts)
+        """Write the manifest of finished work, with facts about the outputs; the folder is free for other processes."""
+        journal.begin(self.folder)
+        files = journal.read(self.folder).files
+        listed = {name: files[name][-1] for name in sorted(files) if (self.folder / name).is_file()}
+        self._write("finished", {**facts, "files": {k: v for k, v in listed.items() if k != MANIFEST}})
+        lock.release(self.folder, self._lock)
         return self.folder
 
+    def remove(self, below: str) -> None:
+        """Delete the stage's own files in a subfolder; others are left."""
+        journal.remove(self.folder, below)
+
+    @property
+    def _lock(self) -> str:
+        return f".lock{self.shared and '-' + self.shared}"
+
     def _write(self, status: str, facts: Mapping[str, Any]) -> None:
+        lock.take(self.folder, self._lock)
         about = {
             "stage": self.name,
             "status": status,
             "config": self.identity,
+            "given": self.contents.given,
+            "models": self.contents.models,
             "inputs": self.inputs,
             **provenance(),
             **facts,
         }
-        write_json(self.folder / MANIFEST, about)
+        write_json(self.folder / MANIFEST, {**about, "checksum": checksum(about)})
 
 
-def open_stage(name: str, cfg: Any, *, inputs: Sequence[Path | str] = (), ignore: Sequence[str] = ()) -> Stage:
+def checksum(manifest: Mapping[str, Any]) -> str:
+    """Of a manifest's facts; its status and time may change."""
+    return content_hash({key: value for key, value in manifest.items() if key not in UNCHECKED}, 32)
+
+
+def read_manifest(folder: Path | str) -> dict[str, Any]:
+    """A folder's manifest. Raises InputError, one line, if it is missing, damaged, or none of this toolkit's."""
+    path = Path(folder) / MANIFEST
+    about = parse_json_file(path)
+    if not isinstance(about, dict):
+        raise InputError(f"{path} is not a manifest of this toolkit; move it, or choose another folder")
+    if "checksum" in about and about["checksum"] != checksum(about):
+        raise InputError(f"{path} is damaged (its checksum does not match); delete it and run the command again")
+    return about
+
+
+def open_stage(
+    name: str,
+    cfg: Any,
+    *,
+    inputs: Sequence[Path | str] = (),
+    ignore: Sequence[str] = (),
+    shared: str = "",
+    repairs: bool = False,
+) -> Stage:
     """The stage's output folder, made if new; kept if it holds work of this config; else StaleError.
 
     inputs  files the content depends on; their hashes become part of the identity
     ignore  top-level keys that do not determine the content, beside FREE_KEYS
+    shared  names this process's part where several work in one folder
+    repairs the stage finds its damaged files itself and makes them again: they count as missing
+    Raises InputError if another process works there, the folder cannot be written, or a file of finished work is damaged.
     """
-    plain = configs.plain(cfg)
-    identity = {key: value for key, value in plain.items() if key not in (*FREE_KEYS, *ignore)}
-    hashes = {str(path): file_hash(path) for path in inputs}
-    identity_hash = content_hash([identity, sorted(hashes.values())])
-    folder = output_dir(name, plain, identity_hash)
-    stage = Stage(name, folder, identity, hashes)
-    if (folder / MANIFEST).exists():
-        old = read_json(folder / MANIFEST)
-        reason = _difference(name, old, stage)
-        if reason is None and not plain.get("overwrite"):
+    stage, overwrite = _described(name, cfg, inputs, ignore, ask=True), _overwrites(cfg)
+    stage.shared = shared
+    try:
+        if not overwrite and _is_done(stage, repairs):
             return stage
-        if reason is not None and not plain.get("overwrite"):
-            raise StaleError(f"{folder} holds other work: {reason}; choose another paths.output_dir or overwrite=true")
-        shutil.rmtree(folder)
-    elif folder.exists() and any(folder.iterdir()) and plain.get("overwrite"):
-        raise InputError(f"{folder} was not made by this toolkit (no {MANIFEST}): it is not overwritten")
-    folder.mkdir(parents=True, exist_ok=True)
-    stage.start()
+        stage.folder.mkdir(parents=True, exist_ok=True)
+        lock.take(stage.folder, stage._lock)
+        if not overwrite and _is_done(stage, repairs):  # another process has finished it in the meantime
+            lock.release(stage.folder, stage._lock)
+            return stage
+        if overwrite:
+            _clear(stage)
+        journal.begin(stage.folder)
+        if not shared:
+            journal.clear_temporaries(stage.folder)
+        if not (stage.folder / MANIFEST).exists() or stage.finished:
+            stage.start()
+    except OSError as error:
+        raise InputError(f"could not write to {stage.folder}: {write_failure(error)}") from None
     return stage
+
+
+def finished_stage(
+    name: str, cfg: Any, *, inputs: Sequence[Path | str] = (), ignore: Sequence[str] = (), repairs: bool = False
+) -> Stage | None:
+    """The stage if it is finished, found without loading a model; None if there is work to do. Nothing is written.
+
+    Arguments as for `open_stage`. Raises InputError if a file of finished work is damaged.
+    """
+    if _overwrites(cfg):
+        return None
+    stage = _described(name, cfg, inputs, ignore)
+    try:
+        return stage if _is_done(stage, repairs) else None
+    except StaleError:
+        return None
+
+
+def asked(cfg: Any, keys: Sequence[str], **more: Any) -> str:
+    """A hash of the keys that do not name the folder, with contents in place of paths, and of more that results depend on."""
+    plain = configs.plain(cfg)
+    return content_hash(contents_of({**{key: plain.get(key) for key in keys if key != "track"}, **more}).identity)
+
+
+def check_some_done(failed: int, total: int, reason: Any, folder: Path) -> None:
+    """Raises InputError if every prompt of a run has failed: its command ends with exit code 1."""
+    if total and failed == total:
+        raise InputError(f"every one of {total} prompts failed, first: {reason}; the rows are in {folder}")
+
+
+def _overwrites(cfg: Any) -> bool:
+    value = configs.plain(cfg).get("overwrite", False)
+    if not isinstance(value, bool):
+        raise InputError(f"overwrite: expected true or false, got {value!r}")
+    return value
+
+
+def _described(name: str, cfg: Any, inputs: Sequence[Path | str], ignore: Sequence[str], ask: bool = False) -> Stage:
+    """The stage of a config: its identity, and its folder, which need not be there."""
+    plain = configs.plain(cfg)
+    counted = {key: value for key, value in plain.items() if key not in (*FREE_KEYS, *ignore)}
+    contents = contents_of(counted)
+    hashes = _hashes(inputs)
+    stage = Stage(name, Path(), contents.identity, hashes, contents)
+    if contents.unresolved:
+        for folder in _candidates(name, plain):
+            stage.folder = folder
+            if (folder / MANIFEST).is_file() and _difference(name, read_manifest(folder), stage) is None:
+                return stage
+        if ask:
+            contents = contents_of(counted, ask=True)
+            stage = Stage(name, Path(), contents.identity, hashes, contents)
+    stage.folder = output_dir(name, plain, content_hash([contents.identity, sorted(hashes.values())]))
+    return stage
+
+
+def _hashes(inputs: Sequence[Path | str]) -> dict[str, str]:
+    """Hashes of the inputs. Raises InputError if one is not what its stage has written."""
+    paths = [Path(path) for path in inputs]
+    found = digests.digests(paths)
+    for path, digest in zip(paths, found, strict=True):
+        journal.check_digest(path, digest)
+    return {str(path): digest[:16] for path, digest in zip(paths, found, strict=True)}
+
+
+def _candidates(name: str, plain: Mapping[str, Any]) -> list[Path]:
+    """Folders that may hold the work of a config whose models are not known here."""
+    folder = output_dir(name, plain, "*")
+    return sorted(folder.parent.glob(folder.name)) if folder.name.endswith("*") else [folder]
+
+
+def _is_done(stage: Stage, repairs: bool = False) -> bool:
+    """Whether the folder holds this work, finished and whole. Raises StaleError if it holds other work."""
+    if not (stage.folder / MANIFEST).exists():
+        return False
+    old = read_manifest(stage.folder)
+    reason = _difference(stage.name, old, stage)
+    if reason is not None:
+        raise StaleError(
+            f"{stage.folder} holds other work: {reason}; choose another paths.output_dir or overwrite=true"
+        )
+    if old.get("status") != "finished":
+        return False
+    files = {name: digest for name, digest in (old.get("files") or {}).items() if not name.startswith(SPARE)}
+    paths = [stage.folder / name for name in files]
+    if missing := [path.name for path in paths if not path.is_file()]:
+        print(f"{stage.folder}: {_some(missing)} missing, made again")
+        return False
+    for path, digest in zip(paths, digests.digests(paths), strict=True):
+        try:
+            journal.check_digest(path, digest, default=files[journal.relative(stage.folder, path)])
+        except InputError:
+            if not repairs:
+                raise
+            print(f"{path} is damaged, made again")
+            return False
+    return True
+
+
+def _clear(stage: Stage) -> None:
+    """Delete what the stages that worked in the folder have written there; say what is left."""
+    folder, own = stage.folder, (stage._lock, journal.JOURNAL)
+    path = folder / MANIFEST
+    present = [one for one in folder.iterdir() if one.name not in own]
+    if not path.exists() and not (folder / journal.JOURNAL).exists():
+        if present:
+            raise InputError(f"{folder} was not made by this toolkit (no {MANIFEST}): it is not overwritten")
+        return
+    if not (folder / journal.JOURNAL).exists():
+        raise InputError(
+            f"{folder} is not overwritten: its {MANIFEST} is not this toolkit's, or an earlier version's that lists no "
+            "files; delete the folder yourself, or choose another paths.output_dir"
+        )
+    left = journal.remove(folder, keep=(stage._lock,))
+    names = [one.relative_to(folder).as_posix() for one in left if one.name != journal.JOURNAL]
+    if MANIFEST in names:
+        raise InputError(f"{path} is not this toolkit's: it is left alone; choose another paths.output_dir")
+    (folder / journal.JOURNAL).unlink()
+    if names:
+        print(f"{folder}: left {_some(names)}, which this stage has not written", file=sys.stderr)
+
+
+def _some(names: Sequence[str]) -> str:
+    return ", ".join(names[:SHOWN]) + (f" and {len(names) - SHOWN} more" if len(names) > SHOWN else "")
 
 
 def prompt_files(cfg: Any) -> list[str]:
@@ -165,10 +344,12 @@ def command(config_name: str, run: Callable[[Any], Any], score: Callable[[Any, P
         try:
             check(cfg, HydraConfig.get().job.config_name or config_name)
             result = run(cfg)
-        except InputError as error:
+        except (InputError, OSError) as error:
+            if (line := _one_line(error)) is None:
+                raise
             if _in_multirun():  # the sweep's other jobs go on; Hydra names this one's overrides and prints one line
-                raise CompactHydraException(f"error: {error}") from error
-            sys.exit(f"error: {error}")
+                raise CompactHydraException(f"error: {line}") from error
+            sys.exit(f"error: {line}")
         if isinstance(result, Path):
             print(f"output: {result}")
             if _in_multirun():
@@ -182,54 +363,14 @@ def command(config_name: str, run: Callable[[Any], Any], score: Callable[[Any, P
         sys.exit(f"error: {error}")
 
 
-def run_stages(
-    stages: Mapping[str, Mapping[str, Any]] | None, root_dir: Path | str, known: Mapping[str, Path] | None = None
-) -> dict[str, Path]:
-    """Run stages one after another below `root_dir`: each {run: module.function, config: name, overrides: [...]}.
-
-    Overrides can name the folder of an earlier stage, or of one in `known`, in braces: 'responses="{responses}"'. For
-    stages that differ in names only see `expand_stages`. Returns the folders of all of them.
-    """
-    from hydra.utils import get_method
-
-    done = dict(known or {})
-    for name, stage in expand_stages(stages or {}).items():
-        print(f"\n== {name}", flush=True)
-        overrides = [fill_folders(override, done) for override in stage.get("overrides", ())]
-        overrides.insert(0, f"paths.root_dir={root_dir}")
-        done[name] = get_method(stage["run"])(configs.compose(stage["config"], overrides))
-    return done
-
-
-def expand_stages(stages: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
-    """The stages with `for_each` multiplied out: one per combination of its names, "{axis}" standing for each.
-
-        "{part}_{domain}":
-          for_each: {part: {dev: [prompts.split=dev], test: [prompts.split=test]}, domain: [math, code]}
-          overrides: ["prompts=toy_{domain}"]
-
-    makes dev_math, dev_code, test_math, test_code. A mapping gives every name overrides of its own. Raises InputError if
-    two stages get the same name.
-    """
-    expanded: dict[str, dict[str, Any]] = {}
-    for pattern, stage in configs.plain(stages).items():
-        axes = stage.pop("for_each", None) or {}
-        for names in product(*axes.values()):
-            chosen = dict(zip(axes, names, strict=True))
-            name, one = fill_folders(pattern, chosen), dict(stage)
-            own = [word for axis, at in chosen.items() if isinstance(axes[axis], Mapping) for word in axes[axis][at]]
-            one["overrides"] = [fill_folders(word, chosen) for word in (*stage.get("overrides", ()), *own)]
-            if name in expanded:
-                raise InputError(f"stages: expected a name of its own for each, got {name} twice (from {pattern!r})")
-            expanded[name] = one
-    return expanded
-
-
-def fill_folders(text: str, folders: Mapping[str, Path | str]) -> str:
-    """The text with "{name}" replaced by that stage's folder (or by whatever the name stands for)."""
-    for name, folder in folders.items():
-        text = text.replace(f"{{{name}}}", str(folder))
-    return text
+def _one_line(error: Exception) -> str | None:
+    """What a user can mend: bad input, or files that cannot be written or read; None for other errors."""
+    if isinstance(error, InputError):
+        return str(error)
+    reason, file = write_failure(error), getattr(error, "filename", None)
+    if reason is None or getattr(error, "errno", None) is None:
+        return None
+    return f"could not read or write {file}: {reason}" if file else str(reason)
 
 
 def _difference(name: str, old: Mapping[str, Any], stage: Stage) -> str | None:
@@ -237,13 +378,31 @@ def _difference(name: str, old: Mapping[str, Any], stage: Stage) -> str | None:
     if old.get("stage") != name:
         return f"it was made by {old.get('stage')}, not {name}"
     before, now = configs.flatten(old.get("config", {})), configs.flatten(stage.identity)
-    for key in sorted(before.keys() | now.keys()):
-        if before.get(key) != now.get(key):
-            return f"{key} was {before.get(key)!r}, is {now.get(key)!r}"
+    changed = [key for key in sorted(before.keys() | now.keys()) if before.get(key) != now.get(key)]
+    changed = [key for key in changed if not _may_be_the_same(key, now.get(key), old, stage)]
+    contents = [key for key in changed if is_content(before.get(key)) and is_content(now.get(key))]
+    for key in changed:
+        if key not in contents:
+            return f"{key} was {_said(before, old, key)}, is {_said(now, {'given': stage.contents.given}, key)}"
     if sorted(old.get("inputs", {}).values()) != sorted(stage.inputs.values()):
-        changed = [path for path, digest in stage.inputs.items() if digest not in old.get("inputs", {}).values()]
-        return f"its inputs have changed ({', '.join(changed) or 'fewer than before'})"
+        files = [path for path, digest in stage.inputs.items() if digest not in old.get("inputs", {}).values()]
+        return f"its inputs have changed ({', '.join(files) or 'fewer than before'})"
+    if contents:
+        return f"{contents[0]} has other content ({stage.contents.given.get(contents[0], 'weights or files')})"
     return None
+
+
+def _said(values: Mapping[str, Any], about: Mapping[str, Any], key: str) -> str:
+    """A value as a message says it: the path or name that was given, if there was one."""
+    return repr((about.get("given") or {}).get(key, values.get(key)))
+
+
+def _may_be_the_same(key: str, now: Any, old: Mapping[str, Any], stage: Stage) -> bool:
+    """Whether a model of the hub whose commit is not known here may be the one that a manifest names."""
+    if not (isinstance(now, str) and now.startswith(UNRESOLVED)):
+        return False
+    mine, theirs = stage.contents.models.get(key, {}), (old.get("models") or {}).get(key, {})
+    return bool(theirs) and all(mine.get(part) == theirs.get(part) for part in ("name", "revision"))
 
 
 def job_dir() -> Path:

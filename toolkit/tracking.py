@@ -21,8 +21,10 @@ from time import perf_counter
 from typing import Any, Literal
 from urllib.parse import urlparse
 
+from toolkit import journal
 from toolkit.errors import InputError
 from toolkit.io import read_json, write_json
+from toolkit.lines import first_line
 
 Mode = Literal["online", "offline", "disabled"]
 PROJECT = "acceptance-toolkit"
@@ -33,6 +35,7 @@ UNNAMED = (
     "paths", "hydra", "logger", "overwrite", "track", "pair", "data", "prompts", "ckpt_path", "before", "after", "trainer",
     "batch_size", "inputs", "dev", "test", "tags",
 )  # fmt: skip  # keys that do not say what sets a run apart
+LINKS = ("latest-run", "debug.log", "debug-internal.log")  # that wandb makes beside its runs
 SPELLINGS: dict[str, Mode] = {
     "online": "online",
     "run": "online",
@@ -101,6 +104,7 @@ def wandb_run(
     if run_id is not None and mode == "online":  # offline runs are joined when synced
         options["resume"] = "allow"
     run = _start(mode, job_type, {**config, **_links(inputs)}, folder, options)
+    _list_files(run, folder)
     failed = True
     try:
         _remember(run, folder, options)
@@ -254,8 +258,14 @@ def _start(mode: Mode, job_type: str, config: Any, folder: Path, options: Mappin
     except wandb.errors.Error as error:
         if mode == "offline":
             raise
-        print(f"wandb: {str(error).splitlines()[0]}; this run is logged offline")
+        print(f"wandb: {first_line(error)}; this run is logged offline")
         return init("offline")
+
+
+def _list_files(run: Any, folder: Path) -> None:
+    """The run's folder, and the links to the newest one, belong to the stage (`toolkit.journal`)."""
+    for path in (Path(run.settings.sync_dir), *(folder / "wandb" / name for name in LINKS)):
+        journal.note(path, folder=True)
 
 
 def _table(frame: Any) -> Any:

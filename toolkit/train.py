@@ -8,6 +8,8 @@ trained head.
 
 from __future__ import annotations
 
+import re
+import shlex
 from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
@@ -19,10 +21,11 @@ from omegaconf import OmegaConf
 from pytorch_lightning.loggers import Logger, WandbLogger
 
 from toolkit.acceptance.saved import SavedHead
-from toolkit.config import instantiate, plain
+from toolkit.chain import fill_folders, run_stages
+from toolkit.config import escaped, instantiate, plain, quoted
 from toolkit.errors import InputError
 from toolkit.io import read_json, write_text
-from toolkit.stage import Stage, command, fill_folders, open_stage, provenance, run_stages
+from toolkit.stage import Stage, command, open_stage, provenance
 from toolkit.training.checkpoints import BEST, AtomicCheckpointIO, folder_of, read_checkpoint
 from toolkit.training.console import (
     on_terminal,
@@ -39,8 +42,8 @@ from toolkit.training.loggers import is_first_process, run_id_of
 from toolkit.training.module import HeadTraining
 from toolkit.training.start import check_choice, check_resumable, pretrained_files, resume_path, warm_start
 from toolkit.training.yardsticks import comparison, complaint, yardsticks
-from toolkit.weights import sketch
 
+PLAIN = re.compile(r"[\w./@+-]+")  # what an override may hold without quotes
 # Keys that do not determine the head. The data do, by their content.
 IGNORED = ("before", "after", "tags", "prompts", "sampling", "optimized_metric")
 
@@ -51,7 +54,10 @@ def run(cfg: Any) -> Path:
     folders = run_stages(cfg.before, cfg.paths.root_dir)
     data_folder = data_folder_of(cfg, folders)
     inputs = [*data_class_of(cfg).inputs(data_folder), *pretrained_files(cfg.from_pretrained)]
-    stage = open_stage("train", cfg, inputs=inputs, ignore=IGNORED)
+    said = plain(cfg)
+    stage = open_stage(
+        "train", {**said, "data": {**said["data"], "path": str(data_folder)}}, inputs=inputs, ignore=IGNORED
+    )
     if not stage.finished and not train(cfg, stage, data_folder):
         return stage.folder  # one process of several: the first one does the rest
     training: type[HeadTraining] = get_class(cfg.model._target_)
@@ -59,9 +65,10 @@ def run(cfg: Any) -> Path:
     print_scores(scores, training.suffixes)
     print_comparison(comparison(scores, training.outputs), complaint(scores, training.outputs))
     run_stages(cfg.after, cfg.paths.root_dir, {**folders, "train": stage.folder})
-    models = f"pair.target={cfg.pair.target} pair.draft={cfg.pair.draft}"
     kind: type[SavedHead] = get_class(cfg.head._target_)
-    print(f"next: python -m toolkit.decode method={kind.method} head={stage.folder / HEAD} {models}")
+    named = {"head": stage.folder / HEAD, "pair.target": cfg.pair.target, "pair.draft": cfg.pair.draft}
+    words = [f"{key}={value if PLAIN.fullmatch(str(value)) else quoted(str(value))}" for key, value in named.items()]
+    print(f"next: python -m toolkit.decode method={kind.method} {shlex.join(words)}")
     return stage.folder
 
 
@@ -80,13 +87,13 @@ def train(cfg: Any, stage: Stage, data_folder: Path) -> bool:
         print_config(plain(cfg))
         write_text(stage.folder / "config.yaml", OmegaConf.to_yaml(cfg, resolve=True))
     pl.seed_everything(cfg.seed, workers=True, verbose=False)
-    data: ExampleData = instantiate(OmegaConf.merge(cfg.data, {"path": str(data_folder)}))
+    data: ExampleData = instantiate(OmegaConf.merge(cfg.data, {"path": escaped(str(data_folder))}))
     resumed = resume_path(stage.folder, cfg.ckpt_path)
     checkpoint = None if resumed is None else read_checkpoint(resumed)
     run_id = run_id_of(stage.folder, checkpoint)
     module = build_module(cfg, data, run_id)
     if checkpoint is not None and resumed is not None:
-        check_resumable(checkpoint, module.head, data.fingerprint, resumed)
+        check_resumable(checkpoint, module.head, data.weights, resumed)
     first_step = 0 if checkpoint is None else checkpoint["global_step"]
     with ExitStack() as stack:
         runtime = {"folder": stage.folder, "config": plain(cfg), "run_id": run_id, "first_step": first_step}
@@ -128,8 +135,8 @@ def build_module(cfg: Any, data: ExampleData, run_id: str) -> HeadTraining:
             f"the model and the data do not go together ({error}): expected model=acceptance_head data=mixed, or "
             "model=preread_head data=traced"
         ) from error
-    warm_start(head, OmegaConf.select(cfg, "from_pretrained"), data.fingerprint)
-    about = {"draft_fingerprint": data.fingerprint, "head": head.config, "wandb_run_id": run_id}
+    warm_start(head, OmegaConf.select(cfg, "from_pretrained"), data.weights)
+    about = {**data.weights.facts(), "head": head.config, "wandb_run_id": run_id}
     module: HeadTraining = instantiate(cfg.model)(head=head, loss=loss, about=about)
     return module
 
@@ -166,7 +173,6 @@ def about_head(cfg: Any, module: HeadTraining, data: ExampleData) -> dict[str, A
         "target": str(cfg.pair.target),
         "draft": str(cfg.pair.draft),
         **data.about(),
-        "draft_weights": sketch(data.draft) if hasattr(data.draft, "config") else None,
         "w_acc": module.loss.w_acc,
         "w_rej": module.loss.w_rej,
         "seed": cfg.seed,

@@ -11,6 +11,7 @@ import hashlib
 import math
 import warnings
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from functools import cache
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -34,6 +35,49 @@ SUMMATION = 1e-9  # of a sum of the same numbers in another order, relative to t
 MARGIN = 8.0  # standard errors of a sum, and more: the rounding of single entries is smaller than its bound
 Sketch = dict[str, Any]  # {"format": "float32", "tensors": {name: [shape, norm, sums]}}
 _REMEMBERED: WeakKeyDictionary[Any, dict[str, Any]] = WeakKeyDictionary()
+
+
+@dataclass(frozen=True)
+class Weights:
+    """Which weights a model holds: by an exact fingerprint, and by a sketch where number formats differ.
+
+    A model without a state (tables of tests) has no sketch; what earlier versions recorded has none either.
+    """
+
+    fingerprint: str
+    sketch: Sketch | None = None
+
+    @classmethod
+    def of(cls, model: Any) -> Weights:
+        """Those of a model."""
+        return cls(fingerprint(model), sketch(model) if hasattr(model, "state_dict") else None)
+
+    @classmethod
+    def recorded(cls, about: Mapping[str, Any], role: str = "draft") -> Weights | None:
+        """Those that a summary, a manifest or a head's config names for a role ("draft", "target"); None: none."""
+        found = about.get(f"{role}_fingerprint")
+        return None if found is None else cls(str(found), about.get(f"{role}_weights"))
+
+    def facts(self, role: str = "draft") -> dict[str, Any]:
+        """What `recorded` reads."""
+        return {f"{role}_fingerprint": self.fingerprint, f"{role}_weights": self.sketch}
+
+    def other_than(self, here: Weights) -> str | None:
+        """Why these are not the same weights, in whatever formats they are held; None: they are."""
+        if self.fingerprint == here.fingerprint:
+            return None
+        both = f"fingerprint {self.fingerprint}, this one {here.fingerprint}"
+        if self.sketch is None or here.sketch is None:
+            return both
+        reason = difference(self.sketch, here.sketch)
+        return None if reason is None else f"{both}: {reason}"
+
+
+def fingerprint(model: Any) -> str:
+    """A short identity of all of a model's weights, in float32; remembered while the model lives."""
+    if not hasattr(model, "state_dict"):
+        return content_hash(model.probs.tolist())
+    return identity(model)
 
 
 def identity(model: Any) -> str:

@@ -19,9 +19,13 @@ def speedups(table: pd.DataFrame, path: Path, about: str) -> Path:
             look = plots.look(str(method))
             part = part.sort_values("batch")
             axes.plot(part.batch, part.speedup, color=look.color, marker=look.marker, label=plots.label(str(method)))
-            axes.fill_between(part.batch, part.speedup_low, part.speedup_high, color=look.color, alpha=0.12, linewidth=0)
+            axes.fill_between(
+                part.batch, part.speedup_low, part.speedup_high, color=look.color, alpha=0.12, linewidth=0
+            )
         advised = table[table.advised]
-        axes.scatter(advised.batch, advised.speedup, s=150, facecolors="none", edgecolors=plots.INK, label="advised", zorder=5)
+        axes.scatter(
+            advised.batch, advised.speedup, s=150, facecolors="none", edgecolors=plots.INK, label="advised", zorder=5
+        )
         axes.axhline(1.0, color=plots.MUTED, linewidth=1)
         axes.set_xscale("log", base=2)
         axes.set_xticks(sorted(set(table.batch)), [str(size) for size in sorted(set(table.batch))])

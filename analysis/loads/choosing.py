@@ -21,7 +21,9 @@ from analysis.tables.grid import PLAIN, Setting
 from toolkit.load_cost import LoadCost
 
 FIXED = "speculative"
-Best = dict[tuple[str, bool], tuple[Setting, float]]  # (method, greedy drafts): its setting, and tokens per second on dev
+Best = dict[
+    tuple[str, bool], tuple[Setting, float]
+]  # (method, greedy drafts): its setting, and tokens per second on dev
 
 
 @dataclass(frozen=True)
@@ -34,7 +36,9 @@ class Candidate:
     costs: LoadCost
 
 
-def choose(candidates: Sequence[Candidate], batch_sizes: Sequence[int], drops: str, bootstrap: Bootstrap) -> pd.DataFrame:
+def choose(
+    candidates: Sequence[Candidate], batch_sizes: Sequence[int], drops: str, bootstrap: Bootstrap
+) -> pd.DataFrame:
     """One line per batch size, draft and method: its best setting on dev, and its figures on test.
 
     Columns: batch, draft, method, greedy (the draft's likeliest tokens at a sampling target), setting, parameters (JSON of the overrides), dev_tokens_per_second, tokens_per_second,

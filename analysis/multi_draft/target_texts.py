@@ -20,10 +20,11 @@ from torch import Tensor
 
 from analysis.multi_draft.expectation import expected_acceptance, optima, spread_uniforms
 from analysis.multi_draft.texts import Text, check_texts, choose_positions
+from analysis.tables.files import read_parquet, write_parquet
 from toolkit import config
 from toolkit.decoding import decode
 from toolkit.errors import InputError
-from toolkit.io import content_hash, write_atomic
+from toolkit.io import content_hash
 from toolkit.pair import ModelPair, fingerprint
 from toolkit.sampling import Sampling, row_generator
 from toolkit.teacher import Reading, readings_along
@@ -209,12 +210,12 @@ class Walk:
 
 
 def _write(frame: pd.DataFrame, path: Path) -> None:
-    write_atomic(path, lambda temporary: frame.to_parquet(temporary, index=False))
+    write_parquet(frame, path)
 
 
 def _read(path: Path) -> pd.DataFrame | None:
-    """A finished file; a broken one counts as none."""
+    """A finished file; a damaged one counts as none."""
     try:
-        return pd.read_parquet(path)
-    except (OSError, ValueError):
+        return read_parquet(path)
+    except InputError:
         return None

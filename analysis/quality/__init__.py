@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from analysis.quality.base import Metric, Score, TextMetric, reasons, references, table
-from toolkit.config import CONF, choices, instantiate, plain
+from toolkit.config import choices, find, instantiate, plain
 from toolkit.errors import InputError, unknown_name
 
 __all__ = ["Metric", "Score", "TextMetric", "build", "get", "names", "reasons", "references", "table"]
@@ -23,7 +23,7 @@ def get(name: str, **options: Any) -> Metric:
 
     if name not in names():
         raise unknown_name("quality metric", name, names())
-    config = plain(OmegaConf.load(CONF / "quality" / f"{name}.yaml"))
+    config = plain(OmegaConf.load(find("quality", name)))
     for option in options:
         if option not in config or option == "_target_":
             raise unknown_name(f"option of the quality metric {name}", option, set(config) - {"_target_"})

@@ -25,6 +25,7 @@ from toolkit.trace import Trace
 from toolkit.trace.folders import read_traces
 from toolkit.training.checkpoints import BEST, folder_of, read_checkpoint
 from toolkit.training.recorded_positions import TracedData
+from toolkit.weights import Weights
 
 NAME = "trained"
 LEVELS = tuple(round(0.05 * i, 2) for i in range(1, 20))
@@ -46,12 +47,10 @@ class ReplayedFrontier(pl.Callback):
     def on_fit_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """What cannot be replayed is said before the training, not after it."""
         (summary,) = TracedData.inputs(Path(self.traces))
-        there, here = read_json(summary)["draft_fingerprint"], trainer.datamodule.fingerprint  # type: ignore[attr-defined]
-        if there != here:
-            raise InputError(
-                f"callbacks.frontier.traces: {self.traces} was recorded with another draft (fingerprint {there}, this one "
-                f"{here})"
-            )
+        there, here = Weights.recorded(read_json(summary)), trainer.datamodule.weights  # type: ignore[attr-defined]
+        reason = None if there is None else there.other_than(here)
+        if reason is not None:
+            raise InputError(f"callbacks.frontier.traces: {self.traces} was recorded with another draft ({reason})")
         if read_traces(self.traces).hidden is None:
             raise InputError(
                 f"callbacks.frontier.traces: {self.traces} holds no hidden states; record it with hidden=true"

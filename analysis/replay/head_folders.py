@@ -13,10 +13,11 @@ from toolkit.acceptance import PrereadHead
 from toolkit.acceptance.folder import KINDS, head_hash
 from toolkit.errors import InputError
 from toolkit.io import read_json
-from toolkit.stage import MANIFEST
+from toolkit.stage import read_manifest
 from toolkit.trace import Trace, recorded_name
 from toolkit.trace.folders import SUMMARY
 from toolkit.training.export import HEAD
+from toolkit.weights import Weights
 
 NAME = "head"  # of its logits in a trace that holds them for this purpose only
 
@@ -90,15 +91,15 @@ def _contender(
 ) -> Contender:
     head, about = KINDS[kind].load(folder)
     for place, summary in zip(traces, summaries, strict=True):
-        draft = about.get("draft_fingerprint")
-        if draft not in (None, summary["draft_fingerprint"]):
+        trained, recorded_with = Weights.recorded(about), Weights.recorded(summary)
+        reason = None if trained is None or recorded_with is None else trained.other_than(recorded_with)
+        if reason is not None:
             raise InputError(
-                f"the head in {folder} was trained for another draft (fingerprint {draft}) than the traces in {place} were "
-                f"recorded with ({summary['draft_fingerprint']})"
+                f"the head in {folder} was trained for another draft than the traces in {place} were recorded with ({reason})"
             )
     names = {next((n for n, held in summary["heads"].items() if held == digest), None) for summary in summaries}
     recorded = names.pop() if len(names) == 1 else None
-    states = all(read_json(place / MANIFEST)["config"]["hidden"] for place in traces)
+    states = all(read_manifest(place)["config"]["hidden"] for place in traces)
     if recorded is None and not states:
         raise InputError(
             f"the traces hold neither states nor logits of the head in {folder}: record them with hidden=true, or with "

@@ -13,13 +13,15 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from toolkit import journal
 from toolkit.errors import InputError
 from toolkit.io import write_atomic
+from toolkit.lines import first_line
 
 
 def save_table(frame: pd.DataFrame, folder: Path, name: str) -> None:
     """Write <folder>/<name>.parquet and .csv; lists become JSON in the CSV."""
-    write_atomic(folder / f"{name}.parquet", lambda path: frame.to_parquet(path, index=False))
+    write_parquet(frame, folder / f"{name}.parquet")
     flat = frame.copy()
     for column in flat.columns:
         if flat[column].map(_is_list).any():
@@ -34,10 +36,34 @@ def read_table(folder: Path | str, name: str) -> pd.DataFrame:
     path = Path(folder) / f"{name}.parquet"
     if not path.exists():
         raise InputError(f"expected a table at {path}, found none")
+    return read_parquet(path)
+
+
+def write_parquet(frame: pd.DataFrame, path: Path) -> Path:
+    """One Parquet file, whole or not at all. Written through a file object: a path could be taken for an address."""
+
+    def write(temporary: Path) -> None:
+        with open(temporary, "wb") as file:
+            frame.to_parquet(file, index=False, write_page_checksum=True)
+
+    return write_atomic(path, write)
+
+
+def read_parquet(path: Path | str, mend: str = "delete it and run the command that made it again") -> pd.DataFrame:
+    """A Parquet file. Raises InputError if it is missing, empty, cut short or not what was written."""
+    path = Path(path)
     try:
-        return pd.read_parquet(path)
-    except (OSError, ValueError) as error:
-        raise InputError(f"{path} is not a whole Parquet file ({str(error).splitlines()[0]}); make it again") from error
+        if path.stat().st_size == 0:
+            raise InputError(f"{path} is empty: expected a table; {mend}")
+        journal.check(path, mend)
+        with open(path, "rb") as file:
+            return pd.read_parquet(file, page_checksum_verification=True)
+    except FileNotFoundError:
+        raise InputError(f"expected a table at {path}, found none") from None
+    except InputError:
+        raise
+    except Exception as error:  # Arrow has its own for what is no Parquet file
+        raise InputError(f"{path} is not a whole Parquet file ({first_line(error)}); {mend}") from error
 
 
 def markdown(frame: pd.DataFrame) -> str:

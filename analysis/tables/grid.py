@@ -70,6 +70,12 @@ class Setting:
         ]
         return config.method_config(self.method, overrides, self.head)
 
+    @property
+    def content(self) -> dict[str, Any]:
+        """Everything that the setting's rows depend on, heads by their paths (`toolkit.contents`)."""
+        method = {} if self.method in PARAMETERS else config.plain(self.method_config())
+        return {"name": self.method, "parameters": dict(self.parameters), "method": method}
+
 
 def expand(grid: Mapping[str, Any], with_plain: bool = False) -> list[Setting]:
     """The settings of a grid, the yardsticks' last; they bring plain decoding along, whose responses they score.

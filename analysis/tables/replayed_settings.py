@@ -154,7 +154,7 @@ class Recording:
                     path = self.folder / f"{name}-{number:03d}.safetensors"
                     try:
                         parts.append(Trace.load(path))
-                    except InputError:  # none yet, or a broken one
+                    except InputError:  # none yet, or a damaged one
                         self._record(recorder, texts).save(path)
                         parts.append(Trace.load(path))
                     bar.update(len(texts))

@@ -30,8 +30,7 @@ from analysis.tables.files import read_table, save_table
 from toolkit import metrics
 from toolkit.config import plain
 from toolkit.errors import InputError
-from toolkit.io import read_json
-from toolkit.stage import MANIFEST
+from toolkit.stage import MANIFEST, read_manifest
 from toolkit.types import Counts, Round
 
 Array = NDArray[np.float64]
@@ -108,7 +107,7 @@ def load_rows(folders: Sequence[Path | str], what: str) -> pd.DataFrame:
 
 def check_comparable(folders: Sequence[Path]) -> None:
     """Raises InputError unless all sweeps were made with the same pair and sampling (seeds and devices may differ)."""
-    about = [read_json(folder / MANIFEST) for folder in folders if (folder / MANIFEST).exists()]
+    about = [read_manifest(folder) for folder in folders if (folder / MANIFEST).exists()]
     for other in about[1:]:
         for part in ("pair", "sampling"):
             one, two = (manifest.get("config", {}).get(part) or {} for manifest in (about[0], other))
@@ -122,7 +121,7 @@ def check_comparable(folders: Sequence[Path]) -> None:
 
 def same_texts(folders: Sequence[Path], rows: pd.DataFrame, method: str) -> bool:
     """Whether all sweeps were replayed on traces, and all settings of a method on the same text of every prompt."""
-    about = [read_json(folder / MANIFEST) if (folder / MANIFEST).exists() else {} for folder in folders]
+    about = [read_manifest(folder) if (folder / MANIFEST).exists() else {} for folder in folders]
     mine = rows[(rows.method == method) & rows.error.isna()]
     lengths = mine.groupby(["dataset", "prompt"]).num_generated.nunique()
     return all(one.get("config", {}).get("source") == "traces" for one in about) and bool((lengths == 1).all())

@@ -179,7 +179,7 @@ def test_bad_input_is_one_line(tiny_overrides, tiny_responses, recorded, folders
     stranger = AcceptanceHead(16).save(tmp_path / "stranger")
     states, logits = recorded["states"], recorded["logits"]
     for traces_folder, given, more, message in (
-        (states, [other], [], "was trained for another draft (fingerprint of another)"),
+        (states, [other], [], "(fingerprint of another, this one "),
         (logits, [stranger], [], "hold neither states nor logits"),
         (states, [folders["linear"]] * 2, [], "holds the same head as"),
         (states, [tmp_path], [], "expected an acceptance head"),

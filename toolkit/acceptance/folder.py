@@ -18,7 +18,7 @@ from toolkit.errors import InputError
 from toolkit.io import content_hash, file_hash
 from toolkit.trace import recorded_name
 from toolkit.types import Step
-from toolkit.weights import difference, sketch
+from toolkit.weights import Weights
 
 Scorer = Callable[[Step], Tensor]  # to raw logits [B] or [B, 2]
 KINDS: dict[str, type[SavedHead]] = {"survival": AcceptanceHead, "preread": PrereadHead}
@@ -89,16 +89,11 @@ def _files(kind: type[SavedHead], folder: Path | str) -> list[Path]:
 
 def check_draft(about: Mapping[str, Any], draft: Any, where: str) -> None:
     """Raises InputError unless the head was trained on this draft's hidden states, in whatever number format it is here."""
-    from toolkit.pair import fingerprint
-
     hidden_size = about["head"]["hidden_size"]
     own = getattr(getattr(draft, "config", None), "hidden_size", hidden_size)
     if hidden_size != own:
         raise InputError(f"the head in {where} reads states of size {hidden_size}, this draft's have {own}")
-    trained, weights = about.get("draft_fingerprint"), about.get("draft_weights")
-    if trained is None or trained == (here := fingerprint(draft)):
-        return
-    reason = "" if weights is None or not hasattr(draft, "config") else difference(weights, sketch(draft))
+    trained = Weights.recorded(about)
+    reason = None if trained is None else trained.other_than(Weights.of(draft))
     if reason is not None:
-        why = f"fingerprint {trained}, this one {here}" + (f": {reason}" if reason else "")
-        raise InputError(f"the head in {where} was trained for another draft ({why})")
+        raise InputError(f"the head in {where} was trained for another draft ({reason})")

@@ -6,11 +6,14 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
-from safetensors.torch import load_file, save_file
 from torch import nn
 
 from toolkit.errors import InputError
-from toolkit.io import read_json, write_atomic, write_json
+from toolkit.io import content_hash, read_json, write_json
+from toolkit.lines import first_line
+from toolkit.tensors import CHECKSUM, load_tensors, save_tensors
+
+MEND = "export the head again (run its training's command once more), or copy it from where it is whole"
 
 
 class SavedHead(nn.Module):
@@ -35,9 +38,9 @@ class SavedHead(nn.Module):
     def save(self, folder: Path | str, about: Mapping[str, Any] | None = None) -> Path:
         """Write weights and config; `about` records the draft's fingerprint, sampling, metrics and so on."""
         folder = Path(folder)
-        state = {name: tensor.detach().cpu().contiguous() for name, tensor in self.state_dict().items()}
-        write_atomic(folder / self.weights_file, lambda path: save_file(state, path))
-        write_json(folder / self.config_file, {"head": self.config, **(about or {})})
+        said = {"head": self.config, **(about or {})}
+        save_tensors(folder / self.weights_file, self.state_dict(), {"what": self.what})
+        write_json(folder / self.config_file, {**said, CHECKSUM: content_hash(said, 64)})
         return folder
 
     @classmethod
@@ -51,11 +54,24 @@ class SavedHead(nn.Module):
         folder = Path(folder)
         if not cls.is_in(folder):
             raise InputError(f"expected {cls.what} ({cls.config_file} and {cls.weights_file}) in {folder}, found none")
-        about = read_json(folder / cls.config_file)
+        about = _checked(folder / cls.config_file)
+        weights, _ = load_tensors(folder / cls.weights_file, "file of a head's weights", MEND)
         try:
             head = cls(**about["head"])
-            weights = load_file(folder / cls.weights_file)
             head.load_state_dict({k: v.float() for k, v in weights.items()}, strict=True)
         except (KeyError, TypeError, RuntimeError) as error:
-            raise InputError(f"{folder} does not hold {cls.what} as a whole: {str(error).splitlines()[0]}") from error
+            raise InputError(f"{folder} does not hold {cls.what} as a whole: {first_line(error)}") from error
         return head.eval().requires_grad_(False), about
+
+
+def _checked(path: Path) -> dict[str, Any]:
+    """A head's config without its checksum. Raises InputError if that does not match; configs of other programs have none."""
+    if path.stat().st_size == 0:
+        raise InputError(f"{path} is empty: expected a head's config; {MEND}")
+    about = read_json(path)
+    if not isinstance(about, dict):
+        raise InputError(f"{path} is not a head's config; {MEND}")
+    found = about.pop(CHECKSUM, None)
+    if found is not None and found != content_hash(about, 64):
+        raise InputError(f"{path} is damaged: its checksum does not match; {MEND}")
+    return about

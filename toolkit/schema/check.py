@@ -10,6 +10,7 @@ from functools import cache
 from typing import Any, NoReturn
 
 from toolkit.errors import InputError, unknown_name
+from toolkit.lines import first_line
 from toolkit.schema import methods, sources
 from toolkit.schema.commands import Grid, Section, command_of, group_of, keys_of
 from toolkit.schema.others import OTHERS
@@ -47,7 +48,7 @@ def resolved(config: Any, config_name: str) -> dict[str, Any]:
         return dict(OmegaConf.to_container(config, resolve=True, throw_on_missing=False))  # type: ignore[arg-type]
     except OmegaConfBaseException as error:
         key = getattr(error, "full_key", None) or config_name
-        raise InputError(f"{key}: {str(error).splitlines()[0]}") from error
+        raise InputError(f"{key}: {first_line(error)}") from error
 
 
 @cache

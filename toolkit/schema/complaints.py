@@ -8,6 +8,7 @@ from typing import Any
 
 from toolkit import config_files as configs
 from toolkit.errors import InputError, unknown_name
+from toolkit.lines import first_line
 from toolkit.schema.check import keys_at
 
 LOST = re.compile(r"(?:In '(?P<by>[^']*)': )?Could not find '(?P<path>[^']*)'")
@@ -47,7 +48,7 @@ def complaint(error: Exception, config_name: str, overrides: Sequence[str]) -> I
         got = (
             repr(word)
             if word is not None
-            else f"{' '.join(text.splitlines()[0].split())} (quote what holds blanks or brackets)"
+            else f"{' '.join(first_line(text).split())} (quote what holds blanks or brackets)"
         )
         return InputError(f"expected KEY=VALUE, got {got}")
     if text.startswith("Ambiguous value"):

@@ -21,6 +21,7 @@ from importlib.machinery import PathFinder
 from pathlib import Path
 from typing import Any
 
+from toolkit.lines import lines_of
 from toolkit.schema import ranges
 
 REQUIRED = object()  # in place of a default
@@ -310,7 +311,7 @@ def meanings_in(docstring: str, names: Iterable[str]) -> dict[str, str]:
     also: dict[str, str] = {}
     open_names: list[str] = []
     indent = 0
-    for line in textwrap.dedent(docstring).splitlines():
+    for line in lines_of(textwrap.dedent(docstring)):
         also |= {match[1]: match[2] for match in inside.finditer(line)}
         if match := start.match(line):
             open_names, indent = match[2].split(", "), len(match[1])

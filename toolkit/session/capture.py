@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 Forward = Callable[..., tuple[Tensor, Tensor]]  # inputs, then buffers -> logits [b, T, V], hidden [b, T, D]
+SHAPES = 4096  # whose uses are counted; more than these, and the rare ones are forgotten
 PROOFS = 2  # replays of a new capture that are compared with the forward itself
 # Of that comparison, relative: a wrong branch is off by far more, bfloat16 by less. In float64 a replay that goes through
 # float32 somewhere is wrong, too: traces of Gemma-2 do.
@@ -36,6 +37,9 @@ class TracedForward:
 
     after: ClassVar[int] = 32  # uses before a shape is captured: by then a trace costs about what it saves
     layers: ClassVar[int] = 128  # of all traces of a model: each takes 2 to 3 MB per layer, whatever the layer's size
+    # TorchScript gives back no memory of a trace that is dropped (torch 2.9: 3 to 6 MB each, whether or not it was run), so
+    # the traces ever made are bounded, as a multiple of those that are kept.
+    replaced: ClassVar[float] = 1.5
 
     def __init__(self, forward: Forward, inputs: Sequence[Tensor], buffers: Sequence[Tensor]):
         with warnings.catch_warnings():
@@ -55,6 +59,7 @@ class StaticForward:
     """
 
     after: ClassVar[int] = 2
+    replaced: ClassVar[float] = float("inf")
     layers: ClassVar[int] = 4096  # of all captures of a model
 
     def __init__(self, forward: Forward, inputs: Sequence[Tensor], buffers: Sequence[Tensor]):
@@ -116,6 +121,7 @@ class Captures:
         self.kind, self.num_layers = kind, num_layers
         self.most = max(kind.layers // num_layers, 4)
         self.refusals: list[str] = [] if refusals is None else refusals
+        self.made = 0
         self.uses: dict[tuple[int, ...], int] = {}
         self.unproven: dict[tuple[int, ...], int] = {}  # replays still to be compared with the forward itself
         self.known: dict[tuple[int, ...], Captured] = {}
@@ -140,6 +146,8 @@ class Captures:
         """The forward's result: replayed if this shape has been captured, which happens once it recurs."""
         captured = self.known.get(key)
         self.uses[key] = self.uses.get(key, 0) + 1
+        if len(self.uses) > SHAPES:
+            self._forget()
         if captured is not None:
             return (
                 self._proven(key, captured, forward, inputs, buffers)
@@ -152,6 +160,8 @@ class Captures:
 
     def _has_room(self, key: tuple[int, ...]) -> bool:
         """Whether this shape may be captured; makes room for it if it is worth more than the least used one."""
+        if self.made >= self.kind.replaced * self.most:
+            return False
         if len(self.known) < self.most:
             return True
         least = min(self.known, key=lambda known: self.uses[known])
@@ -160,9 +170,15 @@ class Captures:
         del self.known[least], self.unproven[least]
         return True
 
+    def _forget(self) -> None:
+        """Keep the counts of captured shapes and of the more frequent half of the others."""
+        ranked = sorted(self.uses, key=lambda key: (key in self.known, self.uses[key]), reverse=True)
+        self.uses = {key: self.uses[key] for key in ranked[: max(SHAPES // 2, len(self.known))]}
+
     def _capture(
         self, key: tuple[int, ...], forward: Forward, inputs: Sequence[Tensor], buffers: Sequence[Tensor]
     ) -> None:
+        self.made += 1
         try:
             self.known[key], self.unproven[key] = self.kind(forward, inputs, buffers), PROOFS
         except Exception as error:  # whatever a model's code does when it is captured: its forward itself works

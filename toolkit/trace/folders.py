@@ -5,8 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from toolkit.errors import InputError
-from toolkit.io import read_json
-from toolkit.stage import MANIFEST
+from toolkit.stage import MANIFEST, read_manifest
 from toolkit.trace.trace import Trace, join
 
 SUMMARY = "summary.json"  # what the traces depend on, the same whenever they are recorded
@@ -24,9 +23,9 @@ def read_traces(folder: Path | str, replicate: int | None = 0) -> Trace:
     Raises InputError if the folder is not finished, or a file is missing, cut short or of another job.
     """
     folder = Path(folder)
-    if not (folder / MANIFEST).exists() or read_json(folder / MANIFEST).get("stage") != "traces":
+    if not (folder / MANIFEST).exists() or read_manifest(folder).get("stage") != "traces":
         raise InputError(f"expected a folder of data_gen.traces at {folder}, found none")
-    manifest = read_json(folder / MANIFEST)
+    manifest = read_manifest(folder)
     if manifest.get("status") != "finished":
         raise InputError(f"the traces in {folder} are not finished: run data_gen.traces again first")
     chosen = range(manifest["replicates"]) if replicate is None else [replicate]

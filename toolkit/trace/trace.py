@@ -23,12 +23,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import safe_open
-from safetensors.torch import save_file
 from torch import Tensor
 
 from toolkit.errors import InputError
-from toolkit.io import write_atomic
+from toolkit.lines import first_line
+from toolkit.tensors import load_tensors, save_tensors
 
 PER_POSITION = ("accepted", "chance", "roll_first", "roll_length", "target_entropy")
 
@@ -138,15 +137,13 @@ class Trace:
         tensors = _tensors(self)
         tensors |= {f"estimates/{name}": value for name, value in self.estimates.items()}
         about = {"about": json.dumps(dict(self.about)), "max_drafted": str(self.max_drafted)}
-        return write_atomic(path, lambda temporary: save_file(tensors, temporary, metadata=about))
+        return save_tensors(path, tensors, about)
 
     @classmethod
     def load(cls, path: Path | str) -> Trace:
-        """Memory-mapped. Raises InputError if the file is missing or cut short."""
+        """Memory-mapped. Raises InputError if the file is missing, cut short or not what was written."""
+        tensors, metadata = load_tensors(path, "trace", "delete it and record it again")
         try:
-            with safe_open(path, framework="pt") as file:
-                tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-                metadata = file.metadata()
             estimates = {k.split("/", 1)[1]: tensors.pop(k) for k in list(tensors) if k.startswith("estimates/")}
             return cls(
                 **tensors,
@@ -154,10 +151,10 @@ class Trace:
                 max_drafted=int(metadata["max_drafted"]),
                 about=json.loads(metadata["about"]),
             )
-        except FileNotFoundError:
-            raise InputError(f"expected a trace at {path}, found none") from None
-        except Exception as error:  # safetensors raises its own kinds
-            raise InputError(f"{path} is not a whole trace: {str(error).splitlines()[0]}") from None
+        except (KeyError, TypeError, ValueError) as error:
+            raise InputError(
+                f"{path} is not a whole trace: {first_line(error)}; delete it and record it again"
+            ) from None
 
 
 def recorded_name(head: str, kind: str) -> str:

@@ -7,7 +7,7 @@ temporary file in the system's temporary folder and copies it if that is another
 
 from __future__ import annotations
 
-import pickle
+import zipfile
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -15,8 +15,10 @@ import pytorch_lightning as pl
 import torch
 from lightning_fabric.plugins.io.torch_io import TorchCheckpointIO
 
+from toolkit import journal
 from toolkit.errors import InputError
 from toolkit.io import write_atomic
+from toolkit.lines import first_line
 from toolkit.schema.ranges import AtLeast
 
 LAST, BEST = "last.ckpt", "best.ckpt"
@@ -97,13 +99,25 @@ def folder_of(run_folder: Path | str) -> Path:
 
 
 def read_checkpoint(path: Path | str) -> dict[str, Any]:
-    """A checkpoint's content on the CPU. Raises InputError if there is none, or it is none of ours."""
+    """A checkpoint's content on the CPU. Raises InputError if there is none, it is damaged, or none of ours.
+
+    A checkpoint is a zip archive with a checksum (CRC-32) of every record, which torch.load does not look at.
+    """
+    mend = "delete it to go on without it, or give another one as ckpt_path"
+    journal.check(path, mend)
     try:
+        if Path(path).stat().st_size == 0:
+            raise InputError(f"{path} is empty: expected a checkpoint; {mend}")
+        with zipfile.ZipFile(path) as archive:
+            if (broken := archive.testzip()) is not None:
+                raise InputError(f"{path} is damaged: the checksum of {broken} does not match; {mend}")
         checkpoint = torch.load(path, map_location="cpu", weights_only=True)
     except FileNotFoundError:
         raise InputError(f"ckpt_path: expected a checkpoint at {path}, found none") from None
-    except (OSError, RuntimeError, EOFError, pickle.UnpicklingError) as error:
-        raise InputError(f"{path} is not a checkpoint: {str(error).strip().splitlines()[0]}") from None
+    except InputError:
+        raise
+    except Exception as error:  # zip, pickle and torch each have their own for what is no checkpoint
+        raise InputError(f"{path} is not a checkpoint: {first_line(error)}; {mend}") from None
     if not isinstance(checkpoint, dict) or "about" not in checkpoint or "state_dict" not in checkpoint:
         raise InputError(f"{path} was not written by toolkit.train")
     return checkpoint

@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from toolkit.errors import InputError
-from toolkit.io import content_hash, read_json
+from toolkit.io import content_hash
 from toolkit.schema.ranges import AtLeast
-from toolkit.stage import MANIFEST
+from toolkit.stage import MANIFEST, read_manifest
 from toolkit.teacher import hidden_size
 from toolkit.training.examples import ExampleData
 from toolkit.training.states import CachedStates, LiveStates, Positions, write_cache
@@ -55,7 +55,7 @@ class MixedData(ExampleData):
             raise InputError(
                 f"data.path: expected a folder of data_gen.mix (with {MANIFEST} and dataset/), got {folder}"
             )
-        if read_json(folder / MANIFEST).get("status") != "finished":
+        if read_manifest(folder).get("status") != "finished":
             raise InputError(f"the data in {folder} are not finished: run data_gen.mix again first")
         return [folder / SUMMARY]
 
@@ -65,7 +65,7 @@ class MixedData(ExampleData):
     @property
     def cache_folder(self) -> Path:
         """Where the states of this draft over these data are kept."""
-        held = [self.fingerprint, self.summary["content"], str(self.draft.dtype), Positions._fields]
+        held = [self.weights.fingerprint, self.summary["content"], str(self.draft.dtype), Positions._fields]
         return self.path / f"hidden-{content_hash(held)}"
 
     def prepare_data(self) -> None:
@@ -89,9 +89,10 @@ class MixedData(ExampleData):
                 )
 
     def about(self) -> dict[str, Any]:
-        kept = ("target_fingerprint", "draft_fingerprint", "sampling", "mixing_ratio")
+        kept = ("target_fingerprint", "sampling", "mixing_ratio")
         return {
             **{name: self.summary[name] for name in kept},
+            **self.weights.facts(),
             "data": self.path.name,
             "num_positions": self.states["train"].num_positions,
             "hidden_state": STATES,

@@ -10,9 +10,9 @@ import pytorch_lightning as pl
 
 from toolkit.errors import InputError
 from toolkit.io import read_json
-from toolkit.pair import fingerprint
 from toolkit.training.batches import ExampleBatches
 from toolkit.training.states import States
+from toolkit.weights import Weights
 
 
 class ExampleData(pl.LightningDataModule):
@@ -33,11 +33,12 @@ class ExampleData(pl.LightningDataModule):
         self.batch_size, self.shuffle, self.seed = batch_size, shuffle, seed
         (summary,) = self.inputs(self.path)
         self.summary: dict[str, Any] = read_json(summary)
-        self.fingerprint = fingerprint(draft)
-        if self.fingerprint != self.summary["draft_fingerprint"]:
+        self.weights = Weights.of(draft)
+        made = Weights.recorded(self.summary)
+        reason = None if made is None else made.other_than(self.weights)
+        if reason is not None:
             raise InputError(
-                f"the data in {path} were made with another draft (fingerprint {self.summary['draft_fingerprint']}, this one "
-                f"{self.fingerprint}): set pair.draft to that one, or make them again"
+                f"the data in {path} were made with another draft ({reason}): set pair.draft to that one, or make them again"
             )
         self.states: dict[str, States] = {}
 

@@ -17,6 +17,7 @@ from pytorch_lightning.loggers import Logger, WandbLogger
 from pytorch_lightning.utilities import rank_zero_only
 
 from toolkit.io import write_text
+from toolkit.lines import lines_of
 from toolkit.stage import sweep_name
 from toolkit.tracking import wandb_run
 
@@ -36,7 +37,7 @@ class MetricsFile(Logger):
         self.path = Path(folder) / METRICS
         self.lines: dict[int, dict[str, Any]] = {}
         if self.path.exists():
-            rows = list(csv.DictReader(self.path.read_text().splitlines()))
+            rows = list(csv.DictReader(lines_of(self.path.read_text())))
             kept = [row for row in rows if int(row["step"]) < first_step]
             self.lines = {int(row["step"]): {k: v for k, v in row.items() if v and k != "step"} for row in kept}
 

@@ -19,13 +19,14 @@ from torch import Tensor
 from toolkit.acceptance.preread import embedding_table, features
 from toolkit.errors import InputError
 from toolkit.schema.ranges import AtLeast, Between
-from toolkit.stage import MANIFEST
+from toolkit.stage import MANIFEST, read_manifest
 from toolkit.teacher import hidden_size
 from toolkit.trace import Trace
 from toolkit.trace.folders import SUMMARY, read_traces
 from toolkit.trace.step import RecordedStep
 from toolkit.training.examples import ExampleData
 from toolkit.training.states import Positions, States
+from toolkit.weights import Weights
 
 READS = "the draft's final hidden state that the token was drawn from, its embedding, and the shape of the draft's distribution"
 LABELS = "min(1, p/q) of the drafted token, and sum min(p, q) one position later where it was accepted"
@@ -82,6 +83,8 @@ class TracedData(ExampleData):
             raise InputError(
                 f"data.path: expected a folder of data_gen.traces (with {MANIFEST} and {SUMMARY}), got {folder}"
             )
+        if read_manifest(folder).get("status") != "finished":
+            raise InputError(f"the traces in {folder} are not finished: run data_gen.traces again first")
         return [folder / SUMMARY]
 
     def setup(self, stage: str | None = None) -> None:
@@ -106,9 +109,10 @@ class TracedData(ExampleData):
         return {"hidden_size": hidden_size(self.draft), "embedding_size": embedding_table(self.draft).shape[1]}
 
     def about(self) -> dict[str, Any]:
-        kept = ("target_fingerprint", "draft_fingerprint", "sampling")
+        kept = ("target_fingerprint", "sampling")
         return {
             **{name: self.summary[name] for name in kept},
+            **(Weights.recorded(self.summary) or self.weights).facts(),
             "data": self.path.name,
             "num_positions": self.states["train"].num_positions,
             "hidden_state": READS,

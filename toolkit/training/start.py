@@ -15,6 +15,7 @@ from toolkit.acceptance.folder import KINDS
 from toolkit.acceptance.saved import SavedHead
 from toolkit.errors import InputError
 from toolkit.training.checkpoints import LAST, folder_of
+from toolkit.weights import Weights
 
 
 def check_choice(ckpt_path: str | None, from_pretrained: str | None) -> None:
@@ -33,13 +34,15 @@ def pretrained_files(from_pretrained: str | None) -> list[Path]:
     return [Path(from_pretrained) / name for kind in here for name in (kind.weights_file, kind.config_file)]
 
 
-def warm_start(head: SavedHead, from_pretrained: str | None, draft_fingerprint: str) -> None:
+def warm_start(head: SavedHead, from_pretrained: str | None, draft: Weights) -> None:
     """Copy a trained head's weights. Raises InputError if it was made for another draft or in another shape."""
     if from_pretrained is None:
         return
     trained, about = type(head).load(from_pretrained)
-    if about.get("draft_fingerprint", draft_fingerprint) != draft_fingerprint:
-        raise InputError(f"from_pretrained: the head in {from_pretrained} was trained for another draft")
+    known = Weights.recorded(about)
+    reason = None if known is None else known.other_than(draft)
+    if reason is not None:
+        raise InputError(f"from_pretrained: the head in {from_pretrained} was trained for another draft ({reason})")
     for name, here in head.config.items():
         there = trained.config[name]
         if there != here and name != "log_w_rej":  # another class weight is another goal, not another head
@@ -55,12 +58,13 @@ def resume_path(run_folder: Path, ckpt_path: str | None) -> Path | None:
     return own if own.exists() else None
 
 
-def check_resumable(checkpoint: Mapping[str, Any], head: SavedHead, draft_fingerprint: str, path: Path) -> None:
+def check_resumable(checkpoint: Mapping[str, Any], head: SavedHead, draft: Weights, path: Path) -> None:
     """Raises InputError if a checkpoint is of another draft or of a head of another shape."""
     about = checkpoint["about"]
-    if about["draft_fingerprint"] != draft_fingerprint:
-        there = about["draft_fingerprint"]
-        raise InputError(f"{path} was made with another draft (fingerprint {there}, this one {draft_fingerprint})")
+    known = Weights.recorded(about)
+    reason = None if known is None else known.other_than(draft)
+    if reason is not None:
+        raise InputError(f"{path} was made with another draft ({reason})")
     for name, here in head.config.items():
         if about["head"].get(name) != here:
             raise InputError(f"{path} holds another head: expected {name}={here}, got {about['head'].get(name)}")

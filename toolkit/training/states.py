@@ -18,20 +18,20 @@ import shutil
 from abc import ABC, abstractmethod
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from toolkit.errors import InputError
-from toolkit.io import write_atomic, write_json
+from toolkit.io import read_json, write_json
 from toolkit.teacher import hidden_size, pad_right, picked, states_and_logits_of
+from toolkit.tensors import load_tensors, save_tensors
 
 INDEX = "index.json"
 SHARD_EXAMPLES = 512
+MEND = "delete that folder of hidden states: the next training writes it again"
 
 
 class Positions(NamedTuple):
@@ -100,12 +100,18 @@ class CachedStates(States):
     """States read from a cache folder, memory-mapped."""
 
     def __init__(self, folder: Path, split: str):
-        self.shards = [load_file(path) for path in sorted(folder.glob(f"{split}-*.safetensors"))]
+        self.shards = [
+            load_tensors(path, "file of hidden states", MEND)[0]
+            for path in sorted(folder.glob(f"{split}-*.safetensors"))
+        ]
         self.first_examples, self.num_examples, self.num_positions = [], 0, 0
+        expected = read_json(folder / INDEX)["examples"][split]
         for shard in self.shards:
             self.first_examples.append(self.num_examples)
             self.num_examples += len(shard["ends"])
             self.num_positions += len(shard["labels"])
+        if self.num_examples != expected:
+            raise InputError(f"{folder} holds {self.num_examples} of {expected} examples ({split}); {MEND}")
 
     def batch(self, examples: Sequence[int]) -> Positions:
         """The positions of these examples, copied from the files."""
@@ -160,7 +166,7 @@ def _write_split(folder: Path, name: str, states: LiveStates) -> None:
             examples = range(first, min(first + SHARD_EXAMPLES, states.num_examples))
             path = folder / f"{name}-{first // SHARD_EXAMPLES:05d}.safetensors"
             if not path.exists():
-                write_atomic(path, partial(save_file, _shard(states, examples)))
+                save_tensors(path, _shard(states, examples))
             bar.update(len(examples))
 
 

@@ -17,6 +17,7 @@ from hydra.experimental.callback import Callback
 from omegaconf import DictConfig
 
 from toolkit.io import read_json, write_json, write_text
+from toolkit.lines import first_line
 from toolkit.stage import OUTPUT
 
 JOB = "job.json"
@@ -42,7 +43,7 @@ class SweepTable(Callback):
             "status": "done" if job_return.status == JobStatus.COMPLETED else "failed",
         }
         if found["status"] == "failed":
-            found["error"] = str(job_return._return_value).splitlines()[0]
+            found["error"] = first_line(job_return._return_value)
         elif (folder / OUTPUT).exists():
             output = Path(read_json(folder / OUTPUT)["folder"])
             found |= {"folder": str(output), "scores": read_json(output / self.scores)}

@@ -67,7 +67,7 @@ def test_a_run_leaves_everything_behind(trained, overrides):
     assert files == {
         "checkpoints/best.ckpt", "checkpoints/last.ckpt", "head/config.json", "head/head.safetensors", "MODEL_CARD.md",
         "config.yaml", "manifest.json", "metrics.csv", "metrics.json", "reliability.csv", "reliability.png",
-        "wandb_run_id.txt",
+        "wandb_run_id.txt", ".written.jsonl",
     }  # fmt: skip
     scores = json.loads((trained / "metrics.json").read_text())
     names = {"log_loss", "log_loss_calibrated", "binary_kl", "brier", "ece", "auroc"}
@@ -306,7 +306,7 @@ def test_checkpoints_that_do_not_fit_are_refused(trained, overrides, tmp_path):
         return train.run(compose("train", [*options, *more]))
 
     checkpoint = torch.load(trained / "checkpoints" / "last.ckpt", weights_only=True)
-    checkpoint["about"]["draft_fingerprint"] = "another"
+    checkpoint["about"] |= {"draft_fingerprint": "another", "draft_weights": None}
     torch.save(checkpoint, tmp_path / "other.ckpt")
     (tmp_path / "broken.ckpt").write_bytes(b"PK\x03\x04 half a zip file")
     torch.save({"state_dict": {}}, tmp_path / "foreign.ckpt")

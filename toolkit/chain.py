@@ -1,0 +1,128 @@
+"""Stages one after another: each is told the folders of those before it.
+
+Names in braces stand for folders. A folder is put into the composed config, never into the text of an override: so it may
+hold whatever a file system allows, blanks, commas, quotes and brackets included.
+"""
+
+from __future__ import annotations
+
+import re
+import secrets
+from collections.abc import Mapping, Sequence
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+from toolkit import config as configs
+from toolkit.errors import InputError
+
+NAME = re.compile(r"\{([^{}$]*)\}")
+KEY = re.compile(r"\$\{([\w.]+)\}")
+
+
+def run_stages(
+    stages: Mapping[str, Mapping[str, Any]] | None, root_dir: Path | str, known: Mapping[str, Path] | None = None
+) -> dict[str, Path]:
+    """Run stages one after another below `root_dir`: each {run: module.function, config: name, overrides: [...]}.
+
+    Overrides can name the folder of an earlier stage, or of one in `known`, in braces: 'responses="{responses}"'. For
+    stages that differ in names only see `expand_stages`. Returns the folders of all of them.
+    """
+    from hydra.utils import get_method
+
+    done = dict(known or {})
+    for name, stage in expand_stages(stages or {}).items():
+        print(f"\n== {name}", flush=True)
+        config = compose_for(stage["config"], stage.get("overrides", ()), done, root_dir, stages)
+        done[name] = get_method(stage["run"])(config)
+    return done
+
+
+def compose_for(
+    config_name: str,
+    overrides: Sequence[str],
+    folders: Mapping[str, Path | str],
+    root_dir: Path | str | None = None,
+    within: Any = None,
+) -> Any:
+    """The composed config of a stage, its output below `root_dir`, with folders in place of their names in braces.
+
+    within  a node of the config that the overrides come from: "${key}" is that config's text
+    The overrides hold a mark for each folder, which no text contains, while they are parsed.
+    """
+    from omegaconf import OmegaConf
+
+    marks = _Marks(folders)
+    words = [marks.put(str(word), within) for word in overrides]
+    if root_dir is not None:
+        words.insert(0, f"paths.root_dir={marks.of(str(root_dir))}")
+    config = configs.compose(config_name, words)
+    filled = marks.filled(OmegaConf.to_container(config, resolve=False))
+    return OmegaConf.create(filled, flags={"struct": True})
+
+
+class _Marks:
+    """Short texts that stand for long ones while overrides are parsed."""
+
+    def __init__(self, folders: Mapping[str, Path | str]):
+        self.folders, self.texts, self.key = folders, {}, f"text{secrets.token_hex(8)}n"  # type: ignore[var-annotated]
+
+    def of(self, text: str) -> str:
+        """The mark of a text."""
+        mark = f"{self.key}{len(self.texts)}x"
+        self.texts[mark] = text
+        return mark
+
+    def put(self, word: str, within: Any) -> str:
+        """An override with marks for "{folder}" and for "${key}"."""
+        word = KEY.sub(lambda found: self._value(found, within), word)
+        known = self.folders
+        return NAME.sub(lambda found: self.of(str(known[found[1]])) if found[1] in known else found[0], word)
+
+    def _value(self, found: re.Match[str], within: Any) -> str:
+        from omegaconf import OmegaConf
+
+        if not OmegaConf.is_config(within):
+            return found[0]
+        value = OmegaConf.select(within._get_root(), found[1], throw_on_missing=True)
+        return self.of(value) if isinstance(value, str) else {None: "null"}.get(value, str(value))
+
+    def filled(self, value: Any) -> Any:
+        """A container with the texts in place of their marks; "${" in a text is no interpolation."""
+        if isinstance(value, dict):
+            return {key: self.filled(one) for key, one in value.items()}
+        if isinstance(value, list):
+            return [self.filled(one) for one in value]
+        if isinstance(value, str) and self.key in value:
+            for mark, text in self.texts.items():
+                value = value.replace(mark, configs.escaped(text))
+        return value
+
+
+def fill_folders(text: str, folders: Mapping[str, Path | str]) -> str:
+    """The text with "{name}" replaced by that stage's folder (or by whatever the name stands for)."""
+    return NAME.sub(lambda found: str(folders[found[1]]) if found[1] in folders else found[0], text)
+
+
+def expand_stages(stages: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
+    """The stages with `for_each` multiplied out: one per combination of its names, "{axis}" standing for each.
+
+        "{part}_{domain}":
+          for_each: {part: {dev: [prompts.split=dev], test: [prompts.split=test]}, domain: [math, code]}
+          overrides: ["prompts=toy_{domain}"]
+
+    makes dev_math, dev_code, test_math, test_code. A mapping gives every name overrides of its own. Raises InputError if
+    two stages get the same name.
+    """
+    expanded: dict[str, dict[str, Any]] = {}
+    for pattern, stage in configs.unresolved(stages).items():
+        axes = stage.pop("for_each", None) or {}
+        for names in product(*axes.values()):
+            chosen = dict(zip(axes, names, strict=True))
+            name, one = fill_folders(pattern, chosen), dict(stage)
+            own = [word for axis, at in chosen.items() if isinstance(axes[axis], Mapping) for word in axes[axis][at]]
+            one["overrides"] = [fill_folders(word, chosen) for word in (*stage.get("overrides", ()), *own)]
+            if name in expanded:
+                raise InputError(f"stages: expected a name of its own for each, got {name} twice (from {pattern!r})")
+            expanded[name] = one
+    return expanded

@@ -1,0 +1,19 @@
+"""Lines of text, split at newline characters only.
+
+`str.splitlines` also splits at U+0085, U+2028, U+2029, form feeds and others, which texts may hold: a file with one line per
+record would fall apart. A test forbids it everywhere.
+"""
+
+from __future__ import annotations
+
+
+def lines_of(text: str, keep_ends: bool = False) -> list[str]:
+    """The lines of a text; no empty one behind the last newline."""
+    lines = text.split("\n")
+    whole = [f"{line}\n" if keep_ends else line for line in lines[:-1]]
+    return [*whole, lines[-1]] if lines[-1] else whole
+
+
+def first_line(error: object) -> str:
+    """The first line of what an error says; its kind if it says nothing."""
+    return next((line.strip() for line in str(error).split("\n") if line.strip()), type(error).__name__)
