@@ -1,10 +1,9 @@
-"""python -m analysis.advise pair.target=T pair.draft=[D1,D2] prompts.path=P.jsonl batch_sizes=[1,4,16]: which draft, how far, at
-which load.
+"""python -m analysis.advise pair.target=T pair.draft=[D1,D2] prompts.path=P.jsonl batch_sizes=[1,4,16]: which draft, how far?
 
-From two or more models and a prompts file to one sentence per batch size. The prompts are split into dev and test, disjoint,
-by their ids. The target answers all of them once; every draft is recorded beside it; what forwards cost is measured on this
-machine, modelled from a device's peak figures (hardware=h100) or read from a file (costs=FILE). Then every policy of the grid is
-served at every batch size by simulation: chosen on dev, reported on test. A second call with other batch sizes, costs
+From two or more models and a prompts file to one sentence per batch size. The prompts are split into dev and test by their
+ids. The target answers all of them once; every draft is recorded beside it; what forwards cost is measured on this
+machine, modelled from a device's peak figures (hardware=h100) or read from a file (costs=FILE). Then every policy of the
+grid is served at every batch size by simulation: chosen on dev, reported on test. A second call with other batch sizes, costs
 or policies keeps responses and recordings and only replays. Files:
 
     advice      one line per batch size, draft and method: its setting, tokens per second, speed-up over plain decoding
@@ -148,6 +147,9 @@ def _publish(
     best = _best_draft(table, candidates, answer)
     where = dict(zip([one.draft for one in candidates], _sources(cfg, candidates), strict=True))
     overrides = [f"method={answer.method}", *_overrides(answer.parameters)]
+    if answer.method.startswith("batch_rate"):
+        number = [one.draft for one in candidates].index(answer.draft)
+        overrides.append(f"method.policy.costs={(folder / f'costs-{number}.json').resolve()}")
     greedy = best_lengths(table, best, greedy=True) if table.greedy.any() else None
     write_exports(folder / "exports", where[best], best_lengths(table, best, greedy=False), greedy, overrides)
     text = [f"# Advice ({about})", *(f"- {line}" for line in said), markdown(readable(table))]

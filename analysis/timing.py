@@ -9,6 +9,10 @@ With an acceptance head (head=FOLDER, or the pair's own) SpecDec++ is timed, too
 responses take beyond the seconds that fixed K's regression gives for as many forwards is what its head costs (`beyond`,
 per draft forward, with a bootstrap interval over responses).
 
+With batch_sizes=[1,4,16], forwards are timed under load, too, and the cost table that `analysis.advise`, `analysis.serving` and
+`method=batch_rate` take is written (`analysis.loads.measured`).
+
+    costs.json  the table;  loads, its cells: median seconds with a 95 % interval, by model, batch size and tokens per row
     timing      per way of decoding: seconds per forward, R^2, c = t_draft / t_target
     responses   one line per prompt and setting: counts and seconds
     timing.png  seconds found against seconds that the counts explain
@@ -24,6 +28,7 @@ import numpy as np
 import pandas as pd
 
 from analysis.figures import plots
+from analysis.loads.measured import measured_costs
 from analysis.tables.bootstrap import Bootstrap
 from analysis.tables.files import read_table, save_table, show
 from toolkit.config import instantiate, method_config, plain
@@ -59,6 +64,12 @@ def run(cfg: Any) -> Path:
         table = _regress(responses, generations)
         save_table(responses, stage.folder, "responses")
         save_table(table, stage.folder, "timing")
+        if cfg.batch_sizes:
+            asked = [prompt.content for prompt in prompts]
+            sizes, drafted = plain(cfg.batch_sizes), plain(cfg.num_drafted)
+            costs, cells = measured_costs(pair, asked, sampling, sizes, drafted, cfg.rounds)
+            save_table(cells, stage.folder, "loads")
+            costs.save(stage.folder / "costs.json")
         figure = plots.explained(responses, stage.folder / "timing.png")
         with wandb_run("timing", plain(cfg), stage.folder, track=cfg.track) as wandb:
             log_table(wandb, "timing/table", table)
@@ -70,6 +81,9 @@ def run(cfg: Any) -> Path:
 def _shown(stage: Stage) -> Path:
     counted = stage.manifest["num_prompts"] - stage.manifest["config"]["warm_up"]
     show(read_table(stage.folder, "timing"), f"seconds per forward, {counted} prompts, batch 1")
+    if stage.manifest["config"].get("batch_sizes"):
+        show(read_table(stage.folder, "loads"), "seconds per forward under load")
+        print(f"cost table: {stage.folder / 'costs.json'}")
     return stage.folder
 
 

@@ -96,9 +96,10 @@ class ModelPair:
         Raises InputError if the tokenizers differ, naming the first token that does.
         """
         engine_options = EngineOptions(cuda_graphs, cpu_traces, cpu_packing, self_check)
-        if draft is not None and not isinstance(draft, (str, Path)):
-            draft, drafts = None, [*draft, *drafts]
-        sources = [_resolve(source) for source in (tuple(drafts) or ((draft,) if draft is not None else ()))]
+        named = [] if draft is None else [draft] if isinstance(draft, (str, Path)) else list(draft)
+        if named and drafts:
+            raise InputError("expected draft=... or drafts=[...], got both")
+        sources = [_resolve(source) for source in (*named, *drafts)]
         target = _resolve(target)
         options: dict[str, Any] = {"dtype": _dtype(dtype), "trust_remote_code": trust_remote_code}
         if attn_implementation is not None:

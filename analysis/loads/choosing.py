@@ -41,9 +41,9 @@ def choose(
 ) -> pd.DataFrame:
     """One line per batch size, draft and method: its best setting on dev, and its figures on test.
 
-    Columns: batch, draft, method, greedy (the draft's likeliest tokens at a sampling target), setting, parameters (JSON of the overrides), dev_tokens_per_second, tokens_per_second,
-    speedup with speedup_low and speedup_high, latency, latency_95, token_seconds, drafted_per_round, advised, loses (the
-    interval lies below 1).
+    Columns: batch, draft, method, greedy (the draft's likeliest tokens at a sampling target), setting, parameters (JSON of
+    the overrides), dev_tokens_per_second, tokens_per_second, speedup with speedup_low and speedup_high, latency, latency_95,
+    token_seconds, drafted_per_round, advised, loses (the interval lies below 1).
     """
     from tqdm.auto import tqdm
 

@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from analysis.loads.hardware import Shape, modelled
-from analysis.loads.measured import cost_table, measure_loads
+from analysis.loads.hardware import PRESETS, Shape, modelled
+from analysis.loads.measured import measured_costs
 from toolkit.config import plain
-from toolkit.errors import InputError
-from toolkit.io import content_hash
+from toolkit.errors import InputError, unknown_name
+from toolkit.io import content_hash, write_text
 from toolkit.load_cost import LoadCost
 from toolkit.pair import ModelPair, fingerprint
 from toolkit.sampling import Sampling
@@ -43,9 +43,22 @@ def costs_of(
             raise InputError(f"expected one cost table, or one for each draft, got {len(files)}")
         return LoadCost.load(files[0] if len(files) == 1 else files[number])
     if cfg.hardware is not None:
-        target, draft = (Shape.of(model) for model in (pair.target, pair.draft))
+        target, draft = _shapes(cfg, pair)
         return modelled(target, draft, cfg.hardware, cfg.devices, batch_sizes)
     return _measured(cfg, pair, prompts, sampling, batch_sizes, folder)
+
+
+def _shapes(cfg: Any, pair: ModelPair) -> tuple[Shape, Shape]:
+    """Target's and draft's: the pair's own, or those that `shapes` names."""
+    names = plain(cfg.get("shapes")) or []
+    if not names:
+        return Shape.of(pair.target), Shape.of(pair.draft)
+    for name in names:
+        if name not in PRESETS:
+            raise unknown_name("shape", name, PRESETS)
+    if len(names) != 2:
+        raise InputError(f"shapes: expected [TARGET, DRAFT], got {names}")
+    return PRESETS[names[0]], PRESETS[names[1]]
 
 
 def _measured(
@@ -57,9 +70,8 @@ def _measured(
     if path.exists():
         return LoadCost.load(path)
     drafted = [length for length in DRAFTED if length <= cfg.max_drafted]
-    forwards = measure_loads(pair, prompts, sampling, batch_sizes, drafted, num_rounds=cfg.rounds)
     about = {"machine": provenance()["machine"], "rounds": cfg.rounds, "batch_sizes": list(batch_sizes)}
-    costs, cells = cost_table(forwards, about)
-    cells.to_csv(path.with_suffix(".csv"), index=False)
+    costs, cells = measured_costs(pair, prompts, sampling, batch_sizes, drafted, cfg.rounds, about)
+    write_text(path.with_suffix(".csv"), cells.to_csv(index=False))
     costs.save(path)
     return costs

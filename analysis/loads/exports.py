@@ -24,7 +24,7 @@ LARGEST = 2**31 - 1  # the last triple's end: any larger batch
 
 
 def triples(lengths: Mapping[int, int]) -> list[list[int]]:
-    """Draft length by batch size as inclusive [from, to, K]: each simulated size stands for the sizes up to half-way to the next."""
+    """Draft length by batch size as inclusive [from, to, K]: a size stands for those up to half-way to the next."""
     sizes = sorted(lengths)
     found: list[list[int]] = []
     start = 1

@@ -1,14 +1,14 @@
 """Costs modelled from a device's public peak figures and the models' configs: for pairs that are not on this machine.
 
-A forward of `batch` rows and `width` tokens each reads all weights and every row's keys and values, and multiplies every token by
-all weights. It takes the longer of the two at the device's peaks, times what of a peak is reached in practice, and never
-less than launching its kernels takes. Spread over several devices, bytes and products are divided, and every layer adds two
+A forward of `batch` rows and `width` tokens each reads all weights and every row's keys and values, and multiplies every
+token by all weights. It takes the longer of the two at the device's peaks, over what is reached of them in practice, and never
+less than launching its kernels takes. Over several devices, bytes and products are divided, and every layer adds two
 all-reduces. A model, not a measurement: tables say so.
 
     seconds = max(bytes / bandwidth, operations / arithmetic) / REACHED + layers * (kernel floor + reductions)
 
-Peaks are the vendors' data sheets: dense bfloat16 without sparsity, memory bandwidth of the SXM parts. Mixture-of-experts models
-are refused: which experts a batch reads is not in a config.
+Peaks are the vendors' data sheets: dense bfloat16 without sparsity, memory bandwidth of the SXM parts. Mixtures of experts are
+refused: which experts a batch reads is not in a config.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ CONTEXTS = (0, 512, 2048, 8192)
 
 @dataclass(frozen=True)
 class Device:
-    """Peaks: bytes per second of memory, operations per second at 16 bits, and seconds that launching a layer's kernels takes."""
+    """Peaks: bytes per second of memory, operations per second at 16 bits, seconds to launch a layer's kernels."""
 
     bandwidth: float
     arithmetic: float
@@ -93,7 +93,7 @@ PRESETS = {
 
 
 def modelled(target: Shape, draft: Shape, hardware: str, devices: int, batch_sizes: Sequence[int]) -> LoadCost:
-    """The cost table of a pair on `devices` devices of this kind (the draft lies on one). Raises InputError for unknown names."""
+    """The cost table of a pair on `devices` devices of this kind; the draft lies on one. Raises InputError for other names."""
     if hardware not in DEVICES:
         raise unknown_name("hardware", hardware, DEVICES)
     device, grids = DEVICES[hardware], []

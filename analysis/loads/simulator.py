@@ -94,7 +94,7 @@ class Served:
             "latency": float(np.median(latency)),
             "latency_95": float(np.quantile(latency, 0.95)),
             "first_token": float(np.median(self.first - self.sent)),
-            "batch": float((self.rounds.sum()) / max(self.forwards[1], 1)),
+            "mean_batch": float((self.rounds.sum()) / max(self.forwards[1], 1)),
             "drafted_per_round": float(self.num_drafted.sum() / max(self.rounds.sum(), 1)),
         }
 

@@ -257,6 +257,42 @@ class Sweep(Command, OnPrompts, Labels, Tracked):
     cost_ratio: Annotated[CostRatio, "for the figures that are shown on the way only"]
 
 
+class Advise(Command, OnPrompts, Intervals, Tracked):
+    module, example = "analysis.advise", "pair.draft=[toy/draft] batch_sizes=[1,4,16]"
+    grid: Annotated[Grid, Group("grid", built=False), "methods, and lists of values for their keys"]
+    batch_sizes: Annotated[list[Annotated[int, AtLeast(1)]], "requests decoded side by side"]
+    heads: Annotated[list[str | None] | None, "an acceptance head, or null, for each draft; null: the pair's own"]
+    costs: Annotated[str | Folders | None, "a cost table (JSON or CSV), or one for each draft; null: measured here"]
+    hardware: Annotated[str | None, "model the costs instead: h100, h200, a100, l40s or cpu, from its peak figures"]
+    devices: Annotated[int, AtLeast(1), "of hardware=...: how many the target is spread over"]
+    rounds: Annotated[int, AtLeast(8), "timed rounds per batch size and draft length, where costs are measured"]
+    drops: Annotated[
+        Literal["always", "half"],
+        "always: a batch is as large as the requests in it; half: free slots stay until they are half of it, as here",
+    ]
+    max_drafted: Annotated[int, AtLeast(1), "most tokens of a round"]
+    batch_size: Annotated[int, AtLeast(1), "prompts decoded together for the responses; does not change them"]
+
+
+class Serving(Command, OnPrompts, Tracked):
+    module, example = "analysis.serving", "hardware=h100 users=[1,4,16] slots=16"
+    grid: Annotated[Grid, Group("grid", built=False), "methods, and lists of values for their keys"]
+    slots: Annotated[int, AtLeast(1), "most requests decoded side by side"]
+    users: Annotated[list[Annotated[int, AtLeast(1)]], "loads: so many users, each waiting for its answer"]
+    rates: Annotated[list[Annotated[float, Above(0)]], "loads: so many requests per second, at random times"]
+    requests: Annotated[int, AtLeast(1), "of a simulation; prompts are taken in turn"]
+    shapes: Annotated[
+        list[str], "of hardware=...: target and draft, of llama-70b, llama-8b, llama-1b; []: the pair's own"
+    ]
+    costs: Annotated[str | Folders | None, "a cost table (JSON or CSV); null: measured here"]
+    hardware: Annotated[str | None, "model the costs instead: h100, h200, a100, l40s or cpu, from its peak figures"]
+    devices: Annotated[int, AtLeast(1), "of hardware=...: how many the target is spread over"]
+    rounds: Annotated[int, AtLeast(8), "timed rounds per batch size and draft length, where costs are measured"]
+    drops: Annotated[Literal["always", "half"], "as in analysis.advise"]
+    max_drafted: Annotated[int, AtLeast(1), "most tokens of a round"]
+    batch_size: Annotated[int, AtLeast(1), "prompts decoded together for the responses; does not change them"]
+
+
 class Compare(Command, OnPrompts, Labels, Intervals, Tracked):
     module, example = "analysis.compare", "prompts=toy_math pair=toy_padded"
     grid: Annotated[Grid, Group("grid", built=False), "methods, and lists of values for their keys"]
@@ -307,6 +343,10 @@ class Timing(Command, OnPrompts, Tracked):
         str | None, "acceptance head of a row for SpecDec++; null: the pair's own, and no row if it has none"
     ]
     warm_up: Annotated[int, AtLeast(0), "first prompts that are decoded and not counted"]
+    batch_sizes: Annotated[
+        list[Annotated[int, AtLeast(1)]], "also time forwards at these; writes costs.json; []: do not"
+    ]
+    rounds: Annotated[int, AtLeast(8), "timed rounds per batch size and draft length"]
 
 
 class Acceptance(Command, OnPrompts, Labels, Intervals, Tracked):

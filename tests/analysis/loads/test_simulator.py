@@ -91,8 +91,8 @@ def test_requests_wait_for_a_slot(recorded):
     idle = serve(trace, lengths, Bounded(Fixed(2), 0, 2), COSTS, Load(2, rate=1e-6), queue)
     users = serve(trace, lengths, Bounded(Fixed(2), 0, 2), COSTS, Load(2, users=4), queue)
     assert (crowded.tokens == idle.tokens).all() and crowded.tokens.sum() == users.tokens.sum()
-    assert (idle.joined - idle.sent).max() == pytest.approx(0) and idle.figures()["batch"] == pytest.approx(1)
-    assert (crowded.joined - crowded.sent).max() > 1 and crowded.figures()["batch"] > 1.8
+    assert (idle.joined - idle.sent).max() == pytest.approx(0) and idle.figures()["mean_batch"] == pytest.approx(1)
+    assert (crowded.joined - crowded.sent).max() > 1 and crowded.figures()["mean_batch"] > 1.8
     at_work = [((users.sent <= t) & (users.answered > t)).sum() for t in np.linspace(0.1, users.answered.max() / 2, 40)]
     assert max(at_work) <= 4 and np.median(at_work) == 4
     assert torch.isfinite(torch.from_numpy(users.sent)).all()

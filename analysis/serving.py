@@ -1,0 +1,135 @@
+"""python -m analysis.serving hardware=h100 users=[1,4,16] slots=16: what speculation does to a served queue, by load.
+
+Continuous batching, simulated on recorded texts (`analysis.loads.simulator`): up to `slots` requests side by side, a new one in
+the place of every one that ends, prompt reading included. A load is a fixed number of users, each waiting for its answer,
+or a rate of requests at random times. Costs are measured on this machine, modelled from a device's peak figures, or read
+from a file. Files:
+
+    serving      one line per load and setting: tokens/s, seconds per output token and to the answer (median, 95 %), batch
+    serving.png  tokens per second over plain decoding's, best setting of every method (also pdf and svg)
+    costs.json   the cost table
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from analysis.figures.loads import over_plain
+from analysis.loads.costs import costs_of
+from analysis.loads.recorded import RecordedPair
+from analysis.loads.simulator import Load
+from analysis.tables.files import save_table, show
+from analysis.tables.grid import PLAIN, expand
+from analysis.tables.workbench import Workbench
+from toolkit.config import instantiate, plain
+from toolkit.errors import InputError
+from toolkit.stage import command, open_stage, prompt_files
+from toolkit.tracking import log_image, log_table, wandb_run
+
+IGNORED = (
+    "grid",
+    "slots",
+    "users",
+    "rates",
+    "requests",
+    "shapes",
+    "costs",
+    "hardware",
+    "devices",
+    "rounds",
+    "drops",
+    "track",
+)
+SHOWN = [
+    "load",
+    "method",
+    "setting",
+    "tokens_per_second",
+    "times_plain",
+    "token_seconds",
+    "latency",
+    "latency_95",
+    "note",
+]
+
+
+def run(cfg: Any) -> Path:
+    """Record, cost, serve; returns the output folder."""
+    loads = [Load(cfg.slots, users=users, drops=cfg.drops) for users in plain(cfg.users)]
+    loads += [Load(cfg.slots, rate=rate, drops=cfg.drops) for rate in plain(cfg.rates)]
+    if not loads:
+        raise InputError("expected users=[N, ...] or rates=[R, ...], got neither")
+    pair, sampling = instantiate(cfg.pair), instantiate(cfg.sampling)
+    if not pair.drafts:
+        raise InputError("serving is compared with and without a draft model: expected pair.draft=NAME, got none")
+    prompts = instantiate(cfg.prompts).load()
+    stage = open_stage("serving", cfg, inputs=prompt_files(cfg), ignore=IGNORED)
+    stage.start()
+    bench = Workbench(pair, prompts, sampling, cfg.batch_size)
+    recorded = RecordedPair(bench, expand(plain(cfg.grid), with_plain=True), stage.folder, cfg.max_drafted)
+    for method, reason in recorded.left_out.items():
+        print(f"{method} left out, {reason}")
+    sizes = sorted({1, cfg.slots, *(min(size, cfg.slots) for size in plain(cfg.users))})
+    costs = costs_of(cfg, pair, 0, [prompt.content for prompt in prompts], sampling, sizes, stage.folder)
+    costs.save(stage.folder / "costs.json")
+    requests = [number % recorded.num_texts for number in range(cfg.requests)]
+    table = _serve(recorded, costs, loads, requests)
+    save_table(table, stage.folder, "serving")
+    about = f"{cfg.slots} slots, costs {costs.source}" + ("" if costs.source == "measured" else ", not measured")
+    figure = over_plain(table, stage.folder / "serving.png", about)
+    best = table.loc[table.groupby(["load", "method"], sort=False).tokens_per_second.idxmax()]
+    show(best[SHOWN], f"{about}; the best setting of every method")
+    print("\n".join(break_even(table)))
+    with wandb_run("serving", plain(cfg), stage.folder, track=cfg.track) as wandb:
+        log_table(wandb, "serving/serving", table)
+        log_image(wandb, "serving/over_plain", figure)
+    return stage.finish(num_requests=cfg.requests, costs=costs.source)
+
+
+def break_even(table: pd.DataFrame) -> list[str]:
+    """One sentence per kind of load: from which load on nothing that drafts beats plain decoding."""
+    said = []
+    for kind, part in table.groupby("kind", sort=False):
+        best = part[part.method != PLAIN].groupby("amount").times_plain.max().sort_index()
+        losing = best[best <= 1.0]
+        if not len(losing):
+            said.append(
+                f"{kind}: drafting pays at every load, {best.min():.2f} to {best.max():.2f} times plain decoding"
+            )
+        else:
+            said.append(f"{kind}: drafting does not pay at {', '.join(f'{load:g}' for load in losing.index)}")
+    return said
+
+
+def _serve(recorded: RecordedPair, costs: Any, loads: list[Load], requests: list[int]) -> pd.DataFrame:
+    from tqdm.auto import tqdm
+
+    lines = []
+    with tqdm(total=len(loads) * len(recorded.settings), desc="simulating", unit="setting") as bar:
+        for load in loads:
+            for setting in recorded.settings:
+                figures = recorded.serve(setting, costs, load, requests).figures()
+                kind, amount = ("users", load.users) if load.rate is None else ("requests/s", load.rate)
+                lines.append({
+                    "kind": kind, "amount": amount, "load": f"{amount:g} {kind}", "method": setting.method,
+                    "setting": setting.label, **figures,
+                })  # fmt: skip
+                bar.update()
+    table = pd.DataFrame(lines)
+    without = table[table.method == PLAIN].set_index("load").tokens_per_second
+    table["times_plain"] = table.tokens_per_second / table.load.map(without)
+    fixed = table[table.method == "speculative"].groupby("load").tokens_per_second.max()
+    behind = table.tokens_per_second < table.load.map(fixed).fillna(0)
+    slower = table.times_plain < 1
+    table["note"] = np.select(
+        [slower, behind & (table.method != PLAIN)], ["slower than plain", "slower than fixed K"], ""
+    )
+    return table
+
+
+if __name__ == "__main__":
+    command("serving", run)

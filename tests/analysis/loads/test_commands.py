@@ -1,0 +1,137 @@
+"""Advice and serving from a prompts file to the answer; what is exported; what is refused."""
+
+from __future__ import annotations
+
+import json
+
+import pandas as pd
+import pytest
+
+from analysis import advise, serving
+from analysis.loads.choosing import best_lengths, sentences
+from analysis.loads.exports import LARGEST, triples
+from analysis.loads.hardware import DEVICES, PRESETS, Shape, modelled
+from data_gen.frozen import load_frozen
+from toolkit import ModelPair, config
+from toolkit.errors import InputError
+from toolkit.load_cost import LoadCost
+
+SMALL = ["~grid.tail", "~grid.dynamic_confidence", "~grid.rate", "grid.confidence.policy.threshold=[0.4]",
+         "grid.speculative.policy.num_drafted=[1,3]", "sampling.max_new_tokens=12", "track=false"]  # fmt: skip
+
+
+def prompts_file(folder, count=12):
+    lines = [json.dumps({"id": f"p{i}", "prompt": e.prompt}) for i, e in enumerate(load_frozen("math", "dev")[:count])]
+    path = folder / "mine.jsonl"
+    path.write_text("\n".join(lines) + "\n")
+    return path
+
+
+def composed(name, folder, *words):
+    return config.compose(name, [f"paths.root_dir={folder}", *SMALL, *words])
+
+
+def test_from_two_drafts_and_a_file_to_an_answer(tmp_path, capsys):
+    words = [f"prompts.path={prompts_file(tmp_path)}", "prompts.limit=null", "pair.draft=[toy/draft,toy/target]"]
+    shared = [*words, "hardware=h100", "resamples=50", "heads=[null,null]"]
+    folder = advise.run(composed("advise", tmp_path, "batch_sizes=[1,8]", *shared))
+    said = capsys.readouterr().out
+    assert "batch 1: " in said and "batch 8: " in said
+    assert "batch_rate left out, needs an acceptance head" in said
+    table = pd.read_csv(folder / "advice.csv")
+    assert set(table.batch) == {1, 8} and set(table.draft) == {"draft", "target"}
+    assert (table[table.draft == "target"].speedup.max() < 1.3) and table.groupby("batch").advised.sum().tolist() == [
+        1,
+        1,
+    ]
+    assert {"speculative", "autoregressive", "confidence", "batch_rate_confidence"} == set(table.method)
+    assert LoadCost.load(folder / "costs-0.json").source == "modelled"
+    vllm = json.loads((folder / "exports" / "vllm.json").read_text())
+    assert vllm["num_speculative_tokens"] == max(k for _, _, k in vllm["num_speculative_tokens_per_batch_size"])
+    assert vllm["draft_sample_method"] == "greedy" and vllm["model"] == "toy/draft"
+    made = sorted(path.stat().st_mtime_ns for path in (folder / "settings").iterdir())
+    again = advise.run(composed("advise", tmp_path, "batch_sizes=[4]", *shared))
+    assert again == folder and set(pd.read_csv(folder / "advice.csv").batch) == {4}
+    assert sorted(path.stat().st_mtime_ns for path in (folder / "settings").iterdir()) == made, "recorded again"
+
+
+def test_serving_by_load(tmp_path, capsys):
+    words = [
+        f"prompts.path={prompts_file(tmp_path)}",
+        "hardware=l40s",
+        "users=[1,8]",
+        "rates=[50]",
+        "slots=4",
+        "requests=20",
+    ]
+    folder = serving.run(composed("serving", tmp_path, *words, "shapes=[llama-70b,llama-1b]", "devices=8"))
+    table = pd.read_csv(folder / "serving.csv")
+    assert set(table.load) == {"1 users", "8 users", "50 requests/s"}
+    plain = table[table.method == "autoregressive"]
+    assert (plain.times_plain == 1).all()
+    crowded, alone = (plain[plain.load == load].iloc[0] for load in ("8 users", "1 users"))
+    assert crowded.latency > alone.latency and crowded.tokens_per_second > alone.tokens_per_second
+    assert "drafting" in capsys.readouterr().out and (folder / "serving.png").exists()
+
+
+def test_too_few_prompts_and_other_mistakes(tmp_path):
+    few = f"prompts.path={prompts_file(tmp_path, 3)}"
+    with pytest.raises(InputError, match="at least 8 prompts to split into dev and test, got 3"):
+        advise.run(composed("advise", tmp_path, few))
+    many = f"prompts.path={prompts_file(tmp_path)}"
+    with pytest.raises(InputError, match="hardware.*h1000.*h100"):
+        advise.run(composed("advise", tmp_path, many, "hardware=h1000"))
+    with pytest.raises(InputError, match="neither"):
+        serving.run(composed("serving", tmp_path, many, "users=[]"))
+    with pytest.raises(InputError, match="a head .* for each of 1 drafts"):
+        advise.run(composed("advise", tmp_path, many, "hardware=h100", "heads=[null,null]"))
+
+
+def test_prompts_stay_on_their_side_of_the_split():
+    class One:
+        def __init__(self, number):
+            self.id = number
+
+    first = [{p.id for p in part} for part in advise.split([One(i) for i in range(20)])]
+    assert not first[0] & first[1] and len(first[0]) == 10
+
+
+def test_lengths_become_triples():
+    assert triples({1: 5, 4: 5, 16: 2, 32: 0}) == [[1, 10, 5], [11, 24, 2], [25, LARGEST, 0]]
+    assert triples({8: 3}) == [[1, LARGEST, 3]]
+
+
+def table_of(**speeds):
+    lines = []
+    for name, speed in speeds.items():
+        method, _, length = name.partition("_K")
+        setting = f"K={length}" if length else ""
+        intervals = {"speedup": speed, "speedup_low": speed - 0.1, "speedup_high": speed + 0.1}
+        about = {"batch": 1, "draft": "d", "method": method, "greedy": False, "setting": setting}
+        lines.append({**about, "dev_tokens_per_second": speed, **intervals})
+    table = pd.DataFrame(lines)
+    table["advised"] = table.index == table.dev_tokens_per_second.idxmax()
+    return table
+
+
+def test_the_sentence_says_do_not_draft_where_it_does_not_pay():
+    assert sentences(table_of(autoregressive=1.0, speculative_K4=1.5, rate=2.0)) == [
+        "batch 1: d, rate: 2.00 [1.90, 2.10] times plain decoding; d, fixed K=4: 1.50 [1.40, 1.60]"
+    ]
+    (said,) = sentences(table_of(autoregressive=1.0, speculative_K4=0.8))
+    assert said.startswith("batch 1: do not draft; the best that drafts (d, fixed K=4) makes 0.80")
+    assert best_lengths(table_of(autoregressive=1.0, speculative_K4=0.8), "d", greedy=False) == {1: 0}
+    assert best_lengths(table_of(autoregressive=1.0, speculative_K4=1.8), "d", greedy=False) == {1: 4}
+
+
+def test_modelled_costs():
+    """Alone, a 70B model on one device reads 141 GB; in a large batch, arithmetic takes over."""
+    costs = modelled(PRESETS["llama-70b"], PRESETS["llama-1b"], "h100", 1, [1, 256])
+    assert costs.target(1) == pytest.approx(2 * 70.6e9 / 3.35e12 / 0.7, rel=0.05)
+    assert costs.target(256, 9) > 3 * costs.target(1) and costs.target(1, 9) == pytest.approx(costs.target(1), rel=0.01)
+    spread = modelled(PRESETS["llama-70b"], PRESETS["llama-1b"], "h100", 8, [1])
+    assert costs.target(1) / 8 < spread.target(1) < costs.target(1) / 4
+    toy = Shape.of(ModelPair.toy().target)
+    assert toy.parameters == sum(p.numel() for p in ModelPair.toy().target.parameters())
+    for name in DEVICES:
+        assert modelled(toy, toy, name, 1, [1]).round(1, 4) > 0
