@@ -96,10 +96,7 @@ class ModelPair:
         Raises InputError if the tokenizers differ, naming the first token that does.
         """
         engine_options = EngineOptions(cuda_graphs, cpu_traces, cpu_packing, self_check)
-        named = [] if draft is None else [draft] if isinstance(draft, (str, Path)) else list(draft)
-        if named and drafts:
-            raise InputError("expected draft=... or drafts=[...], got both")
-        sources = [_resolve(source) for source in (*named, *drafts)]
+        sources = [_resolve(source) for source in _draft_names(draft, drafts)]
         target = _resolve(target)
         options: dict[str, Any] = {"dtype": _dtype(dtype), "trust_remote_code": trust_remote_code}
         if attn_implementation is not None:
@@ -217,6 +214,14 @@ def check_same_tokenizer(target: Any, draft: Any) -> None:
         raise InputError(
             "target and draft need the same tokenizer: they hold the same tokens but split text differently"
         )
+
+
+def _draft_names(draft: str | Path | Sequence[str | Path] | None, drafts: Sequence[str | Path]) -> list[str | Path]:
+    """One draft, or a list of them by either name. Raises InputError for both."""
+    named = [] if draft is None else [draft] if isinstance(draft, (str, Path)) else list(draft)
+    if named and drafts:
+        raise InputError("expected draft=... or drafts=[...], got both")
+    return [*named, *drafts]
 
 
 def _resolve(source: str | Path) -> str | Path:
