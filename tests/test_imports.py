@@ -23,7 +23,7 @@ LAYERS = (
     ("pair",),
     ("acceptance", "padding", "teacher"),
     ("decoding", "training"),
-    ("api", "decode", "testing", "train"),
+    ("api", "decode", "sync", "testing", "train"),
 )
 LONGEST = 50  # lines of a function
 Graph = dict[str, set[str]]
