@@ -87,10 +87,7 @@ def wandb_run(
     if mode == "disabled":
         yield None
         return
-    folder = Path(folder)
-    if mode == "online" and (reason := unreachable()):
-        print(f"wandb: {reason}; this run is logged offline")
-        mode = "offline"
+    folder, mode = Path(folder), _reachable(mode)
     options = {
         "project": project or os.environ.get("WANDB_PROJECT", PROJECT),
         "id": run_id,
@@ -98,9 +95,8 @@ def wandb_run(
         "group": group or os.environ.get("WANDB_RUN_GROUP") or folder.resolve().parent.name or None,
         "tags": list(dict.fromkeys([job_type, *filter(None, tags)])),
     }
-    if run_id is not None and mode == "online":  # offline runs are joined when synced
-        options["resume"] = "allow"
-    run = _start(mode, job_type, {**config, **_links(inputs)}, folder, options)
+    known = {} if run_id is None or mode == "offline" else {"resume": "allow"}  # offline runs are joined when synced
+    run = _start(mode, job_type, {**config, **_links(inputs)}, folder, {**options, **known})
     failed = True
     try:
         _remember(run, folder, options)
@@ -156,6 +152,14 @@ def run_of(folder: Path | str) -> dict[str, Any] | None:
     """The W&B run of an output folder as it was remembered: id, name, project, url (None if it was offline)."""
     path = Path(folder) / RUN_FILE
     return read_json(path) if path.exists() else None
+
+
+def _reachable(mode: Mode) -> Mode:
+    """The mode, or offline if the server does not answer."""
+    if mode == "online" and (reason := unreachable()):
+        print(f"wandb: {reason}; this run is logged offline")
+        return "offline"
+    return mode
 
 
 def _links(inputs: Sequence[Path | str]) -> dict[str, Any]:

@@ -98,13 +98,13 @@ def open_wandb(
 ) -> Iterator[Logger | None]:
     """One W&B run, finished in any case and with exit code 1 after an error.
 
-    run_id   the run folder's, so that a resumed training continues its run
-    id       another run to continue; None: run_id
-    project  of Weights & Biases; None: WANDB_PROJECT, or the toolkit's
-    group    of its runs; None: the sweep's name
-    tags     of the run
-    log_head upload the exported head as an artifact
-    offline  True: never connect; None: as `toolkit.tracking.wandb_mode` decides, without ever asking for a key
+    run_id    the run folder's, so that a resumed training continues its run
+    id        another run to continue; None: run_id
+    project   of Weights & Biases; None: WANDB_PROJECT, or the toolkit's
+    group     of its runs; None: the sweep's name
+    tags      of the run
+    log_head  upload the exported head as an artifact
+    offline   True: never connect; None: as `toolkit.tracking.wandb_mode` decides, without ever asking for a key
     """
     with wandb_run(
         "train",
