@@ -43,7 +43,8 @@ def run(cfg: Any) -> Path:
         ]
         write_text(stage.folder / "generations.jsonl", "".join(json.dumps(line) + "\n" for line in lines))
         write_json(stage.folder / "summary.json", summarize(generations))
-        stage.finish(num_prompts=len(prompts), num_failed=sum(g.error is not None for g in generations))
+        failed = sum(g.error is not None for g in generations)
+        stage.finish(num_prompts=len(prompts), num_failed=failed, batch_size=cfg.batch_size)
     for key, value in json.loads((stage.folder / "summary.json").read_text()).items():
         print(f"{key:24} {value:.4g}" if isinstance(value, float) else f"{key:24} {value}")
     return stage.folder

@@ -351,6 +351,15 @@ class Report(Command):
     max_cells: Annotated[int, AtLeast(1), "larger tables, the single rows of sweeps for one, are named, not shown"]
 
 
+class Export(Command):
+    module, example = "analysis.export", "folder=outputs/decode-HASH"
+    folder: Annotated[str, "output folder of toolkit.decode; its times are written if batch_size was 1"]
+    category: Annotated[
+        str, "Spec-Bench's: mt_bench's, translation, summarization, qa, math_reasoning, rag; or overall"
+    ]
+    model_id: Annotated[str | None, "how answers call their model; null: the folder's name"]
+
+
 class Publish(Command):
     module, example = "analysis.publish", "report=outputs/report-HASH entity=TEAM"
     report: Annotated[str, "output folder of analysis.report"]
