@@ -136,7 +136,9 @@ def _publish(folder: Path, tables: dict[str, pd.DataFrame], cost: TreeCost, cfg:
         figures[str(dataset)] = plots.acceptance(rows, path, f"{dataset}, {acceptance_table.headline(rows)}")
     sentences = [as_sentence(rows, cost) for _, rows in advice.groupby("dataset", sort=False)]
     write_text(folder / "acceptance.md", _as_markdown(tables, figures, sentences))
-    with wandb_run("acceptance", plain(cfg), folder, track=cfg.track) as wandb:
+    datasets = list(figures)
+    about = {"tags": datasets, "name": " ".join(datasets), "inputs": plain(cfg.join), "track": cfg.track}
+    with wandb_run("acceptance", plain(cfg), folder, **about) as wandb:
         for name, frame in tables.items():
             log_table(wandb, f"acceptance/{name}", frame)
         for dataset, path in figures.items():

@@ -35,7 +35,7 @@ from toolkit.energy import EnergyMeter
 from toolkit.errors import InputError
 from toolkit.io import read_json, write_json, write_text
 from toolkit.stage import asked, check_some_done, command, finished_stage, open_stage, prompt_files
-from toolkit.tracking import log_image, log_table, wandb_run
+from toolkit.tracking import log_image, log_summary, log_table, wandb_run
 
 IGNORED = ("metrics", "cost_ratio", "baseline", "resamples", "confidence", "seed", "track")
 
@@ -83,7 +83,12 @@ def run(cfg: Any) -> Path:
     shown = readable(table, metrics, cfg.cost_ratio)
     write_text(stage.folder / "comparison.md", as_markdown(title, shown, figures, _energy_note(loaded), cfg.cost_ratio))
     show(shown, title)
-    with wandb_run("compare", plain(cfg), stage.folder, track=cfg.track) as wandb:
+    tags = [names["dataset"], names["split"]]
+    with wandb_run("compare", plain(cfg), stage.folder, tags=tags, track=cfg.track, name=title) as wandb:
+        best = table.loc[table.throughput.idxmax()]
+        log_summary(
+            wandb, {"best": best.method, "throughput": best.throughput, "speedup": best.speedup, **bench.parameters()}
+        )
         log_table(wandb, "compare/table", table)
         for figure in figures:
             log_image(wandb, f"compare/{figure.stem}", figure)

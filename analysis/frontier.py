@@ -32,12 +32,13 @@ from analysis.tables.files import markdown, read_table, save_table, show
 from analysis.tables.frontier_tables import Cost, compare, cost_ratios, costs_table, over_costs
 from analysis.tables.grid import PLAIN
 from analysis.tables.rows import check_comparable, load_rows, same_texts, totals
+from analysis.tables.scalars import frontier_scalars
 from analysis.tables.selection import choose, comparable, settings_table, unseen
 from toolkit.config import plain
 from toolkit.errors import InputError
 from toolkit.io import read_json, write_text
 from toolkit.stage import MANIFEST, command, open_stage
-from toolkit.tracking import log_image, log_lines, log_scatter, log_table, wandb_run
+from toolkit.tracking import log_image, log_lines, log_scatter, log_summary, log_table, wandb_run
 
 TABLES = ("frontier", "settings", "costs")
 
@@ -183,7 +184,10 @@ def _with_interval(row: Any, name: str, form: str) -> str:
 
 def _log(folder: Path, figures: dict[str, list[Path]], cfg: Any) -> None:
     tables = {name: read_table(folder, name) for name in TABLES}
-    with wandb_run("frontier", plain(cfg), folder, track=cfg.track) as wandb:
+    datasets = list(dict.fromkeys(tables["frontier"].dataset.astype(str)))
+    about = {"tags": datasets, "name": f"c={cfg.cost_ratio:g} {' '.join(datasets)}", "track": cfg.track}
+    with wandb_run("frontier", plain(cfg), folder, inputs=[*_folders(cfg.dev), *_folders(cfg.test)], **about) as wandb:
+        log_summary(wandb, frontier_scalars(tables["frontier"]))
         for name, table in tables.items():
             log_table(wandb, f"frontier/{name}", table)
         for figure in chain.from_iterable(figures.values()):

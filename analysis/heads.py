@@ -88,7 +88,8 @@ def run(cfg: Any) -> Path:
     save_table(results, stage.folder, "results")
     write_text(stage.folder / "heads.md", f"# Heads\n\n{title}\n\n{markdown(results)}\n\n![heads]({figure.name})\n")
     if fresh:
-        with wandb_run("heads", plain(cfg), stage.folder, track=cfg.track) as wandb:
+        read, said = [*folders, *plain(cfg.heads)], f"c={cfg.cost_ratio:g} {len(contenders)} heads"
+        with wandb_run("heads", plain(cfg), stage.folder, track=cfg.track, name=said, inputs=read) as wandb:
             log_table(wandb, "heads/table", table)
             log_image(wandb, "heads/pareto", figure)
         stage.finish(heads=[one.name for one in contenders])

@@ -26,6 +26,7 @@ from analysis.tables.grid import ORACLE, PARAMETERS, PLAIN, UPPER_BOUND, YARDSTI
 from analysis.tables.positions import acceptance_positions, length_table
 from analysis.tables.replayed_settings import Recording
 from analysis.tables.rows import COUNTS, LENGTHS, counts_of, join_settings, labels, save_rows
+from analysis.tables.scalars import sweep_scalars
 from analysis.tables.selection import settings_table
 from analysis.tables.workbench import TEXTS, Workbench, responses_of
 from toolkit import metrics
@@ -34,10 +35,10 @@ from toolkit.errors import InputError, unknown_name
 from toolkit.io import write_json
 from toolkit.lines import first_line
 from toolkit.stage import Stage, asked, check_some_done, command, finished_stage, open_stage
-from toolkit.tracking import log_image, log_lines, log_scatter, log_table, wandb_run
+from toolkit.tracking import log_folder, log_image, log_lines, log_scatter, log_summary, log_table, wandb_run
 
 SOURCES = ("live", "traces")
-IGNORED = ("grid", "cost_ratio", "track")
+IGNORED = ("grid", "cost_ratio", "track", "artifacts")
 SHOWN_TEXTS = 3  # in tokens.json
 RESAMPLES = 1000  # for the bands of acceptance by position
 
@@ -77,13 +78,7 @@ def run(cfg: Any) -> Path:
     done, failures = _work(settings, paths, bench, cfg)
     if not done:
         raise InputError(f"every setting failed, first: {next(iter(failures.values()))}")
-    _publish(stage.folder, settings, done, cfg)
-    if failures:
-        reasons = "; ".join(f"{name}: {reason}" for name, reason in failures.items())
-        raise InputError(
-            f"{len(failures)} of {len(settings)} settings failed ({reasons}); the rows of the others are in {stage.folder}; "
-            "run again to retry"
-        )
+    _publish(stage.folder, settings, done, failures, bench, cfg)
     return stage.finish(**facts)
 
 
@@ -166,8 +161,15 @@ def _write_tokens(
     write_json(folder / "tokens.json", [view for view in views if view is not None])
 
 
-def _publish(folder: Path, settings: Sequence[Setting], done: dict[str, pd.DataFrame], cfg: Any) -> None:
-    """Join the settings; write, draw, log and print what came out."""
+def _publish(
+    folder: Path,
+    settings: Sequence[Setting],
+    done: dict[str, pd.DataFrame],
+    failures: dict[str, str],
+    bench: Workbench,
+    cfg: Any,
+) -> None:
+    """Join the settings; write, draw, log and print what came out. Raises InputError if some failed."""
     names = labels(cfg)
     rows = join_settings(
         [_labelled(done[setting.name], setting, names) for setting in settings if setting.name in done]
@@ -181,15 +183,27 @@ def _publish(folder: Path, settings: Sequence[Setting], done: dict[str, pd.DataF
     save_table(lengths, folder, "lengths")
     title = _show(folder, cfg, rows.prompt.nunique())
     figures = draw(folder, title)
-    with wandb_run("sweep", plain(cfg), folder, track=cfg.track) as wandb:
-        log_table(wandb, "sweep/rows", rows)
-        log_table(wandb, "sweep/summary", summary)
-        log_table(wandb, "sweep/positions", positions)
+    tags = [names["dataset"], names["split"], cfg.source]
+    with wandb_run("sweep", plain(cfg), folder, tags=tags, track=cfg.track, name=" ".join(tags)) as wandb:
+        log_summary(
+            wandb, {**sweep_scalars(summary, cfg.cost_ratio), "failed_settings": len(failures), **bench.parameters()}
+        )
+        for name, table in (("rows", rows), ("summary", summary), ("by_position", positions)):
+            log_table(wandb, f"sweep/{name}", table)
         x, y = "verification_rate", "discard_rate"
         log_scatter(wandb, "sweep/settings", summary, x, y, "Discard rate against verification rate")
         log_lines(wandb, "sweep/curves", summary, x, y, "method", "Discard rate against verification rate, per method")
         for figure in figures:
             log_image(wandb, f"sweep/{figure.stem}", figure)
+        if plain(cfg).get("artifacts"):
+            for path in sorted((folder / "settings").glob("trace-*.safetensors")):
+                log_folder(wandb, path.stem, "traces", path)
+        if failures:
+            reasons = "; ".join(f"{name}: {reason}" for name, reason in failures.items())
+            raise InputError(
+                f"{len(failures)} of {len(settings)} settings failed ({reasons}); the rows of the others are in {folder}; "
+                "run again to retry"
+            )
 
 
 def draw(folder: Path, title: str) -> list[Path]:

@@ -37,7 +37,7 @@ from toolkit.decoding import decode
 from toolkit.errors import InputError
 from toolkit.pair import ModelPair
 from toolkit.stage import Stage, command, finished_stage, open_stage
-from toolkit.tracking import log_image, log_table, wandb_run
+from toolkit.tracking import log_image, log_summary, log_table, parameter_counts, wandb_run
 from toolkit.types import Generation
 
 CONTEXT = 128  # tokens behind a forward, where one figure must stand for all
@@ -71,7 +71,9 @@ def run(cfg: Any) -> Path:
             save_table(cells, stage.folder, "loads")
             costs.save(stage.folder / "costs.json")
         figure = plots.explained(responses, stage.folder / "timing.png")
-        with wandb_run("timing", plain(cfg), stage.folder, track=cfg.track) as wandb:
+        models = {"target": pair.target, **{f"draft{i or ''}": draft for i, draft in enumerate(pair.drafts)}}
+        with wandb_run("timing", plain(cfg), stage.folder, track=cfg.track, name=f"{len(prompts)} prompts") as wandb:
+            log_summary(wandb, parameter_counts(models))
             log_table(wandb, "timing/table", table)
             log_image(wandb, "timing/explained", figure)
         stage.finish(num_prompts=len(prompts))

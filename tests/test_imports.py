@@ -37,7 +37,7 @@ LAYERS = (
     ("pair",),
     ("acceptance", "padding", "teacher"),
     ("decoding", "training"),
-    ("api", "decode", "testing", "testing_batches", "train"),
+    ("api", "decode", "sync", "testing", "testing_batches", "train"),
     ("train_heads",),
 )
 LONGEST = 50  # lines of a function

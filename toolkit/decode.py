@@ -54,7 +54,8 @@ def _decoded(cfg: Any) -> Stage:
         write_text(stage.folder / "generations.jsonl", "".join(json.dumps(line) + "\n" for line in lines))
         write_json(stage.folder / "summary.json", summarize(generations))
         errors = [g.error for g in generations if g.error is not None]
-        stage.finish(num_prompts=len(prompts), num_failed=len(errors), first_error=errors[0] if errors else None)
+        facts = {"num_prompts": len(prompts), "num_failed": len(errors), "batch_size": cfg.batch_size}
+        stage.finish(**facts, first_error=errors[0] if errors else None)
     return stage
 
 

@@ -43,8 +43,8 @@ STYLE: dict[Any, Any] = {
     "figure.facecolor": "white",
     "axes.facecolor": "white",
     "legend.frameon": False,
-    "pdf.fonttype": 42,  # text stays text
-    "svg.fonttype": "none",
+    "pdf.fonttype": 3,  # a fifth of the time that 42 takes
+    "svg.fonttype": "none",  # text stays text
     "svg.hashsalt": "figures",
 }
 

@@ -73,47 +73,41 @@ def wandb_run(
 ) -> Iterator[Any]:
     """A run around a stage; finished in any case, with exit code 1 if the stage raised.
 
-    job_type  the stage's name; the run's first tag, too
-    config    plain containers
+    job_type  the stage's name; the run's first tag, too; config: plain containers
     folder    the run's files go to <folder>/wandb, which run it is to <folder>/wandb_run.json
-    group     None: WANDB_RUN_GROUP, or the name of the folder that holds the stage's folder
-    tags      more of them
-    track     False: no run
-    name      what sets this run apart from others of its stage; None: the command's overrides, else the folder's name
+    group     None: WANDB_RUN_GROUP, or the name of the folder above
+    tags      more of them; track: False: no run
+    name      what sets it apart from others of its stage; None: the command's overrides, else the folder's name
     inputs    folders that the stage read: the config's `inputs` says which runs made them
-    project   None: WANDB_PROJECT, or the toolkit's
-    run_id    an earlier run of this id is continued; None: a new one
-    mode      None: as `wandb_mode` decides
+    project   None: WANDB_PROJECT, or the toolkit's; run_id: an earlier run to be continued; mode: None: `wandb_mode`'s
     Yields the wandb run, or None if there is none to log to; the `log_*` functions below take either.
     """
-    mode = (mode or wandb_mode()) if track else "disabled"
+    mode = _reachable(mode or wandb_mode()) if track else "disabled"
     if mode == "disabled":
         yield None
         return
     folder = Path(folder)
-    if mode == "online" and (reason := unreachable()):
-        print(f"wandb: {reason}; this run is logged offline")
-        mode = "offline"
     options = {
         "project": project or os.environ.get("WANDB_PROJECT", PROJECT),
         "id": run_id,
         "name": name or overrides_name() or folder.name,
-        "group": group or os.environ.get("WANDB_RUN_GROUP") or folder.resolve().parent.name or None,
+        "group": group or _group_of(folder),
         "tags": list(dict.fromkeys([job_type, *filter(None, tags)])),
     }
-    if run_id is not None and mode == "online":  # offline runs are joined when synced
-        options["resume"] = "allow"
+    options |= (
+        {"resume": "allow"} if run_id is not None and mode == "online" else {}
+    )  # offline ones are joined when synced
     run = _start(mode, job_type, {**config, **_links(inputs)}, folder, options)
     _list_files(run, folder)
-    failed = True
+    exit_code = 1
     try:
         _remember(run, folder, options)
         yield run
-        failed = False
+        exit_code = 0
     finally:
-        run.finish(exit_code=int(failed))
+        run.finish(exit_code=exit_code)
         if run.settings._offline:
-            print(f"wandb: offline run; upload it with: python -m toolkit.sync folder={folder.resolve().parent}")
+            print(f"wandb: offline run; upload it with: python -m toolkit.sync folder={folder}")
 
 
 def overrides_name(words: Sequence[str] | None = None) -> str | None:
@@ -160,6 +154,19 @@ def run_of(folder: Path | str) -> dict[str, Any] | None:
     """The W&B run of an output folder as it was remembered: id, name, project, url (None if it was offline)."""
     path = Path(folder) / RUN_FILE
     return read_json(path) if path.exists() else None
+
+
+def _group_of(folder: Path) -> str | None:
+    """What stages of one output folder have in common: WANDB_RUN_GROUP, or that folder's name."""
+    return os.environ.get("WANDB_RUN_GROUP") or folder.resolve().parent.name or None
+
+
+def _reachable(mode: Mode) -> Mode:
+    """The mode, or offline if the server does not answer."""
+    if mode == "online" and (reason := unreachable()):
+        print(f"wandb: {reason}; this run is logged offline")
+        return "offline"
+    return mode
 
 
 def _links(inputs: Sequence[Path | str]) -> dict[str, Any]:

@@ -26,6 +26,7 @@ from toolkit.config import escaped, instantiate, plain, quoted
 from toolkit.errors import InputError
 from toolkit.io import read_json, write_text
 from toolkit.stage import Stage, command, open_stage, provenance
+from toolkit.tracking import log_summary, parameter_counts
 from toolkit.training.checkpoints import BEST, AtomicCheckpointIO, folder_of, read_checkpoint
 from toolkit.training.console import (
     on_terminal,
@@ -104,7 +105,8 @@ def train(cfg: Any, stage: Stage, data_folder: Path) -> bool:
         if trainer.is_global_zero:
             closing = _results_of(trainer.callbacks)  # type: ignore[attr-defined]
             scores = _write_results(cfg, stage.folder, module, data, closing)
-            _log_results(loggers, scores, stage.folder / DIAGRAM, trainer.global_step)
+            models = {"head": module.head, "draft": data.draft}
+            _log_results(loggers, {**scores, **parameter_counts(models)}, stage.folder / DIAGRAM, trainer.global_step)
             stage.finish(num_steps=trainer.global_step, metrics=scores)
         trainer.strategy.barrier("results")
     return bool(trainer.is_global_zero)
@@ -190,7 +192,9 @@ def _log_results(loggers: Sequence[Logger], scores: dict[str, float], diagram: P
     """The exported head's scores and diagram, where W&B is on."""
     for logger in loggers:
         if isinstance(logger, WandbLogger):
-            logger.experiment.summary.update({f"best/{name.removeprefix('val/')}": v for name, v in scores.items()})
+            counts = {name: value for name, value in scores.items() if name.startswith("parameters/")}
+            best = {f"best/{name.removeprefix('val/')}": v for name, v in scores.items() if name not in counts}
+            log_summary(logger.experiment, {**counts, **best})
             logger.log_image("val/reliability", [str(diagram)], step=step - 1)
 
 

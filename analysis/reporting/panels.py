@@ -48,10 +48,7 @@ def _frontier(folders: Sequence[Folder]) -> Panel:
     needs = ("method", "setting", "discard_rate", "verification_rate", "undominated")
     held = list(_held(folders, ("frontier",), "settings", needs)) or list(_held(folders, ("sweep",), "summary", needs))
     drawn = [*_by_dataset(held, charts.frontier_chart)]
-    logged = [
-        f"{folder.stage}/{'settings-' + name if folder.stage == 'frontier' else 'settings'}"
-        for folder, name, _ in drawn
-    ]
+    logged = [f"frontier/pareto-{name}" if folder.stage == "frontier" else "sweep/pareto" for folder, name, _ in drawn]
     return _panel(
         "frontier", "Frontier: discard rate against verification rate", "a frontier or a sweep", drawn, logged
     )
@@ -66,7 +63,7 @@ def _costs(folders: Sequence[Folder]) -> Panel:
         "Throughput over the cost ratio",
         "a frontier",
         drawn,
-        [f"frontier/curves-{name}" for _, name, _ in drawn],
+        [f"frontier/costs-{name}" for _, name, _ in drawn],
     )
 
 

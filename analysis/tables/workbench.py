@@ -21,6 +21,7 @@ from toolkit.io import content_hash
 from toolkit.pair import ModelPair, fingerprint
 from toolkit.prompts import Prompt
 from toolkit.sampling import Sampling
+from toolkit.tracking import parameter_counts
 from toolkit.types import Generation
 from toolkit.verification.rules.rejection import Rejection
 
@@ -123,6 +124,11 @@ class Workbench:
             for number, response in enumerate(responses.itertuples())
         ]
         return checked(rows)
+
+    def parameters(self) -> dict[str, int]:
+        """Parameter counts of the models, for W&B."""
+        drafts = {f"draft{i or ''}": draft for i, draft in enumerate(self.pair.drafts)}
+        return parameter_counts({"target": self.pair.target, **drafts})
 
     @property
     def recordable(self) -> bool:

@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from analysis import frontier, report
+from analysis import frontier, publish, report
 from analysis.figures.looks import METHODS, look
 from analysis.reporting.charts import DARK
 from analysis.reporting.folders import grouped, read_folder
@@ -152,9 +152,33 @@ def test_what_the_specification_says(tmp_path, inputs):
     ]
     by_name = {panel["name"]: panel for panel in group["panels"]}
     assert by_name["calibration"]["missing"] and not by_name["frontier"]["missing"]
-    assert by_name["frontier"]["logged"] == ["frontier/settings-ids"]
+    assert by_name["frontier"]["logged"] == ["frontier/pareto-ids"]
     assert len(by_name["frontier"]["runs"]) == 1, "the frontier was tracked"
     assert group["pair"]["target"] and group["sampling"]["max_new_tokens"]
+
+
+def test_the_specification_becomes_a_wandb_report_without_a_server(tmp_path, inputs):
+    """Its serialised form holds the headline, the table, and for every panel the runs and the keys that they logged."""
+    pytest.importorskip("wandb_workspaces")
+    made = run(tmp_path, inputs)
+    spec = read_json(made / "report.json")
+    options = [f"report={made}", "entity=team", "project=lab", "dry_run=true", f"paths.root_dir={tmp_path}"]
+    found = read_json(publish.run(config.compose("publish", options)) / "wandb_report.json")
+    assert found["project"]["name"] == "lab" and found["project"]["entityName"] == "team"
+    assert found["displayName"] == spec["title"]
+    text = json.dumps(found)
+    run_id = spec["groups"][0]["panels"][0]["runs"][0]
+    assert (
+        json.dumps(spec["groups"][0]["headline"]) in text
+        and json.dumps(spec["groups"][0]["panels"][4]["table"]) in text
+    )
+    for words in (
+        f'"value": ["{run_id}"]',
+        '"mediaKeys": ["frontier/pareto-ids"]',
+        '"mediaKeys": ["frontier/costs-ids"]',
+    ):
+        assert words in text, words
+    assert spec["groups"][0]["panels"][3]["missing"] in text
 
 
 def test_colours_stand_out_on_a_dark_page():

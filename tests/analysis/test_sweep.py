@@ -64,7 +64,7 @@ def test_the_oracle_beats_every_setting_and_a_cap_costs(sweeps):
 def test_a_tracked_sweep_leaves_an_offline_run(sweeps):
     (run,) = (sweeps["dev"] / "wandb").glob("offline-run-*")
     media = {path.name.split("_")[0] for path in (run / "files" / "media" / "table" / "sweep").iterdir()}
-    assert media == {"rows", "summary", "positions", "settings", "curves"}
+    assert media == {"rows", "summary", "by", "settings", "curves"}
     assert len(list((run / "files" / "media" / "images" / "sweep").iterdir())) == 3
     assert not (sweeps["test"] / "wandb").exists()
 

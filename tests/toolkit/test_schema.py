@@ -190,7 +190,7 @@ def test_every_command_refuses_in_one_line(root):
     assert refusal(root, "~overwrite").startswith(
         "missing key overwrite: expected overwrite=VALUE, true/false (start afresh"
     )
-    if root != "report":
+    if root not in ("export", "publish", "sync"):  # which have no numbers
         assert refusal(root, out_of_range(root)).startswith(f"{out_of_range(root).partition('=')[0]}: expected ")
 
 

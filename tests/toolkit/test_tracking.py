@@ -1,10 +1,20 @@
 """W&B: when it is online, offline runs on disk, and runs that end as their stage did."""
 
+import json
+import socket
+import struct
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+from threading import Thread
+from time import perf_counter
+from types import SimpleNamespace
+
 import pandas as pd
 import pytest
+import torch
 
 from analysis.figures.plots import pareto
-from toolkit import tracking
+from toolkit import config, sync, tracking
 from toolkit.errors import InputError
 
 
@@ -60,7 +70,7 @@ def test_an_offline_run_is_on_disk_with_tables_charts_and_images(environment, tm
     assert any(folder.glob("run-*.wandb"))
     media = sorted(path.name.split("_")[0] for path in (folder / "files" / "media").rglob("*.*"))
     assert media == ["image", "lines", "scatter", "table"]
-    assert "wandb sync" in capsys.readouterr().out
+    assert "toolkit.sync folder=" in capsys.readouterr().out
 
 
 def test_a_run_ends_as_its_stage_did(environment, tmp_path, monkeypatch):
@@ -72,6 +82,7 @@ def test_a_run_ends_as_its_stage_did(environment, tmp_path, monkeypatch):
         def finish(self, exit_code):
             codes.append(exit_code)
 
+    Run.id, Run.url = "abc", "https://wandb.example/abc"
     monkeypatch.setattr(tracking, "_start", lambda *args: Run())
     with tracking.wandb_run("sweep", {}, tmp_path):
         pass
@@ -85,3 +96,151 @@ def test_no_run_if_nothing_is_to_be_tracked(environment, tmp_path):
         assert run is None
         tracking.log_table(run, "table", None)
     assert not list(tmp_path.iterdir())
+
+
+BLOCK = 32768  # of LevelDB's log format, which offline files are in after seven bytes of their own
+
+
+def chunks(data):
+    """The records of an offline run's file, as bytes: each in pieces (checksum, length, kind, data), none across blocks."""
+    at, parts = 7, []
+    while at + 7 <= len(data):
+        if BLOCK - at % BLOCK < 7:  # a block's end holds no header
+            at += BLOCK - at % BLOCK
+            continue
+        length, kind = struct.unpack("<HB", data[at + 4 : at + 7])
+        parts.append(data[at + 7 : at + 7 + length])
+        at += 7 + length
+        if kind in (1, 4):  # whole, or the last piece
+            yield b"".join(parts)
+            parts = []
+
+
+def records(folder):
+    """What an offline run's file holds: lists of records by kind."""
+    from wandb.proto import wandb_internal_pb2
+
+    (run,) = (folder / "wandb").glob("offline-run-*")
+    (path,) = run.glob("run-*.wandb")
+    data, found = path.read_bytes(), {}
+    assert data[:4] == b":W&B"
+    for chunk in chunks(data):
+        record = wandb_internal_pb2.Record()
+        record.ParseFromString(chunk)
+        kind = record.WhichOneof("record_type")
+        found.setdefault(kind, []).append(getattr(record, kind))
+    return found
+
+
+def logged(found):
+    """All that was logged or summed up, by key."""
+    items = [
+        item
+        for name in ("history", "summary")
+        for record in found.get(name, [])
+        for item in getattr(record, "item", [])
+    ]
+    items += [item for record in found.get("summary", []) for item in record.update]
+    return {item.key or "/".join(item.nested_key): json.loads(item.value_json) for item in items}
+
+
+def test_an_offline_run_keeps_everything_until_it_is_synced(environment, tmp_path):
+    """Name, group, tags, config, links, tables, summary and the exit code, as the file that is synced holds them."""
+    frame = pd.DataFrame({"method": ["a", "b"], "x": [1.0, 2.0], "y": [3.0, 1.0], "text": ["<b>", "fine"]})
+    with tracking.wandb_run("sweep", {"depth": 2}, tmp_path / "out" / "one", name="math test", tags=["math"]) as run:
+        tracking.log_table(run, "table", frame)
+        tracking.log_summary(run, {"throughput": 2.5, "share": None, "gain": float("nan")})
+        tracking.log_folder(run, "head of one", "head", tmp_path / "out" / "one" / tracking.RUN_FILE)
+    inputs = [tmp_path / "out" / "one", tmp_path / "out" / "nothing"]
+    with pytest.raises(KeyError), tracking.wandb_run("frontier", {}, tmp_path / "out" / "two", inputs=inputs):
+        raise KeyError("a stage that fails")
+    found = records(tmp_path / "out" / "one")
+    (about,) = found["run"][:1]
+    assert (about.display_name, about.run_group, about.job_type) == ("math test", "out", "sweep")
+    assert list(about.tags) == ["sweep", "math"]
+    assert {item.key: json.loads(item.value_json) for item in about.config.update}["depth"] == 2
+    values = logged(found)
+    assert values["throughput"] == 2.5 and not {"share", "gain"} & set(values)
+    assert values["table/_type"] == "table-file" and values["table/nrows"] == 2
+    (table,) = (tmp_path / "out" / "one").rglob("media/table/table_*.json")
+    assert json.loads(table.read_text())["data"][0] == ["a", 1.0, 3.0, "&lt;b&gt;"], "texts are escaped"
+    assert found["exit"][0].exit_code == 0
+    assert any("head-of-one" in str(record) for record in found.get("request", []) + found.get("artifact", []))
+    other = records(tmp_path / "out" / "two")
+    assert other["exit"][0].exit_code == 1
+    links = {item.key: json.loads(item.value_json) for item in other["run"][0].config.update}["input_runs"]
+    assert links["one"]["id"] == about.run_id and links["nothing"] is None
+
+
+@pytest.mark.parametrize(
+    ("words", "name"),
+    [
+        (["+experiment=toy_head", "head.depth=2", "loss.w_rej=6"], "toy_head depth=2 w_rej=6"),
+        (["paths.root_dir=/a/b", "trainer.max_epochs=1", "pair.target=x", "data.path=/x"], None),
+        (["seed=3", "overwrite=true"], "seed=3"),
+    ],
+)
+def test_runs_are_called_by_what_differs(words, name):
+    assert tracking.overrides_name(words) == name
+
+
+@pytest.mark.parametrize("silent", [False, True])
+def test_a_server_that_is_down_makes_the_run_an_offline_one_within_10_seconds(environment, tmp_path, capsys, silent):
+    """Nothing listens at the port; or something does, and never answers."""
+    with socket.socket() as server:
+        server.bind(("127.0.0.1", 0))
+        if silent:
+            server.listen()
+        environment.setenv("WANDB_BASE_URL", f"http://127.0.0.1:{server.getsockname()[1]}")
+        environment.setenv("WANDB_API_KEY", "x" * 40)
+        started = perf_counter()
+        reason = tracking.unreachable()
+        assert reason is not None and perf_counter() - started < 10
+        if silent:
+            return  # the rest is the same
+        with tracking.wandb_run("sweep", {}, tmp_path) as run:
+            tracking.log_summary(run, {"throughput": 1.0})
+    assert "this run is logged offline" in capsys.readouterr().out
+    assert logged(records(tmp_path))["throughput"] == 1.0
+
+
+def test_a_server_that_answers_anything_is_there(environment):
+    class NotFound(BaseHTTPRequestHandler):
+        def do_GET(self):
+            self.send_error(404)
+
+        def log_message(self, *_):
+            pass
+
+    with HTTPServer(("127.0.0.1", 0), NotFound) as server:
+        Thread(target=server.serve_forever, daemon=True).start()
+        environment.setenv("WANDB_BASE_URL", f"http://127.0.0.1:{server.server_port}")
+        assert tracking.unreachable() is None
+        server.shutdown()
+
+
+def test_one_command_syncs_every_offline_run_below_a_folder(environment, tmp_path, monkeypatch):
+    for name in ("a", "b", "c"):
+        with tracking.wandb_run("sweep", {}, tmp_path / name):
+            pass
+    (run,) = (tmp_path / "a").glob("wandb/offline-run-*")
+    (file,) = run.glob("run-*.wandb")
+    file.with_name(file.name + ".synced").touch()  # as `wandb sync` does
+    called = []
+
+    def client(command):
+        called.append(command)
+        return SimpleNamespace(returncode=int(f"{tmp_path}/c" in command[-1]))
+
+    monkeypatch.setattr(sync.subprocess, "run", client)
+    with pytest.raises(InputError, match="1 of 2 runs could not be uploaded"):
+        sync.run(config.compose("sync", [f"folder={tmp_path}", "project=lab"]))
+    assert sorted(str(Path(command[-1]).parent.parent.name) for command in called) == ["b", "c"]
+    assert all(command[1:6] == ["-m", "wandb", "sync", "--project", "lab"] for command in called)
+    with pytest.raises(InputError, match="expected offline runs"):
+        sync.run(config.compose("sync", [f"folder={tmp_path / 'empty'}"]))
+
+
+def test_parameters_are_counted():
+    counts = tracking.parameter_counts({"head": torch.nn.Linear(3, 2), "table": object()})
+    assert counts == {"parameters/head": 8, "parameters/table": 0}

@@ -255,6 +255,7 @@ class Sweep(Command, OnPrompts, Labels, Tracked):
     max_drafted: Annotated[int, AtLeast(1), "of source=traces: the most tokens a replayed method may draft in a round"]
     batch_size: Annotated[int, AtLeast(1), "prompts decoded together; does not change the rows"]
     cost_ratio: Annotated[CostRatio, "for the figures that are shown on the way only"]
+    artifacts: Annotated[bool, "upload the recorded traces to Weights & Biases, too"]
 
 
 class Advise(Command, OnPrompts, Intervals, Tracked):
@@ -419,6 +420,32 @@ class Report(Command):
     inputs: Annotated[str | Folders, "output folders of any commands: frontier, train, sweep, ..."]
     title: Annotated[str, "of the page"]
     max_cells: Annotated[int, AtLeast(1), "larger tables, the single rows of sweeps for one, are named, not shown"]
+
+
+class Export(Command):
+    module, example = "analysis.export", "folder=outputs/decode-HASH"
+    folder: Annotated[str, "output folder of toolkit.decode; its times are written if batch_size was 1"]
+    category: Annotated[
+        str, "Spec-Bench's: mt_bench's, translation, summarization, qa, math_reasoning, rag; or overall"
+    ]
+    model_id: Annotated[str | None, "how answers call their model; null: the folder's name"]
+
+
+class Publish(Command):
+    module, example = "analysis.publish", "report=outputs/report-HASH entity=TEAM"
+    report: Annotated[str, "output folder of analysis.report"]
+    entity: Annotated[str | None, "who the runs belong to; null: the API key's"]
+    project: Annotated[str | None, "where the runs are; null: WANDB_PROJECT, or acceptance-toolkit"]
+    draft: Annotated[bool, "visible to its author only until published there"]
+    dry_run: Annotated[bool, "build the report and write its specification, send nothing"]
+
+
+class Sync(Command):
+    module, example = "toolkit.sync", "folder=outputs"
+    folder: Annotated[str, "every offline run below it is uploaded"]
+    project: Annotated[str | None, "another project than the runs name"]
+    entity: Annotated[str | None, "who they will belong to; null: the API key's"]
+    dry_run: Annotated[bool, "say what would be uploaded"]
 
 
 COMMANDS: dict[str, type[Section]] = {

@@ -19,7 +19,7 @@ from pytorch_lightning.utilities import rank_zero_only
 from toolkit.io import write_text
 from toolkit.lines import lines_of
 from toolkit.stage import sweep_name
-from toolkit.tracking import wandb_run
+from toolkit.tracking import log_folder, wandb_run
 
 METRICS, RUN_ID = "metrics.csv", "wandb_run_id.txt"
 
@@ -94,16 +94,18 @@ def open_wandb(
     tags: Sequence[str] = (),
     id: str | None = None,
     offline: bool | None = None,
+    log_head: bool = False,
     **_: Any,
 ) -> Iterator[Logger | None]:
     """One W&B run, finished in any case and with exit code 1 after an error.
 
-    run_id   the run folder's, so that a resumed training continues its run
-    id       another run to continue; None: run_id
-    project  of Weights & Biases; None: WANDB_PROJECT, or the toolkit's
-    group    of its runs; None: the sweep's name
-    tags     of the run
-    offline  True: never connect; None: as `toolkit.tracking.wandb_mode` decides, without ever asking for a key
+    run_id    the run folder's, so that a resumed training continues its run
+    id        another run to continue; None: run_id
+    project   of Weights & Biases; None: WANDB_PROJECT, or the toolkit's
+    group     of its runs; None: the sweep's name
+    tags      of the run
+    log_head  upload the exported head as an artifact
+    offline   True: never connect; None: as `toolkit.tracking.wandb_mode` decides, without ever asking for a key
     """
     with wandb_run(
         "train",
@@ -115,6 +117,7 @@ def open_wandb(
         project=project,
         run_id=id or run_id,
         mode="offline" if offline else None,
+        inputs=[path] if (path := (config.get("data") or {}).get("path")) else [],
     ) as run:
         if run is None:
             yield None
@@ -122,6 +125,8 @@ def open_wandb(
         run.define_metric("trainer/global_step")
         run.define_metric("*", step_metric="trainer/global_step", step_sync=True)
         yield WandbLogger(experiment=run, save_dir=str(folder), log_model=False)
+        if log_head and (folder / "head").exists():
+            log_folder(run, f"head-{folder.name}", "head", folder / "head")
 
 
 def is_first_process() -> bool:

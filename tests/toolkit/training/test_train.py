@@ -66,8 +66,8 @@ def test_a_run_leaves_everything_behind(trained, overrides):
     files = {str(path.relative_to(trained)) for path in trained.rglob("*") if path.is_file()}
     assert files == {
         "checkpoints/best.ckpt", "checkpoints/last.ckpt", "head/config.json", "head/head.safetensors", "MODEL_CARD.md",
-        "config.yaml", "manifest.json", "metrics.csv", "metrics.json", "reliability.csv", "reliability.png",
-        "wandb_run_id.txt", ".written.jsonl",
+        "config.yaml", "manifest.json", "metrics.csv", "metrics.json", "reliability.csv", "reliability.pdf",
+        "reliability.png", "reliability.svg", "wandb_run_id.txt", ".written.jsonl",
     }  # fmt: skip
     scores = json.loads((trained / "metrics.json").read_text())
     names = {"log_loss", "log_loss_calibrated", "binary_kl", "brier", "ece", "auroc"}

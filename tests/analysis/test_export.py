@@ -1,0 +1,82 @@
+"""Decoded prompts as other tools read them."""
+
+import json
+
+import numpy as np
+import pytest
+
+from analysis import export
+from toolkit import config, decode
+from toolkit.errors import InputError
+from toolkit.io import read_json
+
+
+def speed(path, base, count_tokens, task):
+    """What Spec-Bench's evaluation/speed.py computes of two files, re-implemented: tokens per second, the same of the
+    baseline, their ratio, and the accepted lengths of all steps. The baseline's tokens are counted from its text."""
+    wanted = lambda line: task == "overall" or line["category"] == task
+    chosen, plain = ([line["choices"][0] for line in map(json.loads, file.read_text().splitlines()) if wanted(line)]
+                     for file in (path, base))  # fmt: skip
+    mine = np.mean([sum(one["new_tokens"]) / sum(one["wall_time"]) for one in chosen])
+    theirs = np.mean([sum(count_tokens(turn) - 1 for turn in one["turns"]) / sum(one["wall_time"]) for one in plain])
+    return mine, theirs, mine / theirs, [length for one in chosen for length in one["accept_lengths"]]
+
+
+@pytest.fixture(scope="module")
+def exported(tmp_path_factory):
+    root = tmp_path_factory.mktemp("decoded")
+    found = {}
+    for method in ("speculative", "autoregressive"):
+        options = [
+            f"method={method}",
+            "prompts=toy_math",
+            "prompts.limit=3",
+            "batch_size=1",
+            "sampling.max_new_tokens=24",
+        ]
+        source = decode.run(config.compose("decode", [*options, f"paths.root_dir={root}"]))
+        options = [f"folder={source}", "category=math_reasoning", f"paths.root_dir={root}"]
+        found[method] = (source, export.run(config.compose("export", options)))
+    return found
+
+
+def test_spec_bench_reads_it(exported):
+    (source, made), (_, base) = exported["speculative"], exported["autoregressive"]
+    lines = [json.loads(line) for line in (source / "generations.jsonl").read_text().splitlines()]
+    for task in ("overall", "math_reasoning"):
+        mine, plain, ratio, lengths = speed(made / "spec_bench.jsonl", base / "spec_bench.jsonl", len, task)
+        assert mine > 0 and plain > 0 and ratio == mine / plain
+        assert sum(lengths) == sum(line["counts"]["num_generated"] for line in lines)
+        assert len(lengths) == sum(line["counts"]["num_target_calls"] for line in lines)
+    first = json.loads((made / "spec_bench.jsonl").read_text().splitlines()[0])
+    assert {"question_id", "category", "answer_id", "model_id", "choices", "tstamp"} == set(first)
+
+
+def test_rates_have_numerators_and_the_formats_agree(exported):
+    source, made = exported["speculative"]
+    summary, rates = read_json(source / "summary.json"), read_json(made / "aggregate.json")["rates"]
+    for name in ("discard_rate", "verification_rate", "block_efficiency", "acceptance_rate"):
+        assert rates[name]["value"] == pytest.approx(summary[name])
+        assert (
+            rates[name]["value"] == rates[name]["numerator"] / rates[name]["denominator"] and rates[name]["definition"]
+        )
+    theirs = read_json(made / "specdec_pp.json")
+    generated = sum(one["generated_length"] for one in theirs)
+    assert sum(one["num_mismatched_tokens"] for one in theirs) / generated == pytest.approx(summary["discard_rate"])
+    assert sum(one["num_LM_call"] for one in theirs) / generated == pytest.approx(summary["verification_rate"])
+    assert all(one["spec_time"] == pytest.approx(one["draft_time"] + one["target_time"]) for one in theirs)
+    assert read_json(made / "system.json")["versions"]["torch"]
+
+
+def test_times_of_batches_are_missing_not_made_up(tmp_path):
+    options = ["method=speculative", "prompts=toy_math", "prompts.limit=2", "batch_size=2", "sampling.max_new_tokens=8"]
+    source = decode.run(config.compose("decode", [*options, f"paths.root_dir={tmp_path}"]))
+    made = export.run(config.compose("export", [f"folder={source}", f"paths.root_dir={tmp_path}"]))
+    assert not (made / "spec_bench.jsonl").exists()
+    assert all(one["spec_time"] is None for one in read_json(made / "specdec_pp.json"))
+
+
+def test_a_folder_without_generations_is_refused(tmp_path):
+    (tmp_path / "manifest.json").write_text("{}")
+    with pytest.raises(InputError, match=r"expected generations\.jsonl"):
+        export.run(config.compose("export", [f"folder={tmp_path}"]))

@@ -1,0 +1,56 @@
+"""python -m toolkit.sync folder=outputs: upload every offline W&B run below a folder. Needs an API key and the server.
+
+Runs that were uploaded before are skipped (`wandb sync` marks them); one that fails is named and the others go on.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from toolkit.errors import InputError
+from toolkit.stage import command
+
+
+def run(cfg: Any) -> Path:
+    """Upload; returns the folder. Raises InputError if there is nothing to upload, or if a run could not be."""
+    folder = Path(cfg.folder)
+    runs = offline_runs(folder)
+    if not runs:
+        raise InputError(f"folder: expected offline runs (wandb/offline-run-*) below {folder}, found none")
+    waiting = [path for path in runs if not synced(path)]
+    print(f"sync: {len(runs)} offline runs, {len(runs) - len(waiting)} uploaded before")
+    failed = []
+    for path in waiting:
+        print(f"sync: {path}")
+        if not cfg.dry_run and subprocess.run(sync_command(path, cfg.project, cfg.entity)).returncode != 0:
+            failed.append(path)
+    if failed:
+        raise InputError(
+            f"{len(failed)} of {len(waiting)} runs could not be uploaded, first {failed[0]}; run again to retry"
+        )
+    return folder
+
+
+def offline_runs(folder: Path) -> list[Path]:
+    """Folders of offline runs below a folder, the oldest first."""
+    return sorted(folder.rglob("wandb/offline-run-*"), key=lambda path: path.name)
+
+
+def synced(run: Path) -> bool:
+    """Whether `wandb sync` has uploaded a run: it leaves a mark beside the run's file."""
+    return any(run.glob("*.wandb.synced"))
+
+
+def sync_command(run: Path, project: str | None, entity: str | None) -> list[str]:
+    """The client's own command for one run."""
+    options = [
+        word for name, value in (("project", project), ("entity", entity)) if value for word in (f"--{name}", value)
+    ]
+    return [sys.executable, "-m", "wandb", "sync", *options, str(run)]
+
+
+if __name__ == "__main__":
+    command("sync", run)
