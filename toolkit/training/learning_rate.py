@@ -4,7 +4,8 @@ Adam moves every weight by about the rate per step, so a sum over `width` inputs
 falls as 1 / width (Yang et al., arXiv:2203.03466, table 3). SpecDec++'s 5e-5 is for drafts of 4,096 dimensions; the same
 product, about .2, is 2e-3 at 96. How many steps there are and how large the states are counts, too, and is not known
 beforehand: so three rates, a third, once and three times that, each train a copy of the head for a tenth of the steps, with a
-cosine of their own, and the one of the least calibrated log loss on validation is kept.
+cosine of their own, and the one of the least calibrated log loss on validation is kept. If that is the largest, three times it
+is tried, too, and so on; likewise if it is the smallest.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from toolkit.training.states import Positions
 
 RATE_TIMES_WIDTH = 0.2
 FACTORS = (1 / 3, 1.0, 3.0)
+FURTHER = 3  # times that the search goes on beyond these
 SHARE, FEWEST = 0.1, 20  # of the training's steps, and at least so many, per rate
 Optimizers = Callable[..., torch.optim.Optimizer]
 
@@ -52,14 +54,21 @@ def best_rate(
     batches    of the training data; asked anew for every rate, and repeated if they are fewer than the steps
     loss_of    of a head and a batch, a scalar; score_of: of a head, smaller is better
     """
-    scores = {}
-    for rate in rates_of_width(head):
+
+    def tried(rate: float) -> float:
         copied: Any = copy.deepcopy(head)
         with torch.enable_grad():
             _train(copied, optimizer(copied.parameters(), lr=rate), _repeated(batches), num_steps, loss_of)
         score = score_of(copied.eval())
-        scores[rate] = score if math.isfinite(score) else math.inf
-    return min(scores, key=lambda rate: scores[rate]), scores
+        return score if math.isfinite(score) else math.inf
+
+    scores = {rate: tried(rate) for rate in rates_of_width(head)}
+    for _ in range(FURTHER):
+        best = min(scores, key=lambda rate: scores[rate])
+        if best not in (beyond := {max(scores): 3.0, min(scores): 1 / 3}):
+            break
+        scores[best * beyond[best]] = tried(best * beyond[best])
+    return min(scores, key=lambda rate: scores[rate]), dict(sorted(scores.items()))
 
 
 def _train(

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from toolkit.acceptance import AcceptanceHead, PrereadHead
-from toolkit.training.learning_rate import best_rate, rates_of_width, trial_steps
+from toolkit.training.learning_rate import FURTHER, best_rate, rates_of_width, trial_steps
 
 
 def test_rates_follow_the_width():
@@ -38,7 +38,8 @@ def test_the_rate_that_gets_furthest_is_chosen():
             return float(loss(model))
 
     found, scores = best_rate(head, torch.optim.Adam, [None, None], 5, loss, score)
-    assert found == max(scores) and len(scores) == 3
+    assert found == max(scores) and len(scores) == 3 + FURTHER  # it went on while the largest was the best
+    assert found == pytest.approx(0.2 / 8 * 3 ** (1 + FURTHER))
     assert scores[found] < score(head)
     assert all(torch.equal(value, before[name]) for name, value in head.state_dict().items())
 
@@ -48,3 +49,20 @@ def test_the_rate_that_gets_furthest_is_chosen():
 
     found, scores = best_rate(head, torch.optim.Adam, [None], 5, loss, broken)
     assert scores[max(scores)] == math.inf and found < max(scores)
+
+
+def test_the_search_goes_down_too():
+    """A head that is right already: the smallest rate spoils it least."""
+    torch.manual_seed(0)
+    inputs, head = torch.randn(64, 8), nn.Linear(8, 1)
+    target = head(inputs).detach() + 0.1 * torch.randn(64, 1)
+
+    def loss(model, batch=None):
+        return (model(inputs) - target).abs().mean()
+
+    def score(model):
+        with torch.no_grad():
+            return float(loss(model))
+
+    found, scores = best_rate(head, torch.optim.SGD, [None], 20, lambda model, batch: 50 * loss(model), score)
+    assert list(scores) == sorted(scores) and len(scores) > 3 and found < 0.2 / 8 / 3

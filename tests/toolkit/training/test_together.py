@@ -16,7 +16,7 @@ FEW = ["depths=[0,2]", "w_rejs=[1,6]", "max_epochs=6", "patience=2", "data.batch
 
 
 def heads_of(folder, prefix=""):
-    """Loaded in float64, without the rounding of `load`."""
+    """Name -> the head and what it remembers."""
     return {
         path.parent.parent.name: AcceptanceHead.load(path.parent) for path in folder.glob(f"{prefix}*/head/config.json")
     }
@@ -66,7 +66,7 @@ def test_in_float64_alone_and_together_agree(data, tmp_path):
     """The slow and obvious reference: each head by itself through the same loop; rates, stops and states of its own."""
     options = {"max_epochs": 8, "patience": 2, "metric": "val/log_loss_calibrated"}
     all_of_them = together.train_together(modules(data), data, tmp_path / "all", **options)
-    assert len({member.epochs for member in all_of_them}) > 1 or all(member.epochs == 8 for member in all_of_them)
+    assert len({member.epochs for member in all_of_them}) > 1  # each stops on its own
     for member in all_of_them:
         (alone,) = together.train_together(modules(data, [member.name]), data, tmp_path / member.name, **options)
         assert alone.epochs == member.epochs and alone.best_score == pytest.approx(member.best_score, abs=1e-8)
