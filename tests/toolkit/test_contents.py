@@ -28,9 +28,8 @@ def model(folder: Path, weights: bytes = b"weights") -> Path:
 
 def config_of(tmp_path: Path, target: object, **more):
     pair = {"_target_": LOADER, "target": str(target), "draft": None, "revision": None}
-    return OmegaConf.create(
-        {"paths": {"root_dir": str(tmp_path), "output_dir": None}, "overwrite": False, "pair": pair, **more}
-    )
+    paths = {"root_dir": str(tmp_path), "output_dir": None}
+    return OmegaConf.create({"paths": paths, "overwrite": False, "pair": pair, **more})
 
 
 def test_weights_count_by_their_content_not_by_their_place(tmp_path):
