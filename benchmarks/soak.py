@@ -70,12 +70,12 @@ STAGES: dict[str, tuple[str, str, list[str]]] = {
 }
 TRIED = [name for name in STAGES if name != "other"]
 READER = {"responses": "mix", "mix": "train", "train": "report", "sweep": "frontier", "frontier": "report"}
-# What a stage's result is: files and, in tables, columns that are times.
+# What a stage's result is: files; times, code revisions and digests within them are left out.
 RESULTS = {
     "responses": ["shard-*.jsonl"],
     "mix": ["summary.json"],
     "traces": ["traces-*.safetensors"],
-    "train": ["head/*", "metrics.json"],
+    "train": ["head/*.safetensors", "metrics.json"],
     "sweep": ["rows.csv"],
     "frontier": ["frontier.csv", "settings.csv", "costs.csv"],
     "report": ["report.md"],
@@ -314,7 +314,7 @@ def result(name: str, folder: Path) -> str:
 
             text = pd.read_csv(path).drop(columns=["setting_seconds", "seconds"], errors="ignore").to_csv().encode()
         if path.suffix == ".md":
-            text = re.sub(rb"\d{4}-\d\d-\d\dT[\d:+]+|[0-9a-f]{12,64}", b"", text)
+            text = re.sub(rb"\d{4}-\d\d-\d\dT[\d:+]+|[0-9a-f]{7,64}[+]?", b"", text)
         sha.update(path.relative_to(folder).as_posix().encode() + b"\0" + text)
     return sha.hexdigest()
 

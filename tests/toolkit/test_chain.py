@@ -57,6 +57,7 @@ def test_a_folders_name_is_not_looked_into():
 
 
 def test_overrides_may_name_keys_of_the_config_they_come_from():
-    within = config.compose("train", [f"pair.target={config.quoted('a "b"')}", "+before={}"]).pair
+    name = 'a "b"'
+    within = config.compose("train", [f"pair.target={config.quoted(name)}"]).pair
     cfg = compose_for("responses", ['pair.target="${pair.target}"', "pair.draft=${pair.draft}"], {}, None, within)
-    assert (cfg.pair.target, cfg.pair.draft) == ('a "b"', "toy/draft")
+    assert (cfg.pair.target, cfg.pair.draft) == (name, "toy/draft")
