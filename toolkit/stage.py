@@ -146,7 +146,11 @@ def open_stage(
             lock.release(stage.folder, stage._lock)
             return stage
         if overwrite:
-            _clear(stage)
+            try:
+                _clear(stage)
+            except InputError:
+                lock.release(stage.folder, stage._lock)
+                raise
         journal.begin(stage.folder)
         if not shared:
             journal.clear_temporaries(stage.folder)
@@ -345,7 +349,7 @@ def command(config_name: str, run: Callable[[Any], Any], score: Callable[[Any, P
             check(cfg, HydraConfig.get().job.config_name or config_name)
             result = run(cfg)
         except (InputError, OSError) as error:
-            if (line := _one_line(error)) is None:
+            if (line := one_line(error)) is None:
                 raise
             if _in_multirun():  # the sweep's other jobs go on; Hydra names this one's overrides and prints one line
                 raise CompactHydraException(f"error: {line}") from error
@@ -363,7 +367,7 @@ def command(config_name: str, run: Callable[[Any], Any], score: Callable[[Any, P
         sys.exit(f"error: {error}")
 
 
-def _one_line(error: Exception) -> str | None:
+def one_line(error: Exception) -> str | None:
     """What a user can mend: bad input, or files that cannot be written or read; None for other errors."""
     if isinstance(error, InputError):
         return str(error)

@@ -2,7 +2,8 @@
 
     python -m data_gen.toy_pair.stamp
 
-Only the two fingerprints and the sketch of the draft's weights change in the heads' configs; weights stay as they are.
+Only the two fingerprints and the sketch of the draft's weights change in the heads' configs; weights stay as they are. The
+files' checksums are written anew.
 """
 
 from __future__ import annotations
@@ -11,7 +12,6 @@ from pathlib import Path
 
 from toolkit import ModelPair
 from toolkit.acceptance.folder import KINDS
-from toolkit.io import read_json, write_json
 from toolkit.pair import TOY, fingerprint
 from toolkit.weights import sketch
 
@@ -20,13 +20,13 @@ def stamp(folder: Path, pair: ModelPair) -> None:
     """Stamp every head in a folder with the pair's models."""
     for kind in KINDS.values():
         if kind.is_in(folder):
-            path = folder / kind.config_file
+            head, about = kind.load(folder)
             facts = {
                 "target_fingerprint": fingerprint(pair.target),
                 "draft_fingerprint": fingerprint(pair.draft),
                 "draft_weights": sketch(pair.draft),
             }
-            write_json(path, {**read_json(path), **facts})
+            head.save(folder, {**{name: fact for name, fact in about.items() if name != "head"}, **facts})
 
 
 if __name__ == "__main__":

@@ -167,3 +167,27 @@ def test_a_full_disk_is_one_line_and_leaves_nothing_half_written(checkpoints, pr
     assert sorted(path.name for path in folder.iterdir()) == [".lock", ".written.jsonl", stage.MANIFEST]
     monkeypatch.undo()
     assert responses.run(cfg) == folder
+
+
+def test_texts_with_line_separators_finish_and_are_read_back(checkpoints, prompts_file, tmp_path, monkeypatch):
+    """A response may hold U+2028 or U+0085, which str.splitlines takes for ends of lines."""
+    prompts_file.write_text(
+        json.dumps({"id": "a\u0085", "prompt": "the\u2028cat", "answer": "x\u2028y"}, ensure_ascii=False)
+    )
+    monkeypatch.setattr("toolkit.pair.ModelPair.text", lambda *_: "one\u2028two\u0085three\x0cfour")
+    folder = make(checkpoints, prompts_file, tmp_path / "out")
+    (row,) = responses.read_rows(folder)
+    assert (row["text"], row["answer"], row["id"]) == ("one\u2028two\u0085three\x0cfour", "x\u2028y", "a\u0085")
+
+
+def test_a_bad_prompt_fails_alone_and_all_bad_ones_are_an_error(checkpoints, prompts_file, tmp_path):
+    bad = [{"id": "half", "prompt": "half \ud800"}, {"id": "chat", "messages": [{"role": "user", "content": "hi"}]}]
+    prompts_file.write_text("".join(json.dumps(line) + "\n" for line in [*bad, {"id": "good", "prompt": "the cat"}]))
+    folder = make(checkpoints, prompts_file, tmp_path / "out")
+    rows = {row["id"]: row for row in responses.read_rows(folder, ("done", "failed"))}
+    assert {name: row["status"] for name, row in rows.items()} == {"half": "failed", "chat": "failed", "good": "done"}
+    assert "lone surrogate" in rows["half"]["error"] and "no chat template" in rows["chat"]["error"]
+    prompts_file.write_text("".join(json.dumps(line) + "\n" for line in bad))
+    for _ in range(2):  # at once, and when it is found finished
+        with pytest.raises(InputError, match="every one of 2 prompts failed, first: the prompt holds a lone surrogate"):
+            make(checkpoints, prompts_file, tmp_path / "none")

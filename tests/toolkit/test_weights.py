@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import ast
 import copy
+import json
+from pathlib import Path
 
 import pytest
 import torch
@@ -15,7 +18,9 @@ from toolkit.errors import InputError
 from toolkit.io import read_json
 from toolkit.pair import TOY, fingerprint
 from toolkit.testing import tiny_model
-from toolkit.weights import CHUNK, difference, identity, sketch
+from toolkit.weights import CHUNK, Weights, difference, identity, sketch
+
+ROOT = Path(__file__).parents[2]
 
 
 def negate_every_second(weight):
@@ -99,3 +104,44 @@ def test_stamps_are_current(tmp_path):
     assert about["draft_fingerprint"] == shipped["draft_fingerprint"] == fingerprint(pair.draft)
     assert about["target_fingerprint"] == shipped["target_fingerprint"] == fingerprint(pair.target)
     assert difference(about["draft_weights"], shipped["draft_weights"]) is None
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float16, torch.bfloat16])
+def test_recorded_weights_are_recognised_in_every_format(dtype):
+    model = tiny_model("llama")
+    other = copy.deepcopy(model).to(dtype)
+    about = json.loads(json.dumps(Weights.of(model).facts("draft")))  # as a summary holds it
+    known, here = Weights.recorded(about), Weights.of(other)
+    assert known.other_than(here) is None is here.other_than(known)
+    assert Weights.recorded(about, "target") is None
+    negate_every_second(other.model.layers[0].mlp.up_proj.weight)
+    assert known.other_than(Weights.of(other)).endswith("model.layers.0.mlp.up_proj.weight differs")
+    assert Weights("a").other_than(Weights("b")) == "fingerprint a, this one b"
+
+
+@pytest.mark.parametrize("package", ["toolkit", "data_gen", "analysis"])
+def test_fingerprints_are_compared_in_one_place(package):
+    """Compared as texts elsewhere, they would refuse a head trained in float32 to a draft in bfloat16."""
+    found = [
+        f"{path.relative_to(ROOT)}:{node.lineno}"
+        for path in sorted((ROOT / package).rglob("*.py"))
+        if path != ROOT / "toolkit" / "weights.py"
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Compare) and "fingerprint" in ast.unparse(node)
+    ]
+    assert not found
+
+
+def test_training_data_of_a_float32_draft_serve_a_bfloat16_one(tiny_mix, tiny_pair):
+    from toolkit.pair import load_draft
+    from toolkit.training import MixedData
+    from toolkit.training.start import check_resumable, warm_start
+
+    data = MixedData(tiny_mix, load_draft(tiny_pair / "draft", dtype="bfloat16"))
+    trained = Weights.of(load_draft(tiny_pair / "draft"))
+    head = AcceptanceHead(16)
+    checkpoint = {"about": {**trained.facts(), "head": head.config}}
+    check_resumable(checkpoint, head, data.weights, tiny_mix)
+    warm_start(head, None, data.weights)
+    with pytest.raises(InputError, match="another draft"):
+        check_resumable(checkpoint, head, Weights.of(tiny_model("llama")), tiny_mix)

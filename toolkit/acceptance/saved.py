@@ -54,8 +54,8 @@ class SavedHead(nn.Module):
         folder = Path(folder)
         if not cls.is_in(folder):
             raise InputError(f"expected {cls.what} ({cls.config_file} and {cls.weights_file}) in {folder}, found none")
-        about = _checked(folder / cls.config_file)
-        weights, _ = load_tensors(folder / cls.weights_file, "file of a head's weights", MEND)
+        weights, said = load_tensors(folder / cls.weights_file, "file of a head's weights", MEND)
+        about = _checked(folder / cls.config_file, needed=bool(said))
         try:
             head = cls(**about["head"])
             head.load_state_dict({k: v.float() for k, v in weights.items()}, strict=True)
@@ -64,7 +64,7 @@ class SavedHead(nn.Module):
         return head.eval().requires_grad_(False), about
 
 
-def _checked(path: Path) -> dict[str, Any]:
+def _checked(path: Path, needed: bool) -> dict[str, Any]:
     """A head's config without its checksum. Raises InputError if that does not match; configs of other programs have none."""
     if path.stat().st_size == 0:
         raise InputError(f"{path} is empty: expected a head's config; {MEND}")
@@ -72,6 +72,6 @@ def _checked(path: Path) -> dict[str, Any]:
     if not isinstance(about, dict):
         raise InputError(f"{path} is not a head's config; {MEND}")
     found = about.pop(CHECKSUM, None)
-    if found is not None and found != content_hash(about, 64):
+    if (found is not None or needed) and found != content_hash(about, 64):
         raise InputError(f"{path} is damaged: its checksum does not match; {MEND}")
     return about

@@ -37,7 +37,7 @@ class TracedForward:
 
     after: ClassVar[int] = 32  # uses before a shape is captured: by then a trace costs about what it saves
     layers: ClassVar[int] = 128  # of all traces of a model: each takes 2 to 3 MB per layer, whatever the layer's size
-    # TorchScript gives back no memory of a trace that is dropped (torch 2.9: 3 to 6 MB each, whether or not it was run), so
+    # TorchScript gives back no memory of a trace that is dropped (torch 2.13, toy target: 6 MB each, 3.5 if never run), so
     # the traces ever made are bounded, as a multiple of those that are kept.
     replaced: ClassVar[float] = 1.5
 

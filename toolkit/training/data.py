@@ -5,8 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Any
 
+from toolkit import journal
 from toolkit.errors import InputError
 from toolkit.io import content_hash
+from toolkit.lines import first_line
 from toolkit.schema.ranges import AtLeast
 from toolkit.stage import MANIFEST, read_manifest
 from toolkit.teacher import hidden_size
@@ -14,6 +16,7 @@ from toolkit.training.examples import ExampleData
 from toolkit.training.states import CachedStates, LiveStates, Positions, write_cache
 
 SUMMARY = "summary.json"
+MEND = "delete the folder dataset/ there and run data_gen.mix again"
 STATES = "the draft's final hidden state, after the last norm, at the position that has read the drafted token"
 LABELS = (
     "min(1, p/q) of the drafted token, both distributions warped by the sampling given here (analytic, not sampled)"
@@ -100,6 +103,13 @@ class MixedData(ExampleData):
         }
 
     def _load(self) -> Any:
+        """Raises InputError, one line, if a file of the data set is damaged."""
         from datasets import load_from_disk
 
-        return load_from_disk(str(self.path / "dataset"))
+        place = self.path / "dataset"
+        for path in sorted(found for found in place.rglob("*") if found.is_file()):
+            journal.check(path, MEND)
+        try:
+            return load_from_disk(str(place))
+        except Exception as error:  # missing and foreign files fail in as many ways as there are readers
+            raise InputError(f"{place} is not a whole data set ({first_line(error)}); {MEND}") from None

@@ -1,0 +1,51 @@
+"""Recording takes no more memory for more texts."""
+
+from __future__ import annotations
+
+import gc
+import random
+
+import pytest
+
+from benchmarks.memory import resident
+from data_gen.recording import Recorder
+from toolkit import ModelPair
+from toolkit.engine import engine_of
+from toolkit.sampling import Sampling
+
+LONGEST = 32
+
+
+def texts(pair: ModelPair, chance: random.Random, count: int) -> list[tuple[list[int], list[int]]]:
+    """Any tokens will do at temperature 1; lengths vary, as forwards' shapes do then."""
+    ends = set(pair.end_ids)
+    words = [token for token in range(10, 1000) if token not in ends]
+    return [
+        (
+            chance.choices(words, k=chance.randint(4, 60)),
+            [*chance.choices(words, k=chance.randint(4, LONGEST - 1)), min(ends)],
+        )
+        for _ in range(count)
+    ]
+
+
+def test_recording_captures_no_forwards():
+    """TorchScript gives back no memory of a trace that is dropped, and shapes of recordings hardly recur."""
+    pair = ModelPair.toy()
+    recorder, chance = Recorder(pair, Sampling(max_new_tokens=LONGEST), 4), random.Random(0)
+    recorder.record_all(texts(pair, chance, 4), range(4), 4)
+    assert all(not captures.uses for captures in engine_of(pair).captures if captures is not None)
+
+
+@pytest.mark.slow
+def test_resident_memory_is_flat_over_texts():
+    """Before: 83 kB for every text, 32 MB over these."""
+    pair, chance = ModelPair.toy(), random.Random(0)
+    recorder = Recorder(pair, Sampling(max_new_tokens=LONGEST), 8)
+    seen = []
+    for shard in range(40):
+        recorder.record_all(texts(pair, chance, 16), range(16), 4)
+        if shard % 4 == 3:
+            gc.collect()
+            seen.append(resident())
+    assert max(seen[-3:]) - max(seen[4:6]) < 8 * 2**20, [round(value / 2**20) for value in seen]

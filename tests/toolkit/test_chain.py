@@ -1,0 +1,63 @@
+"""Chains of stages: a folder is a value of a config, whatever its name holds."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.toolkit.test_ownership import NAMES
+from toolkit import config
+from toolkit.chain import compose_for, fill_folders, run_stages
+from toolkit.io import write_text
+from toolkit.stage import open_stage
+
+
+def first(cfg) -> Path:
+    stage = open_stage("first", cfg)
+    write_text(stage.folder / "a.txt", str(cfg.paths.root_dir))
+    return stage.finish()
+
+
+def second(cfg) -> Path:
+    assert Path(cfg.responses).is_dir() and (Path(cfg.responses) / "a.txt").exists()
+    assert [Path(one).name for one in config.plain(cfg.heads).values()] == ["a.txt"]
+    stage = open_stage("second", cfg)
+    return stage.finish()
+
+
+STAGES = {
+    "made": {"run": f"{__name__}.first", "config": "responses", "overrides": ["prompts=toy_math"]},
+    "read": {
+        "run": f"{__name__}.second",
+        "config": "traces",
+        "overrides": ['responses="{made}"', 'heads={x: "{made}/a.txt"}'],
+    },
+}
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_folders_of_any_name_are_handed_on(tmp_path, name):
+    root = tmp_path / name
+    folders = run_stages(STAGES, root)
+    assert all(folder.parent == root and folder.is_dir() for folder in folders.values())
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_quoted_texts_stay_as_they_are(name):
+    assert config.compose("decode", [f"paths.output_dir={config.quoted(name)}"]).paths.output_dir == name
+    if "\udcff" not in name:
+        assert config.method_config("specdec_pp", [], name).policy.estimator.head == name
+
+
+def test_a_folders_name_is_not_looked_into():
+    assert fill_folders("{a}/{b}", {"a": "{b}", "b": "{a}"}) == "{b}/{a}"
+    cfg = compose_for("traces", ['responses="{a}"'], {"a": "{b}", "b": "x"}, "{a}")
+    assert (cfg.responses, cfg.paths.root_dir) == ("{b}", "{a}")
+
+
+def test_overrides_may_name_keys_of_the_config_they_come_from():
+    name = 'a "b"'
+    within = config.compose("train", [f"pair.target={config.quoted(name)}"]).pair
+    cfg = compose_for("responses", ['pair.target="${pair.target}"', "pair.draft=${pair.draft}"], {}, None, within)
+    assert (cfg.pair.target, cfg.pair.draft) == (name, "toy/draft")

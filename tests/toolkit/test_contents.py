@@ -1,0 +1,158 @@
+"""Work is found again when its inputs have moved, and never when they have changed."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import time
+from pathlib import Path
+
+import pytest
+from omegaconf import OmegaConf
+
+from toolkit import digests, journal, stage
+from toolkit.config import compose, plain
+from toolkit.contents import contents_of
+from toolkit.errors import StaleError
+
+LOADER = "toolkit.pair.ModelPair.from_pretrained"
+COMMIT, OTHER = "a" * 40, "b" * 40
+
+
+def model(folder: Path, weights: bytes = b"weights") -> Path:
+    folder.mkdir()
+    (folder / "model.safetensors").write_bytes(weights)
+    (folder / "config.json").write_text("{}")
+    return folder
+
+
+def config_of(tmp_path: Path, target: object, **more):
+    pair = {"_target_": LOADER, "target": str(target), "draft": None, "revision": None}
+    paths = {"root_dir": str(tmp_path), "output_dir": None}
+    return OmegaConf.create({"paths": paths, "overwrite": False, "pair": pair, **more})
+
+
+def test_weights_count_by_their_content_not_by_their_place(tmp_path):
+    stage.open_stage("demo", config_of(tmp_path, model(tmp_path / "one"))).finish()
+    moved = model(tmp_path / "two")
+    (moved / "README.md").write_text("notes do not count")
+    assert stage.open_stage("demo", config_of(tmp_path, moved)).finished
+    (moved / "model.safetensors").write_bytes(b"Weights")
+    changed = config_of(tmp_path, moved)
+    assert stage.finished_stage("demo", changed) is None
+    changed.paths.output_dir = str(next(tmp_path.glob("demo-*")))
+    with pytest.raises(StaleError, match="pair.target has other content"):
+        stage.open_stage("demo", changed)
+
+
+@pytest.mark.parametrize(
+    ("command", "key", "override"),
+    [
+        ("decode", "head", "head={}"),
+        ("decode", "method.policy.estimator.head", "head={}"),
+        ("traces", "heads.mine", "heads={{mine: {}}}"),
+        ("sweep", "grid.specdec_pp.head.0", "grid.specdec_pp.head=[{}]"),
+        ("train", "from_pretrained", "from_pretrained={}"),
+        ("decode", "prompts.path", "prompts.path={}/config.json"),
+        ("decode", "pair.target", "pair.target={}"),
+        ("train", "data.draft.source", "pair.draft={}"),
+        ("heads", "heads.0", "heads=[{}]"),
+    ],
+)
+def test_all_kinds_of_inputs_are_named_by_content(tmp_path, command, key, override):
+    folder = model(tmp_path / "x")
+
+    def found() -> str:
+        words = [
+            override.format(folder),
+            *(["method=specdec_pp"] if "head={}" in override and command == "decode" else []),
+        ]
+        contents = contents_of(OmegaConf.to_container(compose(command, words), resolve=True))
+        assert contents.given[key].startswith(str(folder))
+        value = contents.identity
+        for part in key.split("."):
+            value = value[int(part)] if isinstance(value, list) else value[part]
+        return value
+
+    before = found()
+    assert before.startswith("sha256:")
+    for path in folder.iterdir():
+        path.write_bytes(path.read_bytes() + b" ")
+    assert found() != before
+
+
+@pytest.fixture
+def hub(tmp_path, monkeypatch):
+    """A cache of the hub with one model, whose blobs cannot be read."""
+    cache = tmp_path / "hub"
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(cache))
+    monkeypatch.setattr(digests, "asked_commit", lambda *_, **__: None)
+    folder = cache / "models--org--name"
+    (folder / "refs").mkdir(parents=True)
+    (folder / "refs" / "main").write_text(COMMIT)
+    (folder / "snapshots" / COMMIT).mkdir(parents=True)
+    (folder / "snapshots" / COMMIT / "model.safetensors").symlink_to("../../blobs/0123")  # there is no such blob
+    return folder
+
+
+def test_models_of_the_hub_are_known_by_commit_and_nothing_is_read(tmp_path, hub):
+    cfg = config_of(tmp_path, "org/name")
+    stage.open_stage("demo", cfg).finish()
+    found = stage.finished_stage("demo", cfg)
+    assert found.manifest["config"]["pair"]["target"] == f"commit:{COMMIT}"
+    about = {"name": "org/name", "revision": None, "commit": COMMIT, "files": {"model.safetensors": "0123"}}
+    assert found.manifest["models"] == {"pair.target": about}
+    (hub / "refs" / "main").write_text(OTHER)
+    assert stage.finished_stage("demo", cfg) is None
+
+
+def test_finished_work_is_found_when_the_model_has_left_the_cache(tmp_path, hub):
+    cfg = config_of(tmp_path, "org/name")
+    stage.open_stage("demo", cfg).finish()
+    shutil.rmtree(hub)
+    assert stage.finished_stage("demo", cfg) is not None
+    assert stage.open_stage("demo", cfg).finished
+    assert stage.finished_stage("demo", config_of(tmp_path, "org/other")) is None
+    cfg.pair.revision = "v2"
+    assert stage.finished_stage("demo", cfg) is None
+
+
+def test_files_are_read_once_until_they_change(tmp_path, monkeypatch):
+    path = model(tmp_path / "x") / "model.safetensors"
+    long_ago = time.time() - 60
+    monkeypatch.setattr(digests, "RECENT", -1e9)  # as if it had been written long ago
+    reads = []
+    read = journal.digest
+    monkeypatch.setattr(journal, "digest", lambda one: reads.append(Path(one).name) or read(one))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+
+    def count() -> int:
+        reads.clear()
+        digests.digest(path)
+        return reads.count("model.safetensors")
+
+    assert (count(), count()) == (1, 0)
+    path.write_bytes(b"weightz")
+    os.utime(path, (long_ago, long_ago))
+    assert (count(), count()) == (1, 0)
+    os.utime(path, (long_ago, long_ago))  # same size, same time, another inode
+    copy = path.with_name("copy")
+    copy.write_bytes(b"WEIGHTS")
+    os.utime(copy, (long_ago, long_ago))
+    copy.replace(path)
+    assert (count(), count()) == (1, 0)
+
+
+def test_young_files_are_read_again(tmp_path, monkeypatch):
+    """A file can change twice within one tick of a file system's clock."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    path = model(tmp_path / "x") / "model.safetensors"
+    digests.digest(path)
+    assert digests._remembered(path) is None
+
+
+def test_the_manifest_says_paths_beside_contents(tmp_path):
+    folder = model(tmp_path / "one")
+    opened = stage.open_stage("demo", config_of(tmp_path, folder))
+    assert opened.manifest["given"] == {"pair.target": str(folder)}
+    assert plain(opened.manifest["config"])["pair"]["target"].startswith("sha256:")
