@@ -13,12 +13,13 @@ texts are judged afterwards. A group is written whole when all settings have dec
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from time import perf_counter
 from typing import Any
 
+import pandas as pd
 import torch
 from tqdm.auto import tqdm
 
@@ -83,16 +84,22 @@ def run(cfg: Any) -> Path:
     shown = readable(table, metrics, cfg.cost_ratio)
     write_text(stage.folder / "comparison.md", as_markdown(title, shown, figures, _energy_note(loaded), cfg.cost_ratio))
     show(shown, title)
+    _log(cfg, stage.folder, table, figures, title, bench.parameters())
+    return stage.finish(num_prompts=len(bench.prompts), num_groups=len(groups), asked=wanted)
+
+
+def _log(
+    cfg: Any, folder: Path, table: pd.DataFrame, figures: Sequence[Path], title: str, parameters: Mapping[str, Any]
+) -> None:
+    """The table, the figures and the best method, on W&B."""
+    names = labels(cfg)
     tags = [names["dataset"], names["split"]]
-    with wandb_run("compare", plain(cfg), stage.folder, tags=tags, track=cfg.track, name=title) as wandb:
+    with wandb_run("compare", plain(cfg), folder, tags=tags, track=cfg.track, name=title) as wandb:
         best = table.loc[table.throughput.idxmax()]
-        log_summary(
-            wandb, {"best": best.method, "throughput": best.throughput, "speedup": best.speedup, **bench.parameters()}
-        )
+        log_summary(wandb, {"best": best.method, "throughput": best.throughput, "speedup": best.speedup, **parameters})
         log_table(wandb, "compare/table", table)
         for figure in figures:
             log_image(wandb, f"compare/{figure.stem}", figure)
-    return stage.finish(num_prompts=len(bench.prompts), num_groups=len(groups), asked=wanted)
 
 
 def _groups(count: int, size: int) -> list[range]:

@@ -94,14 +94,13 @@ def wandb_run(
         "group": group or _group_of(folder),
         "tags": list(dict.fromkeys([job_type, *filter(None, tags)])),
     }
-    options |= (
-        {"resume": "allow"} if run_id is not None and mode == "online" else {}
-    )  # offline ones are joined when synced
+    if run_id is not None and mode == "online":  # offline ones are joined when synced
+        options["resume"] = "allow"
     run = _start(mode, job_type, {**config, **_links(inputs)}, folder, options)
-    _list_files(run, folder)
     exit_code = 1
     try:
         _remember(run, folder, options)
+        _list_files(run, folder)
         yield run
         exit_code = 0
     finally:

@@ -77,7 +77,7 @@ def test_a_run_ends_as_its_stage_did(environment, tmp_path, monkeypatch):
     codes = []
 
     class Run:
-        settings = type("Settings", (), {"_offline": False})
+        settings = type("Settings", (), {"_offline": False, "sync_dir": str(tmp_path / "run")})
 
         def finish(self, exit_code):
             codes.append(exit_code)
