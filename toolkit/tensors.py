@@ -1,7 +1,7 @@
 """Tensors in safetensors files with a checksum: a changed bit, a truncated or an empty file is found when it is read.
 
 The checksum is SHA-256 over names, number formats, shapes and bytes of all tensors and over the file's other metadata; it
-lies in the metadata as "sha256". Tensors that are memory-mapped are read once for it.
+lies in the metadata. Tensors that are memory-mapped are read once for it.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from toolkit.errors import InputError
 from toolkit.io import write_atomic
 from toolkit.lines import first_line
 
-CHECKSUM = "sha256"
+CHECKSUM, KEY = "sha256", "toolkit"
 MEND = "delete it and run the command that made it again"
 
 
@@ -29,7 +29,8 @@ def save_tensors(path: Path | str, tensors: Mapping[str, Tensor], metadata: Mapp
     held = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
     about = {**(metadata or {})}
     about[CHECKSUM] = checksum(held, about)
-    return write_atomic(path, lambda temporary: save_file(held, temporary, metadata=about))
+    told = {KEY: json.dumps(about, sort_keys=True)}  # one key: the library writes several in any order
+    return write_atomic(path, lambda temporary: save_file(held, temporary, metadata=told))
 
 
 def load_tensors(
@@ -45,7 +46,8 @@ def load_tensors(
             raise InputError(f"{path} is empty: expected a {what}; {mend}")
         with safe_open(path, framework="pt") as file:
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-            metadata = dict(file.metadata() or {})
+            told = dict(file.metadata() or {})
+        metadata: dict[str, str] = json.loads(told[KEY]) if KEY in told else {}
     except InputError:
         raise
     except FileNotFoundError:
@@ -53,7 +55,8 @@ def load_tensors(
     except Exception as error:  # safetensors raises its own kinds
         raise InputError(f"{path} is not a whole {what}: {first_line(error)}; {mend}") from None
     found = metadata.pop(CHECKSUM, None)
-    if (found is not None or metadata) and found != checksum(tensors, metadata):
+    foreign = KEY not in told and set(told) <= {"format"}
+    if not foreign and found != checksum(tensors, metadata):
         raise InputError(f"{path} is damaged: its checksum does not match; {mend}")
     return tensors, metadata
 
