@@ -8,6 +8,7 @@ from analysis.tables.files import read_table
 from analysis.tables.rows import COUNTS
 from tests.analysis.table_sweeps import PAIR, sweep_config
 from toolkit.errors import InputError
+from toolkit.io import read_json
 
 GRID = {
     "speculative": {"policy.num_drafted": [1, 3]},
@@ -34,6 +35,8 @@ def test_at_temperature_zero_a_replayed_sweep_counts_what_a_live_one_counts(tmp_
     assert [list(x) for x in live.loc[shared].accepted_lengths] == [
         list(x) for x in traced.loc[shared].accepted_lengths
     ]
+    for name in ("drafted_lengths", "reached_lengths"):
+        assert [list(x) for x in live.loc[shared, name]] == [list(x) for x in traced.loc[shared, name]]
 
 
 def test_above_it_the_rates_agree(tmp_path):
@@ -84,3 +87,25 @@ def test_prompt_lookup_is_replayed_from_the_texts_beside_the_others(tmp_path):
         assert replayed.num_draft_calls == live.num_draft_calls == 0
         assert abs(replayed.verification_rate - live.verification_rate) < 0.06  # other texts, the same distribution
         assert replayed.verification_rate < 0.95
+
+
+def test_texts_token_by_token_add_up_to_the_rows(tmp_path, head):
+    """What tokens.json shows of a prompt is what the setting's row counts."""
+    grid = {**GRID, "specdec_pp": {"policy.threshold": [0.2, 0.8], "head": [head]}}
+    folder = sweep.run(sweep_config(tmp_path, grid=grid, source="traces"))
+    rows, views = rows_of(folder), read_json(folder / "tokens.json")
+    assert {view["method"] for view in views} == {"speculative", "confidence", "heuristic", "specdec_pp"}
+    for view in views:
+        for text in view["texts"]:
+            row, rounds = rows.loc[(view["method"], view["setting"], text["id"])], text["rounds"]
+            kinds = [token["kind"] for one in rounds for token in one["drafted"]]
+            extra = [one["extra"]["kind"] for one in rounds if one["extra"] is not None]
+            assert len(kinds) == row.num_drafted and len(rounds) == row.num_target_calls
+            assert kinds.count("accepted") + len(extra) == row.num_generated
+            assert extra.count("corrected") == kinds.count("rejected")
+            assert sum(one["extra"] is None for one in rounds) <= 1, (
+                "only the text's last round can lack an extra token"
+            )
+        predicted = [token["predicted"] for text in view["texts"] for one in text["rounds"] for token in one["drafted"]]
+        assert all(value is None or 0 <= value <= 1 for value in predicted)
+        assert any(value is not None for value in predicted), "a head was recorded"

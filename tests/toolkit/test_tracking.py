@@ -6,7 +6,7 @@ import struct
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from threading import Thread
-from time import perf_counter
+from time import perf_counter, sleep
 from types import SimpleNamespace
 
 import pandas as pd
@@ -116,8 +116,16 @@ def chunks(data):
             parts = []
 
 
-def records(folder):
-    """What an offline run's file holds: lists of records by kind."""
+def records(folder, patience=60):
+    """What an offline run's file holds when it is whole: the client's other process writes its end shortly after `finish`."""
+    until = perf_counter() + patience
+    while "exit" not in (found := read_records(folder)) and perf_counter() < until:
+        sleep(0.1)
+    return found
+
+
+def read_records(folder):
+    """What an offline run's file holds now: lists of records by kind."""
     from wandb.proto import wandb_internal_pb2
 
     (run,) = (folder / "wandb").glob("offline-run-*")
