@@ -21,6 +21,7 @@ from pathlib import Path
 from time import perf_counter
 
 from benchmarks import (
+    batches,
     beams,
     choice_rules,
     copying,
@@ -114,6 +115,7 @@ FIGURES: dict[str, Callable[[], str]] = {
     "mtjd": beams.mtjd,
     "beam_memory": beams.beam_memory,
     "beam_texts": beams.beam_texts,
+    "batches": batches.batches,
     "interruption": interruption.evidence,
     "multirun": multirun,
     "quickstart": quickstart,

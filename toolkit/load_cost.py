@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from toolkit.errors import InputError
 from toolkit.io import write_text
+from toolkit.lines import lines_of
 
 Array = NDArray[np.float64]
 COLUMNS = ("model", "batch", "width", "context", "seconds")
@@ -129,7 +130,7 @@ def _along_first(points: tuple[float, ...], values: Array, at: float) -> Array:
 
 
 def _from_csv(path: Path, text: str) -> LoadCost:
-    lines = list(csv.DictReader(text.splitlines()))
+    lines = list(csv.DictReader(lines_of(text)))
     if not lines or set(COLUMNS) - set(lines[0]):
         raise InputError(f"{path}: expected a CSV with the columns {', '.join(COLUMNS)}")
     points: dict[str, dict[tuple[float, float, float], float]] = {name: {} for name in MODELS}

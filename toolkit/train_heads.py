@@ -24,6 +24,7 @@ from omegaconf import OmegaConf
 from toolkit.config import instantiate
 from toolkit.errors import InputError
 from toolkit.io import write_text
+from toolkit.lines import lines_of
 from toolkit.stage import Stage, command, open_stage
 from toolkit.train import about_head, build_module, data_class_of, data_folder_of
 from toolkit.training.console import print_table
@@ -49,7 +50,7 @@ def run(cfg: Any) -> Path:
         lines = [list(rows[0]), ["---"] * len(rows[0]), *(list(row.values()) for row in rows)]
         write_text(stage.folder / "table.md", "".join(f"| {' | '.join(line)} |\n" for line in lines))
         stage.finish(heads=[row["head"] for row in rows])
-    print_table("heads", list(csv.DictReader((stage.folder / "table.csv").read_text().splitlines())))
+    print_table("heads", list(csv.DictReader(lines_of((stage.folder / "table.csv").read_text()))))
     print(f"next: python -m analysis.heads traces=FOLDER heads=[{stage.folder}/depth-...,...]")
     return stage.folder
 

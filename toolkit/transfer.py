@@ -16,6 +16,12 @@ def tensor_on(device: torch.device, values: Any) -> Tensor:
     return torch.tensor(values, dtype=torch.long).pin_memory().to(device, non_blocking=True)
 
 
+def floats_on(device: torch.device, values: Any) -> Tensor:
+    """Real numbers as a tensor on a device, likewise."""
+    found = torch.tensor(values)
+    return found.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else found
+
+
 class Gate:
     """Asks, step by step, whether any row goes on, and waits for old answers only.
 

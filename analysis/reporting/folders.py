@@ -17,6 +17,7 @@ import pandas as pd
 from analysis.tables.rows import FREE
 from toolkit.errors import InputError
 from toolkit.io import read_json
+from toolkit.lines import lines_of
 from toolkit.stage import MANIFEST
 
 TECHNICAL = ("_target_", "cuda_graphs", "cpu_traces", "cpu_packing", "self_check")  # change no token
@@ -101,7 +102,7 @@ def generations(folder: Folder) -> list[dict[str, Any]]:
     """The lines of generations.jsonl; a broken line ends them."""
     path, found = folder.path / "generations.jsonl", []
     if path.exists():
-        for line in path.read_text(encoding="utf-8").splitlines():
+        for line in lines_of(path.read_text(encoding="utf-8")):
             try:
                 found.append(json.loads(line))
             except json.JSONDecodeError:

@@ -18,6 +18,8 @@ from toolkit.errors import InputError
 from toolkit.io import write_atomic
 from toolkit.lines import first_line
 
+BREAKS = re.compile(r"[\r\n\v\f\x85\u2028\u2029]+")  # what some reader takes for the end of a line
+
 
 def save_table(frame: pd.DataFrame, folder: Path, name: str) -> None:
     """Write <folder>/<name>.parquet and .csv; lists become JSON in the CSV."""
@@ -114,13 +116,13 @@ def cell(value: Any) -> str:
         return ""
     if isinstance(value, float):
         return f"{value:,.0f}" if abs(value) >= 10_000 else f"{value:.4g}"
-    return " ".join(str(value).splitlines())
+    return BREAKS.sub(" ", str(value))
 
 
 def as_markdown_text(text: str) -> str:
     """Text of a model, a prompt or a user for Markdown: shown, never read as a tag, a link, code or the end of a cell."""
     escaped = html.escape(text, quote=False)
-    return " ".join(escaped.replace("|", "\\|").replace("`", "\\`").replace("](", "]\\(").splitlines())
+    return BREAKS.sub(" ", escaped.replace("|", "\\|").replace("`", "\\`").replace("](", "]\\("))
 
 
 def _is_list(value: Any) -> bool:

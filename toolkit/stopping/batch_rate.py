@@ -30,6 +30,7 @@ from torch import Tensor
 from toolkit.load_cost import LoadCost
 from toolkit.schema.ranges import AtLeast, Between, check_ranges
 from toolkit.stopping.base import DrawnEstimator, State, StoppingPolicy
+from toolkit.transfer import floats_on
 from toolkit.types import Drafted, Judged, Step
 
 # Columns of what a row has seen, older rounds counting less: tokens made, tokens planned, and of first and of later drafted
@@ -136,5 +137,5 @@ class BatchRate(StoppingPolicy):
         assert self.table is not None, "bind the policy to a pair first"
         if batch not in self.known:
             values = [self.table.round(batch, depth, self.context) for depth in range(self.deepest + 1)]
-            self.known[batch] = torch.tensor(values, device=device)
-        return self.known[batch].to(device)
+            self.known[batch] = floats_on(device, values)
+        return self.known[batch]

@@ -48,8 +48,10 @@ def pair(tiny_pair):
 
 def test_features_are_scaled_and_say_what_was_drawn(pair):
     table = embedding_table(pair.draft)
-    logits = torch.randn(3, pair.vocab_size)
-    step = DraftStep(1, logits, (2 * logits).softmax(-1), torch.randn(3, 16) * 5, torch.tensor([1, 2, 3]))
+    generator = torch.Generator().manual_seed(0)
+    logits = torch.randn(3, pair.vocab_size, generator=generator) / 2  # no logarithm is cut off
+    hidden = torch.randn(3, 16, generator=generator) * 5
+    step = DraftStep(1, logits, (2 * logits).softmax(-1), hidden, torch.tensor([1, 2, 3]))
     found = features(step, table)
     assert found.shape == (3, 16 + table.shape[1] + NUM_STATISTICS)
     assert torch.allclose(found[:, :16].square().mean(1), torch.ones(3), atol=1e-4)

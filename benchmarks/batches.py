@@ -1,0 +1,161 @@
+"""Batches of the toy pair and of a padded one: does deciding together keep up with the best, whatever the batch size?
+
+Every contender decodes one queue of prompts at every batch size, in turn, in an order that rotates; the first turn is for
+warming up. The costs that the batch's rules are told, and that the simulator predicts with, are measured before, on other prompts.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+from collections.abc import Sequence
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from time import perf_counter
+from typing import Any
+
+import torch
+
+from analysis.loads.measured import measured_costs
+from analysis.loads.recorded import RecordedPair
+from analysis.loads.simulator import Load
+from analysis.tables.grid import Setting
+from analysis.tables.workbench import Workbench
+from data_gen.frozen import load_frozen
+from toolkit import ModelPair, config
+from toolkit.decoding import Sampling, decode
+from toolkit.prompts import Prompt
+
+SIZES, PROMPTS, TOKENS, TURNS, THREADS = (1, 2, 4, 8, 16, 32), 96, 48, 3, 2
+TOGETHER = ("batch_rate", "batch_rate_confidence")
+
+
+def contenders(costs: Path) -> list[Setting]:
+    """Plain decoding, fixed lengths, rules that decide row by row, and those that decide for the batch."""
+    fixed = [Setting("speculative", {"policy.num_drafted": length}) for length in (1, 2, 3, 4, 6, 8)]
+    alone = [
+        Setting("confidence", {"policy.threshold": 0.4}),
+        Setting("tail", {"policy.threshold": 0.2}),
+        Setting("rate", {}),
+        Setting("dynamic_confidence", {}),
+    ]
+    together = [Setting(name, {"policy.costs": str(costs)}) for name in TOGETHER]
+    return [Setting("autoregressive"), *fixed, *alone, *together]
+
+
+def study(pair: ModelPair, sizes: Sequence[int], count: int, tokens: int, turns: int) -> list[dict[str, Any]]:
+    """One line per batch size and contender: tokens/s of every turn, tokens per round, and what the simulator predicts."""
+    sampling = Sampling(temperature=1.0, max_new_tokens=tokens, seed=5)
+    both = zip(*(load_frozen(domain, "test") for domain in ("math", "code")), strict=False)
+    prompts = [example.prompt for pair_of in both for example in pair_of][: count + 32]
+    with TemporaryDirectory() as scratch:
+        costs, _ = measured_costs(pair, prompts[count:], sampling, sizes, (1, 2, 4, 8), 24, passes=8)
+        settings = contenders(costs.save(Path(scratch) / "costs.json"))
+        bench = Workbench(pair, [Prompt(str(i), text) for i, text in enumerate(prompts[:count])], sampling, 32)
+        recorded = RecordedPair(bench, settings, Path(scratch), 20)
+        lines = []
+        for size in sizes:
+            speeds = _decoded(pair, prompts[:count], settings, sampling, size, turns)
+            for setting in settings:
+                served = recorded.serve(setting, costs, Load(size, drops="half"))
+                lines.append({
+                    "batch": size, "name": _name(setting), "method": setting.method, "speeds": speeds[setting.name],
+                    "predicted": served.tokens_per_second, "drafted": served.figures()["drafted_per_round"],
+                })  # fmt: skip
+    return lines
+
+
+def table(lines: Sequence[dict[str, Any]]) -> str:
+    """Measured tokens/s (median, lowest and highest turn) beside the simulator's, and the batch's rules over the best other."""
+    text = [
+        "| batch | contender | tokens/s | lowest to highest | simulated | simulated / decoded |",
+        "|---:|---|---:|---|---:|---:|",
+    ]
+    summary = [
+        "| batch | best of the others | batch_rate over it | batch_rate_confidence over it |",
+        "|---:|---|---:|---:|",
+    ]
+    for size in dict.fromkeys(line["batch"] for line in lines):
+        part = [line for line in lines if line["batch"] == size]
+        for line in sorted(part, key=lambda line: -statistics.median(line["speeds"])):
+            middle = statistics.median(line["speeds"])
+            spread = f"{min(line['speeds']):.0f} to {max(line['speeds']):.0f}"
+            predicted = f"{line['predicted']:.0f} | {line['predicted'] / middle:.2f}"
+            text.append(f"| {size} | {line['name']} | {middle:.0f} | {spread} | {predicted} |")
+        others = [line for line in part if line["method"] not in TOGETHER]
+        best = max(others, key=lambda line: statistics.median(line["speeds"]))
+        cells = [
+            _ratio(next(line for line in part if line["method"] == name)["speeds"], best["speeds"]) for name in TOGETHER
+        ]
+        summary.append(f"| {size} | {best['name']} | {' | '.join(cells)} |")
+    return "\n".join([*summary, "", *text])
+
+
+def batches() -> str:
+    """Tokens per second by batch size: rules that decide for the batch, beside plain decoding, fixed K and rules per row."""
+    torch.set_num_threads(THREADS)
+    lines = study(ModelPair.toy(), SIZES, PROMPTS, TOKENS, TURNS)
+    head = (
+        f"Toy pair, a queue of {PROMPTS} prompts (`math` and `code` alternating), at most {TOKENS} tokens, T = 1, {THREADS} "
+        f"threads, {TURNS} turns behind a warm-up. Ratios are medians over turns, with the lowest and the highest: speeds of one "
+        "turn are compared with each other."
+    )
+    return f"{head}\n\n{table(lines)}"
+
+
+# -- inside -----------------------------------------------------------------------------------------------------------
+
+
+def _decoded(
+    pair: ModelPair,
+    prompts: Sequence[str],
+    settings: Sequence[Setting],
+    sampling: Sampling,
+    size: int,
+    turns: int,
+) -> dict[str, list[float]]:
+    """Tokens per second of every contender, turn by turn."""
+    methods = {setting.name: config.instantiate(config.plain(setting.method_config())) for setting in settings}
+    speeds: dict[str, list[float]] = {name: [] for name in methods}
+    names = list(methods)
+    for turn in range(turns + 1):
+        first = turn * 5 % len(names)
+        for name in [*names[first:], *names[:first]]:
+            some = prompts if turn else prompts[: 2 * size + 4]
+            started = perf_counter()
+            generations = decode(pair, some, methods[name], sampling, batch_size=size)
+            seconds = perf_counter() - started
+            if turn:
+                speeds[name].append(sum(len(g.token_ids) for g in generations) / seconds)
+    return speeds
+
+
+def _ratio(ours: Sequence[float], best: Sequence[float]) -> str:
+    ratios = sorted(a / b for a, b in zip(ours, best, strict=True))
+    return f"{statistics.median(ratios):.3f} [{ratios[0]:.3f}, {ratios[-1]:.3f}]"
+
+
+def _name(setting: Setting) -> str:
+    parameters = {name: value for name, value in setting.parameters.items() if name != "policy.costs"}
+    return Setting(setting.method, parameters).name
+
+
+def main() -> None:
+    """The study with other numbers, for trying things out."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--sizes", type=int, nargs="+", default=list(SIZES))
+    parser.add_argument("--prompts", type=int, default=PROMPTS)
+    parser.add_argument("--turns", type=int, default=TURNS)
+    parser.add_argument("--threads", type=int, default=THREADS)
+    parser.add_argument("--out", help="write the lines here, as JSON")
+    options = parser.parse_args()
+    torch.set_num_threads(options.threads)
+    lines = study(ModelPair.toy(), options.sizes, options.prompts, TOKENS, options.turns)
+    if options.out:
+        Path(options.out).write_text(json.dumps(lines))
+    print(table(lines))
+
+
+if __name__ == "__main__":
+    main()
