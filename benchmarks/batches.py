@@ -1,7 +1,7 @@
 """Batches of the toy pair and of a padded one: does deciding together keep up with the best, whatever the batch size?
 
 Every contender decodes one queue of prompts at every batch size, in turn, in an order that rotates; the first turn is for
-warming up. The costs that the batch's rules are told, and that the simulator predicts with, are measured before, on other prompts.
+warming up. The costs that the batch's rules are told, and that the simulator predicts with, are measured on other prompts.
 """
 
 from __future__ import annotations
@@ -98,8 +98,7 @@ def batches() -> str:
     lines = study(ModelPair.toy(), SIZES, PROMPTS, TOKENS, TURNS)
     head = (
         f"Toy pair, a queue of {PROMPTS} prompts (`math` and `code` alternating), at most {TOKENS} tokens, T = 1, {THREADS} "
-        f"threads, {TURNS} turns behind a warm-up. Ratios are medians over turns, with the lowest and the highest: speeds of one "
-        "turn are compared with each other."
+        f"threads, {TURNS} turns behind a warm-up. Ratios compare speeds of one turn: their median, the lowest, the highest."
     )
     return f"{head}\n\n{table(lines)}"
 

@@ -2,7 +2,7 @@
 
 On a GPU that is PyTorch's own business (`set_sync_debug_mode`). On a CPU nothing waits, so what would wait on a GPU is
 recognised as it is called: reading a value (`bool`, `item`, `tolist`), results whose size depends on values (`nonzero`,
-boolean masks), new tensors from Python values other than through `tensor_on`. The answers of a `Gate` are what waiting is
+boolean masks), new tensors from Python values other than through `toolkit.transfer`. The answers of a `Gate` are what waiting is
 for, and are let through. Not seen on a CPU: `.cpu()`, and indexing with Python lists.
 """
 
@@ -21,7 +21,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import toolkit
-from toolkit.transfer import Gate, most_of, tensor_on
+from toolkit.transfer import Gate, floats_on, most_of, tensor_on
 
 HOME = Path(toolkit.__file__).parent
 aten = torch.ops.aten
@@ -34,7 +34,12 @@ READS = {
     aten._unique2.default: "the size of the result depends on values",
 }
 INDEXED = {aten.index.Tensor, aten.index_put.default, aten.index_put_.default, aten._index_put_impl_.default}
-ALLOWED = {Gate._answer.__code__, tensor_on.__code__, most_of.__code__}  # the last one reads on CPUs alone
+ALLOWED = {
+    Gate._answer.__code__,
+    tensor_on.__code__,
+    floats_on.__code__,
+    most_of.__code__,
+}  # the last one reads on CPUs alone
 
 
 class HostRead(RuntimeError):
