@@ -33,9 +33,9 @@ from toolkit.stopping.base import DrawnEstimator, State, StoppingPolicy
 from toolkit.transfer import floats_on
 from toolkit.types import Drafted, Judged, Step
 
-# Columns of what a row has seen, older rounds counting less: tokens made, tokens planned, and of first and of later drafted
-# tokens, how many were accepted and how many tried.
-TOKENS, PLANNED, FIRST, LATER = 0, 1, slice(2, 4), slice(4, 6)
+# What a row has seen, older rounds counting less [B, 3, 2]: of first and of later drafted tokens, how many were accepted and
+# how many tried; tokens made and tokens planned.
+FIRST, LATER, MADE = 0, 1, 2
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ class BatchRate(StoppingPolicy):
     first, later  acceptance of a round's first token, and of one behind accepted ones, before anything is known
     memory      how many tries that counts for, and how many rounds the past is remembered for
     deepest     the deepest round that is planned for: set by `within`
-    table       costs, and `known`, C(d) [D + 1] by batch size: set by `bind`
+    table       costs, and `known`, C(d) by batch size: set by `bind`
     """
 
     reads_states: ClassVar[bool] = True
@@ -65,7 +65,7 @@ class BatchRate(StoppingPolicy):
     memory: Annotated[float, Between(1, 1e9)] = 20.0
     deepest: int = 20
     table: LoadCost | None = None
-    known: dict[int, Tensor] = field(default_factory=dict, compare=False, repr=False)
+    known: dict[int, tuple[Tensor, Tensor, Tensor]] = field(default_factory=dict, compare=False, repr=False)
 
     def __post_init__(self) -> None:
         check_ranges(self, "policy.")
@@ -78,64 +78,64 @@ class BatchRate(StoppingPolicy):
         return replace(self, estimator=self.estimator.bind(pair), table=table, known={})
 
     def init(self, num_rows: int, device: torch.device) -> State:
-        """Per row: survival of the round, its planned rate and its lambda, whether it takes part, what was seen [B, 6]."""
+        """Per row: survival of the round; its lambda and planned rate [B, 2]; who takes part; what was seen [B, 3, 2]; and
+        ahead [B, D], how many tokens are accepted of the next j, if the first one is."""
         one = torch.ones(num_rows, device=device)
-        seen = torch.zeros(num_rows, 6, device=device)
-        seen[:, :2] = self.memory
-        return {"survival": one, "rate": one.clone(), "planned": one.clone(), "live": one.bool(), "seen": seen}
+        seen = torch.zeros(num_rows, 3, 2, device=device)
+        seen[:, MADE] = self.memory
+        ahead = torch.ones(num_rows, self.deepest, device=device)
+        return {
+            "survival": one,
+            "rate": torch.ones(num_rows, 2, device=device),
+            "live": one,
+            "seen": seen,
+            "ahead": ahead,
+        }
 
     def begin(self, live: Tensor, state: State) -> tuple[State, Tensor]:
-        cost = self._costs(len(live), live.device)
-        seen = state["seen"] * live.unsqueeze(1)
+        cost, powers, priors = self._known(len(live), live.device)
+        weight = live.to(cost.dtype)
+        seen = state["seen"] * weight.view(-1, 1, 1)
         total = seen.sum(0)
-        first, later = self._acceptance(seen[:, FIRST], self.first), self._acceptance(seen[:, LATER], self.later)
-        powers = torch.arange(len(cost) - 1, device=live.device)
-        by_depth = ((first * live).unsqueeze(1) * later.unsqueeze(1) ** powers).sum(0)
-        gained = torch.nn.functional.pad(by_depth.cumsum(0), (1, 0))
-        best, depth = ((live.sum() + gained) / cost).max(0)  # tokens per unit of cost, of the best fixed depth
-        beyond = (total[TOKENS] / total[PLANNED].clamp(min=1e-9)).clamp(min=1.0)
-        state = {
-            "survival": torch.ones_like(first),
-            "rate": (best * beyond).expand_as(first),
-            "planned": best.expand_as(first),
-            "live": live,
-            "seen": state["seen"],
-        }
-        return state, (depth > 0).expand_as(live)
+        pooled = (total[:2, 0] + self.memory * priors) / (total[:2, 1] + self.memory)
+        # a row's own acceptance, drawn to the batch's, and that to the prior: [B, 2], of first and of later tokens
+        chances = (seen[:, :2, 0] + self.memory * pooled) / (seen[:, :2, 1] + self.memory)
+        ahead = (chances[:, LATER : LATER + 1] ** powers).cumsum(1)
+        gained = torch.nn.functional.pad((weight * chances[:, FIRST]) @ ahead, (1, 0))
+        best, depth = ((weight.sum() + gained) / cost).max(0)  # tokens per unit of cost, of the best fixed depth
+        beyond = (total[MADE, 0] / total[MADE, 1].clamp(min=1e-9)).clamp(min=1.0)
+        rate = torch.stack([best * beyond, best]).expand(len(live), 2)
+        new = {"survival": torch.ones_like(weight), "rate": rate, "live": weight, "seen": state["seen"], "ahead": ahead}
+        return new, (depth > 0).expand_as(live)
 
     def step(self, step: Step, state: State) -> tuple[State, Tensor]:
         assert step.live is not None, "the proposer says which rows are live"
         accepted, following = self.estimator.drawn_probs(step)
-        survival = state["survival"] * accepted
-        cost = self._costs(len(survival), survival.device)
-        further = torch.arange(len(cost) - 1 - step.depth, device=survival.device)
-        if not len(further):
+        survival = state["survival"] * accepted.to(state["survival"].dtype)
+        cost = self._known(len(survival), survival.device)[0]
+        left = len(cost) - 1 - step.depth
+        if not left:
             return {**state, "survival": survival}, torch.zeros_like(step.live)
-        seen = state["seen"] * state["live"].unsqueeze(1)
-        later = self._acceptance(seen[:, LATER], self.later)
-        ahead = (survival * following * step.live).unsqueeze(1) * later.unsqueeze(1) ** further
-        gain = ahead.sum(0).cumsum(0) - state["rate"][0] * (cost[step.depth + 1 :] - cost[step.depth])
-        return {**state, "survival": survival}, (gain.max() > 0).expand_as(step.live)
+        gain = (survival * following.to(survival.dtype) * step.live) @ state["ahead"][:, :left]
+        price = state["rate"][0, 0] * (cost[step.depth + 1 :] - cost[step.depth])
+        return {**state, "survival": survival}, (gain > price).any().expand_as(step.live)
 
     def observe(self, proposal: Drafted, verdict: Judged, state: State) -> State:
-        drafted, length, live = proposal.num_drafted, verdict.length, state["live"]
-        cost = self._costs(len(drafted), drafted.device)
-        planned = cost[drafted.max().clamp(max=len(cost) - 1)] * state["planned"] / live.sum().clamp(min=1)
-        later_tried = torch.where(length > 0, torch.minimum(length, drafted - 1), 0)
-        new = [length + 1, planned, length > 0, drafted > 0, (length - 1).clamp(min=0), later_tried]
-        seen = (1 - 1 / self.memory) * state["seen"] + torch.stack([value.float() for value in new], 1)
-        return {**state, "seen": torch.where(live.unsqueeze(1), seen, state["seen"])}
+        drafted, length, weight = proposal.num_drafted, verdict.length, state["live"]
+        cost = self._known(len(drafted), drafted.device)[0]
+        planned = cost[drafted.max().clamp(max=len(cost) - 1)] * state["rate"][:, 1] / weight.sum().clamp(min=1)
+        later = torch.minimum(length, drafted - 1).clamp(min=0)  # tried behind an accepted first one
+        counts = [length.clamp(max=1), drafted.clamp(max=1), (length - 1).clamp(min=0), later, length + 1, planned]
+        kept = 1 - 1 / self.memory
+        seen = kept * state["seen"] + torch.stack([value.to(cost.dtype) for value in counts], 1).view(-1, 3, 2)
+        return {**state, "seen": torch.where(weight.view(-1, 1, 1) > 0, seen, state["seen"])}
 
-    def _acceptance(self, seen: Tensor, prior: float) -> Tensor:
-        """Running acceptance [B] of accepted and tried [B, 2]: a row's own, drawn to the batch's, and that to the prior."""
-        (accepted, tried), total = seen.unbind(1), seen.sum(0)
-        pooled = (total[0] + self.memory * prior) / (total[1] + self.memory)
-        return (accepted + self.memory * pooled) / (tried + self.memory)
-
-    def _costs(self, batch: int, device: torch.device) -> Tensor:
-        """C(d) of a batch [D + 1], d from 0."""
+    def _known(self, batch: int, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
+        """C(d) of a batch [D + 1], d from 0; the exponents 0..D-1; the priors [2]."""
         assert self.table is not None, "bind the policy to a pair first"
         if batch not in self.known:
-            values = [self.table.round(batch, depth, self.context) for depth in range(self.deepest + 1)]
-            self.known[batch] = floats_on(device, values)
+            costs = [self.table.round(batch, depth, self.context) for depth in range(self.deepest + 1)]
+            numbers = (costs, [float(power) for power in range(self.deepest)], [self.first, self.later])
+            first, second, third = (floats_on(device, values) for values in numbers)
+            self.known[batch] = (first, second, third)
         return self.known[batch]

@@ -57,7 +57,7 @@ def test_it_goes_on_while_the_rows_sum_exceeds_what_a_forward_costs_at_the_batch
     gained = torch.tensor([0.0, 0.6, 0.9, 1.05, 1.125])
     rates = (2 + 2 * gained) / (1 + 0.3 * torch.arange(5))
     assert going.tolist() == [True, True] and rates.argmax() == 1
-    torch.testing.assert_close(state["rate"], rates.max().expand(2))
+    torch.testing.assert_close(state["rate"], rates.max().expand(2, 2))
     for chosen in ((0.9, 0.5), (0.6, 0.5), (0.55, 0.5), (0.99, 0.01)):
         ahead = sum(
             p * max(p, 1 - p) for p in chosen

@@ -103,5 +103,8 @@ def empty_proposal(num_calls: Tensor) -> Proposal:
 
 
 def frozen(new: State, old: State, moving: Tensor) -> State:
-    """The new state where a row is still drafting [B], the old one elsewhere."""
-    return {key: torch.where(moving.view(-1, *[1] * (value.dim() - 1)), value, old[key]) for key, value in new.items()}
+    """The new state where a row is still drafting [B], the old one elsewhere; what did not change is left as it is."""
+    return {
+        key: value if value is old[key] else torch.where(moving.view(-1, *[1] * (value.dim() - 1)), value, old[key])
+        for key, value in new.items()
+    }
