@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import shutil
 import statistics
 from collections.abc import Sequence
 from pathlib import Path
@@ -17,16 +18,19 @@ from typing import Any
 
 import torch
 
+import analysis.serving
 from analysis.loads.measured import measured_costs
 from analysis.loads.recorded import RecordedPair
 from analysis.loads.simulator import Load
-from analysis.tables.grid import Setting
+from analysis.tables.files import read_table
+from analysis.tables.grid import PLAIN, Setting
 from analysis.tables.workbench import Workbench
 from data_gen.frozen import load_frozen
 from toolkit import ModelPair, config
 from toolkit.decoding import Sampling, decode
 from toolkit.prompts import Prompt
 
+FOLDER = Path(__file__).resolve().parent.parent / "docs" / "evidence"
 SIZES, PROMPTS, TOKENS, TURNS, THREADS = (1, 2, 4, 8, 16, 32), 96, 48, 3, 2
 TOGETHER = ("batch_rate", "batch_rate_confidence")
 
@@ -101,6 +105,33 @@ def batches() -> str:
         f"threads, {TURNS} turns behind a warm-up. Ratios compare speeds of one turn: their median, the lowest, the highest."
     )
     return f"{head}\n\n{table(lines)}"
+
+
+def serving() -> str:
+    """A 70B target with a 1B draft on eight modelled H100s, by users: what drafting is worth. Modelled, not measured."""
+    loads = (1, 2, 4, 8, 16, 32, 64, 128, 256)
+    with TemporaryDirectory() as scratch:
+        words = ["prompts=toy_math", "prompts.limit=128", "hardware=h100", "devices=8", "shapes=[llama-70b,llama-1b]",
+                 f"users={list(loads)}", "slots=256", "requests=512", f"paths.root_dir={scratch}", "track=false"]  # fmt: skip
+        folder = analysis.serving.run(config.compose("serving", words))
+        figures = FOLDER / "figures"
+        figures.mkdir(parents=True, exist_ok=True)
+        for kind in ("png", "svg"):
+            shutil.copy(folder / f"serving.{kind}", figures / f"serving.{kind}")
+        table = read_table(folder, "serving")
+    best = table.loc[table.groupby(["amount", "method"], sort=False).tokens_per_second.idxmax()]
+    methods = [method for method in dict.fromkeys(best.method) if method != PLAIN]
+    text = [f"| users | plain tokens/s | {' | '.join(methods)} |", "|---:|---:|" + "---:|" * len(methods)]
+    for load in loads:
+        part = best[best.amount == load].set_index("method")
+        cells = [f"{part.times_plain[method]:.2f}" for method in methods]
+        text.append(f"| {load} | {part.tokens_per_second[PLAIN]:,.0f} | {' | '.join(cells)} |")
+    head = (
+        "Acceptance is the toy pair's on `math` (128 prompts, recorded). Costs are those of Llama-3 shapes of 70B and 1B at "
+        "70 % of the devices' peaks (`analysis.loads.hardware`). Columns: tokens per second over plain decoding's, every method "
+        "at its best setting for that load, chosen and reported on the same prompts."
+    )
+    return "\n".join([head, "", *text, "", "![tokens per second over plain decoding by users](figures/serving.png)"])
 
 
 # -- inside -----------------------------------------------------------------------------------------------------------

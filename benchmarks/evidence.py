@@ -116,6 +116,7 @@ FIGURES: dict[str, Callable[[], str]] = {
     "beam_memory": beams.beam_memory,
     "beam_texts": beams.beam_texts,
     "batches": batches.batches,
+    "serving": batches.serving,
     "interruption": interruption.evidence,
     "multirun": multirun,
     "quickstart": quickstart,

@@ -123,7 +123,10 @@ class Confidence:
 def _folder(head: str | None, pair: Any) -> str:
     folder = head or pair.head
     if folder is None:
-        raise InputError("this method needs an acceptance head: expected head=FOLDER, got none")
+        raise InputError(
+            "this method needs an acceptance head: expected head=FOLDER, got none; without one: confidence, tail, "
+            "dynamic_confidence, batch_rate_confidence, speculative"
+        )
     return str(folder)
 
 

@@ -1,0 +1,55 @@
+"""What is exported, in the engines' own hands: transformers' generate makes the forwards that are predicted for it."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+
+from analysis.loads.exports import write_exports
+from data_gen.frozen import load_frozen
+from toolkit import ModelPair, config
+from toolkit.decoding import Sampling, decode
+
+
+@pytest.mark.parametrize("length", [2, 4])
+def test_transformers_makes_the_forwards_that_are_predicted(tmp_path, length):
+    """At temperature 0 the texts are equal, so the counts must be, forward by forward."""
+    pair = ModelPair.toy()
+    write_exports(tmp_path, "toy/draft", {1: length}, None, ["method=speculative"])
+    exported = json.loads((tmp_path / "transformers.json").read_text())
+    for name, value in exported["assistant_generation_config"].items():
+        setattr(pair.draft.generation_config, name, value)
+    calls = {"target": 0, "draft": 0}
+    for name, model in (("target", pair.target), ("draft", pair.draft)):
+        model.register_forward_pre_hook(lambda *_, name=name: calls.__setitem__(name, calls[name] + 1))
+    method, sampling = config.method("speculative", [f"policy.num_drafted={length}"]), Sampling(0.0, max_new_tokens=24)
+    quiet = ModelPair.toy()
+    expected = [0, 0]
+    for example in load_frozen("math", "dev")[:3]:
+        ids = pair.encode(example.prompt)
+        (ours,) = decode(quiet, [ids], method, sampling)
+        theirs = pair.target.generate(
+            torch.tensor([ids]), assistant_model=pair.draft, max_new_tokens=24, do_sample=False, pad_token_id=0
+        )
+        assert theirs[0, len(ids) :].tolist() == ours.token_ids
+        expected = [expected[0] + ours.counts.num_target_calls, expected[1] + ours.counts.num_draft_calls]
+    assert [calls["target"], calls["draft"]] == expected
+
+
+def test_what_does_not_pay_is_said(tmp_path):
+    write_exports(tmp_path, "d", {1: 0, 8: 0}, {1: 0, 8: 0}, ["method=autoregressive"])
+    assert json.loads((tmp_path / "transformers.json").read_text()) == {"assistant_model": None}
+    assert json.loads((tmp_path / "vllm.json").read_text()) == {}
+    for name in ("sglang.txt", "llama_cpp.txt"):
+        assert (tmp_path / name).read_text().startswith("# do not draft")
+
+
+def test_flags_of_other_engines(tmp_path):
+    write_exports(tmp_path, "small", {1: 4, 16: 2}, {1: 5, 16: 1}, ["method=batch_rate"])
+    vllm = json.loads((tmp_path / "vllm.json").read_text())
+    assert vllm["num_speculative_tokens"] == 5 and vllm["draft_sample_method"] == "greedy"
+    assert vllm["num_speculative_tokens_per_batch_size"][0] == [1, 8, 5]
+    assert "--speculative-num-steps 4" in (tmp_path / "sglang.txt").read_text()
+    assert "--draft-max 4" in (tmp_path / "llama_cpp.txt").read_text()
