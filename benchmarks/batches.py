@@ -128,7 +128,7 @@ def serving() -> str:
         text.append(f"| {load} | {part.tokens_per_second[PLAIN]:,.0f} | {' | '.join(cells)} |")
     head = (
         "Acceptance is the toy pair's on `math` (128 prompts, recorded). Costs are those of Llama-3 shapes of 70B and 1B at "
-        "70 % of the devices' peaks (`analysis.loads.hardware`). Columns: tokens per second over plain decoding's, every method "
+        "70 % of the devices' peaks (`analysis.loads.hardware`). Columns: tokens per second over plain decoding's, each method "
         "at its best setting for that load, chosen and reported on the same prompts."
     )
     return "\n".join([head, "", *text, "", "![tokens per second over plain decoding by users](figures/serving.png)"])
