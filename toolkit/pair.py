@@ -104,7 +104,9 @@ class ModelPair:
         big = dict(options, revision=revision, **_placement(device_map, quantization))
         tokenizer = _load_tokenizer(target, revision, trust_remote_code)
         for source in sources:
-            check_same_tokenizer(tokenizer, _load_tokenizer(source, draft_revision, trust_remote_code))
+            check_same_tokenizer(
+                tokenizer, _load_tokenizer(source, draft_revision, trust_remote_code), f"draft {source}"
+            )
         model = _load_model(target, big, None if device_map or quantization else device)
         small = [_load_model(source, dict(options, revision=draft_revision), device) for source in sources]
         shipped = TOY / "head" if Path(target) == TOY / "target" and sources == [TOY / "draft"] else None
@@ -199,7 +201,7 @@ def load_draft(
     return _load_model(_resolve(source), options, device)
 
 
-def check_same_tokenizer(target: Any, draft: Any) -> None:
+def check_same_tokenizer(target: Any, draft: Any, name: str = "the draft") -> None:
     """Raises InputError naming the first token that differs. Padding of the output layers is not looked at."""
     left = {index: token for token, index in target.get_vocab().items()}
     right = {index: token for token, index in draft.get_vocab().items()}
@@ -207,13 +209,17 @@ def check_same_tokenizer(target: Any, draft: Any) -> None:
         if left.get(index) != right.get(index):
             raise InputError(
                 f"target and draft need the same tokenizer: token {index} is {left.get(index)!r} in the target's "
-                f"and {right.get(index)!r} in the draft's"
+                f"and {right.get(index)!r} in {name}'s"
             )
     probe = "Probe 0123: naïve café, x = [1.5, -2]\n\tif a_b != 'c':  日本 😀"
     if target(probe).input_ids != draft(probe).input_ids:
         raise InputError(
-            "target and draft need the same tokenizer: they hold the same tokens but split text differently"
+            f"target and draft need the same tokenizer: {name}'s holds the same tokens but splits text differently"
         )
+
+
+def _called(source: str | Path, sources: Sequence[str | Path]) -> str:
+    return "the draft" if len(sources) == 1 else f"draft {source}"
 
 
 def _draft_names(draft: str | Path | Sequence[str | Path] | None, drafts: Sequence[str | Path]) -> list[str | Path]:

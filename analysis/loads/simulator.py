@@ -264,6 +264,7 @@ class _Server:
         return lambda at, busy, state: (lengths[at], calls[at], state)
 
     def _live(self) -> Drafter:
+        self.geometry = self.geometry.with_steps(self.trace)
         return lambda at, busy, state: draft(self.trace, self.geometry, at, self.policy, state, busy)
 
 

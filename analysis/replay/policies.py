@@ -13,7 +13,7 @@ Shapes: T texts, P positions, S steps of the trace; B rows that draft at a time.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -36,11 +36,20 @@ class Geometry:
     run    accepted positions from i on, before the first rejected one or the text's end
     left   positions from i to the text's end
     room   how many tokens a round may draft there
+    steps  what `step_at` says of every start and depth, index and existence [M + 1, P] each, where it is asked often
     """
 
     run: Tensor
     left: Tensor
     room: Tensor
+    steps: tuple[Tensor, Tensor] | None = None
+
+    def with_steps(self, trace: Trace) -> Geometry:
+        """The same with `steps` worked out, for rounds of few starts at a time."""
+        starts = torch.arange(trace.num_positions)
+        found = [step_at(trace, self, starts, depth) for depth in range(1, trace.max_drafted + 2)]
+        index, exists = (torch.stack(values) for values in zip(*found, strict=True))
+        return replace(self, steps=(index, exists))
 
     @classmethod
     def of(cls, trace: Trace) -> Geometry:
@@ -56,6 +65,8 @@ class Geometry:
 
 def step_at(trace: Trace, geometry: Geometry, starts: Tensor, depth: int) -> tuple[Tensor, Tensor]:
     """Which step a round visits at `depth` (from 1): its index [B], and whether the recording reaches there [B]."""
+    if geometry.steps is not None and depth <= len(geometry.steps[0]):
+        return geometry.steps[0][depth - 1, starts], geometry.steps[1][depth - 1, starts]
     run = geometry.run[starts]
     ahead = depth - 1
     on_path = ahead <= run  # the first rejected position itself is a step on path

@@ -281,7 +281,9 @@ class Serving(Command, OnPrompts, Tracked):
     slots: Annotated[int, AtLeast(1), "most requests decoded side by side"]
     users: Annotated[list[Annotated[int, AtLeast(1)]], "loads: so many users, each waiting for its answer"]
     rates: Annotated[list[Annotated[float, Above(0)]], "loads: so many requests per second, at random times"]
-    requests: Annotated[int, AtLeast(1), "of a simulation; prompts are taken in turn"]
+    requests: Annotated[
+        int, AtLeast(1), "of a simulation, at most; prompts are taken in turn, 16 per user and at least 64"
+    ]
     shapes: Annotated[
         list[str], "of hardware=...: target and draft, of llama-70b, llama-8b, llama-1b; []: the pair's own"
     ]
