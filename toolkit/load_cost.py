@@ -12,13 +12,16 @@ import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from toolkit.errors import InputError
 from toolkit.io import write_text
+from toolkit.lines import first_line
+from toolkit.schema.arguments import checked
+from toolkit.schema.ranges import AtLeast
 
 Array = NDArray[np.float64]
 COLUMNS = ("model", "batch", "width", "context", "seconds")
@@ -68,18 +71,18 @@ class LoadCost:
         return write_text(path, json.dumps(content, indent=1) + "\n")
 
     @classmethod
-    def ratio(cls, c: float, column: float = 0.0) -> LoadCost:
+    @checked
+    def ratio(cls, c: Annotated[float, AtLeast(0)], column: Annotated[float, AtLeast(0)] = 0.0) -> LoadCost:
         """A draft forward costs c of a target forward of one token per row; each further token per row adds `column` of it.
 
         Nothing depends on the batch: what one knows without a measurement, for a target whose weights are read anyway.
         """
-        if c < 0 or column < 0:
-            raise InputError(f"expected c and column of at least 0, got {c} and {column}")
         draft = CostGrid((1.0,), (1.0,), (0.0,), np.full((1, 1, 1), float(c)))
         target = CostGrid((1.0,), (1.0, 2.0), (0.0,), np.array([[[1.0], [1.0 + column]]]))
         return cls(draft, target, "ratio", {"c": c, "column": column})
 
     @classmethod
+    @checked
     def load(cls, path: Path | str) -> LoadCost:
         """From a JSON that `save` wrote, or a CSV with the columns model, batch, width, context, seconds.
 
@@ -90,6 +93,8 @@ class LoadCost:
             text = path.read_text(encoding="utf-8")
         except OSError as error:
             raise InputError(f"expected a cost table at {path}: {error.strerror}") from None
+        except ValueError as error:  # a name with a zero byte, or no UTF-8
+            raise InputError(f"expected a cost table as UTF-8 text at {path}: {first_line(error)}") from None
         return _from_csv(path, text) if path.suffix == ".csv" else _from_json(path, text)
 
 

@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+import operator
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
-from toolkit.engine import EngineOptions
+from toolkit.engine import EngineOptions, OnOff
 from toolkit.errors import InputError
 from toolkit.lines import first_line
 from toolkit.models import end_ids, fit_logits, max_positions, vocab_size
+from toolkit.schema.arguments import check_ranges, checked
+from toolkit.schema.values import shown
 from toolkit.types import Prompt
 from toolkit.weights import fingerprint as fingerprint
 
@@ -47,6 +50,7 @@ class ModelPair:
     options: EngineOptions = field(default_factory=EngineOptions)
 
     def __post_init__(self) -> None:
+        check_ranges(self)
         if self.drafts and self.draft is not None:
             raise InputError("expected draft=... or drafts=[...], got both")
         self.drafts = tuple(self.drafts) or ((self.draft,) if self.draft is not None else ())
@@ -61,6 +65,7 @@ class ModelPair:
                 )
 
     @classmethod
+    @checked
     def toy(cls, device: str = "cpu", dtype: str = "float32") -> ModelPair:
         """The embedded pair: a 2 M target and a 0.2 M draft trained on three toy domains, with an acceptance head."""
         pair = cls.from_pretrained(TOY / "target", TOY / "draft", device=device, dtype=dtype)
@@ -68,6 +73,7 @@ class ModelPair:
         return pair
 
     @classmethod
+    @checked
     def from_pretrained(
         cls,
         target: str | Path,
@@ -83,10 +89,10 @@ class ModelPair:
         attn_implementation: str | None = None,
         trust_remote_code: bool = False,
         name: str = "",
-        cuda_graphs: str | bool = "auto",
-        cpu_traces: str | bool = "auto",
-        cpu_packing: str | bool = "auto",
-        self_check: str | bool = "auto",
+        cuda_graphs: OnOff = "auto",
+        cpu_traces: OnOff = "auto",
+        cpu_packing: OnOff = "auto",
+        self_check: Literal["auto", "off"] | bool = "auto",
     ) -> ModelPair:
         """Load both models and compare their tokenizers token by token.
 
@@ -139,8 +145,8 @@ class ModelPair:
 
     def encode(self, prompt: Prompt) -> list[int]:
         """Token ids of a prompt: a string, a list of ids, or a list of chat messages (through the chat template)."""
-        if not isinstance(prompt, str) and not (len(prompt) and isinstance(prompt[0], dict)):
-            return [int(token) for token in prompt]  # type: ignore[arg-type]
+        if not isinstance(prompt, str) and not _is_chat(prompt):
+            return _token_ids(prompt)
         if self.tokenizer is None:
             raise InputError("this pair has no tokenizer: expected prompts as lists of token ids, got text")
         if not isinstance(prompt, str) and not getattr(self.tokenizer, "chat_template", None):
@@ -172,6 +178,30 @@ class ModelPair:
         return str(self.tokenizer.decode(list(token_ids), skip_special_tokens=True))
 
 
+def _is_chat(prompt: Any) -> bool:
+    """Whether a prompt is a list of chat messages. Raises InputError for a list of which only some are."""
+    if not isinstance(prompt, list | tuple) or not any(isinstance(turn, dict) for turn in prompt):
+        return False
+    for turn in prompt:
+        if not isinstance(turn, dict) or not all(isinstance(turn.get(key), str) for key in ("role", "content")):
+            raise InputError(f'expected messages as a list of {{"role": "...", "content": "..."}}, got {shown(turn)}')
+    return True
+
+
+def _token_ids(prompt: Any) -> list[int]:
+    """A prompt's token ids as plain integers. Raises InputError if they are something else, truth values included."""
+    if type(prompt) is list and set(map(type, prompt)) <= {int}:
+        return list(prompt)
+    try:
+        wrong = next((token for token in prompt if isinstance(token, bool)), None)
+        if wrong is None and not isinstance(prompt, bytes | set | dict):
+            return [operator.index(token) for token in prompt]
+    except TypeError:
+        wrong = prompt
+    got = shown(prompt if wrong is None else wrong)
+    raise InputError(f"expected a prompt as text, a list of token ids or a list of messages, got {got}")
+
+
 def _check_unicode(prompt: Any) -> None:
     """Raises InputError for a lone surrogate: half a character, of which there is no UTF-8."""
     for text in [prompt] if isinstance(prompt, str) else [str(turn.get("content", "")) for turn in prompt]:
@@ -184,6 +214,7 @@ def _check_unicode(prompt: Any) -> None:
             ) from None
 
 
+@checked
 def load_draft(
     source: str | Path,
     device: str = "cpu",

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from toolkit.errors import InputError
+from toolkit.schema.arguments import check_ranges, checked
 
 Message = dict[str, str]  # {"role": ..., "content": ...}
 
@@ -42,6 +43,7 @@ class Prompt:
     extra: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
+        check_ranges(self)
         if not self.id:
             raise InputError("expected an id, got none")
         if (self.prompt is None) == (self.messages is None):
@@ -86,6 +88,7 @@ class PromptSource(ABC):
         return type(self).__name__
 
 
+@checked
 def read_jsonl(path: str | Path) -> list[Prompt]:
     """All prompts of a file, in order; blank lines are skipped.
 

@@ -15,7 +15,8 @@ import torch
 from torch import Tensor
 
 from toolkit.errors import InputError
-from toolkit.schema.ranges import Above, AtLeast, Between, check_ranges
+from toolkit.schema.arguments import check_ranges
+from toolkit.schema.ranges import Above, AtLeast, Between
 
 
 @dataclass(frozen=True)

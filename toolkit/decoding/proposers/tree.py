@@ -21,7 +21,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 import torch
 from torch import Tensor
@@ -30,6 +30,8 @@ from toolkit.decoding.proposers.base import DraftContext, TextProposer, empty_pr
 from toolkit.decoding.proposers.distinct import DistinctNodes
 from toolkit.errors import InputError
 from toolkit.sampling import Sampling, penalized, warp
+from toolkit.schema.arguments import check_ranges
+from toolkit.schema.ranges import AtLeast
 from toolkit.session import Session
 from toolkit.stopping.base import State, StoppingPolicy
 from toolkit.transfer import Gate, tensor_on
@@ -68,13 +70,14 @@ class TreeProposer(TextProposer):
     temperatures  with scheme "independent": one per source; several drafts take their own
     """
 
-    k_config: str | Sequence[int] = "4x2x1"
+    k_config: str | int | Sequence[int] = "4x2x1"
     scheme: str = "iid"
-    temperatures: Sequence[float] = ()
+    temperatures: Sequence[Annotated[float, AtLeast(0)]] = ()
     supports_history: ClassVar[bool] = False
     uses_all_drafts: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
+        check_ranges(self, "proposer.")
         self.widths = parse_k_config(self.k_config)
         if self.scheme not in SCHEMES:
             raise InputError(f"scheme: expected one of {', '.join(SCHEMES)}, got {self.scheme!r}")
