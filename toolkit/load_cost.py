@@ -26,6 +26,7 @@ from toolkit.schema.ranges import AtLeast
 Array = NDArray[np.float64]
 COLUMNS = ("model", "batch", "width", "context", "seconds")
 MODELS = ("draft", "target")
+Size = Annotated[float, AtLeast(0)]
 
 
 @dataclass(frozen=True)
@@ -58,7 +59,8 @@ class LoadCost:
     source: str
     about: Mapping[str, Any] = field(default_factory=dict)
 
-    def round(self, batch: float, num_drafted: float, context: float = 0) -> float:
+    @checked
+    def round(self, batch: Size, num_drafted: Size, context: Size = 0) -> float:
         """Seconds of a round of `batch` rows that draft `num_drafted` tokens each: draft forwards and one of the target."""
         return num_drafted * self.draft(batch, 1, context) + self.target(batch, num_drafted + 1, context)
 
@@ -134,7 +136,10 @@ def _along_first(points: tuple[float, ...], values: Array, at: float) -> Array:
 
 
 def _from_csv(path: Path, text: str) -> LoadCost:
-    lines = list(csv.DictReader(text.splitlines()))
+    try:
+        lines = list(csv.DictReader(text.splitlines()))
+    except csv.Error as error:
+        raise InputError(f"{path}: expected a CSV with the columns {', '.join(COLUMNS)}, got {error}") from None
     if not lines or set(COLUMNS) - set(lines[0]):
         raise InputError(f"{path}: expected a CSV with the columns {', '.join(COLUMNS)}")
     points: dict[str, dict[tuple[float, float, float], float]] = {name: {} for name in MODELS}
@@ -163,7 +168,7 @@ def _from_json(path: Path, text: str) -> LoadCost:
             }
             grids.append(grid_of(points, f"{path}, {name}"))
         return LoadCost(grids[0], grids[1], str(content["source"]), content.get("about", {}))
-    except (KeyError, TypeError, ValueError, IndexError) as error:
+    except (KeyError, TypeError, ValueError, IndexError, RecursionError) as error:
         if isinstance(error, InputError):
             raise
         raise InputError(

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal, Protocol
 
 import torch
 from torch import Tensor
@@ -18,13 +18,28 @@ from toolkit.errors import InputError
 from toolkit.lines import first_line
 from toolkit.models import end_ids, fit_logits, max_positions, vocab_size
 from toolkit.schema.arguments import check_ranges, checked
+from toolkit.schema.others import DEVICE
 from toolkit.schema.values import shown
 from toolkit.types import Prompt
 from toolkit.weights import fingerprint as fingerprint
 
+Device = Annotated[str, DEVICE]
 SEEN_BEFORE = 8  # tokens in front of a text that decoding it starts with
 ASSETS = Path(__file__).parent / "assets"
 TOY = ASSETS / "toy"
+
+
+class Tokenizer(Protocol):
+    """What a pair asks of a tokenizer; those of transformers have it."""
+
+    def __call__(self, text: str) -> Any:
+        """Something with `input_ids`."""
+
+    def get_vocab(self) -> dict[str, int]:
+        """Every token's id."""
+
+    def decode(self, token_ids: list[int], skip_special_tokens: bool = False) -> Any:
+        """The text of token ids."""
 
 
 @dataclass(eq=False)
@@ -42,7 +57,7 @@ class ModelPair:
 
     target: Any
     draft: Any = None
-    tokenizer: Any = None
+    tokenizer: Tokenizer | None = None
     drafts: Sequence[Any] = ()
     end_ids: tuple[int, ...] | None = None
     name: str = ""
@@ -66,7 +81,7 @@ class ModelPair:
 
     @classmethod
     @checked
-    def toy(cls, device: str = "cpu", dtype: str = "float32") -> ModelPair:
+    def toy(cls, device: Device = "cpu", dtype: str = "float32") -> ModelPair:
         """The embedded pair: a 2 M target and a 0.2 M draft trained on three toy domains, with an acceptance head."""
         pair = cls.from_pretrained(TOY / "target", TOY / "draft", device=device, dtype=dtype)
         pair.name = "toy"
@@ -80,7 +95,7 @@ class ModelPair:
         draft: str | Path | Sequence[str | Path] | None = None,
         *,
         drafts: Sequence[str | Path] = (),
-        device: str = "cpu",
+        device: Device = "cpu",
         dtype: str = "float32",
         device_map: str | dict[str, Any] | None = None,
         quantization: str | None = None,
@@ -217,7 +232,7 @@ def _check_unicode(prompt: Any) -> None:
 @checked
 def load_draft(
     source: str | Path,
-    device: str = "cpu",
+    device: Device = "cpu",
     dtype: str = "float32",
     revision: str | None = None,
     attn_implementation: str | None = None,
@@ -297,7 +312,7 @@ def _load_tokenizer(source: str | Path, revision: str | None, trust_remote_code:
 
     try:
         return AutoTokenizer.from_pretrained(source, revision=revision, trust_remote_code=trust_remote_code)
-    except (OSError, ValueError) as error:
+    except Exception as error:  # whatever their files make them raise
         raise InputError(f"could not load a tokenizer from {source}: {first_line(error)}") from error
 
 
@@ -309,7 +324,7 @@ def _load_model(source: str | Path, options: dict[str, Any], device: str | None)
         transformers.logging.disable_progress_bar()
     try:
         model = AutoModelForCausalLM.from_pretrained(source, **options)
-    except (OSError, ValueError) as error:
+    except Exception as error:  # as above
         raise InputError(f"could not load a causal language model from {source}: {first_line(error)}") from error
     model.requires_grad_(False)
     if device is not None:

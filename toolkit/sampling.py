@@ -47,8 +47,10 @@ class Sampling:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "stop", (self.stop,) if isinstance(self.stop, str) else tuple(self.stop))
+        if isinstance(self.stop, str):
+            object.__setattr__(self, "stop", (self.stop,))
         check_ranges(self)
+        object.__setattr__(self, "stop", tuple(self.stop))
         if not all(self.stop):
             raise InputError(f"stop: expected a list of strings that are not empty, got {self.stop}")
 

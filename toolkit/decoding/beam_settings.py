@@ -10,7 +10,7 @@ from torch import Tensor
 
 from toolkit.errors import InputError
 from toolkit.schema.arguments import check_ranges
-from toolkit.schema.ranges import AtLeast, Probability
+from toolkit.schema.ranges import AtLeast, Between, Probability
 from toolkit.verification.layer import check_width
 from toolkit.verification.width import check_threshold, layer_width
 
@@ -33,7 +33,7 @@ class Beams:
     Raises InputError for settings that contradict each other.
     """
 
-    num_beams: Annotated[int, AtLeast(1)] = 4
+    num_beams: Annotated[int, Between(1, 4096)] = 4
     selection: Literal["sample", "top"] = "sample"
     threshold: Annotated[float, Probability] | None = None
     min_width: Annotated[int, AtLeast(1)] = 1

@@ -11,7 +11,7 @@ from toolkit.errors import InputError
 from toolkit.pair import ModelPair
 from toolkit.sampling import Sampling
 from toolkit.schema.arguments import check_ranges
-from toolkit.schema.ranges import AtLeast
+from toolkit.schema.ranges import AtLeast, Between
 from toolkit.stopping import Bounded, StoppingPolicy
 from toolkit.verification import LayerRule, Rule, TextRule
 from toolkit.verification.rules.mcsd_naive import NaiveMCSD
@@ -35,7 +35,7 @@ class Method:
     rule: Rule
     proposer: Proposer = field(default_factory=ChainProposer)
     min_drafted: Annotated[int, AtLeast(0)] = 1
-    max_drafted: Annotated[int, AtLeast(0)] = 20
+    max_drafted: Annotated[int, Between(0, 4096)] = 20
     draft_temperature: Annotated[float, AtLeast(0)] | None = None
     beams: Beams | None = None
 

@@ -21,7 +21,20 @@ from typing import Annotated, Any, Literal, ParamSpec, TypeVar
 
 from toolkit.errors import InputError, unknown_name
 from toolkit.schema.ranges import Interval
-from toolkit.schema.values import LISTS, LONG, MAPPINGS, UNIONS, expected, is_known, notes, options, say, shown
+from toolkit.schema.values import (
+    LISTS,
+    LONG,
+    MAPPINGS,
+    UNIONS,
+    Like,
+    expected,
+    is_huge,
+    is_known,
+    notes,
+    options,
+    say,
+    shown,
+)
 
 Given = ParamSpec("Given")
 Result = TypeVar("Result")
@@ -45,13 +58,22 @@ def checked(function: Callable[Given, Result]) -> Callable[Given, Result]:
         for name in kwargs:
             if name not in signature.parameters:
                 raise unknown_name("argument", name, signature.parameters)
-        for name, value in signature.bind(*args, **kwargs).arguments.items():
+        try:
+            given = signature.bind(*args, **kwargs).arguments
+        except TypeError as error:
+            raise InputError(f"{function.__qualname__}: {error}; expected {signature_of(signature)}") from None
+        for name, value in given.items():
             annotation = _hints(function).get(name, Any)
             if annotation is not Any:
                 check_value(name, value, annotation)
         return function(*args, **kwargs)
 
     return call
+
+
+def signature_of(signature: inspect.Signature) -> str:
+    """The names of a call's arguments."""
+    return f"({', '.join(name for name in signature.parameters if name not in ('self', 'cls'))})"
 
 
 def check_ranges(made: object, prefix: str = "") -> None:
@@ -83,7 +105,8 @@ def suits(value: Any, annotation: Any, deep: bool = True) -> bool:
         return True
     if origin is Annotated:
         inside = (value in note for note in annotation.__metadata__ if isinstance(note, Interval))
-        return suits(value, arguments[0], deep) and (not isinstance(value, numbers.Real) or all(inside))
+        likes = all(value in note for note in annotation.__metadata__ if isinstance(note, Like))
+        return suits(value, arguments[0], deep) and likes and (not isinstance(value, numbers.Real) or all(inside))
     if origin in UNIONS:
         return any(suits(value, option, deep) for option in arguments)
     if origin is Literal:
@@ -102,14 +125,17 @@ def _is_list(value: Any) -> bool:
     """Whether a value has entries in an order: lists, tuples, ranges, arrays; no text, no mapping, no set."""
     if isinstance(value, str | bytes | Mapping):
         return False
-    return hasattr(value, "__len__") and hasattr(value, "__getitem__")
+    try:
+        return hasattr(value, "__getitem__") and not isinstance(value, type) and len(value) >= 0
+    except TypeError:  # a number as an array
+        return False
 
 
 def _is_of(value: Any, kind: Any) -> bool:
     if kind is None or kind is type(None):
         return value is None
     if kind in NUMBERS:
-        return isinstance(value, NUMBERS[kind]) and not isinstance(value, bool)
+        return isinstance(value, NUMBERS[kind]) and not isinstance(value, bool) and not is_huge(value)
     if kind is Path:
         return isinstance(value, str | Path)
     if kind is Callable:

@@ -471,7 +471,7 @@ def _declared(section: Any) -> sources.Keys:
     for name, annotation in annotations_of(section).items():
         meaning = next((note for note in notes(annotation)[::-1] if isinstance(note, str)), "")
         keys[name] = sources.Key(name, annotation, meaning, getattr(section, name, sources.REQUIRED))
-    return sources.Keys(keys)
+    return sources.Keys(keys, no_blanks=True)
 
 
 def group_of(annotation: Any) -> Group | None:

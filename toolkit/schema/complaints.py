@@ -69,7 +69,7 @@ def _no_such_key(key: str, config_name: str, overrides: Sequence[str]) -> InputE
     """The key is not in the config: it could be added, or there is none of that name."""
     others = [word for word in overrides if word.lstrip("+~").partition("=")[0].partition("@")[0] != key]
     try:
-        before: Any = configs.plain(composed(config_name, others))
+        before: Any = configs.plain(composed(config_name, others)) if len(others) < len(overrides) else {}
     except (InputError, ValueError):
         before = {}
     parent, _, name = key.rpartition(".")

@@ -25,7 +25,7 @@ from toolkit.decoding.proposers.base import DraftContext, TextProposer, empty_pr
 from toolkit.decoding.proposers.tree import keep_path
 from toolkit.sampling import Sampling, warp
 from toolkit.schema.arguments import check_ranges
-from toolkit.schema.ranges import AtLeast
+from toolkit.schema.ranges import Between
 from toolkit.session import Reading
 from toolkit.stopping.base import State, StoppingPolicy
 from toolkit.transfer import Gate
@@ -62,8 +62,8 @@ class BeamChainProposer(TextProposer):
     depth), and no discarded tokens. Not for lossless rules: the chosen path is no draw from q.
     """
 
-    num_beams: Annotated[int, AtLeast(1)] = 8
-    num_tokens: Annotated[int, AtLeast(1)] = 4
+    num_beams: Annotated[int, Between(1, 4096)] = 8
+    num_tokens: Annotated[int, Between(1, 4096)] = 4
     scheme = "beams"
 
     def __post_init__(self) -> None:

@@ -24,7 +24,8 @@ from toolkit.decoding.proposers.base import Proposer, frozen
 from toolkit.errors import InputError
 from toolkit.sampling import Sampling, warp
 from toolkit.schema.arguments import check_ranges
-from toolkit.schema.ranges import AtLeast
+from toolkit.schema.ranges import Between
+from toolkit.schema.values import shown
 from toolkit.session import Session
 from toolkit.stopping.base import State, StoppingPolicy
 from toolkit.transfer import Gate, tensor_on
@@ -135,15 +136,15 @@ class ForestProposer(Proposer):
     scheme      how a layer's beams are drawn from q_beam: "iid", or "without_replacement" as in the published code
     """
 
-    num_beams: Annotated[int, AtLeast(1)] = 6
-    num_layers: Annotated[int, AtLeast(0)] = 3
-    min_beams: Annotated[int, AtLeast(1)] | None = None
+    num_beams: Annotated[int, Between(1, 4096)] = 6
+    num_layers: Annotated[int, Between(0, 4096)] = 3
+    min_beams: Annotated[int, Between(1, 4096)] | None = None
     scheme: str = "iid"
 
     def __post_init__(self) -> None:
         check_ranges(self, "proposer.")
         if self.scheme not in SCHEMES:
-            raise InputError(f"proposer.scheme: expected one of {', '.join(SCHEMES)}, got {self.scheme!r}")
+            raise InputError(f"proposer.scheme: expected one of {', '.join(SCHEMES)}, got {shown(self.scheme)}")
         if self.min_beams is not None and not 1 <= self.min_beams <= self.num_beams:
             raise InputError(
                 f"proposer.min_beams: expected 1 to {self.num_beams} (num_beams) or null, got {self.min_beams}"

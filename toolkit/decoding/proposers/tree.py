@@ -32,11 +32,14 @@ from toolkit.errors import InputError
 from toolkit.sampling import Sampling, penalized, warp
 from toolkit.schema.arguments import check_ranges
 from toolkit.schema.ranges import AtLeast
+from toolkit.schema.values import shown
 from toolkit.session import Session
 from toolkit.stopping.base import State, StoppingPolicy
 from toolkit.transfer import Gate, tensor_on
 from toolkit.types import DraftStep, Proposal, Verdict
 from toolkit.verification.schemes import SCHEMES, candidates, likeliest
+
+MOST = 2**16  # nodes of a tree
 
 
 def parse_k_config(k_config: str | int | Sequence[int]) -> tuple[int, ...]:
@@ -45,10 +48,12 @@ def parse_k_config(k_config: str | int | Sequence[int]) -> tuple[int, ...]:
     parts = [parts] if isinstance(parts, int) else parts
     try:
         widths = tuple(int(str(part).strip()) for part in parts)
-    except ValueError:
+    except (ValueError, TypeError):
         widths = ()
     if not widths or min(widths) < 1:
-        raise InputError(f"k_config: expected positive integers like 4x2x1, got {k_config!r}")
+        raise InputError(f"k_config: expected positive integers like 4x2x1, got {shown(k_config)}")
+    if len(widths) > MOST or num_nodes(widths) > MOST:
+        raise InputError(f"k_config: expected at most {MOST} nodes, got {shown(k_config)}")
     return widths
 
 
@@ -80,7 +85,7 @@ class TreeProposer(TextProposer):
         check_ranges(self, "proposer.")
         self.widths = parse_k_config(self.k_config)
         if self.scheme not in SCHEMES:
-            raise InputError(f"scheme: expected one of {', '.join(SCHEMES)}, got {self.scheme!r}")
+            raise InputError(f"scheme: expected one of {', '.join(SCHEMES)}, got {shown(self.scheme)}")
         if self.temperatures and self.scheme != "independent":
             raise InputError(f"several temperatures need scheme=independent, got {self.scheme}")
 
