@@ -29,7 +29,7 @@ import huggingface_hub.constants
 
 from benchmarks.fuzz_calls import Calls
 from benchmarks.fuzz_commands import COMPOSED, GOOD, RUN, Commands
-from benchmarks.fuzz_outcomes import ACCEPTED, HANG, REFUSED, TRACEBACK, Outcome, outcome
+from benchmarks.fuzz_outcomes import ACCEPTED, HANG, REFUSED, TRACEBACK, Outcome, outcome, quiet
 from toolkit.io import write_text
 
 LIMIT = 60.0  # seconds of an input
@@ -64,7 +64,8 @@ def fuzz(inputs: int, seed: int, run: bool = True, share: float = 0.5, limit: fl
         commands = Commands(Path(root) / "commands", chance)
         calls = Calls(Path(root) / "calls", chance)
         if run:
-            commands.finish_stages()
+            with quiet():
+                commands.finish_stages()
         for target in _targets(commands, calls, inputs, share):
             if target in GOOD:
                 line = commands.draw(target)

@@ -35,7 +35,7 @@ def outcome(run: Callable[[], object], seconds: float) -> Outcome:
     So is Python's own TypeError for arguments that a signature does not have, raised by the call itself.
     """
     try:
-        with _limited(seconds), _quiet():
+        with _limited(seconds), quiet():
             return Outcome(ACCEPTED, str(run() or ""))
     except _TooLong:
         return Outcome(HANG, f"over {seconds:g} s")
@@ -77,7 +77,8 @@ def _limited(seconds: float) -> Iterator[None]:
 
 
 @contextmanager
-def _quiet() -> Iterator[None]:
+def quiet() -> Iterator[None]:
+    """Nothing is printed, nothing is warned of."""
     with redirect_stdout(io.StringIO()), redirect_stderr(io.StringIO()), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         yield
