@@ -16,10 +16,12 @@ from __future__ import annotations
 
 import argparse
 import logging
+import math
 import random
 import resource
 import sys
 import tempfile
+import time
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -53,11 +55,17 @@ class Tally:
             self.lines.append(line)
         elif found.kind != REFUSED:
             self.wrong.append(line)
+            print(f"WRONG {line[:1000]}", flush=True)
 
 
-def fuzz(inputs: int, seed: int, run: bool = True, share: float = 0.5, limit: float = LIMIT) -> Tally:
-    """Try so many inputs. run: run stages on what is accepted; share: how many of the inputs are command lines."""
-    tally, chance = Tally(), random.Random(seed)
+def fuzz(
+    inputs: int, seed: int, run: bool = True, share: float = 0.5, limit: float = LIMIT, minutes: float = math.inf
+) -> Tally:
+    """Try so many inputs. run: run stages on what is accepted; share: how many of the inputs are command lines.
+
+    minutes  after which no further input is begun; the first ones do not depend on it
+    """
+    tally, chance, end = Tally(), random.Random(seed), time.monotonic() + 60 * minutes
     logging.disable(logging.ERROR)
     huggingface_hub.constants.HF_HUB_OFFLINE = True  # names of the hub are refused at once
     with tempfile.TemporaryDirectory(prefix="fuzz-") as root:
@@ -67,6 +75,8 @@ def fuzz(inputs: int, seed: int, run: bool = True, share: float = 0.5, limit: fl
             with quiet():
                 commands.finish_stages()
         for target in _targets(commands, calls, inputs, share):
+            if time.monotonic() > end:
+                break
             if target in GOOD:
                 line = commands.draw(target)
                 tally.note(target, f"{line.how}: {line}", outcome(lambda line=line: commands.run(line), limit))  # type: ignore[misc]
@@ -79,9 +89,13 @@ def fuzz(inputs: int, seed: int, run: bool = True, share: float = 0.5, limit: fl
 
 def _targets(commands: Commands, calls: Calls, inputs: int, share: float) -> Iterator[str]:
     """What the inputs are for: commands in turn, then calls in turn. Calls without models come as often as others."""
-    lines = round(inputs * share)
-    for names, count in ((list(GOOD), lines), (list(calls.targets), inputs - lines)):
-        yield from (names[number % len(names)] for number in range(count))
+    kinds, numbers, done = (list(GOOD), list(calls.targets)), [0, 0], 0.0
+    for _ in range(inputs):
+        done += share
+        kind = 0 if done >= 1 else 1
+        done -= 1 - kind
+        yield kinds[kind][numbers[kind] % len(kinds[kind])]
+        numbers[kind] += 1
 
 
 def table(tally: Tally, inputs: int, seed: int) -> str:
@@ -112,15 +126,17 @@ def main() -> None:
     parser.add_argument("--inputs", type=int, default=3000)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--limit", type=float, default=LIMIT, help="seconds of an input")
+    parser.add_argument("--minutes", type=float, default=math.inf, help="begin no further input after so long")
     parser.add_argument("--out", type=Path, default=Path("docs/evidence/fuzz.md"))
     parser.add_argument("--accepted", type=Path, help="a file for the list of what was accepted")
     flags = parser.parse_args()
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY, resource.getrlimit(resource.RLIMIT_AS)[1]))
-    tally = fuzz(flags.inputs, flags.seed, limit=flags.limit)
-    write_text(flags.out, table(tally, flags.inputs, flags.seed))
+    tally = fuzz(flags.inputs, flags.seed, limit=flags.limit, minutes=flags.minutes)
+    tried = sum(tally.counts.values())
+    write_text(flags.out, table(tally, tried, flags.seed))
     if flags.accepted is not None:
         write_text(flags.accepted, "\n".join(tally.lines) + "\n")
-    print("\n".join([*tally.wrong, f"{len(tally.wrong)} of {flags.inputs} inputs ended in a traceback or a hang"]))
+    print(f"{len(tally.wrong)} of {tried} inputs ended in a traceback or a hang")
     sys.exit(1 if tally.wrong else 0)
 
 

@@ -205,7 +205,8 @@ def _misspelt_choice(self: Commands, command: str, words: list[str]) -> list[str
 
 
 def _missing_key(self: Commands, command: str, words: list[str]) -> list[str]:
-    kept = [word for word in words if word not in self.chance.sample(words, min(len(words), 1))]
+    dropped = self.chance.choice([word for word in words if word not in TWO])
+    kept = [word for word in words if word != dropped]
     return [*kept, f"~{self.chance.choice(self.keys_of(command))}"] if self.chance.random() < 0.5 else kept
 
 

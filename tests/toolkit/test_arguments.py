@@ -27,7 +27,7 @@ def refusal(call):
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        ({"prompts": "hello"}, "prompts: expected a list of prompts: texts, lists of token ids, lists of messages, got 'hello'"),
+        ({"prompts": "hello"}, "prompts: expected a list of prompts: texts, lists of token ids, lists of messages, got 'hel"),
         ({"prompts": None}, "prompts: expected a list of prompts"),
         ({"prompts": ["a", 3]}, "prompts: expected a list of prompts"),
         ({"prompts": {1, 2}}, "prompts: expected a list of prompts: texts, lists of token ids, lists of messages, got a set"),

@@ -15,7 +15,20 @@ from toolkit.schema import methods, sources
 from toolkit.schema.commands import Grid, Section, command_of, group_of, keys_of
 from toolkit.schema.others import OTHERS
 from toolkit.schema.sources import REQUIRED, Key, Keys
-from toolkit.schema.values import LISTS, LONG, MAPPINGS, Choice, expected, fits, is_node, notes, options, say, shown
+from toolkit.schema.values import (
+    LISTS,
+    LONG,
+    MAPPINGS,
+    Choice,
+    expected,
+    fits,
+    is_known,
+    is_node,
+    notes,
+    options,
+    say,
+    shown,
+)
 
 MISSING = "???"
 HYDRAS = ("_target_", "_partial_", "_convert_", "_recursive_", "_args_")
@@ -116,7 +129,7 @@ class _Walk:
         """One value, and what is below it."""
         if value == MISSING:
             return _missing(path, annotation, meaning) if self.complete else None
-        if is_node(value):
+        if is_node(value) and not all(map(is_known, options(annotation))):
             return self.node(path, value)
         section = section_in(annotation)
         if isinstance(value, Mapping) and section is Grid:
