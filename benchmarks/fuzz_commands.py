@@ -205,7 +205,7 @@ def _misspelt_choice(self: Commands, command: str, words: list[str]) -> list[str
 
 
 def _missing_key(self: Commands, command: str, words: list[str]) -> list[str]:
-    dropped = self.chance.choice([word for word in words if word not in TWO])
+    dropped = self.chance.choice([word for word in words if word not in TWO] or words)
     kept = [word for word in words if word != dropped]
     return [*kept, f"~{self.chance.choice(self.keys_of(command))}"] if self.chance.random() < 0.5 else kept
 

@@ -90,6 +90,8 @@ def test_numbers_of_numpy_suit():
         ("frontier", ["dev=a", "test=b", "cost_ratio=nan"], "cost_ratio: expected a number above 0, got nan"),
         ("responses", ["world_size=1.5"], "world_size: expected an integer of at least 1, got 1.5"),
         ("report", ["@inputs=[a]"], "@inputs"),
+        ("decode", ["-prompts.limit=2"], "expected KEY=VALUE, got '-prompts.limit=2': an override takes no -"),
+        ("decode", ["prompts.limit={_target_:os.getcwd}"], "prompts.limit: expected an integer"),
         ("decode", ["head=''"], "head: expected text or null, not empty, got ''"),
         ("decode", ["pair.device=gpu"], "pair.device: expected a device like cpu"),
     ],
