@@ -162,7 +162,8 @@ class ModelPair:
         """Token ids of a prompt: a string, a list of ids, or a list of chat messages (through the chat template)."""
         if not isinstance(prompt, str) and not _is_chat(prompt):
             return _token_ids(prompt)
-        if self.tokenizer is None:
+        tokenizer: Any = self.tokenizer
+        if tokenizer is None:
             raise InputError("this pair has no tokenizer: expected prompts as lists of token ids, got text")
         if not isinstance(prompt, str) and not getattr(self.tokenizer, "chat_template", None):
             raise InputError("the prompt is a list of messages, but the tokenizer has no chat template")
@@ -171,7 +172,7 @@ class ModelPair:
             if isinstance(prompt, str):
                 return list(self.tokenizer(prompt).input_ids) if prompt else []
             return list(
-                self.tokenizer.apply_chat_template(prompt, add_generation_prompt=True, tokenize=True, return_dict=False)
+                tokenizer.apply_chat_template(prompt, add_generation_prompt=True, tokenize=True, return_dict=False)
             )
         except Exception as error:  # tokenizers and chat templates have errors of their own
             raise InputError(
@@ -190,7 +191,8 @@ class ModelPair:
         return whole[len(start) :] if whole.startswith(start) else self._decoded(token_ids)
 
     def _decoded(self, token_ids: Sequence[int]) -> str:
-        return str(self.tokenizer.decode(list(token_ids), skip_special_tokens=True))
+        tokenizer: Any = self.tokenizer
+        return str(tokenizer.decode(list(token_ids), skip_special_tokens=True))
 
 
 def _is_chat(prompt: Any) -> bool:
