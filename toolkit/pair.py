@@ -170,7 +170,7 @@ class ModelPair:
         _check_unicode(prompt)
         try:
             if isinstance(prompt, str):
-                return list(self.tokenizer(prompt).input_ids) if prompt else []
+                return list(tokenizer(prompt).input_ids) if prompt else []
             return list(
                 tokenizer.apply_chat_template(prompt, add_generation_prompt=True, tokenize=True, return_dict=False)
             )
