@@ -4,7 +4,7 @@ VENV ?= .venv
 RUN = $(VENV)/bin/python
 READY = $(VENV)/.ready
 
-.PHONY: help quickstart test test-slow check format bench gpu-check evidence soak toy wheel-test clean
+.PHONY: help quickstart test test-slow check format bench gpu-check evidence soak fuzz toy wheel-test clean
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
 
@@ -45,6 +45,9 @@ evidence: $(READY) ## every figure the documentation shows, into docs/evidence/
 
 soak: $(READY) ## every stage killed 100 times, on full disks, with damaged files, into docs/evidence/soak.md (45 minutes)
 	OMP_NUM_THREADS=1 $(RUN) -m benchmarks.soak --kills 100 --minutes 45 --out docs/evidence/soak.md $(ARGS)
+
+fuzz: $(READY) ## 3,000 malformed command lines and calls: right, or one line; into docs/evidence/fuzz.md (minutes)
+	OMP_NUM_THREADS=1 $(RUN) -m benchmarks.fuzz --inputs 3000 --seed 0 --out docs/evidence/fuzz.md $(ARGS)
 
 toy: $(READY) ## train the embedded pair again from scratch (under 90 minutes on 2 cores)
 	$(RUN) -m data_gen.toy

@@ -4,17 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Annotated
 
 from toolkit import config
 from toolkit.decoding import Method, Sampling, decode
+from toolkit.decoding.decode import PROMPTS
 from toolkit.errors import DecodingError
 from toolkit.pair import ModelPair
+from toolkit.schema.arguments import checked
 from toolkit.types import Generation, Prompt
 
 
+@checked
 def generate(
     pair: ModelPair,
-    prompts: Sequence[Prompt],
+    prompts: Annotated[Sequence[Prompt], PROMPTS],
     method: str | Method = "specdec_pp",
     *,
     max_new_tokens: int = 64,
@@ -25,7 +29,7 @@ def generate(
     top_p: float = 1.0,
     min_p: float = 0.0,
     repetition_penalty: float = 1.0,
-    stop: Sequence[str] = (),
+    stop: str | Sequence[str] = (),
     seed: int = 0,
     batch_size: int = 8,
     head: str | None = None,

@@ -73,6 +73,8 @@ def tidy_overrides(argv: Sequence[str]) -> list[str]:
         if not word.startswith("-"):
             words.append(f"+{word}" if word.startswith(APPENDED) else configs.settable(word))
             continue
+        if "=" in word and not word.startswith("--") and word.partition("=")[0] not in options:
+            raise InputError(f"expected KEY=VALUE, got {word!r}: an override takes no -")
         flag = [word]
         action = options.get(word)
         if action is not None and action.nargs != 0 and waiting and not ("=" in waiting[0] and action.nargs == "?"):

@@ -23,6 +23,7 @@ from toolkit.config_files import (
     user_folders,
 )
 from toolkit.errors import InputError, unknown_name
+from toolkit.schema.arguments import checked
 
 __all__ = [
     "CONF",
@@ -47,6 +48,7 @@ KEPT_METHODS = 256  # built methods that are kept; composing one takes tens of m
 _METHODS: dict[tuple[object, ...], Any] = {}
 
 
+@checked
 def compose(config_name: str, overrides: Sequence[str] = (), *, checked: bool = True) -> Any:
     """The composed config `conf/<config_name>.yaml`, inside or outside a running Hydra application.
 
@@ -83,6 +85,7 @@ def instantiate(config: Any, **extra: Any) -> Any:
         raise InputError(" ".join(str(error).split())) from error
 
 
+@checked
 def method(name: str, overrides: Sequence[str] = (), head: str | None = None) -> Any:
     """The method `conf/method/<name>.yaml`, with overrides relative to it ("policy.threshold=.3").
 
@@ -97,6 +100,7 @@ def method(name: str, overrides: Sequence[str] = (), head: str | None = None) ->
     return _METHODS[key]
 
 
+@checked
 def method_config(name: str, overrides: Sequence[str] = (), head: str | None = None) -> Any:
     """What `method` builds from: the composed config. Raises InputError with the nearest names for an unknown one.
 

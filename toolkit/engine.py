@@ -12,11 +12,11 @@ import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 from weakref import WeakKeyDictionary
 
-from toolkit.errors import InputError
 from toolkit.models import forwards_lock, vocab_size
+from toolkit.schema.arguments import check_ranges
 from toolkit.session import Session, open_session
 from toolkit.session.capture import Captures, StaticForward, TracedForward, captures_for, static_flow
 from toolkit.session.packing import PackedLinears, packed_for
@@ -24,7 +24,7 @@ from toolkit.session.settled import Standing, check_mode, globally_hooked
 
 CAPACITY_GRANULE = 128  # caches come in multiples of it, so that few shapes recur
 IDLE = 3  # sets of caches that wait for another call of their number of rows, where captures belong to them
-CHOICES = ("auto", "on", "off", True, False)
+OnOff = Literal["auto", "on", "off"] | bool
 
 
 @dataclass(frozen=True)
@@ -40,17 +40,13 @@ class EngineOptions:
     Models whose parameters ask for gradients, that have hooks, or that lie on several devices, are never captured nor packed.
     """
 
-    cuda_graphs: str | bool = "auto"
-    cpu_traces: str | bool = "auto"
-    cpu_packing: str | bool = "auto"
-    self_check: str | bool = "auto"
+    cuda_graphs: OnOff = "auto"
+    cpu_traces: OnOff = "auto"
+    cpu_packing: OnOff = "auto"
+    self_check: Literal["auto", "off"] | bool = "auto"
 
     def __post_init__(self) -> None:
-        if self.self_check not in ("auto", "off", True, False):
-            raise InputError(f"self_check: expected auto or off, got {self.self_check!r}")
-        for name in ("cuda_graphs", "cpu_traces", "cpu_packing"):
-            if (option := getattr(self, name)) not in CHOICES:
-                raise InputError(f"{name}: expected auto, on or off, got {option!r}")
+        check_ranges(self)
 
 
 class Models(Protocol):

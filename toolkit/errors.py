@@ -11,6 +11,8 @@ import difflib
 from collections.abc import Iterable
 from typing import Any
 
+LONGEST = 80  # characters of a name that messages quote
+
 
 class InputError(ValueError):
     """Bad input: the message is one line that says what was expected, what came and how to mend it."""
@@ -31,6 +33,7 @@ class DecodingError(InputError):
 def unknown_name(kind: str, name: str, known: Iterable[str], where: str = "") -> InputError:
     """The error for a name that resolves to nothing, with the nearest names that would. where: "in <place>"."""
     known = sorted(known)
+    name = name if len(name) <= LONGEST else f"{name[: LONGEST - 3]}..."
     near = difflib.get_close_matches(name, known, n=3, cutoff=0.4)
     hint = f"did you mean {' or '.join(near)}?" if near else f"known: {', '.join(known)}"
     return InputError(f"unknown {kind} {name!r}{where and ' ' + where}: {hint}")

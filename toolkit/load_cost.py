@@ -12,18 +12,21 @@ import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from toolkit.errors import InputError
 from toolkit.io import write_text
-from toolkit.lines import lines_of
+from toolkit.lines import first_line, lines_of
+from toolkit.schema.arguments import checked
+from toolkit.schema.ranges import AtLeast
 
 Array = NDArray[np.float64]
 COLUMNS = ("model", "batch", "width", "context", "seconds")
 MODELS = ("draft", "target")
+Size = Annotated[float, AtLeast(0)]
 
 
 @dataclass(frozen=True)
@@ -56,7 +59,8 @@ class LoadCost:
     source: str
     about: Mapping[str, Any] = field(default_factory=dict)
 
-    def round(self, batch: float, num_drafted: float, context: float = 0) -> float:
+    @checked
+    def round(self, batch: Size, num_drafted: Size, context: Size = 0) -> float:
         """Seconds of a round of `batch` rows that draft `num_drafted` tokens each: draft forwards and one of the target."""
         return num_drafted * self.draft(batch, 1, context) + self.target(batch, num_drafted + 1, context)
 
@@ -69,18 +73,18 @@ class LoadCost:
         return write_text(path, json.dumps(content, indent=1) + "\n")
 
     @classmethod
-    def ratio(cls, c: float, column: float = 0.0) -> LoadCost:
+    @checked
+    def ratio(cls, c: Annotated[float, AtLeast(0)], column: Annotated[float, AtLeast(0)] = 0.0) -> LoadCost:
         """A draft forward costs c of a target forward of one token per row; each further token per row adds `column` of it.
 
         Nothing depends on the batch: what one knows without a measurement, for a target whose weights are read anyway.
         """
-        if c < 0 or column < 0:
-            raise InputError(f"expected c and column of at least 0, got {c} and {column}")
         draft = CostGrid((1.0,), (1.0,), (0.0,), np.full((1, 1, 1), float(c)))
         target = CostGrid((1.0,), (1.0, 2.0), (0.0,), np.array([[[1.0], [1.0 + column]]]))
         return cls(draft, target, "ratio", {"c": c, "column": column})
 
     @classmethod
+    @checked
     def load(cls, path: Path | str) -> LoadCost:
         """From a JSON that `save` wrote, or a CSV with the columns model, batch, width, context, seconds.
 
@@ -91,6 +95,8 @@ class LoadCost:
             text = path.read_text(encoding="utf-8")
         except OSError as error:
             raise InputError(f"expected a cost table at {path}: {error.strerror}") from None
+        except ValueError as error:  # a name with a zero byte, or no UTF-8
+            raise InputError(f"expected a cost table as UTF-8 text at {path}: {first_line(error)}") from None
         return _from_csv(path, text) if path.suffix == ".csv" else _from_json(path, text)
 
 
@@ -130,7 +136,10 @@ def _along_first(points: tuple[float, ...], values: Array, at: float) -> Array:
 
 
 def _from_csv(path: Path, text: str) -> LoadCost:
-    lines = list(csv.DictReader(lines_of(text)))
+    try:
+        lines = list(csv.DictReader(lines_of(text)))
+    except csv.Error as error:
+        raise InputError(f"{path}: expected a CSV with the columns {', '.join(COLUMNS)}, got {error}") from None
     if not lines or set(COLUMNS) - set(lines[0]):
         raise InputError(f"{path}: expected a CSV with the columns {', '.join(COLUMNS)}")
     points: dict[str, dict[tuple[float, float, float], float]] = {name: {} for name in MODELS}
@@ -159,7 +168,7 @@ def _from_json(path: Path, text: str) -> LoadCost:
             }
             grids.append(grid_of(points, f"{path}, {name}"))
         return LoadCost(grids[0], grids[1], str(content["source"]), content.get("about", {}))
-    except (KeyError, TypeError, ValueError, IndexError) as error:
+    except (KeyError, TypeError, ValueError, IndexError, RecursionError) as error:
         if isinstance(error, InputError):
             raise
         raise InputError(

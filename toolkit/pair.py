@@ -2,26 +2,44 @@
 
 from __future__ import annotations
 
+import operator
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal, Protocol
 
 import torch
 from torch import Tensor
 
-from toolkit.engine import EngineOptions
+from toolkit.engine import EngineOptions, OnOff
 from toolkit.errors import InputError
 from toolkit.lines import first_line
 from toolkit.models import end_ids, fit_logits, max_positions, vocab_size
+from toolkit.schema.arguments import check_ranges, checked
+from toolkit.schema.others import DEVICE
+from toolkit.schema.values import shown
 from toolkit.types import Prompt
 from toolkit.weights import fingerprint as fingerprint
 
+Device = Annotated[str, DEVICE]
 SEEN_BEFORE = 8  # tokens in front of a text that decoding it starts with
 ASSETS = Path(__file__).parent / "assets"
 TOY = ASSETS / "toy"
+
+
+class Tokenizer(Protocol):
+    """What a pair asks of a tokenizer; those of transformers have it."""
+
+    def __call__(self, text: str) -> Any:
+        """Something with `input_ids`."""
+
+    def get_vocab(self) -> dict[str, int]:
+        """Every token's id."""
+
+    def decode(self, token_ids: list[int], skip_special_tokens: bool = False) -> Any:
+        """The text of token ids."""
 
 
 @dataclass(eq=False)
@@ -39,7 +57,7 @@ class ModelPair:
 
     target: Any
     draft: Any = None
-    tokenizer: Any = None
+    tokenizer: Tokenizer | None = None
     drafts: Sequence[Any] = ()
     end_ids: tuple[int, ...] | None = None
     name: str = ""
@@ -47,6 +65,7 @@ class ModelPair:
     options: EngineOptions = field(default_factory=EngineOptions)
 
     def __post_init__(self) -> None:
+        check_ranges(self)
         if self.drafts and self.draft is not None:
             raise InputError("expected draft=... or drafts=[...], got both")
         self.drafts = tuple(self.drafts) or ((self.draft,) if self.draft is not None else ())
@@ -61,20 +80,22 @@ class ModelPair:
                 )
 
     @classmethod
-    def toy(cls, device: str = "cpu", dtype: str = "float32") -> ModelPair:
+    @checked
+    def toy(cls, device: Device = "cpu", dtype: str = "float32") -> ModelPair:
         """The embedded pair: a 2 M target and a 0.2 M draft trained on three toy domains, with an acceptance head."""
         pair = cls.from_pretrained(TOY / "target", TOY / "draft", device=device, dtype=dtype)
         pair.name = "toy"
         return pair
 
     @classmethod
+    @checked
     def from_pretrained(
         cls,
         target: str | Path,
         draft: str | Path | Sequence[str | Path] | None = None,
         *,
         drafts: Sequence[str | Path] = (),
-        device: str = "cpu",
+        device: Device = "cpu",
         dtype: str = "float32",
         device_map: str | dict[str, Any] | None = None,
         quantization: str | None = None,
@@ -83,10 +104,10 @@ class ModelPair:
         attn_implementation: str | None = None,
         trust_remote_code: bool = False,
         name: str = "",
-        cuda_graphs: str | bool = "auto",
-        cpu_traces: str | bool = "auto",
-        cpu_packing: str | bool = "auto",
-        self_check: str | bool = "auto",
+        cuda_graphs: OnOff = "auto",
+        cpu_traces: OnOff = "auto",
+        cpu_packing: OnOff = "auto",
+        self_check: Literal["auto", "off"] | bool = "auto",
     ) -> ModelPair:
         """Load both models and compare their tokenizers token by token.
 
@@ -141,18 +162,19 @@ class ModelPair:
 
     def encode(self, prompt: Prompt) -> list[int]:
         """Token ids of a prompt: a string, a list of ids, or a list of chat messages (through the chat template)."""
-        if not isinstance(prompt, str) and not (len(prompt) and isinstance(prompt[0], dict)):
-            return [int(token) for token in prompt]  # type: ignore[arg-type]
-        if self.tokenizer is None:
+        if not isinstance(prompt, str) and not _is_chat(prompt):
+            return _token_ids(prompt)
+        tokenizer: Any = self.tokenizer
+        if tokenizer is None:
             raise InputError("this pair has no tokenizer: expected prompts as lists of token ids, got text")
         if not isinstance(prompt, str) and not getattr(self.tokenizer, "chat_template", None):
             raise InputError("the prompt is a list of messages, but the tokenizer has no chat template")
         _check_unicode(prompt)
         try:
             if isinstance(prompt, str):
-                return list(self.tokenizer(prompt).input_ids) if prompt else []
+                return list(tokenizer(prompt).input_ids) if prompt else []
             return list(
-                self.tokenizer.apply_chat_template(prompt, add_generation_prompt=True, tokenize=True, return_dict=False)
+                tokenizer.apply_chat_template(prompt, add_generation_prompt=True, tokenize=True, return_dict=False)
             )
         except Exception as error:  # tokenizers and chat templates have errors of their own
             raise InputError(
@@ -171,7 +193,32 @@ class ModelPair:
         return whole[len(start) :] if whole.startswith(start) else self._decoded(token_ids)
 
     def _decoded(self, token_ids: Sequence[int]) -> str:
-        return str(self.tokenizer.decode(list(token_ids), skip_special_tokens=True))
+        tokenizer: Any = self.tokenizer
+        return str(tokenizer.decode(list(token_ids), skip_special_tokens=True))
+
+
+def _is_chat(prompt: Any) -> bool:
+    """Whether a prompt is a list of chat messages. Raises InputError for a list of which only some are."""
+    if not isinstance(prompt, list | tuple) or not any(isinstance(turn, dict) for turn in prompt):
+        return False
+    for turn in prompt:
+        if not isinstance(turn, dict) or not all(isinstance(turn.get(key), str) for key in ("role", "content")):
+            raise InputError(f'expected messages as a list of {{"role": "...", "content": "..."}}, got {shown(turn)}')
+    return True
+
+
+def _token_ids(prompt: Any) -> list[int]:
+    """A prompt's token ids as plain integers. Raises InputError if they are something else, truth values included."""
+    if type(prompt) is list and set(map(type, prompt)) <= {int}:
+        return list(prompt)
+    try:
+        wrong = next((token for token in prompt if isinstance(token, bool)), None)
+        if wrong is None and not isinstance(prompt, bytes | set | dict):
+            return [operator.index(token) for token in prompt]
+    except TypeError:
+        wrong = prompt
+    got = shown(prompt if wrong is None else wrong)
+    raise InputError(f"expected a prompt as text, a list of token ids or a list of messages, got {got}")
 
 
 def _check_unicode(prompt: Any) -> None:
@@ -186,9 +233,10 @@ def _check_unicode(prompt: Any) -> None:
             ) from None
 
 
+@checked
 def load_draft(
     source: str | Path,
-    device: str = "cpu",
+    device: Device = "cpu",
     dtype: str = "float32",
     revision: str | None = None,
     attn_implementation: str | None = None,
@@ -272,7 +320,7 @@ def _load_tokenizer(source: str | Path, revision: str | None, trust_remote_code:
 
     try:
         return AutoTokenizer.from_pretrained(source, revision=revision, trust_remote_code=trust_remote_code)
-    except (OSError, ValueError) as error:
+    except Exception as error:  # whatever their files make them raise
         raise InputError(f"could not load a tokenizer from {source}: {first_line(error)}") from error
 
 
@@ -284,7 +332,7 @@ def _load_model(source: str | Path, options: dict[str, Any], device: str | None)
         transformers.logging.disable_progress_bar()
     try:
         model = AutoModelForCausalLM.from_pretrained(source, **options)
-    except (OSError, ValueError) as error:
+    except Exception as error:  # as above
         raise InputError(f"could not load a causal language model from {source}: {first_line(error)}") from error
     model.requires_grad_(False)
     if device is not None:

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from toolkit.errors import InputError
+from toolkit.schema.arguments import check_ranges, checked
 
 Message = dict[str, str]  # {"role": ..., "content": ...}
 
@@ -42,6 +43,7 @@ class Prompt:
     extra: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
+        check_ranges(self)
         if not self.id:
             raise InputError("expected an id, got none")
         if (self.prompt is None) == (self.messages is None):
@@ -86,6 +88,7 @@ class PromptSource(ABC):
         return type(self).__name__
 
 
+@checked
 def read_jsonl(path: str | Path) -> list[Prompt]:
     """All prompts of a file, in order; blank lines are skipped.
 
@@ -114,6 +117,8 @@ def _lines(path: Path) -> Iterator[tuple[int, str]]:
         raise InputError(f"expected a prompts file at {path}, found a folder") from None
     except UnicodeDecodeError as error:
         raise InputError(f"expected UTF-8 text in {path}: {error}") from None
+    except (OSError, ValueError) as error:  # no right to read it; no name of a file
+        raise InputError(f"expected a prompts file at {str(path)!a}: {error.args[-1]}") from None
     for number, line in enumerate(text.split("\n"), start=1):
         if line.strip():
             yield number, line
@@ -124,6 +129,8 @@ def _parse(line: str) -> Prompt:
         row = json.loads(line)
     except json.JSONDecodeError as error:
         raise InputError(f"expected JSON, got {error.msg} at column {error.colno}") from None
+    except (RecursionError, ValueError):  # too deep; an integer of more than 4,300 digits
+        raise InputError("expected JSON, got lists in lists too deep to read, or too long a number") from None
     if not isinstance(row, dict):
         raise InputError(f'expected an object like {{"id": 1, "prompt": "..."}}, got {type(row).__name__}')
     prompt, answer, messages = row.pop("prompt", None), row.pop("answer", None), row.pop("messages", None)

@@ -15,7 +15,8 @@ import torch
 from torch import Tensor
 
 from toolkit.errors import InputError
-from toolkit.schema.ranges import Above, AtLeast, Between, check_ranges
+from toolkit.schema.arguments import check_ranges
+from toolkit.schema.ranges import Above, AtLeast, Between
 
 
 @dataclass(frozen=True)
@@ -46,8 +47,10 @@ class Sampling:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "stop", (self.stop,) if isinstance(self.stop, str) else tuple(self.stop))
+        if isinstance(self.stop, str):
+            object.__setattr__(self, "stop", (self.stop,))
         check_ranges(self)
+        object.__setattr__(self, "stop", tuple(self.stop))
         if not all(self.stop):
             raise InputError(f"stop: expected a list of strings that are not empty, got {self.stop}")
 
@@ -133,7 +136,7 @@ def draws(probs: Tensor, uniforms: Tensor) -> Tensor:
 
 def row_generator(seed: int, row: int) -> torch.Generator:
     """The random stream of one row: a function of (seed, row) alone, always on the CPU, the same on every device."""
-    mixed = (seed * 0x9E3779B97F4A7C15 + row * 0xBF58476D1CE4E5B9 + 0x94D049BB133111EB) % 2**63
+    mixed = (int(seed) * 0x9E3779B97F4A7C15 + int(row) * 0xBF58476D1CE4E5B9 + 0x94D049BB133111EB) % 2**63
     generator = torch.Generator()
     generator.manual_seed(mixed)
     return generator

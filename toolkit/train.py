@@ -41,7 +41,14 @@ from toolkit.training.examples import ExampleData
 from toolkit.training.export import DIAGRAM, HEAD, SCORES, export
 from toolkit.training.loggers import is_first_process, run_id_of
 from toolkit.training.module import HeadTraining
-from toolkit.training.start import check_choice, check_resumable, pretrained_files, resume_path, warm_start
+from toolkit.training.start import (
+    check_choice,
+    check_metric,
+    check_resumable,
+    pretrained_files,
+    resume_path,
+    warm_start,
+)
 from toolkit.training.yardsticks import comparison, complaint, yardsticks
 
 PLAIN = re.compile(r"[\w./@+-]+")  # what an override may hold without quotes
@@ -52,6 +59,7 @@ IGNORED = ("before", "after", "tags", "prompts", "sampling", "optimized_metric")
 def run(cfg: Any) -> Path:
     """The stages before, training, the stages after; returns the run's folder."""
     check_choice(cfg.ckpt_path, cfg.from_pretrained)
+    check_metric(cfg)
     folders = run_stages(cfg.before, cfg.paths.root_dir)
     data_folder = data_folder_of(cfg, folders)
     inputs = [*data_class_of(cfg).inputs(data_folder), *pretrained_files(cfg.from_pretrained)]

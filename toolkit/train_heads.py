@@ -31,6 +31,7 @@ from toolkit.training.console import print_table
 from toolkit.training.examples import ExampleData
 from toolkit.training.export import export
 from toolkit.training.module import HeadTraining
+from toolkit.training.start import check_metric
 from toolkit.training.together import Member, train_together
 from toolkit.training.yardsticks import yardsticks
 
@@ -39,6 +40,7 @@ SHOWN = ("val/auroc", "val/log_loss_calibrated", "val/binary_kl_corrected", "val
 
 def run(cfg: Any) -> Path:
     """Train every head that the lists of depths and weights name; returns the folder."""
+    check_metric(cfg)
     folder = data_folder_of(cfg, {})
     stage = open_stage("train_heads", cfg, inputs=data_class_of(cfg).inputs(folder))
     if not stage.finished:

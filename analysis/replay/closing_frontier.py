@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import copy
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pandas as pd
 import pytorch_lightning as pl
@@ -39,6 +39,8 @@ class ReplayedFrontier(pl.Callback):
     `results` holds what a sweep's table shows: replay/throughput and replay/threshold
     """
 
+    CLOSING: ClassVar[tuple[str, ...]] = ("replay/throughput", "replay/threshold")
+
     def __init__(self, traces: str, cost_ratio: float = 0.2, min_drafted: int = 1):
         super().__init__()
         self.traces, self.cost_ratio, self.min_drafted = traces, cost_ratio, min_drafted
@@ -66,7 +68,7 @@ class ReplayedFrontier(pl.Callback):
         save_table(table, folder, "replayed")
         figure = plots.pareto(table, folder / "replayed.png", "replayed frontier")
         best = table.loc[table.throughput.idxmax()]
-        self.results = {"replay/throughput": float(best.throughput), "replay/threshold": float(best.threshold)}
+        self.results = dict(zip(self.CLOSING, (float(best.throughput), float(best.threshold)), strict=True))
         for logger in trainer.loggers:
             logger.log_metrics(self.results, step=max(trainer.global_step - 1, 0))
             if isinstance(logger, WandbLogger):

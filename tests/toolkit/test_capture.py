@@ -171,5 +171,5 @@ def test_a_trace_does_not_keep_the_session_that_it_was_made_in():
 
 def test_bad_options():
     for name in ("cuda_graphs", "cpu_traces", "cpu_packing"):
-        with pytest.raises(InputError, match=f"{name}: expected auto, on or off, got 'fast'"):
+        with pytest.raises(InputError, match=f"{name}: expected one of auto, on, off or true or false, got 'fast'"):
             ModelPair.from_pretrained("toy/target", "toy/draft", **{name: "fast"})

@@ -83,5 +83,5 @@ def test_a_method_is_built_once_and_anew_when_a_configuration_file_changes(monke
 
 
 def test_bad_options_are_one_line():
-    with pytest.raises(InputError, match="cpu_packing: expected auto, on or off, got 'fast'"):
+    with pytest.raises(InputError, match="cpu_packing: expected one of auto, on, off or true or false, got 'fast'"):
         EngineOptions(cpu_packing="fast")

@@ -16,11 +16,12 @@ from toolkit.config import CONF, choices, compose, plain
 from toolkit.decoding import Method, TreeProposer
 from toolkit.errors import InputError
 from toolkit.schema import sources
+from toolkit.schema.arguments import check_ranges
 from toolkit.schema.check import MISSING, check, keys_of_class, resolved, section_in
 from toolkit.schema.commands import COMMANDS, Command, Grid, group_of, keys_of
 from toolkit.schema.help import WIDTH, help_text
 from toolkit.schema.others import OTHERS
-from toolkit.schema.ranges import Above, AtLeast, Between, Probability, check_ranges, intervals
+from toolkit.schema.ranges import Above, AtLeast, Between, Probability, intervals
 from toolkit.schema.values import fits, is_known, is_node, say
 from toolkit.stopping import AdaEdl
 

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from toolkit import ModelPair, config
+from toolkit.acceptance import HeadEstimator
 from toolkit.decoding import DraftContext, Method, Sampling, TreeProposer, decode
 from toolkit.decoding.proposers.tree import num_nodes, parse_k_config
 from toolkit.engine import engine_of
@@ -326,9 +327,9 @@ def test_likeliest_children_at_higher_temperatures_where_a_rule_is_exact_for_the
 
 
 def test_heads_are_refused_where_several_drafts_take_part():
-    method = Method("heads", Survival(object()), get("specinfer"), TreeProposer("2x2", "independent"))
+    method = Method("heads", Survival(HeadEstimator()), get("specinfer"), TreeProposer("2x2", "independent"))
     with pytest.raises(InputError, match="BoundSurvival reads the states of one draft model, and 2 take part"):
-        decode(sharing_pair(), [[0, 1]], replace(method, policy=BoundSurvival(object())), Sampling())
+        decode(sharing_pair(), [[0, 1]], replace(method, policy=BoundSurvival(HeadEstimator())), Sampling())
 
 
 class BoundSurvival(Survival):

@@ -14,7 +14,7 @@ from typing import Annotated
 from torch import Tensor, nn
 
 from toolkit.acceptance.saved import SavedHead
-from toolkit.errors import InputError
+from toolkit.schema.arguments import checked
 from toolkit.schema.ranges import AtLeast
 
 
@@ -46,12 +46,15 @@ class AcceptanceHead(SavedHead):
         "(SpecDec++, arXiv:2405.19715)."
     )
 
+    @checked
     def __init__(
-        self, hidden_size: int, depth: Annotated[int, AtLeast(0)] = 0, tied: bool = False, log_w_rej: float = 0.0
+        self,
+        hidden_size: Annotated[int, AtLeast(1)],
+        depth: Annotated[int, AtLeast(0)] = 0,
+        tied: bool = False,
+        log_w_rej: float = 0.0,
     ):
         super().__init__()
-        if depth < 0:
-            raise InputError(f"head.depth: expected 0 or more residual blocks, got {depth}")
         self.hidden_size, self.depth, self.tied, self.log_w_rej = hidden_size, depth, tied, log_w_rej
         self.blocks = nn.ModuleList(ResidualBlock(hidden_size) for _ in range(min(depth, 1) if tied else depth))
         self.readout = nn.Linear(hidden_size, 1)

@@ -26,6 +26,7 @@ from torch.nn.functional import rms_norm
 
 from toolkit.acceptance.saved import SavedHead
 from toolkit.errors import InputError
+from toolkit.schema.arguments import checked
 from toolkit.schema.ranges import AtLeast
 from toolkit.types import Step
 
@@ -48,17 +49,16 @@ class PrereadHead(SavedHead):
         "token."
     )
 
+    @checked
     def __init__(
         self,
-        hidden_size: int,
-        embedding_size: int,
+        hidden_size: Annotated[int, AtLeast(1)],
+        embedding_size: Annotated[int, AtLeast(1)],
         width: Annotated[int, AtLeast(1)] = 256,
         depth: Annotated[int, AtLeast(0)] = 2,
         log_w_rej: float = 0.0,
     ):
         super().__init__()
-        if depth < 0 or width < 1:
-            raise InputError(f"head: expected depth >= 0 and width >= 1, got {depth} and {width}")
         self.hidden_size, self.embedding_size = hidden_size, embedding_size
         self.width, self.depth, self.log_w_rej = width, depth, log_w_rej
         sizes = [hidden_size + embedding_size + NUM_STATISTICS, *[width] * depth]

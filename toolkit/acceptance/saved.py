@@ -11,6 +11,7 @@ from torch import nn
 from toolkit.errors import InputError
 from toolkit.io import content_hash, read_json, write_json
 from toolkit.lines import first_line
+from toolkit.schema.arguments import checked
 from toolkit.tensors import CHECKSUM, load_tensors, save_tensors
 
 MEND = "export the head again (run its training's command once more), or copy it from where it is whole"
@@ -35,6 +36,7 @@ class SavedHead(nn.Module):
         """What `__init__` needs to build it again."""
         return {name: getattr(self, name) for name in self.arguments}
 
+    @checked
     def save(self, folder: Path | str, about: Mapping[str, Any] | None = None) -> Path:
         """Write weights and config; `about` records the draft's fingerprint, sampling, metrics and so on."""
         folder = Path(folder)
@@ -46,9 +48,13 @@ class SavedHead(nn.Module):
     @classmethod
     def is_in(cls, folder: Path | str) -> bool:
         """Whether the folder holds one."""
-        return all((Path(folder) / name).exists() for name in (cls.weights_file, cls.config_file))
+        try:
+            return all((Path(folder) / name).exists() for name in (cls.weights_file, cls.config_file))
+        except (OSError, ValueError):  # a name that no file can have
+            return False
 
     @classmethod
+    @checked
     def load(cls, folder: Path | str) -> tuple[Self, dict[str, Any]]:
         """The head and what was recorded about it. Weights are loaded strictly. Raises InputError."""
         folder = Path(folder)

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Annotated, Literal
 
 import torch
 from torch import Tensor
 
 from toolkit.errors import InputError
+from toolkit.schema.arguments import check_ranges
+from toolkit.schema.ranges import AtLeast, Between, Probability
 from toolkit.verification.layer import check_width
 from toolkit.verification.width import check_threshold, layer_width
-
-SELECTIONS = ("sample", "top")
-COLLAPSES = ("distribution", "draw", "best")
 
 
 @dataclass(frozen=True)
@@ -33,24 +33,17 @@ class Beams:
     Raises InputError for settings that contradict each other.
     """
 
-    num_beams: int = 4
-    selection: str = "sample"
-    threshold: float | None = None
-    min_width: int = 1
-    collapse_after: int | None = None
-    collapse_to: str = "distribution"
+    num_beams: Annotated[int, Between(1, 4096)] = 4
+    selection: Literal["sample", "top"] = "sample"
+    threshold: Annotated[float, Probability] | None = None
+    min_width: Annotated[int, AtLeast(1)] = 1
+    collapse_after: Annotated[int, AtLeast(1)] | None = None
+    collapse_to: Literal["distribution", "draw", "best"] = "distribution"
 
     def __post_init__(self) -> None:
-        if self.num_beams < 1:
-            raise InputError(f"beams.num_beams: expected at least 1, got {self.num_beams}")
-        if self.selection not in SELECTIONS:
-            raise InputError(f"beams.selection: expected one of {', '.join(SELECTIONS)}, got {self.selection!r}")
-        if self.collapse_to not in COLLAPSES:
-            raise InputError(f"beams.collapse_to: expected one of {', '.join(COLLAPSES)}, got {self.collapse_to!r}")
+        check_ranges(self, "beams.")
         if self.collapse_to == "draw" and self.selection != "sample":
             raise InputError("beams.collapse_to: draw needs sampled beams, expected beams.selection=sample, got top")
-        if self.collapse_after is not None and self.collapse_after < 1:
-            raise InputError(f"beams.collapse_after: expected at least 1 or null, got {self.collapse_after}")
         if self.threshold is not None:
             check_threshold(self.threshold)
             check_width("beams.min_width", self.min_width, self.num_beams)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Annotated
 
 from toolkit.decoding.batch import Job, Row
 from toolkit.decoding.beams import BeamBatch
@@ -14,7 +15,11 @@ from toolkit.engine import engine_of
 from toolkit.errors import InputError
 from toolkit.pair import ModelPair
 from toolkit.sampling import Sampling, row_generator
+from toolkit.schema.arguments import Called, checked
+from toolkit.schema.ranges import AtLeast
 from toolkit.types import Generation, Prompt
+
+PROMPTS = Called("a list of prompts: texts, lists of token ids, lists of messages")
 
 
 @dataclass(frozen=True)
@@ -49,13 +54,14 @@ def decode(
     return decoded.generations
 
 
+@checked
 def decode_measured(
     pair: ModelPair,
-    prompts: Sequence[Prompt],
+    prompts: Annotated[Sequence[Prompt], PROMPTS],
     method: Method,
     sampling: Sampling,
     *,
-    batch_size: int = 8,
+    batch_size: Annotated[int, AtLeast(1)] = 8,
     row_ids: Sequence[int] | None = None,
     on_finish: Callable[[Generation], object] | None = None,
     timed: bool = False,
@@ -64,8 +70,6 @@ def decode_measured(
 
     timed  True: wait for the device between draft and target, so that the rounds' seconds are each model's own
     """
-    if batch_size < 1:
-        raise InputError(f"batch_size: expected at least 1, got {batch_size}")
     sampling.check_vocab(pair.vocab_size)
     method = method.bind(pair).at(sampling)
     row_ids = range(len(prompts)) if row_ids is None else row_ids

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from typing import Annotated
 
 from toolkit.decoding.beam_settings import Beams
 from toolkit.decoding.proposers import ChainProposer, ForestProposer, Proposer, TextProposer, TreeProposer
 from toolkit.errors import InputError
 from toolkit.pair import ModelPair
 from toolkit.sampling import Sampling
+from toolkit.schema.arguments import check_ranges
+from toolkit.schema.ranges import AtLeast, Between
 from toolkit.stopping import Bounded, StoppingPolicy
 from toolkit.verification import LayerRule, Rule, TextRule
 from toolkit.verification.rules.mcsd_naive import NaiveMCSD
@@ -31,12 +34,13 @@ class Method:
     policy: StoppingPolicy
     rule: Rule
     proposer: Proposer = field(default_factory=ChainProposer)
-    min_drafted: int = 1
-    max_drafted: int = 20
-    draft_temperature: float | None = None
+    min_drafted: Annotated[int, AtLeast(0)] = 1
+    max_drafted: Annotated[int, Between(0, 4096)] = 20
+    draft_temperature: Annotated[float, AtLeast(0)] | None = None
     beams: Beams | None = None
 
     def __post_init__(self) -> None:
+        check_ranges(self)
         self._check_kinds()
         policy, rule, proposer = (type(part).__name__ for part in (self.policy, self.rule, self.proposer))
         if self.proposer.scheme not in self.rule.schemes:

@@ -4,6 +4,7 @@
     others     keys of classes that are not ours, or that their own file says too little about
     sources    the keys of any other class that a config names: read from its source file, which is not imported
     ranges     how a range is written beside a type
+    arguments  arguments of Python calls against their annotations
     check      a composed config against all of this
     help       `--help`, printed from it
 

@@ -15,7 +15,20 @@ from toolkit.schema import methods, sources
 from toolkit.schema.commands import Grid, Section, command_of, group_of, keys_of
 from toolkit.schema.others import OTHERS
 from toolkit.schema.sources import REQUIRED, Key, Keys
-from toolkit.schema.values import LISTS, MAPPINGS, Choice, expected, fits, is_node, notes, options, say, shown
+from toolkit.schema.values import (
+    LISTS,
+    LONG,
+    MAPPINGS,
+    Choice,
+    expected,
+    fits,
+    is_known,
+    is_node,
+    notes,
+    options,
+    say,
+    shown,
+)
 
 MISSING = "???"
 HYDRAS = ("_target_", "_partial_", "_convert_", "_recursive_", "_args_")
@@ -104,6 +117,10 @@ class _Walk:
                 raise unknown_name("key", f"{prefix}{name}", [f"{prefix}{one}" for one in (*known.keys, *also)])
         for name, key in known.keys.items():
             if name in given:
+                if known.no_blanks and self.judged and _holds_blank(given[name]):
+                    raise InputError(
+                        f"{prefix}{name}: expected {say(key.annotation, LONG)}, not empty, got {shown(given[name])}"
+                    )
                 self.value(prefix + name, given[name], key.annotation, key.meaning)
             elif key.default is REQUIRED and not partial:
                 _missing(prefix + name, key.annotation, key.meaning)
@@ -112,7 +129,7 @@ class _Walk:
         """One value, and what is below it."""
         if value == MISSING:
             return _missing(path, annotation, meaning) if self.complete else None
-        if is_node(value):
+        if is_node(value) and not all(map(is_known, options(annotation))):
             return self.node(path, value)
         section = section_in(annotation)
         if isinstance(value, Mapping) and section is Grid:
@@ -149,6 +166,13 @@ class _Walk:
             _check_names(value, annotation)
             quote = f" (a text of digits is written {path}='\"...\"')" if _is_digits_for_text(value, annotation) else ""
             raise InputError(f"{path}: expected {expected(value, annotation)}, got {shown(value)}{quote}")
+
+
+def _holds_blank(value: Any) -> bool:
+    """Whether a value is an empty text, or a list with one in it."""
+    if isinstance(value, list):
+        return any(map(_holds_blank, value))
+    return isinstance(value, str) and not value.strip()
 
 
 def _missing(path: str, annotation: Any, meaning: str) -> NoReturn:

@@ -31,6 +31,7 @@ Seed = Annotated[int, AtLeast(0)]
 CostRatio = Annotated[float, Above(0), "c, draft forward / target forward"]
 Seconds = Annotated[float, Above(0)]
 Folders = list[str]
+Hardware = Literal["h100", "h200", "a100", "l40s", "cpu"]
 Draft = Annotated[Any, Group("draft"), "the pair's draft alone, read for the embeddings that pre-read heads need"]
 
 
@@ -264,7 +265,9 @@ class Advise(Command, OnPrompts, Intervals, Tracked):
     batch_sizes: Annotated[list[Annotated[int, AtLeast(1)]], "requests decoded side by side"]
     heads: Annotated[list[str | None] | None, "an acceptance head, or null, for each draft; null: the pair's own"]
     costs: Annotated[str | Folders | None, "a cost table (JSON or CSV), or one for each draft; null: measured here"]
-    hardware: Annotated[str | None, "model the costs instead: h100, h200, a100, l40s or cpu, from its peak figures"]
+    hardware: Annotated[
+        Hardware | None, "model the costs instead: h100, h200, a100, l40s or cpu, from its peak figures"
+    ]
     devices: Annotated[int, AtLeast(1), "of hardware=...: how many the target is spread over"]
     rounds: Annotated[int, AtLeast(8), "timed rounds per batch size and draft length, where costs are measured"]
     drops: Annotated[
@@ -288,7 +291,9 @@ class Serving(Command, OnPrompts, Tracked):
         list[str], "of hardware=...: target and draft, of llama-70b, llama-8b, llama-1b; []: the pair's own"
     ]
     costs: Annotated[str | Folders | None, "a cost table (JSON or CSV); null: measured here"]
-    hardware: Annotated[str | None, "model the costs instead: h100, h200, a100, l40s or cpu, from its peak figures"]
+    hardware: Annotated[
+        Hardware | None, "model the costs instead: h100, h200, a100, l40s or cpu, from its peak figures"
+    ]
     devices: Annotated[int, AtLeast(1), "of hardware=...: how many the target is spread over"]
     rounds: Annotated[int, AtLeast(8), "timed rounds per batch size and draft length, where costs are measured"]
     drops: Annotated[Literal["always", "half"], "as in analysis.advise"]
@@ -473,7 +478,7 @@ def _declared(section: Any) -> sources.Keys:
     for name, annotation in annotations_of(section).items():
         meaning = next((note for note in notes(annotation)[::-1] if isinstance(note, str)), "")
         keys[name] = sources.Key(name, annotation, meaning, getattr(section, name, sources.REQUIRED))
-    return sources.Keys(keys)
+    return sources.Keys(keys, no_blanks=True)
 
 
 def group_of(annotation: Any) -> Group | None:

@@ -28,6 +28,11 @@ def composed(config_name: str, overrides: Sequence[str] = ()) -> Any:
         return configs.compose_unchecked(config_name, overrides)
     except (HydraException, ValueError) as error:
         raise error if isinstance(error, InputError) else complaint(error, config_name, overrides) from error
+    except (TypeError, AttributeError, KeyError, AssertionError, RecursionError) as error:  # a choice that is no name
+        odd = [word for word in overrides if configs.choices(word.lstrip("+~").partition("=")[0].partition("@")[0])]
+        raise InputError(
+            f"configuration {config_name}: expected names as choices of config groups, got {' '.join(odd) or first_line(error)}"
+        ) from error
 
 
 def complaint(error: Exception, config_name: str, overrides: Sequence[str]) -> InputError:
@@ -69,7 +74,7 @@ def _no_such_key(key: str, config_name: str, overrides: Sequence[str]) -> InputE
     """The key is not in the config: it could be added, or there is none of that name."""
     others = [word for word in overrides if word.lstrip("+~").partition("=")[0].partition("@")[0] != key]
     try:
-        before: Any = configs.plain(composed(config_name, others))
+        before: Any = configs.plain(composed(config_name, others)) if len(others) < len(overrides) else {}
     except (InputError, ValueError):
         before = {}
     parent, _, name = key.rpartition(".")

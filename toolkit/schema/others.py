@@ -5,13 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
-from toolkit.schema.ranges import Above, AtLeast, Probability
+from toolkit.schema.ranges import Above, AtLeast, Between, Probability
+from toolkit.schema.values import Like
 
 Switch = Literal["auto", "off"] | bool
+DEVICE = Like(r"(cpu|cuda|mps|xpu|hpu|npu|meta)(:\d{1,4})?", "a device like cpu, cuda or cuda:1")
 Dtype = Literal["float32", "float16", "bfloat16", "float64", "auto"]
 
 LOADING = {
-    "device": Annotated[str, "cpu, cuda, cuda:1, ..."],
+    "device": Annotated[str, DEVICE, "cpu, cuda, cuda:1, ..."],
     "dtype": Annotated[Dtype, "of the weights; auto: as the checkpoint says"],
     "revision": Annotated[str | None, "commit, branch or tag of a checkpoint on the hub (the target's, in a pair)"],
     "attn_implementation": Annotated[str | None, "as in transformers: eager, sdpa, ..."],
@@ -57,11 +59,11 @@ OTHERS: dict[str, dict[str, Any]] = {
     "toolkit.decoding.Method": {
         "name": Annotated[str, "how tables and messages call the method"],
         "min_drafted": Annotated[int, AtLeast(0), "fewest tokens of a round, whatever the policy says"],
-        "max_drafted": Annotated[int, AtLeast(0), "most tokens of a round"],
+        "max_drafted": Annotated[int, Between(0, 4096), "most tokens of a round"],
         "draft_temperature": Annotated[float, AtLeast(0), "of the draft alone"] | None,
     },
     "toolkit.decoding.Beams": {
-        "num_beams": Annotated[int, AtLeast(1)],
+        "num_beams": Annotated[int, Between(1, 4096)],
         "selection": Literal["sample", "top"],
         "threshold": Annotated[float, Probability] | None,
         "min_width": Annotated[int, AtLeast(1)],
@@ -74,14 +76,14 @@ OTHERS: dict[str, dict[str, Any]] = {
         "temperatures": Sequence[Annotated[float, AtLeast(0)]],
     },
     "toolkit.decoding.ForestProposer": {
-        "num_beams": Annotated[int, AtLeast(1)],
-        "num_layers": Annotated[int, AtLeast(0)],
+        "num_beams": Annotated[int, Between(1, 4096)],
+        "num_layers": Annotated[int, Between(0, 4096)],
         "min_beams": Annotated[int, AtLeast(1)] | None,
         "scheme": Literal["iid", "without_replacement"],
     },
     "toolkit.decoding.BeamChainProposer": {
-        "num_beams": Annotated[int, AtLeast(1), "beams of the draft"],
-        "num_tokens": Annotated[int, AtLeast(1), "most tokens of a round"],
+        "num_beams": Annotated[int, Between(1, 4096), "beams of the draft"],
+        "num_tokens": Annotated[int, Between(1, 4096), "most tokens of a round"],
     },
     "analysis.replay.closing_frontier.ReplayedFrontier": {
         "cost_ratio": Annotated[float, AtLeast(0)],

@@ -1,6 +1,7 @@
 """Ranges of numbers, written once, beside the type: `threshold: Annotated[float, Probability] = 0.4`.
 
-The command line's check reads them without importing the class; the class itself asks for them with `check_ranges`.
+The command line's check reads them without importing the class; the class itself asks for them with
+`toolkit.schema.arguments.check_ranges`.
 """
 
 from __future__ import annotations
@@ -9,11 +10,8 @@ import math
 import types
 import typing
 from collections.abc import Iterator
-from dataclasses import dataclass, fields, is_dataclass
-from functools import cache
+from dataclasses import dataclass
 from typing import Annotated, Any, Union
-
-from toolkit.errors import InputError
 
 
 @dataclass(frozen=True)
@@ -25,7 +23,7 @@ class Interval:
     ends: str = "[]"
     what: str = "a number"
 
-    def __contains__(self, value: float) -> bool:
+    def __contains__(self, value: Any) -> bool:
         above = value > self.low if self.ends[0] == "(" else value >= self.low
         return above and (value < self.high if self.ends[1] == ")" else value <= self.high)
 
@@ -68,18 +66,6 @@ def Above(low: float) -> Interval:
 Probability = Interval(0, 1, what="a probability")
 
 
-def check_ranges(made: object, prefix: str = "") -> None:
-    """Raises InputError if an attribute lies outside the range that its class annotates: fields, or `__init__`'s arguments.
-
-    prefix  what the message puts before the name: "policy."
-    """
-    for name, annotation in _annotations(type(made)).items():  # type: ignore[arg-type]
-        value = getattr(made, name)
-        for interval in intervals(annotation):
-            if isinstance(value, int | float) and value not in interval:
-                raise InputError(f"{prefix}{name}: expected {interval}, got {value}")
-
-
 def intervals(annotation: Any) -> Iterator[Interval]:
     """The ranges that an annotation puts on a number, also within a union."""
     if typing.get_origin(annotation) is Annotated:
@@ -87,12 +73,3 @@ def intervals(annotation: Any) -> Iterator[Interval]:
     elif typing.get_origin(annotation) in (Union, types.UnionType):
         for option in typing.get_args(annotation):
             yield from intervals(option)
-
-
-@cache
-def _annotations(kind: Any) -> dict[str, Any]:
-    """The annotated names that have a range."""
-    owner = kind if is_dataclass(kind) else kind.__init__
-    hints = typing.get_type_hints(owner, include_extras=True)
-    names = [field.name for field in fields(kind)] if is_dataclass(kind) else list(hints)
-    return {name: hints[name] for name in names if any(intervals(hints[name]))}

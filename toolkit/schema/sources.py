@@ -43,10 +43,12 @@ class Keys:
     """The keys of one class, function or command.
 
     takes_any  further keys go through to something else (**kwargs)
+    no_blanks  an empty text is no value: keys of commands name folders and choices
     """
 
     keys: Mapping[str, Key] = field(default_factory=dict)
     takes_any: bool = False
+    no_blanks: bool = False
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import types
 import typing
 from collections.abc import Collection, Mapping, Sequence
@@ -34,16 +35,26 @@ class Choice:
         return choices(self.group)
 
 
+class Like:
+    """A note beside `str`: the pattern of the whole text; `what`: how messages call it."""
+
+    def __init__(self, pattern: str, what: str):
+        self.pattern, self.what = pattern, what
+
+    def __contains__(self, value: object) -> bool:
+        return isinstance(value, str) and re.fullmatch(self.pattern, value) is not None
+
+
 def fits(value: Any, annotation: Any) -> bool:
     """Whether the value is of this type and within its ranges. Types that no config can hold take anything."""
     origin, arguments = typing.get_origin(annotation), typing.get_args(annotation)
     if origin is Annotated:
-        notes = [note for note in annotation.__metadata__ if isinstance(note, Interval | Choice)]
+        notes = [note for note in annotation.__metadata__ if isinstance(note, Interval | Choice | Like)]
         return fits(value, arguments[0]) and all(value in note for note in notes)
     if origin in UNIONS:
         return any(fits(value, option) for option in arguments)
     if origin is Literal:
-        return any(value == option and type(value) is type(option) for option in arguments)
+        return any(type(value) is type(option) and value == option for option in arguments)
     if origin in LISTS or annotation in LISTS:
         inner = arguments[0] if arguments else Any
         return isinstance(value, list | tuple) and all(fits(one, inner) for one in value)
@@ -59,7 +70,12 @@ def expected(value: Any, annotation: Any) -> str:
         for note in notes(annotation):
             if isinstance(note, Interval):
                 return str(note) + (" or null" if fits(None, annotation) else "")
-    return say(annotation, LONG)
+    return say(annotation, LONG) + (" within 64 bits" if is_huge(value) else "")
+
+
+def is_huge(value: Any) -> bool:
+    """Whether a number is an integer that 64 bits do not hold."""
+    return isinstance(value, int) and not -(2**63) <= value < 2**63
 
 
 def say(annotation: Any, names: Mapping[Any, str] = SHORT) -> str:
@@ -69,7 +85,8 @@ def say(annotation: Any, names: Mapping[Any, str] = SHORT) -> str:
         ranges = [note for note in annotation.__metadata__ if isinstance(note, Interval)]
         groups = [f"(a name in conf/{note.group}/)" for note in annotation.__metadata__ if isinstance(note, Choice)]
         bounds = [note.brackets if names is SHORT else note.clause for note in ranges]
-        return " ".join([say(arguments[0], names), *bounds, *groups])
+        likes = [note.what for note in annotation.__metadata__ if isinstance(note, Like)]
+        return " ".join([*(likes or [say(arguments[0], names)]), *bounds, *groups])
     if origin in UNIONS:
         return " or ".join(dict.fromkeys(say(option, names) for option in arguments if option is not Path))
     if origin is Literal:
@@ -85,7 +102,10 @@ def say(annotation: Any, names: Mapping[Any, str] = SHORT) -> str:
 def shown(value: Any) -> str:
     """A value as a message quotes it: as yaml would, on one line, cut if it is long."""
     text = {None: "null", True: "true", False: "false"}.get(value) if isinstance(value, bool | None) else None
-    text = repr(value) if text is None else text
+    try:
+        text = " ".join(repr(value).splitlines()) if text is None else text
+    except ValueError:  # more than 4,300 digits
+        text = "a huge number"
     return text if len(text) <= 80 else text[:77] + "..."
 
 
@@ -110,6 +130,8 @@ def is_known(annotation: Any) -> bool:
 def _is_simple(value: Any, kind: Any) -> bool:
     if isinstance(value, bool):
         return kind is bool
+    if kind in (int, float) and is_huge(value):
+        return False
     if kind is Path:
         return isinstance(value, str)
     return isinstance(value, int | float) if kind is float else isinstance(value, kind)

@@ -28,7 +28,8 @@ import torch
 from torch import Tensor
 
 from toolkit.load_cost import LoadCost
-from toolkit.schema.ranges import AtLeast, Between, check_ranges
+from toolkit.schema.arguments import check_ranges
+from toolkit.schema.ranges import AtLeast, Between
 from toolkit.stopping.base import DrawnEstimator, State, StoppingPolicy
 from toolkit.transfer import floats_on
 from toolkit.types import Drafted, Judged, Step

@@ -14,7 +14,8 @@ from typing import Annotated
 import torch
 from torch import Tensor
 
-from toolkit.schema.ranges import AtLeast, Probability, check_ranges
+from toolkit.schema.arguments import check_ranges
+from toolkit.schema.ranges import AtLeast, Probability
 from toolkit.stopping.base import State, StoppingPolicy
 from toolkit.types import Drafted, Judged, Step
 

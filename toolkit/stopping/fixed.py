@@ -8,7 +8,8 @@ from typing import Annotated, ClassVar
 import torch
 from torch import Tensor
 
-from toolkit.schema.ranges import AtLeast, check_ranges
+from toolkit.schema.arguments import check_ranges
+from toolkit.schema.ranges import AtLeast
 from toolkit.stopping.base import State, StoppingPolicy
 from toolkit.types import Step
 

@@ -19,7 +19,8 @@ from typing import Annotated, ClassVar
 import torch
 from torch import Tensor
 
-from toolkit.schema.ranges import Above, AtLeast, check_ranges
+from toolkit.schema.arguments import check_ranges
+from toolkit.schema.ranges import Above, AtLeast
 from toolkit.stopping.base import DrawnEstimator, State, Thresholded
 from toolkit.types import Drafted, Judged, Step
 

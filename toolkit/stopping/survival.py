@@ -16,7 +16,8 @@ import torch
 from torch import Tensor
 
 from toolkit.errors import InputError
-from toolkit.schema.ranges import Probability, check_ranges
+from toolkit.schema.arguments import check_ranges
+from toolkit.schema.ranges import Probability
 from toolkit.stopping.base import ReadEstimator, State, Thresholded
 from toolkit.types import Drafted, Judged, Step
 

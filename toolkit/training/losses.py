@@ -22,7 +22,8 @@ from typing import Annotated
 from torch import Tensor
 from torch.nn.functional import softplus
 
-from toolkit.schema.ranges import Above, check_ranges
+from toolkit.schema.arguments import check_ranges
+from toolkit.schema.ranges import Above
 
 
 @dataclass(frozen=True)

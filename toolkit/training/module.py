@@ -10,7 +10,7 @@ import pytorch_lightning as pl
 import torch
 from torch import Tensor
 
-from toolkit.acceptance.calibration.scores import CalibrationScores
+from toolkit.acceptance.calibration.scores import NAMES, CalibrationScores
 from toolkit.training.examples import ExampleData
 from toolkit.training.learning_rate import best_rate, trial_steps
 from toolkit.training.loggers import is_first_process
@@ -98,6 +98,11 @@ class HeadTraining(pl.LightningModule):
     def named(self, scores: Mapping[str, CalibrationScores]) -> dict[str, Tensor]:
         """All scores under their keys: val/ece, val/ece_corrected, ..."""
         return {f"val/{name}{suffix}": value for suffix, one in scores.items() for name, value in one.compute().items()}
+
+    @classmethod
+    def score_names(cls) -> list[str]:
+        """The keys of `named`, known before anything is trained."""
+        return [f"val/{name}{suffix}" for suffix in cls.suffixes for name in NAMES]
 
     def evaluate(self, batches: Iterable[Positions], head: Any = None) -> dict[str, CalibrationScores]:
         """The sets of scores over batches, in this process alone and where the head is; of another head if one is given."""

@@ -14,6 +14,8 @@ from toolkit.training.states import Positions
 
 OUTPUTS = ("accepted", "following")
 
+MEANS = ("val/log_loss", "val/log_loss_calibrated")  # of the outputs
+
 
 class PrereadTraining(HeadTraining):
     """As HeadTraining, with a PrereadHead; labels are [P, 2].
@@ -36,6 +38,10 @@ class PrereadTraining(HeadTraining):
 
     def named(self, scores: Mapping[str, CalibrationScores]) -> dict[str, Tensor]:
         found = super().named(scores)
-        for name in ("val/log_loss", "val/log_loss_calibrated"):
+        for name in MEANS:
             found[name] = torch.stack([found[f"{name}{suffix}"] for suffix in self.suffixes]).mean()
         return found
+
+    @classmethod
+    def score_names(cls) -> list[str]:
+        return [*super().score_names(), *MEANS]

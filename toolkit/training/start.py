@@ -11,10 +11,14 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from hydra.utils import get_class
+from omegaconf import OmegaConf
+
 from toolkit.acceptance.folder import KINDS
 from toolkit.acceptance.saved import SavedHead
-from toolkit.errors import InputError
+from toolkit.errors import InputError, unknown_name
 from toolkit.training.checkpoints import LAST, folder_of
+from toolkit.training.module import HeadTraining
 from toolkit.weights import Weights
 
 
@@ -68,3 +72,16 @@ def check_resumable(checkpoint: Mapping[str, Any], head: SavedHead, draft: Weigh
     for name, here in head.config.items():
         if about["head"].get(name) != here:
             raise InputError(f"{path} holds another head: expected {name}={here}, got {about['head'].get(name)}")
+
+
+def check_metric(cfg: Any) -> None:
+    """Raises InputError unless `optimized_metric`, and what callbacks look at, are scores that this training will have."""
+    training: type[HeadTraining] = get_class(cfg.model._target_)
+    every: Mapping[str, Any] = OmegaConf.select(cfg, "callbacks") or {}
+    callbacks = {name: spec for name, spec in every.items() if spec is not None}
+    closing = [name for spec in callbacks.values() for name in getattr(get_class(spec._target_), "CLOSING", ())]
+    known = [*training.score_names(), *closing]
+    asked = {f"callbacks.{name}.monitor": spec.get("monitor", known[0]) for name, spec in callbacks.items()}
+    for key, score in {"optimized_metric": cfg.optimized_metric, **asked}.items():
+        if score not in known:
+            raise unknown_name("score", score, known, f"as {key}")

@@ -84,8 +84,9 @@ def test_a_run_leaves_everything_behind(trained, overrides):
     config = compose("train", [*overrides, f"paths.output_dir={trained}"])
     assert train.score(config, trained) == scores["val/log_loss_calibrated"]
     config.optimized_metric = "val/nothing"
-    with pytest.raises(InputError, match="optimized_metric"):
-        train.score(config, trained)
+    for refused in (lambda: train.score(config, trained), lambda: train.run(config)):
+        with pytest.raises(InputError, match="optimized_metric"):
+            refused()
 
 
 def test_heads_learn(tiny_overrides, tiny_mix, tmp_path):

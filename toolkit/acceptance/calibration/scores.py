@@ -30,6 +30,7 @@ from torchmetrics import Metric
 RELIABILITY_BINS = 15
 ROC_BINS = 8192
 ROC_RANGE = 20.0  # logits beyond +-20 tie: probabilities nearer to 0 and 1 than 2e-9
+NAMES = ("log_loss", "log_loss_calibrated", "binary_kl", "brier", "ece", "auroc")  # of `CalibrationScores.compute`
 
 
 def log_losses(logits: Tensor, labels: Tensor) -> Tensor:

@@ -16,14 +16,16 @@ Shapes: B rows, W beams, n beams of a level (1 at the context, else W), K tokens
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Annotated
 
 import torch
 from torch import Tensor
 
 from toolkit.decoding.proposers.base import DraftContext, TextProposer, empty_proposal
 from toolkit.decoding.proposers.tree import keep_path
-from toolkit.errors import InputError
 from toolkit.sampling import Sampling, warp
+from toolkit.schema.arguments import check_ranges
+from toolkit.schema.ranges import Between
 from toolkit.session import Reading
 from toolkit.stopping.base import State, StoppingPolicy
 from toolkit.transfer import Gate
@@ -60,15 +62,12 @@ class BeamChainProposer(TextProposer):
     depth), and no discarded tokens. Not for lossless rules: the chosen path is no draw from q.
     """
 
-    num_beams: int = 8
-    num_tokens: int = 4
+    num_beams: Annotated[int, Between(1, 4096)] = 8
+    num_tokens: Annotated[int, Between(1, 4096)] = 4
     scheme = "beams"
 
     def __post_init__(self) -> None:
-        if self.num_beams < 1 or self.num_tokens < 1:
-            raise InputError(
-                f"proposer: expected num_beams and num_tokens of at least 1, got {self.num_beams}, {self.num_tokens}"
-            )
+        check_ranges(self, "proposer.")
 
     def max_nodes(self, limit: int) -> int:
         """Nodes of the draft's cache, each with a uniform of its own; the chain that is sent is shorter."""

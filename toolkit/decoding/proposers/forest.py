@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Annotated
 
 import torch
 from torch import Tensor
@@ -22,6 +23,9 @@ from torch import Tensor
 from toolkit.decoding.proposers.base import Proposer, frozen
 from toolkit.errors import InputError
 from toolkit.sampling import Sampling, warp
+from toolkit.schema.arguments import check_ranges
+from toolkit.schema.ranges import Between
+from toolkit.schema.values import shown
 from toolkit.session import Session
 from toolkit.stopping.base import State, StoppingPolicy
 from toolkit.transfer import Gate, tensor_on
@@ -132,20 +136,15 @@ class ForestProposer(Proposer):
     scheme      how a layer's beams are drawn from q_beam: "iid", or "without_replacement" as in the published code
     """
 
-    num_beams: int = 6
-    num_layers: int = 3
-    min_beams: int | None = None
+    num_beams: Annotated[int, Between(1, 4096)] = 6
+    num_layers: Annotated[int, Between(0, 4096)] = 3
+    min_beams: Annotated[int, Between(1, 4096)] | None = None
     scheme: str = "iid"
 
     def __post_init__(self) -> None:
+        check_ranges(self, "proposer.")
         if self.scheme not in SCHEMES:
-            raise InputError(f"proposer.scheme: expected one of {', '.join(SCHEMES)}, got {self.scheme!r}")
-        if self.num_beams < 1 or self.num_layers < 0:
-            raise InputError(
-                f"proposer: expected num_beams of at least 1 and num_layers of at least 0, "
-                f"got {self.num_beams} and {self.num_layers}"
-            )
-
+            raise InputError(f"proposer.scheme: expected one of {', '.join(SCHEMES)}, got {shown(self.scheme)}")
         if self.min_beams is not None and not 1 <= self.min_beams <= self.num_beams:
             raise InputError(
                 f"proposer.min_beams: expected 1 to {self.num_beams} (num_beams) or null, got {self.min_beams}"

@@ -12,13 +12,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 import torch
 from torch import Tensor
 
 from toolkit.decoding.proposers.base import DraftContext, TextProposer, empty_proposal
 from toolkit.errors import InputError
+from toolkit.schema.arguments import check_ranges
+from toolkit.schema.ranges import AtLeast
 from toolkit.stopping.base import State, StoppingPolicy
 from toolkit.transfer import tensor_on
 from toolkit.types import DraftStep, Proposal, Verdict
@@ -32,12 +34,13 @@ class PromptLookupProposer(TextProposer):
     min_ngram  and at least
     """
 
-    max_ngram: int = 3
-    min_ngram: int = 1
+    max_ngram: Annotated[int, AtLeast(1)] = 3
+    min_ngram: Annotated[int, AtLeast(1)] = 1
     needs_draft_model: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
-        if not 1 <= self.min_ngram <= self.max_ngram:
+        check_ranges(self, "proposer.")
+        if not self.min_ngram <= self.max_ngram:
             raise InputError(
                 f"proposer: expected 1 <= min_ngram <= max_ngram, got min_ngram={self.min_ngram}, max_ngram={self.max_ngram}"
             )

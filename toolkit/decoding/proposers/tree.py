@@ -21,7 +21,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 import torch
 from torch import Tensor
@@ -30,11 +30,16 @@ from toolkit.decoding.proposers.base import DraftContext, TextProposer, empty_pr
 from toolkit.decoding.proposers.distinct import DistinctNodes
 from toolkit.errors import InputError
 from toolkit.sampling import Sampling, penalized, warp
+from toolkit.schema.arguments import check_ranges
+from toolkit.schema.ranges import AtLeast
+from toolkit.schema.values import shown
 from toolkit.session import Session
 from toolkit.stopping.base import State, StoppingPolicy
 from toolkit.transfer import Gate, tensor_on
 from toolkit.types import DraftStep, Proposal, Verdict
 from toolkit.verification.schemes import SCHEMES, candidates, likeliest
+
+MOST = 2**16  # nodes of a tree
 
 
 def parse_k_config(k_config: str | int | Sequence[int]) -> tuple[int, ...]:
@@ -43,10 +48,12 @@ def parse_k_config(k_config: str | int | Sequence[int]) -> tuple[int, ...]:
     parts = [parts] if isinstance(parts, int) else parts
     try:
         widths = tuple(int(str(part).strip()) for part in parts)
-    except ValueError:
+    except (ValueError, TypeError):
         widths = ()
     if not widths or min(widths) < 1:
-        raise InputError(f"k_config: expected positive integers like 4x2x1, got {k_config!r}")
+        raise InputError(f"k_config: expected positive integers like 4x2x1, got {shown(k_config)}")
+    if len(widths) > MOST or num_nodes(widths) > MOST:
+        raise InputError(f"k_config: expected at most {MOST} nodes, got {shown(k_config)}")
     return widths
 
 
@@ -68,16 +75,17 @@ class TreeProposer(TextProposer):
     temperatures  with scheme "independent": one per source; several drafts take their own
     """
 
-    k_config: str | Sequence[int] = "4x2x1"
+    k_config: str | int | Sequence[int] = "4x2x1"
     scheme: str = "iid"
-    temperatures: Sequence[float] = ()
+    temperatures: Sequence[Annotated[float, AtLeast(0)]] = ()
     supports_history: ClassVar[bool] = False
     uses_all_drafts: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
+        check_ranges(self, "proposer.")
         self.widths = parse_k_config(self.k_config)
         if self.scheme not in SCHEMES:
-            raise InputError(f"scheme: expected one of {', '.join(SCHEMES)}, got {self.scheme!r}")
+            raise InputError(f"scheme: expected one of {', '.join(SCHEMES)}, got {shown(self.scheme)}")
         if self.temperatures and self.scheme != "independent":
             raise InputError(f"several temperatures need scheme=independent, got {self.scheme}")
 

@@ -14,7 +14,8 @@ from typing import Annotated
 import torch
 from torch import Tensor
 
-from toolkit.schema.ranges import AtLeast, check_ranges
+from toolkit.schema.arguments import check_ranges
+from toolkit.schema.ranges import AtLeast
 from toolkit.verification.base import SelectionRule, acceptances, first_ones, normalized
 
 
