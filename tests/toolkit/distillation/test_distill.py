@@ -148,7 +148,7 @@ def test_bad_input_is_one_line(run, tmp_path, tiny_pair, tiny_responses):
     first, second = [token for token, index in vocab.items() if index in (8, 9)]
     vocab[first], vocab[second] = vocab[second], vocab[first]
     (stranger / "tokenizer.json").write_text(json.dumps(words))
-    for overrides, said in (
+    cases = (
         (["shape={hidden_size: 8}"], "from_pretrained: expected a draft with hidden_size=8"),
         (["from_pretrained=null", "shape={hiden_size: 8}"], "shape.hiden_size: expected keys of LlamaConfig"),
         ([f"from_pretrained={stranger}"], "the same tokenizer: token 8"),
@@ -156,9 +156,10 @@ def test_bad_input_is_one_line(run, tmp_path, tiny_pair, tiny_responses):
         (["teacher=cached", "teacher.on_missing=raise", "lmbda=0.5"], "expected lmbda=0, got 0.5"),
         ([f"pair.target={tiny_pair}/draft"], "the responses come from another target"),
         (["responses=???"], "expected responses="),
-    ):
+    )
+    for number, (overrides, said) in enumerate(cases):
         with pytest.raises(InputError, match=said.replace("[", r"\[")) as error:
-            run("bad", *overrides)
+            run(f"bad-{number}", *overrides)
         assert "\n" not in str(error.value)
 
 
