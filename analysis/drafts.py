@@ -1,4 +1,4 @@
-"""python -m analysis.drafts drafts={NAME: FOLDER} responses={DOMAIN: FOLDER}: what drafts of one target are worth, side by side.
+"""python -m analysis.drafts drafts={NAME: FOLDER} responses={DOMAIN: FOLDER}: what drafts are worth, side by side.
 
 Along held-out responses of the target, for every draft and domain:
 
@@ -62,7 +62,8 @@ def _measured(cfg: Any, drafts: dict[str, str], texts: dict[str, Responses]) -> 
     """One line per draft and domain."""
     alone: ModelPair = instantiate(cfg.pair, draft=None)
     bootstrap = Bootstrap(cfg.resamples, cfg.confidence, cfg.seed)
-    lines, first = [], {}
+    lines: list[dict[str, Any]] = []
+    first: dict[str, Array] = {}
     for name, source in drafts.items():
         check_same_tokenizer(alone.tokenizer, load_tokenizer(source))
         draft = load_draft(source, cfg.pair.device, cfg.pair.dtype)
@@ -72,7 +73,13 @@ def _measured(cfg: Any, drafts: dict[str, str], texts: dict[str, Responses]) -> 
             rows = responses.rows[: cfg.limit]
             best, parts = text_parts(pair, replace(responses, rows=rows), cfg)
             base = first.setdefault(domain, parts)
-            about = {"draft": name, "domain": domain, "texts": len(rows), "tokens": int(parts[:, 1].sum()), "best K": best}
+            about = {
+                "draft": name,
+                "domain": domain,
+                "texts": len(rows),
+                "tokens": int(parts[:, 1].sum()),
+                "best K": best,
+            }
             lines.append({**about, **figures(parts, base, bootstrap)})
     return pd.DataFrame(lines)
 

@@ -47,7 +47,9 @@ def run(cfg: Any) -> Path:
     """The stages before, the training, the stages after; returns the run's folder."""
     folders = run_stages(cfg.before, cfg.paths.root_dir)
     if OmegaConf.is_missing(cfg, "responses"):
-        raise InputError("expected responses=[FOLDER,...] (of data_gen.responses), or +experiment=distill, which makes some")
+        raise InputError(
+            "expected responses=[FOLDER,...] (of data_gen.responses), or +experiment=distill, which makes some"
+        )
     given = [cfg.responses] if isinstance(cfg.responses, str) else list(cfg.responses)
     sources = [fill_folders(str(source), folders) for source in given]
     responses = instantiate(cfg.read)(sources)
@@ -55,9 +57,13 @@ def run(cfg: Any) -> Path:
     if not stage.finished and not train(cfg, stage, responses):
         return stage.folder  # one process of several: the first one does the rest
     scores = read_json(stage.folder / SCORES)
-    print(f"distill: val/alpha {scores['start/alpha']:.4f} before, {scores['val/alpha']:.4f} after {scores['tokens']:,} tokens")
+    print(
+        f"distill: val/alpha {scores['start/alpha']:.4f} before, {scores['val/alpha']:.4f} after {scores['tokens']:,} tokens"
+    )
     run_stages(cfg.after, cfg.paths.root_dir, {**folders, "distill": stage.folder})
-    print(f"next: python -m toolkit.decode method=speculative pair.target={cfg.pair.target} pair.draft={stage.folder / DRAFT}")
+    print(
+        f"next: python -m toolkit.decode method=speculative pair.target={cfg.pair.target} pair.draft={stage.folder / DRAFT}"
+    )
     return stage.folder
 
 
@@ -82,7 +88,12 @@ def train(cfg: Any, stage: Stage, responses: Any) -> bool:
         check_resumable(checkpoint["about"], module.about, resumed)
     with ExitStack() as stack:
         first_step = 0 if checkpoint is None else checkpoint["global_step"]
-        runtime = {"folder": stage.folder, "config": plain(cfg), "run_id": module.about["wandb_run_id"], "first_step": first_step}
+        runtime = {
+            "folder": stage.folder,
+            "config": plain(cfg),
+            "run_id": module.about["wandb_run_id"],
+            "first_step": first_step,
+        }
         opened = [stack.enter_context(instantiate(spec)(**runtime)) for spec in (cfg.logger or {}).values()]
         trainer = build_trainer(cfg, stage.folder, [logger for logger in opened if logger is not None])
         if checkpoint is None:
@@ -102,7 +113,9 @@ def build_module(cfg: Any, responses: Any, data: TextData, tokenizer: Any, run_i
     pair, loss = cfg.pair, instantiate(cfg.loss)
     if not isinstance(loss, Loss):
         raise InputError(f"loss: expected one of conf/loss/, got {type(loss).__name__}")
-    draft = begin(str(pair.draft), plain(cfg.shape) or {}, cfg.from_pretrained, tokenizer, cfg.seed, pair.device, pair.dtype)
+    draft = begin(
+        str(pair.draft), plain(cfg.shape) or {}, cfg.from_pretrained, tokenizer, cfg.seed, pair.device, pair.dtype
+    )
     target = load_target(cfg, responses)
     temperature = cfg.temperature or responses.sampling.temperature or 1.0
     size = vocab_size(draft) if target is None else min(vocab_size(draft), vocab_size(target.target))
@@ -120,13 +133,17 @@ def load_target(cfg: Any, responses: Any) -> ModelPair | None:
     """The pair's target; None where a cache is all that is asked. Raises InputError if it did not write the responses."""
     if cfg.teacher.get("on_missing") == "raise":
         if cfg.lmbda:
-            raise InputError(f"teacher.on_missing=raise: the draft's own texts are in no cache; expected lmbda=0, got {cfg.lmbda}")
+            raise InputError(
+                f"teacher.on_missing=raise: the draft's own texts are in no cache; expected lmbda=0, got {cfg.lmbda}"
+            )
         return None
     pair: ModelPair = instantiate(cfg.pair, draft=None)
     there = responses.target
     reason = None if there is None else there.other_than(Weights.of(pair.target))
     if reason is not None:
-        raise InputError(f"the responses come from another target ({reason}): set pair.target to the model that made them")
+        raise InputError(
+            f"the responses come from another target ({reason}): set pair.target to the model that made them"
+        )
     return pair
 
 
@@ -149,14 +166,22 @@ def check_resumable(there: dict[str, Any], here: dict[str, Any], path: Path | No
     shapes, mine = there.get("shape", {}), here["shape"]
     for name in sorted(shapes.keys() | mine.keys()):
         if shapes.get(name) != mine.get(name):
-            raise InputError(f"{path} holds another draft: expected {name} of shape {mine.get(name)}, got {shapes.get(name)}")
+            raise InputError(
+                f"{path} holds another draft: expected {name} of shape {mine.get(name)}, got {shapes.get(name)}"
+            )
     for name in ("lmbda", "temperature"):
         if there.get(name) != here[name]:
             raise InputError(f"{path} was trained with {name}={there.get(name)}, not {here[name]}")
 
 
 def write_results(
-    cfg: Any, folder: Path, module: DraftTraining, data: TextData, tokenizer: Any, start: dict[str, float], trainer: pl.Trainer
+    cfg: Any,
+    folder: Path,
+    module: DraftTraining,
+    data: TextData,
+    tokenizer: Any,
+    start: dict[str, float],
+    trainer: pl.Trainer,
 ) -> dict[str, float]:
     """Export the best state there is a checkpoint of, else the last; returns its scores."""
     best, last = folder_of(folder) / BEST, dict(trainer.callback_metrics)

@@ -33,6 +33,7 @@ PARTS = {  # groups that methods and commands are made of: their files are looke
 FILLED = {  # root -> groups whose choices are tried in it
     "decode": ("method",),
     "train": ("data", "model", "trainer", "callbacks", "logger"),
+    "distill": ("loss", "teacher"),
     "sweep": ("grid",),
 }
 
@@ -89,7 +90,8 @@ def test_every_key_of_a_part_has_a_type_and_a_meaning(group):
 @pytest.mark.parametrize("group", ["experiment", "hparams_search", "debug"])
 def test_what_is_appended_to_a_training_is_known(group):
     for name in choices(group):
-        check(compose("train", [f"+{group}={name}"]), "train", complete=False)
+        root = "distill" if name == "distill" else "train"
+        check(compose(root, [f"+{group}={name}"]), root, complete=False)
 
 
 def test_declared_keys_of_other_classes_exist_there():

@@ -10,7 +10,9 @@ def card_of(config: Mapping[str, Any], facts: Mapping[str, Any], scores: Mapping
     """Markdown. `facts` has revision, machine, versions, sampling and the number of texts."""
     pair, loss, sampling = config["pair"], config["loss"], facts["sampling"]
     begun = config["from_pretrained"] or f"fresh weights, {config['shape'] or 'the draft'}"
-    options = ", ".join(f"{name}={value}" for name, value in loss.items() if name != "_target_" and not isinstance(value, dict))
+    options = ", ".join(
+        f"{name}={value}" for name, value in loss.items() if name != "_target_" and not isinstance(value, dict)
+    )
     said = ", ".join(f"{name}={sampling[name]}" for name in ("temperature", "top_k", "top_p", "max_new_tokens"))
     return f"""---
 library_name: transformers

@@ -18,7 +18,13 @@ CARD = "README.md"  # what the hub calls a model card
 
 
 def begin(
-    source: str, shape: Mapping[str, Any], from_pretrained: str | None, tokenizer: Any, seed: int, device: str, dtype: str
+    source: str,
+    shape: Mapping[str, Any],
+    from_pretrained: str | None,
+    tokenizer: Any,
+    seed: int,
+    device: str,
+    dtype: str,
 ) -> Any:
     """A draft that asks for gradients.
 

@@ -50,7 +50,9 @@ class Mixture(Loss):
             raise InputError("loss.terms: expected a weight above 0 at the beginning and at the end, got none")
 
     def __call__(self, outlook: Outlook, progress: float = 0.0) -> Tensor:
-        weighted = [term.at(progress) * term.loss(outlook, progress) for term in self.terms.values() if term.at(progress)]
+        weighted = [
+            term.at(progress) * term.loss(outlook, progress) for term in self.terms.values() if term.at(progress)
+        ]
         total = weighted[0]
         for one in weighted[1:]:
             total = total + one

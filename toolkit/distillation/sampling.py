@@ -25,7 +25,9 @@ def is_on_policy(lmbda: float, seed: int, step: int) -> bool:
     return bool(torch.rand((), generator=generator, dtype=torch.float64) < lmbda)
 
 
-def own_texts(draft: Any, texts: Sequence[Text], sampling: Sampling, ends: Sequence[int], seed: int, step: int) -> list[Text]:
+def own_texts(
+    draft: Any, texts: Sequence[Text], sampling: Sampling, ends: Sequence[int], seed: int, step: int
+) -> list[Text]:
     """The draft's responses to the prompts of texts, drawn as the target's were; random numbers of (seed, step).
 
     ends  tokens that end a text

@@ -175,7 +175,10 @@ class CachedTeacher:
 
     def _write(self, texts: Sequence[Text]) -> None:
         parts = [self._asked(texts[first : first + 16]) for first in range(0, len(texts), 16)]
-        tensors = {name: torch.cat(values) for name, values in zip(("log_probs", "tokens"), zip(*parts, strict=True), strict=True)}
+        tensors = {
+            name: torch.cat(values)
+            for name, values in zip(("log_probs", "tokens"), zip(*parts, strict=True), strict=True)
+        }
         keys = [key_of(text) for text in texts]
         index = json.dumps([[key, len(produced)] for key, (_, produced) in zip(keys, texts, strict=True)])
         path = self.folder / f"{content_hash(keys)}.safetensors"

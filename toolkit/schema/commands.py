@@ -142,9 +142,13 @@ class Distill(Command, OnPair):
     data: Annotated[Any, Group("data"), "how they become batches"]
     loss: Annotated[Any, Group("loss"), "what is minimised"]
     teacher: Annotated[Any, Group("teacher"), "where the target's probabilities come from"]
-    from_pretrained: Annotated[str | None, "the draft to begin with: a folder, a hub name, toy/draft; null: fresh weights"]
+    from_pretrained: Annotated[
+        str | None, "the draft to begin with: a folder, a hub name, toy/draft; null: fresh weights"
+    ]
     shape: (
-        Annotated[Mapping[str, Any], "of fresh weights: keys of the draft's configuration that differ from the pair's draft's"]
+        Annotated[
+            Mapping[str, Any], "of fresh weights: keys of the draft's configuration that differ from the pair's draft's"
+        ]
         | None
     )
     temperature: Annotated[float, Above(0), "of p and q in the loss; null: the responses' own, or 1"] | None
@@ -440,9 +444,15 @@ class Calibration(Command, OnPair):
 
 class Drafts(Command, OnPair, Intervals):
     module = "analysis.drafts"
-    example = "drafts='{before: toy/draft, after: outputs/distill-HASH/draft}' responses='{math: outputs/responses-HASH}'"
-    drafts: Annotated[Mapping[str, str], "{NAME: FOLDER}: drafts of the pair's target; the first is what others are compared with"]
-    responses: Annotated[Mapping[str, str], "{DOMAIN: FOLDER} of data_gen.responses, of prompts that no draft was trained on"]
+    example = (
+        "drafts='{before: toy/draft, after: outputs/distill-HASH/draft}' responses='{math: outputs/responses-HASH}'"
+    )
+    drafts: Annotated[
+        Mapping[str, str], "{NAME: FOLDER}: drafts of the pair's target; the first is what others are compared with"
+    ]
+    responses: Annotated[
+        Mapping[str, str], "{DOMAIN: FOLDER} of data_gen.responses, of prompts that no draft was trained on"
+    ]
     limit: Annotated[int, AtLeast(1), "only the first so many texts of each"] | None
     depth: Annotated[int, AtLeast(1), "K of the rounds whose mean accepted length is reported"]
     max_drafted: Annotated[int, AtLeast(1), "largest fixed K that is replayed"]
