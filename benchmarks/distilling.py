@@ -122,7 +122,10 @@ def _summary(table: pd.DataFrame, rates: dict[str, float]) -> pd.DataFrame:
 
 def _verdict(table: pd.DataFrame) -> str:
     """Per loss, the domains where every seed's interval is above the shipped draft, and where one seed's lies below it."""
-    lines = ["Against the shipped draft, by the intervals over prompts:", ""]
+    lines = [
+        "Against the shipped draft, by the intervals over prompts (better: with every seed; worse: with at least one):",
+        "",
+    ]
     for loss in TRAINED:
         said = []
         for name in FIGURES:

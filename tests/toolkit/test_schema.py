@@ -157,7 +157,8 @@ def test_keys_of_a_method_are_set_from_python_and_in_grids():
 
 def given(root: str) -> list[str]:
     """Overrides that give every missing key some value."""
-    values = {"heads": "[x]", **dict.fromkeys(("fit", "traces"), "{a: x}" if root == "calibration" else "x")}
+    named = {"calibration": ("fit", "traces"), "drafts": ("drafts", "responses")}.get(root, ())
+    values = {"heads": "[x]", **dict.fromkeys(named, "{a: x}")}
     return [f"{key}={values.get(key, 'x')}" for key in missing(root)]
 
 
