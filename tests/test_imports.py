@@ -37,8 +37,8 @@ LAYERS = (
     ("pair",),
     ("acceptance", "padding", "teacher"),
     ("decoding", "training"),
-    ("api", "decode", "sync", "testing", "testing_batches", "train"),
-    ("train_heads",),
+    ("api", "decode", "distillation", "sync", "testing", "testing_batches", "train"),
+    ("distill", "train_heads"),
 )
 LONGEST = 50  # lines of a function
 Graph = dict[str, set[str]]

@@ -249,6 +249,11 @@ def load_draft(
     return _load_model(_resolve(source), options, device)
 
 
+def load_tokenizer(source: str | Path, revision: str | None = None, trust_remote_code: bool = False) -> Any:
+    """The tokenizer of a folder, a hub name, or toy/target."""
+    return _load_tokenizer(_resolve(source), revision, trust_remote_code)
+
+
 def check_same_tokenizer(target: Any, draft: Any, name: str = "the draft") -> None:
     """Raises InputError naming the first token that differs. Padding of the output layers is not looked at."""
     left = {index: token for token, index in target.get_vocab().items()}

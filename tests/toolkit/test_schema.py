@@ -34,6 +34,7 @@ PARTS = {  # groups that methods and commands are made of: their files are looke
 FILLED = {  # root -> groups whose choices are tried in it
     "decode": ("method",),
     "train": ("data", "model", "trainer", "callbacks", "logger"),
+    "distill": ("loss", "teacher"),
     "sweep": ("grid",),
 }
 
@@ -90,7 +91,8 @@ def test_every_key_of_a_part_has_a_type_and_a_meaning(group):
 @pytest.mark.parametrize("group", ["experiment", "hparams_search", "debug"])
 def test_what_is_appended_to_a_training_is_known(group):
     for name in choices(group):
-        check(compose("train", [f"+{group}={name}"]), "train", complete=False)
+        root = "distill" if name == "distill" else "train"
+        check(compose(root, [f"+{group}={name}"]), root, complete=False)
 
 
 def test_declared_keys_of_other_classes_exist_there():
@@ -156,7 +158,8 @@ def test_keys_of_a_method_are_set_from_python_and_in_grids():
 
 def given(root: str) -> list[str]:
     """Overrides that give every missing key some value."""
-    values = {"heads": "[x]", **dict.fromkeys(("fit", "traces"), "{a: x}" if root == "calibration" else "x")}
+    named = {"calibration": ("fit", "traces"), "drafts": ("drafts", "responses")}.get(root, ())
+    values = {"heads": "[x]", **dict.fromkeys(named, "{a: x}")}
     return [f"{key}={values.get(key, 'x')}" for key in missing(root)]
 
 

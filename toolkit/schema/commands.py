@@ -135,6 +135,44 @@ class Train(Command, OnPair):
     sampling: Annotated[Any, Group("sampling"), "of such an experiment's responses, recordings and sweeps"] = None
 
 
+class Distill(Command, OnPair):
+    module, example = "toolkit.distill", "responses=[FOLDER,...] loss=lk"
+    appended = ("experiment",)
+    responses: Annotated[str | Folders, "folder of data_gen.responses, or a list of them: the target's own texts"]
+    read: Annotated[Any, Group("read"), "what reads them"]
+    data: Annotated[Any, Group("data"), "how they become batches"]
+    loss: Annotated[Any, Group("loss"), "what is minimised"]
+    teacher: Annotated[Any, Group("teacher"), "where the target's probabilities come from"]
+    from_pretrained: Annotated[
+        str | None, "the draft to begin with: a folder, a hub name, toy/draft; null: fresh weights"
+    ]
+    shape: (
+        Annotated[
+            Mapping[str, Any], "of fresh weights: keys of the draft's configuration that differ from the pair's draft's"
+        ]
+        | None
+    )
+    temperature: Annotated[float, Above(0), "of p and q in the loss; null: the responses' own, or 1"] | None
+    lmbda: Annotated[float, Probability, "chance that a batch's texts are drawn from the draft itself"]
+    optimizer: Annotated[Any, Group("model"), "how"]
+    scheduler: Annotated[Any, Group("model"), "the learning rate over training; null: constant"] | None
+    trainer: Annotated[Any, Group("trainer"), "arguments of pytorch_lightning.Trainer"]
+    callbacks: Annotated[
+        Mapping[str, Any] | None, Group("callbacks", built=False), "checkpoints and what else happens on the way"
+    ]
+    logger: Annotated[Mapping[str, Any] | None, Group("logger", built=False), "where curves go"]
+    seed: Annotated[Seed, "of fresh weights, of the order of the texts, of the draft's own texts"]
+    tags: Annotated[list[str], "of the Weights & Biases run"]
+    optimized_metric: Annotated[str, "score that best.ckpt and a sweeper look at: val/alpha, or val/loss with mode=min"]
+    ckpt_path: Annotated[
+        str | None, "resume from this checkpoint; null or last: from the run folder's own, if there is one"
+    ]
+    before: Annotated[
+        Mapping[str, StageSpec] | None, Group("before", built=False), "stages that run first; what they wrote is kept"
+    ]
+    after: Annotated[Mapping[str, StageSpec] | None, 'stages that run last; "{distill}" is the run\'s folder']
+
+
 class TrainHeads(Command, OnPair):
     module, example = "toolkit.train_heads", "data.path=FOLDER depths=[0,3] w_rejs=[1,6]"
     data: Annotated[Any, Group("data"), "what the heads learn from, and the draft whose states are read"]
@@ -409,6 +447,25 @@ class Calibration(Command, OnPair):
     kind: Annotated[Literal["isotonic", "platt", "temperature"], "of the maps"]
     max_depth: Annotated[int, AtLeast(1), "longest product of a round's chances; recorded with max_drafted above it"]
     draft: Draft
+
+
+class Drafts(Command, OnPair, Intervals):
+    module = "analysis.drafts"
+    example = (
+        "drafts='{before: toy/draft, after: outputs/distill-HASH/draft}' responses='{math: outputs/responses-HASH}'"
+    )
+    drafts: Annotated[
+        Mapping[str, str], "{NAME: FOLDER}: drafts of the pair's target; the first is what others are compared with"
+    ]
+    responses: Annotated[
+        Mapping[str, str], "{DOMAIN: FOLDER} of data_gen.responses, of prompts that no draft was trained on"
+    ]
+    limit: Annotated[int, AtLeast(1), "only the first so many texts of each"] | None
+    depth: Annotated[int, AtLeast(1), "K of the rounds whose mean accepted length is reported"]
+    max_drafted: Annotated[int, AtLeast(1), "largest fixed K that is replayed"]
+    cost_ratio: CostRatio
+    replicates: Annotated[int, AtLeast(1), "acceptance draws per text: more cut the variance of lengths and throughput"]
+    batch_size: Annotated[int, AtLeast(1), "texts at a time; does not change the results, float ties aside"]
 
 
 class Price(Command, OnPair):

@@ -3,10 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from typing import Any, Protocol
 
 import torch
 
-from toolkit.training.states import Positions, States
+
+class Examples(Protocol):
+    """What batches are made of."""
+
+    @property
+    def num_examples(self) -> int:
+        """How many there are."""
+
+    def batch(self, examples: list[int]) -> Any:
+        """Some of them, by number."""
 
 
 class ExampleBatches:
@@ -25,7 +35,7 @@ class ExampleBatches:
 
     def __init__(
         self,
-        states: States,
+        states: Examples,
         batch_size: int,
         *,
         shuffle: bool = False,
@@ -42,7 +52,7 @@ class ExampleBatches:
         examples = len(range(self.rank, self.states.num_examples + self._missing, self.world))
         return -(-examples // self.batch_size)
 
-    def __iter__(self) -> Iterator[Positions]:
+    def __iter__(self) -> Iterator[Any]:
         epoch, start = self.position()
         examples = self.order(epoch)
         for batch in range(start, len(self)):

@@ -55,7 +55,12 @@ def quiet_lightning() -> None:
     """
     for name in ("pytorch_lightning", "lightning_fabric", "lightning"):
         logging.getLogger(name).setLevel(logging.WARNING)
-    for about in ("smaller than the logging interval", "your dataloader is not resumable", "sync_dist=True"):
+    for about in (
+        "smaller than the logging interval",
+        "your dataloader is not resumable",
+        "sync_dist=True",
+        "Found .* in eval mode",
+    ):
         warnings.filterwarnings("ignore", message=f".*{about}")
 
 
@@ -78,7 +83,14 @@ class EpochLines(pl.Callback):
         values = {name: float(value) for name, value in trainer.callback_metrics.items()}
         shown = [
             f"{name} {values[name]:.4f}"
-            for name in ("train/loss", "val/log_loss_calibrated", "val/auroc", "val/auroc_accepted")
+            for name in (
+                "train/loss",
+                "val/log_loss_calibrated",
+                "val/auroc",
+                "val/auroc_accepted",
+                "val/loss",
+                "val/alpha",
+            )
             if name in values
         ]
         print(f"epoch {trainer.current_epoch + 1}/{trainer.max_epochs}  {'  '.join(shown)}", flush=True)

@@ -6,16 +6,15 @@ from abc import abstractmethod
 from pathlib import Path
 from typing import Any
 
-import pytorch_lightning as pl
-
 from toolkit.errors import InputError
 from toolkit.io import read_json
 from toolkit.training.batches import ExampleBatches
+from toolkit.training.resumable import ResumableData
 from toolkit.training.states import States
 from toolkit.weights import Weights
 
 
-class ExampleData(pl.LightningDataModule):
+class ExampleData(ResumableData):
     """`batch_size` examples of the training split make a batch; both splits are in `states` once it is set up.
 
     path           folder of the stage that made the data
@@ -55,23 +54,6 @@ class ExampleData(pl.LightningDataModule):
     def about(self) -> dict[str, Any]:
         """What a head trained on these data should remember of them."""
 
-    def train_dataloader(self) -> ExampleBatches:
-        """This process's training batches, from where the trainer stands."""
-        return ExampleBatches(
-            self.states["train"],
-            self.batch_size,
-            shuffle=self.shuffle,
-            seed=self.seed,
-            rank=self._rank,
-            world=self._world,
-            even=True,
-            position=self._position,
-        )
-
-    def val_dataloader(self) -> ExampleBatches:
-        """This process's validation batches, in order."""
-        return ExampleBatches(self.states["validation"], self.batch_size, rank=self._rank, world=self._world)
-
     def whole_validation(self) -> ExampleBatches:
         """All validation batches, whatever the number of processes."""
         return ExampleBatches(self.states["validation"], self.batch_size)
@@ -79,42 +61,3 @@ class ExampleData(pl.LightningDataModule):
     def shuffled_training(self) -> ExampleBatches:
         """All training batches in a fixed random order, whatever the number of processes and where the trainer stands."""
         return ExampleBatches(self.states["train"], self.batch_size, shuffle=True, seed=self.seed)
-
-    def state_dict(self) -> dict[str, Any]:
-        """What the batches depend on, for checkpoints."""
-        assert self.trainer is not None
-        trainer: Any = self.trainer
-        return {
-            "examples": self.states["train"].num_examples,
-            "batch_size": self.batch_size,
-            "shuffle": self.shuffle,
-            "seed": self.seed,
-            "processes": trainer.world_size,
-            "limit_train_batches": trainer.limit_train_batches,
-        }
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Raises InputError if a checkpoint saw other batches: the rest of them would not be the rest."""
-        for name, here in self.state_dict().items():
-            there = state_dict.get(name)
-            if there != here:
-                raise InputError(
-                    f"the checkpoint's training had other batches: {name} was {there}, is {here}; resume with the same "
-                    "data, or begin anew from its head (from_pretrained)"
-                )
-
-    @property
-    def _rank(self) -> int:
-        assert self.trainer is not None
-        return int(self.trainer.global_rank)
-
-    @property
-    def _world(self) -> int:
-        assert self.trainer is not None
-        return int(self.trainer.world_size)
-
-    def _position(self) -> tuple[int, int]:
-        """(epoch, batch) of the next training batch: a function of how many the trainer has seen in all."""
-        assert self.trainer is not None
-        seen = self.trainer.fit_loop.total_batch_idx + 1
-        return divmod(seen, int(self.trainer.num_training_batches))

@@ -1,0 +1,182 @@
+"""Distillation end to end on a tiny pair: what it leaves, that it learns, resuming, caches, refusals."""
+
+from __future__ import annotations
+
+import json
+import shutil
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from analysis import drafts
+from analysis.tables.files import read_table
+from toolkit import ModelPair, distill, generate
+from toolkit.config import compose
+from toolkit.distillation.module import DraftTraining
+from toolkit.distillation.sampling import is_on_policy, own_texts
+from toolkit.distillation.teachers import CachedTeacher, OnlineTeacher
+from toolkit.errors import InputError
+from toolkit.pair import load_draft
+from toolkit.sampling import Sampling
+from toolkit.weights import Weights
+
+SMALL = ["trainer.max_epochs=2", "data.batch_size=8", "optimizer.lr=1e-2", "trainer.log_every_n_steps=2"]
+
+
+@pytest.fixture
+def run(tiny_overrides, tiny_responses, tmp_path):
+    """Distil the tiny pair's draft with these overrides, into a folder of this name."""
+
+    def distilled(name, *words):
+        given = [*tiny_overrides, *SMALL, f"paths.output_dir={tmp_path / name}"]
+        responses = [] if any(word.startswith("responses=") for word in words) else [f"responses={tiny_responses}"]
+        return distill.run(compose("distill", [*given, *responses, *words]))
+
+    return distilled
+
+
+def weights(folder):
+    return load_file(folder / "draft" / "model.safetensors")
+
+
+def same_weights(left, right):
+    left, right = weights(left), weights(right)
+    return left.keys() == right.keys() and all(torch.equal(left[name], right[name]) for name in left)
+
+
+def scores(folder):
+    return json.loads((folder / "metrics.json").read_text())
+
+
+def test_a_run_leaves_a_draft_that_a_pair_can_use(run, tiny_pair):
+    folder = run("run", "loss=forward_kl", "trainer.max_epochs=4")
+    found = scores(folder)
+    assert found["val/alpha"] > found["start/alpha"] and found["val/loss"] < found["start/loss"]
+    pair = ModelPair.from_pretrained(tiny_pair / "target", draft=folder / "draft")
+    (generation,) = generate(pair, ["the cat"], "speculative", max_new_tokens=8)
+    assert len(generation.token_ids) <= 8 and generation.counts.num_drafted > 0
+    assert "Chance of acceptance" in (folder / "draft" / "README.md").read_text()
+    assert not pair.draft.lm_head.weight.requires_grad
+    stamp = (folder / "metrics.json").stat().st_mtime_ns
+    run("run", "loss=forward_kl", "trainer.max_epochs=4")  # finished before
+    assert (folder / "metrics.json").stat().st_mtime_ns == stamp
+
+
+@pytest.mark.parametrize(("at", "lmbda"), [(3, 0.0), (9, 0.0), (9, 0.5)])
+def test_an_interrupted_run_ends_with_equal_weights(run, monkeypatch, at, lmbda):
+    words = [f"lmbda={lmbda}", "callbacks.checkpoints.every_n_steps=2"]
+    whole = run("whole", *words)
+    step, made = DraftTraining.training_step, []
+
+    def interrupted(self, batch, batch_idx):
+        made.append(batch_idx)
+        if len(made) == at:
+            raise RuntimeError("power cut")
+        return step(self, batch, batch_idx)
+
+    monkeypatch.setattr(DraftTraining, "training_step", interrupted)
+    with pytest.raises(RuntimeError, match="power cut"):
+        run("cut", *words)
+    before = len(made)
+    again = run("cut", *words)
+    assert 0 < len(made) - before < 14  # seven steps per epoch: not from the beginning
+    assert same_weights(whole, again) and scores(whole) == scores(again)
+
+
+def test_a_teachers_cache_trains_as_the_target_does(run, tmp_path, tiny_pair):
+    online = run("online", "loss=lk")
+    cache = ["loss=lk", "teacher=cached", f"teacher.folder={tmp_path / 'cache'}", "teacher.top_k=100000"]
+    cached = run("cached", *cache)  # all of the vocabulary: the same numbers, up to the order of categories
+    assert scores(cached)["val/alpha"] == pytest.approx(scores(online)["val/alpha"], abs=1e-4)
+    again = run("again", *cache, "teacher.on_missing=raise")
+    assert same_weights(cached, again)
+
+
+def test_a_cache_keeps_what_the_target_says_and_is_bound_to_it(tmp_path, tiny_pair):
+    target, other = load_draft(tiny_pair / "target"), load_draft(tiny_pair / "target")
+    size = target.config.vocab_size
+    texts = [([4, 5, 6], [7, 8, 9, 4]), ([5], [6, 7])]
+    settings = {"folder": str(tmp_path / "cache"), "top_k": 5}
+    CachedTeacher(target, 1.0, size, **settings).prepare(texts)
+    known = CachedTeacher(None, 1.0, size, Weights.of(target), **settings, on_missing="raise")
+    found = known.expected(texts[::-1])
+    probs = OnlineTeacher(target, 1.0, size).expected(texts[::-1]).log_probs
+    assert torch.allclose(found.log_probs, probs.gather(-1, found.tokens.long()), atol=1e-5)
+    assert torch.allclose(found.log_probs, probs.topk(5).values, atol=1e-5)
+    with pytest.raises(InputError, match="lacks 1 of 2 texts"):
+        known.prepare([texts[0], ([5], [6, 8])])
+    with torch.no_grad():
+        next(other.parameters()).mul_(1.5)
+    with pytest.raises(InputError, match="is of another target"):
+        CachedTeacher(other, 1.0, size, **settings)
+    with pytest.raises(InputError, match="made with temperature=1.0, not 0.5"):
+        CachedTeacher(target, 0.5, size, **settings)
+
+
+def test_drafts_own_texts_are_theirs(tiny_pair):
+    """The draft's texts follow its weights as they are now, depend on (seed, step) alone, and come lmbda of the time."""
+    draft = load_draft(tiny_pair / "draft").requires_grad_(True)
+    texts = [([4, 5, 6], [7]), ([5, 9], [6, 7])]
+    sampling = Sampling(temperature=0.0, max_new_tokens=6)
+    for factor in (1.0, -1.0):  # other weights in between
+        with torch.no_grad():
+            draft.get_output_embeddings().weight.mul_(factor)
+        for prompt, produced in own_texts(draft, texts, sampling, (), 0, 3):
+            for i, token in enumerate(produced):
+                logits = draft(input_ids=torch.tensor([[*prompt, *produced[:i]]])).logits[0, -1]
+                assert logits[token] >= logits.max() - 1e-4
+    drawn = Sampling(max_new_tokens=6)
+    assert own_texts(draft, texts, drawn, (), 0, 3) == own_texts(draft, texts, drawn, (), 0, 3)
+    assert own_texts(draft, texts, drawn, (), 0, 3) != own_texts(draft, texts, drawn, (), 0, 4)
+    share = sum(is_on_policy(0.3, 5, step) for step in range(2000)) / 2000
+    assert abs(share - 0.3) < 0.05
+    assert not any(is_on_policy(0.0, 5, step) for step in range(50)) and all(is_on_policy(1.0, 5, s) for s in range(50))
+
+
+def test_training_from_scratch_makes_the_shape_that_was_asked_for(run):
+    folder = run("small", "from_pretrained=null", "shape={hidden_size: 8, num_hidden_layers: 1}", "lmbda=1.0")
+    draft = load_draft(folder / "draft")
+    assert draft.config.hidden_size == 8 and draft.config.num_hidden_layers == 1
+    assert draft.get_output_embeddings().weight.shape[1] == 8
+
+
+def test_bad_input_is_one_line(run, tmp_path, tiny_pair, tiny_responses):
+    stranger = shutil.copytree(tiny_pair / "draft", tmp_path / "stranger")
+    words = json.loads((stranger / "tokenizer.json").read_text())
+    vocab = words["model"]["vocab"]
+    first, second = [token for token, index in vocab.items() if index in (8, 9)]
+    vocab[first], vocab[second] = vocab[second], vocab[first]
+    (stranger / "tokenizer.json").write_text(json.dumps(words))
+    cases = (
+        (["shape={hidden_size: 8}"], "from_pretrained: expected a draft with hidden_size=8"),
+        (["from_pretrained=null", "shape={hiden_size: 8}"], "shape.hiden_size: expected keys of LlamaConfig"),
+        ([f"from_pretrained={stranger}"], "the same tokenizer: token 8"),
+        (["teacher=cached", "teacher.on_missing=raise", f"teacher.folder={tmp_path / 'none'}"], "lacks 60 of 60 texts"),
+        (["teacher=cached", "teacher.on_missing=raise", "lmbda=0.5"], "expected lmbda=0, got 0.5"),
+        ([f"pair.target={tiny_pair}/draft"], "the responses come from another target"),
+        (["responses=???"], "expected responses="),
+    )
+    for number, (overrides, said) in enumerate(cases):
+        with pytest.raises(InputError, match=said.replace("[", r"\[")) as error:
+            run(f"bad-{number}", *overrides)
+        assert "\n" not in str(error.value)
+
+
+def test_a_checkpoint_of_another_draft_is_refused(run):
+    folder = run("first")
+    with pytest.raises(InputError, match="holds another draft"):
+        run("second", "from_pretrained=null", "shape={hidden_size: 8}", f"ckpt_path={folder}/checkpoints/last.ckpt")
+
+
+def test_drafts_side_by_side(run, tiny_overrides, tiny_responses, tiny_pair, tmp_path):
+    """alpha by enumeration is the mean of sum min(p, q); the target as its own draft accepts all; equal drafts gain nothing."""
+    named = f"drafts={{a: {tiny_pair}/draft, b: {tiny_pair}/draft, self: {tiny_pair}/target}}"
+    words = [named, f"responses={{one: {tiny_responses}}}", "limit=12", "depth=3", "max_drafted=4", "resamples=200"]
+    folder = drafts.run(compose("drafts", [*tiny_overrides, *words, f"paths.output_dir={tmp_path / 'drafts'}"]))
+    table = read_table(folder, "drafts").set_index("draft")
+    assert table.alpha["a"] == table.alpha["b"] and table["throughput gain_high"]["b"] == 0
+    assert 0 < table.alpha["a"] < 1 and table.alpha_low["a"] < table.alpha["a"] < table.alpha_high["a"]
+    assert table.alpha["self"] == pytest.approx(1, abs=1e-5) and table["alpha gain_low"]["self"] > 0
+    assert table["best K"]["self"] == 4 and table.accepted["self"] > table.accepted["a"]
+    assert "self" in (folder / "drafts.md").read_text()

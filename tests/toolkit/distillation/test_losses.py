@@ -1,0 +1,149 @@
+"""Every loss against its formula, written out in Python, in float64; every gradient against finite differences."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+from toolkit.config import choices, compose, instantiate
+from toolkit.distillation import (
+    AcceptanceLikelihood,
+    CrossEntropy,
+    ForwardKL,
+    JensenShannon,
+    Mixture,
+    Outlook,
+    ReverseKL,
+    Term,
+    TotalVariation,
+)
+from toolkit.distillation.losses import LOWEST
+from toolkit.distillation.teachers import Expected, outlook
+from toolkit.errors import InputError
+
+N, V = 5, 7
+
+
+def kl(p, q):
+    return sum(a * math.log(a / b) for a, b in zip(p, q, strict=True) if a > 0)
+
+
+def jsd(p, q, beta):
+    mixed = [beta * a + (1 - beta) * b for a, b in zip(p, q, strict=True)]
+    return beta * kl(p, mixed) + (1 - beta) * kl(q, mixed)
+
+
+def tvd(p, q):
+    return sum(abs(a - b) for a, b in zip(p, q, strict=True)) / 2
+
+
+SLOW = {  # p, q, the text's token -> the loss of one position
+    "forward_kl": (ForwardKL(), lambda p, q, token: kl(p, q)),
+    "reverse_kl": (ReverseKL(), lambda p, q, token: kl(q, p)),
+    "jsd": (JensenShannon(0.5), lambda p, q, token: jsd(p, q, 0.5)),
+    "jsd_.1": (JensenShannon(0.1), lambda p, q, token: jsd(p, q, 0.1)),
+    "tvd": (TotalVariation(), lambda p, q, token: tvd(p, q)),
+    "lk": (AcceptanceLikelihood(), lambda p, q, token: -math.log(sum(map(min, p, q)))),
+    "cross_entropy": (CrossEntropy(), lambda p, q, token: -math.log(q[token])),
+    "mixture": (
+        Mixture({"a": Term(ForwardKL(), 2.0, 0.0), "b": Term(TotalVariation(), 0.5)}),
+        lambda p, q, token: 2.0 * 0.75 * kl(p, q) + 0.5 * tvd(p, q),  # a quarter of the training is done
+    ),
+}
+
+
+@pytest.fixture
+def positions():
+    generator = torch.Generator().manual_seed(3)
+    target, draft = (2 * torch.randn(N, V, generator=generator, dtype=torch.float64) for _ in range(2))
+    return target.log_softmax(-1), draft, torch.randint(V, (N,), generator=generator)
+
+
+@pytest.mark.parametrize("name", SLOW)
+@pytest.mark.parametrize("temperature", [1.0, 0.7])
+def test_losses_are_their_formulas(name, temperature, positions):
+    target, logits, tokens = positions
+    loss, slow = SLOW[name]
+    found = loss(outlook(Expected(target), logits, tokens, temperature), 0.25)
+    p, q = target.exp().tolist(), (logits / temperature).softmax(-1).tolist()
+    expected = [slow(*row) for row in zip(p, q, tokens.tolist(), strict=True)]
+    assert torch.allclose(found, torch.tensor(expected, dtype=torch.float64), rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("name", SLOW)
+@pytest.mark.parametrize("kept", [None, 3])
+def test_gradients_are_finite_differences(name, kept, positions):
+    target, logits, tokens = positions
+    expected = Expected(target) if kept is None else Expected(*target.topk(kept))
+
+    def total(values):
+        return SLOW[name][0](outlook(expected, values, tokens, 0.8), 0.25).sum()
+
+    (gradient,) = torch.autograd.grad(total(logits.requires_grad_()), logits)
+    step = 1e-6
+    for row in range(N):
+        for column in range(V):
+            moved = torch.zeros_like(logits)
+            moved[row, column] = step
+            with torch.no_grad():
+                slope = (total(logits + moved) - total(logits - moved)) / (2 * step)
+            assert float(slope) == pytest.approx(float(gradient[row, column]), abs=1e-7)
+
+
+@pytest.mark.parametrize("name", SLOW)
+def test_categories_of_probability_zero_are_no_trouble(name, positions):
+    """A target that is certain: finite losses and gradients, and the formula's value where it is finite."""
+    _, logits, tokens = positions
+    target = torch.zeros(N, V, dtype=torch.float64).scatter(1, tokens.unsqueeze(1), 1.0).log()
+    logits.requires_grad_()
+    losses = SLOW[name][0](outlook(Expected(target), logits, tokens, 1.0), 0.25)
+    losses.sum().backward()
+    assert losses.isfinite().all() and logits.grad.isfinite().all()
+    if name != "reverse_kl":  # which is infinite there, and here at most -LOWEST
+        p, q = target.exp().tolist(), logits.softmax(-1).tolist()
+        slow = [SLOW[name][1](*row) for row in zip(p, q, tokens.tolist(), strict=True)]
+        assert torch.allclose(losses, torch.tensor(slow, dtype=torch.float64), rtol=1e-9)
+    assert losses.max() <= -LOWEST
+
+
+def test_equal_distributions_cost_nothing(positions):
+    target, _, tokens = positions
+    seen = outlook(Expected(target), target, tokens, 1.0)
+    for loss in (ForwardKL(), ReverseKL(), JensenShannon(0.3), TotalVariation(), AcceptanceLikelihood()):
+        assert loss(seen).abs().max() < 1e-12
+    assert torch.allclose(seen.alpha, torch.ones(N, dtype=torch.float64))
+
+
+@pytest.mark.parametrize("kept", range(1, V + 1))
+def test_lumped_categories_bound_the_true_losses_and_are_exact_at_the_whole_vocabulary(kept, positions):
+    target, logits, tokens = positions
+    whole, part = (outlook(one, logits, tokens, 1.0) for one in (Expected(target), Expected(*target.topk(kept))))
+    assert torch.allclose(part.target_log_probs.exp().sum(-1), torch.ones(N, dtype=torch.float64))
+    assert torch.allclose(part.draft_log_probs.exp().sum(-1), torch.ones(N, dtype=torch.float64))
+    assert torch.equal(part.token_log_probs, whole.token_log_probs)
+    assert (part.alpha >= whole.alpha - 1e-12).all()
+    for loss in (ForwardKL(), ReverseKL(), JensenShannon(0.5), TotalVariation(), AcceptanceLikelihood()):
+        assert (loss(part) <= loss(whole) + 1e-12).all()
+        if kept == V:
+            assert torch.allclose(loss(part), loss(whole))
+
+
+def test_weights_go_in_a_straight_line():
+    term = Term(ForwardKL(), 1.0, 0.0)
+    assert [term.at(progress) for progress in (0.0, 0.25, 1.0)] == [1.0, 0.75, 0.0]
+    assert Term(ForwardKL(), 0.3).at(0.9) == 0.3
+    with pytest.raises(InputError, match="weight above 0"):
+        Mixture({"a": Term(ForwardKL(), 1.0, 0.0)})
+    with pytest.raises(InputError, match="beta"):
+        JensenShannon(1.0)
+
+
+@pytest.mark.parametrize("name", choices("loss"))
+def test_every_loss_of_the_config_is_built_and_scores(name, positions):
+    loss = instantiate(compose("distill", [f"loss={name}", "responses=x"]).loss)
+    target, logits, tokens = positions
+    seen: Outlook = outlook(Expected(target), logits, tokens, 1.0)
+    for progress in (0.0, 0.5, 1.0):
+        assert loss(seen, progress).shape == (N,) and loss(seen, progress).isfinite().all()

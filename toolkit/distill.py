@@ -1,0 +1,204 @@
+"""python -m toolkit.distill +experiment=distill: train a draft on its target.
+
+    python -m toolkit.distill responses=[FOLDER,...] loss=lk                    the pair's draft, trained on
+    python -m toolkit.distill responses=... from_pretrained=null 'shape={hidden_size: 64}'     a smaller one from scratch
+
+Writes draft/ (a plain Hugging Face checkpoint with tokenizer and card: pair.draft=FOLDER/draft), checkpoints/{last,best}.ckpt,
+metrics.csv, metrics.json and config.yaml. The state of the highest val/alpha is exported. Run the same command again to go on
+after an interruption; the weights come out the same, bit for bit on a CPU. What a draft is worth is what
+`python -m analysis.drafts` says, not its loss.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import pytorch_lightning as pl
+from omegaconf import OmegaConf
+
+from toolkit.chain import fill_folders, run_stages
+from toolkit.config import instantiate, plain
+from toolkit.distillation.card import card_of
+from toolkit.distillation.data import TextData
+from toolkit.distillation.drafts import begin, export, shape_of
+from toolkit.distillation.losses import Loss
+from toolkit.distillation.module import DraftTraining, OnPolicy
+from toolkit.errors import InputError
+from toolkit.io import read_json, write_json, write_text
+from toolkit.models import vocab_size
+from toolkit.pair import ModelPair, load_tokenizer
+from toolkit.stage import Stage, command, open_stage, provenance
+from toolkit.training.checkpoints import BEST, AtomicCheckpointIO, folder_of, read_checkpoint
+from toolkit.training.console import on_terminal, progress, quiet_lightning
+from toolkit.training.curves import Curves
+from toolkit.training.loggers import is_first_process, run_id_of
+from toolkit.training.start import resume_path
+from toolkit.weights import Weights
+
+DRAFT, SCORES = "draft", "metrics.json"
+IGNORED = ("before", "after", "tags", "prompts", "sampling", "optimized_metric", "read")
+
+
+def run(cfg: Any) -> Path:
+    """The stages before, the training, the stages after; returns the run's folder."""
+    folders = run_stages(cfg.before, cfg.paths.root_dir)
+    if OmegaConf.is_missing(cfg, "responses"):
+        raise InputError(
+            "expected responses=[FOLDER,...] (of data_gen.responses), or +experiment=distill, which makes some"
+        )
+    given = [cfg.responses] if isinstance(cfg.responses, str) else list(cfg.responses)
+    sources = [fill_folders(str(source), folders) for source in given]
+    responses = instantiate(cfg.read)(sources)
+    stage = open_stage("distill", {**plain(cfg), "responses": sources}, inputs=responses.inputs, ignore=IGNORED)
+    if not stage.finished and not train(cfg, stage, responses):
+        return stage.folder  # one process of several: the first one does the rest
+    scores = read_json(stage.folder / SCORES)
+    print(
+        f"distill: val/alpha {scores['start/alpha']:.4f} before, {scores['val/alpha']:.4f} after {scores['tokens']:,} tokens"
+    )
+    run_stages(cfg.after, cfg.paths.root_dir, {**folders, "distill": stage.folder})
+    print(
+        f"next: python -m toolkit.decode method=speculative pair.target={cfg.pair.target} pair.draft={stage.folder / DRAFT}"
+    )
+    return stage.folder
+
+
+def score(cfg: Any, folder: Path) -> float:
+    """What a sweeper optimizes."""
+    return float(read_json(folder / SCORES)[cfg.optimized_metric])
+
+
+def train(cfg: Any, stage: Stage, responses: Any) -> bool:
+    """Train, or go on training, in the stage's folder. Returns whether this is the process that writes the results."""
+    quiet_lightning()
+    if is_first_process():
+        write_text(stage.folder / "config.yaml", OmegaConf.to_yaml(cfg, resolve=True))
+    pl.seed_everything(cfg.seed, workers=True, verbose=False)
+    texts = [(row["prompt_ids"], row["token_ids"]) for row in responses.rows]
+    data: TextData = instantiate(cfg.data)(texts)
+    tokenizer = load_tokenizer(cfg.pair.target, cfg.pair.get("revision"), bool(cfg.pair.get("trust_remote_code")))
+    resumed = resume_path(stage.folder, cfg.ckpt_path)
+    checkpoint = None if resumed is None else read_checkpoint(resumed)
+    module = build_module(cfg, responses, data, tokenizer, run_id_of(stage.folder, checkpoint))
+    if checkpoint is not None:
+        check_resumable(checkpoint["about"], module.about, resumed)
+    with ExitStack() as stack:
+        first_step = 0 if checkpoint is None else checkpoint["global_step"]
+        runtime = {
+            "folder": stage.folder,
+            "config": plain(cfg),
+            "run_id": module.about["wandb_run_id"],
+            "first_step": first_step,
+        }
+        opened = [stack.enter_context(instantiate(spec)(**runtime)) for spec in (cfg.logger or {}).values()]
+        trainer = build_trainer(cfg, stage.folder, [logger for logger in opened if logger is not None])
+        if checkpoint is None:
+            (found,) = trainer.validate(module, datamodule=data, verbose=False)
+            module.about["start"] = found
+        trainer.fit(module, datamodule=data, ckpt_path=None if resumed is None else str(resumed))
+        if trainer.is_global_zero:
+            start = module.about["start"] if checkpoint is None else checkpoint["about"]["start"]
+            scores = write_results(cfg, stage.folder, module, data, tokenizer, start, trainer)
+            stage.finish(num_steps=trainer.global_step, metrics=scores)
+        trainer.strategy.barrier("results")
+    return bool(trainer.is_global_zero)
+
+
+def build_module(cfg: Any, responses: Any, data: TextData, tokenizer: Any, run_id: str) -> DraftTraining:
+    """The draft, its teacher, its loss and its optimizer. Raises InputError if they do not go together."""
+    pair, loss = cfg.pair, instantiate(cfg.loss)
+    if not isinstance(loss, Loss):
+        raise InputError(f"loss: expected one of conf/loss/, got {type(loss).__name__}")
+    draft = begin(
+        str(pair.draft), plain(cfg.shape) or {}, cfg.from_pretrained, tokenizer, cfg.seed, pair.device, pair.dtype
+    )
+    target = load_target(cfg, responses)
+    temperature = cfg.temperature or responses.sampling.temperature or 1.0
+    size = vocab_size(draft) if target is None else min(vocab_size(draft), vocab_size(target.target))
+    model = None if target is None else target.target
+    teacher = instantiate(cfg.teacher)(model, temperature, size, responses.target)
+    teacher.prepare([text for part in data.states.values() for text in part.texts])
+    ends = () if target is None else target.end_ids or ()
+    about = {"shape": shape_of(draft), "lmbda": cfg.lmbda, "temperature": temperature, "wandb_run_id": run_id}
+    on_policy = OnPolicy(cfg.lmbda, responses.sampling, ends, cfg.seed)
+    optimizer, scheduler = instantiate(cfg.optimizer), instantiate(cfg.scheduler) if cfg.scheduler else None
+    return DraftTraining(draft, teacher, loss, temperature, size, on_policy, optimizer, scheduler, about)
+
+
+def load_target(cfg: Any, responses: Any) -> ModelPair | None:
+    """The pair's target; None where a cache is all that is asked. Raises InputError if it did not write the responses."""
+    if cfg.teacher.get("on_missing") == "raise":
+        if cfg.lmbda:
+            raise InputError(
+                f"teacher.on_missing=raise: the draft's own texts are in no cache; expected lmbda=0, got {cfg.lmbda}"
+            )
+        return None
+    pair: ModelPair = instantiate(cfg.pair, draft=None)
+    there = responses.target
+    reason = None if there is None else there.other_than(Weights.of(pair.target))
+    if reason is not None:
+        raise InputError(
+            f"the responses come from another target ({reason}): set pair.target to the model that made them"
+        )
+    return pair
+
+
+def build_trainer(cfg: Any, folder: Path, loggers: Sequence[Any]) -> pl.Trainer:
+    """Lightning's trainer with checkpoints that are whole or absent."""
+    callbacks = [instantiate(spec) for spec in (cfg.callbacks or {}).values() if spec is not None]
+    trainer: pl.Trainer = instantiate(cfg.trainer)(
+        default_root_dir=str(folder),
+        logger=list(loggers) or False,
+        callbacks=[*callbacks, Curves(), progress()],
+        plugins=[AtomicCheckpointIO()],
+        enable_checkpointing=any(isinstance(callback, pl.callbacks.Checkpoint) for callback in callbacks),
+        enable_progress_bar=on_terminal(),
+    )
+    return trainer
+
+
+def check_resumable(there: dict[str, Any], here: dict[str, Any], path: Path | None) -> None:
+    """Raises InputError if a checkpoint is of a draft of other shapes, or of another kind of training."""
+    shapes, mine = there.get("shape", {}), here["shape"]
+    for name in sorted(shapes.keys() | mine.keys()):
+        if shapes.get(name) != mine.get(name):
+            raise InputError(
+                f"{path} holds another draft: expected {name} of shape {mine.get(name)}, got {shapes.get(name)}"
+            )
+    for name in ("lmbda", "temperature"):
+        if there.get(name) != here[name]:
+            raise InputError(f"{path} was trained with {name}={there.get(name)}, not {here[name]}")
+
+
+def write_results(
+    cfg: Any,
+    folder: Path,
+    module: DraftTraining,
+    data: TextData,
+    tokenizer: Any,
+    start: dict[str, float],
+    trainer: pl.Trainer,
+) -> dict[str, float]:
+    """Export the best state there is a checkpoint of, else the last; returns its scores."""
+    best, last = folder_of(folder) / BEST, dict(trainer.callback_metrics)
+    scores = {name: float(value) for name, value in last.items() if name.startswith("val/")}
+    if best.exists():
+        module.load_state_dict(read_checkpoint(best)["state_dict"])
+        (found,) = trainer.validate(module, datamodule=data, verbose=False)
+        scores = {name: float(value) for name, value in found.items()}
+    scores |= {name.replace("val/", "start/"): float(value) for name, value in start.items()}
+    seen = trainer.fit_loop.total_batch_idx + 1
+    scores["tokens"] = round(data.states["train"].num_tokens * seen / max(int(trainer.num_training_batches), 1))
+    model = module.draft.cpu().eval().requires_grad_(False)
+    facts = {**provenance(), "sampling": asdict(module.on_policy.sampling), "texts": data.states["train"].num_examples}
+    export(folder / DRAFT, model, tokenizer, card_of(plain(cfg), facts, scores))
+    write_json(folder / SCORES, scores)
+    return scores
+
+
+if __name__ == "__main__":
+    command("distill", run, score)

@@ -1,0 +1,31 @@
+"""Training drafts on their targets: what `python -m toolkit.distill` is made of."""
+
+from toolkit.distillation.data import TextData
+from toolkit.distillation.losses import (
+    AcceptanceLikelihood,
+    CrossEntropy,
+    ForwardKL,
+    JensenShannon,
+    Loss,
+    Outlook,
+    ReverseKL,
+    TotalVariation,
+)
+from toolkit.distillation.mixture import Mixture, Term
+from toolkit.distillation.teachers import CachedTeacher, OnlineTeacher
+
+__all__ = [
+    "AcceptanceLikelihood",
+    "CachedTeacher",
+    "CrossEntropy",
+    "ForwardKL",
+    "JensenShannon",
+    "Loss",
+    "Mixture",
+    "OnlineTeacher",
+    "Outlook",
+    "ReverseKL",
+    "Term",
+    "TextData",
+    "TotalVariation",
+]

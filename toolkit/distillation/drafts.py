@@ -1,0 +1,88 @@
+"""The draft that is trained: a pair's own weights, or fresh ones of a smaller shape; and its folder when it is done."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from toolkit.errors import InputError
+from toolkit.io import write_folder
+from toolkit.lines import first_line
+from toolkit.pair import check_same_tokenizer, load_draft, load_tokenizer
+
+CARD = "README.md"  # what the hub calls a model card
+
+
+def begin(
+    source: str,
+    shape: Mapping[str, Any],
+    from_pretrained: str | None,
+    tokenizer: Any,
+    seed: int,
+    device: str,
+    dtype: str,
+) -> Any:
+    """A draft that asks for gradients.
+
+    source           the pair's draft: its configuration is that of a training from scratch
+    shape            changes to that configuration: {hidden_size: 64, ...}
+    from_pretrained  weights to begin with; None: fresh ones
+    tokenizer        the target's
+
+    Raises InputError if the weights have another shape or another tokenizer, or if no model has such a shape.
+    """
+    if from_pretrained is not None:
+        check_same_tokenizer(tokenizer, load_tokenizer(from_pretrained))
+        model = load_draft(from_pretrained, device=device, dtype=dtype)
+        for name, wanted in shape.items():
+            found = getattr(model.config, name, None)
+            if found != wanted:
+                raise InputError(
+                    f"from_pretrained: expected a draft with {name}={wanted}, {from_pretrained} has {found}; leave shape out, "
+                    "or begin with fresh weights (from_pretrained=null)"
+                )
+    else:
+        model = _fresh(load_draft(source, device="cpu", dtype=dtype), shape, seed).to(device)
+    return model.requires_grad_(True)
+
+
+def _fresh(known: Any, shape: Mapping[str, Any], seed: int) -> Any:
+    """A model of the same class with other sizes and random weights."""
+    settings = known.config.to_dict()
+    unknown = sorted(name for name in shape if name not in settings)
+    if unknown:
+        raise InputError(f"shape.{unknown[0]}: expected keys of {type(known.config).__name__}, such as hidden_size")
+    config = copy.deepcopy(known.config)
+    if "hidden_size" in shape and "head_dim" not in shape and "head_dim" in settings:
+        heads = shape.get("num_attention_heads", settings["num_attention_heads"])
+        config.head_dim = shape["hidden_size"] // heads
+    for name, value in shape.items():
+        setattr(config, name, value)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        try:
+            model = type(known)(config).to(known.dtype)
+        except (ValueError, RuntimeError, TypeError) as error:
+            raise InputError(f"shape: no {type(known).__name__} can be made of it: {first_line(error)}") from error
+    model.generation_config = copy.deepcopy(known.generation_config)
+    return model.eval()
+
+
+def shape_of(model: Any) -> dict[str, list[int]]:
+    """Every tensor's shape, by name."""
+    return {name: list(tensor.shape) for name, tensor in model.state_dict().items()}
+
+
+def export(folder: Path, model: Any, tokenizer: Any, card: str) -> Path:
+    """A plain Hugging Face checkpoint with tokenizer and card, whole or not at all."""
+
+    def write(temporary: Path) -> None:
+        model.save_pretrained(temporary)
+        tokenizer.save_pretrained(temporary)
+        (temporary / CARD).write_text(card, encoding="utf-8")
+
+    return write_folder(folder, write)

@@ -1,0 +1,120 @@
+"""How far a draft is from its target at each position, as a loss: every one a function of log p and log q.
+
+    forward KL     sum_x p log(p / q)                                                     DistillSpec (arXiv:2310.08461)
+    reverse KL     sum_x q log(q / p)                                                     DistillSpec
+    JSD(beta)      beta KL(p || m) + (1 - beta) KL(q || m), m = beta p + (1 - beta) q     GKD (arXiv:2306.13649), section 2
+    TVD            1/2 sum_x |p - q| = 1 - alpha                                          DistillSpec
+    LK             -log alpha, alpha = sum_x min(p, q): the chance of acceptance          LK losses (arXiv:2602.23881)
+    cross entropy  -log q of the text's token; no target is asked
+
+p: target, q: draft, both at the temperature of the training. In nats (TVD apart). Gradients go to q alone.
+Shapes: n positions, C categories: the vocabulary, or k tokens and one for all the others together (`Outlook`).
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import Annotated, ClassVar
+
+import torch
+from torch import Tensor
+
+from toolkit.schema.ranges import Between, check_ranges
+
+LOWEST = -1e4  # log of a probability that is exactly 0 in every format; finite, so that 0 times it is 0
+
+
+@dataclass(frozen=True)
+class Outlook:
+    """What both sides expect at n positions.
+
+    target_log_probs [n, C], draft_log_probs [n, C]  log p and log q; C categories that add up to 1
+    token_log_probs [n]  log q of the token that the text has there
+    """
+
+    target_log_probs: Tensor
+    draft_log_probs: Tensor
+    token_log_probs: Tensor
+
+    @property
+    def alpha(self) -> Tensor:
+        """Chance of acceptance [n]; of lumped categories it is an upper bound."""
+        return torch.minimum(self.target_log_probs, self.draft_log_probs).exp().sum(-1)
+
+
+class Loss(ABC):
+    """A loss per position; `needs_target` says whether it reads p."""
+
+    needs_target: ClassVar[bool] = True
+
+    @abstractmethod
+    def __call__(self, outlook: Outlook, progress: float = 0.0) -> Tensor:
+        """The loss [n]; `progress` is the share of the training that is done, for schedules."""
+
+
+@dataclass(frozen=True)
+class ForwardKL(Loss):
+    """sum p log(p / q): the draft covers whatever the target may say."""
+
+    def __call__(self, outlook: Outlook, progress: float = 0.0) -> Tensor:
+        return _kl(outlook.target_log_probs, outlook.draft_log_probs)
+
+
+@dataclass(frozen=True)
+class ReverseKL(Loss):
+    """sum q log(q / p): the draft says nothing that the target would not."""
+
+    def __call__(self, outlook: Outlook, progress: float = 0.0) -> Tensor:
+        return _kl(outlook.draft_log_probs, outlook.target_log_probs)
+
+
+@dataclass(frozen=True)
+class JensenShannon(Loss):
+    """Between the two: KL to the mixture m = beta p + (1 - beta) q.
+
+    beta  near 0 its gradient is forward KL's times beta, near 1 reverse KL's times 1 - beta
+    """
+
+    beta: Annotated[float, Between(0, 1, "()")] = 0.5
+
+    def __post_init__(self) -> None:
+        check_ranges(self, "loss.")
+
+    def __call__(self, outlook: Outlook, progress: float = 0.0) -> Tensor:
+        p, q = outlook.target_log_probs, outlook.draft_log_probs
+        share = torch.tensor(self.beta, dtype=p.dtype, device=p.device)
+        mixed = torch.logaddexp(p + share.log(), q + torch.log1p(-share))
+        return share * _kl(p, mixed) + (1 - share) * _kl(q, mixed)
+
+
+@dataclass(frozen=True)
+class TotalVariation(Loss):
+    """The chance of rejection itself. Its gradient vanishes where p and q share no mass: warm starts, or mixtures."""
+
+    def __call__(self, outlook: Outlook, progress: float = 0.0) -> Tensor:
+        return (outlook.target_log_probs.exp() - outlook.draft_log_probs.exp()).abs().sum(-1) / 2
+
+
+@dataclass(frozen=True)
+class AcceptanceLikelihood(Loss):
+    """-log alpha: total variation's direction, with a gradient 1 / alpha times as long."""
+
+    def __call__(self, outlook: Outlook, progress: float = 0.0) -> Tensor:
+        smaller = torch.minimum(outlook.target_log_probs, outlook.draft_log_probs)
+        return -smaller.logsumexp(-1)
+
+
+@dataclass(frozen=True)
+class CrossEntropy(Loss):
+    """-log q(token): ordinary training on the texts, the control of every other loss."""
+
+    needs_target: ClassVar[bool] = False
+
+    def __call__(self, outlook: Outlook, progress: float = 0.0) -> Tensor:
+        return -outlook.token_log_probs
+
+
+def _kl(left: Tensor, right: Tensor) -> Tensor:
+    """sum left log(left / right) [n], from logs; categories of probability 0 add nothing."""
+    return (left.exp() * (left - right)).sum(-1)

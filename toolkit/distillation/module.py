@@ -1,0 +1,98 @@
+"""A draft that learns from its target: one forward of the draft per batch, gradients through it alone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import pytorch_lightning as pl
+import torch
+from torch import Tensor
+
+from toolkit.distillation.data import TextBatch
+from toolkit.distillation.losses import Loss, Outlook
+from toolkit.distillation.sampling import is_on_policy, own_texts
+from toolkit.distillation.teachers import Teacher, outlook, places, reads
+from toolkit.sampling import Sampling
+
+
+@dataclass(frozen=True)
+class OnPolicy:
+    """How often, and how, a batch's texts are drawn from the draft.
+
+    lmbda     chance that they are
+    sampling  the responses'
+    ends      tokens that end a text
+    seed      of the choice and of the texts
+    """
+
+    lmbda: float
+    sampling: Sampling
+    ends: Sequence[int]
+    seed: int
+
+
+class DraftTraining(pl.LightningModule):
+    """Logs val/alpha (the chance of acceptance, mean over produced tokens) and val/loss; for the rest see Curves.
+
+    draft        a causal language model, in evaluation mode (no dropout); nothing else is in the checkpoints
+    teacher      what says log p
+    loss         per position
+    temperature  of q
+    on_policy    texts of the draft's own
+    optimizer, scheduler  as in `HeadTraining`
+    about        travels in every checkpoint
+    """
+
+    def __init__(
+        self,
+        draft: Any,
+        teacher: Teacher,
+        loss: Loss,
+        temperature: float,
+        vocab_size: int,
+        on_policy: OnPolicy,
+        optimizer: partial[torch.optim.Optimizer],
+        scheduler: Callable[..., Any] | None = None,
+        about: Mapping[str, Any] | None = None,
+    ):
+        super().__init__()
+        self.draft, self.loss, self.temperature, self.vocab_size = draft, loss, temperature, vocab_size
+        self.teacher, self.on_policy = teacher, on_policy
+        self.make_optimizer, self.make_scheduler = optimizer, scheduler
+        self.about = dict(about or {})
+
+    def configure_optimizers(self) -> Any:
+        optimizer = self.make_optimizer(self.draft.parameters())
+        if self.make_scheduler is None:
+            return optimizer
+        schedule = self.make_scheduler(optimizer, self._num_steps)
+        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
+
+    def training_step(self, batch: TextBatch, batch_idx: int) -> dict[str, Tensor]:
+        own, step = self.on_policy, int(self.trainer.fit_loop.total_batch_idx)
+        if is_on_policy(own.lmbda, own.seed, step):
+            batch = TextBatch(own_texts(self.draft, batch.texts, own.sampling, own.ends, own.seed, step))
+        losses = self.loss(self.outlook(batch), self.trainer.global_step / max(self._num_steps, 1))
+        total, count = losses.sum(), torch.tensor(float(len(losses)))
+        return {"loss": total / count.to(total.device), "total": total.detach(), "weight": count}
+
+    def validation_step(self, batch: TextBatch, batch_idx: int) -> None:
+        seen = self.outlook(batch)
+        values = {"val/alpha": seen.alpha.mean(), "val/loss": self.loss(seen, 1.0).mean()}
+        self.log_dict(values, on_step=False, on_epoch=True, batch_size=len(batch.labels), sync_dist=True)
+
+    def outlook(self, batch: TextBatch) -> Outlook:
+        """Both sides at every produced token of a batch; the gradient goes to the draft."""
+        tokens = reads(batch.texts).to(self.draft.device)
+        logits = self.draft(input_ids=tokens, use_cache=False).logits[places(batch.texts)][:, : self.vocab_size]
+        return outlook(self.teacher.expected(batch.texts), logits.float(), batch.labels, self.temperature)
+
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        checkpoint["about"] = self.about
+
+    @property
+    def _num_steps(self) -> int:
+        return int(self.trainer.estimated_stepping_batches)
