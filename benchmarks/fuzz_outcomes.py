@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from toolkit.errors import InputError
-from toolkit.lines import first_line
+from toolkit.lines import first_line, lines_of
 
 REFUSED, ACCEPTED, TRACEBACK, HANG = "refused", "accepted", "traceback", "hang"
 
@@ -57,7 +57,7 @@ def outcome(run: Callable[[], object], seconds: float) -> Outcome:
 
 
 def _line(text: str) -> Outcome:
-    if len(text.splitlines()) == 1:
+    if len(lines_of(text)) == 1:
         return Outcome(REFUSED, text)
     return Outcome(TRACEBACK, f"expected one line, got {text[:200]!r}")
 

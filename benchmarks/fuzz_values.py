@@ -20,7 +20,7 @@ WORDS = (
     "false", "null", "'null'", "'1'", "'nan'", "\"\"", "''", "", "hello", "ünï", "日本", "\"a b\"", "'é\u2028'", "[]", "[[]]", "[1,[2]]",
     "[1.5]", "[-1]", "[0]", "[nan]", "[null]", "[true]", "['']", "[a,a]", "[1,1]", "{}", "{a:1}", "{a:{b:1}}", "{_target_:os.getcwd}",
     "{_target_:os.nope}", "{_target_:1}", "???", "${nope}", "${oc.env:NOPE}", "${seed}", "${", "[1,2", "{a", "a:b", "1,2", "a=b", "\\",
-    "$(ls)", "`ls`", "a\tb", "x" * 5000, "/", ".", "..", "~", "/dev/null", "{nowhere}", "{file}", "{empty}", "{other}", "{odd}",
+    "$(ls)", "`ls`", "a\tb", "x" * 5000, ".", "~", "/dev/null", "{nowhere}", "{file}", "{empty}", "{other}", "{odd}",
     "range(1,3)", "choice(a,b)", "interval(0,1)", "glob(*)", "int('x')", "str(1)", "[[[[[[[[1]]]]]]]]", "val/typo", "toy/target", "gpt2x/y z",
 )  # fmt: skip
 LINES = (  # whole words

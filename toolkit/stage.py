@@ -292,11 +292,16 @@ def prompt_files(cfg: Any) -> list[str]:
 
 
 def output_dir(name: str, plain: Mapping[str, Any], identity_hash: str) -> Path:
-    """`paths.output_dir` if given (with the hash below it in a multirun), else <root_dir>/<stage>-<hash>."""
+    """`paths.output_dir` if given (with the hash below it in a multirun), else <root_dir>/<stage>-<hash>.
+
+    Raises InputError for the root of the file system and for the user's home: everything else lies in them.
+    """
     paths = plain.get("paths") or {}
     if paths.get("output_dir") is None:
         return Path(paths.get("root_dir", "outputs")) / f"{name}-{identity_hash}"
     folder = Path(paths["output_dir"])
+    if folder.resolve() in (Path(folder.resolve().anchor), Path.home().resolve()):
+        raise InputError(f"paths.output_dir: expected a folder of its own for the output, got {folder}")
     return folder / identity_hash if _in_multirun() else folder
 
 

@@ -218,3 +218,11 @@ def test_any_folder_name_will_do(tmp_path, name):
     assert work(folder).folder == folder
     assert work(folder).finished
     assert (folder / "dataset" / "rows").read_text() == "r"
+
+
+def test_the_root_of_the_file_system_and_home_are_no_output_folders(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    for folder in ("/", "//", "/usr/..", str(tmp_path), f"{tmp_path}/below/.."):
+        with pytest.raises(InputError, match="a folder of its own"):
+            stage.output_dir("x", {"paths": {"output_dir": folder}}, "hash")
+    assert stage.output_dir("x", {"paths": {"output_dir": f"{tmp_path}/mine"}}, "hash") == tmp_path / "mine"

@@ -10,7 +10,8 @@ from torch import Tensor
 
 from toolkit.distillation.losses import Loss, Outlook
 from toolkit.errors import InputError
-from toolkit.schema.ranges import AtLeast, check_ranges
+from toolkit.schema.arguments import check_ranges
+from toolkit.schema.ranges import AtLeast
 
 
 @dataclass(frozen=True)

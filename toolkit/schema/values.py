@@ -9,6 +9,7 @@ from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, TypeGuard, Union
 
+from toolkit.lines import lines_of
 from toolkit.schema.ranges import Interval
 
 LONG = {int: "an integer", float: "a number", str: "text", bool: "true or false", type(None): "null", Path: "a path"}
@@ -103,7 +104,7 @@ def shown(value: Any) -> str:
     """A value as a message quotes it: as yaml would, on one line, cut if it is long."""
     text = {None: "null", True: "true", False: "false"}.get(value) if isinstance(value, bool | None) else None
     try:
-        text = " ".join(repr(value).splitlines()) if text is None else text
+        text = " ".join(lines_of(repr(value))) if text is None else text
     except ValueError:  # more than 4,300 digits
         text = "a huge number"
     return text if len(text) <= 80 else text[:77] + "..."
