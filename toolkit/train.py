@@ -8,6 +8,7 @@ trained head.
 
 from __future__ import annotations
 
+import inspect
 import re
 import shlex
 from collections.abc import Sequence
@@ -138,13 +139,14 @@ def data_class_of(cfg: Any) -> type[ExampleData]:
 def build_module(cfg: Any, data: ExampleData, run_id: str) -> HeadTraining:
     """A head of the draft's size, its loss and its optimizer."""
     loss = instantiate(cfg.loss)
-    try:
-        head: SavedHead = instantiate(cfg.head)(**data.head_sizes(), log_w_rej=loss.log_w_rej)
-    except TypeError as error:
+    sizes = data.head_sizes()
+    known = inspect.signature(get_class(cfg.head._target_)).parameters
+    if {name for name in known if name.endswith("_size")} != set(sizes):
         raise InputError(
-            f"the model and the data do not go together ({error}): expected model=acceptance_head data=mixed, or "
-            "model=preread_head data=traced"
-        ) from error
+            f"the model and the data do not go together (the data know {', '.join(sizes)}): expected model=acceptance_head "
+            "data=mixed, or model=preread_head data=traced"
+        )
+    head: SavedHead = instantiate(cfg.head)(**sizes, log_w_rej=loss.log_w_rej)
     warm_start(head, OmegaConf.select(cfg, "from_pretrained"), data.weights)
     about = {**data.weights.facts(), "head": head.config, "wandb_run_id": run_id}
     module: HeadTraining = instantiate(cfg.model)(head=head, loss=loss, about=about)

@@ -235,5 +235,5 @@ def test_a_policy_learns_from_the_path_that_was_sent():
 
 def test_bad_input():
     for numbers in ((0, 4), (8, 0)):
-        with pytest.raises(InputError, match="expected num_beams and num_tokens of at least 1, got"):
+        with pytest.raises(InputError, match="proposer.num_(beams|tokens): expected a number in .1, 4096., got 0"):
             BeamChainProposer(*numbers)

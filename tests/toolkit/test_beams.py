@@ -396,7 +396,7 @@ def test_published_drafts_differ_and_need_their_own_rule(exact_pair, prompts, mo
     ("overrides", "words"),
     [
         (["beams.num_beams=7"], "beams.num_beams: expected 1 to 6, the number of draft beams, got 7"),
-        (["beams.num_beams=0"], "beams.num_beams: expected at least 1, got 0"),
+        (["beams.num_beams=0"], "beams.num_beams: expected a number in [1, 4096], got 0"),
         (["beams.threshold=1.2"], "beams.threshold: expected a probability in [0, 1]"),
         (["beams.threshold=.5", "beams.min_width=5"], "beams.min_width: expected 1 to 4"),
         (["beams.selection=top"], "drafted beams are judged by chance, expected sample, got top"),
@@ -407,7 +407,7 @@ def test_published_drafts_differ_and_need_their_own_rule(exact_pair, prompts, mo
             "draw needs sampled beams, expected beams.selection=sample",
         ),
         (["beams.collapse_after=0"], "beams.collapse_after: expected at least 1 or null, got 0"),
-        (["proposer.num_beams=0"], "proposer.num_beams: expected at least 1, got 0"),
+        (["proposer.num_beams=0"], "proposer.num_beams: expected a number in [1, 4096], got 0"),
         (["proposer.min_beams=7"], "proposer.min_beams: expected 1 to 6 (num_beams) or null, got 7"),
         (["proposer.min_beams=3"], "beams.num_beams: expected 1 to 3, the number of draft beams, got 4"),
         (["beams=null"], "a rule for layers of beams and `beams` need each other"),

@@ -84,7 +84,7 @@ def test_a_family_that_is_refused_can_be_decoded_on_trust():
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         generate(pair, [[4, 5]], "autoregressive", max_new_tokens=2)
-    with pytest.raises(InputError, match="self_check: expected auto or off, got 'maybe'"):
+    with pytest.raises(InputError, match="self_check: expected one of auto, off or true or false, got 'maybe'"):
         ModelPair.from_pretrained("toy/target", "toy/draft", self_check="maybe")
 
 

@@ -85,6 +85,9 @@ class Perfect:
         p, q = pair.target.probs, pair.draft.probs
         self.alpha = torch.minimum(p, q).sum(-1).float()
 
+    def bind(self, pair):
+        return self
+
     def drawn_probs(self, step):
         return step.trace.accept_prob[step.index], self.alpha[step.tokens]
 

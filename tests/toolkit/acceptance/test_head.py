@@ -58,7 +58,7 @@ def test_incomplete_heads_are_refused(tmp_path):
     save_file({"other": torch.zeros(1)}, tmp_path / AcceptanceHead.weights_file)
     with pytest.raises(InputError, match="an acceptance head as a whole"):
         AcceptanceHead.load(tmp_path)
-    with pytest.raises(InputError, match="head.depth"):
+    with pytest.raises(InputError, match="depth: expected at least 0, got -1"):
         AcceptanceHead(D, -1)
 
 
