@@ -17,7 +17,7 @@ from toolkit import config as configs
 from toolkit.errors import InputError
 
 NAME = re.compile(r"\{([^{}$]*)\}")
-KEY = re.compile(r"\$\{([\w.]+)\}")
+KEY = re.compile(r"\$\{(?:oc\.select:)?([\w.]+)(?:,([^${}]*))?\}")  # of the config, and what stands for a missing one
 
 
 def run_stages(
@@ -47,18 +47,22 @@ def compose_for(
 ) -> Any:
     """The composed config of a stage, its output below `root_dir`, with folders in place of their names in braces.
 
-    within  a node of the config that the overrides come from: "${key}" is that config's text
+    within  a node of the config that the overrides come from: "${key}" is that config's text, and so is
+            "${oc.select:key,default}", or the default
     The overrides hold a mark for each folder, which no text contains, while they are parsed.
     """
     from omegaconf import OmegaConf
+
+    from toolkit.schema.check import check
 
     marks = _Marks(folders)
     words = [marks.put(str(word), within) for word in overrides]
     if root_dir is not None:
         words.insert(0, f"paths.root_dir={marks.of(str(root_dir))}")
-    config = configs.compose(config_name, words)
-    filled = marks.filled(OmegaConf.to_container(config, resolve=False))
-    return OmegaConf.create(filled, flags={"struct": True})
+    config = configs.compose(config_name, words, checked=False)
+    filled = OmegaConf.create(marks.filled(OmegaConf.to_container(config, resolve=False)), flags={"struct": True})
+    check(filled, config_name, complete=False)
+    return filled
 
 
 class _Marks:
@@ -84,7 +88,9 @@ class _Marks:
 
         if not OmegaConf.is_config(within):
             return found[0]
-        value = OmegaConf.select(within._get_root(), found[1], throw_on_missing=True)
+        value = OmegaConf.select(within._get_root(), found[1], throw_on_missing=found[2] is None)
+        if value is None and found[2] is not None:
+            return found[2]
         return self.of(value) if isinstance(value, str) else {None: "null"}.get(value, str(value))
 
     def filled(self, value: Any) -> Any:

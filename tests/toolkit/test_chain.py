@@ -5,10 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from omegaconf import OmegaConf
 
 from tests.toolkit.test_ownership import NAMES
 from toolkit import config
-from toolkit.chain import compose_for, fill_folders, run_stages
+from toolkit.chain import _Marks, compose_for, fill_folders, run_stages
 from toolkit.io import write_text
 from toolkit.stage import open_stage
 
@@ -61,3 +62,10 @@ def test_overrides_may_name_keys_of_the_config_they_come_from():
     within = config.compose("train", [f"pair.target={config.quoted(name)}"]).pair
     cfg = compose_for("responses", ['pair.target="${pair.target}"', "pair.draft=${pair.draft}"], {}, None, within)
     assert (cfg.pair.target, cfg.pair.draft) == (name, "toy/draft")
+
+
+def test_a_key_that_may_be_missing_has_its_default():
+    config = OmegaConf.create({"there": "a b", "stages": {"one": {"overrides": []}}})
+    for word, expected in (("x=${oc.select:there,???}", "a b"), ("x=${oc.select:not.there,7}", "7")):
+        marks = _Marks({})
+        assert marks.filled(marks.put(word, config.stages)) == f"x={expected}"

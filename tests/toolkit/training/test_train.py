@@ -223,7 +223,9 @@ def test_every_checkpoint_leads_to_the_same_head(trained, overrides, tmp_path, m
         if name == "last.ckpt":
             shutil.copy(self.folder / name, copies / f"{trainer.global_step}.ckpt")
 
-    monkeypatch.setattr(export, "_draw", lambda tables, path: path.touch())  # most of the time of so short a run
+    monkeypatch.setattr(
+        export, "draw_reliability", lambda bins, path, title: path.touch()
+    )  # most of the time of so short a run
     with monkeypatch.context() as patch:
         patch.setattr(Checkpoints, "_save", save_and_copy)
         train.run(compose("train", [*overrides, f"paths.output_dir={tmp_path}/whole"]))
