@@ -11,7 +11,6 @@ after an interruption; the weights come out the same, bit for bit on a CPU. What
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import asdict
 from pathlib import Path
@@ -32,11 +31,11 @@ from toolkit.io import read_json, write_json, write_text
 from toolkit.models import vocab_size
 from toolkit.pair import ModelPair, load_tokenizer
 from toolkit.stage import Stage, command, open_stage, provenance
-from toolkit.training.checkpoints import BEST, AtomicCheckpointIO, folder_of, read_checkpoint
-from toolkit.training.console import on_terminal, progress, quiet_lightning
-from toolkit.training.curves import Curves
+from toolkit.training.checkpoints import BEST, folder_of, read_checkpoint
+from toolkit.training.console import quiet_lightning
 from toolkit.training.loggers import is_first_process, run_id_of
 from toolkit.training.start import resume_path
+from toolkit.training.trainer import build_trainer
 from toolkit.weights import Weights
 
 DRAFT, SCORES = "draft", "metrics.json"
@@ -145,20 +144,6 @@ def load_target(cfg: Any, responses: Any) -> ModelPair | None:
             f"the responses come from another target ({reason}): set pair.target to the model that made them"
         )
     return pair
-
-
-def build_trainer(cfg: Any, folder: Path, loggers: Sequence[Any]) -> pl.Trainer:
-    """Lightning's trainer with checkpoints that are whole or absent."""
-    callbacks = [instantiate(spec) for spec in (cfg.callbacks or {}).values() if spec is not None]
-    trainer: pl.Trainer = instantiate(cfg.trainer)(
-        default_root_dir=str(folder),
-        logger=list(loggers) or False,
-        callbacks=[*callbacks, Curves(), progress()],
-        plugins=[AtomicCheckpointIO()],
-        enable_checkpointing=any(isinstance(callback, pl.callbacks.Checkpoint) for callback in callbacks),
-        enable_progress_bar=on_terminal(),
-    )
-    return trainer
 
 
 def check_resumable(there: dict[str, Any], here: dict[str, Any], path: Path | None) -> None:

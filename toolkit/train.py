@@ -28,16 +28,13 @@ from toolkit.errors import InputError
 from toolkit.io import read_json, write_text
 from toolkit.stage import Stage, command, open_stage, provenance
 from toolkit.tracking import log_summary, parameter_counts
-from toolkit.training.checkpoints import BEST, AtomicCheckpointIO, folder_of, read_checkpoint
+from toolkit.training.checkpoints import BEST, folder_of, read_checkpoint
 from toolkit.training.console import (
-    on_terminal,
     print_comparison,
     print_config,
     print_scores,
-    progress,
     quiet_lightning,
 )
-from toolkit.training.curves import Curves
 from toolkit.training.examples import ExampleData
 from toolkit.training.export import DIAGRAM, HEAD, SCORES, export
 from toolkit.training.loggers import is_first_process, run_id_of
@@ -50,6 +47,7 @@ from toolkit.training.start import (
     resume_path,
     warm_start,
 )
+from toolkit.training.trainer import build_trainer
 from toolkit.training.yardsticks import comparison, complaint, yardsticks
 
 PLAIN = re.compile(r"[\w./@+-]+")  # what an override may hold without quotes
@@ -109,7 +107,7 @@ def train(cfg: Any, stage: Stage, data_folder: Path) -> bool:
         runtime = {"folder": stage.folder, "config": plain(cfg), "run_id": run_id, "first_step": first_step}
         opened = [stack.enter_context(instantiate(spec)(**runtime)) for spec in (cfg.logger or {}).values()]
         loggers = [logger for logger in opened if logger is not None]
-        trainer = _build_trainer(cfg, stage.folder, loggers)
+        trainer = build_trainer(cfg, stage.folder, loggers)
         trainer.fit(module, datamodule=data, ckpt_path=None if resumed is None else str(resumed))
         if trainer.is_global_zero:
             closing = _results_of(trainer.callbacks)  # type: ignore[attr-defined]
@@ -151,19 +149,6 @@ def build_module(cfg: Any, data: ExampleData, run_id: str) -> HeadTraining:
     about = {**data.weights.facts(), "head": head.config, "wandb_run_id": run_id}
     module: HeadTraining = instantiate(cfg.model)(head=head, loss=loss, about=about)
     return module
-
-
-def _build_trainer(cfg: Any, folder: Path, loggers: Sequence[Logger]) -> pl.Trainer:
-    callbacks = [instantiate(spec) for spec in (cfg.callbacks or {}).values() if spec is not None]
-    trainer: pl.Trainer = instantiate(cfg.trainer)(
-        default_root_dir=str(folder),
-        logger=list(loggers) or False,
-        callbacks=[*callbacks, Curves(), progress()],
-        plugins=[AtomicCheckpointIO()],
-        enable_checkpointing=any(isinstance(callback, pl.callbacks.Checkpoint) for callback in callbacks),
-        enable_progress_bar=on_terminal(),
-    )
-    return trainer
 
 
 def _write_results(

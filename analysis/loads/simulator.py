@@ -20,7 +20,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from analysis.replay.policies import Geometry, draft
+from analysis.replay.policies import Geometry, Judged, Sent, draft
 from toolkit.load_cost import LoadCost
 from toolkit.stopping import StoppingPolicy
 from toolkit.stopping.base import State
@@ -199,8 +199,8 @@ class _Server:
         accepted = np.minimum(drafted, self.run_of[starts])
         produced = np.minimum(accepted + 1, self.left_of[starts])
         if self.policy.uses_history or self.policy.couples_rows:
-            judged = _Judged(torch.from_numpy(accepted))
-            self.state = self.policy.observe(_Sent(torch.from_numpy(drafted), torch.from_numpy(calls)), judged, state)
+            judged = Judged(torch.from_numpy(accepted))
+            self.state = self.policy.observe(Sent(torch.from_numpy(drafted), torch.from_numpy(calls)), judged, state)
         texts = self.requests[request[busy]]
         context = float((self.prompt_tokens[texts] + starts[busy] - self.first_of[texts]).mean())
         reading = self._reading(joined)
@@ -266,22 +266,3 @@ class _Server:
     def _live(self) -> Drafter:
         self.geometry = self.geometry.with_steps(self.trace)
         return lambda at, busy, state: draft(self.trace, self.geometry, at, self.policy, state, busy)
-
-
-@dataclass(frozen=True)
-class _Sent:
-    """What `observe` may ask of a Proposal."""
-
-    num_drafted: Tensor
-    num_calls: Tensor
-
-    @property
-    def num_nodes(self) -> int:
-        return int(self.num_drafted.max())
-
-
-@dataclass(frozen=True)
-class _Judged:
-    """What `observe` may ask of a Verdict."""
-
-    length: Tensor

@@ -30,6 +30,25 @@ GROUP = 50  # policies walked together
 
 
 @dataclass(frozen=True)
+class Sent:
+    """What `observe` may ask of a Proposal."""
+
+    num_drafted: Tensor
+    num_calls: Tensor
+
+    @property
+    def num_nodes(self) -> int:
+        return int(self.num_drafted.max())
+
+
+@dataclass(frozen=True)
+class Judged:
+    """What `observe` may ask of a Verdict."""
+
+    length: Tensor
+
+
+@dataclass(frozen=True)
 class Geometry:
     """What follows from the acceptance draws alone, for a round that starts before position i (all [P]).
 
@@ -134,7 +153,7 @@ def replay_rounds(trace: Trace, policy: StoppingPolicy) -> Iterator[tuple[Tensor
         starts = torch.where(alive, at, first)
         num_drafted, num_calls, drafted_state = draft(trace, geometry, starts, policy, state)
         accepted = torch.minimum(num_drafted, geometry.run[starts])
-        observed = policy.observe(_Sent(num_drafted, num_calls), _Judged(accepted), drafted_state)
+        observed = policy.observe(Sent(num_drafted, num_calls), Judged(accepted), drafted_state)
         state = frozen(observed, state, alive)
         produced = torch.minimum(accepted + 1, geometry.left[starts])
         columns = (text, starts, num_drafted, num_calls, accepted, produced)
@@ -248,25 +267,3 @@ def _check_alone(policy: StoppingPolicy) -> None:
 def _check_memoryless(policy: StoppingPolicy) -> None:
     if policy.uses_history:
         raise InputError("this policy remembers earlier rounds: replay it round by round (`replay`)")
-
-
-# -- inside -----------------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class _Sent:
-    """What `observe` may ask of a Proposal."""
-
-    num_drafted: Tensor
-    num_calls: Tensor
-
-    @property
-    def num_nodes(self) -> int:
-        return int(self.num_drafted.max())
-
-
-@dataclass(frozen=True)
-class _Judged:
-    """What `observe` may ask of a Verdict."""
-
-    length: Tensor

@@ -1,4 +1,4 @@
-"""Batch rate: the rate rule for a batch whose rows draft side by side. No threshold; never slower than without, by design.
+"""Batch rate: the rate rule for a batch whose rows draft side by side. No threshold; plain decoding is one of its choices.
 
 Ours, from renewal-reward theory as `rate` is. In a batch, every row pays for the deepest one: a draft forward and one more
 column of the target's forward cost the same whether one row wants them or all. So the batch decides together. With B
