@@ -74,6 +74,18 @@ def test_responses_depend_neither_on_the_batch_nor_on_where_work_stopped(checkpo
     assert shards(whole) == shards(pieces)
 
 
+def test_rows_draw_from_streams_of_their_own_whatever_the_size_of_a_shard(checkpoints, tmp_path):
+    """One prompt, many times over: its responses differ, within a shard and across shards."""
+    path = tmp_path / "same.jsonl"
+    path.write_text("".join(json.dumps({"id": i, "prompt": "the cat"}) + "\n" for i in range(12)))
+    found = []
+    for size in (3, 12):
+        folder = make(checkpoints, path, tmp_path / f"by_{size}", f"shard_size={size}")
+        found.append([row["token_ids"] for row in responses.read_rows(folder)])
+    assert found[0] == found[1]
+    assert len({tuple(tokens) for tokens in found[0]}) > 9
+
+
 def test_ranks_share_the_work(checkpoints, prompts_file, tmp_path):
     whole = make(checkpoints, prompts_file, tmp_path / "whole")
     split = tmp_path / "split"

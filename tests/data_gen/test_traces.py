@@ -146,6 +146,38 @@ def test_draws_that_do_not_know_the_text_are_found_out():
     assert found["wrong"] > 4
 
 
+def test_every_drawn_token_has_a_draw_of_its_own():
+    """The target says 0, the draft anything: what is drafted in its place and what follows are independent and uniform."""
+    count, rows = 4, 3000
+    target = torch.full((count, count), 1e-9, dtype=torch.float64)
+    target[:, 0] = 1 - 3e-9
+    pair = ModelPair(
+        target=TabularModel(target),
+        draft=TabularModel(torch.full((count, count), 1 / count, dtype=torch.float64)),
+        end_ids=(),
+    )
+    trace = Recorder(pair, Sampling(max_new_tokens=5), 4).record([([1], [0] * 5)] * rows, range(rows))
+    firsts = trace.text_first[:-1]
+    rejected = firsts[~trace.accepted[firsts]]
+    assert len(rejected) == pytest.approx(0.75 * rows, rel=0.1)
+    assert bool((trace.roll_length[rejected] == 3).all())
+    path = torch.stack(
+        [trace.tokens[rejected], *(trace.tokens[trace.roll_first[rejected] + depth] for depth in range(3))]
+    )
+    assert bool((path[0] > 0).all())
+    following = firsts + 1  # of the same text: rejected here, too, in three texts of four
+    both = ~trace.accepted[firsts] & ~trace.accepted[following]
+    pairs = [(path[0], path[1]), (path[1], path[2]), (path[2], path[3]), (path[0], path[2])]
+    pairs += [(trace.tokens[firsts[both]], trace.tokens[following[both]])]
+    for one, other in pairs:
+        table = torch.zeros(count, count).index_put_((one.long(), other.long()), torch.ones(len(one)), accumulate=True)
+        table = table[table.sum(1) > 0][:, table.sum(0) > 0]
+        expected = float(table.sum()) / table.numel()
+        freedom = table.numel() - 1
+        statistic = float(((table - expected) ** 2 / expected).sum())
+        assert statistic < freedom + 5 * (2 * freedom) ** 0.5
+
+
 def test_the_recorded_chances_are_those_of_the_distributions():
     pair = table_pair(2)
     texts = [list(text) for text in product(range(1, V), repeat=5)]

@@ -54,6 +54,25 @@ def test_replayed_forwards_equal_the_models_own(family, kind, monkeypatch):
     assert max(replaying.captures.uses.values()) > 1
 
 
+@pytest.mark.parametrize("kind", [EagerTrace, EagerStatic])
+def test_forwards_that_give_other_numbers_of_logits_are_captured_apart(kind, monkeypatch):
+    """Same tokens, same cache, but one position's logits, then four, then one."""
+    monkeypatch.setattr(capture, "PROOFS", 0)
+    model, generator = tiny_model("llama"), torch.Generator().manual_seed(5)
+    plain, replaying = open_session(model, 1, 32), open_session(model, 1, 32, Captures(kind))
+    prompt, block = (torch.randint(3, VOCAB, (1, width), generator=generator) for width in (6, 4))
+    for session in (plain, replaying):
+        session.extend(prompt)
+    for last in (1, 1, 1, 4, 4, 4, 2, 1, 4):
+        readings = []
+        for session in (plain, replaying):
+            readings.append(session.extend(block, last=last))
+            session.truncate([6])
+        assert readings[1].logits.shape == readings[0].logits.shape == (1, last, VOCAB)
+        assert torch.allclose(readings[1].logits, readings[0].logits, rtol=1e-5, atol=1e-5)
+    assert max(replaying.captures.uses.values()) > 1
+
+
 def test_models_that_branch_on_values_are_not_captured():
     assert {name for name in FAMILIES if not static_flow(tiny_model(name))} == ROUTED
     model = tiny_model("phi3")

@@ -131,6 +131,28 @@ def test_counts(name, limit, exact_pair, prompts):
             assert counts.num_draft_calls == counts.num_drafted
 
 
+@pytest.mark.parametrize("name", [name for name in LOSSLESS if name not in ("autoregressive", "prompt_lookup")])
+def test_counts_where_a_drafted_token_ends_the_text(name, table_pair):
+    """One token of three ends a text: the end is often a draft that was accepted, and no further token is drawn then."""
+    method = config.method(name)
+    for limit in (4, 12):
+        inside = 0
+        for generation in decode(
+            table_pair, [[0, 1]] * 60, method, Sampling(max_new_tokens=limit, seed=limit), batch_size=60
+        ):
+            counts, rounds = generation.counts, generation.rounds
+            assert 2 not in generation.token_ids[:-1]
+            assert counts.num_drafted + counts.num_target_calls == counts.num_generated + counts.num_discarded
+            assert sum(r.num_produced for r in rounds) == counts.num_generated == len(generation.token_ids)
+            assert all(r.num_produced == r.num_accepted + 1 for r in rounds[:-1])
+            last = rounds[-1]
+            assert last.num_produced in (last.num_accepted, last.num_accepted + 1)
+            if last.num_produced == last.num_accepted:
+                assert generation.token_ids[-1] == 2  # only an end of text takes the place of the extra token
+                inside += 1
+        assert inside >= 3
+
+
 TREES_ARE_SLOW = [  # their trees are tried in tests/toolkit/test_trees.py, too
     pytest.param(name, marks=pytest.mark.slow)
     if isinstance(config.method(name).proposer, TreeProposer) and name != "specinfer"
@@ -211,6 +233,10 @@ def test_state_of_a_policy_starts_afresh_with_every_prompt(exact_pair, prompts):
     ]
     queued = decode(exact_pair, prompts, method, Sampling(max_new_tokens=20), batch_size=2)
     assert [g.token_ids for g in alone] == [g.token_ids for g in queued]
+    lengths = [[[r.num_drafted for r in g.rounds] for g in found] for found in (alone, queued)]
+    assert lengths[0] == lengths[1]  # a state that goes on would change how far is drafted, not what is written
+    assert all(drafted[0] == 3 for drafted in lengths[1])
+    assert any(len(set(drafted)) > 2 for drafted in lengths[1])
 
 
 def test_bad_rows_are_named_and_the_others_finish(exact_pair):

@@ -33,6 +33,23 @@ def test_folders_are_named_by_what_determines_their_content(tmp_path):
     assert stage.open_stage("demo", config_of(tmp_path, size=1)).manifest["rows"] == 3
 
 
+def test_whatever_is_not_declared_free_determines_the_content(tmp_path):
+    """A seed above all: two seeds are two results. Folders of free keys alone are one."""
+    values = {"seed": 0, "limit": 3, "sampling": {"seed": 0, "top_k": 1}, "name": "a"}
+    changed = [{"seed": 1}, {"limit": 4}, {"sampling": {"seed": 1, "top_k": 1}}, {"sampling": {"seed": 0, "top_k": 2}},
+               {"name": "b"}, {"new": None}]  # fmt: skip
+    folders = [
+        stage.open_stage("demo", config_of(tmp_path, **{**values, **change})).folder for change in ({}, *changed)
+    ]
+    assert len(set(folders)) == len(folders)
+    free = {key: 5 for key in stage.FREE_KEYS if key not in ("paths", "overwrite")}
+    assert stage.open_stage("demo", config_of(tmp_path, **values, **free)).folder == folders[0]
+    assert "seed" not in stage.FREE_KEYS
+    assert (
+        stage.open_stage("demo", config_of(tmp_path, **{**values, "name": "c"}), ignore=["name"]).folder not in folders
+    )
+
+
 def test_inputs_count_by_their_content(tmp_path):
     source = tmp_path / "in.txt"
     source.write_text("a")

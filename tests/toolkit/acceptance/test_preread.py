@@ -74,15 +74,17 @@ def test_samples_are_clean_positions_and_what_follows_accepted_ones(recorded, pa
     }
     assert len(held_out) == data.states["validation"].num_examples / 2  # both replicates of a text are on one side
     states = data.states["train"]
-    batch = states.batch([2, 0])
+    rows = [2, 0, *range(3, states.num_examples), 1]
+    assert any(bool(whole.accepted[int(states.last[row]) - 1]) for row in rows[:-1])  # nothing follows in its own text
+    batch = states.batch(rows)
     expected = []
-    for row in (2, 0):
+    for row in rows:
         first, last = int(states.first[row]), int(states.last[row])
         for position in range(first, last):
             follows = bool(whole.accepted[position]) and position + 1 < last
             expected.append([whole.accept_prob[position], whole.alpha[position + 1] if follows else torch.nan])
     assert torch.equal(batch.labels.nan_to_num(-1), torch.tensor(expected).nan_to_num(-1))
-    step = RecordedStep(whole, 1, torch.arange(int(states.first[0]), int(states.last[0])))
+    step = RecordedStep(whole, 1, torch.arange(int(states.first[1]), int(states.last[1])))
     assert torch.equal(batch.hidden[-len(step.index) :], features(step, embedding_table(pair.draft)))
 
 

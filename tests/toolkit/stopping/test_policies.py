@@ -210,6 +210,17 @@ def test_bounds_are_inclusive():
     assert [bool(always.step(step_of([0.5, 0.5], 0, d), {})[1]) for d in (1, 3, 4)] == [True, True, False]
 
 
+def test_bounds_hold_for_policies_that_look_before_they_draw():
+    """`read` at depth d decides whether token d is drawn at all: the first `min_drafted` always are."""
+    bounded = Bounded(Survival(ConstantScore(), 0.0, lag=0), min_drafted=3, max_drafted=9)
+    assert bounded.reads
+    state, found = bounded.init(1, torch.device("cpu")), []
+    for depth in (1, 2, 3, 4, 5):
+        state, go_on = bounded.read(step_of([0.5, 0.5], 0, depth), state)
+        found.append(bool(go_on))
+    assert found == [True, True, True, False, False]
+
+
 @pytest.mark.parametrize(
     ("build", "words"),
     [

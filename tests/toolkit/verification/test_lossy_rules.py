@@ -79,6 +79,14 @@ def test_bild_is_its_definition(tau_2):
     assert len(set(got)) > 2 or tau_2 == 0.0
 
 
+def test_bild_without_any_tolerance_keeps_what_the_target_is_certain_of():
+    p = torch.tensor([[[0.0, 1.0], [0.5, 0.5], [1.0, 0.0]]], dtype=torch.float64)
+    q = torch.full((1, 2, 2), 0.5, dtype=torch.float64)
+    rule = get("bild", tau_2=0.0)
+    assert lengths(rule, p, q, torch.tensor([[1, 0]]), torch.tensor([2])) == [1]
+    assert lengths(rule, p, q, torch.tensor([[0, 0]]), torch.tensor([2])) == [0]
+
+
 def test_limits_of_tau():
     """0 keeps all that p can emit, 1 nothing; just below 1, prefixes with p >= q still pass; a longer one may alone."""
     p, q, tokens = tables(300)
