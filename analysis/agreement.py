@@ -21,7 +21,7 @@ from analysis.tables.standing import gain_over
 from toolkit import metrics
 from toolkit.config import plain
 from toolkit.errors import InputError
-from toolkit.stage import command, open_stage
+from toolkit.stage import MANIFEST, command, open_stage, read_manifest
 
 SAME = [*SETTING, "prompt", "prompt_hash"]
 
@@ -32,6 +32,8 @@ def run(cfg: Any) -> Path:
     replayed, live = ([Path(folder) for folder in plain(cfg[side])] for side in ("replayed", "live"))
     tables = load_rows(replayed, "replayed"), load_rows(live, "live")
     check_comparable([*replayed, *live])
+    for folders, side, source in ((replayed, "replayed", "traces"), (live, "live", "live")):
+        _check_source(folders, side, source)
     inputs = [folder / "rows.parquet" for folder in (*replayed, *live)]
     stage = open_stage("agreement", cfg, inputs=inputs)
     if not stage.finished:
@@ -64,6 +66,14 @@ def compare(replayed: pd.DataFrame, live: pd.DataFrame, cost_ratio: float, boots
             "verification_replayed": metrics.verification_rate(one), "verification_live": metrics.verification_rate(two),
         })  # fmt: skip
     return pd.DataFrame(lines)
+
+
+def _check_source(folders: list[Path], side: str, expected: str) -> None:
+    """Raises InputError if a sweep was made the other way: both sides would then be the same computation."""
+    for folder in folders:
+        found = read_manifest(folder)["config"].get("source") if (folder / MANIFEST).exists() else None
+        if found not in (None, expected):
+            raise InputError(f"{side}: expected sweeps with source={expected}, {folder} was made with source={found}")
 
 
 if __name__ == "__main__":

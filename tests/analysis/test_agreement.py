@@ -42,6 +42,15 @@ def test_a_wrong_recording_is_found_out(folders):
     assert found.loc["K=4", "low"] > 0 and found.loc["K=1", "low"] < 0 < found.loc["K=1", "high"]
 
 
+def test_a_sweep_on_the_wrong_side_is_refused(folders, tmp_path):
+    """Compared with itself, a live sweep would agree however wrong the replay is."""
+    swapped = {"traces": folders["live"], "live": folders["live"]}
+    with pytest.raises(InputError, match="replayed: expected sweeps with source=traces, .* was made with source=live"):
+        agreement.run(config(swapped, tmp_path))
+    with pytest.raises(InputError, match="live: expected sweeps with source=live"):
+        agreement.run(config({"traces": folders["traces"], "live": folders["traces"]}, tmp_path))
+
+
 def test_sweeps_without_a_common_setting_are_refused(folders):
     rows = load_rows([folders["traces"]], "replayed")
     other = rows.assign(setting="K=9")

@@ -7,7 +7,7 @@ import torch
 
 from toolkit.errors import InputError
 from toolkit.session import TabularModel, open_session
-from toolkit.testing import FAMILIES, VOCAB, ExpectedTree, difference, tiny_model
+from toolkit.testing import FAMILIES, VOCAB, WINDOW, ExpectedTree, difference, tiny_model
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -36,6 +36,25 @@ def test_ragged_prompts_branches_and_compaction_equal_plain_runs(family):
         longer = [text + tail[row, : i + 1].tolist() for row, text in enumerate(texts)]
         worst = max(worst, difference(model, reading.logits[:, i], longer))
     assert worst < 1e-5
+
+
+@pytest.mark.parametrize("family", ["mistral", "gemma3", "phi3", "llama"])
+def test_paths_of_a_tree_that_are_longer_than_the_window_see_their_own_window(family):
+    """Two paths of 2 x WINDOW nodes in turns: slots are twice as far apart as positions, and the edge falls among nodes."""
+    model, generator, depth = tiny_model(family), torch.Generator().manual_seed(2), 2 * WINDOW
+    session = open_session(model, 1, 64)
+    prompt = torch.randint(3, VOCAB, (1, 5), generator=generator)
+    session.extend(prompt)
+    tree = ExpectedTree(prompt.tolist())
+    for first in (0, depth):
+        parents = torch.arange(first - 2, first + depth - 2).clamp(min=-1).unsqueeze(0)
+        tokens = torch.randint(3, VOCAB, (1, depth), generator=generator)
+        tree.add(tokens, parents)
+        reading = session.extend(tokens, parents=parents, last=depth)
+        for node in range(depth):
+            assert difference(model, reading.logits[:, node], [tree.text(0, first + node)]) < 1e-5
+    positions = session.index.slot_positions([0], session.index.lengths[0])
+    assert positions.tolist() == [[*range(5), *(5 + node // 2 for node in range(2 * depth))]]
 
 
 @pytest.mark.parametrize("family", ["llama", "gemma3", "opt"])

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from toolkit.acceptance.saved import SavedHead
 from toolkit.schema.arguments import checked
-from toolkit.schema.ranges import AtLeast
+from toolkit.schema.ranges import AtLeast, Between
 
 
 class ResidualBlock(nn.Module):
@@ -52,7 +52,7 @@ class AcceptanceHead(SavedHead):
         hidden_size: Annotated[int, AtLeast(1)],
         depth: Annotated[int, AtLeast(0)] = 0,
         tied: bool = False,
-        log_w_rej: float = 0.0,
+        log_w_rej: Annotated[float, Between(-20, 20)] = 0.0,
     ):
         super().__init__()
         self.hidden_size, self.depth, self.tied, self.log_w_rej = hidden_size, depth, tied, log_w_rej

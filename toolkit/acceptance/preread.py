@@ -27,7 +27,7 @@ from torch.nn.functional import rms_norm
 from toolkit.acceptance.saved import SavedHead
 from toolkit.errors import InputError
 from toolkit.schema.arguments import checked
-from toolkit.schema.ranges import AtLeast
+from toolkit.schema.ranges import AtLeast, Between
 from toolkit.types import Step
 
 NUM_STATISTICS = 5
@@ -56,7 +56,7 @@ class PrereadHead(SavedHead):
         embedding_size: Annotated[int, AtLeast(1)],
         width: Annotated[int, AtLeast(1)] = 256,
         depth: Annotated[int, AtLeast(0)] = 2,
-        log_w_rej: float = 0.0,
+        log_w_rej: Annotated[float, Between(-20, 20)] = 0.0,
     ):
         super().__init__()
         self.hidden_size, self.embedding_size = hidden_size, embedding_size
