@@ -4,7 +4,7 @@ VENV ?= .venv
 RUN = $(VENV)/bin/python
 READY = $(VENV)/.ready
 
-.PHONY: help quickstart test test-slow check format bench gpu-check evidence soak fuzz toy wheel-test clean
+.PHONY: help quickstart test test-slow check format bench gpu-check evidence soak fuzz mutants toy wheel-test clean
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
 
@@ -48,6 +48,10 @@ soak: $(READY) ## every stage killed 100 times, on full disks, with damaged file
 
 fuzz: $(READY) ## 3,000 malformed command lines and calls: right, or one line; into docs/evidence/fuzz.md (minutes)
 	OMP_NUM_THREADS=1 $(RUN) -m benchmarks.fuzz --inputs 3000 --seed 0 --out docs/evidence/fuzz.md $(ARGS)
+
+mutants: $(READY) ## one-line changes of the core, and whether the tests notice, into docs/evidence/mutants.md (hours; goes on where it ended)
+	$(RUN) -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[mutants]"
+	OMP_NUM_THREADS=1 $(RUN) -m benchmarks.mutants --minutes 240 --out docs/evidence/mutants.md $(ARGS)
 
 toy: $(READY) ## train the embedded pair again from scratch (under 90 minutes on 2 cores)
 	$(RUN) -m data_gen.toy

@@ -69,7 +69,7 @@ AREAS = {
     "acceptance": Area(("toolkit/acceptance/*",), ("tests/toolkit/acceptance", "tests/analysis/test_calibration.py")),
     "recording": Area(("toolkit/trace/*", "data_gen/recording*"), ("tests/data_gen/test_traces.py",)),
     "replay": Area(("analysis/replay/*",), ("tests/analysis/replay", "tests/analysis/test_traced_sweep.py")),
-    "mixing": Area(("data_gen/mix*",), ("tests/data_gen/test_mix.py",)),
+    "mixing": Area(("data_gen/mixing.py", "data_gen/mix.py"), ("tests/data_gen/test_mix.py",)),
     "stage": Area(("toolkit/stage.py",), ("tests/toolkit/test_stage.py",)),
 }
 LISTED = """

@@ -84,6 +84,15 @@ def test_warp_is_its_definition(settings):
     assert torch.allclose(unpenalized, torch.tensor(slow, dtype=torch.float64), atol=1e-12)
 
 
+def test_settings_that_are_off_change_no_bit():
+    """Sums of float32 pass 1 by rounding: a cut at a mass of 1 would drop tokens of long tails."""
+    logits = torch.randn(4, 5000, generator=torch.Generator().manual_seed(1)) * 4
+    plain = logits.softmax(-1)
+    assert bool((plain.sort(-1, descending=True).values.cumsum(-1) >= 1).any())
+    assert torch.equal(warp(logits, Sampling(), torch.ones(4, 5000, dtype=torch.bool)), plain)
+    assert torch.equal(warp(logits, Sampling(top_k=5000)), plain)
+
+
 @pytest.mark.parametrize("kept", range(1, 6))
 def test_top_k_keeps_exactly_k_tokens_and_all_ties_at_its_edge(kept):
     logits = torch.tensor([0.3, 2.0, -1.0, 1.0, 0.5], dtype=torch.float64)
