@@ -1,6 +1,6 @@
 """python -m analysis.frontier dev=[SWEEP,...] test=[SWEEP,...] cost_ratio=.2: what adaptive stopping is worth.
 
-Per data set: each method's setting is chosen on the dev rows by throughput, N / (c * draft calls + target calls) summed
+Without `test`, the prompts of the sweeps are split: one half to choose on, the other half to report on. Per data set: each method's setting is chosen on the dev rows by throughput, N / (c * draft calls + target calls) summed
 over prompts, and reported on the test rows with bootstrap intervals over prompts; compared with the baseline (the best
 fixed K) by paired ratios, and with the yardsticks that the sweeps hold (the clairvoyant oracle, the true-probability
 upper bound) by the share of the way that is covered. Where all sweeps were replayed on traces, the baseline's best setting of
@@ -33,7 +33,7 @@ from analysis.tables.frontier_tables import Cost, compare, cost_ratios, costs_ta
 from analysis.tables.grid import PLAIN
 from analysis.tables.rows import check_comparable, load_rows, same_texts, totals
 from analysis.tables.scalars import frontier_scalars
-from analysis.tables.selection import choose, comparable, settings_table, unseen
+from analysis.tables.selection import choose, comparable, halves, settings_table, unseen
 from toolkit.config import plain
 from toolkit.errors import InputError
 from toolkit.io import read_json, write_text
@@ -45,8 +45,12 @@ TABLES = ("frontier", "settings", "costs")
 
 def run(cfg: Any) -> Path:
     """Choose on dev, report on test; returns the output folder."""
-    dev_folders, test_folders = _folders(cfg.dev), _folders(cfg.test)
-    dev, test = load_rows(dev_folders, "dev"), load_rows(test_folders, "test")
+    dev_folders = _folders(cfg.dev)
+    if cfg.test is None:
+        test_folders, (dev, test) = dev_folders, halves(load_rows(dev_folders, "dev"))
+    else:
+        test_folders = _folders(cfg.test)
+        dev, test = load_rows(dev_folders, "dev"), load_rows(test_folders, "test")
     check_comparable([*dev_folders, *test_folders])
     inputs = [folder / "rows.parquet" for folder in (*dev_folders, *test_folders)]
     stage = open_stage("frontier", cfg, inputs=inputs, ignore=("track",))
@@ -186,7 +190,9 @@ def _log(folder: Path, figures: dict[str, list[Path]], cfg: Any) -> None:
     tables = {name: read_table(folder, name) for name in TABLES}
     datasets = list(dict.fromkeys(tables["frontier"].dataset.astype(str)))
     about = {"tags": datasets, "name": f"c={cfg.cost_ratio:g} {' '.join(datasets)}", "track": cfg.track}
-    with wandb_run("frontier", plain(cfg), folder, inputs=[*_folders(cfg.dev), *_folders(cfg.test)], **about) as wandb:
+    with wandb_run(
+        "frontier", plain(cfg), folder, inputs=[*_folders(cfg.dev), *_folders(cfg.test or [])], **about
+    ) as wandb:
         log_summary(wandb, frontier_scalars(tables["frontier"]))
         for name, table in tables.items():
             log_table(wandb, f"frontier/{name}", table)

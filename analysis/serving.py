@@ -71,7 +71,9 @@ def run(cfg: Any) -> Path:
     stage = open_stage("serving", cfg, inputs=prompt_files(cfg), ignore=IGNORED)
     stage.start()
     bench = Workbench(pair, prompts, sampling, cfg.batch_size)
-    recorded = RecordedPair(bench, expand(plain(cfg.grid), with_plain=True), stage.folder, cfg.max_drafted)
+    recorded = RecordedPair(
+        bench, expand(plain(cfg.grid), with_plain=True, max_drafted=cfg.max_drafted), stage.folder, cfg.max_drafted
+    )
     for method, reason in recorded.left_out.items():
         print(f"{method} left out, {reason}")
     sizes = sorted({1, cfg.slots, *(min(size, cfg.slots) for size in plain(cfg.users))})

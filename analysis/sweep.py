@@ -51,7 +51,7 @@ def run(cfg: Any) -> Path:
     """
     if cfg.source not in SOURCES:
         raise unknown_name("source", str(cfg.source), SOURCES)
-    settings = expand(plain(cfg.grid), with_plain=cfg.source == "traces")
+    settings = expand(plain(cfg.grid), with_plain=cfg.source == "traces", max_drafted=cfg.max_drafted)
     known = finished_stage("sweep", cfg, ignore=IGNORED, repairs=True)
     wanted = asked(cfg, IGNORED, methods=[setting.content for setting in settings])
     if known is not None and known.manifest.get("asked") == wanted:

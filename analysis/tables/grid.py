@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -39,10 +39,14 @@ SYMBOLS = {
 
 @dataclass(frozen=True)
 class Setting:
-    """One method with one setting of its parameters (overrides relative to the method, and `head`)."""
+    """One method with one setting of its parameters (overrides relative to the method, and `head`).
+
+    max_drafted  the sweep's own bound, of a method that names none; None: the method's
+    """
 
     method: str
     parameters: Mapping[str, Any] = field(default_factory=dict)
+    max_drafted: int | None = None
 
     @property
     def label(self) -> str:
@@ -68,6 +72,8 @@ class Setting:
             for name, value in self.parameters.items()
             if name != "head"
         ]
+        if self.max_drafted is not None:
+            overrides.append(f"max_drafted={self.max_drafted}")
         return config.method_config(self.method, overrides, self.head)
 
     @property
@@ -77,10 +83,11 @@ class Setting:
         return {"name": self.method, "parameters": dict(self.parameters), "method": method}
 
 
-def expand(grid: Mapping[str, Any], with_plain: bool = False) -> list[Setting]:
+def expand(grid: Mapping[str, Any], with_plain: bool = False, max_drafted: int | None = None) -> list[Setting]:
     """The settings of a grid, the yardsticks' last; they bring plain decoding along, whose responses they score.
 
-    with_plain  plain decoding comes first in any case: its responses are what the others are replayed on
+    with_plain   plain decoding comes first in any case: its responses are what the others are replayed on
+    max_drafted  the most tokens of a round, for methods that leave this bound at its default
     """
     known = [*config.choices("method"), *PARAMETERS]
     for method in grid:
@@ -91,6 +98,8 @@ def expand(grid: Mapping[str, Any], with_plain: bool = False) -> list[Setting]:
     grid = dict(grid)
     yardsticks = [setting for name in PARAMETERS if name in grid for setting in _expanded(name, grid.pop(name))]
     settings = [setting for method, settings in grid.items() for setting in _expanded(method, settings)]
+    if max_drafted not in (None, _default_bound()):
+        settings = [_bounded(setting, max_drafted) for setting in settings]
     if with_plain or (yardsticks and Setting(PLAIN) not in settings):
         settings.insert(0, Setting(PLAIN))
     for setting in yardsticks:
@@ -98,6 +107,18 @@ def expand(grid: Mapping[str, Any], with_plain: bool = False) -> list[Setting]:
     return list(
         {setting.name: setting for setting in (*settings, *yardsticks)}.values()
     )  # a value given twice counts once
+
+
+def _default_bound() -> int:
+    """`max_drafted` of a method that names none."""
+    return int(config.plain(config.method_config("confidence"))["max_drafted"])
+
+
+def _bounded(setting: Setting, max_drafted: int | None) -> Setting:
+    """The setting with another bound, if neither its method nor the grid names one."""
+    own = config.plain(setting.method_config()).get("max_drafted")
+    named = "max_drafted" in setting.parameters or own != _default_bound()
+    return setting if named else replace(setting, max_drafted=max_drafted)
 
 
 def _check_yardstick(setting: Setting) -> None:

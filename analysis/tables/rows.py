@@ -106,9 +106,15 @@ def load_rows(folders: Sequence[Path | str], what: str) -> pd.DataFrame:
 
 
 def check_comparable(folders: Sequence[Path]) -> None:
-    """Raises InputError unless all sweeps were made with the same pair and sampling (seeds and devices may differ)."""
+    """Raises InputError unless all sweeps were made with the same pair, sampling and bound of a round.
+
+    Seeds and devices may differ.
+    """
     about = [read_manifest(folder) for folder in folders if (folder / MANIFEST).exists()]
     for other in about[1:]:
+        bounds = [manifest.get("config", {}).get("max_drafted") for manifest in (about[0], other)]
+        if bounds[0] != bounds[1]:
+            raise InputError(f"the sweeps differ in max_drafted: {bounds}; sweep with the same one")
         for part in ("pair", "sampling"):
             one, two = (manifest.get("config", {}).get(part) or {} for manifest in (about[0], other))
             changed = [key for key in sorted(one | two) if one.get(key) != two.get(key) and key not in FREE]

@@ -46,6 +46,27 @@ def unseen(dev: pd.DataFrame, test: pd.DataFrame, dataset: str) -> pd.DataFrame:
     return kept
 
 
+def halves(rows: pd.DataFrame) -> tuple[pd.DataFrame, pd.DataFrame]:
+    """Dev and test rows: in each data set one half of the prompts each, by the order of their hashes; equal prompts together.
+
+    The same prompts are split alike whatever their order in a file, and whichever settings are compared. Raises InputError
+    if a data set has fewer than two different prompts.
+    """
+    chosen = []
+    for dataset, part in rows.groupby("dataset", sort=False):
+        hashes = sorted(set(part.prompt_hash))
+        if len(hashes) < 2:
+            raise InputError(
+                f"{dataset}: expected at least 2 different prompts to choose on one half, got {len(hashes)}"
+            )
+        chosen += [(dataset, one) for one in hashes[: len(hashes) // 2]]
+        print(
+            f"{dataset}: settings are chosen on {len(hashes) // 2} prompts and reported on {len(hashes) - len(hashes) // 2}"
+        )
+    is_dev = pd.MultiIndex.from_frame(rows[["dataset", "prompt_hash"]]).isin(chosen)
+    return rows[is_dev], rows[~is_dev]
+
+
 def choose(dev: pd.DataFrame, test: pd.DataFrame, cost_ratio: float, dataset: str, node_cost: float = 0.0) -> Choice:
     """The setting of highest throughput on dev, for every method; the first one among equals. Both tables are `totals`.
 

@@ -9,6 +9,7 @@ import pytest
 from analysis import frontier, sweep
 from analysis.tables.files import read_table, save_table
 from analysis.tables.rows import COUNTS
+from analysis.tables.selection import halves
 from tests.analysis.table_sweeps import sweep_config
 from toolkit import config
 from toolkit.errors import InputError
@@ -200,3 +201,25 @@ def test_every_data_set_has_its_figures_filled(tmp_path):
         save_table(table, tmp_path, name)
     for figures in frontier.draw(tmp_path).values():
         assert "fixed K" in figures[0].with_suffix(".svg").read_text()
+
+
+def test_without_test_sweeps_the_prompts_of_one_file_are_split(tmp_path, sweeps, capsys):
+    """No prompt is on both sides, equal prompts are on one, and the order of the file does not matter."""
+    options = ["track=false", "resamples=100", f"paths.root_dir={tmp_path}"]
+    folder = frontier.run(config.compose("frontier", [f"dev=[{sweeps['test']}]", *options]))
+    rows = read_table(sweeps["test"], "rows")
+    dev, test = halves(rows)
+    assert not set(dev.prompt_hash) & set(test.prompt_hash)
+    assert len(dev) + len(test) == len(rows)
+    assert 0 <= test.prompt_hash.nunique() - dev.prompt_hash.nunique() <= 1
+    shuffled = halves(rows.sample(frac=1, random_state=1))[0]
+    assert set(shuffled.prompt_hash) == set(dev.prompt_hash)
+    table = read_table(folder, "frontier").set_index("method")
+    assert set(table.prompts) == {test.prompt.nunique()}
+    best = dev.groupby(["method", "setting"], sort=False)[list(COUNTS)].sum()
+    best["throughput"] = best.num_generated / (0.2 * best.num_draft_calls + best.num_target_calls)
+    for method, line in table.iterrows():
+        assert line.setting == best.loc[method].throughput.idxmax()
+    assert "settings are chosen on" in capsys.readouterr().out
+    with pytest.raises(InputError, match="expected at least 2 different prompts"):
+        halves(rows[rows.prompt == rows.prompt.iloc[0]])

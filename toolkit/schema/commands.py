@@ -291,7 +291,9 @@ class Sweep(Command, OnPrompts, Labels, Tracked):
         Literal["traces", "live"],
         "traces: decode plainly, record, and replay every chain method on the recording; live: decode every setting",
     ]
-    max_drafted: Annotated[int, AtLeast(1), "of source=traces: the most tokens a replayed method may draft in a round"]
+    max_drafted: Annotated[
+        int, AtLeast(1), "the most tokens of a round: of a recording, and of methods that name no other bound"
+    ]
     batch_size: Annotated[int, AtLeast(1), "prompts decoded together; does not change the rows"]
     cost_ratio: Annotated[CostRatio, "for the figures that are shown on the way only"]
     artifacts: Annotated[bool, "upload the recorded traces to Weights & Biases, too"]
@@ -358,7 +360,10 @@ class Frontier(Command, Intervals, Tracked):
     dev: Annotated[
         str | Folders, "output folders of analysis.sweep that settings are chosen on, any number of data sets"
     ]
-    test: Annotated[str | Folders, "the same data sets, other prompts: what is reported"]
+    test: (
+        Annotated[str | Folders, "the same data sets, other prompts: what is reported; null: half of dev's prompts"]
+        | None
+    )
     cost_ratio: CostRatio
     node_cost: Annotated[
         float, AtLeast(0), "a drafted node beyond one per draft forward (trees, forests), in target forwards"

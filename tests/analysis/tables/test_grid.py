@@ -27,6 +27,24 @@ def test_nested_and_dotted_parameters_are_the_same():
     assert names({"speculative": {"policy": {"num_drafted": [3]}}}) == names({"speculative": {"policy.num_drafted": 3}})
 
 
+def test_the_bound_of_a_sweep_reaches_methods_that_name_none():
+    grid = {
+        "rate": {},
+        "speculative": {"policy.num_drafted": 2},
+        "bild": {},
+        "tail": {"max_drafted": [5, 20]},
+        "oracle": {},
+    }
+    bounds = {setting.name: setting.max_drafted for setting in expand(grid, max_drafted=40)}
+    assert bounds.pop("rate") == 40
+    assert set(bounds.values()) == {None}
+    built = {setting.name: config.plain(setting.method_config()) for setting in expand({"rate": {}}, max_drafted=40)}
+    assert built["rate"]["max_drafted"] == 40
+    (default,) = expand({"rate": {}}, max_drafted=20)
+    assert default == Setting("rate")  # sweeps of earlier versions are found finished
+    assert default.content["method"]["max_drafted"] == 20
+
+
 def test_a_value_given_twice_is_one_cell():
     assert names({"speculative": {"policy.num_drafted": [2, 2]}}) == ["speculative K=2"]
 
