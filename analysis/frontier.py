@@ -1,10 +1,11 @@
 """python -m analysis.frontier dev=[SWEEP,...] test=[SWEEP,...] cost_ratio=.2: what adaptive stopping is worth.
 
-Without `test`, the prompts of the sweeps are split: one half to choose on, the other half to report on. Per data set: each method's setting is chosen on the dev rows by throughput, N / (c * draft calls + target calls) summed
-over prompts, and reported on the test rows with bootstrap intervals over prompts; compared with the baseline (the best
-fixed K) by paired ratios, and with the yardsticks that the sweeps hold (the clairvoyant oracle, the true-probability
-upper bound) by the share of the way that is covered. Where all sweeps were replayed on traces, the baseline's best setting of
-every prompt, chosen with hindsight, stands beside them. Files:
+Without `test`, the prompts of the sweeps are split: one half to choose on, the other half to report on. Per data set, each
+method's setting is chosen on the dev rows by throughput, N / (c * draft calls + target calls) summed over prompts, and
+reported on the test rows with bootstrap intervals over prompts. It is compared with the baseline (the best fixed K) by
+paired ratios, and with the yardsticks that the sweeps hold (the clairvoyant oracle, the true-probability upper bound) by
+the share of the way that is covered. Where all sweeps were replayed on traces, the baseline's best setting of every prompt,
+chosen with hindsight, stands beside them. Files:
 
     frontier    one line per data set and method: the chosen setting, throughput, gain, shares, rates, counts
     results     the same as people read it, with intervals in brackets
@@ -30,10 +31,11 @@ from analysis.tables import definitions
 from analysis.tables.bootstrap import Bootstrap
 from analysis.tables.files import markdown, read_table, save_table, show
 from analysis.tables.frontier_tables import Cost, compare, cost_ratios, costs_table, over_costs
-from analysis.tables.grid import PLAIN
+from analysis.tables.grid import PLAIN, YARDSTICKS
 from analysis.tables.rows import check_comparable, load_rows, same_texts, totals
 from analysis.tables.scalars import frontier_scalars
 from analysis.tables.selection import choose, comparable, halves, settings_table, unseen
+from analysis.tables.standing import verdict, with_interval
 from toolkit.config import plain
 from toolkit.errors import InputError
 from toolkit.io import read_json, write_text
@@ -45,19 +47,14 @@ TABLES = ("frontier", "settings", "costs")
 
 def run(cfg: Any) -> Path:
     """Choose on dev, report on test; returns the output folder."""
-    dev_folders = _folders(cfg.dev)
-    if cfg.test is None:
-        test_folders, (dev, test) = dev_folders, halves(load_rows(dev_folders, "dev"))
-    else:
-        test_folders = _folders(cfg.test)
-        dev, test = load_rows(dev_folders, "dev"), load_rows(test_folders, "test")
-    check_comparable([*dev_folders, *test_folders])
-    inputs = [folder / "rows.parquet" for folder in (*dev_folders, *test_folders)]
+    dev, test, folders = read_sides(cfg)
+    test_folders = _folders(cfg.test or cfg.dev)
+    inputs = [folder / "rows.parquet" for folder in folders]
     stage = open_stage("frontier", cfg, inputs=inputs, ignore=("track",))
     fresh = not stage.finished
     if fresh:
         hindsight = same_texts(test_folders, test, cfg.baseline)
-        studies = [_study(*part, cfg, hindsight) for part in _by_dataset(dev, test)]
+        studies = [_study(*part, cfg, hindsight) for part in by_dataset(dev, test)]
         for name, frames in zip(TABLES, zip(*studies, strict=True), strict=True):
             save_table(pd.concat(frames, ignore_index=True), stage.folder, name)
     figures = draw(stage.folder)
@@ -75,6 +72,18 @@ def run(cfg: Any) -> Path:
         show(readable(table), _headline(table))
     print(f"\n{definitions.as_text()}\n")
     return stage.folder
+
+
+def read_sides(cfg: Any) -> tuple[pd.DataFrame, pd.DataFrame, list[Path]]:
+    """Dev rows, test rows and the folders they lie in; without `cfg.test`, two halves of the dev sweeps' prompts.
+
+    Raises InputError if the sweeps are not comparable.
+    """
+    dev_folders, test_folders = _folders(cfg.dev), _folders(cfg.test or [])
+    check_comparable([*dev_folders, *test_folders])
+    rows = load_rows(dev_folders, "dev")
+    dev, test = halves(rows) if not test_folders else (rows, load_rows(test_folders, "test"))
+    return dev, test, [*dev_folders, *test_folders]
 
 
 def draw(folder: Path) -> dict[str, list[Path]]:
@@ -99,15 +108,20 @@ def readable(frontier: pd.DataFrame) -> pd.DataFrame:
     shown = pd.DataFrame({
         "method": [plots.label(row.method) for row in lines],
         "setting": [row.setting for row in lines],
-        "tokens per target time": [_with_interval(row, "throughput", "{:.3f}") for row in lines],
-        f"over best {baseline}": [_with_interval(row, "gain", "{:+.1%}") for row in lines],
+        "tokens per target time": [with_interval(row, "throughput", "{:.3f}") for row in lines],
+        f"over best {baseline}": [with_interval(row, "gain", "{:+.1%}") for row in lines],
     })  # fmt: skip
     for name, column in (("share", "way to the oracle"), ("upper_bound_share", "way to the upper bound")):
         if name in frontier:
-            shares = ["" if row.method == PLAIN else _with_interval(row, name, "{:.0%}") for row in lines]
+            shares = ["" if row.method == PLAIN else with_interval(row, name, "{:.0%}") for row in lines]
             shown[column] = shares
     for name in ("discard_rate", "verification_rate", "block_efficiency"):
         shown[name.replace("_", " ")] = [f"{row[name]:.3f}" for row in lines]
+    notes = [
+        "" if row.method in (PLAIN, frontier.baseline.iloc[0], *YARDSTICKS) else verdict(row, baseline) for row in lines
+    ]
+    if any(notes):
+        shown["note"] = notes
     if "tokens_per_second" in frontier:
         shown["tokens/s"] = [f"{row.tokens_per_second:.4g}" for row in lines]
     return shown
@@ -145,7 +159,7 @@ def _study(
     return compared, settings, curves
 
 
-def _by_dataset(dev: pd.DataFrame, test: pd.DataFrame) -> Iterator[tuple[str, pd.DataFrame, pd.DataFrame]]:
+def by_dataset(dev: pd.DataFrame, test: pd.DataFrame) -> Iterator[tuple[str, pd.DataFrame, pd.DataFrame]]:
     """Dev and test rows of each data set. Raises InputError unless both hold the same ones."""
     here, there = (list(dict.fromkeys(rows.dataset)) for rows in (dev, test))
     if set(here) != set(there):
@@ -171,19 +185,6 @@ def _folders(value: Any) -> list[Path]:
 def _headline(table: pd.DataFrame) -> str:
     first = table.iloc[0]
     return f"{first.dataset}: {first.prompts} test prompts, c = {first.cost_ratio:g}, {first.confidence:.0%} intervals"
-
-
-def _with_interval(row: Any, name: str, form: str) -> str:
-    """ "1.234 [1.200, 1.268]"; the estimate alone if the interval is a point; nothing if there is no estimate.
-
-    "?" for an interval that some resamples say nothing of: there was no way to go.
-    """
-    if name not in row or pd.isna(row[name]):
-        return ""
-    if pd.isna(row[f"{name}_low"]):
-        return f"{form.format(row[name])} [?]"
-    estimate, low, high = (form.format(row[key]) for key in (name, f"{name}_low", f"{name}_high"))
-    return estimate if low == high else f"{estimate} [{low}, {high}]"
 
 
 def _log(folder: Path, figures: dict[str, list[Path]], cfg: Any) -> None:

@@ -8,6 +8,7 @@ Shapes: n prompts, m methods, k counts (`COUNTS`), R resamples.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -45,6 +46,26 @@ def standing(
         table[name] = estimates[0]
         table[f"{name}_low"], table[f"{name}_high"] = zip(*map(bootstrap.interval, resampled.T), strict=True)
     return table
+
+
+def verdict(row: Any, baseline: str) -> str:
+    """What a reader must not miss of a line of `standing`: that it loses beyond its interval. Plain decoding is 1."""
+    if row.throughput_high < 1:
+        return "slower than plain decoding"
+    return f"below the best {baseline}" if row.gain_high < 0 else ""
+
+
+def with_interval(row: Any, name: str, form: str) -> str:
+    """ "1.234 [1.200, 1.268]"; the estimate alone if the interval is a point; nothing if there is no estimate.
+
+    "?" for an interval that some resamples say nothing of: there was no way to go.
+    """
+    if name not in row or pd.isna(row[name]):
+        return ""
+    if pd.isna(row[f"{name}_low"]):
+        return f"{form.format(row[name])} [?]"
+    estimate, low, high = (form.format(row[key]) for key in (name, f"{name}_low", f"{name}_high"))
+    return estimate if low == high else f"{estimate} [{low}, {high}]"
 
 
 def gain_over(counts: Array, base: Array, cost_ratio: float, bootstrap: Bootstrap) -> dict[str, float]:

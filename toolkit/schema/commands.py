@@ -380,6 +380,19 @@ class Frontier(Command, Intervals, Tracked):
     baseline: Annotated[str, "method that the others are compared with"]
 
 
+class Standing(Command, Intervals, Tracked):
+    module, example = "analysis.standing", "dev=[SWEEP,...] cost_ratios=[.1,.2,.3]"
+    dev: Annotated[str | Folders, "output folders of analysis.sweep grid=policies that settings are chosen on"]
+    test: (
+        Annotated[str | Folders, "the same data sets, other prompts: what is reported; null: half of dev's prompts"]
+        | None
+    )
+    cost_ratios: Annotated[
+        list[Annotated[float, Above(0)]], "c, a draft forward over a target forward: a table for each"
+    ]
+    baseline: Annotated[str, "method that the others are compared with"]
+
+
 class Agreement(Command, Intervals):
     module, example = "analysis.agreement", "replayed=[SWEEP,...] live=[SWEEP,...]"
     replayed: Annotated[str | Folders, "output folders of analysis.sweep"]
