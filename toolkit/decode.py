@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 from dataclasses import asdict
 from pathlib import Path
+from time import perf_counter
 from typing import Any
 
 from toolkit.config import instantiate
@@ -25,6 +26,11 @@ def run(cfg: Any) -> Path:
     for key, value in read_json(stage.folder / "summary.json").items():
         print(f"{key:24} {value:.4g}" if isinstance(value, float) else f"{key:24} {value}")
     facts = stage.manifest
+    if facts.get("seconds"):
+        rate = facts["num_tokens"] / facts["seconds"]
+        print(
+            f"{'tokens per second':24} {rate:.4g} (batch size {facts['batch_size']}, prompts read and first calls included)"
+        )
     check_some_done(facts["num_failed"], facts["num_prompts"], facts["first_error"], stage.folder)
     return stage.folder
 
@@ -38,6 +44,7 @@ def _decoded(cfg: Any) -> Stage:
     prompts = instantiate(cfg.prompts).load()
     stage = open_stage("decode", cfg, inputs=prompt_files(cfg))
     if not stage.finished:
+        started = perf_counter()
         with tqdm(total=len(prompts), desc=f"decode {method.name}", unit="prompt") as bar:
             generations = decode(
                 pair,
@@ -47,6 +54,7 @@ def _decoded(cfg: Any) -> Stage:
                 batch_size=cfg.batch_size,
                 on_finish=lambda _: bar.update(),
             )
+        seconds = perf_counter() - started
         lines = [
             {**as_record(prompt.id, generation), "prompt": str(prompt.content), "pieces": _pieces(pair, generation)}
             for prompt, generation in zip(prompts, generations, strict=True)
@@ -55,6 +63,7 @@ def _decoded(cfg: Any) -> Stage:
         write_json(stage.folder / "summary.json", summarize(generations))
         errors = [g.error for g in generations if g.error is not None]
         facts = {"num_prompts": len(prompts), "num_failed": len(errors), "batch_size": cfg.batch_size}
+        facts |= {"seconds": seconds, "num_tokens": sum(len(g.token_ids) for g in generations)}
         stage.finish(**facts, first_error=errors[0] if errors else None)
     return stage
 
