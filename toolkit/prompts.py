@@ -96,7 +96,7 @@ def read_jsonl(path: str | Path) -> list[Prompt]:
     exactly one of "prompt" and "messages"; and for a file that is missing.
     """
     prompts: dict[str, Prompt] = {}
-    for number, line in _lines(Path(path)):
+    for number, line in numbered_lines(Path(path)):
         try:
             prompt = _parse(line)
         except InputError as error:
@@ -107,18 +107,18 @@ def read_jsonl(path: str | Path) -> list[Prompt]:
     return list(prompts.values())
 
 
-def _lines(path: Path) -> Iterator[tuple[int, str]]:
-    """Number, from 1, and text of every line that is not blank."""
+def numbered_lines(path: Path, what: str = "a prompts file") -> Iterator[tuple[int, str]]:
+    """Number, from 1, and text of every line that is not blank. Raises InputError if the file cannot be read as text."""
     try:
         text = path.read_text(encoding="utf-8-sig")
     except FileNotFoundError:
-        raise InputError(f"expected a prompts file at {path}, found none") from None
+        raise InputError(f"expected {what} at {path}, found none") from None
     except IsADirectoryError:
-        raise InputError(f"expected a prompts file at {path}, found a folder") from None
+        raise InputError(f"expected {what} at {path}, found a folder") from None
     except UnicodeDecodeError as error:
         raise InputError(f"expected UTF-8 text in {path}: {error}") from None
     except (OSError, ValueError) as error:  # no right to read it; no name of a file
-        raise InputError(f"expected a prompts file at {str(path)!a}: {error.args[-1]}") from None
+        raise InputError(f"expected {what} at {str(path)!a}: {error.args[-1]}") from None
     for number, line in enumerate(text.split("\n"), start=1):
         if line.strip():
             yield number, line

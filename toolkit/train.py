@@ -27,7 +27,7 @@ from toolkit.config import escaped, instantiate, plain, quoted
 from toolkit.errors import InputError
 from toolkit.io import read_json, write_text
 from toolkit.stage import Stage, command, open_stage, provenance
-from toolkit.tracking import log_summary, parameter_counts
+from toolkit.tracking import log_summary, overrides_name, parameter_counts
 from toolkit.training.checkpoints import BEST, folder_of, read_checkpoint
 from toolkit.training.console import (
     print_comparison,
@@ -167,6 +167,7 @@ def about_head(cfg: Any, module: HeadTraining, data: ExampleData) -> dict[str, A
     """What a head remembers of its training."""
     facts = provenance()
     return {
+        "name": overrides_name(),
         "target": str(cfg.pair.target),
         "draft": str(cfg.pair.draft),
         **data.about(),

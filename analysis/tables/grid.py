@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from toolkit import config
-from toolkit.acceptance.folder import head_hash
+from toolkit.acceptance.folder import head_hash, head_name
 from toolkit.errors import InputError, unknown_name
 
 IMPOSSIBLE = "impossible"  # of a method's settings; its one value: skip
@@ -171,6 +171,6 @@ def _symbol(name: str) -> str:
 
 
 def _value(name: str, value: Any) -> str:
-    if name == "head":  # the folder's name for the reader, the weights' hash because such names repeat
-        return f"{Path(value).resolve().name}@{head_hash(value)[:6]}"
+    if name == "head":  # a name for the reader, the weights' hash because names repeat
+        return f"{head_name(value)}@{head_hash(value)[:6]}"
     return str(value)

@@ -22,7 +22,9 @@ def folder(tmp_path_factory, sweeps):
 @pytest.mark.parametrize("cost_ratio", [0.1, 0.6])
 def test_every_cost_ratio_is_a_frontier_of_its_own(folder, sweeps, tmp_path, cost_ratio):
     options = ["track=false", "resamples=200", f"cost_ratio={cost_ratio}", f"paths.root_dir={tmp_path}"]
-    of_frontier = frontier.run(config.compose("frontier", [f"dev=[{sweeps['dev']}]", f"test=[{sweeps['test']}]", *options]))
+    of_frontier = frontier.run(
+        config.compose("frontier", [f"dev=[{sweeps['dev']}]", f"test=[{sweeps['test']}]", *options])
+    )
     expected = read_table(of_frontier, "frontier").set_index("method")
     found = read_table(folder, "standing")
     found = found[found.cost_ratio == cost_ratio].set_index("method")

@@ -85,6 +85,13 @@ SAMPLES = {
     ], [
         ("Hi\nHello\nWho?", "Me."),
     ]),
+    "sharegpt": (".json", [
+        {"id": "a_1", "conversations": [{"from": "human", "value": "Hi"}, {"from": "gpt", "value": "Hello"},
+                                        {"from": "human", "value": "Who?"}, {"from": "gpt", "value": "Me."}]},
+    ], [
+        ([{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello"},
+          {"role": "user", "content": "Who?"}], "Me."),
+    ]),
     "spec_bench": (".jsonl", [{"question_id": 81, "category": "writing", "turns": ["Compose.", "Again."]}], [
         ([{"role": "user", "content": "Compose."}], None),
     ]),

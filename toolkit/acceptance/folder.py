@@ -15,7 +15,7 @@ from toolkit.acceptance.preread import PrereadHead, PrereadScorer, embedding_tab
 from toolkit.acceptance.saved import SavedHead
 from toolkit.engine import engine_of
 from toolkit.errors import InputError
-from toolkit.io import content_hash, file_hash
+from toolkit.io import content_hash, file_hash, read_json
 from toolkit.trace import recorded_name
 from toolkit.types import Step
 from toolkit.weights import Weights
@@ -81,6 +81,17 @@ def head_hash(folder: str | Path) -> str:
     files = [Path(folder) / kind.weights_file for kind in kinds]
     files += [path for kind in kinds if (path := path_of(folder, kind)).exists()]
     return content_hash([file_hash(path) for path in files])
+
+
+def head_name(folder: str | Path) -> str:
+    """How a head is called in tables: by the overrides that it was trained with, else by its folder."""
+    for kind in KINDS.values():
+        path = Path(folder) / kind.config_file
+        about = read_json(path) if path.is_file() else None
+        if isinstance(about, dict) and about.get("name"):
+            return f"[{about['name']}]"
+    resolved = Path(folder).resolve()
+    return resolved.parent.name if resolved.name == "head" else resolved.name
 
 
 def _files(kind: type[SavedHead], folder: Path | str) -> list[Path]:

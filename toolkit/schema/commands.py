@@ -513,6 +513,12 @@ class Export(Command):
     model_id: Annotated[str | None, "how answers call their model; null: the folder's name"]
 
 
+class Observed(Command, Intervals):
+    module, example = "analysis.observed", "responses=FILE.jsonl cost_ratio=.1"
+    responses: Annotated[str, "vLLM's answers, one JSON object per line, with its counts per request"]
+    cost_ratio: CostRatio
+
+
 class Publish(Command):
     module, example = "analysis.publish", "report=outputs/report-HASH entity=TEAM"
     report: Annotated[str, "output folder of analysis.report"]

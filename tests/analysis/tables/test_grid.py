@@ -1,11 +1,13 @@
 """Grids: which settings they hold, what settings are called, what is refused."""
 
 import shutil
+from pathlib import Path
 
 import pytest
 
 from analysis.tables.grid import Setting, expand
 from toolkit import config
+from toolkit.acceptance import AcceptanceHead
 from toolkit.errors import InputError
 
 
@@ -56,8 +58,15 @@ def test_the_oracle_comes_last_and_brings_plain_decoding_along():
 
 def test_heads_are_told_apart_by_their_weights(head):
     setting = Setting("specdec_pp", {"head": head, "policy.threshold": 0.3})
-    assert setting.label.startswith("h=0.3 head=head@")
+    assert setting.label.startswith(f"h=0.3 head={Path(head).parent.name}@")
     assert setting.method_config().policy.estimator.head == head
+
+
+def test_trained_heads_are_called_by_what_their_runs_changed(tmp_path):
+    named = AcceptanceHead(3).save(tmp_path / "run" / "head", {"name": "depth=2 w_rej=6"})
+    assert Setting("specdec_pp", {"head": str(named)}).label.startswith("head=[depth=2 w_rej=6]@")
+    elsewhere = AcceptanceHead(3).save(tmp_path / "mine")
+    assert Setting("specdec_pp", {"head": str(elsewhere)}).label.startswith("head=mine@")
 
 
 def test_a_head_may_live_anywhere(head, tmp_path):
