@@ -18,7 +18,6 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from itertools import product
-from pathlib import Path
 from typing import Any
 
 from toolkit import config
