@@ -32,7 +32,7 @@ from analysis.tables.bootstrap import Bootstrap
 from analysis.tables.files import markdown, read_table, save_table, show
 from analysis.tables.frontier_tables import Cost, compare, cost_ratios, costs_table, over_costs
 from analysis.tables.grid import PLAIN, YARDSTICKS
-from analysis.tables.rows import check_comparable, load_rows, same_texts, totals
+from analysis.tables.rows import apart, check_comparable, load_rows, same_texts, totals
 from analysis.tables.scalars import frontier_scalars
 from analysis.tables.selection import choose, comparable, halves, settings_table, unseen
 from analysis.tables.standing import verdict, with_interval
@@ -83,7 +83,8 @@ def read_sides(cfg: Any) -> tuple[pd.DataFrame, pd.DataFrame, list[Path]]:
     check_comparable([*dev_folders, *test_folders])
     rows = load_rows(dev_folders, "dev")
     dev, test = halves(rows) if not test_folders else (rows, load_rows(test_folders, "test"))
-    return dev, test, [*dev_folders, *test_folders]
+    names = plain(cfg.apart)
+    return apart(dev, names), apart(test, names), [*dev_folders, *test_folders]
 
 
 def draw(folder: Path) -> dict[str, list[Path]]:

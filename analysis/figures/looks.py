@@ -58,8 +58,9 @@ def look(method: str) -> Look:
 
 
 def label(method: str) -> str:
-    """A method's name in figures and tables."""
-    return LABELS.get(method, method.replace("_", " "))
+    """A method's name in figures and tables; what stands behind a blank tells settings of one method apart."""
+    name, blank, rest = method.partition(" ")
+    return LABELS.get(name, name.replace("_", " ")) + blank + rest
 
 
 def short(method: str) -> str:

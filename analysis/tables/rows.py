@@ -18,6 +18,7 @@ num_drafted + num_target_calls = num_generated + num_discarded.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -29,12 +30,13 @@ from numpy.typing import NDArray
 from analysis.tables.files import read_table, save_table
 from toolkit import metrics
 from toolkit.config import plain
-from toolkit.errors import InputError
+from toolkit.errors import InputError, unknown_name
 from toolkit.stage import MANIFEST, read_manifest
 from toolkit.types import Counts, Round
 
 Array = NDArray[np.float64]
 NAME = "rows"
+PARAMETER = re.compile(r"(\S+?)=(\[[^\]]*\]\S*|\S+)")  # in a setting's label: "h=0.3 head=[depth=2 w_rej=6]@1a2b3c"
 FREE = ("seed", "device", "device_map")  # of the sampling and the pair: sweeps that differ in these still compare
 COUNTS = tuple(Counts.__dataclass_fields__)
 LENGTHS = ("accepted_lengths", "drafted_lengths", "reached_lengths")
@@ -123,6 +125,31 @@ def check_comparable(folders: Sequence[Path]) -> None:
                     f"the sweeps differ in {', '.join(f'{part}.{key}' for key in changed)}: "
                     f"{[one.get(key) for key in changed]} and {[two.get(key) for key in changed]}"
                 )
+
+
+def apart(rows: pd.DataFrame, names: Sequence[str]) -> pd.DataFrame:
+    """The rows with settings of one method as methods of their own, by the parameters that are named as labels say them.
+
+    names  e.g. head: the settings of every head are then chosen for it alone. Methods with one value of it stay as they are.
+    Raises InputError for a name that no setting has.
+    """
+    settings = rows[["method", "setting"]].drop_duplicates()
+    values = {key: PARAMETER.findall(key[1]) for key in settings.itertuples(index=False, name=None)}
+    known = {name for found in values.values() for name, _ in found}
+    for name in names:
+        if name not in known:
+            raise unknown_name("apart (a parameter as settings call it)", name, sorted(known))
+    renamed = {}
+    for (method, setting), found in values.items():
+        chosen = " ".join(f"{name}={value}" for name, value in found if name in names)
+        rest = " ".join(f"{name}={value}" for name, value in found if name not in names)
+        renamed[method, setting] = (f"{method} {chosen}", rest) if chosen else (method, setting)
+    for method in set(settings.method):
+        split = {new[0] for (old, _), new in renamed.items() if old == method}
+        if len(split) == 1:
+            renamed = {key: key if key[0] == method else new for key, new in renamed.items()}
+    new = [renamed[key] for key in rows[["method", "setting"]].itertuples(index=False, name=None)]
+    return rows.assign(method=[method for method, _ in new], setting=[setting for _, setting in new])
 
 
 def same_texts(folders: Sequence[Path], rows: pd.DataFrame, method: str) -> bool:

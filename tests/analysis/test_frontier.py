@@ -8,7 +8,7 @@ import pytest
 
 from analysis import frontier, sweep
 from analysis.tables.files import read_table, save_table
-from analysis.tables.rows import COUNTS
+from analysis.tables.rows import COUNTS, apart
 from analysis.tables.selection import halves
 from tests.analysis.table_sweeps import sweep_config
 from toolkit import config
@@ -223,3 +223,38 @@ def test_without_test_sweeps_the_prompts_of_one_file_are_split(tmp_path, sweeps,
     assert "settings are chosen on" in capsys.readouterr().out
     with pytest.raises(InputError, match="expected at least 2 different prompts"):
         halves(rows[rows.prompt == rows.prompt.iloc[0]])
+
+
+def test_settings_of_one_method_stand_side_by_side():
+    """Two heads: each has its own best threshold; methods that lack the parameter stay as they are."""
+    one, two = "[depth=2 w_rej=6]@1a2b3c", "mine@4d5e6f"
+    settings = [
+        ("specdec_pp", f"min=2 h=0.3 head={one}"),
+        ("specdec_pp", f"min=2 h=0.7 head={one}"),
+        ("specdec_pp", f"min=2 h=0.3 head={two}"),
+        ("rate", ""),
+        ("speculative", "K=4"),
+    ]
+    rows = pd.DataFrame(settings, columns=["method", "setting"])
+    found = apart(rows, ["head"])
+    assert list(zip(found.method, found.setting, strict=True)) == [
+        (f"specdec_pp head={one}", "min=2 h=0.3"),
+        (f"specdec_pp head={one}", "min=2 h=0.7"),
+        (f"specdec_pp head={two}", "min=2 h=0.3"),
+        ("rate", ""),
+        ("speculative", "K=4"),
+    ]
+    assert apart(rows, ["K"]).equals(rows)  # one value only: nothing to tell apart
+    assert apart(rows, []).equals(rows)
+    assert apart(rows, ["h", "head"]).method.nunique() == 5
+    with pytest.raises(InputError, match="heads.*did you mean head"):
+        apart(rows, ["heads"])
+
+
+def test_thresholds_apart_are_methods_in_every_table(tmp_path, sweeps):
+    folder = run(tmp_path, sweeps["dev"], sweeps["test"], "apart=[h]")
+    table = read_table(folder, "frontier")
+    rows = read_table(sweeps["test"], "rows")
+    thresholds = set(rows[rows.method == "specdec_pp"].setting)
+    assert sum(method.startswith("specdec_pp h=") for method in table.method) == len(thresholds) > 1
+    assert set(read_table(folder, "costs").method) >= set(table.method[table.method.str.startswith("specdec_pp")])

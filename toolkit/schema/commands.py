@@ -364,6 +364,7 @@ class Frontier(Command, Intervals, Tracked):
         Annotated[str | Folders, "the same data sets, other prompts: what is reported; null: half of dev's prompts"]
         | None
     )
+    apart: Annotated[list[str], "parameters, as settings call them, whose values are methods of their own: [head]"]
     cost_ratio: CostRatio
     node_cost: Annotated[
         float, AtLeast(0), "a drafted node beyond one per draft forward (trees, forests), in target forwards"
@@ -387,6 +388,7 @@ class Standing(Command, Intervals, Tracked):
         Annotated[str | Folders, "the same data sets, other prompts: what is reported; null: half of dev's prompts"]
         | None
     )
+    apart: Annotated[list[str], "parameters, as settings call them, whose values are methods of their own: [head]"]
     cost_ratios: Annotated[
         list[Annotated[float, Above(0)]], "c, a draft forward over a target forward: a table for each"
     ]
