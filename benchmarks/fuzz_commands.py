@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import json
 import os
 import random
 import sys
@@ -34,6 +35,7 @@ GOOD: dict[str, list[str]] = {
     "sweep": ["prompts.split=dev", *LIVE],
     "quickstart_sweep": ["prompts.split=dev", *LIVE],
     "frontier": ["dev=[{sweep}]", "test=[{other}]", "resamples=20"],
+    "standing": ["dev=[{sweep}]", "test=[{other}]", "resamples=20", "cost_ratios=[.2]"],
     "agreement": ["replayed=[{sweep}]", "live=[{live}]", "resamples=20"],
     "acceptance": ["methods=[specinfer]", "num_drafts=[2]", "draws=8", "positions=2", "resamples=20"],
     "heads": ["traces={traces}", f"heads=[{HEAD}]", "dev={traces}", "resamples=20", "thresholds=[.5]"],
@@ -47,13 +49,27 @@ GOOD: dict[str, list[str]] = {
     "compare": ["resamples=20", "warmup=0"],
     "timing": ["batch_sizes=[]", "num_drafted=[1,2]", "warm_up=0"],
     "advise": ["hardware=h100", "batch_sizes=[1]"],
+    "observed": ["responses={answers}", "resamples=20"],
+    "distill": ["responses=[{responses}]", "loss=lk"],
+    "drafts": ["drafts={{a:toy/draft}}", "responses={{b:{responses}}}", "depth=2", "max_drafted=3", "resamples=20"],
     "serving": ["hardware=h100", "users=[1]", "requests=2"],
 }
 BEFORE = {
     "other": ("sweep", ["prompts.split=test", *LIVE]),
     "live": ("sweep", ["prompts.split=dev", "source=live", *LIVE]),
 }
-RUN = ("decode", "responses", "mix", "traces", "sweep", "frontier", "agreement", "price", "report", "export")
+RUN = (
+    "decode", "responses", "mix", "traces", "sweep", "frontier", "standing", "agreement", "price", "report", "export",
+    "observed",
+)  # fmt: skip
+ANSWER = {
+    "metrics": {
+        "speculative_decoding": {
+            "num_spec_tokens": 2, "num_spec_steps": 6, "num_draft_tokens": 12, "num_accepted_draft_tokens": 5,
+            "acceptance_histogram": [3, 1, 2],
+        }
+    }
+}  # fmt: skip
 COMPOSED = tuple(name for name in GOOD if name not in RUN)
 
 
@@ -81,6 +97,8 @@ class Commands:
 
     def __post_init__(self) -> None:
         self.files = prompt_files(self.root)
+        self.answers = str(self.root / "answers.jsonl")
+        Path(self.answers).write_text(json.dumps(ANSWER) + "\n", encoding="utf-8")
         self.paths = scratch_paths(self.root)
 
     def finish_stages(self) -> None:
@@ -100,7 +118,7 @@ class Commands:
         """A good line whole: small, untracked, on folders that exist if there are any."""
         kind = COMMANDS[command]
         small = [*(TWO if issubclass(kind, OnPrompts) else []), *(["track=false"] if issubclass(kind, Tracked) else [])]
-        known = {**dict.fromkeys((*GOOD, *BEFORE), str(self.root / "missing")), **self.folders}
+        known = {**dict.fromkeys((*GOOD, *BEFORE), str(self.root / "missing")), **self.folders, "answers": self.answers}
         return [*small, *(word.format_map(known) for word in words)]
 
     def keys_of(self, command: str) -> list[str]:

@@ -5,8 +5,14 @@ from __future__ import annotations
 import pytest
 
 from benchmarks.fuzz import fuzz, table
+from benchmarks.fuzz_commands import GOOD
 from benchmarks.fuzz_outcomes import ACCEPTED, HANG, REFUSED, TRACEBACK, outcome
 from toolkit.errors import InputError
+from toolkit.schema.commands import COMMANDS
+
+
+def test_no_command_is_left_out():
+    assert set(GOOD) == set(COMMANDS) - {"method_only"}  # composed by the library, not run
 
 
 def test_three_hundred_inputs_end_in_one_line():
