@@ -48,11 +48,13 @@ class Metric(ABC):
     label      how tables call it
     columns    names of the counted quantities
     ascending  whether more is better
+    about      how it judges here, for the record: the confinement of what it runs
     """
 
     label = ""
     columns: tuple[str, ...] = ("score", "texts")
     ascending = True
+    about = ""
 
     @abstractmethod
     def measure(self, prompts: Sequence[Prompt], generations: Sequence[Generation], pair: Any = None) -> list[Score]:

@@ -5,9 +5,10 @@ Paper: Chen et al. 2021 (arXiv:2107.03374), equation 1: of n programs of a probl
     pass@k = mean over problems of 1 - C(n - c, k) / C(n, k)
 
 which has no bias, unlike 1 - (1 - c/n)^k. Theirs -> ours: total sampled programs n, correct c -> num_programs, num_passed.
-Deviation: a program that leaves by exit() has failed, there it has passed.
+Deviations: a program that leaves by exit() has failed, there it has passed. Tests and program run in two processes (`sandbox`),
+and only literal data crosses: a function that is to change its argument, or to return an object of a class of its own, fails.
 
-Runs the programs (`sandbox`), which is off unless asked for: allow_code_execution=true.
+Runs the programs, which is off unless asked for: allow_code_execution=true.
 """
 
 from __future__ import annotations
@@ -20,19 +21,22 @@ from typing import Any
 
 from analysis.quality import sandbox
 from analysis.quality.base import Metric, Score, check_lengths, fenced
+from analysis.quality.confinement.inside.judge import IMPORT
+from analysis.quality.sandbox import Tests, Verdict
 from toolkit.errors import InputError
 from toolkit.prompts import Prompt
 from toolkit.types import Generation
 
-IMPORT = re.compile(r"^(?:import \w.*|from [\w.]+ import .*)$", re.MULTILINE)
+NO_TESTS = Verdict(sandbox.UNSUPPORTED, "no tests are known")
 
 
 class PassAtK(Metric):
-    """pass@k of HumanEval-like prompts, which hold `entry_point` and `test` (a function `check`).
+    """pass@k of prompts like HumanEval's, which hold `entry_point` and `test` (a function `check`), or like MBPP's, which
+    hold `test_list` (asserts) and perhaps `test_setup_code` or `test_imports`.
 
     k                     programs one may try; every prompt needs that many generations
     allow_code_execution  must be true: the target's programs are run on this machine
-    seconds, memory       limits of a program's run (MiB); file_size: of a file it writes
+    seconds, memory       limits of a program's run (MiB)
     """
 
     def __init__(
@@ -41,7 +45,6 @@ class PassAtK(Metric):
         allow_code_execution: bool = False,
         seconds: float = 10.0,
         memory: int = 512,
-        file_size: int = 8,
     ):
         if k < 1:
             raise InputError(f"k: expected at least 1, got {k}")
@@ -50,8 +53,8 @@ class PassAtK(Metric):
                 "pass@k runs programs that a model wrote, on this machine: say allow_code_execution=true if you want that"
             )
         self.k, self.label = k, f"pass@{k}"
-        self.limits = sandbox.Limits(seconds, memory, file_size)
-        sandbox.check(self.limits)
+        self.limits = sandbox.Limits(seconds, memory)
+        self.about = f"programs confined by {sandbox.check(self.limits)}"
 
     def measure(self, prompts: Sequence[Prompt], generations: Sequence[Generation], pair: Any = None) -> list[Score]:
         """Each of a prompt's n generations holds 1/n of the prompt: (pass@k / n, 1 / n)."""
@@ -66,23 +69,23 @@ class PassAtK(Metric):
                 scores[row] = score
         return scores
 
-    def _verdict(self, prompt: Prompt, generation: Generation) -> str | None:
-        """What a program failed with, "" if it passed; None if there is nothing to judge it by."""
+    def _verdict(self, prompt: Prompt, generation: Generation) -> Verdict:
+        """How a program did."""
         if generation.error is not None:
-            return f"decoding failed: {generation.error}"
-        if not isinstance(prompt.extra.get("test"), str) or not isinstance(prompt.extra.get("entry_point"), str):
-            return None
-        return sandbox.run(program(generation.text, prompt), self.limits)
+            return Verdict(sandbox.FAILED, f"decoding failed: {generation.error}")
+        tests = tests_of(prompt)
+        return NO_TESTS if tests is None else sandbox.run(program(generation.text, prompt), tests, self.limits)
 
-    def _scores(self, prompt: Prompt, verdicts: Sequence[str | None]) -> list[Score]:
+    def _scores(self, prompt: Prompt, verdicts: Sequence[Verdict]) -> list[Score]:
         """Of one prompt's programs."""
         n = len(verdicts)
-        if any(verdict is None for verdict in verdicts):
-            return [Score(None, "no tests are known")] * n
+        unsupported = next((verdict for verdict in verdicts if verdict.kind == sandbox.UNSUPPORTED), None)
+        if unsupported is not None:
+            return [Score(None, unsupported.reason)] * n
         if n < self.k:
             raise InputError(f"pass@{self.k} needs {self.k} generations of every prompt, got {n} of {prompt.id}")
-        estimate = pass_at_k(n, sum(verdict == "" for verdict in verdicts), self.k)
-        return [Score((estimate / n, 1 / n), str(verdict)) for verdict in verdicts]
+        estimate = pass_at_k(n, sum(verdict.kind == sandbox.PASSED for verdict in verdicts), self.k)
+        return [Score((estimate / n, 1 / n), verdict.reason) for verdict in verdicts]
 
 
 def pass_at_k(num_programs: int, num_passed: int, k: int) -> float:
@@ -95,19 +98,33 @@ def pass_at_k(num_programs: int, num_passed: int, k: int) -> float:
 
 
 def program(text: str, prompt: Prompt) -> str:
-    """The response as a program, followed by its tests.
+    """The response as a program.
 
     A response that defines the function stands alone, with the imports of the question. Any other one completes the
-    question's code (`extra["prompt"]`, else the prompt itself) and ends where a line without indentation begins.
+    question's code (`extra["prompt"]`, else the prompt itself) and ends where a line without indentation begins. Without an
+    entry point the code stands alone.
     """
-    name, question = prompt.extra["entry_point"], _question(prompt)
+    name, question = prompt.extra.get("entry_point"), _question(prompt)
     found = fenced(text)
     code = text if found is None else found
+    if name is None:
+        return code
     if re.search(rf"^(?:async )?def {re.escape(name)}\b", code, re.MULTILINE):
-        code = "\n".join([*IMPORT.findall(question), code])
-    else:
-        code = question + _body(code)
-    return f"{code}\n\n{prompt.extra['test']}\n\ncheck({name})\n"
+        return "\n".join([*IMPORT.findall(question), code])
+    return question + _body(code)
+
+
+def tests_of(prompt: Prompt) -> Tests | None:
+    """What judges a prompt's programs; None if nothing is known."""
+    extra = prompt.extra
+    name, check, asserts = extra.get("entry_point"), extra.get("test"), extra.get("test_list")
+    if isinstance(check, str) and isinstance(name, str):
+        return Tests(f"{check}\n\ncheck({name})\n", _question(prompt), name)
+    if isinstance(asserts, list | tuple) and asserts and all(isinstance(one, str) for one in asserts):
+        before = extra.get("test_imports") or extra.get("test_setup_code") or ""
+        lines = [before] if isinstance(before, str) else [str(line) for line in before]
+        return Tests("\n".join([*lines, *asserts]) + "\n")
+    return None
 
 
 def _question(prompt: Prompt) -> str:

@@ -1,47 +1,43 @@
-"""Running somebody else's Python with limits: in a process of its own that can hang, grow and fork without harm.
+"""Judging somebody else's Python: the program in one confined process, its tests in another, the verdict out of reach of both.
 
-CPU time, memory, size of files, open files and processes (none beside itself) are limited by the kernel. It gets a
-temporary folder, an environment without anything of ours, no input, no output, only the standard library; run by root it
-becomes `nobody`. When time is up its whole process group is killed.
+    tests' process  -- calls: names and literal arguments -->  program's process
+                    <-- literal results, or exceptions -----
+         |
+         +-- verdict --> here
 
-**This stops accidents, not attackers**: the code may read what its user may read (all files, where root's Python lies in a
-folder that only root can read), use the network, write many small files, end other processes of its user. Run models you
-do not trust in a container or a virtual machine. Linux only.
+The program gets two pipes and nothing else: it can answer calls, so its answers count, and only they. The tests (code of a data
+set) run behind the same walls (`confinement`). Both have limits of CPU time, memory, processes (none), files (none written) and
+open files, set in the kernel, and are killed when the time is up.
+
+What this does not do: keep a program from learning what it is asked, or from answering by more than the arguments (it may count
+calls); hide the processor's caches; bear a fault of the kernel. Use a virtual machine where that matters.
 """
 
 from __future__ import annotations
 
 import json
-import os
-import signal
-import subprocess
-import sys
-import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack
 from dataclasses import dataclass
-from pathlib import Path
+from io import FileIO
+from select import select
 
-from analysis.quality.confined import MOST, PASSED
+from analysis.quality.confinement import Confined, Confinement, chosen, pipe
 from toolkit.errors import InputError
 
-NOBODY = 65534
-CONFINED = Path(__file__).with_name("confined.py")
+PASSED, FAILED, UNSUPPORTED = "passed", "failed", "unsupported"
 
 
 @dataclass(frozen=True)
 class Limits:
-    """seconds of wall clock (and, rounded up, of CPU), memory in MiB, file_size of any one file in MiB."""
+    """seconds of wall clock (and, rounded up, of CPU), memory in MiB of each of the two processes."""
 
     seconds: float = 10.0
     memory: int = 512
-    file_size: int = 8
 
     def __post_init__(self) -> None:
-        if not self.seconds > 0 or self.memory < 64 or self.file_size < 0:
+        if not self.seconds > 0 or self.memory < 64:
             raise InputError(
-                f"expected seconds above 0, memory of at least 64 MiB and file_size of at least 0 MiB, got {self.seconds}, "
-                f"{self.memory} and {self.file_size}"
+                f"expected seconds above 0 and memory of at least 64 MiB, got {self.seconds} and {self.memory}"
             )
 
     def for_kernel(self) -> dict[str, int]:
@@ -49,92 +45,68 @@ class Limits:
         return {
             "RLIMIT_CPU": int(self.seconds) + 1,
             "RLIMIT_AS": self.memory * 2**20,
-            "RLIMIT_FSIZE": self.file_size * 2**20,
+            "RLIMIT_FSIZE": 0,
             "RLIMIT_NOFILE": 32,
             "RLIMIT_CORE": 0,
             "RLIMIT_NPROC": 0,
         }
 
 
-def run(program: str, limits: Limits) -> str:
-    """Run a program; "" if it came to its end, else what went wrong. Raises InputError if no process can be started."""
-    with _folder(program) as folder, _pipe() as (reader, writer):
-        process = _start(folder, writer, limits)
-        try:
-            process.wait(limits.seconds)
-        except subprocess.TimeoutExpired:
-            return f"killed after {limits.seconds:g} s"
-        finally:
-            with suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
-        verdict = _verdict(reader)
-    if not verdict:
-        return f"ended too soon, {_how(process.returncode)}"
-    return "" if verdict == PASSED else verdict
+@dataclass(frozen=True)
+class Tests:
+    """What judges a program: code that passes if it runs to its end.
+
+    code         calls the program's names: stand-ins that ask the program's process
+    question     the data set's own code before it (imports and helpers); its names are never the program's
+    entry_point  the function under test, if one is named
+    """
+
+    __test__ = False  # not for pytest
+
+    code: str
+    question: str = ""
+    entry_point: str | None = None
 
 
-def check(limits: Limits) -> None:
-    """Raises InputError if not even an empty program passes here."""
-    if not sys.platform.startswith("linux"):
-        raise InputError(f"running code with limits needs Linux, this is {sys.platform}: use a container")
-    problem = run("import collections, math, typing", limits)
-    if problem:
+@dataclass(frozen=True)
+class Verdict:
+    """kind: passed, failed, or unsupported: the tests cannot be run like this, whatever the program. reason: why not passed."""
+
+    kind: str
+    reason: str = ""
+
+
+def run(program: str, tests: Tests, limits: Limits, confinement: Confinement | None = None) -> Verdict:
+    """Run a program against its tests. Raises InputError if nothing can be confined or started here."""
+    walls, bounds = confinement or chosen(), limits.for_kernel()
+    payload = {"question": tests.question, "tests": tests.code, "entry_point": tests.entry_point}
+    with ExitStack() as stack:
+        (asked, ask), (answered, answer), (told, tell) = (pipe(stack) for _ in range(3))
+        candidate = stack.enter_context(Confined("program", program, (asked, answer), bounds, walls))
+        judge = stack.enter_context(Confined("judge", payload, (ask, answered, tell), bounds, walls))
+        for process in (candidate, judge):
+            if why := process.ready():
+                raise InputError(f"could not confine a process to run code ({walls}): {why}")
+        if not select([told], [], [], limits.seconds)[0]:
+            return Verdict(FAILED, f"killed after {limits.seconds:g} s")
+        kind, *reason = _read(told)
+        if kind == "ended":
+            return Verdict(FAILED, f"ended too soon, {candidate.how()}")
+        return Verdict(kind, "".join(reason) or ("" if kind == PASSED else f"the tests ended too soon, {judge.how()}"))
+
+
+def check(limits: Limits) -> Confinement:
+    """The confinement in use. Raises InputError if there is none, or not even an empty program passes with these limits."""
+    walls = chosen()
+    verdict = run("def same(x): return x", Tests("assert same((1.5, [None])) == (1.5, [None])"), limits, walls)
+    if verdict.kind != PASSED:
         raise InputError(
-            f"an empty program does not pass with these limits ({problem}): give more seconds or memory, or run as an "
-            "ordinary user who can read Python's standard library"
+            f"an empty program does not pass with these limits ({verdict.reason}): give more seconds or memory"
         )
+    return walls
 
 
-# -- inside -----------------------------------------------------------------------------------------------------------
-
-
-def _start(folder: Path, writer: int, limits: Limits) -> subprocess.Popen[bytes]:
-    """The process, as the leader of a new group, without our environment and files."""
-    confined = [str(CONFINED), str(writer), json.dumps(limits.for_kernel()), str(NOBODY)]
-    environment = {"HOME": str(folder), "TMPDIR": str(folder), "LANG": "C.UTF-8", "PATH": "/usr/bin:/bin"}
-    nothing = subprocess.DEVNULL
-    try:
-        return subprocess.Popen(
-            [sys.executable, "-I", "-S", "-B", *confined], stdin=nothing, stdout=nothing, stderr=nothing, cwd=folder,
-            env=environment, pass_fds=(writer,), start_new_session=True,
-        )  # fmt: skip
-    except OSError as error:
-        raise InputError(f"could not start {sys.executable} to run code: {error}") from None
-
-
-@contextmanager
-def _folder(program: str) -> Iterator[Path]:
-    """A temporary folder with the program, owned by whoever runs it; removed afterwards as far as possible."""
-    with tempfile.TemporaryDirectory(prefix="code-", ignore_cleanup_errors=True) as name:
-        folder = Path(name)
-        (folder / "program.py").write_bytes(program.encode("utf-8", "replace"))
-        if os.geteuid() == 0:
-            os.chown(folder, NOBODY, NOBODY)
-            os.chown(folder / "program.py", NOBODY, NOBODY)
-        yield folder
-
-
-@contextmanager
-def _pipe() -> Iterator[tuple[int, int]]:
-    reader, writer = os.pipe()
-    os.set_blocking(reader, False)
-    try:
-        yield reader, writer
-    finally:
-        os.close(reader)
-        os.close(writer)
-
-
-def _verdict(reader: int) -> str:
-    """What was written into the pipe; empty if nothing was."""
-    with suppress(BlockingIOError):
-        return os.read(reader, 4 * MOST).decode("utf-8", "replace")
-    return ""
-
-
-def _how(code: int) -> str:
-    """An exit code in words."""
-    if code >= 0:
-        return f"with exit code {code}"
-    return f"by {signal.Signals(-code).name}" + (" (out of CPU time or memory)" if code == -signal.SIGKILL else "")
+def _read(told: FileIO) -> list[str]:
+    """What the tests' process wrote; ["failed"] if it ended without a word."""
+    text = told.read(2**16)
+    return [str(word) for word in json.loads(text)] if text else [FAILED]
