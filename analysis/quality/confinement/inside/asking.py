@@ -32,10 +32,12 @@ class Link:
     def describe(self, names: list[str]) -> dict[str, Any]:
         """Stand-ins or values for those of the names that the program has."""
         wanted = [*names, *([self.entry_point] if self.entry_point and self.entry_point not in names else [])]
-        how, *found = self._ask("describe", wanted)
-        if how != "described" or len(found) != 1 or type(found[0]) is not dict:
-            self.refuse("an answer that is none")
-        shown = {name: self._show(name, kind) for name, kind in found[0].items() if name in wanted}
+        match self._ask("describe", wanted):
+            case ("described", dict(found)):
+                shown = {name: self._show(name, kind) for name, kind in found.items() if name in wanted}
+            case other:
+                self._value(other, False)  # raises what the program raised when it ran
+                self.refuse("an answer that is none")
         return {name: value for name, value in shown.items() if value is not Ellipsis}
 
     def _show(self, name: str, kind: Any) -> Any:

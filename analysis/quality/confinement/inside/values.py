@@ -95,7 +95,7 @@ def _pack(value: Any, left: list[int], depth: int, keep: Callable[[Any], int] | 
     if left[0] < 0:
         raise TooMuch("too many items")
     if depth > DEEPEST:
-        raise TooMuch(f"nested deeper than {DEEPEST} levels")
+        raise TooMuch(f"something nested deeper than {DEEPEST} levels")
     kind = type(value)
     if value is None or kind is bool or kind is str:
         return value
