@@ -82,10 +82,12 @@ def run(cfg: Any) -> Path:
     title = f"{names['dataset']} {names['split']}, {len(bench.prompts)} prompts, batch {cfg.group_size}"
     figures = draw(table, metrics, stage.folder / "figures", title)
     shown = readable(table, metrics, cfg.cost_ratio)
-    write_text(stage.folder / "comparison.md", as_markdown(title, shown, figures, _energy_note(loaded), cfg.cost_ratio))
+    judged = {name: metric.about for name, metric in metrics.items() if metric.about}
+    notes = " ".join([_energy_note(loaded), *(f"{name}: {about}." for name, about in judged.items())])
+    write_text(stage.folder / "comparison.md", as_markdown(title, shown, figures, notes, cfg.cost_ratio))
     show(shown, title)
     _log(cfg, stage.folder, table, figures, title, bench.parameters())
-    return stage.finish(num_prompts=len(bench.prompts), num_groups=len(groups), asked=wanted)
+    return stage.finish(num_prompts=len(bench.prompts), num_groups=len(groups), asked=wanted, judged=judged)
 
 
 def _log(

@@ -73,7 +73,7 @@ class PassAtK(Metric):
         """How a program did."""
         if generation.error is not None:
             return Verdict(sandbox.FAILED, f"decoding failed: {generation.error}")
-        tests = tests_of(prompt)
+        tests = checks_of(prompt)
         return NO_TESTS if tests is None else sandbox.run(program(generation.text, prompt), tests, self.limits)
 
     def _scores(self, prompt: Prompt, verdicts: Sequence[Verdict]) -> list[Score]:
@@ -114,7 +114,7 @@ def program(text: str, prompt: Prompt) -> str:
     return question + _body(code)
 
 
-def tests_of(prompt: Prompt) -> Tests | None:
+def checks_of(prompt: Prompt) -> Tests | None:
     """What judges a prompt's programs; None if nothing is known."""
     extra = prompt.extra
     name, check, asserts = extra.get("entry_point"), extra.get("test"), extra.get("test_list")

@@ -82,7 +82,7 @@ def run(program: str, tests: Tests, limits: Limits, confinement: Confinement | N
     payload = {"question": tests.question, "tests": tests.code, "entry_point": tests.entry_point}
     with ExitStack() as stack:
         (asked, ask), (answered, answer), (told, tell) = (pipe(stack) for _ in range(3))
-        candidate = stack.enter_context(Confined("program", program, (asked, answer), bounds, walls))
+        candidate = stack.enter_context(Confined("program", program.encode("utf-8", "replace").decode(), (asked, answer), bounds, walls))
         judge = stack.enter_context(Confined("judge", payload, (ask, answered, tell), bounds, walls))
         for process in (candidate, judge):
             if why := process.ready():

@@ -1,34 +1,37 @@
-"""pass@k against enumeration; programs that misbehave are stopped and reported, one by one, and leave nothing behind."""
+"""pass@k against enumeration, and through real processes on records of HumanEval's and MBPP's shape."""
 
 from __future__ import annotations
 
-import contextlib
-import os
 import re
 import sys
-import time
 from itertools import combinations
-from pathlib import Path
 
 import pytest
 
 from analysis import quality
 from analysis.quality import sandbox
 from analysis.quality.base import table
-from analysis.quality.code import PassAtK, pass_at_k, program
+from analysis.quality.code import PassAtK, pass_at_k, program, checks_of
 from analysis.quality.sandbox import Limits
 from toolkit.errors import InputError
 from toolkit.prompts import Prompt
 from toolkit.types import Generation
 
 linux = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="limits are Linux's")
-SHORT = Limits(seconds=2.0, memory=256, file_size=1)
+SHORT = Limits(seconds=5.0, memory=256)
 QUESTION = 'from typing import List\n\n\ndef add(a: int, b: int) -> int:\n    """Sum."""\n'
 TEST = "def check(candidate):\n    assert candidate(1, 2) == 3\n    assert candidate(-1, 1) == 0\n"
 
 
 def problem(id="humaneval-test-00000", prompt=QUESTION, **extra):
     return Prompt(id, prompt, extra={"entry_point": "add", "test": TEST, **extra})
+
+
+def judged(text, prompt):
+    """Why a response failed; "" if it passed."""
+    verdict = sandbox.run(program(text, prompt), checks_of(prompt), SHORT)
+    assert (verdict.kind == sandbox.PASSED) == (verdict.reason == "")
+    return verdict.reason
 
 
 # -- the estimator ----------------------------------------------------------------------------------------------------
@@ -102,8 +105,8 @@ RESPONSES = {
 def test_right_responses_pass_in_any_dress(text):
     wrapped = f"Create a Python script for this problem:\n{QUESTION}\n\n### Response:"
     beside = {"prompt": QUESTION, "entry_point": "add", "test": TEST}  # as `extra` of conf/prompts/humaneval.yaml
-    assert sandbox.run(program(text, Prompt("1", wrapped, extra=beside)), SHORT) == ""
-    assert sandbox.run(program(text, problem()), SHORT) == ""
+    assert judged(text, Prompt("1", wrapped, extra=beside)) == ""
+    assert judged(text, problem()) == ""
 
 
 @linux
@@ -121,112 +124,109 @@ def test_right_responses_pass_in_any_dress(text):
     ],
 )
 def test_wrong_responses_fail_with_a_reason(text, reason):
-    assert re.match(reason, sandbox.run(program(text, problem()), SHORT))
+    assert re.match(reason, judged(text, problem()))
 
 
-# -- attacks ----------------------------------------------------------------------------------------------------------
+# -- records of data sets ---------------------------------------------------------------------------------------------
 
-ATTACKS = {
-    "leave early": ("import sys; sys.exit(0)", "SystemExit: 0"),
-    "leave without a word": ("import os; os._exit(0)", "ended too soon, with exit code 0"),
-    "become something else": ("import os; os.execv('/bin/true', ['true'])", "BlockingIOError|ended too soon"),
-    "fork": ("import os; os.fork()", "BlockingIOError: "),
-    "fork as a shell": ("import subprocess; subprocess.run(['sleep', '60'])", "BlockingIOError: "),
-    "threads": ("import threading; threading.Thread(target=print).start()", "RuntimeError: can't start new thread"),
-    "memory": ("x = bytearray(2**30)", "MemoryError: "),
-    "memory bit by bit": ("x = []\nwhile True: x.append(bytearray(2**20))", "MemoryError: "),
-    "a big file": ("with open('big', 'wb') as file: file.write(bytes(2**21))", "OSError: .*File too large"),
-    "many files at once": ("x = [open(str(i), 'w') for i in range(99)]", "OSError: .*Too many open files"),
-    "stdin": ("input()", "EOFError: "),
-    "other people's files": ("open('/etc/written-by-a-test', 'w')", "PermissionError: "),
-    "more rights": ("import os; os.setuid(0)", "PermissionError: "),
-    "higher limits": ("import resource; resource.setrlimit(resource.RLIMIT_NPROC, (9, 9))", "ValueError: "),
-    "crash": ("import os, signal; os.kill(os.getpid(), signal.SIGSEGV)", "ended too soon, by SIGSEGV"),
-}
-
-
-@linux
-@pytest.mark.parametrize("code, reason", ATTACKS.values(), ids=ATTACKS.keys())
-def test_attacks_are_stopped_and_named(code, reason):
-    if "setuid" in code and os.geteuid() != 0:
-        code = code.replace("setuid(0)", "setuid(1)")
-    found = sandbox.run(code, SHORT)
-    assert re.match(reason, found), found
-
-
-@linux
-@pytest.mark.parametrize(
-    "code", ["while True: pass", "import time; time.sleep(60)", "print('x' * 2**20)\nwhile True: print()"]
+POLY = (
+    "import math\n\n\ndef poly(xs: list, x: float):\n    return sum([c * math.pow(x, i) for i, c in enumerate(xs)])\n\n\n"
+    'def find_zero(xs: list):\n    """A zero of poly."""\n'
 )
-def test_what_hangs_is_killed(code):
-    started = time.monotonic()
-    assert sandbox.run(code, Limits(seconds=0.5, memory=256)) == "killed after 0.5 s"
-    assert time.monotonic() - started < 5
+CHECK = """
+
+METADATA = {'author': 'jt', 'dataset': 'test'}
+
+
+def check(candidate):
+    import copy
+    for coeffs in ([1, 2], [-6, 11, -6, 1]):
+        assert math.fabs(poly(coeffs, candidate(copy.deepcopy(coeffs)))) < 1e-4
+
+"""
+BISECT = (
+    "    low, high = -100.0, 100.3\n    while high - low > 1e-12:\n        middle = (low + high) / 2\n"
+    "        if poly(xs, low) * poly(xs, middle) <= 0:\n            high = middle\n        else:\n            low = middle\n"
+    "    return low\n"
+)
 
 
 @linux
-def test_cpu_time_is_limited_even_if_nobody_watches():
-    code = "import resource; print(resource)\nassert resource.getrlimit(resource.RLIMIT_CPU) == (3, 3)"
-    assert sandbox.run(code, SHORT) == ""
+def test_a_record_of_humaneval_with_helpers():
+    prompt = Prompt("HumanEval/32", POLY, extra={"entry_point": "find_zero", "test": CHECK})
+    assert judged(BISECT, prompt) == ""
+    assert judged("    return 0.5\n", prompt).startswith("AssertionError")
+    forged = "```python\nimport math\nmath.fabs = abs = lambda x: 0\npoly = lambda *a: 0\ndef find_zero(xs): return 0\n```"
+    assert judged(forged, prompt).startswith("AssertionError")
+
+
+MBPP = {
+    "test_list": [
+        "assert max_chain_length([Pair(5, 24), Pair(15, 25), Pair(27, 40), Pair(50, 60)], 4) == 3",
+        "assert math.isclose(mean([1, 2]), 1.5) and set(LIMITS) == {1, 2}",
+        "root.left = Pair(7, 8)\nassert root.left.b == 8",
+    ],
+    "test_setup_code": "import math\nroot = Pair(1, 2)",
+}
+CHAIN = """```python
+LIMITS = (1, 2)
+class Pair(object):
+    def __init__(self, a, b):
+        self.a = a
+        self.b = b
+def mean(values):
+    return sum(values) / len(values)
+def max_chain_length(arr, n):
+    longest = [1] * n
+    for i in range(1, n):
+        for j in range(i):
+            if arr[i].a > arr[j].b and longest[i] < longest[j] + 1:
+                longest[i] = longest[j] + 1
+    return max(longest)
+```"""
 
 
 @linux
-def test_should_the_limit_on_processes_not_hold_the_group_is_killed(monkeypatch):
-    kernel = {name: value for name, value in SHORT.for_kernel().items() if name != "RLIMIT_NPROC"}
-    monkeypatch.setattr(Limits, "for_kernel", lambda self: kernel)
-    groups = []
-    start = sandbox._start
-    monkeypatch.setattr(sandbox, "_start", lambda *given: groups.append(start(*given)) or groups[-1])
-    child = (
-        "import os, time\nreader, writer = os.pipe()\nif os.fork() == 0:\n    os.write(writer, b'x'), time.sleep(30)\n"
-    )
-    assert sandbox.run(child + "os.read(reader, 1)", SHORT) == ""
-    deadline = time.monotonic() + 5
-    while alive(groups[0].pid) and time.monotonic() < deadline:
-        time.sleep(0.01)
-    assert not alive(groups[0].pid)
-
-
-def alive(group):
-    """Processes of a group that still run: (state, parent, group) follow the name in parentheses."""
-    found = []
-    for path in Path("/proc").glob("[0-9]*/stat"):
-        with contextlib.suppress(OSError):
-            state, _, its_group = path.read_text().rpartition(")")[2].split()[:3]
-            if int(its_group) == group and state not in "ZX":
-                found.append(path)
-    return found
+def test_a_record_of_mbpp_with_a_class_values_and_other_functions():
+    prompt = Prompt("mbpp/1", "Write a function to find the longest chain.", extra=MBPP)
+    assert judged(CHAIN, prompt) == ""
+    assert judged(CHAIN.replace("[1] * n", "[2] * n"), prompt).startswith("AssertionError")
+    assert judged(CHAIN.replace("LIMITS = (1, 2)", ""), prompt) == "NameError: name 'LIMITS' is not defined"
+    equal = CHAIN.replace("return max(longest)", "return type('E', (), {'__eq__': lambda s, o: True})()")
+    assert judged(equal, prompt).startswith("returned a value of type E")
 
 
 @linux
-def test_nothing_of_ours_is_there(monkeypatch):
-    monkeypatch.setenv("API_KEY", "secret-of-mine")
-    code = "import os\nassert 'secret' not in str(os.environ), 'leaked'\nassert len(os.environ) < 8, os.environ"
-    assert sandbox.run(code, SHORT) == ""
-    assert sandbox.run("import numpy", SHORT).startswith("ModuleNotFoundError: ")
-    opened = "import os\nheld = set(os.listdir('/proc/self/fd'))\nassert len(held) <= 6, held"
-    with open(__file__):
-        assert sandbox.run(opened, SHORT) == ""
+def test_tests_that_no_program_can_be_asked_are_no_fault_of_the_program():
+    metric = PassAtK(allow_code_execution=True)
+    for tests, words in (
+        (["assert apply(lambda x: x, 1) == 1"], "the tests pass a value of type function"),
+        (["import numpy_of_nowhere"], "the tests need what is not here: No module named 'numpy_of_nowhere'"),
+        (["assert ("], "the tests are not Python"),
+    ):
+        prompt = Prompt("1", "Apply it.", extra={"test_list": tests})
+        (score,) = metric.measure([prompt], [Generation(0, [1], [2], "def apply(f, x): return f(x)")])
+        assert score.counts is None and score.reason.startswith(words)
 
 
 @linux
-def test_its_folder_is_its_own_and_gone_afterwards(monkeypatch):
-    made: list[Path] = []
-    start = sandbox._start
-    monkeypatch.setattr(sandbox, "_start", lambda folder, *rest: made.append(folder) or start(folder, *rest))
-    code = "import os\nopen('x', 'w').write('y')\nassert sorted(os.listdir()) == ['program.py', 'x'], os.listdir()"
-    assert [sandbox.run(code, SHORT) for _ in range(2)] == ["", ""]
-    assert made[0] != made[1] and not any(folder.exists() for folder in made)
+def test_what_a_program_says_never_takes_its_prompt_out_of_the_count():
+    metric = PassAtK(allow_code_execution=True, seconds=5)
+    prompt = Prompt("1", "Add.", extra={"test_list": ["assert add(1, add(1, 1)) == 3"]})
+    for text in (
+        "import numpy_of_nowhere",
+        "def add(a, b): raise ModuleNotFoundError('x')",
+        "def add(a, b): return lambda: 3",
+        "def add(a, b): return ['x' * 1000] * 8000 if b == 1 else 3 / 0",
+        "def add(a, b):\n    x = []\n    for _ in range(98): x = [x]\n    return x if b == 1 else 3 / 0",
+        "class add:\n    def __init__(self, *a): pass",
+    ):
+        (score,) = metric.measure([prompt], [Generation(0, [1], [2], text)])
+        assert score.counts == (0, 1) and score.reason, text
 
 
 @linux
-def test_an_interpreter_that_cannot_run_is_no_failure_of_the_code(monkeypatch):
-    monkeypatch.setattr(sys, "executable", "/nowhere/python")
-    with pytest.raises(InputError, match="could not start /nowhere/python"):
-        PassAtK(allow_code_execution=True)
-    monkeypatch.setattr(sys, "executable", "/bin/false")
-    with pytest.raises(InputError, match="an empty program does not pass with these limits"):
-        PassAtK(allow_code_execution=True)
-    monkeypatch.setattr(sys, "platform", "plan9")
-    with pytest.raises(InputError, match="needs Linux, this is plan9"):
-        PassAtK(allow_code_execution=True)
+def test_the_confinement_is_said_and_the_old_option_is_not_taken():
+    assert PassAtK(allow_code_execution=True).about.startswith("programs confined by ")
+    with pytest.raises(InputError, match="file_size"):
+        quality.get("pass_at_k", allow_code_execution=True, file_size=1)

@@ -1,0 +1,84 @@
+"""Programs and queries that try to escape: all of them fail, each for the reason it should, and nothing outside has changed."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+import pytest
+
+from analysis.quality.confinement import mechanisms
+from analysis.quality.sandbox import PASSED, Tests, Verdict, run
+from benchmarks import escapes, escaping, query_escapes
+
+pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="confinement is Linux's")
+SLOW = [escape.name for escape in escapes.ALL if escape.stopped == escapes.LATE]
+
+
+def check(escape, walls):
+    with escaping.arena() as place:
+        verdict, changes = escaping.attempt(escape, walls, place)
+    assert changes == []
+    assert escaping.stopped(escape, verdict, changes), verdict
+
+
+@pytest.mark.parametrize("escape", [one for one in escapes.ALL if one.name not in SLOW], ids=lambda one: one.name)
+def test_what_is_used_here_stops_it(escape):
+    check(escape, mechanisms.chosen())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("escape", [one for one in escapes.ALL if one.name in SLOW], ids=lambda one: one.name)
+def test_what_is_used_here_stops_what_hangs(escape):
+    check(escape, mechanisms.chosen())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("walls", escaping.COMBINATIONS, ids=str)
+def test_every_confinement_stops_all(walls):
+    if said := mechanisms.problem(walls, mechanisms.STOPPED):
+        pytest.skip(said)
+    for escape in escapes.ALL:
+        check(escape, walls)
+
+
+def test_there_are_many_and_one_hangs_here():
+    assert len(escapes.ALL) > 90 and len({escape.name for escape in escapes.ALL}) == len(escapes.ALL)
+    check(next(one for one in escapes.ALL if one.name == "an endless loop"), mechanisms.chosen())
+
+
+def test_the_arena_notices_what_it_should():
+    """Without walls the attempts work: the canaries live."""
+    import socket
+
+    with escaping.arena() as place:
+        assert place.changes() == []
+        assert place.fill("{secret!r} {port} {{0}} {x}") == f"{str(place.secret)!r} {place.port} {{0}} {{x}}"
+        assert os.environ["SECRET"] == place.content
+        for family, target in (
+            (socket.AF_INET, ("127.0.0.1", place.port)),
+            (socket.AF_UNIX, str(place.folder / "socket")),
+            (socket.AF_UNIX, "\0" + place.abstract),
+        ):
+            with socket.socket(family) as visitor:
+                visitor.connect(target)
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as visitor:
+            visitor.sendto(b"x", ("127.0.0.1", place.port))
+        (place.folder / "written").touch()
+        assert [change.split()[-1] for change in place.changes()] == ["changed", "TCP", "unix", "unix", "came"]
+        assert escaping.left([os.getsid(0)])
+
+
+def test_attempts_pass_where_they_work():
+    """The tests of an attempt are right: the same program passes for somebody who may do it."""
+    reading = next(escape for escape in escapes.OUTSIDE if escape.name == "open the secret")
+    with escaping.arena() as place:
+        namespace: dict = {}
+        exec(place.fill(reading.program) + place.fill(reading.tests), namespace)
+    assert run("def candidate(a, b): return a + b", Tests(escapes.HONEST), escaping.LIMITS) == Verdict(PASSED)
+
+
+@pytest.mark.slow
+def test_queries_are_stopped():
+    lines = query_escapes.table([mechanisms.chosen()])
+    assert lines[-1].endswith(", 0 out.") and "OUT" not in "".join(lines)
