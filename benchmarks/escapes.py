@@ -1,8 +1,7 @@
-"""Programs that try to forge a verdict or to get out of the sandbox. The tests and `benchmarks.evidence sandbox` run them all.
+"""Programs that try to forge a verdict or to exhaust the machine. The tests and `benchmarks.evidence sandbox` run them all.
 
-Each is a program and tests that PASS ONLY IF THE ATTEMPT WORKS: a wrong program that is judged right, a secret that is read, a
-socket that connects. `arena` gives the places to attack: {secret} a file with {content}, {folder} where a file may be
-written, {port} and {abstract} where somebody listens, {pid} of the process that wants the verdict.
+Each is a program and tests that PASS ONLY IF THE ATTEMPT WORKS: a wrong program that is judged right. Those that want out
+are in `outside_escapes`.
 """
 
 from __future__ import annotations
@@ -10,8 +9,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 HONEST = "assert candidate(1, 2) == 3"  # what a wrong program must not pass
-READS = "assert candidate({secret!r}) == {content!r}"
-WORKS = "assert candidate() is True"
 WRONG = "def candidate(a, b): return 0\n"
 
 
@@ -31,201 +28,255 @@ def forging(name: str, stopped: str, program: str, reason: str, wrong: str = WRO
     return Escape(name, stopped, wrong + program, tests, reason)
 
 
-def reading(name: str, body: str, reason: str = r"\w*Error") -> Escape:
-    """An attempt to read the secret: the body of a function of its path."""
-    code = "import ctypes, glob, io, mmap, os, sys\ndef candidate(path):\n" + _indented(body)
-    return Escape(name, "own root folder, landlock", code, READS, reason)
-
-
-def doing(name: str, stopped: str, body: str, reason: str = r"\w*Error") -> Escape:
-    """An attempt to do something: the body of a function that ends by returning True."""
-    code = "import ctypes, os, signal, socket, subprocess, sys\ndef candidate():\n" + _indented(body + "\nreturn True")
-    return Escape(name, stopped, code, WORKS, reason)
-
-
-def _indented(body: str) -> str:
-    return "".join(f"    {line}\n" for line in body.split("\n"))
-
-
 LITERAL = "only exact builtin types cross"
 ANSWERS = "the verdict is another process's; answers repeat the question's nonce"
 LATE = "the clock: both processes are killed"
 GONE = "a program that is gone has not answered"
 
 FORGING = (
-    forging("write PASSED to every descriptor and leave", ANSWERS,
-            "import os\nfor f in range(3, 64):\n    try: os.write(f, b'passed')\n    except OSError: pass\nos._exit(0)",
-            "an answer that is none|it answered with|ended too soon|an answer to no question"),
-    forging("write the verdict's JSON to every descriptor and leave", ANSWERS,
-            "import os, struct\nm = b'[\"passed\"]'\nfor f in range(64):\n    for t in (m, struct.pack('>I', len(m)) + m):\n"
-            "        try: os.write(f, t)\n        except OSError: pass\nos._exit(0)",
-            "an answer|it answered with|ended too soon"),
-    forging("answers before questions", ANSWERS,
-            "import os, json\nfrom analysis.quality.confinement.inside import frames, values\n"
-            "m = values.dumps(('0' * 32, 'value', 3))\nfor f in range(3, 64):\n"
-            "    try: [frames.send(f, m) for _ in range(9)]\n    except OSError: pass", "an answer to no question"),
-    forging("an answer with the question's nonce, then silence", LATE,
-            "import json\nfrom analysis.quality.confinement.inside import frames, values\nold = frames.receive\n"
-            "def answer(pipe, *rest):\n    while True: pass\nframes.receive = answer", "killed after"),
-    forging("a question is answered by a verdict", ANSWERS,
-            "from analysis.quality.confinement.inside import program\nprogram._answer = lambda *a: ('passed',)", "an answer that is none|"
-            "an answer"),
+    forging(
+        "write PASSED to every descriptor and leave",
+        ANSWERS,
+        "import os\nfor f in range(3, 64):\n    try: os.write(f, b'passed')\n    except OSError: pass\nos._exit(0)",
+        "an answer that is none|it answered with|ended too soon|an answer to no question",
+    ),
+    forging(
+        "write the verdict's JSON to every descriptor and leave",
+        ANSWERS,
+        "import os, struct\nm = b'[\"passed\"]'\nfor f in range(64):\n    for t in (m, struct.pack('>I', len(m)) + m):\n"
+        "        try: os.write(f, t)\n        except OSError: pass\nos._exit(0)",
+        "an answer|it answered with|ended too soon",
+    ),
+    forging(
+        "answers before questions",
+        ANSWERS,
+        "import os, json\nfrom analysis.quality.confinement.inside import frames, values\n"
+        "m = values.dumps(('0' * 32, 'value', 3))\nfor f in range(3, 64):\n"
+        "    try: [frames.send(f, m) for _ in range(9)]\n    except OSError: pass",
+        "an answer to no question",
+    ),
+    forging(
+        "an answer with the question's nonce, then silence",
+        LATE,
+        "import json\nfrom analysis.quality.confinement.inside import frames, values\nold = frames.receive\n"
+        "def answer(pipe, *rest):\n    while True: pass\nframes.receive = answer",
+        "killed after",
+    ),
+    forging(
+        "a question is answered by a verdict",
+        ANSWERS,
+        "from analysis.quality.confinement.inside import program\nprogram._answer = lambda *a: ('passed',)",
+        "an answer that is none|an answer",
+    ),
     forging("os._exit(0)", GONE, "import os; os._exit(0)", "ended too soon, with exit code 0"),
-    forging("os._exit(0) within the call", GONE, "import os\ndef candidate(a, b): os._exit(0)",
-            "ended too soon, with exit code 0"),
+    forging(
+        "os._exit(0) within the call",
+        GONE,
+        "import os\ndef candidate(a, b): os._exit(0)",
+        "ended too soon, with exit code 0",
+    ),
     forging("sys.exit(0)", "what a program raises is raised in the tests", "import sys; sys.exit(0)", "SystemExit: 0"),
-    forging("SystemExit that tests catch", "a fault stays one, whatever the tests catch",
-            "def candidate(a, b): raise SystemExit", "SystemExit",
-            tests="try:\n    candidate(1, 2)\nexcept BaseException:\n    pass"),
+    forging(
+        "SystemExit that tests catch",
+        "a fault stays one, whatever the tests catch",
+        "def candidate(a, b): raise SystemExit",
+        "SystemExit",
+        tests="try:\n    candidate(1, 2)\nexcept BaseException:\n    pass",
+    ),
     forging("close the pipes", GONE, "import os\nos.closerange(3, 99)", "ended too soon"),
-    forging("other builtins", "the tests' builtins are their own",
-            "import builtins\nfor n in ('abs', 'all', 'any', 'sorted', 'set', 'sum'):\n"
-            "    setattr(builtins, n, lambda *a, **k: True)\ncandidate = lambda a, b: 0", "AssertionError",
-            tests="assert abs(candidate(1, 2)) == 3 and len([1]) == 1"),
-    forging("names of the data set's helpers", "the tests take helpers from the data set",
-            "check = lambda f: None\nabs = lambda x: 3\nimport os as math", "AssertionError",
-            tests="def check(f):\n    assert abs(f(1, 2)) == 3 and math.sqrt(4) == 2\ncheck(candidate)"),
-    forging("other modules in sys.modules", "no code of the program runs in the tests",
-            "import sys, types\nm = types.ModuleType('math')\nm.isclose = lambda *a, **k: True\nsys.modules['math'] = m",
-            "AssertionError", tests="import math\nassert math.isclose(candidate(1, 2), 3)"),
-    forging("__eq__ that is always true", LITERAL,
-            "class Equal:\n    def __eq__(self, other): return True\n    __hash__ = None\n"
-            "def candidate(a, b): return Equal()", "returned a value of type Equal"),
-    forging("__eq__ inside a list", LITERAL,
-            "class Equal:\n    def __eq__(self, other): return True\ndef candidate(a, b): return [Equal()]",
-            "returned a value of type Equal", tests="assert candidate(1, 2) == [3]"),
-    forging("a subclass of str", LITERAL,
-            "class Text(str):\n    def __eq__(self, other): return True\n    __hash__ = str.__hash__\n"
-            "def candidate(a, b): return Text('x')", "returned a value of type Text"),
-    forging("a subclass of int that lies about its class", LITERAL,
-            "class Number(int):\n    __class__ = int\n    def __eq__(self, other): return True\n"
-            "def candidate(a, b): return Number(0)", "returned a value of type Number"),
-    forging("a class as the function, its objects as results", LITERAL,
-            "class candidate:\n    def __init__(self, *a): pass\n    def __eq__(self, other): return True",
-            "returned a value of type candidate"),
-    forging("a method that agrees with everything", LITERAL,
-            "class Set(set):\n    def issubset(self, other): return True\ndef candidate(a, b): return Set([9])",
-            "returned a value of type Set", tests="assert candidate(1, 2).issubset({3})"),
-    forging("an object of a class that tests may make", "objects cannot be compared, only asked for attributes",
-            "class Point:\n    def __init__(self, *a): pass\n    def __eq__(self, other): return True", "an object was used as a value",
-            tests="assert Point(1) == Point(1)"),
-    forging("__reduce__ for an unpickler", LITERAL + "; nothing is unpickled",
-            "class Bomb:\n    def __reduce__(self): return (print, ('x',))\ndef candidate(a, b): return Bomb()",
-            "returned a value of type Bomb"),
-    forging("frames, gc and inspect for the tests", "the tests are in another process",
-            "import gc, inspect, sys\ndef candidate(a, b):\n    texts = [str(o) for o in gc.get_objects() if isinstance(o, (str, list))]\n"
-            "    names = [f.frame.f_code.co_filename for f in inspect.stack()]\n"
-            "    return 3 if any('candidate(1, 2) ==' in t for t in texts) or 'tests.py' in names else 0", "AssertionError"),
-    forging("trace functions", "the tests are in another process",
-            "import sys\ndef tracer(frame, event, arg):\n    frame.f_globals['candidate'] = lambda a, b: 3\n    return tracer\n"
-            "sys.settrace(tracer)\ndef candidate(a, b): return 0", "AssertionError"),
-    forging("a handler for every signal", LATE,
-            "import signal\nfor n in range(1, 65):\n    try: signal.signal(n, lambda *a: None)\n    except Exception: pass\n"
-            "def candidate(a, b):\n    while True: pass", "killed after"),
-    forging("__repr__ and __eq__ without an end", LITERAL,
-            "class Slow:\n    def __eq__(self, other):\n        while True: pass\n    __repr__ = __str__ = __hash__ = __eq__\n"
-            "def candidate(a, b): return Slow()", "returned a value of type Slow"),
-    forging("an exception whose text has no end", LATE,
-            "class Slow(Exception):\n    def __str__(self):\n        while True: pass\ndef candidate(a, b): raise Slow", "killed after"),
-    forging("the atexit of the interpreter", GONE, "import atexit, os\natexit.register(lambda: os.write(4, b'passed'))\nraise SystemExit",
-            "SystemExit"),
-)  # fmt: skip
+    forging(
+        "other builtins",
+        "the tests' builtins are their own",
+        "import builtins\nfor n in ('abs', 'all', 'any', 'sorted', 'set', 'sum'):\n"
+        "    setattr(builtins, n, lambda *a, **k: True)\ncandidate = lambda a, b: 0",
+        "AssertionError",
+        tests="assert abs(candidate(1, 2)) == 3 and len([1]) == 1",
+    ),
+    forging(
+        "names of the data set's helpers",
+        "the tests take helpers from the data set",
+        "check = lambda f: None\nabs = lambda x: 3\nimport os as math",
+        "AssertionError",
+        tests="def check(f):\n    assert abs(f(1, 2)) == 3 and math.sqrt(4) == 2\ncheck(candidate)",
+    ),
+    forging(
+        "other modules in sys.modules",
+        "no code of the program runs in the tests",
+        "import sys, types\nm = types.ModuleType('math')\nm.isclose = lambda *a, **k: True\nsys.modules['math'] = m",
+        "AssertionError",
+        tests="import math\nassert math.isclose(candidate(1, 2), 3)",
+    ),
+    forging(
+        "__eq__ that is always true",
+        LITERAL,
+        "class Equal:\n    def __eq__(self, other): return True\n    __hash__ = None\n"
+        "def candidate(a, b): return Equal()",
+        "returned a value of type Equal",
+    ),
+    forging(
+        "__eq__ inside a list",
+        LITERAL,
+        "class Equal:\n    def __eq__(self, other): return True\ndef candidate(a, b): return [Equal()]",
+        "returned a value of type Equal",
+        tests="assert candidate(1, 2) == [3]",
+    ),
+    forging(
+        "a subclass of str",
+        LITERAL,
+        "class Text(str):\n    def __eq__(self, other): return True\n    __hash__ = str.__hash__\n"
+        "def candidate(a, b): return Text('x')",
+        "returned a value of type Text",
+    ),
+    forging(
+        "a subclass of int that lies about its class",
+        LITERAL,
+        "class Number(int):\n    __class__ = int\n    def __eq__(self, other): return True\n"
+        "def candidate(a, b): return Number(0)",
+        "returned a value of type Number",
+    ),
+    forging(
+        "a class as the function, its objects as results",
+        LITERAL,
+        "class candidate:\n    def __init__(self, *a): pass\n    def __eq__(self, other): return True",
+        "returned a value of type candidate",
+    ),
+    forging(
+        "a method that agrees with everything",
+        LITERAL,
+        "class Set(set):\n    def issubset(self, other): return True\ndef candidate(a, b): return Set([9])",
+        "returned a value of type Set",
+        tests="assert candidate(1, 2).issubset({3})",
+    ),
+    forging(
+        "an object of a class that tests may make",
+        "objects cannot be compared, only asked for attributes",
+        "class Point:\n    def __init__(self, *a): pass\n    def __eq__(self, other): return True",
+        "an object was used as a value",
+        tests="assert Point(1) == Point(1)",
+    ),
+    forging(
+        "__reduce__ for an unpickler",
+        LITERAL + "; nothing is unpickled",
+        "class Bomb:\n    def __reduce__(self): return (print, ('x',))\ndef candidate(a, b): return Bomb()",
+        "returned a value of type Bomb",
+    ),
+    forging(
+        "frames, gc and inspect for the tests",
+        "the tests are in another process",
+        "import gc, inspect, sys\ndef candidate(a, b):\n"
+        "    texts = [str(o) for o in gc.get_objects() if isinstance(o, (str, list))]\n"
+        "    names = [f.frame.f_code.co_filename for f in inspect.stack()]\n"
+        "    return 3 if any('candidate(1, 2) ==' in t for t in texts) or 'tests.py' in names else 0",
+        "AssertionError",
+    ),
+    forging(
+        "trace functions",
+        "the tests are in another process",
+        "import sys\ndef tracer(frame, event, arg):\n    frame.f_globals['candidate'] = lambda a, b: 3\n    return tracer\n"
+        "sys.settrace(tracer)\ndef candidate(a, b): return 0",
+        "AssertionError",
+    ),
+    forging(
+        "a handler for every signal",
+        LATE,
+        "import signal\nfor n in range(1, 65):\n    try: signal.signal(n, lambda *a: None)\n    except Exception: pass\n"
+        "def candidate(a, b):\n    while True: pass",
+        "killed after",
+    ),
+    forging(
+        "__repr__ and __eq__ without an end",
+        LITERAL,
+        "class Slow:\n    def __eq__(self, other):\n        while True: pass\n    __repr__ = __str__ = __hash__ = __eq__\n"
+        "def candidate(a, b): return Slow()",
+        "returned a value of type Slow",
+    ),
+    forging(
+        "an exception whose text has no end",
+        LATE,
+        "class Slow(Exception):\n    def __str__(self):\n        while True: pass\ndef candidate(a, b): raise Slow",
+        "killed after",
+    ),
+    forging(
+        "the atexit of the interpreter",
+        GONE,
+        "import atexit, os\natexit.register(lambda: os.write(4, b'passed'))\nraise SystemExit",
+        "SystemExit",
+    ),
+)
 
 EXHAUSTING = (
     forging("an endless loop", LATE, "while True: pass", "killed after"),
     forging("a long sleep", LATE, "import time\ntime.sleep(3600)", "killed after"),
     forging("a memory bomb", "limit on memory", "x = []\nwhile True: x.append(bytearray(2**20))", "MemoryError"),
     forging("huge output", "output is thrown away", "for _ in range(4000): print('x' * 10000)", "AssertionError"),
-    forging("a huge answer", "limit on answers", "def candidate(a, b): return 'x' * (9 * 2**20)", "returned a value of more than 8 MiB"),
-    forging("a wide answer", "limit on answers", "def candidate(a, b): return [[]] * 600_000", "returned too many items"),
-    forging("an answer that doubles with every level", "limit on answers",
-            "def candidate(a, b):\n    x = []\n    for _ in range(60): x = [x, x]\n    return x", "returned too many items"),
-    forging("an endless generator", "limit on answers",
-            "def candidate(a, b):\n    while True: yield 1", "returned too many items"),
-    forging("an answer inside itself", "limit on depth", "def candidate(a, b):\n    x = []\n    x.append(x)\n    return x",
-            "returned something nested deeper than 100 levels"),
-    forging("JSON too deep for a parser", ANSWERS,
-            "from analysis.quality.confinement.inside import values\nvalues.dumps = lambda *a, **k: b'[' * 4_000_000",
-            "an answer that is none"),
-    forging("a length that is not kept", "limit on answers",
-            "import os\nfor f in range(3, 64):\n    try: os.write(f, b'\\xff' * 4)\n    except OSError: pass", "it answered with more than 8 MiB"),
-    forging("a huge number in text", ANSWERS,
-            "from analysis.quality.confinement.inside import values\nvalues.dumps = lambda *a, **k: b'9' * 5_000_000", "an answer that is none"),
-    forging("endless recursion", "the interpreter's own limit", "def candidate(a, b): return candidate(a, b)", "RecursionError"),
+    forging(
+        "a huge answer",
+        "limit on answers",
+        "def candidate(a, b): return 'x' * (9 * 2**20)",
+        "returned a value of more than 8 MiB",
+    ),
+    forging(
+        "a wide answer", "limit on answers", "def candidate(a, b): return [[]] * 600_000", "returned too many items"
+    ),
+    forging(
+        "an answer that doubles with every level",
+        "limit on answers",
+        "def candidate(a, b):\n    x = []\n    for _ in range(60): x = [x, x]\n    return x",
+        "returned too many items",
+    ),
+    forging(
+        "an endless generator",
+        "limit on answers",
+        "def candidate(a, b):\n    while True: yield 1",
+        "returned too many items",
+    ),
+    forging(
+        "an answer inside itself",
+        "limit on depth",
+        "def candidate(a, b):\n    x = []\n    x.append(x)\n    return x",
+        "returned something nested deeper than 100 levels",
+    ),
+    forging(
+        "JSON too deep for a parser",
+        ANSWERS,
+        "from analysis.quality.confinement.inside import values\nvalues.dumps = lambda *a, **k: b'[' * 4_000_000",
+        "an answer that is none",
+    ),
+    forging(
+        "a length that is not kept",
+        "limit on answers",
+        "import os\nfor f in range(3, 64):\n    try: os.write(f, b'\\xff' * 4)\n    except OSError: pass",
+        "it answered with more than 8 MiB",
+    ),
+    forging(
+        "a huge number in text",
+        ANSWERS,
+        "from analysis.quality.confinement.inside import values\nvalues.dumps = lambda *a, **k: b'9' * 5_000_000",
+        "an answer that is none",
+    ),
+    forging(
+        "endless recursion",
+        "the interpreter's own limit",
+        "def candidate(a, b): return candidate(a, b)",
+        "RecursionError",
+    ),
     forging("a crash of the interpreter", GONE, "import ctypes\nctypes.string_at(0)", "ended too soon, by SIGSEGV"),
-    forging("a fork bomb", "seccomp: no new processes", "import os\nwhile True: os.fork()", "PermissionError|BlockingIOError"),
-    forging("a fork that outlives", "seccomp: no new processes",
-            "import os, time\nif os.fork() == 0:\n    os.setsid()\n    time.sleep(60)", "PermissionError|BlockingIOError"),
-    forging("threads", "seccomp: no new threads", "import threading, time\nthreading.Thread(target=time.sleep, args=(60,)).start()",
-            "RuntimeError: can't start new thread"),
-)  # fmt: skip
-
-SYSCALL = "libc = ctypes.CDLL(None, use_errno=True)\n"
-SECCOMP = "seccomp"
-OUTSIDE = (
-    reading("open the secret", "return open(path).read()"),
-    reading("os.open, mmap", "f = os.open(path, os.O_RDONLY)\nreturn mmap.mmap(f, 0, prot=mmap.PROT_READ)[:].decode()"),
-    reading("open it by a path with ..", "return open(sys.base_prefix + '/lib/' + '../' * 20 + path).read()"),
-    reading("openat2, past the C library",
-            "libc = ctypes.CDLL(None, use_errno=True)\nhow = (ctypes.c_uint64 * 3)(0, 0, 0)\n"
-            "f = libc.syscall(437, -100, path.encode(), how, 24)\nreturn os.read(f, 999).decode()"),
-    reading("io_uring", "libc = ctypes.CDLL(None, use_errno=True)\nf = libc.syscall(425, 8, ctypes.create_string_buffer(120))\n"
-            "return os.read(f, 999).decode()"),
-    reading("a symbolic link to it", "os.symlink(path, '/tmp/link')\nreturn open('/tmp/link').read()"),
-    reading("the parent's root", "return open(f'/proc/{os.getppid() or 1}/root' + path).read()"),
-    reading("the parent's descriptors",
-            "return ''.join(open(name).read() for name in glob.glob('/proc/[0-9]*/fd/*')) or open('/proc/1/environ').read()"),
-    reading("inherited descriptors", "os.lseek(0, 0, 0)\nreturn ''.join(os.read(f, 999).decode() for f in range(64))"),
-    reading("file handles", "libc = ctypes.CDLL(None, use_errno=True)\nb = ctypes.create_string_buffer(b'\\x08' + bytes(200))\n"
-            "libc.name_to_handle_at(-100, path.encode(), b, ctypes.byref(ctypes.c_int()), 0)\n"
-            "return os.read(libc.open_by_handle_at(-100, b, 0), 999).decode()"),
-    Escape("/etc/passwd", "own root folder, landlock", "def candidate(): return 'root' in open('/etc/passwd').read()", WORKS, r"\w*Error"),
-    Escape("the tests' source", "own root folder, landlock", "def candidate(): return bool(open({here!r}).read())", WORKS, r"\w*Error"),
-    Escape("the environment", "started with an empty one",
-           "import os\ndef candidate(): return any({content!r} in text for text in os.environ.values())", WORKS, "AssertionError"),
-    Escape("installed packages", "hidden in its root folder, landlock",
-           "import sys\nsys.path += [p + '/site-packages' for p in sys.path if p.endswith(('python3.11', 'python3.12', 'python3.13'))]\n"
-           "import pip\ndef candidate(): return True", WORKS, "ModuleNotFoundError|PermissionError"),
-    doing("/proc/PPID/mem", "own root folder, landlock, seccomp", "open(f'/proc/{os.getppid() or 1}/mem', 'r+b').write(b'x')"),
-    doing("ptrace", SECCOMP, SYSCALL + "assert libc.ptrace(16, {pid}, 0, 0) == 0", "AssertionError"),
-    doing("process_vm_writev", SECCOMP, SYSCALL + "b = ctypes.create_string_buffer(16)\n"
-          "assert libc.process_vm_writev({pid}, b, 1, b, 1, 0) >= 0", "AssertionError"),
-    doing("kill the parent", SECCOMP, "os.kill({pid}, signal.SIGTERM)"),
-    doing("kill everybody", SECCOMP, "os.kill(-1, signal.SIGKILL)"),
-    doing("kill the group", SECCOMP, "os.killpg(0, signal.SIGKILL)"),
-    doing("pidfd_send_signal", SECCOMP, "signal.pidfd_send_signal(os.pidfd_open({pid}), signal.SIGTERM)"),
-    doing("signals by a pipe's owner", SECCOMP, "import fcntl\nfcntl.fcntl(3, 8, {pid})\nfcntl.fcntl(3, 10, signal.SIGKILL)"),
-    doing("TCP to this machine", SECCOMP + ", own network", "socket.create_connection(('127.0.0.1', {port}), 2)"),
-    doing("UDP", SECCOMP + ", own network", "socket.socket(socket.AF_INET, socket.SOCK_DGRAM).sendto(b'x', ('127.0.0.1', {port}))"),
-    doing("a unix socket", SECCOMP + ", own root folder", "socket.socket(socket.AF_UNIX).connect({folder!r} + '/socket')"),
-    doing("an abstract unix socket", SECCOMP + ", own network, landlock", "socket.socket(socket.AF_UNIX).connect(chr(0) + {abstract!r})"),
-    doing("socketpair", SECCOMP, "socket.socketpair()"),
-    doing("look up a name", SECCOMP + ", own network", "socket.getaddrinfo('localhost', 80)[0]\nsocket.socket()", r"\w*[eE]rror"),
-    doing("write a file", SECCOMP + ", own root folder, landlock", "open({folder!r} + '/written', 'w').write('x')"),
-    doing("write into /tmp", SECCOMP + ", own root folder, landlock", "open('/tmp/written-by-a-program', 'w').write('x')"),
-    doing("change the standard library", SECCOMP + ", read-only root folder, landlock", "open(os.__file__, 'a').write('x')"),
-    doing("remove the secret", SECCOMP, "os.remove({secret!r})"),
-    doing("rename it", SECCOMP, "os.rename({secret!r}, {secret!r} + '.old')"),
-    doing("chmod", SECCOMP, "os.chmod({secret!r}, 0o777)"),
-    doing("truncate", SECCOMP, "os.truncate({secret!r}, 0)"),
-    doing("make a folder", SECCOMP, "os.mkdir({folder!r} + '/made')"),
-    doing("run a shell", SECCOMP, "subprocess.run(['/bin/sh', '-c', 'true'], check=True)"),
-    doing("become a shell", SECCOMP, "os.execv('/bin/sh', ['sh', '-c', 'true'])"),
-    doing("multiprocessing", SECCOMP, "import multiprocessing\nmultiprocessing.Process(target=print).start()"),
-    doing("higher limits", SECCOMP + ", hard limits", "import resource\nresource.setrlimit(resource.RLIMIT_NPROC, (9, 9))", r"\w*Error"),
-    doing("mount", SECCOMP, SYSCALL + "assert libc.mount(b'none', b'/tmp', b'tmpfs', 0, None) == 0", "AssertionError"),
-    doing("other namespaces", SECCOMP, SYSCALL + "assert libc.unshare(0x10000000) == 0", "AssertionError"),
-    doing("root again", SECCOMP, "os.setuid(0)"),
-    doing("chroot", SECCOMP, "os.chroot('/')"),
-    doing("keys of the kernel", SECCOMP, SYSCALL + "assert libc.syscall(248, b'user', b'k', b'v', 1, -3) > 0", "AssertionError"),
-    doing("bpf", SECCOMP, SYSCALL + "assert libc.syscall(321, 0, ctypes.create_string_buffer(64), 64) >= 0", "AssertionError"),
-    doing("userfaultfd", SECCOMP, SYSCALL + "assert libc.syscall(323, 0) >= 0", "AssertionError"),
-    doing("another architecture's system calls", SECCOMP, SYSCALL + "assert libc.syscall(0x40000000 + 57) >= 0", "AssertionError"),
-    doing("a filter of its own", SECCOMP, SYSCALL + "assert libc.prctl(22, 2, 0, 0, 0) == 0", "AssertionError"),
-    doing("shared memory", SECCOMP, "from multiprocessing import shared_memory\nshared_memory.SharedMemory('x', True, 9)"),
-    doing("System V shared memory", SECCOMP + ", own IPC", SYSCALL + "assert libc.shmget(7, 4096, 0o1666) >= 0", "AssertionError"),
-    doing("the clock", SECCOMP, "import time\ntime.clock_settime(time.CLOCK_REALTIME, 0)"),
-    doing("priority", SECCOMP, "os.sched_setaffinity(0, {{0}})\nos.nice(-5)"),
-    doing("terminals", SECCOMP, "import fcntl, termios\nfcntl.ioctl(0, termios.TIOCSTI, b'x')"),
-)  # fmt: skip
-ALL = (*FORGING, *EXHAUSTING, *OUTSIDE)
+    forging(
+        "a fork bomb",
+        "seccomp: no new processes",
+        "import os\nwhile True: os.fork()",
+        "PermissionError|BlockingIOError",
+    ),
+    forging(
+        "a fork that outlives",
+        "seccomp: no new processes",
+        "import os, time\nif os.fork() == 0:\n    os.setsid()\n    time.sleep(60)",
+        "PermissionError|BlockingIOError",
+    ),
+    forging(
+        "threads",
+        "seccomp: no new threads",
+        "import threading, time\nthreading.Thread(target=time.sleep, args=(60,)).start()",
+        "RuntimeError: can't start new thread",
+    ),
+)

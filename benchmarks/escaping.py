@@ -22,8 +22,10 @@ from unittest import mock
 from analysis.quality.confinement import Confinement, launch, mechanisms
 from analysis.quality.sandbox import FAILED, Limits, Tests, Verdict, run
 from benchmarks import query_escapes
-from benchmarks.escapes import ALL, Escape
+from benchmarks.escapes import EXHAUSTING, FORGING, Escape
+from benchmarks.outside_escapes import OUTSIDE
 
+ALL = (*FORGING, *EXHAUSTING, *OUTSIDE)
 LIMITS = Limits(seconds=2.0, memory=256)
 PATIENCE = 10.0  # seconds for killed processes to be gone
 COMBINATIONS = (
@@ -85,7 +87,8 @@ class Arena:
 
     def _state(self) -> Any:
         files = sorted((path.name, path.lstat().st_mode) for path in self.folder.iterdir())
-        return files, self.secret.read_text() if self.secret.exists() else None, Path("/tmp/written-by-a-program").exists()
+        written = Path("/tmp/written-by-a-program").exists()
+        return files, self.secret.read_text() if self.secret.exists() else None, written
 
 
 def _arrived(receive: Any) -> bool:
@@ -149,7 +152,8 @@ def sandbox() -> str:
     lines = [
         f"Confinements that work on this machine (as {'root' if os.geteuid() == 0 else 'an ordinary user'}): "
         f"{'; '.join(map(str, walls))}. In use: {mechanisms.chosen()}. Every program ran behind each of them, against tests "
-        "that pass only if the attempt works. Out means: judged right, or something outside was read, changed, reached or left.",
+        "that pass only if the attempt works. Out means: judged right, or something outside was read, changed, reached "
+        "or left.",
         "",
         "| program | stopped by | verdict | out |",
         "|---|---|---|---|",

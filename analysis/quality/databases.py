@@ -81,7 +81,7 @@ class Databases:
         self._running.close()
 
     def _ask(self, question: bytes, seconds: float) -> Result:
-        process, ask, answered = self._process or self._start()
+        _, ask, answered = self._process or self._start()
         frames.send(ask.fileno(), question)
         try:
             text = frames.receive(answered.fileno(), queries.MOST_BYTES, monotonic() + seconds + GRACE)
@@ -114,4 +114,3 @@ def _result(found: Any) -> Result:
         case (None, str(reason)):
             return Result(None, reason[:500])
     raise values.Malformed("no result")
-

@@ -19,9 +19,9 @@ import json
 from contextlib import ExitStack
 from dataclasses import dataclass
 from io import FileIO
-from select import select
 
 from analysis.quality.confinement import Confined, Confinement, chosen, pipe
+from analysis.quality.confinement.inside import frames
 from toolkit.errors import InputError
 
 PASSED, FAILED, UNSUPPORTED = "passed", "failed", "unsupported"
@@ -82,12 +82,14 @@ def run(program: str, tests: Tests, limits: Limits, confinement: Confinement | N
     payload = {"question": tests.question, "tests": tests.code, "entry_point": tests.entry_point}
     with ExitStack() as stack:
         (asked, ask), (answered, answer), (told, tell) = (pipe(stack) for _ in range(3))
-        candidate = stack.enter_context(Confined("program", program.encode("utf-8", "replace").decode(), (asked, answer), bounds, walls))
+        candidate = stack.enter_context(
+            Confined("program", program.encode("utf-8", "replace").decode(), (asked, answer), bounds, walls)
+        )
         judge = stack.enter_context(Confined("judge", payload, (ask, answered, tell), bounds, walls))
         for process in (candidate, judge):
             if why := process.ready():
                 raise InputError(f"could not confine a process to run code ({walls}): {why}")
-        if not select([told], [], [], limits.seconds)[0]:
+        if not frames.readable(told.fileno(), limits.seconds):
             return Verdict(FAILED, f"killed after {limits.seconds:g} s")
         kind, *reason = _read(told)
         if kind == "ended":

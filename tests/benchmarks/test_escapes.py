@@ -12,7 +12,7 @@ from analysis.quality.sandbox import PASSED, Tests, Verdict, run
 from benchmarks import escapes, escaping, query_escapes
 
 pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="confinement is Linux's")
-SLOW = [escape.name for escape in escapes.ALL if escape.stopped == escapes.LATE]
+SLOW = [escape.name for escape in escaping.ALL if escape.stopped == escapes.LATE]
 
 
 def check(escape, walls):
@@ -22,13 +22,13 @@ def check(escape, walls):
     assert escaping.stopped(escape, verdict, changes), verdict
 
 
-@pytest.mark.parametrize("escape", [one for one in escapes.ALL if one.name not in SLOW], ids=lambda one: one.name)
+@pytest.mark.parametrize("escape", [one for one in escaping.ALL if one.name not in SLOW], ids=lambda one: one.name)
 def test_what_is_used_here_stops_it(escape):
     check(escape, mechanisms.chosen())
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("escape", [one for one in escapes.ALL if one.name in SLOW], ids=lambda one: one.name)
+@pytest.mark.parametrize("escape", [one for one in escaping.ALL if one.name in SLOW], ids=lambda one: one.name)
 def test_what_is_used_here_stops_what_hangs(escape):
     check(escape, mechanisms.chosen())
 
@@ -38,13 +38,13 @@ def test_what_is_used_here_stops_what_hangs(escape):
 def test_every_confinement_stops_all(walls):
     if said := mechanisms.problem(walls, mechanisms.STOPPED):
         pytest.skip(said)
-    for escape in escapes.ALL:
+    for escape in escaping.ALL:
         check(escape, walls)
 
 
 def test_there_are_many_and_one_hangs_here():
-    assert len(escapes.ALL) > 90 and len({escape.name for escape in escapes.ALL}) == len(escapes.ALL)
-    check(next(one for one in escapes.ALL if one.name == "an endless loop"), mechanisms.chosen())
+    assert len(escaping.ALL) > 90 and len({escape.name for escape in escaping.ALL}) == len(escaping.ALL)
+    check(next(one for one in escaping.ALL if one.name == "an endless loop"), mechanisms.chosen())
 
 
 def test_the_arena_notices_what_it_should():
@@ -71,7 +71,7 @@ def test_the_arena_notices_what_it_should():
 
 def test_attempts_pass_where_they_work():
     """The tests of an attempt are right: the same program passes for somebody who may do it."""
-    reading = next(escape for escape in escapes.OUTSIDE if escape.name == "open the secret")
+    reading = next(escape for escape in escaping.OUTSIDE if escape.name == "open the secret")
     with escaping.arena() as place:
         namespace: dict = {}
         exec(place.fill(reading.program) + place.fill(reading.tests), namespace)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import os
-import select
 import signal
 import subprocess
 from collections.abc import Mapping, Sequence
@@ -22,6 +21,7 @@ from types import TracebackType
 from typing import Any
 
 from analysis.quality.confinement.files import Readable, interpreter, python
+from analysis.quality.confinement.inside import frames
 from analysis.quality.confinement.inside.enter import READY
 from toolkit.errors import InputError
 
@@ -78,7 +78,8 @@ class Confined:
         self.bubblewrap = "bubblewrap" in confinement.layers
         given: dict[str, Any] = {
             "sources": sources(), "main": f"{PACKAGE}.enter", "job": job, "payload": payload,
-            "descriptors": [end.fileno() for end in descriptors], "limits": dict(limits), "layers": confinement.layers, "nobody": NOBODY,
+            "descriptors": [end.fileno() for end in descriptors], "limits": dict(limits),
+            "layers": confinement.layers, "nobody": NOBODY,
             "trees": readable.trees, "links": readable.links, "hidden": readable.hidden, "rules": trees,
             "listed": listed, "private": bool(more),
         }  # fmt: skip
@@ -106,7 +107,7 @@ class Confined:
         assert self.process.stderr is not None
         found, deadline = b"", monotonic() + STARTING
         while not found.endswith(READY):
-            if not select.select([self.process.stderr], [], [], max(deadline - monotonic(), 0))[0]:
+            if not frames.readable(self.process.stderr.fileno(), deadline - monotonic()):
                 return f"not ready after {STARTING:g} s"
             some = os.read(self.process.stderr.fileno(), 4096)
             if not some:
@@ -160,7 +161,16 @@ def sources() -> dict[str, str | None]:
 
 def bubblewrap(readable: Readable) -> list[str]:
     """bwrap(1) up to the command: all namespaces anew, nothing to be seen but what is readable, gone with its starter."""
-    words = ["bwrap", "--unshare-user", "--unshare-all", "--die-with-parent", "--uid", str(NOBODY), "--gid", str(NOBODY)]
+    words = [
+        "bwrap",
+        "--unshare-user",
+        "--unshare-all",
+        "--die-with-parent",
+        "--uid",
+        str(NOBODY),
+        "--gid",
+        str(NOBODY),
+    ]
     for path in readable.trees:
         words += ["--ro-bind", path, path]
     for path in readable.hidden:

@@ -1,8 +1,8 @@
 """Which confinement is used here: every mechanism is tried, the strongest that work are taken, and what they stop is checked.
 
-    files      bubblewrap, else namespaces of our own; landlock besides
-    network    the same namespaces; seccomp besides
-    processes  the same namespaces; seccomp besides, which alone stops new processes of root's
+files      bubblewrap, else namespaces of our own; landlock besides
+network    the same namespaces; seccomp besides
+processes  the same namespaces; seccomp besides, which alone stops new processes of root's
 """
 
 from __future__ import annotations

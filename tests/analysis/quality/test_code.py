@@ -11,7 +11,7 @@ import pytest
 from analysis import quality
 from analysis.quality import sandbox
 from analysis.quality.base import table
-from analysis.quality.code import PassAtK, pass_at_k, program, checks_of
+from analysis.quality.code import PassAtK, checks_of, pass_at_k, program
 from analysis.quality.sandbox import Limits
 from toolkit.errors import InputError
 from toolkit.prompts import Prompt
@@ -156,7 +156,9 @@ def test_a_record_of_humaneval_with_helpers():
     prompt = Prompt("HumanEval/32", POLY, extra={"entry_point": "find_zero", "test": CHECK})
     assert judged(BISECT, prompt) == ""
     assert judged("    return 0.5\n", prompt).startswith("AssertionError")
-    forged = "```python\nimport math\nmath.fabs = abs = lambda x: 0\npoly = lambda *a: 0\ndef find_zero(xs): return 0\n```"
+    forged = (
+        "```python\nimport math\nmath.fabs = abs = lambda x: 0\npoly = lambda *a: 0\ndef find_zero(xs): return 0\n```"
+    )
     assert judged(forged, prompt).startswith("AssertionError")
 
 

@@ -1,10 +1,12 @@
-"""Honest programs of all kinds pass through the two processes; limits, walls and refusals. `tests/benchmarks` has the attacks."""
+"""Honest programs of all kinds pass through the two processes; limits, walls, refusals. The attacks: `tests/benchmarks`."""
 
 from __future__ import annotations
 
 import math
 import os
+import subprocess
 import sys
+import time
 
 import pytest
 
@@ -83,33 +85,76 @@ HONEST = {
     "big": ("def f(n): return 7 ** n", "assert f(9999) == 7 ** 9999"),
     "a generator": ("def f(n):\n    yield from range(n)", "assert list(f(3)) == [0, 1, 2]\nassert f(3) != [0, 1, 2]"),
     "zip, map": ("def f(n): return zip(n, map(str, n))", "assert dict(f([1])) == {1: '1'}"),
-    "a counter": ("from collections import Counter\ndef f(x): return Counter(x)", "assert f('aab') == {'a': 2, 'b': 1}"),
+    "a counter": (
+        "from collections import Counter\ndef f(x): return Counter(x)",
+        "assert f('aab') == {'a': 2, 'b': 1}",
+    ),
     "None": ("def f(): pass", "assert f() is None"),
-    "a builtin exception": ("def f(x): return 1 / x", "try:\n    f(0)\n    assert False\nexcept ZeroDivisionError as e:\n"
-                            "    assert str(e) == 'division by zero'"),
-    "an exception of its own": ("class Bad(ValueError): pass\ndef f(x): raise Bad('no', x)", "try:\n    f(0)\n    assert False\n"
-                                "except Bad as e:\n    assert '0' in str(e) and isinstance(e, ValueError)"),
-    "an exception with many arguments": ("def f(): raise UnicodeDecodeError('utf-8', b'x', 0, 1, 'why')", "try:\n    f()\n"
-                                         "except UnicodeDecodeError as e:\n    assert 'why' in str(e)"),
+    "a builtin exception": (
+        "def f(x): return 1 / x",
+        "try:\n    f(0)\n    assert False\nexcept ZeroDivisionError as e:\n    assert str(e) == 'division by zero'",
+    ),
+    "an exception of its own": (
+        "class Bad(ValueError): pass\ndef f(x): raise Bad('no', x)",
+        "try:\n    f(0)\n    assert False\nexcept Bad as e:\n    assert '0' in str(e) and isinstance(e, ValueError)",
+    ),
+    "an exception with many arguments": (
+        "def f(): raise UnicodeDecodeError('utf-8', b'x', 0, 1, 'why')",
+        "try:\n    f()\nexcept UnicodeDecodeError as e:\n    assert 'why' in str(e)",
+    ),
     "imports of the standard library": (
         "import bisect, calendar, collections, ctypes, datetime, decimal, fractions, hashlib, heapq, itertools, json, math, "
         "random, re, sqlite3, statistics, string, typing, zlib, lzma, bz2, ssl\n"
         "def f(x): return hashlib.md5(zlib.compress(lzma.compress(bz2.compress(x.encode())))).hexdigest()[:0] + x",
-        "assert f('x') == 'x'"),
-    "state between calls": ("n = []\ndef f(x):\n    n.append(x)\n    return n", "assert f(1) == [1] and f(2) == [1, 2]"),
+        "assert f('x') == 'x'",
+    ),
+    "state between calls": (
+        "n = []\ndef f(x):\n    n.append(x)\n    return n",
+        "assert f(1) == [1] and f(2) == [1, 2]",
+    ),
     "output": ("def f(x):\n    print('here' * 9999)\n    return x", "assert f(1) == 1"),
-    "the time": ("import time, datetime\ndef f(): return time.time() > 0 and datetime.datetime.now().year", "assert f() > 2000"),
-    "random numbers": ("import random, secrets\ndef f(): return random.random() + secrets.randbelow(1)", "assert 0 <= f() < 1"),
+    "the time": (
+        "import time, datetime\ndef f(): return time.time() > 0 and datetime.datetime.now().year",
+        "assert f() > 2000",
+    ),
+    "random numbers": (
+        "import random, secrets\ndef f(): return random.random() + secrets.randbelow(1)",
+        "assert 0 <= f() < 1",
+    ),
     "a long text": ("def f(n): return 'x' * n", "assert len(f(2 * 10**6)) == 2 * 10**6"),
     "deep recursion": ("def f(n): return n and 1 + f(n - 1)", "assert f(900) == 900"),
-    "a method of a class": ("class Stack:\n    def __init__(self): self.x = []\n    def push(self, y): self.x.append(y); return self\n"
-                            "    def all(self): return self.x", "s = Stack()\ns.push(1)\ns.push(2)\nassert s.all() == [1, 2]\nassert s.x == [1, 2]"),
-}  # fmt: skip
+    "a method of a class": (
+        "class Stack:\n    def __init__(self): self.x = []\n"
+        "    def push(self, y): self.x.append(y); return self\n"
+        "    def all(self): return self.x",
+        "s = Stack()\ns.push(1)\ns.push(2)\nassert s.all() == [1, 2]\nassert s.x == [1, 2]",
+    ),
+}
 
 
 @pytest.mark.parametrize("code, tests", HONEST.values(), ids=HONEST.keys())
 def test_honest_programs_pass(code, tests):
     assert run(code, Tests(tests), SHORT) == sandbox.Verdict(sandbox.PASSED)
+
+
+@pytest.mark.slow
+def test_nothing_outlives_the_one_who_asked():
+    """Its starter is killed: so is a program that would sleep for an hour."""
+    program = "import time\ntime.sleep(3600)"
+    code = (
+        "import sys, os\nfrom analysis.quality.confinement import launch\nfrom analysis.quality.sandbox import *\n"
+        "begin = launch.subprocess.Popen\n"
+        "def tell(*words, **options):\n    process = begin(*words, **options)\n    print(process.pid, flush=True)\n    return process\n"
+        "walls = chosen()\nlaunch.subprocess.Popen = tell\n"
+        f"run({program!r}, Tests('f()'), Limits(3000.0), walls)"
+    )
+    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as asking:
+        sessions = [int(asking.stdout.readline()) for _ in range(2)]
+        asking.kill()
+    deadline = time.monotonic() + 30
+    while any(os.path.exists(f"/proc/{number}") for number in sessions) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert not any(os.path.exists(f"/proc/{number}") for number in sessions)
 
 
 def test_arguments_are_copies():
@@ -142,7 +187,9 @@ def test_without_confinement_nothing_is_run(monkeypatch):
             with pytest.raises(InputError, match="needs Linux, this is darwin: use a container"):
                 mechanisms.chosen()
         with monkeypatch.context() as patch:
-            patch.setattr(mechanisms, "problem", lambda walls, stopped=(): "" if walls.layers == ("landlock",) else "no")
+            patch.setattr(
+                mechanisms, "problem", lambda walls, stopped=(): "" if walls.layers == ("landlock",) else "no"
+            )
             with pytest.raises(InputError, match="no confinement works here"):  # the network would be open
                 mechanisms.chosen()
     finally:
@@ -194,7 +241,9 @@ def test_the_filter_lets_through_what_is_listed_and_nothing_else(name):
 
     lines, column, machine = seccomp.program(name), list(kernel.ARCHITECTURES).index(name), kernel.ARCHITECTURES[name]
     listed = {numbers[column] for numbers in seccomp.ALLOWED.values()} - {None}
-    special = {numbers[column] for numbers in (seccomp.OPEN, seccomp.OPENAT, seccomp.FCNTL, seccomp.IOCTL, seccomp.LIMITS)}
+    special = {
+        numbers[column] for numbers in (seccomp.OPEN, seccomp.OPENAT, seccomp.FCNTL, seccomp.IOCTL, seccomp.LIMITS)
+    }
     assert not listed & special
     for number in set(range(600)) - special:
         assert (decide(lines, machine, number) == seccomp.ALLOW) == (number in listed)

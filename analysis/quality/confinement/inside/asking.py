@@ -121,10 +121,21 @@ class Link:
     def _exception(self, names: list[Any], text: str) -> BaseException:
         known = [str(name) for name in names]
         ours = next((self.exceptions[name] for name in known if name in self.exceptions), None)
-        kind = ours or _exception_class(known[0] if known else "Exception", known)
+        kind = ours or _builtin(known[:1]) or _exception_class(known[0] if known else "Exception", known)
         if not issubclass(kind, Exception):
             self.refuse(f"{kind.__name__}: {text}")
         return kind(text)
+
+
+def _builtin(names: list[str]) -> type[BaseException] | None:
+    """The builtin exception of this name, if it is made of a text and says it as it is."""
+    kind = getattr(builtins, names[0], None) if names else None
+    if not isinstance(kind, type) or not issubclass(kind, Exception) or kind in (ModuleNotFoundError, ImportError):
+        return None  # these two the tests themselves may raise: see `judge`
+    try:
+        return kind if str(kind("text")) == "text" else None
+    except TypeError:
+        return None
 
 
 def _exception_class(name: str, bases: list[Any]) -> type[BaseException]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import gc
 import os
 import resource
+import signal
 from importlib import import_module
 from typing import Any
 
@@ -42,6 +43,7 @@ def main(given: dict[str, Any]) -> None:
 
 def _confine(given: dict[str, Any]) -> None:
     layers, nobody = given["layers"], given["nobody"]
+    kernel.prctl(kernel.PDEATHSIG, signal.SIGKILL)  # whoever wants the result is gone
     if "namespaces" in layers:
         namespaces.enter(given["trees"], given["links"], given["hidden"], nobody)
     _close_all_but({0, 1, 2, *given["descriptors"]})
@@ -51,6 +53,7 @@ def _confine(given: dict[str, Any]) -> None:
         landlock.restrict(given["rules"], given["listed"])
     kept = _become(nobody, given["private"]) if os.geteuid() == 0 else 0
     kernel.keep_capabilities(kept)
+    kernel.prctl(kernel.PDEATHSIG, signal.SIGKILL)  # becoming somebody else has cleared it
     for name, value in given["limits"].items():
         number = getattr(resource, name)
         hard = resource.getrlimit(number)[1]

@@ -44,10 +44,17 @@ def receive(pipe: int, longest: int = LONGEST, deadline: float | None = None) ->
     return _exactly(pipe, length, deadline)
 
 
+def readable(pipe: int, seconds: float) -> bool:
+    """Whether something, or the end, can be read within so many seconds."""
+    waiting = select.poll()
+    waiting.register(pipe, select.POLLIN)
+    return bool(waiting.poll(max(seconds, 0) * 1000))
+
+
 def _exactly(pipe: int, count: int, deadline: float | None) -> bytes:
     found = bytearray()
     while len(found) < count:
-        if deadline is not None and not select.select([pipe], [], [], max(deadline - monotonic(), 0))[0]:
+        if deadline is not None and not readable(pipe, deadline - monotonic()):
             raise Late
         some = os.read(pipe, min(count - len(found), 2**16))
         if not some:

@@ -21,8 +21,27 @@ from typing import Any
 from analysis.quality.confinement.inside.asking import Fault, Link, Unsupported
 
 MODULES = frozenset(
-    "bisect cmath collections copy datetime decimal fractions functools heapq itertools json math operator random re "
-    "statistics string sys typing".split()
+    [
+        "bisect",
+        "cmath",
+        "collections",
+        "copy",
+        "datetime",
+        "decimal",
+        "fractions",
+        "functools",
+        "heapq",
+        "itertools",
+        "json",
+        "math",
+        "operator",
+        "random",
+        "re",
+        "statistics",
+        "string",
+        "sys",
+        "typing",
+    ]
 )
 IMPORT = re.compile(r"^(?:import \w.*|from [\w.]+ import .*)$", re.MULTILINE)
 MOST = 500  # characters of a reason
@@ -99,4 +118,3 @@ def _explain(link: Link, error: BaseException) -> list[str]:
         return ["failed", f"{type(error).__name__}: {error}"]
     except BaseException:
         return ["failed", type(error).__name__]
-

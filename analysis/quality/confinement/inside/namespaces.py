@@ -80,7 +80,6 @@ def _fork() -> None:
     """Go on as the first process of the new namespace."""
     child = os.fork()
     if child == 0:
-        kernel.prctl(kernel.PDEATHSIG, signal.SIGKILL)
         return
     os.closerange(0, 2**16)
     status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])

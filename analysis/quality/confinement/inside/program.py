@@ -28,7 +28,7 @@ Answer = tuple[Any, ...]
 def run(source: str, questions: int, answers: int) -> None:
     """Run the program, then answer until nobody asks any more."""
     namespace: dict[str, Any] = {"__name__": "program", "__builtins__": builtins}
-    failure = _guarded(lambda: exec(compile(source, "program.py", "exec"), namespace) or ())
+    failure = _guarded(lambda: _load(source, namespace))
     objects: list[Any] = []
     while True:
         try:
@@ -38,6 +38,11 @@ def run(source: str, questions: int, answers: int) -> None:
         nonce, *question = values.loads(text, objects.__getitem__)
         reply = failure or _guarded(lambda asked=question: _answer(namespace, objects, *asked))  # type: ignore[misc]
         frames.send(answers, _message(nonce, reply, objects))
+
+
+def _load(source: str, namespace: dict[str, Any]) -> Answer:
+    exec(compile(source, "program.py", "exec"), namespace)
+    return ()
 
 
 def _message(nonce: str, reply: Answer, objects: list[Any]) -> bytes:
@@ -85,7 +90,8 @@ def _answer(namespace: dict[str, Any], objects: list[Any], what: str, *asked: An
         return ("kept" if asked[3] else "value", reduce(getattr, attributes, place)(*asked[1], **asked[2]))
     place = reduce(getattr, attributes[:-1], place)
     if what == "set":
-        return ("value", setattr(place, attributes[-1], asked[1]))
+        setattr(place, attributes[-1], asked[1])
+        return ("value", None)
     found = getattr(place, attributes[-1])
     return ("method",) if callable(found) else ("kept", found)
 

@@ -37,7 +37,11 @@ WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC
 FCNTL_COMMANDS = (0, 1, 2, 3, 4, 5, 6, 1030)  # duplicates, flags, locks; not those that send signals
 LOAD, EQUAL, ANY_BIT, RETURN = 0x20, 0x15, 0x45, 0x06
 ALLOW, FAIL, KILL = 0x7FFF0000, 0x00050000, 0x80000000
-NUMBER, ARCHITECTURE, ARGUMENTS = 0, 4, 16  # places in what the filter sees; an argument has 8 bytes, its low ones first
+NUMBER, ARCHITECTURE, ARGUMENTS = (
+    0,
+    4,
+    16,
+)  # places in what the filter sees; an argument has 8 bytes, its low ones first
 Line = tuple[int, int, int, int]
 
 
@@ -57,7 +61,7 @@ def program(architecture: str) -> list[Line]:
     lines: list[Line] = [(LOAD, 0, 0, ARCHITECTURE), (EQUAL, 1, 0, number), _return(KILL), (LOAD, 0, 0, NUMBER)]
     for numbers in ALLOWED.values():
         lines += _when(numbers[column], [_return(ALLOW)])
-    for (opening, flags) in ((OPEN, 1), (OPENAT, 2)):
+    for opening, flags in ((OPEN, 1), (OPENAT, 2)):
         reading = [(LOAD, 0, 0, _low(flags)), (ANY_BIT, 0, 1, WRITING), _fail(errno.EACCES), _return(ALLOW)]
         lines += _when(opening[column], reading)
     commands = [line for command in FCNTL_COMMANDS for line in ((EQUAL, 0, 1, command), _return(ALLOW))]

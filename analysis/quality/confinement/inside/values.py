@@ -25,13 +25,11 @@ DEEPEST = 100  # levels of nesting
 MOST_ITEMS = 500_000  # in one message
 SEQUENCES: dict[type, str] = {list: "l", tuple: "t", set: "S", frozenset: "F", deque: "q"}
 MAPPINGS: dict[type, str] = {dict: "d", Counter: "C", OrderedDict: "O", defaultdict: "D"}
-ITERATORS: frozenset[type] = frozenset(
-    type(one)
-    for one in (
-        (i for i in ()), map(abs, ()), zip(), filter(None, ()), enumerate(()), reversed([]), iter([]), iter(()),
-        iter({}), iter(set()), iter(range(0)), iter(""), islice((), 0),
-    )
+_EXAMPLES: tuple[Any, ...] = (
+    (i for i in range(0)), map(abs, ()), zip(()), filter(None, ()), enumerate(()), reversed([]), iter([]), iter(()),
+    iter({}), iter(set()), iter(range(0)), iter(""), islice((), 0),
 )  # fmt: skip
+ITERATORS: frozenset[type] = frozenset(type(one) for one in _EXAMPLES)
 
 
 class NotLiteral(Exception):
