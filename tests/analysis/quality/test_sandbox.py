@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 
@@ -144,7 +145,8 @@ def test_nothing_outlives_the_one_who_asked():
     code = (
         "import sys, os\nfrom analysis.quality.confinement import launch\nfrom analysis.quality.sandbox import *\n"
         "begin = launch.subprocess.Popen\n"
-        "def tell(*words, **options):\n    process = begin(*words, **options)\n    print(process.pid, flush=True)\n    return process\n"
+        "def tell(*words, **options):\n    process = begin(*words, **options)\n"
+        "    print(process.pid, flush=True)\n    return process\n"
         "walls = chosen()\nlaunch.subprocess.Popen = tell\n"
         f"run({program!r}, Tests('f()'), Limits(3000.0), walls)"
     )
@@ -152,9 +154,17 @@ def test_nothing_outlives_the_one_who_asked():
         sessions = [int(asking.stdout.readline()) for _ in range(2)]
         asking.kill()
     deadline = time.monotonic() + 30
-    while any(os.path.exists(f"/proc/{number}") for number in sessions) and time.monotonic() < deadline:
+    while any(map(alive, sessions)) and time.monotonic() < deadline:
         time.sleep(0.05)
-    assert not any(os.path.exists(f"/proc/{number}") for number in sessions)
+    assert not any(map(alive, sessions))
+
+
+def alive(number):
+    """Whether a process still runs, and does not just wait to be reaped."""
+    try:
+        return Path(f"/proc/{number}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+    except OSError:
+        return False
 
 
 def test_arguments_are_copies():
