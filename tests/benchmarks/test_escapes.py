@@ -53,7 +53,7 @@ def test_the_arena_notices_what_it_should():
 
     with escaping.arena() as place:
         assert place.changes() == []
-        assert place.fill("{secret!r} {port} {{0}} {x}") == f"{str(place.secret)!r} {place.port} {{0}} {{x}}"
+        assert place.fill("{secret!r} {port} {x}") == f"{str(place.secret)!r} {place.port} {{x}}"
         assert os.environ["SECRET"] == place.content
         for family, target in (
             (socket.AF_INET, ("127.0.0.1", place.port)),
@@ -69,13 +69,17 @@ def test_the_arena_notices_what_it_should():
         assert escaping.left([os.getsid(0)])
 
 
-def test_attempts_pass_where_they_work():
-    """The tests of an attempt are right: the same program passes for somebody who may do it."""
-    reading = next(escape for escape in escaping.OUTSIDE if escape.name == "open the secret")
-    with escaping.arena() as place:
-        namespace: dict = {}
-        exec(place.fill(reading.program) + place.fill(reading.tests), namespace)
-    assert run("def candidate(a, b): return a + b", Tests(escapes.HONEST), escaping.LIMITS) == Verdict(PASSED)
+@pytest.mark.parametrize(
+    "escape", [one for one in escaping.OUTSIDE if one.name in escaping.REAL], ids=lambda one: one.name
+)
+def test_the_attempts_are_real(escape):
+    """Behind no wall they work, and what can be noticed is."""
+    assert escaping.bare(escape) == "works"
+
+
+def test_a_right_program_passes_the_tests_of_forgeries():
+    code = "def candidate(a, b): return a + b"
+    assert run(code, Tests(escapes.HONEST, entry_point="candidate"), escaping.LIMITS) == Verdict(PASSED)
 
 
 @pytest.mark.slow
