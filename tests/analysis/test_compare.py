@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+import sys
 
 import numpy as np
 import pytest
@@ -99,6 +101,14 @@ def test_other_metrics_do_not_decode_again(compared, tiny_overrides, tiny_respon
     table = read_table(compared, "comparison")
     assert "perplexity" not in table
     assert table.throughput.iloc[1] != before.throughput.iloc[1]  # at the other cost
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="confinement is Linux's")
+def test_what_confines_the_models_programs_is_recorded(compared, tiny_overrides, tiny_responses):
+    compare.run(config(compared, tiny_overrides, tiny_responses, "metrics=[{pass_at_k: {allow_code_execution: true}}]"))
+    (about,) = json.loads((compared / "manifest.json").read_text())["judged"].values()
+    assert re.match(r"programs confined by .*seccomp", about)
+    assert f"pass_at_k: {about}." in (compared / "comparison.md").read_text()
 
 
 def test_texts_do_not_depend_on_the_group(tmp_path, compared, tiny_overrides, tiny_responses):

@@ -13,7 +13,7 @@ def run(forbidden: str, answers: int) -> None:
     """Try one thing of each kind, and say which were stopped. forbidden: a file that must not be readable."""
     tries: dict[str, Callable[[], object]] = {
         "files": lambda: os.close(os.open(forbidden, os.O_RDONLY)),
-        "writing": lambda: os.close(os.open("/tmp/written-by-a-trial", os.O_CREAT | os.O_WRONLY)),
+        "writing": lambda: os.close(os.open(forbidden, os.O_WRONLY)),
         "network": _connect,
         "processes": lambda: subprocess.run(["/bin/true"]),
         "signals": lambda: os.kill(os.getppid(), 0) if os.getppid() > 0 else _raise(),
