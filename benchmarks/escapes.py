@@ -155,6 +155,27 @@ FORGING = (
         tests="assert Point(1) == Point(1)",
     ),
     forging(
+        "an exception as the function, its objects as arguments: out of the count",
+        "what came from the program never makes a test unsupported",
+        "class candidate(Exception): pass",
+        "returned a value of type candidate",
+        tests="assert candidate(1, candidate(1, 1)) == 3",
+    ),
+    forging(
+        "an exception of a class that tests may make, passed on: out of the count",
+        "what came from the program never makes a test unsupported",
+        "class Point(Exception): pass",
+        "a value of type Point was passed on",
+        tests="assert candidate(Point(1), 2) == 3",
+    ),
+    forging(
+        "a method where tests pass a value: out of the count",
+        "what came from the program never makes a test unsupported",
+        "class Point:\n    def __init__(self, *a): pass\n    def x(self): pass",
+        "a value of type StandIn was passed on",
+        tests="assert candidate(Point(1).x, 2) == 3",
+    ),
+    forging(
         "__reduce__ for an unpickler",
         LITERAL + "; nothing is unpickled",
         "class Bomb:\n    def __reduce__(self): return (print, ('x',))\ndef candidate(a, b): return Bomb()",

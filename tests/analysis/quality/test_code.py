@@ -222,6 +222,7 @@ def test_what_a_program_says_never_takes_its_prompt_out_of_the_count():
         "def add(a, b): return ['x' * 1000] * 8000 if b == 1 else 3 / 0",
         "def add(a, b):\n    x = []\n    for _ in range(98): x = [x]\n    return x if b == 1 else 3 / 0",
         "class add:\n    def __init__(self, *a): pass",
+        "class add(Exception): pass",
     ):
         (score,) = metric.measure([prompt], [Generation(0, [1], [2], text)])
         assert score.counts == (0, 1) and score.reason, text

@@ -124,6 +124,10 @@ HONEST = {
     ),
     "a long text": ("def f(n): return 'x' * n", "assert len(f(2 * 10**6)) == 2 * 10**6"),
     "deep recursion": ("def f(n): return n and 1 + f(n - 1)", "assert f(900) == 900"),
+    "functions of its own as arguments": (
+        "def twice(f, x): return f(f(x))\ndef more(x): return x + 1\nclass Less(int): pass",
+        "assert twice(more, 1) == 3 and twice(f=more, x=0) == 2",
+    ),
     "a method of a class": (
         "class Stack:\n    def __init__(self): self.x = []\n"
         "    def push(self, y): self.x.append(y); return self\n"

@@ -7,7 +7,7 @@ import secrets
 from typing import Any
 
 from analysis.quality.confinement.inside import frames, values
-from analysis.quality.confinement.inside.values import Handle
+from analysis.quality.confinement.inside.values import Handle, StandIn
 
 CANNOT_CROSS = "only None, numbers, text, bytes and lists, tuples, sets, dicts of them can"
 Place = tuple[Any, ...]
@@ -41,12 +41,13 @@ class Link:
         return {name: value for name, value in shown.items() if value is not Ellipsis}
 
     def _show(self, name: str, kind: Any) -> Any:
+        keep = name[:1].isupper() and name != self.entry_point  # the tests' text decides what may be a class
         match kind:
-            case ("callable",) | ("other", _):
-                return self._function((name,), keep=name[:1].isupper() and name != self.entry_point)
-            case ("exception", [*bases]):
+            case ("exception", [*bases]) if keep:
                 self.exceptions[name] = _exception_class(name, bases)
                 return self.exceptions[name]
+            case ("callable",) | ("other", _) | ("exception", _):
+                return self._function((name,), keep)
             case ("value", value):
                 return value
         return ...
@@ -70,11 +71,7 @@ class Link:
         raise Fault(self.fault)
 
     def _function(self, place: Place, keep: bool) -> Any:
-        def stand_in(*args: Any, **kwargs: Any) -> Any:
-            return self.call(place, args, kwargs, keep)
-
-        stand_in.__name__ = str(place[-1])
-        return stand_in
+        return StandIn(place, lambda where, args, kwargs: self.call(where, args, kwargs, keep))
 
     def _ask(self, *question: Any, handles: bool = False) -> tuple[Any, ...]:
         if self.fault:
@@ -86,12 +83,15 @@ class Link:
         except (values.TooMuch, ValueError) as error:  # answers of the program, passed on, may be the reason
             self.refuse(f"the arguments are too large: {error}")
         except values.NotLiteral as error:
+            if isinstance(error.value, BaseException | StandIn) or any(
+                error.value is one for one in self.exceptions.values()
+            ):
+                self.refuse(f"{error} was passed on: {CANNOT_CROSS}")  # it came from the program
             raise Unsupported(f"the tests pass {error}: {CANNOT_CROSS}") from None
         except frames.Ended:
             self._end()
         try:
-            handle = (lambda number: Handle(number, self)) if handles else None
-            answer = values.loads(frames.receive(self.answers), handle)
+            answer = values.loads(frames.receive(self.answers), self._handle if handles else None)
         except frames.TooLong as error:
             self.refuse(f"it answered with {error}")
         except frames.Ended:
@@ -101,6 +101,11 @@ class Link:
         if type(answer) is not tuple or len(answer) < 2 or answer[0] != nonce:
             self.refuse("an answer to no question")
         return answer[1:]
+
+    def _handle(self, number: int | str) -> Handle:
+        if not isinstance(number, int):
+            raise values.Malformed("a name")
+        return Handle(number, self)
 
     def _end(self) -> None:
         self.ended = True

@@ -35,7 +35,7 @@ def run(source: str, questions: int, answers: int) -> None:
             text = frames.receive(questions, frames.LONGEST_QUESTION)
         except frames.Ended:
             return
-        nonce, *question = values.loads(text, objects.__getitem__)
+        nonce, *question = values.loads(text, lambda key: objects[key] if isinstance(key, int) else namespace[key])
         reply = failure or _guarded(lambda asked=question: _answer(namespace, objects, *asked))  # type: ignore[misc]
         frames.send(answers, _message(nonce, reply, objects))
 

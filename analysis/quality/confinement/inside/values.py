@@ -6,7 +6,7 @@
     ["l", ...] ["t", ...] ["S", ...] ["F", ...]     list, tuple, set, frozenset
     ["d", [key, value], ...]                        dict; Counter, defaultdict, OrderedDict and deque have tags like it
     ["I", ...]                                      an iterator: it was read to its end before it crossed
-    ["h", 3]                                        an object that stays where it is, by its number (see `Handle`)
+    ["h", 3] ["h", "name"]                          what stays where it is: an object (`Handle`), a function (`StandIn`)
 
 A type is looked up by identity, so a subclass never crosses: nothing that a program defined (`__eq__`, `__hash__`, `__len__`)
 runs on the other side. Numbers of items, depth and length are limited on both sides. Standard library only: it also runs
@@ -33,7 +33,11 @@ ITERATORS: frozenset[type] = frozenset(type(one) for one in _EXAMPLES)
 
 
 class NotLiteral(Exception):
-    """A value that cannot cross; the text says what it is."""
+    """A value that cannot cross; the text says what it is, `value` is it."""
+
+    def __init__(self, text: str, value: Any = None):
+        super().__init__(text)
+        self.value = value
 
 
 class TooMuch(NotLiteral):
@@ -70,13 +74,23 @@ class Handle:
     __int__ = __float__ = __index__ = __enter__ = __next__ = _refuse
 
 
+class StandIn:
+    """A function that stayed in the other process: calling it asks there. place: a name, or a handle and attributes."""
+
+    def __init__(self, place: tuple[Any, ...], call: Callable[..., Any]):
+        self.place, self.call, self.__name__ = place, call, str(place[-1]) if type(place[-1]) is str else ""
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self.call(self.place, args, kwargs)
+
+
 def dumps(value: Any, keep: Callable[[Any], int] | None = None, most: int = MOST_ITEMS) -> bytes:
     """A value as ASCII. `keep` gives numbers to objects that stay here; without it they raise NotLiteral."""
     return json.dumps(_pack(value, [most], 0, keep), separators=(",", ":")).encode("ascii")
 
 
-def loads(text: bytes, handle: Callable[[int], Any] | None = None, most: int = MOST_ITEMS) -> Any:
-    """The value again, made of nothing but builtin types. `handle` turns numbers into objects. Raises Malformed."""
+def loads(text: bytes, handle: Callable[[int | str], Any] | None = None, most: int = MOST_ITEMS) -> Any:
+    """The value again, made of nothing but builtin types. `handle` turns numbers and names into objects. Raises Malformed."""
     try:
         return _unpack(json.loads(text), [most], 0, handle)
     except Malformed:
@@ -112,8 +126,10 @@ def _pack(value: Any, left: list[int], depth: int, keep: Callable[[Any], int] | 
         return ["I", *(inner(one) for one in islice(value, left[0] + 1))]
     if kind is Handle:
         return ["h", value.number]
+    if kind is StandIn and len(value.place) == 1:
+        return ["h", value.place[0]]
     if keep is None:
-        raise NotLiteral(f"a value of type {str(kind.__name__)[:80]}")
+        raise NotLiteral(f"a value of type {str(kind.__name__)[:80]}", value)
     return ["h", keep(value)]
 
 
@@ -134,7 +150,7 @@ def _scalar(value: Any, kind: type) -> list[Any] | None:
 # -- in ---------------------------------------------------------------------------------------------------------------
 
 
-def _unpack(value: Any, left: list[int], depth: int, handle: Callable[[int], Any] | None) -> Any:
+def _unpack(value: Any, left: list[int], depth: int, handle: Callable[[int | str], Any] | None) -> Any:
     left[0] -= 1
     if left[0] < 0 or depth > DEEPEST:
         raise Malformed("too many items or too deep")
@@ -145,7 +161,7 @@ def _unpack(value: Any, left: list[int], depth: int, handle: Callable[[int], Any
     tag, *parts = value
     if tag in READERS:
         return READERS[tag](*parts)
-    if tag == "h" and handle is not None and len(parts) == 1 and type(parts[0]) is int:
+    if tag == "h" and handle is not None and len(parts) == 1 and type(parts[0]) in (int, str):
         return handle(parts[0])
     if tag in PAIRS:
         pairs = ((_unpack(k, left, depth + 1, handle), _unpack(v, left, depth + 1, handle)) for k, v in parts)
