@@ -24,11 +24,12 @@ from analysis.quality.confinement import Confinement, launch, mechanisms
 from analysis.quality.confinement.inside.asking import CANNOT_CROSS
 from analysis.quality.sandbox import FAILED, PASSED, Limits, Tests, Verdict, run
 from benchmarks import query_escapes
-from benchmarks.escapes import EXHAUSTING, FORGING, Escape
+from benchmarks.escapes import EXHAUSTING, FORGING, LATE, Escape
 from benchmarks.outside_escapes import OUTSIDE, REAL
 
 ALL = (*FORGING, *EXHAUSTING, *OUTSIDE)
-LIMITS = Limits(seconds=2.0, memory=256)
+LIMITS = Limits(seconds=2.0, memory=256)  # of programs that only the clock can stop
+PATIENT = Limits(seconds=60.0, memory=256)  # of the others: a busy machine must not stop them before the wall does
 PATIENCE = 10.0  # seconds for killed processes to be gone
 COMBINATIONS = (
     Confinement(("bubblewrap", "landlock", "seccomp")),
@@ -134,7 +135,8 @@ def arena() -> Iterator[Arena]:
 def attempt(escape: Escape, walls: Confinement, place: Arena) -> tuple[Verdict, list[str]]:
     """The verdict on an attempt, and what it has reached."""
     tests = Tests(place.fill(escape.tests), entry_point="candidate")
-    return run(place.fill(escape.program), tests, LIMITS, walls), place.changes()
+    limits = LIMITS if escape.stopped == LATE else PATIENT
+    return run(place.fill(escape.program), tests, limits, walls), place.changes()
 
 
 def stopped(escape: Escape, verdict: Verdict, changes: list[str]) -> bool:
