@@ -103,7 +103,7 @@ class SavedHead(nn.Module, PyTorchModelHubMixin, library_name=card.LIBRARY, tags
         return str(self.push_to_hub(repo_id or Path(save_directory).name, **push_to_hub_kwargs))
 
     @classmethod
-    def from_pretrained(
+    def from_pretrained(  # type: ignore[override]  # no other keywords: a wrong one is an error
         cls,
         pretrained_model_name_or_path: str | Path,
         *,
