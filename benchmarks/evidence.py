@@ -21,6 +21,7 @@ from pathlib import Path
 from time import perf_counter
 
 from benchmarks import (
+    assisted,
     batches,
     beams,
     choice_rules,
@@ -119,6 +120,7 @@ FIGURES: dict[str, Callable[[], str]] = {
     "beam_texts": beams.beam_texts,
     "batches": batches.batches,
     "serving": batches.serving,
+    "transformers": assisted.assisted,
     "interruption": interruption.evidence,
     "multirun": multirun,
     "quickstart": quickstart,
