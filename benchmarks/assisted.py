@@ -68,9 +68,10 @@ def assisted() -> str:
 ABOUT = f"""{TEST} test prompts per domain, at most {TOKENS} tokens. "transformers": its own defaults (20 tokens, threshold
 .4 on the draft's probability, adapted to the rounds so far). The best fixed K is the one with most tokens per time on {DEV} dev
 prompts, a draft forward counted as {COST:g} target forwards. Of both heads, the setting with fewest draft forwards on the dev
-prompts is taken among those with no more target forwards there than transformers' defaults; if there is none, the one with the
-fewest target forwards, marked (none). The acceptance head stops by SpecDec++'s threshold, the pre-read head by the rate rule at a
-fixed level of lambda c. At temperature 0 all texts are equal; at temperature 1 they are other samples of one distribution."""
+prompts is taken among those with no more target forwards there than the defaults; if there is none, the one with the
+fewest target forwards, marked (none). The acceptance head stops by a threshold h, as SpecDec++, the pre-read head by the rate
+rule at a fixed level of lambda c. At temperature 0 all texts are equal; at temperature 1 they are other samples of one
+distribution."""
 EXACT = f"""Sampled texts: {RUNS} runs of one `{PROMPT[0]}` prompt, three new tokens, against the target's exact distribution
 (texts expected fewer than five times are one class). "target alone" is `generate` without an assistant."""
 
