@@ -2,11 +2,10 @@
 
 import json
 import socket
-import struct
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from threading import Thread
-from time import perf_counter, sleep
+from time import perf_counter
 from types import SimpleNamespace
 
 import pandas as pd
@@ -14,6 +13,7 @@ import pytest
 import torch
 
 from analysis.figures.plots import pareto
+from tests.offline_runs import logged, records
 from toolkit import config, sync, tracking
 from toolkit.errors import InputError
 
@@ -96,60 +96,6 @@ def test_no_run_if_nothing_is_to_be_tracked(environment, tmp_path):
         assert run is None
         tracking.log_table(run, "table", None)
     assert not list(tmp_path.iterdir())
-
-
-BLOCK = 32768  # of LevelDB's log format, which offline files are in after seven bytes of their own
-
-
-def chunks(data):
-    """The records of an offline run's file, as bytes: each in pieces (checksum, length, kind, data), none across blocks."""
-    at, parts = 7, []
-    while at + 7 <= len(data):
-        if BLOCK - at % BLOCK < 7:  # a block's end holds no header
-            at += BLOCK - at % BLOCK
-            continue
-        length, kind = struct.unpack("<HB", data[at + 4 : at + 7])
-        parts.append(data[at + 7 : at + 7 + length])
-        at += 7 + length
-        if kind in (1, 4):  # whole, or the last piece
-            yield b"".join(parts)
-            parts = []
-
-
-def records(folder, patience=60):
-    """What an offline run's file holds when it is whole: the client's other process writes its end shortly after `finish`."""
-    until = perf_counter() + patience
-    while "exit" not in (found := read_records(folder)) and perf_counter() < until:
-        sleep(0.1)
-    return found
-
-
-def read_records(folder):
-    """What an offline run's file holds now: lists of records by kind."""
-    from wandb.proto import wandb_internal_pb2
-
-    (run,) = (folder / "wandb").glob("offline-run-*")
-    (path,) = run.glob("run-*.wandb")
-    data, found = path.read_bytes(), {}
-    assert data[:4] == b":W&B"
-    for chunk in chunks(data):
-        record = wandb_internal_pb2.Record()
-        record.ParseFromString(chunk)
-        kind = record.WhichOneof("record_type")
-        found.setdefault(kind, []).append(getattr(record, kind))
-    return found
-
-
-def logged(found):
-    """All that was logged or summed up, by key."""
-    items = [
-        item
-        for name in ("history", "summary")
-        for record in found.get(name, [])
-        for item in getattr(record, "item", [])
-    ]
-    items += [item for record in found.get("summary", []) for item in record.update]
-    return {item.key or "/".join(item.nested_key): json.loads(item.value_json) for item in items}
 
 
 def test_an_offline_run_keeps_everything_until_it_is_synced(environment, tmp_path):
