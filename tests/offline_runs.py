@@ -25,7 +25,7 @@ def chunks(data):
 
 
 def records(folder, patience=60):
-    """What an offline run's file holds when it is whole: the client's other process writes its end shortly after `finish`."""
+    """What the newest offline run's file holds when it is whole: another process writes its end shortly after `finish`."""
     until = perf_counter() + patience
     while "exit" not in (found := read_records(folder)) and perf_counter() < until:
         sleep(0.1)
@@ -36,7 +36,7 @@ def read_records(folder):
     """What an offline run's file holds now: lists of records by kind."""
     from wandb.proto import wandb_internal_pb2
 
-    (run,) = (folder / "wandb").glob("offline-run-*")
+    run = max((folder / "wandb").glob("offline-run-*"), key=lambda path: path.stat().st_ctime_ns)
     (path,) = run.glob("run-*.wandb")
     data, found = path.read_bytes(), {}
     assert data[:4] == b":W&B"
@@ -78,7 +78,7 @@ def inventory(folder):
         "tables": sorted(key for key, kind in kinds.items() if kind == "table-file"),
         "images": sorted(key for key, kind in kinds.items() if kind == "image-file"),
         "charts": charts(found),
-        "artifacts": len([one for one in found.get("artifact", []) if one.type not in ("run_table", "job")]),
+        "artifacts": sorted(one.name for one in found.get("artifact", []) if one.type not in ("run_table", "job")),
     }
 
 

@@ -54,7 +54,7 @@ def check_heads(folders, group):
     for one in found:
         assert (one["group"], one["job_type"], one["tags"], one["exit"]) == (group, "train", ["train"], 0)
         scores = {"train/loss", "val/auroc", "val/log_loss_calibrated", "parameters/head", "trainer/global_step"}
-        assert scores <= set(one["scalars"]) and not one["tables"] and not one["artifacts"]
+        assert scores <= set(one["scalars"]) and not one["tables"] and one["artifacts"] == []
 
 
 def check_table(folder, heads):
