@@ -20,7 +20,7 @@ from toolkit.integrations.transformers import assistant
 from toolkit.testing import chi_square
 
 DOMAINS, TOKENS, COST = ("instruct", "math", "code"), 64, 0.2  # COST: a draft forward in target forwards
-DEV, TEST, RUNS, PROMPT = 24, 40, 1500, ("code", 3)
+DEV, TEST, RUNS, PROMPT = 16, 40, 1200, ("code", 3)
 GREEDY: dict[str, Any] = {"do_sample": False}
 SAMPLED: dict[str, Any] = {"do_sample": True, "temperature": 1.0, "top_k": 0}
 LENGTHS, THRESHOLDS, LEVELS = (2, 3, 4, 6), (0.7, 0.8, 0.9, 0.95), (0.2, 0.25, 0.3, 0.4, 0.5, 0.6)
