@@ -139,9 +139,9 @@ def _given(about: dict[str, Any], content: str, depth: int) -> Iterator[str]:
     pair, given = (about.get("config") or {}).get("pair") or {}, about.get("given") or {}
     for key, value in pair.items() if isinstance(pair, dict) else ():
         for number, one in enumerate(value if isinstance(value, list) else [value]):
-            path = f"pair.{key}.{number}" if isinstance(value, list) else f"pair.{key}"
-            if one == content and path in given:
-                yield str(given[path])
+            named = f"pair.{key}.{number}" if isinstance(value, list) else f"pair.{key}"
+            if one == content and named in given:
+                yield str(given[named])
     for source in about.get("inputs") or {} if depth < 3 else ():
         if (path := Path(source).parent / MANIFEST).exists():
             yield from _given(read_json(path), content, depth + 1)
