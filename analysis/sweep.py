@@ -195,15 +195,15 @@ def _publish(
         log_lines(wandb, "sweep/curves", summary, x, y, "method", "Discard rate against verification rate, per method")
         for figure in figures:
             log_image(wandb, f"sweep/{figure.stem}", figure)
-        if plain(cfg).get("artifacts"):
-            for path in sorted((folder / "settings").glob("trace-*.safetensors")):
-                log_folder(wandb, path.stem, "traces", path)
         if failures:
             reasons = "; ".join(f"{name}: {reason}" for name, reason in failures.items())
             raise InputError(
                 f"{len(failures)} of {len(settings)} settings failed ({reasons}); the rows of the others are in {folder}; "
                 "run again to retry"
             )
+        if plain(cfg).get("artifacts"):  # last: a sweep that fails publishes none
+            for path in sorted((folder / "settings").glob("trace-*.safetensors")):
+                log_folder(wandb, path.stem, "traces", path)
 
 
 def draw(folder: Path, title: str) -> list[Path]:

@@ -94,9 +94,10 @@ def _decode(cfg: Any, pair: ModelPair, prompts: Any, sampling: Any) -> tuple[pd.
     from tqdm.auto import tqdm
 
     chains = _chains(cfg, pair)
+    options = pair.chat_template_options
     single = {
-        "target alone": ModelPair(target=pair.target, tokenizer=pair.tokenizer),
-        "draft alone": ModelPair(target=pair.draft, tokenizer=pair.tokenizer),
+        f"{role} alone": ModelPair(target=model, tokenizer=pair.tokenizer, chat_template_options=options)
+        for role, model in (("target", pair.target), ("draft", pair.draft))
     }
     ways: list[tuple[str, ModelPair, Any]] = [
         (name, one, instantiate(plain(method_config("autoregressive", [], None)))) for name, one in single.items()

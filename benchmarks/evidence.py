@@ -21,6 +21,7 @@ from pathlib import Path
 from time import perf_counter
 
 from benchmarks import (
+    assisted,
     batches,
     beams,
     choice_rules,
@@ -121,6 +122,7 @@ FIGURES: dict[str, Callable[[], str]] = {
     "batches": batches.batches,
     "serving": batches.serving,
     "sandbox": escaping.sandbox,
+    "transformers": assisted.assisted,
     "interruption": interruption.evidence,
     "multirun": multirun,
     "quickstart": quickstart,

@@ -16,7 +16,7 @@ LAYERS = (
     ("errors", "lines", "transfer", "types"),
     ("config_files", "journal"),
     ("schema",),
-    ("config", "cost", "energy", "io", "metrics", "models", "prompts", "sampling"),
+    ("chat", "config", "cost", "energy", "io", "metrics", "models", "prompts", "sampling"),
     ("load_cost",),
     (
         "chain",
@@ -38,7 +38,7 @@ LAYERS = (
     ("acceptance", "padding", "teacher"),
     ("decoding", "training"),
     ("api", "decode", "distillation", "sync", "testing", "testing_batches", "train"),
-    ("distill", "train_heads"),
+    ("distill", "integrations", "train_heads"),
 )
 LONGEST = 50  # lines of a function
 Graph = dict[str, set[str]]

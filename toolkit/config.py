@@ -43,6 +43,7 @@ __all__ = [
     "user_folders",
 ]
 SIGN = re.compile(r"^([+~]*)")  # of an override
+OPEN = ("grid.", "pair.chat_template_options")  # a grid lists only what it sweeps; a template's options are its own
 PREFIX = re.compile(r"\bmethod\.(?=\w)")
 KEPT_METHODS = 256  # built methods that are kept; composing one takes tens of milliseconds
 _METHODS: dict[tuple[object, ...], Any] = {}
@@ -65,8 +66,8 @@ def compose(config_name: str, overrides: Sequence[str] = (), *, checked: bool = 
 
 
 def settable(word: str) -> str:
-    """An override; one of a grid's key may be new there without a +, for a grid lists only what it sweeps."""
-    return f"++{word.lstrip('+')}" if word.lstrip("+").startswith("grid.") else word
+    """An override; one of a key that may be new there (`OPEN`) does without a +."""
+    return f"++{word.lstrip('+')}" if word.lstrip("+").startswith(OPEN) else word
 
 
 def instantiate(config: Any, **extra: Any) -> Any:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import operator
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -13,6 +13,7 @@ from typing import Annotated, Any, Literal, Protocol
 import torch
 from torch import Tensor
 
+from toolkit.chat import check_options, encode_chat
 from toolkit.engine import EngineOptions, OnOff
 from toolkit.errors import InputError
 from toolkit.lines import first_line
@@ -53,6 +54,7 @@ class ModelPair:
     name           how tables call the pair
     head           folder of the acceptance head that ships with the pair, if one does
     options        how forwards are run (`toolkit.engine.EngineOptions`)
+    chat_template_options  what the chat template is told beside the messages: {"enable_thinking": False}
     """
 
     target: Any
@@ -63,6 +65,7 @@ class ModelPair:
     name: str = ""
     head: str | None = None
     options: EngineOptions = field(default_factory=EngineOptions)
+    chat_template_options: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         check_ranges(self)
@@ -72,6 +75,8 @@ class ModelPair:
         self.draft = self.drafts[0] if self.drafts else None
         if self.end_ids is None:
             self.end_ids = end_ids(self.target, self.tokenizer)
+        self.chat_template_options = dict(self.chat_template_options)
+        check_options(self.chat_template_options, self.tokenizer)
         known = 0 if self.tokenizer is None else max(self.tokenizer.get_vocab().values()) + 1
         for role, model in (("target", self.target), *(("draft", model) for model in self.drafts)):
             if vocab_size(model) < known:
@@ -108,15 +113,16 @@ class ModelPair:
         cpu_traces: OnOff = "auto",
         cpu_packing: OnOff = "auto",
         self_check: Literal["auto", "off"] | bool = "auto",
+        chat_template_options: Mapping[str, Any] | None = None,
     ) -> ModelPair:
         """Load both models and compare their tokenizers token by token.
 
         target, draft  hub names, local folders, or "toy/target" and "toy/draft"; a list of drafts: several
         dtype          "float32", "bfloat16", ... or "auto"; device_map as in transformers (needs accelerate)
         quantization   "8bit" or "4bit" through bitsandbytes, for the target; None: none
+        chat_template_options  for prompts that are messages: {"enable_thinking": False}
         Raises InputError if the tokenizers differ, naming the first token that does.
         """
-        engine_options = EngineOptions(cuda_graphs, cpu_traces, cpu_packing, self_check)
         sources = [_resolve(source) for source in _draft_names(draft, drafts)]
         target = _resolve(target)
         options: dict[str, Any] = {"dtype": _dtype(dtype), "trust_remote_code": trust_remote_code}
@@ -125,19 +131,18 @@ class ModelPair:
         big = dict(options, revision=revision, **_placement(device_map, quantization))
         tokenizer = _load_tokenizer(target, revision, trust_remote_code)
         for source in sources:
-            check_same_tokenizer(
-                tokenizer, _load_tokenizer(source, draft_revision, trust_remote_code), f"draft {source}"
-            )
+            other = _load_tokenizer(source, draft_revision, trust_remote_code)
+            check_same_tokenizer(tokenizer, other, f"draft {source}")
         model = _load_model(target, big, None if device_map or quantization else device)
         small = [_load_model(source, dict(options, revision=draft_revision), device) for source in sources]
-        shipped = TOY / "head" if Path(target) == TOY / "target" and sources == [TOY / "draft"] else None
         return cls(
             target=model,
             tokenizer=tokenizer,
             drafts=small,
             name=name or Path(target).name,
-            head=str(shipped) if shipped is not None and shipped.exists() else None,
-            options=engine_options,
+            head=_shipped_head(target, sources),
+            options=EngineOptions(cuda_graphs, cpu_traces, cpu_packing, self_check),
+            chat_template_options=dict(chat_template_options or {}),
         )
 
     @cached_property
@@ -167,15 +172,13 @@ class ModelPair:
         tokenizer: Any = self.tokenizer
         if tokenizer is None:
             raise InputError("this pair has no tokenizer: expected prompts as lists of token ids, got text")
-        if not isinstance(prompt, str) and not getattr(self.tokenizer, "chat_template", None):
-            raise InputError("the prompt is a list of messages, but the tokenizer has no chat template")
         _check_unicode(prompt)
         try:
             if isinstance(prompt, str):
                 return list(tokenizer(prompt).input_ids) if prompt else []
-            return list(
-                tokenizer.apply_chat_template(prompt, add_generation_prompt=True, tokenize=True, return_dict=False)
-            )
+            return encode_chat(tokenizer, prompt, self.chat_template_options)  # type: ignore[arg-type]
+        except InputError:
+            raise
         except Exception as error:  # tokenizers and chat templates have errors of their own
             raise InputError(
                 f"the prompt could not be encoded ({type(error).__name__}: {first_line(error)})"
@@ -281,6 +284,12 @@ def _draft_names(draft: str | Path | Sequence[str | Path] | None, drafts: Sequen
     if named and drafts:
         raise InputError("expected draft=... or drafts=[...], got both")
     return [*named, *drafts]
+
+
+def _shipped_head(target: str | Path, drafts: Sequence[str | Path]) -> str | None:
+    """Folder of the heads that come with the toy pair, if this is it."""
+    is_toy = Path(target) == TOY / "target" and list(drafts) == [TOY / "draft"]
+    return str(TOY / "head") if is_toy and (TOY / "head").exists() else None
 
 
 def _resolve(source: str | Path) -> str | Path:

@@ -5,6 +5,7 @@ Runs that were uploaded before are skipped (`wandb sync` marks them); one that f
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -12,6 +13,7 @@ from typing import Any
 
 from toolkit.errors import InputError
 from toolkit.stage import command
+from toolkit.tracking import register_chart
 
 
 def run(cfg: Any) -> Path:
@@ -22,6 +24,9 @@ def run(cfg: Any) -> Path:
         raise InputError(f"folder: expected offline runs (wandb/offline-run-*) below {folder}, found none")
     waiting = [path for path in runs if not synced(path)]
     print(f"sync: {len(runs)} offline runs, {len(runs) - len(waiting)} uploaded before")
+    entity = cfg.entity or os.environ.get("WANDB_ENTITY")
+    if entity and waiting and not cfg.dry_run:
+        register_chart(entity)  # offline runs name it if they knew the team
     failed = []
     for path in waiting:
         print(f"sync: {path}")

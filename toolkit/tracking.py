@@ -14,6 +14,7 @@ import urllib.error
 import urllib.request
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
 from queue import Empty, Queue
 from threading import Thread
@@ -30,6 +31,8 @@ Mode = Literal["online", "offline", "disabled"]
 PROJECT = "acceptance-toolkit"
 SERVER = "https://api.wandb.ai"
 RUN_FILE = "wandb_run.json"
+SPEC = Path(__file__).parent / "assets" / "wandb" / "scatter-by-group.json"
+CHART, PLAIN_SCATTER = "acceptance-toolkit-scatter", "wandb/scatter/v0"
 PROBE_SECONDS = 6.0  # within which a server that is there answers
 UNNAMED = (
     "paths", "hydra", "logger", "overwrite", "track", "pair", "data", "prompts", "ckpt_path", "before", "after", "trainer",
@@ -219,12 +222,50 @@ def log_image(run: Any, name: str, path: Path | str) -> None:
         run.log({name: wandb.Image(str(path))})
 
 
-def log_scatter(run: Any, name: str, frame: Any, x: str, y: str, title: str) -> None:
-    """Two columns of a table as a custom chart."""
+def log_scatter(run: Any, name: str, frame: Any, x: str, y: str, title: str, by: str = "method") -> None:
+    """Two columns of a table as a custom chart, one colour per value of the column `by`.
+
+    The chart's specification lies on the server, under a team or user (`scatter_preset`). Where that is not known, for
+    offline runs without WANDB_ENTITY, it is W&B's own scatter, which has one colour; the column is in its table.
+    """
     if run is not None:
         import wandb
 
-        run.log({name: wandb.plot.scatter(_table(frame), x=x, y=y, title=title)})
+        preset = scatter_preset(run)
+        fields = {"x": x, "y": y, **({} if preset == PLAIN_SCATTER else {"group": by})}
+        run.log({name: wandb.plot_table(preset, _table(frame), fields, {"title": title})})
+
+
+def scatter_preset(run: Any) -> str:
+    """The name of our scatter plot's specification for this run, put on the server if it is not there yet."""
+    entity = os.environ.get("WANDB_ENTITY") if run.settings._offline else run.entity
+    if not entity:
+        return PLAIN_SCATTER
+    return f"{entity}/{CHART}" if run.settings._offline or register_chart(entity) else PLAIN_SCATTER
+
+
+@cache
+def register_chart(entity: str) -> bool:
+    """Put the specification of our scatter plot on the server, for a team or user; False, and a line, if it refuses."""
+    import wandb
+
+    try:
+        wandb.Api().create_custom_chart(
+            entity=entity,
+            name=CHART,
+            display_name="Scatter, one colour per group",
+            spec_type="vega2",
+            access="private",
+            spec=SPEC.read_text(encoding="utf-8"),
+        )
+    except Exception as error:  # the client's kinds, the server's words
+        if "exist" in str(error).lower():
+            return True
+        print(
+            f"wandb: the chart {CHART} could not be put on the server ({first_line(error)}); scatter plots have one colour"
+        )
+        return False
+    return True
 
 
 def log_lines(run: Any, name: str, frame: Any, x: str, y: str, by: str, title: str) -> None:

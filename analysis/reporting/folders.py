@@ -7,7 +7,7 @@ headline and charts. Seeds and devices may differ.
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -65,15 +65,23 @@ class Group:
         if not self.pair:
             return "pair not recorded"
         drafts = self.pair.get("draft") or self.pair.get("drafts")
-        models = f"{self.pair.get('target')} with {' and '.join(drafts) if isinstance(drafts, list) else drafts}"
+        names = [self.called(str(draft)) for draft in (drafts if isinstance(drafts, list) else [drafts])]
+        models = f"{self.called(str(self.pair.get('target')))} with {' and '.join(names)}"
         more = {
             **{k: v for k, v in self.pair.items() if k not in ("target", "draft", "drafts")},
             **(self.sampling or {}),
         }
         said = " ".join(
-            f"{name}={value}" for name, value in more.items() if value not in (None, [], "") and not _off(name, value)
+            f"{name}={value}"
+            for name, value in more.items()
+            if value not in (None, [], {}, "") and not _off(name, value)
         )
         return f"{models}, {said}" if said else models
+
+    def called(self, content: str) -> str:
+        """The path or name that stood for a content in the command, if a manifest tells."""
+        found = (given for folder in self.folders for given in _given(folder.about, content, 0))
+        return next(found, content)
 
 
 def read_folder(path: Path) -> Folder:
@@ -122,8 +130,21 @@ def _made_with(about: dict[str, Any], depth: int) -> tuple[dict[str, Any], dict[
             other = _made_with(read_json(path), depth + 1)
             pair = pair if isinstance(pair, dict) else other[0]
             sampling = sampling if isinstance(sampling, dict) or about.get("stage") == "train" else other[1]
-    kept = lambda values: {k: v for k, v in values.items() if k not in (*FREE, *TECHNICAL)}
+    kept = lambda values: {k: v for k, v in values.items() if k not in (*FREE, *TECHNICAL) and v != {}}
     return kept(pair) if isinstance(pair, dict) else {}, kept(sampling) if isinstance(sampling, dict) else None
+
+
+def _given(about: dict[str, Any], content: str, depth: int) -> Iterator[str]:
+    """Names under which a pair's model of this content was given to the stage, or to those it was made from."""
+    pair, given = (about.get("config") or {}).get("pair") or {}, about.get("given") or {}
+    for key, value in pair.items() if isinstance(pair, dict) else ():
+        for number, one in enumerate(value if isinstance(value, list) else [value]):
+            named = f"pair.{key}.{number}" if isinstance(value, list) else f"pair.{key}"
+            if one == content and named in given:
+                yield str(given[named])
+    for source in about.get("inputs") or {} if depth < 3 else ():
+        if (path := Path(source).parent / MANIFEST).exists():
+            yield from _given(read_json(path), content, depth + 1)
 
 
 def _off(name: str, value: Any) -> bool:

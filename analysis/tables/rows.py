@@ -119,7 +119,8 @@ def check_comparable(folders: Sequence[Path]) -> None:
             raise InputError(f"the sweeps differ in max_drafted: {bounds}; sweep with the same one")
         for part in ("pair", "sampling"):
             one, two = (manifest.get("config", {}).get(part) or {} for manifest in (about[0], other))
-            changed = [key for key in sorted(one | two) if one.get(key) != two.get(key) and key not in FREE]
+            said = lambda values, key: None if values.get(key) == {} else values.get(key)  # no options: nothing said
+            changed = [key for key in sorted(one | two) if said(one, key) != said(two, key) and key not in FREE]
             if changed:
                 raise InputError(
                     f"the sweeps differ in {', '.join(f'{part}.{key}' for key in changed)}: "

@@ -28,7 +28,7 @@ class Page(HTMLParser):
         self.feed(text)
 
     def handle_starttag(self, tag, attributes):
-        if tag not in ("meta", "img", "link"):
+        if tag not in ("meta", "img", "link", "wbr"):
             self.open.append(tag)
         self.addresses += [value for name, value in attributes if name in ("src", "href")]
 
@@ -192,3 +192,16 @@ def test_colours_stand_out_on_a_dark_page():
 def test_a_folder_without_a_manifest_is_refused(tmp_path):
     with pytest.raises(InputError, match="inputs: expected an output folder"):
         run(tmp_path, [tmp_path / "nowhere"])
+
+
+def test_titles_call_models_as_the_command_did(tmp_path):
+    """Manifests compare models by content; people read the names that were given, here two stages back."""
+    content = {"target": "sha256:aa", "draft": ["sha256:bb", "sha256:cc"], "chat_template_options": {}}
+    given = {"pair.target": "toy/target", "pair.draft.0": "one", "pair.draft.1": "two"}
+    sweep = {"stage": "sweep", "config": {"pair": content, "sampling": {"temperature": 1.0}}, "given": given}
+    write_json(tmp_path / "sweep" / MANIFEST, sweep)
+    inputs = {str(tmp_path / "sweep" / "rows.parquet"): "sha256:dd"}
+    write_json(tmp_path / "frontier" / MANIFEST, {"stage": "frontier", "config": {}, "inputs": inputs})
+    (group,) = grouped([read_folder(tmp_path / name) for name in ("frontier", "sweep")])
+    assert group.title == "toy/target with one and two, temperature=1.0"
+    assert group.called("sha256:unknown") == "sha256:unknown"

@@ -100,3 +100,25 @@ def test_a_point_says_its_setting_and_counts(browser, page):
         .text
     )
     assert all(word in tip for word in ("method", "setting", "head", "num generated", "discard rate")), tip
+
+
+def test_on_paper_nothing_stays_closed_but_long_tables(browser, page):
+    """As printed from a dark screen: white, sections open, tables whole, long and wide ones left to their files."""
+    opened(browser, page, 1280, True)
+    dark = [{"name": "prefers-color-scheme", "value": "dark"}]
+    browser.execute_script("dispatchEvent(new Event('beforeprint'))")
+    browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"media": "print", "features": dark})
+    browser.execute_cdp_cmd(
+        "Emulation.setDeviceMetricsOverride", {"width": 718, "height": 900, "deviceScaleFactor": 1, "mobile": False}
+    )
+    heights = """return [...document.querySelectorAll('details')].map(one => [
+        one.classList.contains('long'), one.lastElementChild.getBoundingClientRect().height])"""
+    found = browser.execute_script(heights)
+    assert {long for long, _ in found} == {True, False}
+    assert all((height == 0) is long for long, height in found)
+    overflow = (
+        "return [...document.querySelectorAll('table')].map(one => one.getBoundingClientRect().right - innerWidth)"
+    )
+    assert max(browser.execute_script(overflow)) <= 1, "no table is cut at the right"
+    assert browser.execute_script("return getComputedStyle(document.body).backgroundColor") == "rgb(255, 255, 255)"
+    browser.execute_script("dispatchEvent(new Event('afterprint'))")

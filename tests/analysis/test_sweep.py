@@ -13,7 +13,9 @@ from analysis.tables import workbench
 from analysis.tables.files import read_table
 from analysis.tables.rows import COUNTS, FACTS, SETTING, labels
 from tests.analysis.table_sweeps import PAIR, IdPrompts, sweep_config, table
+from tests.offline_runs import inventory
 from toolkit.errors import InputError
+from toolkit.tensors import save_tensors
 
 SMALL = {"autoregressive": {}, "speculative": {"policy.num_drafted": [2]}}
 
@@ -146,6 +148,32 @@ def test_a_failing_cell_is_reported_and_the_others_are_kept(tmp_path, monkeypatc
     monkeypatch.setattr(workbench, "decode", counting)
     sweep.run(sweep_config(tmp_path, grid=grid))
     assert decoded == ["autoregressive", "speculative", "tail"]
+
+
+def test_a_failing_sweep_ends_its_run_as_failed_and_publishes_no_artifact(tmp_path, monkeypatch):
+    """Its tables say which settings there are; traces are uploaded by the run that finishes."""
+    counting = workbench.decode
+
+    def fails_once(pair, prompts, method, *args, **kwargs):
+        if method.name == "tail":
+            raise RuntimeError("out of memory")
+        return counting(pair, prompts, method, *args, **kwargs)
+
+    monkeypatch.setattr(workbench, "decode", fails_once)
+    wanted = sweep_config(tmp_path, grid={"tail": {}, **SMALL}, track=True, artifacts=True)
+    with pytest.raises(InputError, match="1 of 3 settings failed"):
+        sweep.run(wanted)
+    (folder,) = tmp_path.iterdir()
+    save_tensors(folder / "settings" / "trace-0.safetensors", {"kept": torch.zeros(1)})
+    with pytest.raises(InputError, match="1 of 3 settings failed"):
+        sweep.run(wanted)
+    found = inventory(folder)
+    assert found["exit"] == 1 and found["artifacts"] == [] and found["scalars"]["failed_settings"] == 1
+    assert "sweep/summary" in found["tables"]
+    monkeypatch.setattr(workbench, "decode", counting)
+    sweep.run(wanted)
+    found = inventory(folder)
+    assert found["exit"] == 0 and found["artifacts"] == ["trace-0"]
 
 
 def test_an_interrupted_sweep_keeps_its_finished_cells(tmp_path, monkeypatch, decoded):

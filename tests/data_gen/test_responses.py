@@ -203,3 +203,22 @@ def test_a_bad_prompt_fails_alone_and_all_bad_ones_are_an_error(checkpoints, pro
     for _ in range(2):  # at once, and when it is found finished
         with pytest.raises(InputError, match="every one of 2 prompts failed, first: the prompt holds a lone surrogate"):
             make(checkpoints, prompts_file, tmp_path / "none")
+
+
+def test_a_data_stage_that_fails_leaves_nothing_published(checkpoints, prompts_file, tmp_path, monkeypatch):
+    """Data stages begin no W&B run: what fails half-way is no finished stage, and the next one reads none of it."""
+    respond, calls = responses._respond, []
+
+    def fails_later(*args):
+        calls.append(1)
+        if len(calls) == 3:
+            raise RuntimeError("power cut")
+        return respond(*args)
+
+    monkeypatch.setattr(responses, "_respond", fails_later)
+    with pytest.raises(RuntimeError, match="power cut"):
+        make(checkpoints, prompts_file, tmp_path / "out")
+    assert len(list((tmp_path / "out").glob("shard-*"))) == 2  # whole ones, which the next run keeps
+    assert not list(tmp_path.rglob("wandb*"))
+    with pytest.raises(InputError, match="finished"):
+        list(responses.read_rows(tmp_path / "out"))

@@ -1,12 +1,12 @@
 """W&B: when it is online, offline runs on disk, and runs that end as their stage did."""
 
 import json
+import re
 import socket
-import struct
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from threading import Thread
-from time import perf_counter, sleep
+from time import perf_counter
 from types import SimpleNamespace
 
 import pandas as pd
@@ -14,6 +14,7 @@ import pytest
 import torch
 
 from analysis.figures.plots import pareto
+from tests.offline_runs import inventory, logged, records, table
 from toolkit import config, sync, tracking
 from toolkit.errors import InputError
 
@@ -21,7 +22,7 @@ from toolkit.errors import InputError
 @pytest.fixture
 def environment(monkeypatch, tmp_path):
     """No key anywhere."""
-    for name in ("WANDB_MODE", "WANDB_API_KEY", "WANDB_BASE_URL"):
+    for name in ("WANDB_MODE", "WANDB_API_KEY", "WANDB_BASE_URL", "WANDB_ENTITY"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("NETRC", str(tmp_path / "netrc"))
     return monkeypatch
@@ -98,60 +99,6 @@ def test_no_run_if_nothing_is_to_be_tracked(environment, tmp_path):
     assert not list(tmp_path.iterdir())
 
 
-BLOCK = 32768  # of LevelDB's log format, which offline files are in after seven bytes of their own
-
-
-def chunks(data):
-    """The records of an offline run's file, as bytes: each in pieces (checksum, length, kind, data), none across blocks."""
-    at, parts = 7, []
-    while at + 7 <= len(data):
-        if BLOCK - at % BLOCK < 7:  # a block's end holds no header
-            at += BLOCK - at % BLOCK
-            continue
-        length, kind = struct.unpack("<HB", data[at + 4 : at + 7])
-        parts.append(data[at + 7 : at + 7 + length])
-        at += 7 + length
-        if kind in (1, 4):  # whole, or the last piece
-            yield b"".join(parts)
-            parts = []
-
-
-def records(folder, patience=60):
-    """What an offline run's file holds when it is whole: the client's other process writes its end shortly after `finish`."""
-    until = perf_counter() + patience
-    while "exit" not in (found := read_records(folder)) and perf_counter() < until:
-        sleep(0.1)
-    return found
-
-
-def read_records(folder):
-    """What an offline run's file holds now: lists of records by kind."""
-    from wandb.proto import wandb_internal_pb2
-
-    (run,) = (folder / "wandb").glob("offline-run-*")
-    (path,) = run.glob("run-*.wandb")
-    data, found = path.read_bytes(), {}
-    assert data[:4] == b":W&B"
-    for chunk in chunks(data):
-        record = wandb_internal_pb2.Record()
-        record.ParseFromString(chunk)
-        kind = record.WhichOneof("record_type")
-        found.setdefault(kind, []).append(getattr(record, kind))
-    return found
-
-
-def logged(found):
-    """All that was logged or summed up, by key."""
-    items = [
-        item
-        for name in ("history", "summary")
-        for record in found.get(name, [])
-        for item in getattr(record, "item", [])
-    ]
-    items += [item for record in found.get("summary", []) for item in record.update]
-    return {item.key or "/".join(item.nested_key): json.loads(item.value_json) for item in items}
-
-
 def test_an_offline_run_keeps_everything_until_it_is_synced(environment, tmp_path):
     """Name, group, tags, config, links, tables, summary and the exit code, as the file that is synced holds them."""
     frame = pd.DataFrame({"method": ["a", "b"], "x": [1.0, 2.0], "y": [3.0, 1.0], "text": ["<b>", "fine"]})
@@ -178,6 +125,60 @@ def test_an_offline_run_keeps_everything_until_it_is_synced(environment, tmp_pat
     assert other["exit"][0].exit_code == 1
     links = {item.key: json.loads(item.value_json) for item in other["run"][0].config.update}["input_runs"]
     assert links["one"]["id"] == about.run_id and links["nothing"] is None
+
+
+POINTS = pd.DataFrame({"method": ["a", "a", "b"], "x": [1.0, 2.0, 3.0], "y": [3.0, 1.0, 2.0]})
+
+
+def test_scatter_plots_have_a_dimension_of_methods(environment, tmp_path):
+    """With a team the chart is ours, its colours the method's; without one it is W&B's, the method in its table alone."""
+    for name, preset, fields in (
+        ("plain", "wandb/scatter/v0", {"x": "x", "y": "y"}),
+        ("team", "lab/acceptance-toolkit-scatter", {"x": "x", "y": "y", "group": "method"}),
+    ):
+        if name == "team":
+            environment.setenv("WANDB_ENTITY", "lab")
+        with tracking.wandb_run("sweep", {}, tmp_path / name) as run:
+            tracking.log_scatter(run, "sweep/settings", POINTS, "x", "y", "title")
+        found = inventory(tmp_path / name)
+        assert found["charts"] == {"sweep/settings": (preset, fields)}
+        columns, rows = table(tmp_path / name, "sweep/settings_table")
+        assert columns == ["method", "x", "y"] and [row[0] for row in rows] == ["a", "a", "b"]
+
+
+def test_our_scatter_plot_draws_every_method_in_its_colour():
+    """The specification with its fields put in, as the server does, drawn by Vega."""
+    import vl_convert
+
+    text = tracking.SPEC.read_text()
+    for word, value in {"field:x": "x", "field:y": "y", "field:group": "method", "string:title": "the title"}.items():
+        text = text.replace("${" + word + "}", value)
+    assert "${" not in text
+    svg = vl_convert.vegalite_to_svg({**json.loads(text), "data": {"values": POINTS.to_dict("records")}})
+    (marks,) = re.findall(r'<g class="mark-symbol role-mark marks".*?</g>', svg)
+    colours = re.findall(r'fill="(#\w+)"', marks)
+    assert len(colours) == 3 and colours[0] == colours[1] != colours[2] and "the title" in svg
+
+
+def test_the_chart_is_put_on_the_server_once(environment, monkeypatch, capsys):
+    import wandb
+
+    asked = []
+
+    def create(**options):
+        asked.append((options["entity"], json.loads(options["spec"])["data"]))
+        if options["entity"] == "known":
+            raise wandb.Error("a chart of that name already exists")
+        if options["entity"] == "closed":
+            raise wandb.Error("permission denied")
+
+    monkeypatch.setattr(wandb, "Api", lambda: SimpleNamespace(create_custom_chart=create))
+    tracking.register_chart.cache_clear()
+    run = lambda entity: SimpleNamespace(entity=entity, settings=SimpleNamespace(_offline=False))
+    names = [tracking.scatter_preset(run(entity)) for entity in ("lab", "lab", "known", "closed")]
+    assert names == ["lab/acceptance-toolkit-scatter"] * 2 + ["known/acceptance-toolkit-scatter", "wandb/scatter/v0"]
+    assert asked == [(entity, {"name": "wandb"}) for entity in ("lab", "known", "closed")]
+    assert "permission denied" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,8 @@
-"""What every trained head shares: two files, written whole and read strictly."""
+"""What every trained head shares: weights, config and card, written whole and read strictly; and the way to the Hub.
+
+`save` and `load` are the format. `save_pretrained`, `from_pretrained` and `push_to_hub` are those of huggingface_hub, over
+the same files: the mixin's own readers and writers know one file of weights per folder and load it loosely.
+"""
 
 from __future__ import annotations
 
@@ -6,10 +10,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
+from huggingface_hub import ModelCard, PyTorchModelHubMixin, snapshot_download
 from torch import nn
 
+from toolkit.acceptance import card
 from toolkit.errors import InputError
-from toolkit.io import content_hash, read_json, write_json
+from toolkit.io import content_hash, read_json, write_json, write_text
 from toolkit.lines import first_line
 from toolkit.schema.arguments import checked
 from toolkit.tensors import CHECKSUM, load_tensors, save_tensors
@@ -17,11 +23,12 @@ from toolkit.tensors import CHECKSUM, load_tensors, save_tensors
 MEND = "export the head again (run its training's command once more), or copy it from where it is whole"
 
 
-class SavedHead(nn.Module):
+class SavedHead(nn.Module, PyTorchModelHubMixin, library_name=card.LIBRARY, tags=[*card.TAGS]):
     """A module whose constructor arguments are its attributes of the same names (`arguments`).
 
     weights_file, config_file  names within the head's folder; what: how messages call it
     summary, method            for its card: what it predicts, and a method that uses it
+    about                      what was recorded with it: the draft's fingerprint, sampling, metrics and so on
     """
 
     weights_file: ClassVar[str]
@@ -31,6 +38,10 @@ class SavedHead(nn.Module):
     method: ClassVar[str]
     arguments: ClassVar[tuple[str, ...]]
 
+    def __init__(self) -> None:
+        super().__init__()
+        self.about: dict[str, Any] = {}
+
     @property
     def config(self) -> dict[str, Any]:
         """What `__init__` needs to build it again."""
@@ -38,11 +49,12 @@ class SavedHead(nn.Module):
 
     @checked
     def save(self, folder: Path | str, about: Mapping[str, Any] | None = None) -> Path:
-        """Write weights and config; `about` records the draft's fingerprint, sampling, metrics and so on."""
+        """Write weights, config and card; `about` records what is known of it, None: what it was loaded with."""
         folder = Path(folder)
-        said = {"head": self.config, **(about or {})}
+        said = {"head": self.config, **(self.about if about is None else about)}
         save_tensors(folder / self.weights_file, self.state_dict(), {"what": self.what})
         write_json(folder / self.config_file, {**said, CHECKSUM: content_hash(said, 64)})
+        write_card(folder)
         return folder
 
     @classmethod
@@ -67,7 +79,93 @@ class SavedHead(nn.Module):
             head.load_state_dict({k: v.float() for k, v in weights.items()}, strict=True)
         except (KeyError, TypeError, RuntimeError) as error:
             raise InputError(f"{folder} does not hold {cls.what} as a whole: {first_line(error)}") from error
+        head.about = {name: fact for name, fact in about.items() if name != "head"}
         return head.eval().requires_grad_(False), about
+
+    def save_pretrained(
+        self,
+        save_directory: str | Path,
+        *,
+        config: Any = None,
+        repo_id: str | None = None,
+        push_to_hub: bool = False,
+        model_card_kwargs: dict[str, Any] | None = None,
+        **push_to_hub_kwargs: Any,
+    ) -> str | None:
+        """`save`, by the name that users of the Hub look for; a folder may hold a head of each kind.
+
+        config, model_card_kwargs  have no meaning here: the head's own config and card are written
+        push_to_hub                upload it to `repo_id`, too; returns the commit's address then
+        """
+        self.save(save_directory)
+        if not push_to_hub:
+            return None
+        return str(self.push_to_hub(repo_id or Path(save_directory).name, **push_to_hub_kwargs))
+
+    @classmethod
+    def from_pretrained(  # type: ignore[override]  # no other keywords: a wrong one is an error
+        cls,
+        pretrained_model_name_or_path: str | Path,
+        *,
+        force_download: bool = False,
+        token: str | bool | None = None,
+        cache_dir: str | Path | None = None,
+        local_files_only: bool = False,
+        revision: str | None = None,
+        map_location: str = "cpu",
+        strict: bool = True,
+    ) -> Self:
+        """The head of a folder or of a hub name, in evaluation mode; `about` says what was recorded with it.
+
+        Raises InputError for a head that is damaged or of another shape: tensors must be neither missing nor left over.
+        """
+        if not strict:
+            raise InputError("heads are loaded strictly: expected strict=True, got False")
+        source, folder = str(pretrained_model_name_or_path), Path(pretrained_model_name_or_path)
+        if not folder.is_dir():
+            folder = _downloaded(cls, source, force_download, token, cache_dir, local_files_only, revision)
+        return cls.load(folder)[0].to(map_location)
+
+    def generate_model_card(self, *args: Any, **kwargs: Any) -> ModelCard:
+        """The card that `save` writes, as an object of huggingface_hub."""
+        return ModelCard(card.card_of([(type(self), {"head": self.config, **self.about})]))
+
+
+def write_card(folder: Path | str) -> Path:
+    """README.md of a folder: about all heads that it holds."""
+    here = [kind for kind in SavedHead.__subclasses__() if kind.is_in(folder)]
+    return write_text(
+        Path(folder) / card.FILE,
+        card.card_of([(kind, _checked(Path(folder) / kind.config_file, needed=False)) for kind in here]),
+    )
+
+
+def _downloaded(
+    kind: type[SavedHead],
+    name: str,
+    force_download: bool,
+    token: str | bool | None,
+    cache_dir: str | Path | None,
+    local_files_only: bool,
+    revision: str | None,
+) -> Path:
+    """The folder that the Hub's client keeps a head's files in. Raises InputError if it cannot get them."""
+    try:
+        return Path(
+            snapshot_download(
+                name,
+                revision=revision,
+                cache_dir=cache_dir,
+                force_download=force_download,
+                token=token,
+                local_files_only=local_files_only,
+                allow_patterns=[kind.weights_file, kind.config_file, card.FILE],
+            )
+        )
+    except Exception as error:  # the client's own kinds, and those of the network
+        raise InputError(
+            f"expected {kind.what} in a folder or on the Hub under {name}, found none: {first_line(error)}"
+        ) from error
 
 
 def _checked(path: Path, needed: bool) -> dict[str, Any]:

@@ -28,6 +28,9 @@ PAIR = {
     "draft_revision": Annotated[str | None, "commit, branch or tag of the drafts"],
     "drafts": Annotated[Sequence[str], "several drafts, instead of the one"],
     "name": Annotated[str, "how tables call the pair"],
+    "chat_template_options": Annotated[
+        dict[str, Any] | None, "what the chat template is told beside the messages: {enable_thinking: false}"
+    ],
     "cuda_graphs": Annotated[Switch, "capture forwards of recurring shapes on GPUs and replay them"],
     "cpu_traces": Annotated[Switch, "the same on CPUs, through TorchScript traces"],
     "cpu_packing": Annotated[

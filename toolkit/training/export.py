@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from toolkit.acceptance.card import facts_table, scores_table, title
 from toolkit.acceptance.saved import SavedHead
 from toolkit.io import write_json, write_text
 from toolkit.training.diagram import draw_reliability
@@ -67,34 +68,16 @@ Compared with simpler predictors on the same positions, each scaled and shifted 
 
 
 def _card(head: SavedHead, about: Mapping[str, Any], scores: Mapping[str, float], suffixes: Sequence[str]) -> str:
-    sampling = ", ".join(f"{key}={value}" for key, value in about["sampling"].items())
-    names = [key.removesuffix(suffixes[-1]) for key in scores if key.endswith(suffixes[-1])]
-    lines = [f"| {name} | {' | '.join(f'{scores[name + suffix]:.4f}' for suffix in suffixes)} |" for name in names]
-    mixing = f"| mixing ratio | {about['mixing_ratio']} |\n" if "mixing_ratio" in about else ""
-    return f"""# {head.what.split(maxsplit=1)[1].capitalize()}
+    return f"""# {title(type(head))}
 
 {head.summary} It fits one draft only: the one below, by fingerprint.
 
-| | |
-|---|---|
-| target | `{about["target"]}` ({about["target_fingerprint"]}) |
-| draft | `{about["draft"]}` ({about["draft_fingerprint"]}) |
-| reads | {about["hidden_state"]} |
-| head | {", ".join(f"{name} {value}" for name, value in head.config.items())} |
-| label | {about["label"]} |
-| sampling of responses and labels | {sampling} |
-{mixing}| data | `{about["data"]}`, {about["num_positions"]} training positions |
-| class weights | accepted {about["w_acc"]}, rejected {about["w_rej"]} |
-| learning rate | {about["learning_rate"]:.3g} |
-| code | {about["revision"]} |
-| trained on | {about["machine"]} |
+{facts_table({"head": head.config, **about})}
 
 Validation. Corrected scores add log(w_rej / w_acc) = {head.config["log_w_rej"]:.3f} to the logit: it undoes the class
 weights' shift.
 
-| | {" | ".join(suffix.lstrip("_") or "raw" for suffix in suffixes)} |
-|---|{"---|" * len(suffixes)}
-{chr(10).join(lines)}
+{scores_table(scores, suffixes)}
 
 ![Reliability]({DIAGRAM})
 

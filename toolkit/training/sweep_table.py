@@ -2,7 +2,7 @@
 
 Every job's folder in the sweep's gets a job.json (what was varied, how it ended, its scores); table.csv and table.md
 are drawn anew from those after each job, so that the table is there even if a later job fails, and whichever process
-ran the jobs.
+ran the jobs. At the end of the sweep the table is logged to W&B as well, in a run of its own beside the jobs', if they had any.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import io
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 from hydra.core.utils import JobReturn, JobStatus
 from hydra.experimental.callback import Callback
 from omegaconf import DictConfig
@@ -19,6 +20,7 @@ from omegaconf import DictConfig
 from toolkit.io import read_json, write_json, write_text
 from toolkit.lines import first_line
 from toolkit.stage import OUTPUT
+from toolkit.tracking import log_summary, log_table, run_of, wandb_run
 
 JOB = "job.json"
 
@@ -51,7 +53,7 @@ class SweepTable(Callback):
         write_table(folder.parent)
 
     def on_multirun_end(self, config: DictConfig, **kwargs: Any) -> None:
-        """Print the table and where it is."""
+        """Print the table and where it is; log it to where the jobs were logged."""
         from toolkit.training.console import print_table
 
         folder = Path(config.hydra.sweep.dir)
@@ -59,11 +61,12 @@ class SweepTable(Callback):
         if rows:
             print_table(f"sweep {folder.name}", rows)
             print(f"table: {folder / 'table.csv'}")
+            log_sweep(folder, rows)
 
 
 def table_rows(folder: Path) -> list[dict[str, str]]:
     """A sweep's jobs in order: the overrides that differ between them, their scores and folders, as text."""
-    jobs = sorted((read_json(path) for path in folder.glob(f"*/{JOB}")), key=lambda job: job["job"])
+    jobs = _jobs(folder)
     settings = [dict(override.lstrip("+").split("=", 1) for override in job["overrides"]) for job in jobs]
     names = list(dict.fromkeys(name for setting in settings for name in setting))
     varied = [name for name in names if len({setting.get(name) for setting in settings}) > 1]
@@ -80,6 +83,11 @@ def table_rows(folder: Path) -> list[dict[str, str]]:
     ]
 
 
+def _jobs(folder: Path) -> list[dict[str, Any]]:
+    """What is noted of a sweep's jobs, in order."""
+    return sorted((read_json(path) for path in folder.glob(f"*/{JOB}")), key=lambda job: job["job"])
+
+
 def write_table(folder: Path) -> None:
     """table.csv and table.md of the jobs that have ended."""
     rows = table_rows(folder)
@@ -90,6 +98,27 @@ def write_table(folder: Path) -> None:
     write_text(folder / "table.csv", text.getvalue())
     lines = [list(rows[0]), ["---"] * len(rows[0]), *(list(row.values()) for row in rows)]
     write_text(folder / "table.md", "".join(f"| {' | '.join(line)} |\n" for line in lines))
+
+
+def log_sweep(folder: Path, rows: list[dict[str, str]]) -> None:
+    """A W&B run with the joint table, in the group and project of the jobs' runs; nothing if no job had one."""
+    homes = [Path(row["folder"]) for row in rows if row["folder"]]
+    runs = [run for home in homes if (run := run_of(home)) is not None]
+    if not runs:
+        return
+    frame = pd.DataFrame(rows).apply(_numbers)
+    jobs = [job["overrides"] for job in _jobs(folder)]
+    about = {"name": f"multirun {folder.name}", "inputs": homes, "project": runs[0]["project"]}
+    with wandb_run("multirun", {"jobs": jobs}, folder, group=runs[0]["group"], **about) as wandb:
+        done = int((frame["status"] == "done").sum())
+        log_summary(wandb, {"jobs": len(frame), "jobs_done": done, "jobs_failed": len(frame) - done})
+        log_table(wandb, "multirun/table", frame)
+
+
+def _numbers(column: pd.Series) -> pd.Series:
+    """A column of texts as numbers, if all that are there are."""
+    numbers = pd.to_numeric(column, errors="coerce")
+    return numbers if bool((numbers.notna() | (column == "")).all()) else column
 
 
 def _shown(value: Any) -> str:

@@ -1,17 +1,20 @@
 """The acceptance head: its function, its weights on disk, the published format, the class weight's correction."""
 
 import math
+from types import SimpleNamespace
 
 import pytest
 import torch
+from huggingface_hub import ModelCard
 from safetensors.torch import save_file
 from torch import nn
 
-from toolkit.acceptance import AcceptanceHead
+from toolkit.acceptance import AcceptanceHead, PrereadHead
 from toolkit.acceptance.folder import check_draft
 from toolkit.errors import InputError
 from toolkit.io import read_json, write_json
 from toolkit.pair import fingerprint
+from toolkit.tensors import save_tensors
 
 D = 13
 
@@ -99,3 +102,97 @@ def test_heads_of_other_drafts_are_refused(tiny_pair):
         check_draft({"head": head.config, "draft_fingerprint": "other"}, draft, "here")
     with pytest.raises(InputError, match="size 13"):
         check_draft({"head": AcceptanceHead(D).config}, draft, "here")
+
+
+# -- the Hub's ways -----------------------------------------------------------------------------------------------------
+
+
+def files_of(folder):
+    return sorted(path.name for path in folder.iterdir())
+
+
+@pytest.mark.parametrize("kind", [AcceptanceHead, PrereadHead])
+def test_the_hubs_ways_read_and_write_the_toolkits_files(tmp_path, kind):
+    head = random_head(kind, log_w_rej=0.5)
+    ours = head.save(tmp_path / "ours", {"draft": "some/draft", "metrics": {"val/auroc": 0.5}})
+    loaded = kind.from_pretrained(ours)
+    assert loaded.about == {"draft": "some/draft", "metrics": {"val/auroc": 0.5}} and not loaded.training
+    loaded.save_pretrained(tmp_path / "hub")
+    assert files_of(tmp_path / "hub") == files_of(ours) == sorted([kind.weights_file, kind.config_file, "README.md"])
+    for name in files_of(ours):
+        assert (tmp_path / "hub" / name).read_bytes() == (ours / name).read_bytes()
+    again, about = kind.load(tmp_path / "hub")
+    assert again.config == head.config and about["draft"] == "some/draft"
+    assert all(torch.equal(one, other) for one, other in zip(again.parameters(), head.parameters(), strict=True))
+
+
+def random_head(kind, **more):
+    return kind(D, **more) if kind is AcceptanceHead else kind(D, D, width=4, **more)
+
+
+def test_heads_of_two_kinds_share_a_folder_and_its_card(tmp_path):
+    AcceptanceHead(D).save_pretrained(tmp_path)
+    PrereadHead(D, D, width=4).save_pretrained(tmp_path)
+    assert (
+        AcceptanceHead.from_pretrained(tmp_path).hidden_size == PrereadHead.from_pretrained(tmp_path).hidden_size == D
+    )
+    card = ModelCard.load(tmp_path / "README.md")
+    assert card.data.library_name == "acceptance-toolkit" and "speculative-decoding" in card.data.tags
+    assert "# Acceptance head" in card.text and "# Pre-read head" in card.text
+
+
+def test_the_card_says_what_is_recorded():
+    from toolkit.pair import TOY
+
+    head = AcceptanceHead.from_pretrained(TOY / "head")
+    text = str(head.generate_model_card())
+    assert head.about["draft_fingerprint"] in text and f"{head.about['metrics']['val/auroc']:.4f}" in text
+    assert "base_model" not in text  # the toy draft is not on the Hub
+    head.about["draft"] = "owner/draft"
+    assert head.generate_model_card().data.base_model == ["owner/draft"]
+
+
+@pytest.mark.parametrize("change", ["missing", "extra", "shape"])
+def test_loading_is_strict(tmp_path, change):
+    head = AcceptanceHead(D, 1)
+    head.save(tmp_path)
+    tensors = dict(head.state_dict())
+    if change == "missing":
+        del tensors["readout.bias"]
+    else:
+        tensors["blocks.7.linear.bias" if change == "extra" else "readout.bias"] = torch.zeros(3)
+    save_tensors(tmp_path / AcceptanceHead.weights_file, tensors, {"what": head.what})
+    with pytest.raises(InputError, match="does not hold an acceptance head as a whole"):
+        AcceptanceHead.from_pretrained(tmp_path)
+    with pytest.raises(InputError, match="strict=True"):
+        AcceptanceHead.from_pretrained(tmp_path, strict=False)
+
+
+def test_heads_come_from_and_go_to_the_hub(tmp_path, monkeypatch):
+    """By a hub that is a folder: the client's two calls are replaced, what they carry is not."""
+    sent = {}
+
+    def upload(self, *, repo_id, folder_path, **options):
+        sent[repo_id] = {path.name: path.read_bytes() for path in folder_path.iterdir()}
+        return "address"
+
+    def download(name, *, allow_patterns, **options):
+        folder = tmp_path / "cache"
+        folder.mkdir()
+        for file in set(allow_patterns) & set(sent[name]):
+            (folder / file).write_bytes(sent[name][file])
+        return str(folder)
+
+    monkeypatch.setattr(
+        "huggingface_hub.HfApi.create_repo", lambda self, repo_id, **_: SimpleNamespace(repo_id=repo_id)
+    )
+    monkeypatch.setattr("huggingface_hub.HfApi.upload_folder", upload)
+    monkeypatch.setattr("toolkit.acceptance.saved.snapshot_download", download)
+    head = AcceptanceHead(D, 1)
+    assert head.push_to_hub("owner/name") == "address"
+    assert head.save_pretrained(tmp_path / "kept", repo_id="owner/other", push_to_hub=True) == "address"
+    assert sent["owner/name"] == sent["owner/other"] and sorted(sent["owner/name"]) == files_of(tmp_path / "kept")
+    loaded = AcceptanceHead.from_pretrained("owner/name")
+    assert torch.equal(loaded.readout.weight, head.readout.weight)
+    with pytest.raises(InputError, match="on the Hub under owner/missing, found none"):
+        AcceptanceHead.from_pretrained("owner/missing")

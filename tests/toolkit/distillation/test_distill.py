@@ -8,6 +8,7 @@ import shutil
 import pytest
 import torch
 from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from analysis import drafts
 from analysis.tables.files import read_table
@@ -19,6 +20,7 @@ from toolkit.distillation.teachers import CachedTeacher, OnlineTeacher
 from toolkit.errors import InputError
 from toolkit.pair import load_draft
 from toolkit.sampling import Sampling
+from toolkit.testing import FAMILIES
 from toolkit.weights import Weights
 
 SMALL = ["trainer.max_epochs=2", "data.batch_size=8", "optimizer.lr=1e-2", "trainer.log_every_n_steps=2"]
@@ -180,3 +182,31 @@ def test_drafts_side_by_side(run, tiny_overrides, tiny_responses, tiny_pair, tmp
     assert table.alpha["self"] == pytest.approx(1, abs=1e-5) and table["alpha gain_low"]["self"] > 0
     assert table["best K"]["self"] == 4 and table.accepted["self"] > table.accepted["a"]
     assert "self" in (folder / "drafts.md").read_text()
+
+
+# Names in vLLM's table of text-generation models (vllm/model_executor/models/registry.py), of the families tested here.
+VLLM = {
+    "Gemma2ForCausalLM", "Gemma3ForCausalLM", "GemmaForCausalLM", "GPT2LMHeadModel", "GPTNeoXForCausalLM", "LlamaForCausalLM",
+    "MistralForCausalLM", "MixtralForCausalLM", "Olmo2ForCausalLM", "OPTForCausalLM", "Phi3ForCausalLM", "Qwen2ForCausalLM",
+    "Qwen3ForCausalLM", "Qwen3MoeForCausalLM",
+}  # fmt: skip
+
+
+def test_a_distilled_draft_is_a_plain_checkpoint(run):
+    """transformers loads it as it is, nothing left over; vLLM, not installed here, knows its architecture's name."""
+    draft = run("run", "trainer.max_epochs=1") / "draft"
+    model, report = AutoModelForCausalLM.from_pretrained(draft, output_loading_info=True)
+    assert not any(report[name] for name in ("missing_keys", "unexpected_keys", "mismatched_keys"))
+    tokenizer = AutoTokenizer.from_pretrained(draft)
+    ids = tokenizer("the cat", return_tensors="pt").input_ids
+    assert model.generate(ids, max_new_tokens=4, do_sample=False, pad_token_id=0).shape[1] <= ids.shape[1] + 4
+    about = json.loads((draft / "config.json").read_text())
+    assert len(about["architectures"]) == 1 and set(about["architectures"]) <= VLLM
+    assert "auto_map" not in about  # no code of its own
+    names = {path.name for path in draft.iterdir()}
+    assert {"config.json", "model.safetensors", "tokenizer.json", "README.md"} <= names
+    assert not any(name.endswith((".bin", ".pt", ".py")) for name in names)
+
+
+def test_drafts_of_the_families_have_names_that_vllm_knows():
+    assert {FAMILIES[family][0].__name__ for family in FAMILIES} == VLLM

@@ -16,15 +16,17 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from tests.offline_runs import inventory
 from toolkit import train
 from toolkit.acceptance import AcceptanceHead
 from toolkit.config import compose
 from toolkit.errors import InputError, StaleError
-from toolkit.io import write_json
+from toolkit.io import read_json, write_json
 from toolkit.pair import load_draft
 from toolkit.teacher import pad_right, states_of
 from toolkit.training import Checkpoints, MixedData, export
 from toolkit.training.batches import ExampleBatches
+from toolkit.training.module import HeadTraining
 from toolkit.training.schedule import cosine_factor
 from toolkit.training.sweep_table import write_table
 
@@ -65,7 +67,8 @@ def curves(folder):
 def test_a_run_leaves_everything_behind(trained, overrides):
     files = {str(path.relative_to(trained)) for path in trained.rglob("*") if path.is_file()}
     assert files == {
-        "checkpoints/best.ckpt", "checkpoints/last.ckpt", "head/config.json", "head/head.safetensors", "MODEL_CARD.md",
+        "checkpoints/best.ckpt", "checkpoints/last.ckpt", "head/config.json", "head/head.safetensors",
+        "head/README.md", "MODEL_CARD.md",
         "config.yaml", "manifest.json", "metrics.csv", "metrics.json", "reliability.csv", "reliability.pdf",
         "reliability.png", "reliability.svg", "wandb_run_id.txt", ".written.jsonl",
     }  # fmt: skip
@@ -379,6 +382,30 @@ def test_training_stops_when_validation_gets_no_better_and_does_not_go_on_when_r
     again = train.run(compose("train", [*overrides, f"paths.output_dir={tmp_path}/again", f"ckpt_path={last}"]))
     steps = [torch.load(run / "checkpoints" / "last.ckpt", weights_only=True)["global_step"] for run in (folder,)]
     assert not (again / "checkpoints" / "last.ckpt").exists() and steps == [len(losses) * 6]
+
+
+def test_a_failing_training_ends_its_run_as_failed_and_publishes_no_head(overrides, tmp_path, monkeypatch):
+    """The run that goes on is the same one, ends well, and has the head."""
+    words = [*overrides, "logger=wandb", "logger.wandb.log_head=true", f"paths.output_dir={tmp_path}/run"]
+    step, made = HeadTraining.training_step, []
+
+    def fails_later(self, batch, batch_idx):
+        made.append(batch_idx)
+        if len(made) == 5:
+            raise RuntimeError("power cut")
+        return step(self, batch, batch_idx)
+
+    monkeypatch.setattr(HeadTraining, "training_step", fails_later)
+    with pytest.raises(RuntimeError, match="power cut"):
+        train.run(compose("train", words))
+    found = inventory(tmp_path / "run")
+    assert found["exit"] == 1 and found["artifacts"] == [] and not (tmp_path / "run" / "head").exists()
+    first = read_json(tmp_path / "run" / "wandb_run.json")["id"]
+    monkeypatch.setattr(HeadTraining, "training_step", step)
+    train.run(compose("train", words))
+    found = inventory(tmp_path / "run")
+    assert found["exit"] == 0 and found["artifacts"] == ["head-run"] and "best/auroc" in found["scalars"]
+    assert read_json(tmp_path / "run" / "wandb_run.json")["id"] == first
 
 
 # -- commands ---------------------------------------------------------------------------------------------------------

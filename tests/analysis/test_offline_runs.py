@@ -1,0 +1,86 @@
+"""A multirun of four heads and a sweep with the best of them, offline: what the files hold that are synced later."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.offline_runs import inventory, table
+from toolkit.io import read_json, write_json
+from toolkit.tracking import run_of
+
+ROOT = Path(__file__).resolve().parents[2]
+SMALL = ["optimizer.lr=1e-2", "trainer.max_epochs=2", "data.batch_size=8", "trainer.log_every_n_steps=4"]
+
+
+def run_command(folder, module, *words):
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "WANDB_MODE": "offline"}
+    command = [sys.executable, "-m", module, *words]
+    done = subprocess.run(command, cwd=folder, env=environment, text=True, capture_output=True, check=False)
+    assert done.returncode == 0, done.stderr[-3000:]
+
+
+@pytest.mark.slow
+def test_a_multirun_and_a_sweep_offline(tiny_overrides, tiny_mix, tiny_responses, tmp_path):
+    words = [*tiny_overrides, f"data.path={tiny_mix}", *SMALL, "paths.root_dir=out"]
+    run_command(tmp_path, "toolkit.train", "-m", "head.depth=0,1", "loss.w_rej=1,6", *words)
+    (multirun,) = (tmp_path / "out" / "multirun").iterdir()
+    jobs = sorted((read_json(path) for path in multirun.glob("*/job.json")), key=lambda job: job["job"])
+    heads = [tmp_path / job["folder"] for job in jobs]
+    check_heads(heads, multirun.name)
+    check_table(multirun, heads)
+    prompts = tiny_responses.parent / "prompts.jsonl"
+    grid = {
+        "speculative": {"policy.num_drafted": [1, 2]},
+        "specdec_pp": {"head": [f"{heads[0]}/head"], "policy.threshold": [0.3, 0.7]},
+    }
+    write_json(tmp_path / "conf" / "grid" / "mine.yaml", grid)  # JSON is YAML
+    run_command(
+        tmp_path, "analysis.sweep", f"--config-dir={tmp_path}/conf", "grid=mine", *tiny_overrides, "prompts=jsonl",
+        f"prompts.path={prompts}", "prompts.limit=4", "source=live", "sampling.max_new_tokens=8",
+        "paths.output_dir=out/sweep",
+    )  # fmt: skip
+    check_sweep(tmp_path / "out" / "sweep")
+
+
+def check_heads(folders, group):
+    """Four trainings: one group, each called by what sets it apart, curves and parameters as numbers."""
+    found = [inventory(folder) for folder in folders]
+    assert [one["name"] for one in found] == [f"depth={d} w_rej={w} lr=0.01" for d in (0, 1) for w in (1, 6)]
+    for one in found:
+        assert (one["group"], one["job_type"], one["tags"], one["exit"]) == (group, "train", ["train"], 0)
+        scores = {"train/loss", "val/auroc", "val/log_loss_calibrated", "parameters/head", "trainer/global_step"}
+        assert scores <= set(one["scalars"]) and not one["tables"] and one["artifacts"] == []
+
+
+def check_table(folder, heads):
+    """The sweep's own run: the joint table, in the group of its jobs."""
+    found = inventory(folder)
+    assert (found["name"], found["group"]) == (f"multirun {folder.name}", folder.name)
+    assert (found["job_type"], found["exit"], found["tables"]) == ("multirun", 0, ["multirun/table"])
+    assert found["scalars"] == {"jobs": 4, "jobs_done": 4, "jobs_failed": 0}
+    columns, rows = table(folder, "multirun/table")
+    assert columns[:3] == ["job", "head.depth", "loss.w_rej"] and [row[:3] for row in rows] == [
+        [0, 0, 1], [1, 0, 6], [2, 1, 1], [3, 1, 6],
+    ]  # fmt: skip
+    for row, head in zip(rows, heads, strict=True):
+        scores = read_json(head / "metrics.json")
+        assert row[columns.index("val/auroc")] == pytest.approx(scores["val/auroc"], rel=1e-5)
+    assert len({run_of(head)["id"] for head in heads}) == 4
+
+
+def check_sweep(folder):
+    """The sweep: its tables, two charts and figures; the best setting as numbers."""
+    found = inventory(folder)
+    assert (found["job_type"], found["exit"], found["group"]) == ("sweep", 0, "out")
+    own = {"sweep/rows", "sweep/summary", "sweep/by_position"}
+    assert own <= set(found["tables"]) and set(found["charts"]) == {"sweep/settings", "sweep/curves"}
+    assert len(found["images"]) == 3
+    assert {"throughput", "failed_settings", "parameters/target"} <= set(found["scalars"])
+    columns, rows = table(folder, "sweep/summary")
+    methods = [row[columns.index("method")] for row in rows]
+    assert methods == ["speculative"] * 2 + ["specdec_pp"] * 2

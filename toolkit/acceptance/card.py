@@ -1,0 +1,88 @@
+"""The card (README.md) of a folder of heads: what the Hub shows, and what a reader needs to use them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+FILE = "README.md"
+LIBRARY, TAGS = "acceptance-toolkit", ("speculative-decoding", "acceptance-prediction", "safetensors")
+HUB_ID = re.compile(r"(?!toy/)[A-Za-z0-9][\w.-]*/[\w.-]+")
+CORRECTED = "_corrected"
+
+
+Kind = type[Any]  # a subclass of `toolkit.acceptance.saved.SavedHead`, which writes the card
+
+
+def card_of(heads: Sequence[tuple[Kind, Mapping[str, Any]]]) -> str:
+    """Markdown with the Hub's metadata in front: one section per head, from what its config records."""
+    drafts = sorted({about["draft"] for _, about in heads if HUB_ID.fullmatch(str(about.get("draft", "")))})
+    return "\n".join([metadata(drafts), *(section(kind, about) for kind, about in heads)])
+
+
+def metadata(drafts: Sequence[str]) -> str:
+    """The block in front of a card, as the Hub reads it."""
+    base = [f"base_model: [{', '.join(drafts)}]"] if drafts else []
+    return "\n".join(["---", f"library_name: {LIBRARY}", f"tags: [{', '.join(TAGS)}]", *base, "---"])
+
+
+def section(kind: Kind, about: Mapping[str, Any]) -> str:
+    """What one head is, what it was trained on, how it scores, and how it is used."""
+    scores = about.get("metrics") or {}
+    table = scores_table(scores, ("", CORRECTED)) or scores_table(scores, ("",))
+    return f"""# {title(kind)}
+
+{kind.summary} It fits one draft only: the one below.
+
+{facts_table(about)}
+{f"{chr(10)}Scores on validation text:{chr(10)}{chr(10)}{table}{chr(10)}" if table else ""}
+Use it: `toolkit.decode method={kind.method} head=FOLDER`; in Python
+`{kind.__module__}.{kind.__name__}.from_pretrained("FOLDER OR HUB NAME")`; inside transformers:
+`toolkit.integrations.transformers`. Files: `{kind.weights_file}`, `{kind.config_file}`.
+"""
+
+
+def title(kind: Kind) -> str:
+    """What a head is called in a heading."""
+    return kind.what.split(maxsplit=1)[1].capitalize()
+
+
+def facts_table(about: Mapping[str, Any]) -> str:
+    """A table of what a head's config records; what is not known has no line."""
+    models = {
+        role: f"`{about[role]}` ({about.get(f'{role}_fingerprint', 'weights not recorded')})"
+        for role in ("target", "draft")
+        if role in about
+    }
+    weights = ("w_acc", "w_rej")
+    rows = {
+        **models,
+        "reads": about.get("hidden_state"),
+        "head": ", ".join(f"{name} {value}" for name, value in about["head"].items()),
+        "label": about.get("label"),
+        "sampling of responses and labels": _listed(about.get("sampling")),
+        "mixing ratio": about.get("mixing_ratio"),
+        "data": f"`{about['data']}`, {about.get('num_positions', 'some')} training positions"
+        if "data" in about
+        else None,
+        "class weights": "accepted {}, rejected {}".format(*(about[name] for name in weights))
+        if all(name in about for name in weights)
+        else None,
+        "learning rate": f"{about['learning_rate']:.3g}" if "learning_rate" in about else None,
+        "code": about.get("revision"),
+        "trained on": about.get("machine"),
+    }
+    return "\n".join(["| | |", "|---|---|", *(f"| {k} | {v} |" for k, v in rows.items() if v not in (None, ""))])
+
+
+def _listed(values: Mapping[str, Any] | None) -> str | None:
+    return None if values is None else ", ".join(f"{key}={value}" for key, value in values.items())
+
+
+def scores_table(scores: Mapping[str, float], suffixes: Sequence[str]) -> str:
+    """Scores by name, one column per suffix; empty if there are none with the last suffix."""
+    names = [key.removesuffix(suffixes[-1]) for key in scores if key.endswith(suffixes[-1])]
+    lines = [f"| {name} | {' | '.join(f'{scores[name + suffix]:.4f}' for suffix in suffixes)} |" for name in names]
+    head = f"| | {' | '.join(suffix.lstrip('_') or 'raw' for suffix in suffixes)} |"
+    return "\n".join([head, f"|---|{'---|' * len(suffixes)}", *lines]) if lines else ""

@@ -1,0 +1,1 @@
+"""The toolkit's parts inside other libraries, one per file."""

@@ -1,0 +1,177 @@
+"""Any stopping policy of this package, trained heads included, inside `model.generate(assistant_model=...)` of transformers.
+
+    from toolkit.integrations.transformers import assistant
+    target.generate(ids, assistant_model=assistant(draft, "specdec_pp", head=FOLDER), do_sample=True, ...)
+
+transformers hands its assistant neither stopping criteria nor hidden states. So the draft is wrapped: the wrapper's
+`generate` is the draft's own, called with one more criterion, which sees every drafted token with the state and the logits
+it came from (hooks on the draft's forward) and asks the policy whether to pay another forward. Which token is drawn, what is
+kept of the cache and which tokens are accepted stays the business of transformers, so that outputs follow the target's
+distribution as far as theirs do: a policy looks at nothing but the drafted prefix.
+
+Written for transformers 5.23: texts one at a time, target and draft with one tokenizer.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import StoppingCriteria, StoppingCriteriaList
+
+from toolkit import config
+from toolkit.decoding import Method
+from toolkit.decoding.proposers import ChainProposer
+from toolkit.errors import InputError
+from toolkit.pair import ModelPair
+from toolkit.schema.arguments import checked
+from toolkit.stopping import Bounded, StoppingPolicy
+from toolkit.types import DraftStep
+
+
+@checked
+def assistant(
+    draft: Any,
+    method: str | Method = "specdec_pp",
+    *,
+    head: str | Path | None = None,
+    overrides: Sequence[str] = (),
+) -> StoppedDraft:
+    """What to pass as `assistant_model`: the draft, stopped as a method of `conf/method/` stops it.
+
+    method     a name, or a Method built by hand (then `head` and `overrides` have no meaning); its rule is not used:
+               transformers verifies
+    head       folder of a head, for methods that need one
+    overrides  relative to the method: ["policy.threshold=.3", "max_drafted=12"]
+    Raises InputError for methods that do not draft chains and for heads of other drafts.
+    """
+    built = config.method(method, overrides, None if head is None else str(head)) if isinstance(method, str) else method
+    if type(built.proposer) is not ChainProposer:
+        raise InputError(f"transformers verifies chains: expected a method that drafts them, got {built.name}")
+    return StoppedDraft(draft, built.policy, built.min_drafted, built.max_drafted)
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """A round and its verdict, as policies ask for them (`Drafted`, `Judged`); [1] each."""
+
+    num_drafted: Tensor
+    length: Tensor
+
+    @property
+    def num_calls(self) -> Tensor:
+        """One forward per drafted token."""
+        return self.num_drafted
+
+    @property
+    def num_nodes(self) -> int:
+        """The tokens of the only row."""
+        return int(self.num_drafted)
+
+
+class StoppedDraft:
+    """A causal language model of transformers with a stopping policy in its `generate`; everything else is the model's.
+
+    draft   the model; policy: any of `toolkit.stopping` that decides after a token was drawn (`lag=0` does not)
+    min_drafted, max_drafted  bounds of a round, inclusive. transformers asks for at least one token: a policy that
+            wants a round without a draft gets a round of one
+    One text at a time, as in transformers; for several threads make several wrappers.
+    """
+
+    def __init__(self, draft: Any, policy: StoppingPolicy, min_drafted: int = 1, max_drafted: int = 20):
+        if policy.reads:
+            raise InputError(
+                "transformers draws every token it has paid a forward for: expected a policy that decides after a draw "
+                "(policy.lag=1), got one that decides before it"
+            )
+        if max_drafted < 1:
+            raise InputError(f"max_drafted: expected at least 1, got {max_drafted}")
+        self.draft = draft
+        self.policy = Bounded(policy, min_drafted, max_drafted).bind(ModelPair(target=draft, draft=draft))
+        self.generation_config = copy.deepcopy(draft.generation_config)
+        self.generation_config.num_assistant_tokens = self.policy.limit
+        self.generation_config.num_assistant_tokens_schedule = "constant"
+        self.generation_config.assistant_confidence_threshold = 0.0
+        self._state = self._live_state()
+        self._text, self._drafted = 0, 0  # tokens of the text before the last round, and of the round
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.__dict__["draft"], name)
+
+    def generate(self, *args: Any, stopping_criteria: Any = None, **kwargs: Any) -> Any:
+        """The draft's own `generate`; within assisted generation the policy may end it earlier."""
+        said = kwargs.get("generation_config")
+        if said is None or not getattr(said, "is_assistant", False):
+            return self.draft.generate(*args, stopping_criteria=stopping_criteria, **kwargs)
+        length = kwargs["input_ids"].shape[1]
+        self._begin(length, fresh=kwargs.get("past_key_values") is None)
+        with _watched(self.draft) as seen:
+            criterion = _Stop(self, seen, length, bool(said.do_sample))
+            every = StoppingCriteriaList([*(stopping_criteria or ()), criterion])
+            output = self.draft.generate(*args, stopping_criteria=every, **kwargs)
+        self._text, self._drafted = length, output.sequences.shape[1] - length
+        return output
+
+    def _live_state(self) -> dict[str, Tensor]:
+        return self.policy.init(1, self.draft.device)
+
+    def _begin(self, length: int, fresh: bool) -> None:
+        """Tell the policy how the last round went, or begin a text; then begin a round."""
+        device = self.draft.device
+        if fresh:
+            self._state = self._live_state()
+        else:  # every round adds what it accepted and one token more
+            accepted = min(max(length - self._text - 1, 0), self._drafted)
+            outcome = Outcome(*(torch.tensor([n], device=device) for n in (self._drafted, accepted)))
+            self._state = self.policy.observe(outcome, outcome, self._state)
+        live = torch.ones(1, dtype=torch.bool, device=device)
+        self._state, self._wanted = self.policy.begin(live, self._state)
+
+    def decide(self, step: DraftStep) -> Tensor:
+        """Whether to end the round after this token [1]."""
+        self._state, go_on = self.policy.step(step, self._state)
+        return ~(go_on & self._wanted)
+
+
+class _Stop(StoppingCriteria):
+    """Ends a draft when its policy says so."""
+
+    def __init__(self, owner: StoppedDraft, seen: dict[str, Tensor], length: int, samples: bool):
+        self.owner, self.seen, self.length, self.samples = owner, seen, length, samples
+
+    def __call__(self, input_ids: Any, scores: Any, **kwargs: Any) -> Any:
+        tokens = input_ids[:, -1]
+        probs = scores[-1].softmax(-1)
+        if not self.samples:  # at temperature 0 the distribution a token is drawn from is one-hot
+            probs = torch.nn.functional.one_hot(tokens, probs.shape[-1]).to(probs.dtype)
+        live = torch.ones_like(tokens, dtype=torch.bool)
+        depth = input_ids.shape[1] - self.length
+        return self.owner.decide(DraftStep(depth, self.seen["logits"], probs, self.seen["hidden"], tokens, live))
+
+
+@contextmanager
+def _watched(model: Any) -> Iterator[dict[str, Tensor]]:
+    """The last position's unwarped logits [B, V] and final hidden state [B, D] of the newest forward, while it lasts."""
+    seen: dict[str, Tensor] = {}
+
+    def keep_hidden(module: Any, args: tuple[Tensor, ...]) -> None:
+        seen["hidden"] = args[0][:, -1]
+
+    def keep_logits(module: Any, args: Any, output: Any) -> None:
+        seen["logits"] = output.logits[:, -1]
+
+    hooks = [
+        model.get_output_embeddings().register_forward_pre_hook(keep_hidden),
+        model.register_forward_hook(keep_logits),
+    ]
+    try:
+        yield seen
+    finally:
+        for hook in hooks:
+            hook.remove()
