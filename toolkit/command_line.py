@@ -44,6 +44,9 @@ def prepare(config_name: str, argv: Sequence[str]) -> list[str]:
         return list(argv)
     tidy = tidy_overrides(argv)
     flags = _parser().parse_args(tidy)
+    for flag in ("config_name", "config_dir", "config_path"):
+        if getattr(flags, flag) == "":
+            raise InputError(f"--{flag.replace('_', '-')}: expected a name, got an empty one")
     configs.use_folders(*([flags.config_dir] if flags.config_dir else []))
     config_name = flags.config_name or config_name
     if flags.help:

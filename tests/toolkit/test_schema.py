@@ -224,6 +224,8 @@ def test_every_command_names_the_keys_it_misses(root):
         ("decode", ["method=null"], "expected a choice of a config group, got method=null"),
         ("decode", ["prompts.split=tset"], "prompts.split: expected one of train, dev, test, got 'tset'"),
         ("decode", ["--config-dr", "x"], "unrecognized arguments: --config-dr"),
+        ("decode", ["--config-name="], "--config-name: expected a name, got an empty one"),
+        ("decode", ["--config-dir", ""], "--config-dir: expected a name, got an empty one"),
         ("decode", ["--config-dir", "nowhere"], "--config-dir: expected a folder laid out like conf/, got nowhere"),
         ("decode", ["stopping@method.policy=svp"], "unknown stopping 'svp': did you mean svip"),
         ("decode", ["method.policy._target_=toolkit.stopping.Fixd"], "in toolkit.stopping: did you mean Fixed"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from itertools import product
 
+import numpy as np
 import pytest
 import torch
 
@@ -335,3 +336,10 @@ def test_heads_are_refused_where_several_drafts_take_part():
 class BoundSurvival(Survival):
     def bind(self, pair):
         return self
+
+
+def test_temperatures_may_come_as_an_array():
+    proposer = TreeProposer("2x1", "independent", temperatures=np.array([0.5, 2.0]))
+    assert proposer.temperatures == (0.5, 2.0)
+    with pytest.raises(InputError, match="several temperatures need scheme=independent, got iid"):
+        TreeProposer("2x1", "iid", temperatures=np.array([0.5, 2.0]))

@@ -86,6 +86,7 @@ class TreeProposer(TextProposer):
         self.widths = parse_k_config(self.k_config)
         if self.scheme not in SCHEMES:
             raise InputError(f"scheme: expected one of {', '.join(SCHEMES)}, got {shown(self.scheme)}")
+        self.temperatures = tuple(self.temperatures)  # an array has no truth value of its own
         if self.temperatures and self.scheme != "independent":
             raise InputError(f"several temperatures need scheme=independent, got {self.scheme}")
 
