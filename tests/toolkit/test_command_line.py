@@ -116,9 +116,9 @@ def test_stages_are_multiplied_out():
 
 def test_the_quickstart_sweeps_three_domains_in_three_parts():
     after = expand_stages(plain(compose("train", ["+experiment=quickstart"]).after))
-    assert list(after)[:9] == [
+    assert list(after)[:10] == ["preread"] + [
         f"{part}_{on}" for part in ("dev", "test", "live") for on in ("instruct", "math", "code")
     ]
     live = set(after["live_math"]["overrides"])
-    assert {"prompts=toy_math", "prompts.split=test", "prompts.limit=64", "source=live", "grid=quickstart_live"} <= live
+    assert {"prompts=toy_math", "prompts.split=test", "prompts.limit=32", "source=live", "grid=quickstart_live"} <= live
     assert 'grid.specdec_pp.head=["{train}/head"]' in live and "source=live" not in after["test_math"]["overrides"]
