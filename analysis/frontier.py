@@ -32,7 +32,7 @@ from analysis.tables.bootstrap import Bootstrap
 from analysis.tables.files import markdown, read_table, save_table, show
 from analysis.tables.frontier_tables import Cost, compare, cost_ratios, costs_table, over_costs
 from analysis.tables.grid import PLAIN, YARDSTICKS
-from analysis.tables.rows import apart, check_comparable, load_rows, same_texts, totals
+from analysis.tables.rows import apart, as_one_part, check_comparable, load_rows, same_texts, totals
 from analysis.tables.scalars import frontier_scalars
 from analysis.tables.selection import choose, comparable, halves, settings_table, unseen
 from analysis.tables.standing import verdict, with_interval
@@ -81,10 +81,10 @@ def read_sides(cfg: Any) -> tuple[pd.DataFrame, pd.DataFrame, list[Path]]:
     """
     dev_folders, test_folders = _folders(cfg.dev), _folders(cfg.test or [])
     check_comparable([*dev_folders, *test_folders])
-    rows = load_rows(dev_folders, "dev")
-    dev, test = halves(rows) if not test_folders else (rows, load_rows(test_folders, "test"))
-    names = plain(cfg.apart)
-    return apart(dev, names), apart(test, names), [*dev_folders, *test_folders]
+    rows = as_one_part(load_rows(dev_folders, "dev"))
+    dev, test = halves(rows) if not test_folders else (rows, as_one_part(load_rows(test_folders, "test")))
+    both = apart(pd.concat([dev, test], ignore_index=True), plain(cfg.apart))
+    return both[: len(dev)], both[len(dev) :], [*dev_folders, *test_folders]
 
 
 def draw(folder: Path) -> dict[str, list[Path]]:
@@ -118,9 +118,7 @@ def readable(frontier: pd.DataFrame) -> pd.DataFrame:
             shown[column] = shares
     for name in ("discard_rate", "verification_rate", "block_efficiency"):
         shown[name.replace("_", " ")] = [f"{row[name]:.3f}" for row in lines]
-    notes = [
-        "" if row.method in (PLAIN, frontier.baseline.iloc[0], *YARDSTICKS) else verdict(row, baseline) for row in lines
-    ]
+    notes = ["" if row.method in (PLAIN, *YARDSTICKS) else verdict(row, baseline) for row in lines]
     if any(notes):
         shown["note"] = notes
     if "tokens_per_second" in frontier:

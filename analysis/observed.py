@@ -115,11 +115,11 @@ def by_position(histograms: Array, bootstrap: Bootstrap) -> pd.DataFrame:
 
 
 def sentence(lengths: pd.DataFrame) -> str:
-    """The answer in one sentence."""
-    best = lengths.loc[lengths.throughput.idxmax()]
-    served = lengths.iloc[-1]
-    if best.num_drafted == 0 or best.throughput_low <= 1:
+    """The answer in one sentence: the best of the draft lengths that are faster than plain decoding beyond their interval."""
+    faster, served = lengths[lengths.throughput_low > 1], lengths.iloc[-1]
+    if faster.empty:
         return "Do not draft: no draft length is faster than plain decoding beyond its interval."
+    best = faster.loc[faster.throughput.idxmax()]
     wider = (
         " (the longest that was served: serve a longer one to see further)"
         if best.num_drafted == served.num_drafted
@@ -174,7 +174,7 @@ def _histogram(counts: Mapping[str, Any]) -> list[int] | None:
             f"acceptance_histogram says {sum(rounds)} rounds and {sum(j * n for j, n in enumerate(rounds))} accepted "
             f"tokens, num_spec_steps and num_accepted_draft_tokens say {steps} and {accepted}"
         )
-    if drafted != width * steps:  # some rounds were shorter: they say nothing of a fixed length
+    if steps == 0 or width == 0 or drafted != width * steps:  # rounds of other lengths say nothing of a fixed one
         return None
     return rounds + [0] * (width + 1 - len(rounds))
 

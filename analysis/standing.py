@@ -28,6 +28,7 @@ from analysis.tables.rows import totals
 from analysis.tables.selection import choose, comparable, unseen
 from analysis.tables.standing import SHARES, verdict, with_interval
 from toolkit.config import plain
+from toolkit.errors import InputError
 from toolkit.io import write_text
 from toolkit.stage import command, open_stage
 from toolkit.tracking import log_table, wandb_run
@@ -40,8 +41,11 @@ def run(cfg: Any) -> Path:
     dev, test, folders = read_sides(cfg)
     inputs = [folder / "rows.parquet" for folder in folders]
     stage = open_stage("standing", cfg, inputs=inputs, ignore=("track",))
+    ratios = list(dict.fromkeys(plain(cfg.cost_ratios)))
+    if not ratios:
+        raise InputError("cost_ratios: expected at least one number above 0, got none")
     if not stage.finished:
-        found = pd.concat([part for ratio in plain(cfg.cost_ratios) for part in _at(ratio, dev, test, cfg)])
+        found = pd.concat([part for ratio in ratios for part in _at(ratio, dev, test, cfg)])
         save_table(found.reset_index(drop=True), stage.folder, "standing")
         write_text(stage.folder / "standing.md", as_markdown(found))
         with wandb_run("standing", plain(cfg), stage.folder, inputs=folders, track=cfg.track) as wandb:

@@ -69,6 +69,7 @@ def run(cfg: Any) -> Path:
         "settings": keys,
         "cost_ratio": cfg.cost_ratio,
         "asked": wanted,
+        "bound_reaches_methods": True,
     }
     if _whole(stage, facts, paths):
         print(f"sweep: {len(settings)} settings, finished before")

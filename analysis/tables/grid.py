@@ -20,6 +20,8 @@ from dataclasses import dataclass, field, replace
 from itertools import product
 from typing import Any
 
+from omegaconf import OmegaConf
+
 from toolkit import config
 from toolkit.acceptance.folder import head_hash, head_name
 from toolkit.errors import InputError, unknown_name
@@ -97,7 +99,7 @@ def expand(grid: Mapping[str, Any], with_plain: bool = False, max_drafted: int |
     grid = dict(grid)
     yardsticks = [setting for name in PARAMETERS if name in grid for setting in _expanded(name, grid.pop(name))]
     settings = [setting for method, settings in grid.items() for setting in _expanded(method, settings)]
-    if max_drafted not in (None, _default_bound()):
+    if max_drafted is not None and max_drafted != _default_bound():
         settings = [_bounded(setting, max_drafted) for setting in settings]
     if with_plain or (yardsticks and Setting(PLAIN) not in settings):
         settings.insert(0, Setting(PLAIN))
@@ -113,11 +115,24 @@ def _default_bound() -> int:
     return int(config.plain(config.method_config("confidence"))["max_drafted"])
 
 
-def _bounded(setting: Setting, max_drafted: int | None) -> Setting:
-    """The setting with another bound, if neither its method nor the grid names one."""
-    own = config.plain(setting.method_config()).get("max_drafted")
-    named = "max_drafted" in setting.parameters or own != _default_bound()
-    return setting if named else replace(setting, max_drafted=max_drafted)
+def _bounded(setting: Setting, max_drafted: int) -> Setting:
+    """The setting with another bound, if it drafts a chain and neither its method nor the grid names one.
+
+    A method whose bound follows its draft length names one. Raises InputError for a bound below the fewest tokens of a round.
+    """
+    written = OmegaConf.to_container(setting.method_config(), resolve=False)
+    assert isinstance(written, dict)
+    chain = str((written.get("proposer") or {}).get("_target_", ".ChainProposer")).endswith(
+        ".ChainProposer"
+    )  # the default
+    if not chain or "max_drafted" in setting.parameters or written["max_drafted"] != _default_bound():
+        return setting
+    if written["min_drafted"] > max_drafted:
+        raise InputError(
+            f"{setting.name}: a round has at least min_drafted={written['min_drafted']} tokens, more than max_drafted="
+            f"{max_drafted}; raise it, or leave the setting out of the grid"
+        )
+    return replace(setting, max_drafted=max_drafted)
 
 
 def _check_yardstick(setting: Setting) -> None:
@@ -171,5 +186,5 @@ def _symbol(name: str) -> str:
 
 def _value(name: str, value: Any) -> str:
     if name == "head":  # a name for the reader, the weights' hash because names repeat
-        return f"{head_name(value)}@{head_hash(value)[:6]}"
-    return str(value)
+        return f"{','.join(head_name(value).split())}@{head_hash(value)[:6]}"
+    return "".join(str(value).split())  # labels are read back word by word

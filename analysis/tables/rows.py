@@ -19,7 +19,7 @@ num_drafted + num_target_calls = num_generated + num_discarded.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +28,7 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from analysis.tables.files import read_table, save_table
+from analysis.tables.grid import YARDSTICKS
 from toolkit import metrics
 from toolkit.config import plain
 from toolkit.errors import InputError, unknown_name
@@ -36,7 +37,8 @@ from toolkit.types import Counts, Round
 
 Array = NDArray[np.float64]
 NAME = "rows"
-PARAMETER = re.compile(r"(\S+?)=(\[[^\]]*\]\S*|\S+)")  # in a setting's label: "h=0.3 head=[depth=2 w_rej=6]@1a2b3c"
+DEFAULT_BOUND = 20  # `max_drafted` of a method that names none
+PARAMETER = re.compile(r"(\S+?)=(\S+)")  # in a setting's label: "h=0.3 head=depth=2,w_rej=6@1a2b3c"
 FREE = ("seed", "device", "device_map")  # of the sampling and the pair: sweeps that differ in these still compare
 COUNTS = tuple(Counts.__dataclass_fields__)
 LENGTHS = ("accepted_lengths", "drafted_lengths", "reached_lengths")
@@ -114,7 +116,7 @@ def check_comparable(folders: Sequence[Path]) -> None:
     """
     about = [read_manifest(folder) for folder in folders if (folder / MANIFEST).exists()]
     for other in about[1:]:
-        bounds = [manifest.get("config", {}).get("max_drafted") for manifest in (about[0], other)]
+        bounds = [_bound_of(manifest) for manifest in (about[0], other)]
         if bounds[0] != bounds[1]:
             raise InputError(f"the sweeps differ in max_drafted: {bounds}; sweep with the same one")
         for part in ("pair", "sampling"):
@@ -128,13 +130,35 @@ def check_comparable(folders: Sequence[Path]) -> None:
                 )
 
 
+def _bound_of(manifest: Mapping[str, Any]) -> int | None:
+    """The most tokens of a round of a sweep's methods; earlier versions left methods at theirs, whatever the sweep's was."""
+    bound: int | None = manifest.get("config", {}).get("max_drafted")
+    return bound if bound is None or manifest.get("bound_reaches_methods") else DEFAULT_BOUND
+
+
+def as_one_part(rows: pd.DataFrame) -> pd.DataFrame:
+    """The rows of each data set as those of one part, named after all that they come from ("dev+test").
+
+    Raises InputError if two parts hold the same prompt.
+    """
+    names = {dataset: "+".join(dict.fromkeys(part.split)) for dataset, part in rows.groupby("dataset", sort=False)}
+    joined = rows.assign(split=rows.dataset.map(names))
+    twice = joined[joined.duplicated([*SETTING, "prompt"])]
+    if not twice.empty:
+        raise InputError(
+            f"{twice.dataset.iloc[0]}: prompt {twice.prompt.iloc[0]} is in two parts; give only one of them"
+        )
+    return joined
+
+
 def apart(rows: pd.DataFrame, names: Sequence[str]) -> pd.DataFrame:
     """The rows with settings of one method as methods of their own, by the parameters that are named as labels say them.
 
-    names  e.g. head: the settings of every head are then chosen for it alone. Methods with one value of it stay as they are.
+    names  e.g. head: the settings of every head are then chosen for it alone. Methods with one value of it stay as they are,
+           and so do yardsticks, which nobody can choose.
     Raises InputError for a name that no setting has.
     """
-    settings = rows[["method", "setting"]].drop_duplicates()
+    settings = rows.loc[~rows.method.isin(YARDSTICKS), ["method", "setting"]].drop_duplicates()
     values = {key: PARAMETER.findall(key[1]) for key in settings.itertuples(index=False, name=None)}
     known = {name for found in values.values() for name, _ in found}
     for name in names:
@@ -149,7 +173,7 @@ def apart(rows: pd.DataFrame, names: Sequence[str]) -> pd.DataFrame:
         split = {new[0] for (old, _), new in renamed.items() if old == method}
         if len(split) == 1:
             renamed = {key: key if key[0] == method else new for key, new in renamed.items()}
-    new = [renamed[key] for key in rows[["method", "setting"]].itertuples(index=False, name=None)]
+    new = [renamed.get(key, key) for key in rows[["method", "setting"]].itertuples(index=False, name=None)]
     return rows.assign(method=[method for method, _ in new], setting=[setting for _, setting in new])
 
 

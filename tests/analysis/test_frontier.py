@@ -8,11 +8,13 @@ import pytest
 
 from analysis import frontier, sweep
 from analysis.tables.files import read_table, save_table
-from analysis.tables.rows import COUNTS, apart
+from analysis.tables.rows import COUNTS, apart, as_one_part, check_comparable
 from analysis.tables.selection import halves
 from tests.analysis.table_sweeps import sweep_config
 from toolkit import config
 from toolkit.errors import InputError
+from toolkit.io import write_json
+from toolkit.stage import MANIFEST, checksum, read_manifest
 
 TABLES = ("frontier", "results", "settings", "costs", "costs_table")
 
@@ -227,7 +229,7 @@ def test_without_test_sweeps_the_prompts_of_one_file_are_split(tmp_path, sweeps,
 
 def test_settings_of_one_method_stand_side_by_side():
     """Two heads: each has its own best threshold; methods that lack the parameter stay as they are."""
-    one, two = "[depth=2 w_rej=6]@1a2b3c", "mine@4d5e6f"
+    one, two = "depth=2,w_rej=6@1a2b3c", "mine@4d5e6f"
     settings = [
         ("specdec_pp", f"min=2 h=0.3 head={one}"),
         ("specdec_pp", f"min=2 h=0.7 head={one}"),
@@ -258,3 +260,43 @@ def test_thresholds_apart_are_methods_in_every_table(tmp_path, sweeps):
     thresholds = set(rows[rows.method == "specdec_pp"].setting)
     assert sum(method.startswith("specdec_pp h=") for method in table.method) == len(thresholds) > 1
     assert set(read_table(folder, "costs").method) >= set(table.method[table.method.str.startswith("specdec_pp")])
+
+
+def test_parts_of_one_data_set_are_one_part(tmp_path, sweeps):
+    """Sweeps of the dev and of the test prompts, given together: one line per method, split in halves."""
+    options = ["track=false", "resamples=50", f"paths.root_dir={tmp_path}"]
+    both = f"dev=[{sweeps['dev']},{sweeps['test']}]"
+    table = read_table(frontier.run(config.compose("frontier", [both, *options])), "frontier")
+    assert table.method.is_unique
+    assert set(table.split) == {"dev+test"}
+    assert table.set_index("method").throughput["autoregressive"] == 1
+    rows = read_table(sweeps["dev"], "rows")
+    with pytest.raises(InputError, match="is in two parts; give only one of them"):
+        as_one_part(pd.concat([rows, rows.assign(split="other")]))
+
+
+def test_yardsticks_are_never_taken_apart(sweeps):
+    rows = read_table(sweeps["test"], "rows")
+    assert rows[rows.method == "oracle"].setting.nunique() > 1
+    found = apart(rows, ["h"])
+    assert set(found.method) & {"oracle"}
+    with pytest.raises(InputError, match="apart"):
+        apart(rows, ["max_drafted"])  # only the oracle has it
+
+
+def test_sweeps_of_other_bounds_are_not_compared(tmp_path, sweeps):
+    other = shutil.copytree(sweeps["dev"], tmp_path / "other")
+    about = read_manifest(other)
+    about["config"]["max_drafted"] = 7
+    write_json(other / MANIFEST, {**about, "checksum": checksum(about)})
+    with pytest.raises(InputError, match=r"the sweeps differ in max_drafted: \[7, 20\]"):
+        run(tmp_path, other, sweeps["test"])
+    del about["bound_reaches_methods"]  # an earlier version's: its methods kept their own bound, 20
+    write_json(other / MANIFEST, {**about, "checksum": checksum(about)})
+    check_comparable([other, sweeps["test"]])
+
+
+def test_a_baseline_that_loses_to_plain_decoding_is_marked(tmp_path, sweeps):
+    table = read_table(run(tmp_path, sweeps["dev"], sweeps["test"], "cost_ratio=3"), "results")
+    fixed = table[table.method == "fixed K"].iloc[0]
+    assert fixed.note == "slower than plain decoding"

@@ -106,3 +106,17 @@ def test_rounds_of_changing_length_are_left_out(tmp_path):
         observed.read_histograms(write(tmp_path, '{"choices": []}'))
     with pytest.raises(InputError, match="expected a file of responses at .*, found none"):
         observed.read_histograms(tmp_path / "none.jsonl")
+
+
+def test_requests_without_rounds_are_left_out(tmp_path):
+    histograms, skipped = observed.read_histograms(write(tmp_path, answer([0, 0, 0]), answer([1, 2, 9])))
+    assert (len(histograms), skipped) == (1, 1)
+    assert observed.by_length(histograms, 0.1, Bootstrap(20)).notna().all(axis=None)
+
+
+def test_the_best_of_the_lengths_that_surely_pay_is_advised():
+    """Two requests of twelve accept everything: four tokens look best, but one token is what pays beyond its interval."""
+    histograms = np.array([[26.0, 14, 0, 0, 0]] * 10 + [[0.0, 0, 0, 0, 40]] * 2)
+    lengths = observed.by_length(histograms, 0.1, Bootstrap(2000))
+    assert lengths.throughput_low[1] > 1
+    assert observed.sentence(lengths).startswith("Draft ")

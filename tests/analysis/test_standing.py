@@ -10,6 +10,7 @@ from analysis import frontier, standing
 from analysis.tables.files import read_table
 from analysis.tables.standing import verdict
 from toolkit import config
+from toolkit.errors import InputError
 
 
 @pytest.fixture(scope="module")
@@ -57,3 +58,17 @@ def test_tables_hold_every_method_and_say_what_loses(folder):
 def test_a_line_loses_only_beyond_its_interval(throughput_high, gain_high, said):
     row = SimpleNamespace(throughput_high=throughput_high, gain_high=gain_high)
     assert verdict(row, "fixed K") == said
+
+
+def test_cost_ratios_are_each_told_once(sweeps, tmp_path):
+    options = [
+        f"dev=[{sweeps['dev']}]",
+        f"test=[{sweeps['test']}]",
+        "track=false",
+        "resamples=20",
+        f"paths.root_dir={tmp_path}",
+    ]
+    found = read_table(standing.run(config.compose("standing", [*options, "cost_ratios=[.2,.2]"])), "standing")
+    assert not found.duplicated(["dataset", "method"]).any()
+    with pytest.raises(InputError, match="cost_ratios: expected at least one number above 0, got none"):
+        standing.run(config.compose("standing", [*options, "cost_ratios=[]"]))

@@ -89,9 +89,8 @@ def head_name(folder: str | Path) -> str:
         path = Path(folder) / kind.config_file
         about = read_json(path) if path.is_file() else None
         if isinstance(about, dict) and about.get("name"):
-            return f"[{about['name']}]"
-    resolved = Path(folder).resolve()
-    return resolved.parent.name if resolved.name == "head" else resolved.name
+            return str(about["name"])
+    return Path(folder).resolve().name
 
 
 def _files(kind: type[SavedHead], folder: Path | str) -> list[Path]:

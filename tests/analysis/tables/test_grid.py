@@ -1,11 +1,13 @@
 """Grids: which settings they hold, what settings are called, what is refused."""
 
 import shutil
-from pathlib import Path
 
+import pandas as pd
 import pytest
 
+from analysis.figures.pareto import curves_of
 from analysis.tables.grid import Setting, expand
+from analysis.tables.rows import PARAMETER
 from toolkit import config
 from toolkit.acceptance import AcceptanceHead
 from toolkit.errors import InputError
@@ -32,14 +34,20 @@ def test_nested_and_dotted_parameters_are_the_same():
 def test_the_bound_of_a_sweep_reaches_methods_that_name_none():
     grid = {
         "rate": {},
-        "speculative": {"policy.num_drafted": 2},
+        "speculative": {"policy.num_drafted": [2, 20]},
         "bild": {},
         "tail": {"max_drafted": [5, 20]},
+        "mcsd": {"proposer.k_config": "2x2x1"},
         "oracle": {},
     }
-    bounds = {setting.name: setting.max_drafted for setting in expand(grid, max_drafted=40)}
-    assert bounds.pop("rate") == 40
-    assert set(bounds.values()) == {None}
+    for bound in (2, 40):
+        bounds = {setting.name: setting.max_drafted for setting in expand(grid, max_drafted=bound)}
+        assert bounds.pop("rate") == bound
+        assert set(bounds.values()) == {None}  # a draft length of 20 is no default, and a tree has its own depth
+    with pytest.raises(
+        InputError, match="specdec_pp: a round has at least min_drafted=2 tokens, more than max_drafted=1"
+    ):
+        expand({"specdec_pp": {}}, max_drafted=1)
     built = {setting.name: config.plain(setting.method_config()) for setting in expand({"rate": {}}, max_drafted=40)}
     assert built["rate"]["max_drafted"] == 40
     (default,) = expand({"rate": {}}, max_drafted=20)
@@ -58,15 +66,27 @@ def test_the_oracle_comes_last_and_brings_plain_decoding_along():
 
 def test_heads_are_told_apart_by_their_weights(head):
     setting = Setting("specdec_pp", {"head": head, "policy.threshold": 0.3})
-    assert setting.label.startswith(f"h=0.3 head={Path(head).parent.name}@")
+    assert setting.label.startswith("h=0.3 head=head@")
     assert setting.method_config().policy.estimator.head == head
 
 
 def test_trained_heads_are_called_by_what_their_runs_changed(tmp_path):
     named = AcceptanceHead(3).save(tmp_path / "run" / "head", {"name": "depth=2 w_rej=6"})
-    assert Setting("specdec_pp", {"head": str(named)}).label.startswith("head=[depth=2 w_rej=6]@")
-    elsewhere = AcceptanceHead(3).save(tmp_path / "mine")
-    assert Setting("specdec_pp", {"head": str(elsewhere)}).label.startswith("head=mine@")
+    assert Setting("specdec_pp", {"head": str(named)}).label.startswith("head=depth=2,w_rej=6@")
+    elsewhere = AcceptanceHead(3).save(tmp_path / "my own")
+    assert Setting("specdec_pp", {"head": str(elsewhere)}).label.startswith("head=my,own@")
+
+
+def test_labels_are_words_of_names_and_values(tmp_path):
+    """Figures and `apart` read them back."""
+    head = AcceptanceHead(3).save(tmp_path / "run" / "head", {"name": "depth=2 toy_head"})
+    setting = Setting("specinfer", {"proposer.temperatures": [0.5, 5], "policy.threshold": 0.3, "head": str(head)})
+    found = PARAMETER.findall(setting.label)
+    assert [name for name, _ in found] == ["proposer.temperatures", "h", "head"]
+    assert [value for _, value in found][:2] == ["[0.5,5]", "0.3"]
+    assert " ".join(f"{name}={value}" for name, value in found) == setting.label
+    settings = pd.DataFrame({"method": "specinfer", "setting": [setting.label, setting.label.replace("0.3", "0.4")]})
+    assert [name for _, curve in curves_of(settings) for name in curve.setting] == list(settings.setting)
 
 
 def test_a_head_may_live_anywhere(head, tmp_path):
