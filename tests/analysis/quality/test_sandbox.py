@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from analysis.quality import sandbox
-from analysis.quality.confinement import Confinement, launch, mechanisms
+from analysis.quality.confinement import Confinement, files, launch, mechanisms
 from analysis.quality.confinement.inside import seccomp, values
 from analysis.quality.sandbox import Limits, Tests, run
 from toolkit.errors import InputError
@@ -249,6 +249,23 @@ def test_without_confinement_nothing_is_run(monkeypatch):
                 mechanisms.chosen()
     finally:
         mechanisms.chosen.cache_clear()
+
+
+def test_scratch_files_where_programs_may_read_are_refused_for_what_they_are(monkeypatch, tmp_path):
+    library = os.path.dirname(os.path.realpath(os.__file__))
+    (tmp_path / "link").symlink_to(library)
+    mechanisms.chosen.cache_clear()
+    try:
+        for place in (library, f"{library}/json", str(tmp_path / "link")):
+            monkeypatch.setattr(mechanisms.tempfile, "tempdir", place)
+            with pytest.raises(InputError, match="expected a TMPDIR that confined code cannot read, got /") as caught:
+                mechanisms.chosen()
+            assert str(caught.value).endswith("set TMPDIR elsewhere") and "bubblewrap" not in str(caught.value)
+    finally:
+        mechanisms.chosen.cache_clear()
+    readable = files.Readable(("/a",), hidden=("/a/hidden",))
+    assert readable.tree_of("/a/b") == "/a" == readable.tree_of("/a/hiddenness")
+    assert readable.tree_of("/ab") is None and readable.tree_of("/a/hidden/b") is None
 
 
 def test_an_interpreter_that_cannot_run_is_no_failure_of_the_code(monkeypatch):

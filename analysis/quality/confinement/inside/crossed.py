@@ -4,10 +4,10 @@ The interpreter swallows some exceptions itself, with no `except` in sight: Inde
 `__getitem__`, AttributeError makes `hasattr` false and leads from `__getattribute__` to `__getattr__`, TypeError in `__len__`
 is no length for `list`, and all of them are forgotten in `__del__`. A call in such a place would skip the assertions behind it.
 
-An exception's traceback names the frames that it reached (in Python 3.11: up to the last with a handler), and a frame keeps the
-place of its last instruction. So the outermost frame tells: if it still runs, it has the exception in hand; if it ended
-elsewhere than where the exception came through, it has handled it; else the exception left it and reached no handler: it was swallowed.
-No traceback at all means that a handler took it away, as `unittest` does.
+An exception's traceback names the frames that it reached (in Python 3.11: up to the last with a handler), and a frame keeps
+the place of its last instruction. So the outermost frame tells: if it still runs, it has the exception in hand; if it ended
+elsewhere than where the exception came through, it has handled it; else the exception left it and reached no handler: it was
+swallowed. No traceback at all means that a handler took it away, as `unittest` does.
 """
 
 from __future__ import annotations
