@@ -32,6 +32,10 @@ LITERAL = "only exact builtin types cross"
 ANSWERS = "the verdict is another process's; answers repeat the question's nonce"
 LATE = "the clock: both processes are killed"
 GONE = "a program that is gone has not answered"
+CONTROL = "what ends loops never crosses: the call is a fault that stays one"
+SWALLOWED = "an exception that no code of the tests handles is a fault"
+COUNTED = "only what the tests define makes a test unsupported"
+LOOP = "    def __getitem__(self, i):\n        {0}\nfor _ in Cases(): pass"
 
 FORGING = (
     forging(
@@ -82,6 +86,85 @@ FORGING = (
         "def candidate(a, b): raise SystemExit",
         "SystemExit",
         tests="try:\n    candidate(1, 2)\nexcept BaseException:\n    pass",
+    ),
+    *(
+        forging(
+            f"{error} {where}",
+            CONTROL,
+            f"class Own({error}): pass\ndef candidate(a, b): raise {error if where != 'of its own' else 'Own'}",
+            f"{error}|Own",
+            tests=tests,
+        )
+        for error, where, tests in (
+            ("StopIteration", "in zip", "for a, b in zip(map(candidate, [1], [2]), [3]): assert a == b"),
+            ("StopIteration", "in all", "assert all(map(lambda c: candidate(*c[:2]) == c[2], [(1, 2, 3)]))"),
+            ("StopIteration", "in filter", "assert not list(filter(lambda c: candidate(1, 2) != c, [3]))"),
+            (
+                "StopIteration",
+                "of its own",
+                "class Own: pass\nassert not any(map(lambda c: candidate(1, c) != 3, [2]))",
+            ),
+            ("StopIteration", "that tests catch", "try: assert candidate(1, 2) == 3\nexcept Exception: pass"),
+            ("StopAsyncIteration", "that tests catch", "try: assert candidate(1, 2) == 3\nexcept Exception: pass"),
+            ("GeneratorExit", "that tests catch", "try: assert candidate(1, 2) == 3\nexcept BaseException: pass"),
+        )
+    ),
+    *(
+        forging(
+            f"{error} swallowed by {where}",
+            SWALLOWED,
+            f"def candidate(a, b): raise {error}",
+            f"{error} where the tests did not handle it",
+            tests="class Cases:\n" + tests,
+        )
+        for error, where, tests in (
+            ("IndexError", "a loop", LOOP.format("assert candidate(1, 2) == 3")),
+            ("IndexError", "a loop behind finally", LOOP.format("try: candidate(1, 2)\n        finally: pass")),
+            (
+                "IndexError",
+                "a loop behind raise",
+                LOOP.format("try: candidate(1, 2)\n        except IndexError: raise"),
+            ),
+            (
+                "AttributeError",
+                "hasattr",
+                "    x = property(lambda self: candidate(1, 2))\nassert not hasattr(Cases(), 'x')",
+            ),
+            (
+                "AttributeError",
+                "__getattr__",
+                "    x = property(lambda self: candidate(1, 2))\n"
+                "    def __getattr__(self, name): return 3\nassert Cases().x == 3",
+            ),
+            (
+                "TypeError",
+                "list",
+                "    def __len__(self): return candidate(1, 2)\n    def __iter__(self): return iter('')\nlist(Cases())",
+            ),
+            ("ValueError", "__del__", "    def __del__(self): assert candidate(1, 2) == 3\nCases()"),
+        )
+    ),
+    *(
+        forging(
+            f"{what}: out of the count",
+            COUNTED,
+            f"def candidate(a, b): return {value}",
+            reason,
+            tests=f"assert candidate({passed}, 2) == 3",
+        )
+        for what, value, passed, reason in (
+            ("an iterator of text that is not ASCII", "'\u00e9'", "iter(candidate(1, 2))", "AssertionError"),
+            ("an iterator of a long range", "range(2 ** 70)", "iter(candidate(1, 2))", "the arguments are too large"),
+            (
+                "an ordered dict's view",
+                "__import__('collections').OrderedDict(a=1)",
+                "candidate(1, 2).keys()",
+                "Assert",
+            ),
+            ("a dict's view", "{1: 2}", "candidate(1, 2).items()", "AssertionError"),
+            ("a method of its value", "[]", "candidate(1, 2).append", "a value of type builtin_function_or_method was"),
+            ("the type of its value", "[]", "type(candidate(1, 2))", "a value of type type was passed on"),
+        )
     ),
     forging("close the pipes", GONE, "import os\nos.closerange(3, 99)", "ended too soon"),
     forging(

@@ -1,7 +1,8 @@
 """The process that runs SQL, seen from outside: started once, asked query by query, killed with what it does when it is late.
 
 Every query has two limits: SQLite is interrupted between two steps after `seconds`, and the process is killed GRACE later,
-wherever it is. A new one takes its place.
+wherever it is. A new one takes its place. The rows are packed and sent when SQLite is done: they have PACKING seconds of
+their own.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from analysis.quality.confinement.inside import frames, queries, values
 from toolkit.errors import InputError
 
 GRACE = 0.5  # seconds after which a query that SQLite could not interrupt is killed
+PACKING = 30.0  # seconds in which the rows of a query that is done must come
 MEMORY = 1024  # MiB
 LIFETIME = 600  # seconds of CPU a process may use in all: it is replaced then
 KERNEL = {
@@ -84,11 +86,18 @@ class Databases:
         _, ask, answered = self._process or self._start()
         frames.send(ask.fileno(), question)
         try:
-            text = frames.receive(answered.fileno(), queries.MOST_BYTES, monotonic() + seconds + GRACE)
+            done = frames.receive(answered.fileno(), len(queries.DONE), monotonic() + seconds + GRACE)
         except frames.Late:
             self.end()
             return Result(None, f"killed after {seconds:g} s")
         try:
+            text = frames.receive(answered.fileno(), queries.MOST_BYTES, monotonic() + PACKING)
+        except frames.Late:
+            self.end()
+            return Result(None, f"killed: its rows did not come within {PACKING:g} s")
+        try:
+            if done != queries.DONE:
+                raise values.Malformed("rows before their time")
             return _result(values.loads(text, most=2 * queries.MOST_VALUES))
         except values.Malformed:
             self.end()

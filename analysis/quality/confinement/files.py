@@ -21,6 +21,12 @@ class Readable:
     links: tuple[tuple[str, str], ...] = ()
     hidden: tuple[str, ...] = ()
 
+    def tree_of(self, path: str) -> str | None:
+        """The tree that a path lies in and can be read with, if there is one."""
+        if any(_inside(path, folder) for folder in self.hidden):
+            return None
+        return next((tree for tree in self.trees if _inside(path, tree)), None)
+
     def rules(self) -> tuple[list[str], list[str]]:
         """The same for Landlock, which cannot take back: trees without what is hidden, and folders whose names can be read."""
         trees: list[str] = []
@@ -29,6 +35,10 @@ class Readable:
             inside = [path for path in self.hidden if path.startswith(f"{tree}/")]
             _without(tree, inside, trees, listed)
         return trees, listed
+
+
+def _inside(path: str, folder: str) -> bool:
+    return path == folder or path.startswith(f"{folder}/")
 
 
 def _without(tree: str, hidden: list[str], trees: list[str], listed: list[str]) -> None:

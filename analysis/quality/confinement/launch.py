@@ -27,7 +27,7 @@ from toolkit.errors import InputError
 
 NOBODY = 65534
 PACKAGE = "analysis.quality.confinement.inside"
-SOURCES = ("kernel", "landlock", "seccomp", "namespaces", "frames", "values", "asking",
+SOURCES = ("kernel", "landlock", "seccomp", "namespaces", "frames", "values", "crossed", "asking",
            "program", "judge", "queries", "attempt", "enter")  # fmt: skip
 STARTING = 30.0  # seconds a process may take to be ready
 BOOT = """

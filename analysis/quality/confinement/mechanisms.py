@@ -15,6 +15,7 @@ import tempfile
 from contextlib import ExitStack
 from functools import cache
 
+from analysis.quality.confinement.files import python
 from analysis.quality.confinement.launch import Confined, Confinement, pipe
 from toolkit.errors import InputError
 
@@ -29,6 +30,12 @@ def chosen() -> Confinement:
     """The strongest confinement that works here. Raises InputError, in one line, if that is not enough to run code in."""
     if not sys.platform.startswith("linux"):
         raise InputError(f"running code that a model wrote needs Linux, this is {sys.platform}: use a container")
+    scratch = os.path.realpath(tempfile.gettempdir())
+    if tree := python().tree_of(scratch):
+        raise InputError(
+            f"expected a TMPDIR that confined code cannot read, got {scratch}, inside {tree}, which Python needs: "
+            "set TMPDIR elsewhere"
+        )
     problems = {name: problem(Confinement((name,))) for name in (*OUTER, *INNER)}
     outer = next((name for name in OUTER if not problems[name]), None)
     layers = (*([outer] if outer else []), *(name for name in INNER if not problems[name]))

@@ -148,6 +148,43 @@ def test_one_process_serves_all_queries_until_one_is_killed(folder):
     assert third.poll() is not None
 
 
+SLOWLY = (
+    "from time import sleep\nold = values.dumps\n"
+    "def slow(*given, **limits):\n    sleep({0})\n    return old(*given, **limits)\nvalues.dumps = slow\n"
+)
+
+
+@pytest.fixture
+def slow_packing(monkeypatch):
+    """Changes the process that runs SQL: packing an answer takes that many seconds."""
+    from analysis.quality.confinement import launch
+
+    def change(seconds):
+        name, known = f"{launch.PACKAGE}.queries", launch.sources()
+        changed = {**known, name: f"{known[name]}\n{SLOWLY.format(seconds)}"}
+        monkeypatch.setattr(launch, "sources", lambda: changed)
+
+    return change
+
+
+def test_packing_the_rows_is_no_time_of_the_query(folder, slow_packing):
+    from analysis.quality import databases
+
+    slow_packing(1.5 + databases.GRACE)
+    assert Databases(folder).ask("shop", "SELECT id FROM item WHERE id < 2", 1, 10) == databases.Result([(1,)])
+
+
+def test_rows_that_never_come_are_not_waited_for(folder, slow_packing, monkeypatch):
+    from analysis.quality import databases
+
+    slow_packing(3600)
+    monkeypatch.setattr(databases, "PACKING", 0.3)
+    asked = Databases(folder)
+    found = asked.ask("shop", "SELECT 1", 20, 10)
+    assert found.rows is None and found.reason == "killed: its rows did not come within 0.3 s"
+    assert asked._process is None
+
+
 def test_memory_is_limited(folder, monkeypatch):
     from analysis.quality import databases
 

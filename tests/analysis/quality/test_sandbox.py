@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from analysis.quality import sandbox
-from analysis.quality.confinement import Confinement, launch, mechanisms
+from analysis.quality.confinement import Confinement, files, launch, mechanisms
 from analysis.quality.confinement.inside import seccomp, values
 from analysis.quality.sandbox import Limits, Tests, run
 from toolkit.errors import InputError
@@ -128,6 +128,34 @@ HONEST = {
         "def twice(f, x): return f(f(x))\ndef more(x): return x + 1\nclass Less(int): pass",
         "assert twice(more, 1) == 3 and twice(f=more, x=0) == 2",
     ),
+    "exceptions that the tests handle in all ways": (
+        "def f(*x): raise IndexError('no')",
+        "import contextlib, unittest\nwith contextlib.suppress(LookupError): f()\n"
+        "t = unittest.TestCase()\nt.assertRaises(IndexError, f, 1)\nwith t.assertRaisesRegex(IndexError, 'no'): f()\n"
+        "@contextlib.contextmanager\ndef caught():\n    try: yield\n    except IndexError: pass\n"
+        "def other(error):\n    try: f()\n    except IndexError as e: raise error from e\n"
+        "def last():\n    try: f()\n    finally: return 2\n"
+        "class Zero:\n    def __getitem__(self, i):\n        try: return f(i)\n        except IndexError: return 0\n"
+        "def rest(n):\n    for i in range(n):\n        try: f(i)\n        except IndexError: yield i\n"
+        "for _ in range(2):\n"
+        "    with caught(): f()\n"
+        "    for action in (lambda: other(ValueError), lambda: list(map(f, [1])), lambda: sorted([2, 1], key=f)):\n"
+        "        try:\n            action()\n            assert False\n        except (ValueError, IndexError): pass\n"
+        "    assert last() == 2 and Zero()[1] == 0 and list(rest(2)) == [0, 1]",
+    ),
+    "an attribute that is not there": (
+        "class P: x = 1",
+        "p = P()\nassert hasattr(p, 'x') and not hasattr(p, 'y') and getattr(p, 'z', 2) == 2",
+    ),
+    "views of a dict": (
+        "def f(x): return x",
+        "d = {1: [2]}\nassert f(d.keys()) == {1} and list(f(d.values())) == [[2]] and list(f(d.items())) == [(1, [2])]",
+    ),
+    "iterators of all kinds": (
+        "from itertools import chain\n"
+        "def f(x): return chain(x, iter('é'), reversed(range(2)), iter(b'a'), iter({1: 2}.values()))",
+        "assert list(f(iter('é'))) == ['é', 'é', 1, 0, 97, 2]",
+    ),
     "a method of a class": (
         "class Stack:\n    def __init__(self): self.x = []\n"
         "    def push(self, y): self.x.append(y); return self\n"
@@ -140,6 +168,19 @@ HONEST = {
 @pytest.mark.parametrize("code, tests", HONEST.values(), ids=HONEST.keys())
 def test_honest_programs_pass(code, tests):
     assert run(code, Tests(tests), SHORT) == sandbox.Verdict(sandbox.PASSED)
+
+
+@pytest.mark.parametrize(
+    "passed",
+    ["lambda: 1", "own", "Own", "Own()", "Own().method", "[Own()]", "collections.namedtuple('Pair', 'a b')(1, 2)"],
+)
+def test_only_what_the_tests_define_is_unsupported(passed):
+    given = "import collections\ndef own(): pass\nclass Own:\n    def method(self): pass\n"
+    verdict = run("def f(x): pass", Tests(f"{given}f({passed})"), SHORT)
+    assert verdict.kind == sandbox.UNSUPPORTED and verdict.reason.startswith("the tests pass a value of type ")
+    assert run("def f(x): pass", Tests("f(len)"), SHORT).reason.startswith(
+        "a value of type builtin_function_or_method was"
+    )
 
 
 @pytest.mark.slow
@@ -208,6 +249,23 @@ def test_without_confinement_nothing_is_run(monkeypatch):
                 mechanisms.chosen()
     finally:
         mechanisms.chosen.cache_clear()
+
+
+def test_scratch_files_where_programs_may_read_are_refused_for_what_they_are(monkeypatch, tmp_path):
+    library = os.path.dirname(os.path.realpath(os.__file__))
+    (tmp_path / "link").symlink_to(library)
+    mechanisms.chosen.cache_clear()
+    try:
+        for place in (library, f"{library}/json", str(tmp_path / "link")):
+            monkeypatch.setattr(mechanisms.tempfile, "tempdir", place)
+            with pytest.raises(InputError, match="expected a TMPDIR that confined code cannot read, got /") as caught:
+                mechanisms.chosen()
+            assert str(caught.value).endswith("set TMPDIR elsewhere") and "bubblewrap" not in str(caught.value)
+    finally:
+        mechanisms.chosen.cache_clear()
+    readable = files.Readable(("/a",), hidden=("/a/hidden",))
+    assert readable.tree_of("/a/b") == "/a" == readable.tree_of("/a/hiddenness")
+    assert readable.tree_of("/ab") is None and readable.tree_of("/a/hidden/b") is None
 
 
 def test_an_interpreter_that_cannot_run_is_no_failure_of_the_code(monkeypatch):

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import builtins
 import secrets
+from types import FunctionType, MethodType
 from typing import Any
 
-from analysis.quality.confinement.inside import frames, values
+from analysis.quality.confinement.inside import crossed, frames, values
 from analysis.quality.confinement.inside.values import Handle, StandIn
 
+TESTS = "tests"  # the module of what the tests define
 CANNOT_CROSS = "only None, numbers, text, bytes and lists, tuples, sets, dicts of them can"
 Place = tuple[Any, ...]
 
@@ -18,7 +20,7 @@ class Fault(BaseException):
 
 
 class Unsupported(BaseException):
-    """The tests want what cannot be asked of another process."""
+    """The tests want what cannot be asked of another process: they pass a function or a class of their own, or its objects."""
 
 
 class Link:
@@ -28,6 +30,7 @@ class Link:
         self.questions, self.answers, self.entry_point = questions, answers, entry_point
         self.fault, self.ended = "", False
         self.exceptions: dict[str, type[BaseException]] = {}
+        self._raised: BaseException | None = None  # the last of the program's exceptions
 
     def describe(self, names: list[str]) -> dict[str, Any]:
         """Stand-ins or values for those of the names that the program has."""
@@ -59,7 +62,11 @@ class Link:
     def get(self, handle: Handle, name: str) -> Any:
         """An attribute of an object that stayed there; its methods are stand-ins."""
         answer = self._ask("get", (handle, name), handles=True)
-        return self._function((handle, name), keep=True) if answer == ("method",) else self._value(answer, True)
+        try:
+            return self._function((handle, name), keep=True) if answer == ("method",) else self._value(answer, True)
+        except AttributeError:
+            self._raised = None  # `hasattr` has its answer
+            raise
 
     def set(self, handle: Handle, name: str, value: Any) -> None:
         """Change an attribute there."""
@@ -70,10 +77,17 @@ class Link:
         self.fault = self.fault or why
         raise Fault(self.fault)
 
+    def settle(self) -> None:
+        """The last exception of the program, if none of the tests' code has handled it, is a fault."""
+        error, self._raised = self._raised, None
+        if error is not None and crossed.swallowed(error):
+            self.fault = self.fault or f"{type(error).__name__} where the tests did not handle it: {error}"
+
     def _function(self, place: Place, keep: bool) -> Any:
         return StandIn(place, lambda where, args, kwargs: self.call(where, args, kwargs, keep))
 
     def _ask(self, *question: Any, handles: bool = False) -> tuple[Any, ...]:
+        self.settle()
         if self.fault:
             raise Fault(self.fault)
         nonce = secrets.token_hex(16)
@@ -83,11 +97,9 @@ class Link:
         except (values.TooMuch, ValueError) as error:  # answers of the program, passed on, may be the reason
             self.refuse(f"the arguments are too large: {error}")
         except values.NotLiteral as error:
-            if isinstance(error.value, BaseException | StandIn) or any(
-                error.value is one for one in self.exceptions.values()
-            ):
-                self.refuse(f"{error} was passed on: {CANNOT_CROSS}")  # it came from the program
-            raise Unsupported(f"the tests pass {error}: {CANNOT_CROSS}") from None
+            if _is_of_the_tests(error.value):
+                raise Unsupported(f"the tests pass {error}: {CANNOT_CROSS}") from None
+            self.refuse(f"{error} was passed on: {CANNOT_CROSS}")  # it may have come from the program
         except frames.Ended:
             self._end()
         try:
@@ -118,7 +130,11 @@ class Link:
             case ("kept", found) if keep:
                 return found
             case ("raised", [*names], str(text)):
-                raise self._exception(names, text)
+                self._raised = self._exception(names, text)
+                try:
+                    raise self._raised
+                except Exception:
+                    raise  # raised twice, it has a traceback: see `crossed`
             case ("unfit", str(what)):
                 self.refuse(f"returned {what}: {CANNOT_CROSS}")
         self.refuse("an answer that is none")
@@ -127,9 +143,15 @@ class Link:
         known = [str(name) for name in names]
         ours = next((self.exceptions[name] for name in known if name in self.exceptions), None)
         kind = ours or _builtin(known[:1]) or _exception_class(known[0] if known else "Exception", known)
-        if not issubclass(kind, Exception):
+        if not issubclass(kind, Exception) or issubclass(kind, crossed.CONTROL):
             self.refuse(f"{kind.__name__}: {text}")
         return kind(text)
+
+
+def _is_of_the_tests(value: Any) -> bool:
+    """Whether a value is a function or class of the tests' text, or an object of such a class: no answer makes one."""
+    owner = value if isinstance(value, type | FunctionType | MethodType) else type(value)
+    return getattr(owner, "__module__", None) == TESTS
 
 
 def _builtin(names: list[str]) -> type[BaseException] | None:

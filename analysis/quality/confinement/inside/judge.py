@@ -5,8 +5,9 @@ payload     question: code that the data set gives beforehand (its imports and h
 verdict     ["passed"], ["failed", why], ["unsupported", why] or ["ended"], as JSON, into a pipe that only this process has
 
 Whatever the program answers is literal data of builtin types, so no code of the program runs here. Whoever answers wrongly has
-failed, even if the tests catch all exceptions. "unsupported" depends on nothing that a program says: a test that passes
-functions or objects of its own, or imports what is not there.
+failed, even if the tests catch all exceptions; so has one whose exceptions are swallowed by the interpreter and not handled by
+the tests (`crossed`). "unsupported" depends on nothing that a program says: a test that passes functions or objects of classes
+that it defines, or imports what is not there.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ import os
 import re
 from typing import Any
 
-from analysis.quality.confinement.inside.asking import Fault, Link, Unsupported
+from analysis.quality.confinement.inside.asking import TESTS, Fault, Link, Unsupported
 
 MODULES = frozenset(
     [
@@ -69,12 +70,13 @@ def judge(link: Link, question: str, tests: str, entry_point: str | None) -> lis
         exec(compile(tree, "tests.py", "exec"), namespace)
     except BaseException as error:
         return _explain(link, error)
+    link.settle()
     return ["failed", link.fault] if link.fault else ["passed"]
 
 
 def _given(question: str, entry_point: str | None) -> dict[str, Any]:
     """What the data set's own code defines, without the function under test."""
-    namespace: dict[str, Any] = {"__name__": "tests", "__builtins__": builtins}
+    namespace: dict[str, Any] = {"__name__": TESTS, "__builtins__": builtins}
     for code in (question, "\n".join(IMPORT.findall(question))):
         try:
             exec(compile(code, "question.py", "exec"), namespace)

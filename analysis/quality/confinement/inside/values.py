@@ -6,6 +6,7 @@
     ["l", ...] ["t", ...] ["S", ...] ["F", ...]     list, tuple, set, frozenset
     ["d", [key, value], ...]                        dict; Counter, defaultdict, OrderedDict and deque have tags like it
     ["I", ...]                                      an iterator: it was read to its end before it crossed
+    ["K", ...] ["V", ...] ["E", [key, value], ...]  keys, values and items of a dict
     ["h", 3] ["h", "name"]                          what stays where it is: an object (`Handle`), a function (`StandIn`)
 
 A type is looked up by identity, so a subclass never crosses: nothing that a program defined (`__eq__`, `__hash__`, `__len__`)
@@ -15,6 +16,7 @@ inside confined processes.
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Callable, Iterator
@@ -25,11 +27,21 @@ DEEPEST = 100  # levels of nesting
 MOST_ITEMS = 500_000  # in one message
 SEQUENCES: dict[type, str] = {list: "l", tuple: "t", set: "S", frozenset: "F", deque: "q"}
 MAPPINGS: dict[type, str] = {dict: "d", Counter: "C", OrderedDict: "O", defaultdict: "D"}
+_ORDERED: OrderedDict[Any, Any] = OrderedDict()
+VIEWS: dict[type, str] = {
+    type({}.keys()): "K", type({}.values()): "V", type({}.items()): "E",
+    type(_ORDERED.keys()): "K", type(_ORDERED.values()): "V", type(_ORDERED.items()): "E",
+}  # fmt: skip
 _EXAMPLES: tuple[Any, ...] = (
-    (i for i in range(0)), map(abs, ()), zip(()), filter(None, ()), enumerate(()), reversed([]), iter([]), iter(()),
-    iter({}), iter(set()), iter(range(0)), iter(""), islice((), 0),
+    (i for i in range(0)), map(abs, ()), zip(()), filter(None, ()), enumerate(()), reversed([]), reversed(()),
+    reversed(range(0)), reversed(range(10**30)), reversed({}), reversed({}.values()), reversed({}.items()),
+    reversed(_ORDERED), reversed(deque()), iter([]), iter(()), iter({}), iter({}.values()), iter({}.items()),
+    iter(_ORDERED), iter(deque()), iter(set()), iter(range(0)), iter(range(10**30)), iter("e"), iter("é"), iter(b""),
+    iter(bytearray()), iter(memoryview(b"")), iter(int, 0),
 )  # fmt: skip
-ITERATORS: frozenset[type] = frozenset(type(one) for one in _EXAMPLES)
+ITERATORS: frozenset[type] = frozenset(
+    [*(type(one) for one in _EXAMPLES), *(kind for kind in vars(itertools).values() if hasattr(kind, "__next__"))]
+)
 
 
 class NotLiteral(Exception):
@@ -122,6 +134,9 @@ def _pack(value: Any, left: list[int], depth: int, keep: Callable[[Any], int] | 
         return [SEQUENCES[kind], *(inner(one) for one in value)]
     if kind in MAPPINGS:
         return [MAPPINGS[kind], *([inner(key), inner(one)] for key, one in value.items())]
+    if kind in VIEWS:
+        pairs = ([inner(key), inner(one)] for key, one in value) if VIEWS[kind] == "E" else map(inner, value)
+        return [VIEWS[kind], *pairs]
     if kind in ITERATORS:
         return ["I", *(inner(one) for one in islice(value, left[0] + 1))]
     if kind is Handle:
@@ -196,6 +211,7 @@ PAIRS: dict[str, Callable[[Any], Any]] = {
     "C": lambda pairs: Counter(dict(pairs)),
     "O": OrderedDict,
     "D": _defaultdict,
+    "E": lambda pairs: dict(pairs).items(),
 }
 MAKERS: dict[str, Callable[[Any], Any]] = {
     "l": list,
@@ -203,5 +219,7 @@ MAKERS: dict[str, Callable[[Any], Any]] = {
     "S": set,
     "F": frozenset,
     "q": deque,
+    "K": lambda items: dict.fromkeys(items).keys(),
+    "V": lambda items: dict(enumerate(items)).values(),
     "I": lambda items: iter(list(items)),
 }
