@@ -2,9 +2,9 @@
 
 Each area of the code is mutated by mutmut (a number, an operator, an argument, a name changed; one change per mutant) in a
 copy of the tree below `outputs/mutants/`, and the area's own tests run on each mutant. A second call goes on where the first
-one ended; functions that have changed since are tried again. What survives is held against `mutants_equivalent.toml`,
-where every mutant that changes nothing is listed with the reason. Not mutated: texts of messages, type annotations and
-decorated functions (properties, `@torch.no_grad()`), which mutmut leaves alone.
+one ended; functions that have changed since are tried again, and with `--again` whatever no test noticed. What survives is
+held against `mutants_equivalent.toml`, where every mutant that changes nothing is listed with the reason. Not mutated: texts
+of messages, type annotations and decorated functions (properties, `@torch.no_grad()`), which mutmut leaves alone.
 """
 
 from __future__ import annotations
@@ -117,6 +117,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--digits", default="", help="try only mutants whose number ends in one of these digits: 3 is a tenth"
     )
+    parser.add_argument("--again", action="store_true", help="try what no test noticed once more: after adding tests")
     parser.add_argument("--children", type=int, default=os.cpu_count() or 1, help="processes (default: one per core)")
     parser.add_argument("--out", type=Path, help="Markdown page to write")
     args = parser.parse_args(argv)
@@ -124,6 +125,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     found = {}
     for name in args.areas:
         workspace = prepare(name, AREAS[name])
+        if args.again:
+            forget_survivors(workspace, known_equivalents())
         run(workspace, args.children, max(1.0, until - time.monotonic()), args.digits)
         found[name] = mutants_of(workspace)
         print(row_of(name, found[name], known_equivalents()), flush=True)
@@ -161,6 +164,22 @@ def prepare(name: str, area: Area) -> Path:
     text = (ROOT / "pyproject.toml").read_text(encoding="utf-8") + "\n[tool.mutmut]\n" + "\n".join(lines) + "\n"
     write_text(workspace / "pyproject.toml", text)
     return workspace
+
+
+def forget_survivors(workspace: Path, known: Sequence[dict[str, Any]]) -> None:
+    """Marks mutants that nothing noticed as not tried, and has mutmut ask again which tests reach which function.
+
+    Equivalent ones (`known`) stay as they are. A workspace that was never run is left alone.
+    """
+    if not (workspace / "mutants").is_dir():
+        return
+    names = {m.name for m in mutants_of(workspace) if m.code in (SURVIVED, NO_TESTS) and reason_of(m, known) is None}
+    for path in (workspace / "mutants").rglob("*.meta"):
+        said = json.loads(path.read_text(encoding="utf-8"))
+        codes = said["exit_code_by_key"]
+        codes.update(dict.fromkeys(names & codes.keys()))
+        write_text(path, json.dumps(said))
+    (workspace / "mutants" / "mutmut-stats.json").unlink(missing_ok=True)
 
 
 def run(workspace: Path, children: int, seconds: float, digits: str = "") -> None:

@@ -51,7 +51,7 @@ class ConstantScore(ReadScore):
     """P(accepted) = .9, whatever is seen."""
 
     def read_prob(self, step: DraftStep) -> torch.Tensor:
-        return torch.full((len(step.hidden),), 0.9)
+        return step.hidden.new_full((len(step.hidden),), 0.9)
 
     def drawn_probs(self, step: DraftStep) -> tuple[torch.Tensor, torch.Tensor]:
         return self.read_prob(step), self.read_prob(step)
