@@ -63,13 +63,12 @@ class DynamicConfidence(StoppingPolicy):
             slot = (state["filled"] + k) % self.history
             scores[rows, slot] = torch.where(known, state["fresh"][:, k], scores[rows, slot])
             labels[rows, slot] = torch.where(known, (k < verdict.length).float(), labels[rows, slot])
-        threshold = torch.where(verified > 0, self._fit(scores, labels, state["threshold"]), state["threshold"])
         return {
             **state,
             "scores": scores,
             "labels": labels,
             "filled": state["filled"] + verified,
-            "threshold": threshold,
+            "threshold": self._fit(scores, labels, state["threshold"]),
         }
 
     def _fit(self, scores: Tensor, labels: Tensor, old: Tensor) -> Tensor:

@@ -65,18 +65,29 @@ class TestEveryPolicy:
         drafted, length = torch.tensor([3, 0, 3]), torch.tensor([1, 0, 3])
         proposal = Proposal(torch.zeros(3, 3, dtype=torch.long), torch.zeros(3, 3, 3), drafted, drafted)
         verdict = Verdict(proposal.tokens, length, length, length == drafted, live)
-        with torch.device("meta"):
-            state = first = policy.init(3, CPU)
-            decisions = []
+
+        def one_round():
+            state = policy.init(3, CPU)
+            found, decisions = [state], []
             for decide in (policy.begin, policy.read, policy.step):
                 if decide != policy.read or policy.reads or name in ("always", "fixed"):
                     state, decision = decide(live if decide == policy.begin else step, state)
                     decisions.append(decision)
-            state = policy.observe(proposal, verdict, state)
+            found += [state, policy.observe(proposal, verdict, state)]
+            return decisions, found
+
+        decisions, states = one_round()
         assert all(decision.dtype == torch.bool and decision.shape == (3,) for decision in decisions)
-        assert {tensor.device for tensor in (*decisions, *state.values())} <= {CPU}
-        shapes = lambda values: {key: (tensor.shape, tensor.dtype) for key, tensor in values.items()}
-        assert shapes(state) == shapes(first)
+        shapes = [{key: (tensor.shape, tensor.dtype) for key, tensor in state.items()} for state in states]
+        assert shapes[0] == shapes[1] == shapes[2]
+        with torch.device("meta"):
+            again, states_again = one_round()
+        for one, other in zip((*decisions, *values(states)), (*again, *values(states_again)), strict=True):
+            assert other.device == CPU and torch.equal(one, other)
+
+
+def values(states: list[dict[str, torch.Tensor]]) -> list[torch.Tensor]:
+    return [tensor for state in states for tensor in state.values()]
 
 
 CLASSES = [one for one in vars(stopping).values() if dataclasses.is_dataclass(one)]
@@ -130,6 +141,7 @@ def test_adaedl_stops_where_its_bound_falls_below_the_threshold():
     [
         AdaEdl(),
         AdaEdl(threshold=0.5, rate_decay=0.25, threshold_decay=0.5, target_rate=0.5, step_size=0.125),
+        AdaEdl(threshold=0.5, rate_decay=0.0, target_rate=0.5),  # met exactly by a round
         AdaEdl(threshold=0.9, step_size=5.0),  # up to 1
         AdaEdl(threshold=0.1, target_rate=0.1, step_size=5.0),  # down to 0
     ],
@@ -137,7 +149,7 @@ def test_adaedl_stops_where_its_bound_falls_below_the_threshold():
 def test_adaedl_moves_as_its_definition_says(policy):
     """Round after round by hand; a row that drafted nothing learns nothing."""
     state, threshold, rate = policy.init(1, CPU), policy.threshold, policy.target_rate
-    for drafted, accepted in ((1, 0), (0, 0), (1, 1), (4, 1), (0, 0), (4, 4), (2, 2), (7, 7), (3, 3), (3, 0)):
+    for drafted, accepted in ((1, 0), (0, 0), (1, 1), (2, 1), (4, 1), (0, 0), (4, 4), (2, 2), (7, 7), (3, 3), (3, 0)):
         state = policy.observe(*verdict_of(drafted, accepted), state)
         if drafted:
             rate = policy.rate_decay * rate + (1 - policy.rate_decay) * accepted / drafted
@@ -172,7 +184,7 @@ def test_what_is_foreseen_is_the_next_tokens_chance():
     assert Bounded(Always()).foresee(step) is Fixed(3).foresee(step) is None
 
 
-@pytest.mark.parametrize(("history", "miss_cost"), [(1, 3.0), (3, 3.0), (7, 0.5), (64, 1.0)])
+@pytest.mark.parametrize(("history", "miss_cost"), [(1, 3.0), (3, 1.5), (7, 0.5), (64, 1.0)])
 def test_dynamic_confidence_fits_to_the_newest_tokens_of_every_row(history, miss_cost):
     """Two rows, by search over the scores kept; of a round longer than the history its first tokens are kept."""
     policy = DynamicConfidence(miss_cost=miss_cost, history=history)
