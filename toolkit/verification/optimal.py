@@ -113,7 +113,7 @@ def _all_inside(draft_probs: Tensor, num_drafts: int) -> Tensor:
     start = math.log(1e-17) / (num_drafts + 1)
     stop = math.log(CERTAIN) - float(slowest.min().log())
     inside = torch.zeros_like(draft_probs)
-    for log_time in torch.arange(start, stop + STEP, STEP, dtype=draft_probs.dtype).tolist():
+    for log_time in torch.arange(start, stop + STEP, STEP, dtype=draft_probs.dtype, device="cpu").tolist():
         time = math.exp(log_time)
         expected = (draft_probs * time).clamp(max=CERTAIN)
         odds, none = torch.expm1(expected).log(), -expected.cumsum(0)

@@ -194,6 +194,13 @@ def test_costs_come_from_the_table_that_is_named(tmp_path):
     assert going == [[True, True], [False, False]]
 
 
+def test_costs_are_those_behind_the_given_context():
+    seconds = torch.tensor([[[1.0, 3.0]]], dtype=torch.float64).numpy()
+    table = LoadCost(*(CostGrid((1.0,), (1.0,), (0.0, 100.0), seconds) for _ in range(2)), "test")
+    policy = replace(bound(most=2), table=table, context=50, known={})
+    assert policy._known(1, torch.device("cpu"))[0].tolist() == [2.0, 4.0, 6.0]
+
+
 class Bindable(Probabilities):
     """Remembers what it was bound to."""
 

@@ -176,6 +176,19 @@ def test_a_bound_survival_rule_keeps_its_settings():
         assert (bound.threshold, bound.lag, bound.reads) == (0.25, lag, lag == 0)
 
 
+def test_bounds_pass_on_the_pair_and_draft_nothing_only_where_nothing_may_be_drafted():
+    class Remembers(StoppingPolicy):
+        def bind(self, pair: object) -> StoppingPolicy:
+            self.pair = pair
+            return self
+
+    assert Bounded(Remembers(), 1, 5).bind("pair").policy.pair == "pair"
+    live = torch.tensor([True, False])
+    for most, goes in ((0, False), (1, True), (2, True)):
+        assert Bounded(Always(), 0, most).begin(live, {})[1].tolist() == [goes, goes]
+        assert Bounded(Fixed(most), 0, 5).begin(live, {})[1].tolist() == [goes, goes]
+
+
 def test_what_is_foreseen_is_the_next_tokens_chance():
     step = step_of([0.5, 0.5], 0)
     step.hidden = torch.tensor([[0.25, 0.75]])
@@ -217,6 +230,16 @@ def test_dynamic_confidence_fits_to_the_newest_tokens_of_every_row(history, miss
             else:
                 assert found == before[row]
     assert fitted > 10 or history == 1
+
+
+def test_one_accepted_token_is_all_that_can_be_missed():
+    """FNR 1 at every threshold but the lowest: .9 and 1/6 of the rejected ones is more than all of those."""
+    policy = DynamicConfidence(miss_cost=0.9)
+    state = policy.init(1, CPU)
+    for score, accepted in ((0.1, 1), (0.2, 0), (0.3, 0), (0.4, 0), (0.5, 0), (0.6, 0), (0.7, 0)):
+        state, _ = policy.step(step_of([score, 1 - score], 0), state)
+        state = policy.observe(*verdict_of(1, accepted), state)
+    assert float(state["threshold"]) == pytest.approx(0.1)
 
 
 def error_costs(tokens: list[tuple[float, bool]], miss_cost: float) -> dict[float, float]:

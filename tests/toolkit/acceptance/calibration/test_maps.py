@@ -127,6 +127,30 @@ def test_no_chance_is_nearer_to_0_and_1_than_the_limit():
         assert one(logits).tolist() == [NEAREST, 1 - NEAREST]
 
 
+def test_maps_and_calibrations_that_are_none_are_refused():
+    assert ChanceMap("platt", scale=0.0, shift=1.0)(torch.tensor([-5.0, 5.0])).unique().numel() == 1
+    for wrong, message in (
+        ({"kind": "platt", "scale": -1e-9}, "a scale of at least 0"),
+        ({"kind": "isotonic"}, "as many levels as knots"),
+        ({"kind": "isotonic", "knots": (0.0, 1.0), "levels": (0.5,)}, "as many levels as knots"),
+        ({"kind": "isotonic", "knots": (0.0, 1.0), "levels": (0.5, 0.4)}, "both ascending"),
+    ):
+        with pytest.raises(InputError, match=message):
+            ChanceMap(**wrong)
+    one = (ChanceMap("platt"),)
+    for maps, temperature in (((), 1.0), (one, 0.0), (one, -1.0), (one, float("inf")), (one, float("nan"))):
+        with pytest.raises(InputError, match="expected maps and a temperature above 0"):
+            Calibration(maps, temperature)
+    said = Calibration(one, 2.0).as_json()
+    assert Calibration.from_json(said) == Calibration(one, 2.0)
+    for wrong in ({**said, "more": 1}, {"maps": said["maps"]}, ["maps", "temperature"], None):
+        with pytest.raises(InputError, match="expected maps and temperature, and nothing else"):
+            Calibration.from_json(wrong)
+    for maps in (3, [3], [{"kind": "platt", "scale": "x", "shift": 0}], [{"scale": 1, "shift": 0}]):
+        with pytest.raises(InputError, match="expected numbers, got"):
+            Calibration.from_json({**said, "maps": maps})
+
+
 def test_every_output_has_its_map():
     maps = (ChanceMap("platt", scale=2.0, shift=1.0), ChanceMap("temperature", scale=0.5))
     logits = torch.randn(4, 3, 2, generator=torch.Generator().manual_seed(0))
