@@ -30,7 +30,7 @@ def fit_map(kind: str, logits: Array, labels: Array) -> ChanceMap:
         return _isotonic(logits, labels)
     model = _logistic(logits, labels, intercept=kind == "platt")
     scale = max(float(model.coef_[0, 0]), 0.0)
-    return ChanceMap(kind, scale=scale, shift=float(np.ravel(model.intercept_)[0]) if kind == "platt" else 0.0)
+    return ChanceMap(kind, scale=scale, shift=float(np.ravel(model.intercept_)[0]))  # 0 without an intercept
 
 
 def fit_temperature(products: Array, labels: Array) -> float:

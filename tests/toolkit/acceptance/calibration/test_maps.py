@@ -92,6 +92,11 @@ def test_the_products_temperature_undoes_a_power():
         grid = np.exp(np.linspace(np.log(0.05), np.log(20), 3001))
         at = [mean_loss(np.clip(np.maximum(products, 1e-12) ** (1 / t), 1e-8, 1 - 1e-8), labels) for t in grid]
         assert fit_temperature(products, labels) == pytest.approx(grid[int(np.argmin(at))], rel=3e-3)
+    for odd in (1 - 1e-5, 1 - 1e-10, 1e-6, 0.0):  # chances of next to nothing that are often enough wrong
+        products = np.concatenate([chances[:300], np.full(40, odd)])
+        labels = np.concatenate([chances[:300], np.full(40, 0.5)])
+        at = [mean_loss(np.clip(np.maximum(products, 1e-12) ** (1 / t), 1e-8, 1 - 1e-8), labels) for t in grid]
+        assert fit_temperature(products, labels) == pytest.approx(grid[int(np.argmin(at))], rel=3e-3)
     assert fit_temperature(np.full(9, 0.9), np.full(9, 0.1)) == pytest.approx(0.05, rel=1e-2)  # ends of the range
     assert fit_temperature(np.full(9, 1e-6), np.full(9, 0.9)) == pytest.approx(20.0, rel=1e-2)
     per_token = Calibration((ChanceMap("platt"),), temperature=2.5)

@@ -79,6 +79,15 @@ def test_the_reliability_table_accounts_for_every_position(logits):
     assert mean == pytest.approx(float(labels.mean()), rel=1e-5)
 
 
+def test_bins_without_positions_are_no_lines_of_the_reliability_table():
+    scores = CalibrationScores(num_bins=4)
+    scores.update(torch.tensor([-3.0, -2.0, 3.0]), torch.tensor([0.0, 0.5, 1.0]))
+    low = float(torch.sigmoid(torch.tensor([-3.0, -2.0])).mean())
+    first, last = scores.reliability()
+    assert first == pytest.approx({"from": 0, "to": 0.25, "count": 2, "mean_prob": low, "mean_label": 0.25})
+    assert (last["from"], last["to"], last["count"], last["mean_label"]) == (0.75, 1.0, 1, 1.0)
+
+
 def test_extreme_scores_are_counted():
     scores = scores_of(torch.tensor([-1e4, 1e4, 0.0]), torch.tensor([0.0, 1.0, 0.5]))
     assert scores["auroc"] == pytest.approx((1 + 0.5 + 0.5 + 0.125) / 2.25)  # ties count half
