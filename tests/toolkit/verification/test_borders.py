@@ -7,8 +7,10 @@ import torch
 from torch import Tensor
 
 from tests.toolkit.verification.test_multi_draft_rules import pairs
+from tests.toolkit.verification.test_tree_walk import two_levels
 from toolkit import verification
 from toolkit.errors import InputError
+from toolkit.sampling import draw
 from toolkit.testing import dirichlet_pairs, draft_distributions
 from toolkit.types import Proposal
 from toolkit.verification import LayerRule, PathRule, SelectionRule, base, schemes
@@ -70,6 +72,7 @@ def test_optima_of_many_pairs_are_those_of_each_alone():
                 for pair in zip(p.flatten(0, 1), q.flatten(0, 1), strict=True)
             ]
             assert found.flatten().tolist() == pytest.approx(alone, abs=1e-14)
+            assert optimal_acceptances(p[:2, :0], q[:2, :0], num_drafts, how).shape == (2, 0)
 
 
 @pytest.mark.parametrize("num_drafts", [1, 2, 3])
@@ -84,6 +87,20 @@ def test_bounds_of_independent_draws_are_met(num_drafts):
     assert independent_bounds(p.float(), distributions.float()).dtype == torch.float64
 
 
+def test_later_orders_of_the_bound_look_at_the_set_found_last(monkeypatch):
+    """Here the first order's bound is not the optimum, and the second one's is."""
+    p = torch.tensor([0.192, 0.001, 0.215, 0.556, 0.036], dtype=torch.float64)
+    q = torch.tensor([[0.01, 0.003, 0.379, 0.002, 0.606], [0.313, 0.076, 0.005, 0.606, 0.0]], dtype=torch.float64)
+    shuffled = torch.tensor([3, 0, 4, 2, 1])
+    others = dirichlet_pairs(1, vocab_size=5)
+    many = torch.stack([others[0][0], p, p[shuffled]])
+    drafts = torch.stack([others[1].expand(2, 5), q, q[:, shuffled]])
+    best = optimum(candidate_tuples("independent", drafts), many)
+    assert torch.allclose(independent_bounds(many, drafts), best, atol=1e-12, rtol=0)
+    monkeypatch.setattr("toolkit.verification.optimal.ROUNDS", 1)
+    assert ((independent_bounds(many, drafts) - best)[1:] > 1e-3).all()
+
+
 def test_widths_of_many_layers_are_those_of_each_alone():
     p, q = (distribution.reshape(4, 6, 4) for distribution in pairs(8))
     chances, fills = acceptance_chances(p, q, 3), fill_chances(p, q, 3)
@@ -93,6 +110,11 @@ def test_widths_of_many_layers_are_those_of_each_alone():
             assert acceptance_chances(p[a, b], q[a, b], 3).tolist() == pytest.approx(chances[a, b].tolist(), abs=1e-14)
             assert fill_chances(p[a, b], q[a, b], 3).tolist() == pytest.approx(fills[a, b].tolist(), abs=1e-14)
             assert int(layer_width(p[a, b], q[a, b], 3, 0.6)) == int(widths[a, b])
+    counts = (torch.arange(24) % 3 + 1).reshape(4, 6)
+    flat = p.flatten(0, 1), q.flatten(0, 1)
+    found = layer_width(p, q, 3, 0.6, 1, counts)
+    assert torch.equal(found.flatten(), layer_width(*flat, 3, 0.6, 1, counts.flatten()))
+    assert torch.equal(fill_chances(p, q, 3, counts).flatten(0, 1), fill_chances(*flat, 3, counts.flatten()))
 
 
 @pytest.mark.parametrize("name", PATHS)
@@ -193,6 +215,30 @@ def test_rows_of_chains_do_not_depend_on_their_neighbours_and_name_what_is_not_a
 
 
 @pytest.mark.parametrize("name", SELECTIONS)
+def test_a_smaller_tree_in_a_wider_batch_is_judged_as_if_it_were_alone(name):
+    """Rows of 0 to 6 nodes, one or two at the context and behind each of those."""
+    rule, rows = verification.get(name), 70
+    p, q = dirichlet_pairs(3, vocab_size=3, seed=2)[0], dirichlet_pairs(6, vocab_size=3)[1].reshape(2, 3, 3)
+    drawn = uniforms(rows, base.num_uniforms(6))
+    whole = two_levels(rule.schemes[0], q, drawn)
+    count = torch.arange(rows) % 7
+    together = Proposal(whole.tokens, whole.draft_probs, count, count, whole.parents)
+    target = p[torch.cat([torch.zeros(rows, 1, dtype=torch.long), whole.tokens], 1)]
+    verdict, lengths = rule.verify(together, target, drawn), set()
+    for row, n in enumerate(count.tolist()):
+        part = slice(row, row + 1)
+        nodes = (together.tokens[part, :n], together.draft_probs[part, :n], count[part], count[part])
+        alone = rule.verify(Proposal(*nodes, together.parents[part, :n]), target[part, : n + 1], drawn[part])
+        for field in ("length", "extra", "bonus", "valid"):
+            assert torch.equal(getattr(alone, field)[0], getattr(verdict, field)[row]), (row, field)
+        assert verdict.path[row].tolist() == alone.path[0].tolist() + [-1] * (6 - n)
+        assert int(verdict.path[row].max()) < n and bool(verdict.valid[row])
+        lengths.add(int(verdict.length[row]))
+    assert {0, 1} <= lengths
+    assert torch.equal(verdict.extra[count == 0], draw(target[count == 0, 0], drawn[count == 0, 12]))
+
+
+@pytest.mark.parametrize("name", SELECTIONS)
 def test_rows_of_trees_say_what_is_not_a_distribution(name):
     rule, (p, q) = verification.get(name), HALF
     four = Proposal(
@@ -203,6 +249,16 @@ def test_rows_of_trees_say_what_is_not_a_distribution(name):
     spoilt[1, 2, 0], spoilt[2] = torch.inf, 0.0
     four.draft_probs[3, 1, 2] = torch.inf
     assert rule.verify(four, spoilt, uniforms(4, base.num_uniforms(2))).valid.tolist() == [True, False, False, False]
+
+
+def test_rules_are_what_their_pages_say_unless_told_otherwise():
+    said = {name: vars(verification.get(name)) for name in ("importance", "importance_grouped", "spectr")}
+    assert said == {
+        "importance": {"num_free": 5, "alphabet": 40},
+        "importance_grouped": {"num_groups": 6},
+        "spectr": {"num_halvings": 20},
+    }
+    assert (verification.get("bild").tau_2, verification.get("mtad").tau) == (2.0, 0.1)
 
 
 # -- parts ----------------------------------------------------------------------------------------------------------

@@ -88,7 +88,9 @@ def test_bad_distributions_are_refused():
         rule.distribution(p, q, torch.tensor([1]))
     with pytest.raises(InputError, match="sum to 1 within 1e-4"):
         rule.distribution(p * 1.1, q, torch.tensor([0]))
-    with pytest.raises(InputError, match=r"draft_probs: expected shape \[1, 2\], got \[1, 3\]"):
+    with pytest.raises(InputError, match=r"^target_probs: expected shape \[2, 'V'\], got \[1, 2\]"):
+        rule.distribution(p[:1], q, torch.tensor([0]))
+    with pytest.raises(InputError, match=r"^draft_probs: expected shape \[1, 2\], got \[1, 3\]"):
         rule.distribution(p, torch.tensor([[1.0, 0.0, 0.0]]), torch.tensor([0]))
     with pytest.raises(InputError, match="unknown rule 'rejecton': did you mean rejection"):
         verification.get("rejecton")

@@ -5,7 +5,8 @@ import torch
 from sklearn.metrics import brier_score_loss, log_loss, roc_auc_score
 from torchmetrics.functional.classification import binary_auroc, binary_calibration_error
 
-from toolkit.acceptance.calibration.scores import CalibrationScores
+from toolkit.acceptance.calibration.fit import fit_map
+from toolkit.acceptance.calibration.scores import CalibrationScores, platt_scaled
 
 P = 1009
 
@@ -77,6 +78,24 @@ def test_the_reliability_table_accounts_for_every_position(logits):
     assert all(row["from"] <= row["mean_prob"] <= row["to"] for row in rows)
     mean = sum(row["count"] * row["mean_label"] for row in rows) / P
     assert mean == pytest.approx(float(labels.mean()), rel=1e-5)
+
+
+def test_platts_map_of_binned_logits_is_that_of_the_logits(logits):
+    """Against scikit-learn on the positions themselves: scale, shift and the loss that is left."""
+    labels = soft_labels(logits)
+    scores = CalibrationScores()
+    scores.update(logits, labels)
+    scale, shift, loss = platt_scaled(scores.accepted, scores.rejected)
+    wanted = fit_map("platt", logits.double().numpy(), labels.double().numpy())
+    assert (scale, shift) == pytest.approx((wanted.scale, wanted.shift), abs=1e-3)
+    left = log_loss([1] * P + [0] * P, torch.sigmoid(wanted.scale * logits + wanted.shift).repeat(2).double().numpy(),
+                    sample_weight=torch.cat([labels, 1 - labels]).double().numpy())  # fmt: skip
+    assert loss == pytest.approx(left, abs=1e-5) == scores_of(logits, labels)["log_loss_calibrated"]
+    apart = torch.tensor([-1.0, -2.0, 1.0, 3.0])  # no sample on the wrong side: a scale that is large and finite
+    scores = CalibrationScores()
+    scores.update(apart, (apart > 0).float())
+    scale, shift, loss = platt_scaled(scores.accepted, scores.rejected)
+    assert 5 < scale < 50 and abs(shift) < 1 and 0 < loss < 1e-3
 
 
 def test_bins_without_positions_are_no_lines_of_the_reliability_table():
