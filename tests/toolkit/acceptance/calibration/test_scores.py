@@ -1,5 +1,7 @@
 """Scores of soft labels: against scikit-learn on the acceptance draw's two outcomes, against torchmetrics on hard labels."""
 
+import math
+
 import pytest
 import torch
 from sklearn.metrics import brier_score_loss, log_loss, roc_auc_score
@@ -96,6 +98,17 @@ def test_platts_map_of_binned_logits_is_that_of_the_logits(logits):
     scores.update(apart, (apart > 0).float())
     scale, shift, loss = platt_scaled(scores.accepted, scores.rejected)
     assert 5 < scale < 50 and abs(shift) < 1 and 0 < loss < 1e-3
+    width = 40 / len(scores.accepted)
+    middles = [
+        ((i + 0.5) * width - 20, float(scores.accepted[i] - scores.rejected[i])) for i in range(len(scores.accepted))
+    ]
+    own = [
+        (at, side, math.exp(-side * (scale * at + shift))) for at, side in middles if side
+    ]  # e^-margin of each sample
+    assert loss == pytest.approx(sum(math.log1p(odds) for *_, odds in own) / 4, rel=1e-9)
+    for value, slopes in ((scale, [side * at for at, side, _ in own]), (shift, [side for _, side, _ in own])):
+        falls = sum(slope * odds / (1 + odds) for slope, (*_, odds) in zip(slopes, own, strict=True))
+        assert falls == pytest.approx(4 * 1e-6 * value, abs=1e-9)  # what the loss would gain is what the pull takes
 
 
 def test_bins_without_positions_are_no_lines_of_the_reliability_table():
