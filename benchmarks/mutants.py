@@ -42,7 +42,7 @@ COPIED = (
 )
 NOTICED = {1: "failed", 3: "crashed", 24: "timeout", 36: "timeout", -24: "timeout", 152: "timeout", 255: "timeout"}
 SURVIVED, NO_TESTS = 0, 33
-STRICT = re.compile(r", (strict=\w+)?(?=\))")
+STRICT = re.compile(r", (strict=\w+ ?)?(?=\)|$)")
 
 
 @dataclass(frozen=True)

@@ -16,6 +16,7 @@ from toolkit.types import Proposal
 from toolkit.verification import LayerRule, PathRule, SelectionRule, base, schemes
 from toolkit.verification.enumeration import candidate_tuples, optimum
 from toolkit.verification.optimal import independent_bounds, optimal_acceptance, optimal_acceptances
+from toolkit.verification.rules import importance
 from toolkit.verification.width import acceptance_chances, fill_chances, layer_width
 
 PATHS, SELECTIONS, LAYERS = (
@@ -137,6 +138,62 @@ def test_where_p_never_exceeds_q_the_residual_is_p(name):
     p = torch.tensor([[0.5, 0.25, 0.25], [0.25, 0.5, 0.25], [0.125, 0.125, 0.75]], dtype=torch.float64)
     lengths, residuals = verification.get(name).distribution(p, p[:2], torch.tensor([1, 2]))
     assert torch.equal(residuals, p) and lengths.tolist() == [0, 0, 1]
+
+
+# -- what a choice is -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("num_free", "alphabet"), [(1, 3), (2, 2), (2, 4), (3, 5), (2, 7)])
+def test_importance_weights_are_ordered_as_its_page_says(num_free, alphabet):
+    """All pairs of seven tokens: kept ones before others, then those with p > q, then the first candidate."""
+    p, first = dirichlet_pairs(12, vocab_size=7)
+    second = dirichlet_pairs(12, vocab_size=7, seed=3)[1]
+    kept = importance._Kept.of(p, first, alphabet)
+    match = importance._Match.of(kept, first.unsqueeze(1), second.unsqueeze(1), num_free)
+    every = torch.arange(7).expand(12, 1, 7)
+    wins = match.wins_of(every, every)[:, 0]
+    for row in range(12):
+        chances = p[row].tolist()
+        top = sorted(range(7), key=lambda token, chances=chances: -chances[token])[:alphabet]
+        total = sum(chances[token] for token in top)
+        gap = lambda x, row=row, total=total: float(p[row, x]) / total - float(first[row, x] * second[row, x])
+        rank = {token: place for place, token in enumerate(sorted(top, key=gap, reverse=True))}
+        tier = lambda x, rank=rank, row=row: 0 if x in rank else 1 if p[row, x] > first[row, x] else 2
+        chosen = torch.zeros(7, dtype=torch.float64)
+        for i in range(7):
+            for j in range(7):
+                weight = float(wins[row, i, j])
+                both = float(first[row, i] * second[row, j])
+                chosen[i] += both * weight
+                chosen[j] += both * (1 - weight)
+                if max(tier(i), tier(j)) > 0:
+                    assert weight == (tier(i) <= tier(j))
+                elif i == j:
+                    assert weight == 0.5
+                elif max(rank[i], rank[j]) >= num_free:
+                    assert weight == (rank[i] < rank[j])
+                else:
+                    assert weight + float(wins[row, j, i]) == pytest.approx(1)
+        assert torch.allclose(match.chosen[row, 0], chosen, atol=1e-12)
+
+
+@pytest.mark.parametrize("num_halvings", [0, 1, 2, 3, 4, 9, 10, 11, 30])
+def test_k_seqs_bracket_is_halved_at_least_so_often(num_halvings):
+    p, q = dirichlet_pairs(40)
+    count = torch.full((40, 1), 4.0, dtype=torch.float64)
+    found = verification.get("spectr", num_halvings=num_halvings)._rho(p, q, count)
+    root = verification.get("spectr", num_halvings=60)._rho(p, q, count)
+    assert bool((found >= root - 1e-12).all()) and bool((found - root <= 3 / 2**num_halvings + 1e-12).all())
+
+
+@pytest.mark.parametrize("name", SELECTIONS)
+def test_equal_distributions_accept_the_first_candidate_for_certain(name):
+    """mcsd_naive looks at p alone."""
+    p = torch.full((4,), 0.25, dtype=torch.float64)
+    for num_drafts in (1, 2, 4):
+        tokens = torch.arange(num_drafts)
+        accept, _ = verification.get(name).distribution(p, p.expand(num_drafts, 4), tokens)
+        assert float(accept.sum()) == pytest.approx(num_drafts / 4 if name == "mcsd_naive" else 1.0, abs=0)
 
 
 # -- uniforms at a border -------------------------------------------------------------------------------------------

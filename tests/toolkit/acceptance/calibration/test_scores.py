@@ -111,6 +111,16 @@ def test_platts_map_of_binned_logits_is_that_of_the_logits(logits):
         assert falls == pytest.approx(4 * 1e-6 * value, abs=1e-9)  # what the loss would gain is what the pull takes
 
 
+@pytest.mark.parametrize("far", [3.0, 10.0, 19.0])
+def test_platts_map_is_found_from_far_away(far):
+    """Two scores with chances of .3 and .6 have one map; a full step of Newton's leads far beyond it."""
+    scores = CalibrationScores()
+    scores.update(torch.tensor([-far, far]), torch.tensor([0.3, 0.6]))
+    scale, shift, _ = platt_scaled(scores.accepted, scores.rejected)
+    low, high = math.log(0.3 / 0.7), math.log(0.6 / 0.4)
+    assert (scale, shift) == pytest.approx(((high - low) / (2 * far), (high + low) / 2), rel=2e-3)
+
+
 def test_bins_without_positions_are_no_lines_of_the_reliability_table():
     scores = CalibrationScores(num_bins=4)
     scores.update(torch.tensor([-3.0, -2.0, 3.0]), torch.tensor([0.0, 0.5, 1.0]))
