@@ -134,3 +134,6 @@ def test_extreme_scores_are_counted():
     scores = scores_of(torch.tensor([-1e4, 1e4, 0.0]), torch.tensor([0.0, 1.0, 0.5]))
     assert scores["auroc"] == pytest.approx((1 + 0.5 + 0.5 + 0.125) / 2.25)  # ties count half
     assert scores["brier"] == pytest.approx(0.25 / 3)
+    binned = CalibrationScores(num_roc_bins=4)
+    binned.update(torch.tensor([-1e4, -19.0, -1.0, 1e4]), torch.tensor([0.25, 0.5, 0.5, 1.0]))
+    assert binned.accepted.tolist() == [0.75, 0.5, 0, 1] and binned.rejected.tolist() == [1.25, 0.5, 0, 0]
