@@ -134,8 +134,8 @@ def _by_ratio(target_probs: Tensor, draft_probs: Tensor) -> tuple[Tensor, Tensor
 
 
 def _cut(target_probs: Tensor, all_inside: Tensor) -> Tensor:
-    """1 + min(0, min over prefixes of p(H) - Q(H)): [..., V] sorted, Q per prefix [..., V]."""
-    return 1 + (target_probs.cumsum(-1) - all_inside).amin(-1).clamp(max=0)
+    """1 + min over prefixes of p(H) - Q(H), at the whole 0: [..., V] sorted, Q per prefix [..., V]."""
+    return 1 + (target_probs.cumsum(-1) - all_inside).amin(-1)
 
 
 def _sums_behind(probs: Tensor) -> Tensor:

@@ -382,8 +382,9 @@ def test_bad_settings_are_named():
         ((P4, Q4, 0), "num_drafts must be at least 1, got 0"),
         ((P4, Q4, -2), "num_drafts must be at least 1"),
         ((P4, Q4, 2, "gready"), "did you mean greedy"),
-        ((P4, Q4[:3], 2), "expected"),
-        ((P4, Q4 * 0.99, 2), "sum to 1 within 1e-4"),
+        ((P4, Q4[:3], 2), r"^target_probs: expected shape \[3\], got \[4\]"),
+        ((P4, Q4 * 0.99, 2), "^draft_probs: expected distributions that sum to 1 within 1e-4"),
+        ((P4 * 0.99, Q4, 2), "^target_probs: expected distributions that sum to 1 within 1e-4"),
     ):
         with pytest.raises(InputError, match=message):
             optimal_acceptance(*arguments)
