@@ -5,6 +5,7 @@ import math
 import pytest
 import torch
 from sklearn.metrics import brier_score_loss, log_loss, roc_auc_score
+from torch.nn.functional import logsigmoid
 from torchmetrics.functional.classification import binary_auroc, binary_calibration_error
 
 from toolkit.acceptance.calibration.fit import fit_map
@@ -93,22 +94,31 @@ def test_platts_map_of_binned_logits_is_that_of_the_logits(logits):
     left = log_loss([1] * P + [0] * P, torch.sigmoid(wanted.scale * logits + wanted.shift).repeat(2).double().numpy(),
                     sample_weight=torch.cat([labels, 1 - labels]).double().numpy())  # fmt: skip
     assert loss == pytest.approx(left, abs=1e-5) == scores_of(logits, labels)["log_loss_calibrated"]
-    apart = torch.tensor([-1.0, -2.0, 1.0, 3.0])  # no sample on the wrong side: a scale that is large and finite
+
+
+@pytest.mark.parametrize(
+    ("at", "chances"),
+    [
+        ([-1.0, -2.0, 1.0, 3.0], [0.0, 0.0, 1.0, 1.0]),  # no sample on the wrong side: a scale that is large and finite
+        ([7.5], [1.0]),
+        ([-11.5, -8.0], [0.0, 0.0]),
+        ([-7.9, 4.0, 7.3, -1.7, 0.5], [0.6, 0.8, 1.0, 0.1, 0.3]),  # full steps lead ever further away
+        ([-1.77, 1.87, 5.2, 1.72, -2.99], [0.3, 0.0, 0.6, 0.2, 0.1]),
+    ],
+)
+def test_platts_map_is_where_the_loss_would_gain_what_the_pull_takes(at, chances):
     scores = CalibrationScores()
-    scores.update(apart, (apart > 0).float())
+    scores.update(torch.tensor(at), torch.tensor(chances))
     scale, shift, loss = platt_scaled(scores.accepted, scores.rejected)
-    assert 5 < scale < 50 and abs(shift) < 1 and 0 < loss < 1e-3
     width = 40 / len(scores.accepted)
-    middles = [
-        ((i + 0.5) * width - 20, float(scores.accepted[i] - scores.rejected[i])) for i in range(len(scores.accepted))
-    ]
-    own = [
-        (at, side, math.exp(-side * (scale * at + shift))) for at, side in middles if side
-    ]  # e^-margin of each sample
-    assert loss == pytest.approx(sum(math.log1p(odds) for *_, odds in own) / 4, rel=1e-9)
-    for value, slopes in ((scale, [side * at for at, side, _ in own]), (shift, [side for _, side, _ in own])):
-        falls = sum(slope * odds / (1 + odds) for slope, (*_, odds) in zip(slopes, own, strict=True))
-        assert falls == pytest.approx(4 * 1e-6 * value, abs=1e-9)  # what the loss would gain is what the pull takes
+    middle = (torch.arange(len(scores.accepted), dtype=torch.float64) + 0.5) * width - 20
+    logits = scale * middle + shift
+    falls = scores.accepted * torch.sigmoid(-logits) - scores.rejected * torch.sigmoid(logits)
+    pull = 1e-6 * len(at)
+    assert float((falls * middle).sum()) == pytest.approx(pull * scale, rel=1e-6, abs=1e-12)
+    assert float(falls.sum()) == pytest.approx(pull * shift, rel=1e-6, abs=1e-12)
+    own = -(scores.accepted * logsigmoid(logits) + scores.rejected * logsigmoid(-logits)).sum() / len(at)
+    assert loss == pytest.approx(float(own), rel=1e-9)
 
 
 @pytest.mark.parametrize("far", [3.0, 10.0, 19.0])
