@@ -10,6 +10,7 @@ from toolkit import verification
 from toolkit.errors import InputError
 from toolkit.testing import dirichlet_pairs, draft_distributions
 from toolkit.verification.enumeration import emission
+from toolkit.verification.pair_weights import free_wins
 from toolkit.verification.rules.importance_grouped import _Match
 from toolkit.verification.rules.importance_lp import best_choice, candidate_sets
 
@@ -42,6 +43,15 @@ def test_groups_are_even_in_the_ratio_and_choose_by_their_weights(num_groups):
                     assert weight + float(wins[row, j, i]) == pytest.approx(1)
         assert torch.allclose(match.chosen[row, 0], chosen, atol=1e-12)
     assert seen == set(range(num_groups))
+
+
+def test_pairs_without_mass_and_single_precision_have_weights_too():
+    target, load = torch.tensor([[0.5, 0.25, 0.25]]), torch.zeros(1, 3)
+    shared = torch.tensor([[[0.0, 0.0, 0.5], [0.0, 0.0, 0.0], [0.5, 0.0, 0.0]]])
+    wins = free_wins(target, load, shared)
+    assert wins.dtype == torch.float32 and bool(((wins >= 0) & (wins <= 1)).all())
+    assert torch.allclose(wins + wins.mT, torch.ones(1, 3, 3))
+    assert float(wins[0, 0, 2]) >= 0.5  # token 2 can use half of the pair's mass, token 0 all of it
 
 
 def test_what_a_set_has_left_is_shared_by_its_tokens():
