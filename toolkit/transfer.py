@@ -18,8 +18,9 @@ def tensor_on(device: torch.device, values: Any) -> Tensor:
 
 def floats_on(device: torch.device, values: Any) -> Tensor:
     """Real numbers as a tensor on a device, likewise."""
-    found = torch.tensor(values)
-    return found.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else found
+    if device.type != "cuda":
+        return torch.tensor(values, device=device)
+    return torch.tensor(values).pin_memory().to(device, non_blocking=True)
 
 
 class Gate:

@@ -101,7 +101,7 @@ class BatchRate(StoppingPolicy):
         pooled = (total[:2, 0] + self.memory * priors) / (total[:2, 1] + self.memory)
         # a row's own acceptance, drawn to the batch's, and that to the prior: [B, 2], of first and of later tokens
         chances = (seen[:, :2, 0] + self.memory * pooled) / (seen[:, :2, 1] + self.memory)
-        ahead = (chances[:, LATER : LATER + 1] ** powers).cumsum(1)
+        ahead = (chances[:, LATER:] ** powers).cumsum(1)
         gained = torch.nn.functional.pad((weight * chances[:, FIRST]) @ ahead, (1, 0))
         best, depth = ((weight.sum() + gained) / cost).max(0)  # tokens per unit of cost, of the best fixed depth
         beyond = (total[MADE, 0] / total[MADE, 1].clamp(min=1e-9)).clamp(min=1.0)
@@ -128,7 +128,7 @@ class BatchRate(StoppingPolicy):
         later = torch.minimum(length, drafted - 1).clamp(min=0)  # tried behind an accepted first one
         counts = [length.clamp(max=1), drafted.clamp(max=1), (length - 1).clamp(min=0), later, length + 1, planned]
         kept = 1 - 1 / self.memory
-        seen = kept * state["seen"] + torch.stack([value.to(cost.dtype) for value in counts], 1).view(-1, 3, 2)
+        seen = kept * state["seen"] + torch.stack(counts, 1).view(-1, 3, 2)
         return {**state, "seen": torch.where(weight.view(-1, 1, 1) > 0, seen, state["seen"])}
 
     def _known(self, batch: int, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:

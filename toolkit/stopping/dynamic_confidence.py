@@ -26,7 +26,7 @@ class DynamicConfidence(StoppingPolicy):
 
     threshold  t's first value, for every prompt
     miss_cost  what an accepted token below t costs against an unaccepted one above it
-    history    the newest verified tokens that t is fitted to, per prompt
+    history    the newest verified tokens that t is fitted to, per prompt; at most so many of one round are looked at
     """
 
     threshold: Annotated[float, Probability] = 0.4
@@ -50,12 +50,12 @@ class DynamicConfidence(StoppingPolicy):
     def step(self, step: Step, state: State) -> tuple[State, Tensor]:
         score = step.token_prob.to(state["fresh"].dtype)
         fresh = state["fresh"].clone()
-        fresh[:, (step.depth - 1) % self.history] = score
+        fresh[:, step.depth - 1 : step.depth] = score.unsqueeze(1)  # of a round longer than the history: its first ones
         return {**state, "fresh": fresh}, score >= state["threshold"]
 
     def observe(self, proposal: Drafted, verdict: Judged, state: State) -> State:
         """Tokens up to the first rejection were verified; later ones were never judged."""
-        verified = torch.minimum(verdict.length + 1, proposal.num_drafted)
+        verified = torch.minimum(verdict.length + 1, proposal.num_drafted).clamp(max=self.history)
         scores, labels = state["scores"].clone(), state["labels"].clone()
         rows = torch.arange(len(verified), device=verified.device)
         for k in range(min(proposal.num_nodes, self.history)):
@@ -63,13 +63,12 @@ class DynamicConfidence(StoppingPolicy):
             slot = (state["filled"] + k) % self.history
             scores[rows, slot] = torch.where(known, state["fresh"][:, k], scores[rows, slot])
             labels[rows, slot] = torch.where(known, (k < verdict.length).float(), labels[rows, slot])
-        threshold = torch.where(verified > 0, self._fit(scores, labels, state["threshold"]), state["threshold"])
         return {
             **state,
             "scores": scores,
             "labels": labels,
             "filled": state["filled"] + verified,
-            "threshold": threshold,
+            "threshold": self._fit(scores, labels, state["threshold"]),
         }
 
     def _fit(self, scores: Tensor, labels: Tensor, old: Tensor) -> Tensor:

@@ -60,8 +60,10 @@ class Rate(Thresholded):
     def init(self, num_rows: int, device: torch.device) -> State:
         """survival of the round; and, if the rate is tracked, tokens and cost of the prompt's rounds so far."""
         one = torch.ones(num_rows, device=device)
-        tracked = {"tokens": self.initial_rate * self.memory * one, "cost": self.memory * one}
-        return {"survival": one, **(tracked if self.rate is None else {})}
+        if self.rate is not None:
+            return {"survival": one}
+        tokens, cost = (torch.full_like(one, value) for value in (self.initial_rate * self.memory, self.memory))
+        return {"survival": one, "tokens": tokens, "cost": cost}
 
     def step(self, step: Step, state: State) -> tuple[State, Tensor]:
         state, score = self.score(step, state)

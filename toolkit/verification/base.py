@@ -61,7 +61,9 @@ class PathRule(TextRule):
         target_probs [..., K + 1, V], draft_probs [..., K, V], tokens [..., K], num_drafted [...] (None: K).
         float64 in, float64 out. Raises InputError if these are not distributions, or a token is outside the support of its q.
         """
-        num_drafted = full_lengths(tokens) if num_drafted is None else torch.as_tensor(num_drafted)
+        num_drafted = (
+            full_lengths(tokens) if num_drafted is None else torch.as_tensor(num_drafted, device=tokens.device)
+        )
         check_distribution("target_probs", target_probs, (*tokens.shape[:-1], tokens.shape[-1] + 1))
         check_distribution("draft_probs", draft_probs, tokens.shape, target_probs.shape[-1])
         check_support(draft_probs, tokens, first_ones(tokens, num_drafted))
@@ -107,7 +109,9 @@ class SelectionRule(TextRule):
         """
         if candidates.dim() == 0 or candidates.shape[-1] < 1:
             raise InputError(f"candidates: expected at least 1 per node, got shape {list(candidates.shape)}")
-        num_candidates = full_lengths(candidates) if num_candidates is None else torch.as_tensor(num_candidates)
+        if num_candidates is None:
+            num_candidates = full_lengths(candidates)
+        num_candidates = torch.as_tensor(num_candidates, device=candidates.device)
         check_counts("num_candidates", num_candidates, candidates)
         check_distribution("target_probs", target_probs, candidates.shape[:-1])
         check_distribution("draft_probs", draft_probs, candidates.shape, target_probs.shape[-1])

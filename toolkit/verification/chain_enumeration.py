@@ -66,7 +66,7 @@ def chain_error(rule: PathRule, tables: PrefixTables) -> float:
     """Total variation between what a rule for chains emits and p's own tokens."""
     distribution, _ = chain_outputs(rule, tables)
     outputs = product(range(tables.vocab_size), repeat=tables.depth + 1)
-    return sum(abs(distribution.get(out, 0.0) - tables.chance(tables.p, out)) for out in outputs) / 2
+    return sum(abs(distribution[out] - tables.chance(tables.p, out)) for out in outputs) / 2
 
 
 def prefix_survival(tables: PrefixTables, prefix: tuple[int, ...]) -> tuple[float, float]:

@@ -125,7 +125,7 @@ def beam_distribution(
     p, q = (distribution.expand(len(which), -1) for distribution in (target_probs, draft_probs))
     joint = target_probs.new_zeros([len(target_probs)] * width)
     for kept, chances, residuals in rule.distribution(p, q, candidates, width, real.expand_as(candidates)):
-        beams = [torch.nn.functional.one_hot(candidates[:, k], p.shape[1]).to(p.dtype) for k in kept.nonzero()[:, 0]]
+        beams = [torch.nn.functional.one_hot(candidates[:, k], p.shape[1]) for k in kept.nonzero()[:, 0]]
         beams = (beams + [residuals] + [p] * width)[:width]
         weight = tuples.chances[0, which] * chances
         for beam in beams:

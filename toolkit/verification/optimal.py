@@ -62,11 +62,11 @@ def independent_bounds(target_probs: Tensor, draft_probs: Tensor) -> Tensor:
         inside = q.gather(-1, order.unsqueeze(-2).expand_as(q)).cumsum(-1)  # q_k of every prefix [..., K, V]
         values = p.gather(-1, order).cumsum(-1) - inside.prod(-2)
         least, at = values.min(-1, keepdim=True)
-        best = torch.minimum(best, 1 + least.squeeze(-1).clamp(max=0))
+        best = torch.minimum(best, 1 + least.squeeze(-1))
         here = inside.gather(-1, at.unsqueeze(-2).expand(*inside.shape[:-1], 1)).clamp(min=1e-300)
         weights = here.log().neg().exp()
         weights = weights / weights.amax(-2, keepdim=True)
-    return best.clamp(0.0, 1.0)
+    return best.clamp(min=0.0)
 
 
 def _iid(target_probs: Tensor, draft_probs: Tensor, num_drafts: int) -> Tensor:
@@ -90,18 +90,16 @@ def _without_replacement(target_probs: Tensor, draft_probs: Tensor, num_drafts: 
     p, q = _by_ratio(target_probs, draft_probs)
     if num_drafts > 2:
         pairs = zip(p.reshape(-1, p.shape[-1]), q.reshape(-1, q.shape[-1]), strict=True)
-        cuts = [_cut(p_row, _all_inside(q_row, min(num_drafts, int((q_row > 0).sum())))) for p_row, q_row in pairs]
+        cuts = [_cut(p_row, _all_inside(q_row, num_drafts)) for p_row, q_row in pairs]
         return torch.stack(cuts).reshape(p.shape[:-1]) if cuts else p.sum(-1)
     inside, outside = q.cumsum(-1), _sums_behind(q)
     others = (inside - q) + outside  # 1 - q without its cancellation
-    odds = torch.where(q > 0, q / others.clamp(min=torch.finfo(q.dtype).tiny), 0.0)
-    both = torch.where(outside > 0, inside - outside * odds.cumsum(-1), 1.0)
-    only_one = (q > 0).sum(-1, keepdim=True) < 2
-    return _cut(p, torch.where(only_one, inside, both))
+    odds = q / others.clamp(min=torch.finfo(q.dtype).tiny)
+    return _cut(p, torch.where(outside > 0, inside - outside * odds.cumsum(-1), 1.0))
 
 
 def _all_inside(draft_probs: Tensor, num_drafts: int) -> Tensor:
-    """Q of every prefix of draft_probs [V], for K <= its support: [V].
+    """Q of every prefix of draft_probs [V]: [V]. If there are no K tokens: 0 for all prefixes that leave one out.
 
     P(exactly j of a prefix have rung by t) is exp(-q(prefix) t) times the j-th elementary symmetric sum of the
     exp(q t) - 1: nested cumulative sums, here of logarithms. The grid is even in log t and common to all prefixes.
@@ -109,11 +107,11 @@ def _all_inside(draft_probs: Tensor, num_drafts: int) -> Tensor:
     outside = _sums_behind(draft_probs)
     slowest = outside[outside > 0]
     if len(slowest) == 0:  # one token
-        return (draft_probs.cumsum(0) > 0).to(draft_probs.dtype)
+        return torch.ones_like(draft_probs)
     start = math.log(1e-17) / (num_drafts + 1)
     stop = math.log(CERTAIN) - float(slowest.min().log())
     inside = torch.zeros_like(draft_probs)
-    for log_time in torch.arange(start, stop + STEP, STEP, dtype=draft_probs.dtype).tolist():
+    for log_time in torch.arange(start, stop + STEP, STEP, dtype=draft_probs.dtype, device="cpu").tolist():
         time = math.exp(log_time)
         expected = (draft_probs * time).clamp(max=CERTAIN)
         odds, none = torch.expm1(expected).log(), -expected.cumsum(0)
@@ -136,8 +134,8 @@ def _by_ratio(target_probs: Tensor, draft_probs: Tensor) -> tuple[Tensor, Tensor
 
 
 def _cut(target_probs: Tensor, all_inside: Tensor) -> Tensor:
-    """1 + min(0, min over prefixes of p(H) - Q(H)): [..., V] sorted, Q per prefix [..., V]."""
-    return 1 + (target_probs.cumsum(-1) - all_inside).amin(-1).clamp(max=0)
+    """1 + min over prefixes of p(H) - Q(H), at the whole 0: [..., V] sorted, Q per prefix [..., V]."""
+    return 1 + (target_probs.cumsum(-1) - all_inside).amin(-1)
 
 
 def _sums_behind(probs: Tensor) -> Tensor:

@@ -53,15 +53,14 @@ def without_replacement(draft_probs: Tensor, uniforms: Tensor) -> tuple[Tensor, 
 
 def greedy(draft_probs: Tensor, uniforms: Tensor) -> tuple[Tensor, Tensor]:
     """The K - 1 likeliest of draft_probs [..., V], and one draw from the rest with the last uniform."""
-    top = top_tokens(draft_probs, uniforms.shape[-1] - 1)
+    top = _widened(top_tokens(draft_probs, uniforms.shape[-1] - 1), uniforms.shape[-1] - 1)
     sampled = draw(draft_probs.scatter(-1, top, 0.0), uniforms[..., -1])
     return _padded(torch.cat([top, sampled.unsqueeze(-1)], -1), draft_probs)
 
 
 def top_k(draft_probs: Tensor, uniforms: Tensor) -> tuple[Tensor, Tensor]:
     """The K likeliest of draft_probs [..., V], of equals the first; uniforms [..., K] say how many, and are not used."""
-    top = top_tokens(draft_probs, uniforms.shape[-1])
-    return _padded(torch.nn.functional.pad(top, (0, uniforms.shape[-1] - top.shape[-1])), draft_probs)
+    return _padded(_widened(top_tokens(draft_probs, uniforms.shape[-1]), uniforms.shape[-1]), draft_probs)
 
 
 def likeliest(logits: Tensor, num_tokens: int) -> tuple[Tensor, Tensor]:
@@ -91,6 +90,11 @@ def top_tokens(draft_probs: Tensor, num_tokens: int) -> Tensor:
 def num_distinct(draft_probs: Tensor, num_drafts: int) -> Tensor:
     """How many of `num_drafts` distinct candidates draft_probs [..., V] can fill: [...]."""
     return (draft_probs > 0).sum(-1).clamp(max=num_drafts)
+
+
+def _widened(tokens: Tensor, count: int) -> Tensor:
+    """`count` tokens, the last ones 0: where the vocabulary has no more."""
+    return torch.nn.functional.pad(tokens, (0, count - tokens.shape[-1]))
 
 
 def _padded(drawn: Tensor, draft_probs: Tensor) -> tuple[Tensor, Tensor]:

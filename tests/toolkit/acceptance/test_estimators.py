@@ -8,8 +8,9 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from toolkit.acceptance import AcceptanceHead, HeadEstimator
+from toolkit.acceptance import AcceptanceHead, HeadEstimator, PrereadHead
 from toolkit.acceptance.estimators import Confidence, PrereadEstimator
+from toolkit.acceptance.folder import SurvivalScorer
 from toolkit.errors import InputError
 from toolkit.types import DraftStep
 
@@ -91,6 +92,28 @@ def test_without_a_preread_head_the_acceptance_head_scores_the_token_before():
         lambda folder, kind: {("folder", "survival"): lambda step: step.hidden[:, 2]}[folder, kind]
     )
     assert float(other.drawn_probs(STEP)[0]) == pytest.approx(chance(2.0, 1.0))
+
+
+def test_a_preread_heads_correction_is_its_estimators():
+    head = PrereadHead(3, 4, width=2, depth=0, log_w_rej=math.log(W_REJ))
+    corrected = torch.sigmoid(head.corrected(torch.tensor([0.5, -1.0])))
+    assert corrected.tolist() == pytest.approx([chance(0.5, W_REJ), chance(-1.0, W_REJ)])
+
+
+def test_a_head_reads_states_of_any_number_format():
+    head = AcceptanceHead(3, depth=1)
+    for kind in (torch.float64, torch.bfloat16):
+        hidden = STEP.hidden.to(kind)
+        step = DraftStep(2, STEP.logits, STEP.probs, hidden, STEP.tokens)
+        assert torch.equal(SurvivalScorer(head)(step), head(hidden.float()))
+
+
+def test_what_is_certain_is_said_where_the_step_is():
+    estimator = PrereadEstimator("folder", instead=HeadEstimator("folder", corrected=True, scorer=logits))
+    first = DraftStep(1, STEP.logits, STEP.probs, STEP.hidden, STEP.tokens)
+    with torch.device("meta"):
+        found = estimator.drawn_probs(first)
+    assert [value.tolist() for value in found] == [[1.0], [1.0]]
 
 
 def test_recorded_scores_take_the_place_of_the_heads_of_the_same_folder_and_kind():

@@ -81,6 +81,11 @@ def test_published_weights_mean_the_same_function(hidden):
     published = nn.Sequential(*([PublishedBlock()] * 3), nn.Linear(D, 2))
     head = AcceptanceHead.from_published(published.state_dict(), depth=3)
     assert torch.allclose(torch.sigmoid(head(hidden)), published(hidden).softmax(-1)[..., 1], atol=1e-6)
+    odd = {
+        ("linear.net." if "linear" in name else "net.") + name: value for name, value in published.state_dict().items()
+    }
+    other = AcceptanceHead.from_published(dict(reversed(odd.items())), depth=3)  # other names, in another order
+    assert torch.equal(other(hidden), AcceptanceHead.from_published(published.state_dict(), depth=3)(hidden))
     linear = nn.Sequential(nn.Linear(D, 2))
     head = AcceptanceHead.from_published(linear.state_dict(), depth=0)
     assert torch.allclose(torch.sigmoid(head(hidden)), linear(hidden).softmax(-1)[..., 1], atol=1e-6)

@@ -12,7 +12,7 @@ from toolkit.decoding import ChainProposer, Method, Sampling, TreeProposer, deco
 from toolkit.errors import InputError
 from toolkit.load_cost import CostGrid, LoadCost
 from toolkit.stopping import BatchRate, Bounded
-from toolkit.stopping.batch_rate import FIRST, LATER
+from toolkit.stopping.batch_rate import FIRST, LATER, MADE
 from toolkit.testing_batches import coupled_error
 from toolkit.types import DraftStep, Proposal, Verdict
 from toolkit.verification import get
@@ -102,6 +102,125 @@ def test_running_acceptance_counts_first_and_later_tokens():
     state = policy.observe(*judged([4, 4, 0], [4, 1, 0]), state)
     torch.testing.assert_close(state["seen"][0, LATER], torch.tensor([0.9 + 3, 0.9 * 2 + 3]))
     assert state["seen"][2, LATER].tolist() == [0, 0]
+
+
+class SlowBatchRate:
+    """The rule as its file's head says it, row by row in plain numbers."""
+
+    def __init__(self, policy: BatchRate, rows: int):
+        self.policy, self.cost = policy, policy._known(rows, torch.device("cpu"))[0].tolist()
+        self.seen = [[[0.0, 0.0], [0.0, 0.0], [policy.memory, policy.memory]] for _ in range(rows)]
+
+    def begin(self, live: list[bool]) -> bool:
+        policy, deepest = self.policy, self.policy.deepest
+        self.live, self.survival = [row for row, here in enumerate(live) if here], [1.0] * len(live)
+        total = lambda kind, part: sum(self.seen[row][kind][part] for row in self.live)
+        share = lambda seen, tries, prior: (seen + policy.memory * prior) / (tries + policy.memory)
+        priors = (policy.first, policy.later)
+        pooled = [share(total(kind, 0), total(kind, 1), priors[kind]) for kind in (FIRST, LATER)]
+        self.chances = [[share(*seen[kind], pooled[kind]) for kind in (FIRST, LATER)] for seen in self.seen]
+        gained = lambda d: sum(self.chances[row][0] * self.ahead(row, d) for row in self.live)
+        rates = [(len(self.live) + gained(d)) / self.cost[d] for d in range(deepest + 1)]
+        self.planned_rate = max(rates)
+        self.rate = self.planned_rate * max(1.0, total(MADE, 0) / total(MADE, 1) if self.live else 1.0)
+        return rates.index(max(rates)) > 0
+
+    def ahead(self, row: int, count: int) -> float:
+        """Tokens accepted of the next `count`, if the first is."""
+        return sum(self.chances[row][1] ** j for j in range(count))
+
+    def step(self, depth: int, accepted: list[float], following: list[float], live: list[bool]) -> bool:
+        self.survival = [a * b for a, b in zip(self.survival, accepted, strict=True)]
+        worth = lambda d: sum(
+            self.survival[row] * following[row] * self.ahead(row, d - depth) for row in range(len(live)) if live[row]
+        )
+        deeper = range(depth + 1, self.policy.deepest + 1)
+        return any(worth(d) > self.rate * (self.cost[d] - self.cost[depth]) for d in deeper)
+
+    def observe(self, drafted: list[int], length: list[int]) -> None:
+        planned = self.cost[min(max(drafted), self.policy.deepest)] * self.planned_rate / max(len(self.live), 1)
+        for row in self.live:
+            d, n = drafted[row], length[row]
+            new = [[min(n, 1), min(d, 1)], [max(n - 1, 0), max(min(n, d - 1), 0)], [n + 1, planned]]
+            kept = 1 - 1 / self.policy.memory
+            for kind in (FIRST, LATER, MADE):
+                self.seen[row][kind] = [kept * a + b for a, b in zip(self.seen[row][kind], new[kind], strict=True)]
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"cost_ratio": 0.2, "first": 0.6, "later": 0.5, "memory": 3.0},
+        {"cost_ratio": 0.05, "column_cost": 0.02, "first": 0.9, "later": 0.3, "memory": 1.5},
+        {"cost_ratio": 0.4, "column_cost": 0.2, "first": 0.3, "later": 0.8, "memory": 8.0},
+    ],
+)
+def test_round_after_round_it_is_its_definition(settings):
+    rows, most, generator = 3, 4, torch.Generator().manual_seed(5)
+    policy = bound(most, **settings)
+    slow, state, seen = SlowBatchRate(policy, rows), policy.init(rows, torch.device("cpu")), set()
+    random = lambda: torch.rand(rows, generator=generator)
+    for number in range(25):
+        live = (random() < (0.8 if number != 7 else 0.0)).tolist()
+        state, going = policy.begin(torch.tensor(live), state)
+        assert going.tolist() == [slow.begin(live)] * rows
+        assert state["rate"].tolist() == [pytest.approx([slow.rate, slow.planned_rate], rel=1e-4)] * rows
+        for depth in range(1, most + 1):
+            chosen = (1 - random() ** 3 / 2).tolist()  # at least 1/2: q's largest probability is the token's own
+            drafting = [a and b for a, b in zip(live, (random() < 0.9).tolist(), strict=True)]
+            state, going = policy.step(step_of(depth, *chosen, live=drafting), state)
+            assert going.tolist() == [slow.step(depth, chosen, chosen, drafting)] * rows
+            seen.add((depth, bool(going[0])))
+        drafted = (random() * (most + 2)).long() * torch.tensor(live)  # more than is planned for: without bounds
+        length = (drafted * random() * 1.5).long().clamp(max=drafted)
+        slow.observe(drafted.tolist(), length.tolist())
+        state = policy.observe(*judged(drafted.tolist(), length.tolist()), state)
+        torch.testing.assert_close(state["seen"], torch.tensor(slow.seen), rtol=1e-4, atol=1e-4)
+    assert {(1, True), (1, False), (most, False)} <= seen and (most, True) not in seen
+
+
+def test_costs_come_from_the_table_that_is_named(tmp_path):
+    """A table in which drafting is free against one in which it never pays; `bind` forgets an earlier table's costs."""
+    live = torch.ones(2, dtype=torch.bool)
+    going = []
+    for name, ratio in (("cheap", 0.01), ("dear", 5.0)):
+        path = LoadCost.ratio(ratio).save(tmp_path / f"{name}.json")
+        policy = BatchRate(Probabilities(), costs=str(path)).within(3)
+        assert policy.deepest == 3
+        policy = policy.bind(None)
+        going.append(policy.begin(live, policy.init(2, live.device))[1].tolist())
+        again = replace(policy, costs=None, cost_ratio=100.0).bind(None)
+        assert not bool(again.begin(live, again.init(2, live.device))[1].any())
+    assert going == [[True, True], [False, False]]
+
+
+def test_costs_are_those_behind_the_given_context():
+    seconds = torch.tensor([[[1.0, 3.0]]], dtype=torch.float64).numpy()
+    table = LoadCost(*(CostGrid((1.0,), (1.0,), (0.0, 100.0), seconds) for _ in range(2)), "test")
+    policy = replace(bound(most=2), table=table, context=50, known={})
+    assert policy._known(1, torch.device("cpu"))[0].tolist() == [2.0, 4.0, 6.0]
+
+
+class Bindable(Probabilities):
+    """Remembers what it was bound to."""
+
+    def __init__(self, pair: object = None):
+        self.pair = pair
+
+    def bind(self, pair: object) -> Bindable:
+        return Bindable(pair)
+
+
+def test_its_estimator_is_bound_to_the_pair():
+    bound_to = BatchRate(Bindable()).bind("pair").estimator
+    assert isinstance(bound_to, Bindable) and bound_to.pair == "pair"
+
+
+def test_a_gain_that_equals_its_price_is_not_worth_it():
+    """Free drafts of no use: the gain behind a token that is never accepted is 0, and so is what the next one costs."""
+    policy = bound(most=3, cost_ratio=0.0)
+    state, _ = policy.begin(torch.tensor([True]), policy.init(1, torch.device("cpu")))
+    assert policy.step(step_of(1, 0.0), state)[1].tolist() == [False]
 
 
 class Always(type(get("rejection"))):

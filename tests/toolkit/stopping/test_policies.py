@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from toolkit import config
+from toolkit import ModelPair, config
 from toolkit.config import instantiate
 from toolkit.decoding import ChainProposer, DraftContext, Method, Sampling, decode
 from toolkit.errors import InputError
@@ -51,7 +51,7 @@ class ConstantScore(ReadScore):
     """P(accepted) = .9, whatever is seen."""
 
     def read_prob(self, step: DraftStep) -> torch.Tensor:
-        return torch.full((len(step.hidden),), 0.9)
+        return step.hidden.new_full((len(step.hidden),), 0.9)
 
     def drawn_probs(self, step: DraftStep) -> tuple[torch.Tensor, torch.Tensor]:
         return self.read_prob(step), self.read_prob(step)
@@ -85,6 +85,19 @@ class TestEveryPolicy:
                 assert r.num_drafted <= min(5, room - 1)
                 assert r.num_draft_calls >= r.num_drafted
                 room -= r.num_produced
+
+    def test_a_round_has_its_least_length(self, name, table_pair):
+        """Where no drafted token ends the text; a batch that drafts nothing at all is not overruled."""
+        endless = ModelPair(target=table_pair.target, draft=table_pair.draft)
+        method = Method(name, named(name), get("rejection"), min_drafted=2, max_drafted=5)
+        lengths = set()
+        for generation in decode(endless, [[0], [1], [0, 1]] * 3, method, Sampling(max_new_tokens=30)):
+            room = 30
+            for r in generation.rounds:
+                lengths.add(r.num_drafted)
+                assert r.num_drafted >= min(2, room - 1) or (r.num_drafted == 0 and method.couples_rows)
+                room -= r.num_produced
+        assert {2, 5} & lengths
 
     def test_zero_is_allowed(self, name, table_pair):
         method = Method(name, named(name), get("rejection"), min_drafted=0, max_drafted=0)

@@ -31,21 +31,22 @@ def test_expected_lengths_equal_their_formulas_and_block_is_never_below():
         assert by_block >= by_token - 1e-12
 
 
+@pytest.mark.parametrize("most", [1, 3])
 @pytest.mark.parametrize("name", RULES)
-def test_verdicts_are_drawn_from_the_distribution(name):
+def test_verdicts_are_drawn_from_the_distribution(name, most):
     """Ragged rows; lengths and extra tokens of many verdicts against the distribution, at five standard errors."""
     rule, runs = verification.get(name), 40_000
-    tables = PrefixTables(3, 3, seed=5)
-    drafted = torch.tensor([2, 1, 2])
-    p = torch.stack([tables.p[tuple(drafted[:i].tolist())] for i in range(4)])
-    q = torch.stack([tables.q[tuple(drafted[:i].tolist())] for i in range(3)])
-    for num_drafted in (0, 2, 3):
+    tables = PrefixTables(3, most, seed=5)
+    drafted = torch.tensor([2, 1, 2])[:most]
+    p = torch.stack([tables.p[tuple(drafted[:i].tolist())] for i in range(most + 1)])
+    q = torch.stack([tables.q[tuple(drafted[:i].tolist())] for i in range(most)])
+    for num_drafted in {0, most - 1, most}:
         lengths, residuals = rule.distribution(p, q, drafted, torch.tensor(num_drafted))
         count = torch.full((runs,), num_drafted)
-        proposal = Proposal(drafted.expand(runs, 3), q.expand(runs, 3, 3), count, count)
+        proposal = Proposal(drafted.expand(runs, -1), q.expand(runs, -1, -1), count, count)
         uniforms = torch.rand(runs, 10, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
-        verdict = rule.verify(proposal, p.expand(runs, 4, 3), uniforms)
-        joint = torch.zeros(4, 3, dtype=torch.float64)
+        verdict = rule.verify(proposal, p.expand(runs, -1, -1), uniforms)
+        joint = torch.zeros(most + 1, 3, dtype=torch.float64)
         joint.index_put_((verdict.length, verdict.extra), torch.ones(runs, dtype=torch.float64), accumulate=True)
         expected = lengths.unsqueeze(1) * residuals
         error = (expected * (1 - expected) / runs).sqrt().clamp(min=1e-9)
@@ -87,7 +88,9 @@ def test_bad_distributions_are_refused():
         rule.distribution(p, q, torch.tensor([1]))
     with pytest.raises(InputError, match="sum to 1 within 1e-4"):
         rule.distribution(p * 1.1, q, torch.tensor([0]))
-    with pytest.raises(InputError, match=r"draft_probs: expected shape \[1, 2\], got \[1, 3\]"):
+    with pytest.raises(InputError, match=r"^target_probs: expected shape \[2, 'V'\], got \[1, 2\]"):
+        rule.distribution(p[:1], q, torch.tensor([0]))
+    with pytest.raises(InputError, match=r"^draft_probs: expected shape \[1, 2\], got \[1, 3\]"):
         rule.distribution(p, torch.tensor([[1.0, 0.0, 0.0]]), torch.tensor([0]))
     with pytest.raises(InputError, match="unknown rule 'rejecton': did you mean rejection"):
         verification.get("rejecton")

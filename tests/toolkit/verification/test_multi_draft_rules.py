@@ -336,8 +336,11 @@ Q4 = torch.tensor([0.5, 0.3, 0.2, 0.0], dtype=torch.float64)
         ({"candidates": torch.tensor([0, 4])}, "token ids below 4"),
         ({"candidates": torch.tensor([0, 1, 2])}, "expected shape \\[3, 4\\]"),
         ({"draft_probs": Q4.expand(2, 4)[:, :3]}, "draft_probs: expected shape"),
-        ({"draft_probs": Q4.expand(2, 4) * 1.001}, "sum to 1 within 1e-4, got 1.00"),
-        ({"target_probs": P4 - 2e-4}, "sum to 1 within 1e-4, got 0.99"),
+        (
+            {"draft_probs": Q4.expand(2, 4) * 1.001},
+            "^draft_probs: expected distributions that sum to 1 within 1e-4, got 1.00",
+        ),
+        ({"target_probs": P4 - 2e-4}, "^target_probs: expected distributions that sum to 1 within 1e-4, got 0.99"),
         ({"target_probs": torch.tensor([1.2, -0.2, 0.0, 0.0]).double()}, "at least 0, got -0.2"),
         ({"target_probs": P4.expand(2, 4)}, "target_probs: expected shape"),
         ({"num_candidates": torch.tensor(3)}, "expected 0 to 2, got 3"),
@@ -382,8 +385,9 @@ def test_bad_settings_are_named():
         ((P4, Q4, 0), "num_drafts must be at least 1, got 0"),
         ((P4, Q4, -2), "num_drafts must be at least 1"),
         ((P4, Q4, 2, "gready"), "did you mean greedy"),
-        ((P4, Q4[:3], 2), "expected"),
-        ((P4, Q4 * 0.99, 2), "sum to 1 within 1e-4"),
+        ((P4, Q4[:3], 2), r"^target_probs: expected shape \[3\], got \[4\]"),
+        ((P4, Q4 * 0.99, 2), "^draft_probs: expected distributions that sum to 1 within 1e-4"),
+        ((P4 * 0.99, Q4, 2), "^target_probs: expected distributions that sum to 1 within 1e-4"),
     ):
         with pytest.raises(InputError, match=message):
             optimal_acceptance(*arguments)

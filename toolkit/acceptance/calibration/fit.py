@@ -30,14 +30,14 @@ def fit_map(kind: str, logits: Array, labels: Array) -> ChanceMap:
         return _isotonic(logits, labels)
     model = _logistic(logits, labels, intercept=kind == "platt")
     scale = max(float(model.coef_[0, 0]), 0.0)
-    return ChanceMap(kind, scale=scale, shift=float(np.ravel(model.intercept_)[0]) if kind == "platt" else 0.0)
+    return ChanceMap(kind, scale=scale, shift=float(np.ravel(model.intercept_)[0]))  # 0 without an intercept
 
 
 def fit_temperature(products: Array, labels: Array) -> float:
     """T that gives products of chances [n] the least log loss as products^(1/T). labels [n]: chances that all are accepted."""
     from scipy.optimize import minimize_scalar
 
-    logs = np.log(np.clip(products, 1e-12, 1 - 1e-12))
+    logs = np.log(np.maximum(products, 1e-12))
 
     def loss(log_temperature: float) -> float:
         chances = np.clip(np.exp(logs / np.exp(log_temperature)), NEAREST**2, 1 - NEAREST**2)
@@ -50,7 +50,7 @@ def fit_temperature(products: Array, labels: Array) -> float:
 def _isotonic(logits: Array, labels: Array) -> ChanceMap:
     from sklearn.isotonic import IsotonicRegression
 
-    model = IsotonicRegression(y_min=0.0, y_max=1.0, out_of_bounds="clip").fit(logits, labels)
+    model = IsotonicRegression().fit(logits, labels)
     levels = np.maximum.accumulate(model.y_thresholds_)
     return ChanceMap("isotonic", knots=tuple(map(float, model.X_thresholds_)), levels=tuple(map(float, levels)))
 

@@ -1,11 +1,15 @@
 """Scores of soft labels: against scikit-learn on the acceptance draw's two outcomes, against torchmetrics on hard labels."""
 
+import math
+
 import pytest
 import torch
 from sklearn.metrics import brier_score_loss, log_loss, roc_auc_score
+from torch.nn.functional import logsigmoid
 from torchmetrics.functional.classification import binary_auroc, binary_calibration_error
 
-from toolkit.acceptance.calibration.scores import CalibrationScores
+from toolkit.acceptance.calibration.fit import fit_map
+from toolkit.acceptance.calibration.scores import CalibrationScores, platt_scaled
 
 P = 1009
 
@@ -79,7 +83,67 @@ def test_the_reliability_table_accounts_for_every_position(logits):
     assert mean == pytest.approx(float(labels.mean()), rel=1e-5)
 
 
+def test_platts_map_of_binned_logits_is_that_of_the_logits(logits):
+    """Against scikit-learn on the positions themselves: scale, shift and the loss that is left."""
+    labels = soft_labels(logits)
+    scores = CalibrationScores()
+    scores.update(logits, labels)
+    scale, shift, loss = platt_scaled(scores.accepted, scores.rejected)
+    wanted = fit_map("platt", logits.double().numpy(), labels.double().numpy())
+    assert (scale, shift) == pytest.approx((wanted.scale, wanted.shift), abs=1e-3)
+    left = log_loss([1] * P + [0] * P, torch.sigmoid(wanted.scale * logits + wanted.shift).repeat(2).double().numpy(),
+                    sample_weight=torch.cat([labels, 1 - labels]).double().numpy())  # fmt: skip
+    assert loss == pytest.approx(left, abs=1e-5) == scores_of(logits, labels)["log_loss_calibrated"]
+
+
+@pytest.mark.parametrize(
+    ("at", "chances"),
+    [
+        ([-1.0, -2.0, 1.0, 3.0], [0.0, 0.0, 1.0, 1.0]),  # no sample on the wrong side: a scale that is large and finite
+        ([7.5], [1.0]),
+        ([-11.5, -8.0], [0.0, 0.0]),
+        ([-7.9, 4.0, 7.3, -1.7, 0.5], [0.6, 0.8, 1.0, 0.1, 0.3]),  # full steps lead ever further away
+        ([-1.77, 1.87, 5.2, 1.72, -2.99], [0.3, 0.0, 0.6, 0.2, 0.1]),
+    ],
+)
+def test_platts_map_is_where_the_loss_would_gain_what_the_pull_takes(at, chances):
+    scores = CalibrationScores()
+    scores.update(torch.tensor(at), torch.tensor(chances))
+    scale, shift, loss = platt_scaled(scores.accepted, scores.rejected)
+    width = 40 / len(scores.accepted)
+    middle = (torch.arange(len(scores.accepted), dtype=torch.float64) + 0.5) * width - 20
+    logits = scale * middle + shift
+    falls = scores.accepted * torch.sigmoid(-logits) - scores.rejected * torch.sigmoid(logits)
+    pull = 1e-6 * len(at)
+    assert float((falls * middle).sum()) == pytest.approx(pull * scale, rel=1e-6, abs=1e-12)
+    assert float(falls.sum()) == pytest.approx(pull * shift, rel=1e-6, abs=1e-12)
+    own = -(scores.accepted * logsigmoid(logits) + scores.rejected * logsigmoid(-logits)).sum() / len(at)
+    assert loss == pytest.approx(float(own), rel=1e-9)
+
+
+@pytest.mark.parametrize("far", [3.0, 10.0, 19.0])
+def test_platts_map_is_found_from_far_away(far):
+    """Two scores with chances of .3 and .6 have one map; a full step of Newton's leads far beyond it."""
+    scores = CalibrationScores()
+    scores.update(torch.tensor([-far, far]), torch.tensor([0.3, 0.6]))
+    scale, shift, _ = platt_scaled(scores.accepted, scores.rejected)
+    low, high = math.log(0.3 / 0.7), math.log(0.6 / 0.4)
+    assert (scale, shift) == pytest.approx(((high - low) / (2 * far), (high + low) / 2), rel=2e-3)
+
+
+def test_bins_without_positions_are_no_lines_of_the_reliability_table():
+    scores = CalibrationScores(num_bins=4)
+    scores.update(torch.tensor([-3.0, -2.0, 3.0]), torch.tensor([0.0, 0.5, 1.0]))
+    low = float(torch.sigmoid(torch.tensor([-3.0, -2.0])).mean())
+    first, last = scores.reliability()
+    assert first == pytest.approx({"from": 0, "to": 0.25, "count": 2, "mean_prob": low, "mean_label": 0.25})
+    assert (last["from"], last["to"], last["count"], last["mean_label"]) == (0.75, 1.0, 1, 1.0)
+
+
 def test_extreme_scores_are_counted():
     scores = scores_of(torch.tensor([-1e4, 1e4, 0.0]), torch.tensor([0.0, 1.0, 0.5]))
     assert scores["auroc"] == pytest.approx((1 + 0.5 + 0.5 + 0.125) / 2.25)  # ties count half
     assert scores["brier"] == pytest.approx(0.25 / 3)
+    binned = CalibrationScores(num_roc_bins=4)
+    binned.update(torch.tensor([-1e4, -19.0, -1.0, 1e4]), torch.tensor([0.25, 0.5, 0.5, 1.0]))
+    assert binned.accepted.tolist() == [0.75, 0.5, 0, 1] and binned.rejected.tolist() == [1.25, 0.5, 0, 0]

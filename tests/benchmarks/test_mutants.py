@@ -1,0 +1,51 @@
+"""Mutants: which of them change nothing, what is tried again, and the list of equivalents is about code that is there."""
+
+from __future__ import annotations
+
+import json
+
+from benchmarks import mutants
+from benchmarks.mutants import ROOT, Mutant, forget_survivors, known_equivalents, reason_of, row_of
+
+
+def mutant(number: int, code: int | None, old: str = "a = 1", new: str = "a = 2") -> Mutant:
+    return Mutant("toolkit/one.py", f"toolkit.one.x_f__mutmut_{number}", code, old, new)
+
+
+KNOWN = [{"file": "toolkit/one.py", "function": "f", "new": ["a = 3"], "reason": "Nobody reads it."}]
+
+
+def test_reasons_are_those_listed_and_that_zip_is_asked_to_check_lengths():
+    assert reason_of(mutant(1, 0), KNOWN) is None
+    assert reason_of(mutant(1, 0, new="a = 3"), KNOWN) == "Nobody reads it."
+    assert reason_of(mutant(1, 0, new="a = 3"), [{**KNOWN[0], "function": "g"}]) is None
+    for new in ("zip(a, b, strict=False)", "zip(a, b, )", "zip(a, b, strict=None)"):
+        assert "equally long" in str(reason_of(mutant(1, 0, "zip(a, b, strict=True)", new), []))
+    assert reason_of(mutant(1, 0, "zip(a, b, strict=True)", "zip(a, strict=True)"), []) is None
+
+
+def test_counts_of_an_area():
+    found = [mutant(1, 1), mutant(2, 0), mutant(3, None), mutant(4, 33), mutant(5, 0, new="a = 3"), mutant(6, 36)]
+    assert row_of("one", found, KNOWN) == "| one | 6 | 5 | 2 | 1 | 2 | 50.0 |"
+
+
+def test_what_nothing_noticed_is_tried_again(tmp_path, monkeypatch):
+    found = [mutant(1, 1), mutant(2, 0), mutant(3, 33), mutant(4, None), mutant(5, 0, new="a = 3")]
+    monkeypatch.setattr(mutants, "mutants_of", lambda workspace: found)
+    forget_survivors(tmp_path, KNOWN)  # never run: nothing to forget
+    meta, stats = tmp_path / "mutants" / "toolkit" / "one.py.meta", tmp_path / "mutants" / "mutmut-stats.json"
+    meta.parent.mkdir(parents=True)
+    meta.write_text(json.dumps({"exit_code_by_key": {one.name: one.code for one in found}, "other": 7}))
+    stats.write_text("{}")
+    forget_survivors(tmp_path, KNOWN)
+    said = json.loads(meta.read_text())
+    assert list(said["exit_code_by_key"].values()) == [1, None, None, None, 0] and said["other"] == 7
+    assert not stats.exists()
+
+
+def test_every_equivalent_is_in_a_file_that_is_there_with_a_reason():
+    for entry in known_equivalents():
+        assert set(entry) <= {"file", "function", "new", "reason"} and entry["new"] and entry["reason"]
+        text = (ROOT / entry["file"]).read_text(encoding="utf-8")
+        name = entry.get("function", "").rpartition(".")[2]
+        assert f"def {name}(" in text or not name
