@@ -177,13 +177,14 @@ def prepare(name: str, area: Area) -> Path:
 
 
 def forget_survivors(workspace: Path, known: Sequence[dict[str, Any]]) -> None:
-    """Marks mutants that nothing noticed as not tried, and has mutmut ask again which tests reach which function.
+    """Marks mutants that nothing noticed, or whose run was cut, as not tried; which tests reach which function is asked again.
 
     Equivalent ones (`known`) stay as they are. A workspace that was never run is left alone.
     """
     if not (workspace / "mutants").is_dir():
         return
-    names = {m.name for m in mutants_of(workspace) if m.code in (SURVIVED, NO_TESTS) and reason_of(m, known) is None}
+    left = [m for m in mutants_of(workspace) if m.code not in NOTICED]
+    names = {m.name for m in left if m.code not in (SURVIVED, NO_TESTS) or reason_of(m, known) is None}
     for path in (workspace / "mutants").rglob("*.meta"):
         said = json.loads(path.read_text(encoding="utf-8"))
         codes = said["exit_code_by_key"]

@@ -271,10 +271,23 @@ def test_rows_of_chains_do_not_depend_on_their_neighbours_and_name_what_is_not_a
     ]
 
 
-@pytest.mark.parametrize("name", SELECTIONS)
-def test_a_smaller_tree_in_a_wider_batch_is_judged_as_if_it_were_alone(name):
+class Redraws(SelectionRule):
+    """Accepts the first candidate with chance 1/4, and draws from p: often a candidate again."""
+
+    lossless, schemes = False, ("iid",)
+
+    def _distribution(
+        self, target_probs: Tensor, draft_probs: Tensor, candidates: Tensor, num_candidates: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        accept = torch.zeros_like(candidates, dtype=target_probs.dtype)
+        accept[..., 0] = torch.where(num_candidates > 0, 0.25, 0.0)
+        return accept, target_probs
+
+
+@pytest.mark.parametrize("rule", [*map(verification.get, SELECTIONS), Redraws()])
+def test_a_smaller_tree_in_a_wider_batch_is_judged_as_if_it_were_alone(rule):
     """Rows of 0 to 6 nodes, one or two at the context and behind each of those."""
-    rule, rows = verification.get(name), 70
+    rows = 70
     p, q = dirichlet_pairs(3, vocab_size=3, seed=2)[0], dirichlet_pairs(6, vocab_size=3)[1].reshape(2, 3, 3)
     drawn = uniforms(rows, base.num_uniforms(6))
     whole = two_levels(rule.schemes[0], q, drawn)
@@ -293,6 +306,38 @@ def test_a_smaller_tree_in_a_wider_batch_is_judged_as_if_it_were_alone(name):
         lengths.add(int(verdict.length[row]))
     assert {0, 1} <= lengths
     assert torch.equal(verdict.extra[count == 0], draw(target[count == 0, 0], drawn[count == 0, 12]))
+
+
+@pytest.mark.parametrize("name", SELECTIONS)
+def test_candidates_may_share_the_distribution_they_were_drawn_from(name):
+    """One distribution per node of the tree instead of one per candidate."""
+    rule = verification.get(name)
+    if rule.schemes[0] == "independent":
+        return
+    p, q = dirichlet_pairs(3, vocab_size=3, seed=2)[0], dirichlet_pairs(6, vocab_size=3)[1].reshape(2, 3, 3)
+    drawn = uniforms(30, base.num_uniforms(6))
+    whole = two_levels(rule.schemes[0], q, drawn)
+    target = p[torch.cat([torch.zeros(30, 1, dtype=torch.long), whole.tokens], 1)]
+    sources = torch.tensor([0, 0, 1, 1, 2, 2]).expand(30, -1)
+    shared = Proposal(
+        whole.tokens, whole.draft_probs[:, ::2], whole.num_drafted, whole.num_calls, whole.parents, sources
+    )
+    expected, found = rule.verify(whole, target, drawn), rule.verify(shared, target, drawn)
+    for field in ("path", "length", "extra", "bonus", "valid"):
+        assert torch.equal(getattr(found, field), getattr(expected, field))
+    assert len(expected.length.unique()) > 1
+
+
+@pytest.mark.parametrize("name", SELECTIONS)
+def test_one_row_may_go_on_where_another_one_has_ended(name):
+    """One drafted token in each: accepted in the first row, without a chance in the second."""
+    q = torch.tensor([0.5, 0.5], dtype=torch.float64).expand(2, 1, 2)
+    p = torch.tensor([[[1.0, 0.0], [0.5, 0.5]], [[0.0, 1.0], [0.5, 0.5]]], dtype=torch.float64)
+    one = torch.ones(2, dtype=torch.long)
+    proposal = Proposal(torch.zeros(2, 1, dtype=torch.long), q, one, one)
+    verdict = verification.get(name).verify(proposal, p, uniforms(2, base.num_uniforms(1)))
+    assert verdict.path.tolist() == [[0], [-1]] and verdict.length.tolist() == [1, 0]
+    assert verdict.bonus.tolist() == [True, False] and int(verdict.extra[1]) == 1
 
 
 @pytest.mark.parametrize("name", SELECTIONS)
