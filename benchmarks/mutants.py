@@ -268,6 +268,7 @@ def page(found: dict[str, list[Mutant]], known: Sequence[dict[str, Any]]) -> str
         "",
         "`make mutants`. Noticed counts failures, crashes and timeouts in the area's own tests (slow ones left out).",
         "Equivalent: the change has no effect that a caller could see; each is listed below with the reason.",
+        *([f"Not run yet: {', '.join(left)}."] if (left := [name for name in AREAS if name not in found]) else []),
         "",
         "| area | mutants | tried | noticed | equivalent | not noticed | noticed, % of those that count |",
         "| --- | ---: | ---: | ---: | ---: | ---: | ---: |",
