@@ -21,7 +21,17 @@ PROMPTS = [[5, 9, 11, 7], [6, 3, 8], [12, 4], [9] * 12]
 
 def test_a_pair_is_values():
     names = {field.name for field in fields(ModelPair)}
-    assert names == {"target", "draft", "tokenizer", "drafts", "end_ids", "name", "head", "options"}
+    assert names == {
+        "target",
+        "draft",
+        "tokenizer",
+        "drafts",
+        "end_ids",
+        "name",
+        "head",
+        "options",
+        "chat_template_options",
+    }
 
 
 def test_one_engine_per_pair_and_none_after_it():
