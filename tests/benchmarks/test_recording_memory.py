@@ -39,7 +39,7 @@ def test_recording_captures_no_forwards():
 
 @pytest.mark.slow
 def test_resident_memory_is_flat_over_texts():
-    """Before: 83 kB for every text, 32 MB over these."""
+    """Before: 83 kB for every text, 32 MB over these. Least values are compared: the allocator's own swings only add."""
     pair, chance = ModelPair.toy(), random.Random(0)
     recorder = Recorder(pair, Sampling(max_new_tokens=LONGEST), 8)
     seen = []
@@ -48,4 +48,4 @@ def test_resident_memory_is_flat_over_texts():
         if shard % 4 == 3:
             gc.collect()
             seen.append(resident())
-    assert max(seen[-3:]) - max(seen[4:6]) < 8 * 2**20, [round(value / 2**20) for value in seen]
+    assert min(seen[-3:]) - min(seen[3:6]) < 8 * 2**20, [round(value / 2**20) for value in seen]

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from toolkit.schema.arguments import check_ranges
-from toolkit.schema.ranges import AtLeast
+from toolkit.schema.ranges import Between
 from toolkit.verification.base import SelectionRule, acceptances, first_ones, normalized
 
 
@@ -31,7 +31,7 @@ class SpecTr(SelectionRule):
     lossless = True
     schemes = ("iid",)
 
-    def __init__(self, num_halvings: Annotated[int, AtLeast(0)] = 20):
+    def __init__(self, num_halvings: Annotated[int, Between(0, 200)] = 20):
         self.num_halvings = num_halvings
         check_ranges(self, "rule.")
 
