@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import random
+from statistics import median
 
 import pytest
 
@@ -39,13 +40,13 @@ def test_recording_captures_no_forwards():
 
 @pytest.mark.slow
 def test_resident_memory_is_flat_over_texts():
-    """Before: 83 kB for every text, 32 MB over these. Least values are compared: the allocator's own swings only add."""
+    """Before: 83 kB for every text, 66 MB between the halves compared; the allocator itself swings by some 20 MB."""
     pair, chance = ModelPair.toy(), random.Random(0)
     recorder = Recorder(pair, Sampling(max_new_tokens=LONGEST), 8)
     seen = []
-    for shard in range(40):
+    for shard in range(80):
         recorder.record_all(texts(pair, chance, 16), range(16), 4)
         if shard % 4 == 3:
             gc.collect()
             seen.append(resident())
-    assert min(seen[-3:]) - min(seen[3:6]) < 8 * 2**20, [round(value / 2**20) for value in seen]
+    assert median(seen[-6:]) - median(seen[2:8]) < 32 * 2**20, [round(value / 2**20) for value in seen]
