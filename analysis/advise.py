@@ -111,7 +111,7 @@ def _settings(cfg: Any) -> list[Setting]:
     """The grid's, and every fixed length with greedy drafts, for engines that draft so."""
     settings = expand(plain(cfg.grid), with_plain=True, max_drafted=cfg.max_drafted)
     greedy = [
-        Setting(setting.method, {**setting.parameters, "draft_temperature": 0})
+        replace(setting, parameters={**setting.parameters, "draft_temperature": 0})
         for setting in settings
         if setting.method == FIXED and cfg.sampling.temperature > 0
     ]

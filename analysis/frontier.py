@@ -31,11 +31,11 @@ from analysis.tables import definitions
 from analysis.tables.bootstrap import Bootstrap
 from analysis.tables.files import markdown, read_table, save_table, show
 from analysis.tables.frontier_tables import Cost, compare, cost_ratios, costs_table, over_costs
-from analysis.tables.grid import PLAIN, YARDSTICKS
+from analysis.tables.grid import PLAIN
 from analysis.tables.rows import apart, as_one_part, check_comparable, load_rows, same_texts, totals
 from analysis.tables.scalars import frontier_scalars
 from analysis.tables.selection import choose, comparable, halves, settings_table, unseen
-from analysis.tables.standing import verdict, with_interval
+from analysis.tables.standing import interval_text, notes
 from toolkit.config import plain
 from toolkit.errors import InputError
 from toolkit.io import read_json, write_text
@@ -109,18 +109,18 @@ def readable(frontier: pd.DataFrame) -> pd.DataFrame:
     shown = pd.DataFrame({
         "method": [plots.label(row.method) for row in lines],
         "setting": [row.setting for row in lines],
-        "tokens per target time": [with_interval(row, "throughput", "{:.3f}") for row in lines],
-        f"over best {baseline}": [with_interval(row, "gain", "{:+.1%}") for row in lines],
+        "tokens per target time": [interval_text(row, "throughput", "{:.3f}") for row in lines],
+        f"over best {baseline}": [interval_text(row, "gain", "{:+.1%}") for row in lines],
     })  # fmt: skip
     for name, column in (("share", "way to the oracle"), ("upper_bound_share", "way to the upper bound")):
         if name in frontier:
-            shares = ["" if row.method == PLAIN else with_interval(row, name, "{:.0%}") for row in lines]
+            shares = ["" if row.method == PLAIN else interval_text(row, name, "{:.0%}") for row in lines]
             shown[column] = shares
     for name in ("discard_rate", "verification_rate", "block_efficiency"):
         shown[name.replace("_", " ")] = [f"{row[name]:.3f}" for row in lines]
-    notes = ["" if row.method in (PLAIN, *YARDSTICKS) else verdict(row, baseline) for row in lines]
-    if any(notes):
-        shown["note"] = notes
+    said = notes(frontier, baseline)
+    if any(said):
+        shown["note"] = said
     if "tokens_per_second" in frontier:
         shown["tokens/s"] = [f"{row.tokens_per_second:.4g}" for row in lines]
     return shown

@@ -23,10 +23,10 @@ from analysis.frontier import by_dataset, read_sides
 from analysis.tables.bootstrap import Bootstrap
 from analysis.tables.files import markdown, read_table, save_table, show
 from analysis.tables.frontier_tables import Cost, compare
-from analysis.tables.grid import PLAIN, YARDSTICKS
+from analysis.tables.grid import PLAIN
 from analysis.tables.rows import totals
 from analysis.tables.selection import choose, comparable, unseen
-from analysis.tables.standing import SHARES, verdict, with_interval
+from analysis.tables.standing import SHARES, interval_text, notes
 from toolkit.config import plain
 from toolkit.errors import InputError
 from toolkit.io import write_text
@@ -69,7 +69,7 @@ def side_by_side(table: pd.DataFrame) -> pd.DataFrame:
         for heading, name in columns.items():
             form = "{:.3f}" if name == "throughput" else "{:+.1%}" if name == "gain" else "{:.0%}"
             shown[heading] = [
-                with_interval(lines.loc[method], name, form)
+                interval_text(lines.loc[method], name, form)
                 if method in lines.index and not (name in shares and method == PLAIN)
                 else ""
                 for method in methods
@@ -95,10 +95,7 @@ def _at(cost_ratio: float, dev: pd.DataFrame, test: pd.DataFrame, cfg: Any) -> l
         tuned = comparable(unseen(here, reported, dataset), f"{dataset}, dev")
         choice = choose(totals(tuned), totals(reported), cost_ratio, dataset)
         table = compare(reported, choice, cfg.baseline, cost, bootstrap)
-        table["note"] = [
-            "" if row.method in (PLAIN, *YARDSTICKS) else verdict(row, label(cfg.baseline))
-            for row in table.itertuples()
-        ]
+        table["note"] = notes(table, label(cfg.baseline))
         found.append(table)
     return found
 

@@ -79,10 +79,8 @@ def _train(cfg: Any, stage: Stage, data: ExampleData) -> list[dict[str, str]]:
 
 
 def _exported(cfg: Any, member: Member, data: ExampleData, folder: Path, others: Mapping[str, float]) -> dict[str, str]:
-    about = {
-        **about_head(cfg, member.module, data),
-        "name": member.name.replace("_w_rej-", " w_rej=").replace("depth-", "depth="),
-    }
+    name = f"depth={member.module.head.config['depth']} w_rej={member.module.loss.w_rej:g}"
+    about = {**about_head(cfg, member.module, data), "name": name}
     scores = export(folder, member.module.eval(), about, data.whole_validation(), others)
     shown = {name.removeprefix("val/"): f"{scores[name]:.4f}" for name in SHOWN}
     return {

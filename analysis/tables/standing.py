@@ -14,7 +14,7 @@ import numpy as np
 import pandas as pd
 
 from analysis.tables.bootstrap import Bootstrap
-from analysis.tables.grid import ORACLE, UPPER_BOUND
+from analysis.tables.grid import ORACLE, PLAIN, UPPER_BOUND, YARDSTICKS
 from analysis.tables.rows import Array, throughput
 
 SHARES = {"share": ORACLE, "upper_bound_share": UPPER_BOUND}
@@ -48,14 +48,15 @@ def standing(
     return table
 
 
-def verdict(row: Any, baseline: str) -> str:
-    """What a reader must not miss of a line of `standing`: that it loses beyond its interval. Plain decoding is 1."""
-    if row.throughput_high < 1:
-        return "slower than plain decoding"
-    return f"below the best {baseline}" if row.gain_high < 0 else ""
+def notes(table: pd.DataFrame, baseline: str) -> list[str]:
+    """What a reader must not miss of each line of `standing`: that a method loses beyond its interval.
+
+    baseline  as tables call it. Plain decoding and the yardsticks have no note.
+    """
+    return ["" if row.method in (PLAIN, *YARDSTICKS) else _note(row, baseline) for row in table.itertuples()]
 
 
-def with_interval(row: Any, name: str, form: str) -> str:
+def interval_text(row: Any, name: str, form: str) -> str:
     """ "1.234 [1.200, 1.268]"; the estimate alone if the interval is a point; nothing if there is no estimate.
 
     "?" for an interval that some resamples say nothing of: there was no way to go.
@@ -66,6 +67,12 @@ def with_interval(row: Any, name: str, form: str) -> str:
         return f"{form.format(row[name])} [?]"
     estimate, low, high = (form.format(row[key]) for key in (name, f"{name}_low", f"{name}_high"))
     return estimate if low == high else f"{estimate} [{low}, {high}]"
+
+
+def _note(row: Any, baseline: str) -> str:
+    if row.throughput_high < 1:  # plain decoding's is 1
+        return "slower than plain decoding"
+    return f"below the best {baseline}" if row.gain_high < 0 else ""
 
 
 def gain_over(counts: Array, base: Array, cost_ratio: float, bootstrap: Bootstrap) -> dict[str, float]:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
-
+import pandas as pd
 import pytest
 
 from analysis import frontier, standing
 from analysis.tables.files import read_table
-from analysis.tables.standing import verdict
+from analysis.tables.standing import notes
 from toolkit import config
 from toolkit.errors import InputError
 
@@ -56,8 +55,10 @@ def test_tables_hold_every_method_and_say_what_loses(folder):
     ],
 )
 def test_a_line_loses_only_beyond_its_interval(throughput_high, gain_high, said):
-    row = SimpleNamespace(throughput_high=throughput_high, gain_high=gain_high)
-    assert verdict(row, "fixed K") == said
+    lines = pd.DataFrame(
+        {"method": ["rate", "autoregressive", "oracle"], "throughput_high": throughput_high, "gain_high": gain_high}
+    )
+    assert notes(lines, "fixed K") == [said, "", ""]
 
 
 def test_cost_ratios_are_each_told_once(sweeps, tmp_path):

@@ -113,28 +113,6 @@ CASES = {
 }
 
 
-class Certain(Confidence):
-    """Foresees acceptance with a chance that it was told."""
-
-    chance = 0.0
-
-    def foresee(self, step: DraftStep) -> torch.Tensor:
-        return torch.full((len(step.logits),), self.chance)
-
-
-@pytest.mark.parametrize(
-    ("chance", "expected"), [(1.0, 2), (0.9, 3), (0.5, 4), (0.4, 5), (0.3, 6), (0.01, 6), (0.0, 6)]
-)
-def test_a_layer_has_as_many_candidates_as_let_the_wanted_number_be_accepted(chance, expected, table_pair):
-    """ceil(2 / chance), between 2 and 6; the first layer, which nothing was foreseen for, has all 6."""
-    policy = Certain(0.0)
-    object.__setattr__(policy, "chance", chance)
-    adaptive = method(2, drafted=6, layers=2, policy=policy, min_beams=2)
-    (generation,) = decode(table_pair, [[0, 1]], adaptive, Sampling(max_new_tokens=30, seed=1))
-    whole = [r.num_drafted for r in generation.rounds if r.num_draft_calls == 2]
-    assert set(whole) == {6 + expected}
-
-
 @pytest.mark.parametrize("warped", [pytest.param(False, marks=pytest.mark.slow), True])
 @pytest.mark.parametrize("name", CASES)
 def test_beams_follow_the_distribution_of_beam_sampling(name, warped, table_pair):

@@ -1,7 +1,7 @@
 """The job of the process that runs SQL: one SQLite database per question, opened read-only, and its rows as literal data.
 
-Nothing but reading is authorised (no ATTACH, no PRAGMA, no recursion, no extensions); time between steps, rows and lengths of
-values are limited. A single step that takes longer is ended from outside, with this process.
+Nothing but reading is authorised (no ATTACH, no PRAGMA, no recursion, no extensions). The time of all steps, the number of rows
+and the lengths of values are limited. A single step that takes longer is ended from outside, with this process.
 """
 
 from __future__ import annotations
