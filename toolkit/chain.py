@@ -38,6 +38,27 @@ def run_stages(
     return done
 
 
+def plan_stages(
+    stages: Mapping[str, Mapping[str, Any]] | None, root_dir: Path | str, known: Mapping[str, Path] | None = None
+) -> dict[str, Path]:
+    """What `run_stages` would do: every stage composed, checked and printed, none run.
+
+    Returns folders that are named after the stages and do not exist. Raises InputError for the first fault.
+    """
+    from hydra.utils import get_method
+
+    planned = dict(known or {})
+    for name, stage in expand_stages(stages or {}).items():
+        config = compose_for(stage["config"], stage.get("overrides", ()), planned, root_dir, stages)
+        get_method(stage["run"])
+        for key in ("prompts", "pair"):
+            if isinstance(said := configs.plain(config).get(key), Mapping) and said.get("_target_"):
+                get_method(said["_target_"])
+        print(f"{name}: python -m {stage['run'].rpartition('.')[0]} {' '.join(map(str, stage.get('overrides', ())))}")
+        planned[name] = Path(root_dir, name)
+    return planned
+
+
 def compose_for(
     config_name: str,
     overrides: Sequence[str],

@@ -3,7 +3,8 @@
 Writes checkpoints/{last,best}.ckpt, head/, MODEL_CARD.md, metrics.csv, metrics.json, reliability.{csv,png},
 config.yaml, and a W&B run below wandb/. Run the same command again to go on after an interruption; the result is the
 same, bit for bit on a CPU. `ckpt_path=FILE` resumes from another checkpoint, `from_pretrained=FOLDER` starts from a
-trained head.
+trained head. An experiment with `model: null` trains nothing: it runs its stages, `before`, then `after`. `dry_run=true` composes and
+checks every stage and prints the plan: no model is loaded.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from omegaconf import OmegaConf
 from pytorch_lightning.loggers import Logger, WandbLogger
 
 from toolkit.acceptance.saved import SavedHead
-from toolkit.chain import fill_folders, run_stages
+from toolkit.chain import fill_folders, plan_stages, run_stages
 from toolkit.config import escaped, instantiate, plain, quoted
 from toolkit.errors import InputError
 from toolkit.io import read_json, write_text
@@ -52,11 +53,17 @@ from toolkit.training.yardsticks import comparison, complaint, yardsticks
 
 PLAIN = re.compile(r"[\w./@+-]+")  # what an override may hold without quotes
 # Keys that do not determine the head. The data do, by their content.
-IGNORED = ("before", "after", "tags", "prompts", "sampling", "optimized_metric")
+IGNORED = ("before", "after", "tags", "prompts", "sampling", "toy", "dry_run", "optimized_metric")
 
 
 def run(cfg: Any) -> Path:
-    """The stages before, training, the stages after; returns the run's folder."""
+    """The stages before, training, the stages after; returns the run's folder (of the last stage if nothing is trained)."""
+    without_stand_ins(cfg)
+    if cfg.dry_run:
+        return dry_run(cfg)
+    if cfg.model is None:
+        folders = run_stages(cfg.before, cfg.paths.root_dir)
+        return list({**folders, **run_stages(cfg.after, cfg.paths.root_dir, folders)}.values())[-1]
     check_choice(cfg.ckpt_path, cfg.from_pretrained)
     check_metric(cfg)
     folders = run_stages(cfg.before, cfg.paths.root_dir)
@@ -80,8 +87,27 @@ def run(cfg: Any) -> Path:
     return stage.folder
 
 
+def without_stand_ins(cfg: Any) -> None:
+    """A paper's data and sizes, not what stands in for them, with any pair that is not the toy pair."""
+    if cfg.toy is not None and not str(cfg.pair.get("target", "toy/")).startswith("toy/"):
+        cfg.toy = None
+
+
+def dry_run(cfg: Any) -> Path:
+    """Compose and check every stage; print what a run would do, in order."""
+    known = plan_stages(cfg.before, cfg.paths.root_dir)
+    if cfg.model is not None:
+        data_folder_of(cfg, known)
+        known["train"] = Path(cfg.paths.root_dir, "train")
+        print("train")
+    plan_stages(cfg.after, cfg.paths.root_dir, known)
+    return Path(cfg.paths.root_dir)
+
+
 def score(cfg: Any, folder: Path) -> float:
-    """What a sweeper optimizes."""
+    """What a sweeper optimizes; nothing where nothing was trained."""
+    if cfg.model is None or cfg.dry_run:
+        return float("nan")
     scores = read_json(folder / SCORES)
     if cfg.optimized_metric not in scores:
         raise InputError(f"optimized_metric: expected one of {', '.join(scores)}, got {cfg.optimized_metric}")

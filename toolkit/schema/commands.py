@@ -112,7 +112,7 @@ class Train(Command, OnPair):
     loss: Annotated[Any, Group("model"), "what is minimised"]
     optimizer: Annotated[Any, Group("model"), "how"]
     scheduler: Annotated[Any, Group("model"), "the learning rate over training; null: constant"] | None
-    model: Annotated[Any, Group("model"), "all of these as a Lightning module"]
+    model: Annotated[Any, Group("model"), "all of these as a Lightning module; null: nothing is trained, only stages run"]
     trainer: Annotated[Any, Group("trainer"), "arguments of pytorch_lightning.Trainer"]
     callbacks: Annotated[
         Mapping[str, Any] | None, Group("callbacks", built=False), "checkpoints and what else happens on the way"
@@ -133,6 +133,10 @@ class Train(Command, OnPair):
         Any, Group("prompts"), "of an experiment that makes its data from prompts: prompts.path=FILE.jsonl"
     ] = None
     sampling: Annotated[Any, Group("sampling"), "of such an experiment's responses, recordings and sweeps"] = None
+    toy: Annotated[
+        Mapping[str, Any] | None, "of an experiment of a paper: what stands in for its data and sizes while the pair is the toy pair"
+    ] = None
+    dry_run: Annotated[bool, "compose and check every stage, print the plan, load and run nothing"]
 
 
 class Distill(Command, OnPair):
@@ -519,6 +523,15 @@ class Observed(Command, Intervals):
     module, example = "analysis.observed", "responses=FILE.jsonl cost_ratio=.1"
     responses: Annotated[str, "vLLM's answers, one JSON object per line, with its counts per request"]
     cost_ratio: CostRatio
+
+
+class Paper(Command, Tracked):
+    module, example = "analysis.paper", "table=specdecpp_table1 'runs={alpaca: FOLDER}'"
+    table: Annotated[
+        Mapping[str, Any], Group("table", built=False), "rows, columns, where the numbers are, what was published"
+    ]
+    runs: Annotated[Mapping[str, str], "{NAME: FOLDER}: the output folders that the table's cells name"]
+    models: Annotated[str, "the pair that ran, as the page calls it"]
 
 
 class Publish(Command):

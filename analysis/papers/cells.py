@@ -1,0 +1,128 @@
+"""The numbers of a paper's table, looked up in the tables that runs wrote."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from analysis.papers.spec import PaperTable, merged
+from analysis.tables.files import read_table
+from toolkit.errors import InputError, unknown_name
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A number with its interval (None: there is none), or None where its run was not made."""
+
+    value: float | str | None
+    low: float | None = None
+    high: float | None = None
+    form: str = "{:.2f}"
+
+    def text(self) -> str:
+        """As a page shows it; "not run" where there is nothing."""
+        if self.value is None:
+            return "not run"
+        if isinstance(self.value, str):
+            return self.value
+        number = self.form.format(self.value)
+        if self.low is None or self.high is None or pd.isna(self.low) or pd.isna(self.high):
+            return number
+        return f"{number} [{self.form.format(self.low)}, {self.form.format(self.high)}]"
+
+
+class Runs:
+    """Tables of named run folders, each read once."""
+
+    def __init__(self, folders: Mapping[str, Path | str]):
+        self.folders = {name: Path(folder) for name, folder in folders.items()}
+        self._read: dict[tuple[str, str], pd.DataFrame] = {}
+
+    def table(self, run: str, name: str) -> pd.DataFrame:
+        """A run's table. Raises InputError if it has none of this name."""
+        if (run, name) not in self._read:
+            self._read[run, name] = read_table(self.folders[run], name)
+        return self._read[run, name]
+
+    def lines(self, told: Mapping[str, Any], what: str) -> pd.DataFrame:
+        """The lines that `where` leaves. Raises InputError for unknown columns, and if nothing is left."""
+        table = self.table(told["run"], told["table"])
+        for column, wanted in (told.get("where") or {}).items():
+            if column not in table:
+                raise unknown_name(f"{what}: column of {told['table']}", column, table.columns)
+            listed = list(wanted) if isinstance(wanted, (list, tuple)) else [wanted]
+            kept = table[table[column].isin(listed)]
+            if kept.empty:
+                raise InputError(
+                    f"{what}: {told['table']} of run {told['run']} has no line with {column}={wanted}; "
+                    f"it has {', '.join(map(str, table[column].unique()[:20]))}"
+                )
+            table = kept
+        return table
+
+    def cell(self, told: Mapping[str, Any], what: str) -> Cell:
+        """The number that a source tells of. Raises InputError if there is not exactly one."""
+        form = told.get("form", "{:.2f}")
+        if told.get("run") not in self.folders:
+            return Cell(None, form=form)
+        line = chosen(self.lines(told, what), told, what)
+        name = told["value"]
+        if name not in line:
+            raise unknown_name(f"{what}: column of {told['table']}", name, line.index)
+        if isinstance(line[name], str):
+            return Cell(line[name], form=form)
+        if told.get("over"):
+            other = self.cell({**merged(told, told["over"]), "over": None}, f"{what}, what it is divided by")
+            if not isinstance(other.value, float):
+                return Cell(None, form=form)
+            return Cell(float(line[name]) / other.value * told.get("scale", 1.0), form=form)
+        ends = [line.get(f"{name}_{end}") for end in ("low", "high")]
+        low, high = (None if end is None else float(end) * told.get("scale", 1.0) for end in ends)
+        return Cell(float(line[name]) * told.get("scale", 1.0), low, high, form)
+
+
+def chosen(lines: pd.DataFrame, told: Mapping[str, Any], what: str) -> pd.Series[Any]:
+    """The one line a cell is about: the only one, or the best of several."""
+    if told.get("best"):
+        kind, _, column = str(told["best"]).partition(" ")
+        if kind not in ("max", "min") or column not in lines:
+            raise InputError(
+                f"{what}: best: expected 'max COLUMN' or 'min COLUMN' of {', '.join(lines.columns)}, got {told['best']!r}"
+            )
+        return lines.loc[lines[column].idxmax() if kind == "max" else lines[column].idxmin()]
+    if len(lines) != 1:
+        raise InputError(
+            f"{what}: {told['table']} of run {told['run']} has {len(lines)} lines for it; expected one: narrow `where`, or "
+            "give `best`"
+        )
+    return lines.iloc[0]
+
+
+def cells_of(spec: PaperTable, runs: Runs) -> dict[tuple[str, str], Cell]:
+    """Every cell of a table, by row and column."""
+    return {
+        (row, column): runs.cell(spec.source(row, column), f"{spec.item}, {row} / {column}")
+        for row in spec.rows
+        for column in spec.columns
+    }
+
+
+def as_frame(spec: PaperTable, cells: Mapping[tuple[str, str], Cell]) -> pd.DataFrame:
+    """One line per cell: row, column, value, low, high, published."""
+    lines = []
+    for (row, column), cell in cells.items():
+        numbers = spec.published.get(row)
+        published = None if numbers is None else numbers[list(spec.columns).index(column)]
+        text = isinstance(cell.value, str)
+        lines.append({
+            "row": row, "column": column,
+            "value": float("nan") if text or cell.value is None else cell.value,
+            "text": cell.value if text else None,
+            "low": cell.low, "high": cell.high,
+            "published": None if published is None else str(published),
+        })  # fmt: skip
+    return pd.DataFrame(lines)

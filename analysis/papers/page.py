@@ -1,0 +1,111 @@
+"""The page of a paper's table: what the paper claims and what came out here, then the table, then what differs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from analysis.papers.cells import Cell, Runs
+from analysis.papers.spec import Claim, PaperTable
+from analysis.tables.files import markdown
+from toolkit.errors import InputError
+from toolkit.stage import MANIFEST, read_manifest
+
+PAPERS = {
+    "SpecDec++": "SpecDec++ (arXiv:2405.19715)",
+    "DSBD": "Dynamic-Width Speculative Beam Decoding (arXiv:2409.16560)",
+    "MTAD": "Multi-Token Assisted Decoding (arXiv:2407.09722)",
+    "Multi-draft limits": "Multi-Draft Speculative Sampling: Canonical Architectures and Theoretical Limits (arXiv:2410.18234)",
+    "MCSD": "Multi-Candidate Speculative Decoding (arXiv:2401.06706)",
+}
+READING = "Each cell: the figure here, with its interval in square brackets where there is one; in round brackets the paper's."
+Cells = Mapping[tuple[str, str], Cell]
+
+
+def as_markdown(
+    spec: PaperTable, cells: Cells, runs: Runs, models: str, shown: pd.DataFrame | None, figure: str | None
+) -> str:
+    """The whole page.
+
+    models  the pair that ran, in words
+    shown   the points of the figure, if there is one, and `figure`, the name of its file
+    """
+    if spec.paper not in PAPERS:
+        raise InputError(f"table.paper: expected one of {', '.join(PAPERS)}, got {spec.paper}")
+    parts = [f"# {spec.paper}, {spec.item}: {spec.title}"]
+    parts += [sentence(spec, claim, cells) for claim in spec.claims]
+    parts.append(f"The models here: {models}. {_pairs(spec)}")
+    if spec.rows:
+        parts += [markdown(side_by_side(spec, cells)), READING]
+    if figure is not None and shown is not None:
+        parts += [f"![{spec.item}]({figure})"]
+    if spec.differs:
+        parts += ["What differs from the paper:", "\n".join(f"- {line}" for line in spec.differs)]
+    parts += ["Runs that this page was made from:", runs_list(runs), f"Paper: {PAPERS[spec.paper]}."]
+    return "\n\n".join(parts) + "\n"
+
+
+def side_by_side(spec: PaperTable, cells: Cells) -> pd.DataFrame:
+    """The paper's layout, "here (paper)" in each cell."""
+    lines = []
+    for row in spec.rows:
+        line: dict[str, str] = {"": row}
+        for place, column in enumerate(spec.columns):
+            published = spec.published[row][place] if row in spec.published else None
+            behind = "" if published is None else f" ({published})"
+            line[column] = cells[row, column].text() + behind
+        lines.append(line)
+    return pd.DataFrame(lines)
+
+
+def sentence(spec: PaperTable, claim: Claim, cells: Cells) -> str:
+    """A claim: the left row over the right one, here and in the paper, column by column."""
+    here, there = [], []
+    for place, column in enumerate(spec.columns):
+        here.append(_gain(cells[claim.left, column].value, cells[claim.right, column].value))
+        left, right = (spec.published.get(row, [None] * len(spec.columns))[place] for row in (claim.left, claim.right))
+        there.append(_gain(left, right))
+    return f"{claim.text}: {', '.join(here)} here, {', '.join(there)} in the paper ({', '.join(spec.columns)})."
+
+
+def _gain(left: Any, right: Any) -> str:
+    """Left over right, less one, in percent; a dash where one of them is no number."""
+    if not isinstance(left, (int, float)) or not isinstance(right, (int, float)) or not right:
+        return "–"
+    return f"{left / right - 1:+.1%}"
+
+
+def _pairs(spec: PaperTable) -> str:
+    commands = [f"`python -m toolkit.train +experiment={spec.experiment} pair={pair}`" for pair in spec.pairs]
+    return (
+        f"The paper's {'pair' if len(commands) == 1 else 'pairs'}: {', '.join(commands)}. With other models, compare which row "
+        "is ahead, not the numbers."
+    )
+
+
+def runs_list(runs: Runs) -> str:
+    """One line per run: its stage and the settings that its manifest names."""
+    lines = []
+    for name, folder in runs.folders.items():
+        config = (read_manifest(folder) or {}).get("config") or {}
+        about = [f"{key} {_short(config[key])}" for key in ("prompts", "sampling", "cost_ratio") if key in config]
+        lines.append(f"- {name}: {folder.name}" + (f" ({'; '.join(about)})" if about else ""))
+    return "\n".join(lines) or "- none"
+
+
+def _short(value: Any) -> str:
+    """A node of a config in a few words: its settings that are set."""
+    if not isinstance(value, Mapping):
+        return str(value)
+    plain = {key: one for key, one in value.items() if not key.startswith("_") and not isinstance(one, (list, Mapping))}
+    return ", ".join(f"{key}={one}" for key, one in plain.items() if one is not None)
+
+
+def folders_of(runs: Mapping[str, Path | str]) -> None:
+    """Raises InputError for a run that is no folder of a finished stage."""
+    for name, folder in runs.items():
+        if not (Path(folder) / MANIFEST).exists():
+            raise InputError(f"runs.{name}: expected the output folder of a finished command, got {folder}")
