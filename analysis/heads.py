@@ -7,7 +7,7 @@ best on the reported prompts.
 
     heads       one line per head, and the best fixed K: settings, scores, threshold, throughput, rates
     results     the same as people read it
-    thresholds  one line per head and threshold
+    thresholds  one line per head and threshold, and per fixed K
     heads.md    results and the figure
     pareto.png  discard rate over verification rate, one curve per head
 """
@@ -71,9 +71,10 @@ def run(cfg: Any) -> Path:
     if fresh:
         dev, test = _parts(folders, traces, cfg.dev_share, cfg.seed)
         draft = instantiate(cfg.draft) if any(one.needs_draft for one in contenders) else None
-        k, base = _best_fixed(dev, test, cfg.cost_ratio)
-        lines = [{"head": FIXED, "setting": f"K={k}", **_worth(base, base, cfg.cost_ratio, bootstrap)}]
-        curves = []
+        base, curve = _fixed(dev, test, cfg.cost_ratio)
+        best = curve[curve.chosen].iloc[0][["setting", "dev_throughput"]]
+        lines = [{"head": FIXED, **best, **_worth(base, base, cfg.cost_ratio, bootstrap)}]
+        curves = [curve]
         for one in contenders:
             line, curve = _study(one, draft, dev, test, base, cfg, bootstrap)
             lines.append(line)
@@ -102,6 +103,7 @@ def readable(table: pd.DataFrame) -> pd.DataFrame:
     lines = [row for _, row in table.iterrows()]
     forms = {"binary_kl": "{:.4f}", "throughput": "{:.3f}", "gain": "{:+.1%}"}
     shown: dict[str, Any] = {name: list(table[name]) for name in ("head", "kind", "depth", "w_rej", "mixing")}
+    shown["training KL"] = list(table.train_kl)
     shown["validation KL"] = list(table.validation_kl)
     shown["binary KL"] = [_bracketed(row, "binary_kl", forms["binary_kl"]) for row in lines]
     shown |= {"KL corrected": list(table.binary_kl_corrected), "ECE corrected": list(table.ece_corrected)}
@@ -127,19 +129,24 @@ def _study(
     on_dev = throughput(theirs.sum(1), cost_ratio)
     best = int(on_dev.argmax())
     line = {
-        "head": one.name, **one.settings, "setting": f"h={thresholds[best]:g}",
+        "head": one.name, **one.settings, "setting": f"h={thresholds[best]:g}", "dev_throughput": on_dev[best],
         **head_scores(scored[id(test.trace)], test.chosen, one.head, one.estimate, bootstrap),
         **_worth(mine[best], base, cost_ratio, bootstrap),
     }  # fmt: skip
-    sums = pd.DataFrame(mine.sum(1), columns=list(COUNTS))
+    curve = _curve(one.name, [f"h={h:g}" for h in thresholds], mine, on_dev, cost_ratio)
+    return line, curve.assign(threshold=list(thresholds), **{name: one.settings[name] for name in ("depth", "w_rej")})
+
+
+def _curve(name: str, settings: Sequence[str], counts: Array, on_dev: Array, cost_ratio: float) -> pd.DataFrame:
+    """One line per setting, of its counts [settings, texts, counts] on the test texts; `chosen`: the best on dev."""
+    sums = pd.DataFrame(counts.sum(1), columns=list(COUNTS))
     rates = [(metrics.discard_rate(c), metrics.verification_rate(c)) for c in map(counts_of, sums.to_dict("records"))]
-    curve = sums.assign(
-        method=one.name, setting=[f"h={h:g}" for h in thresholds], threshold=list(thresholds),
+    return sums.assign(
+        method=name, setting=list(settings),
         discard_rate=[rate[0] for rate in rates], verification_rate=[rate[1] for rate in rates],
-        throughput=throughput(mine.sum(1), cost_ratio), dev_throughput=on_dev,
-        chosen=np.arange(len(thresholds)) == best, undominated=True,
+        throughput=throughput(counts.sum(1), cost_ratio), dev_throughput=on_dev,
+        chosen=np.arange(len(settings)) == int(on_dev.argmax()), undominated=True,
     )  # fmt: skip
-    return line, curve
 
 
 def _worth(counts: Array, base: Array, cost_ratio: float, bootstrap: Bootstrap) -> dict[str, float]:
@@ -165,14 +172,13 @@ def _rates(totals: Array, cost_ratio: float) -> dict[str, Array]:
     }
 
 
-def _best_fixed(dev: Texts, test: Texts, cost_ratio: float) -> tuple[int, Array]:
-    """The K that is best on dev, and its counts on the test texts."""
-    found = {id(part.trace): upper_bound.fixed(part.trace) for part in (dev, test)}
-    rates = {
-        k: float(throughput(dev.counts(replayed).sum(0), cost_ratio)) for k, replayed in found[id(dev.trace)].items()
-    }
-    best = max((k for k in rates if k), key=lambda k: rates[k])
-    return best, test.counts(found[id(test.trace)][best])
+def _fixed(dev: Texts, test: Texts, cost_ratio: float) -> tuple[Array, pd.DataFrame]:
+    """The counts on the test texts of the K that is best on dev, and the curve over K."""
+    here, there = (upper_bound.fixed(part.trace) for part in (dev, test))
+    lengths = [k for k in here if k and k in there]
+    on_dev = np.array([float(throughput(dev.counts(here[k]).sum(0), cost_ratio)) for k in lengths])
+    mine = np.stack([test.counts(there[k]) for k in lengths])
+    return mine[int(on_dev.argmax())], _curve(FIXED, [f"K={k}" for k in lengths], mine, on_dev, cost_ratio)
 
 
 def _parts(folders: Sequence[Path], traces: Sequence[Trace], dev_share: float, seed: int) -> tuple[Texts, Texts]:

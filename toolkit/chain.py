@@ -18,6 +18,8 @@ from toolkit.errors import InputError
 
 NAME = re.compile(r"\{([^{}$]*)\}")
 KEY = re.compile(r"\$\{(?:oc\.select:)?([\w.]+)(?:,([^${}]*))?\}")  # of the config, and what stands for a missing one
+NAMED = re.compile(r"[A-Za-z]\w*")  # what may name a config, and is put into an override as it is
+NOT_TEXT = ("true", "false", "null", "nan", "inf")
 
 
 def run_stages(
@@ -33,7 +35,9 @@ def run_stages(
     done = dict(known or {})
     for name, stage in expand_stages(stages or {}).items():
         print(f"\n== {name}", flush=True)
-        config = compose_for(stage["config"], stage.get("overrides", ()), done, root_dir, stages)
+        config = compose_for(
+            stage["config"], stage.get("overrides", ()), done, root_dir, stages, stage.get("inherit", ())
+        )
         done[name] = get_method(stage["run"])(config)
     return done
 
@@ -49,7 +53,9 @@ def plan_stages(
 
     planned = dict(known or {})
     for name, stage in expand_stages(stages or {}).items():
-        config = compose_for(stage["config"], stage.get("overrides", ()), planned, root_dir, stages)
+        config = compose_for(
+            stage["config"], stage.get("overrides", ()), planned, root_dir, stages, stage.get("inherit", ())
+        )
         get_method(stage["run"])
         for key in ("prompts", "pair"):
             if isinstance(said := configs.plain(config).get(key), Mapping) and said.get("_target_"):
@@ -65,11 +71,13 @@ def compose_for(
     folders: Mapping[str, Path | str],
     root_dir: Path | str | None = None,
     within: Any = None,
+    inherit: Sequence[str] = (),
 ) -> Any:
     """The composed config of a stage, its output below `root_dir`, with folders in place of their names in braces.
 
     within  a node of the config that the overrides come from: "${key}" is that config's text, and so is
             "${oc.select:key,default}", or the default
+    inherit nodes of that config that replace the composed config's own, whole: [pair]
     The overrides hold a mark for each folder, which no text contains, while they are parsed.
     """
     from omegaconf import OmegaConf
@@ -82,8 +90,20 @@ def compose_for(
         words.insert(0, f"paths.root_dir={marks.of(str(root_dir))}")
     config = configs.compose(config_name, words, checked=False)
     filled = OmegaConf.create(marks.filled(OmegaConf.to_container(config, resolve=False)), flags={"struct": True})
+    for key in inherit:
+        filled[key] = _node(within, key, config_name, filled)
     check(filled, config_name, complete=False)
     return filled
+
+
+def _node(within: Any, key: str, config_name: str, config: Any) -> Any:
+    """A copy of a node of the config that stages come from. Raises InputError where one of them has none."""
+    from omegaconf import OmegaConf
+
+    root = within._get_root() if OmegaConf.is_config(within) else {}
+    if key not in root or key not in config:
+        raise InputError(f"inherit: expected keys that the experiment and {config_name} have, got {key}")
+    return OmegaConf.create(OmegaConf.to_container(root[key], resolve=True))
 
 
 class _Marks:
@@ -112,7 +132,9 @@ class _Marks:
         value = OmegaConf.select(within._get_root(), found[1], throw_on_missing=found[2] is None)
         if value is None and found[2] is not None:
             return found[2]
-        return self.of(value) if isinstance(value, str) else {None: "null"}.get(value, str(value))
+        if isinstance(value, str):
+            return value if NAMED.fullmatch(value) and value.lower() not in NOT_TEXT else self.of(value)
+        return {None: "null"}.get(value, str(value))
 
     def filled(self, value: Any) -> Any:
         """A container with the texts in place of their marks; "${" in a text is no interpolation."""

@@ -64,6 +64,7 @@ def run(cfg: Any) -> Path:
     if cfg.model is None:
         folders = run_stages(cfg.before, cfg.paths.root_dir)
         return list({**folders, **run_stages(cfg.after, cfg.paths.root_dir, folders)}.values())[-1]
+    check_parts(cfg)
     check_choice(cfg.ckpt_path, cfg.from_pretrained)
     check_metric(cfg)
     folders = run_stages(cfg.before, cfg.paths.root_dir)
@@ -102,6 +103,13 @@ def dry_run(cfg: Any) -> Path:
         print("train")
     plan_stages(cfg.after, cfg.paths.root_dir, known)
     return Path(cfg.paths.root_dir)
+
+
+def check_parts(cfg: Any) -> None:
+    """Raises InputError if a part of the training is missing."""
+    empty = [name for name in ("head", "loss", "optimizer") if cfg.get(name) is None]
+    if empty:
+        raise InputError(f"{empty[0]}: expected one, got null; model=null, too, if nothing is to be trained")
 
 
 def score(cfg: Any, folder: Path) -> float:
@@ -147,7 +155,7 @@ def train(cfg: Any, stage: Stage, data_folder: Path) -> bool:
 
 def data_folder_of(cfg: Any, folders: dict[str, Path]) -> Path:
     """The folder of training data, as far as the stages before know it."""
-    if OmegaConf.is_missing(cfg.data, "path"):
+    if cfg.get("data") is None or OmegaConf.is_missing(cfg.data, "path"):
         raise InputError(
             "expected data.path=FOLDER (of data_gen.mix; of data_gen.traces with data=traced) or an +experiment=NAME that "
             "makes one"

@@ -81,7 +81,10 @@ def _train(cfg: Any, stage: Stage, data: ExampleData) -> list[dict[str, str]]:
 def _exported(cfg: Any, member: Member, data: ExampleData, folder: Path, others: Mapping[str, float]) -> dict[str, str]:
     name = f"depth={member.module.head.config['depth']} w_rej={member.module.loss.w_rej:g}"
     about = {**about_head(cfg, member.module, data), "name": name}
-    scores = export(folder, member.module.eval(), about, data.whole_validation(), others)
+    module = member.module.eval()
+    of_training = module.named(module.evaluate(data.shuffled_training()))
+    fitted = {"train/binary_kl": float(of_training[f"val/binary_kl{module.suffixes[0]}"])}
+    scores = export(folder, module, about, data.whole_validation(), {**others, **fitted})
     shown = {name.removeprefix("val/"): f"{scores[name]:.4f}" for name in SHOWN}
     return {
         "head": member.name,

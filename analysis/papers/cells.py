@@ -22,6 +22,7 @@ class Cell:
     low: float | None = None
     high: float | None = None
     form: str = "{:.2f}"
+    note: str = ""
 
     def text(self) -> str:
         """As a page shows it; "not run" where there is nothing."""
@@ -29,10 +30,10 @@ class Cell:
             return "not run"
         if isinstance(self.value, str):
             return self.value
-        number = self.form.format(self.value)
+        number, note = self.form.format(self.value), f", {self.note}" if self.note else ""
         if self.low is None or self.high is None or pd.isna(self.low) or pd.isna(self.high):
-            return number
-        return f"{number} [{self.form.format(self.low)}, {self.form.format(self.high)}]"
+            return number + note
+        return f"{number} [{self.form.format(self.low)}, {self.form.format(self.high)}]{note}"
 
 
 class Runs:
@@ -82,7 +83,8 @@ class Runs:
             return Cell(float(line[name]) / other.value * told.get("scale", 1.0), form=form)
         ends = [line.get(f"{name}_{end}") for end in ("low", "high")]
         low, high = (None if end is None else float(end) * told.get("scale", 1.0) for end in ends)
-        return Cell(float(line[name]) * told.get("scale", 1.0), low, high, form)
+        note = str(line[told["note"]]) if told.get("note") else ""
+        return Cell(float(line[name]) * told.get("scale", 1.0), low, high, form, note)
 
 
 def chosen(lines: pd.DataFrame, told: Mapping[str, Any], what: str) -> pd.Series[Any]:
@@ -122,7 +124,7 @@ def as_frame(spec: PaperTable, cells: Mapping[tuple[str, str], Cell]) -> pd.Data
             "row": row, "column": column,
             "value": float("nan") if text or cell.value is None else cell.value,
             "text": cell.value if text else None,
-            "low": cell.low, "high": cell.high,
+            "low": cell.low, "high": cell.high, "note": cell.note,
             "published": None if published is None else str(published),
         })  # fmt: skip
     return pd.DataFrame(lines)

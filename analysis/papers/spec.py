@@ -11,6 +11,7 @@ A cell is told by a mapping, put together from the table's (`cell`), its row's a
     over    a mapping that replaces keys of the cell: the number is divided by that other cell's (a speed-up)
     form    format of the number, "{:.2f}"
     scale   factor of the number before it is shown
+    note    column whose entry is shown behind the number: the setting that was chosen
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from typing import Any
 
 from toolkit.errors import InputError, unknown_name
 
-CELL_KEYS = ("run", "table", "where", "best", "value", "over", "form", "scale")
+CELL_KEYS = ("run", "table", "where", "best", "value", "over", "form", "scale", "note")
 MERGED = ("where", "over")
 Source = Mapping[str, Any]
 

@@ -62,7 +62,8 @@ class Contender:
         return {
             "kind": self.kind, "depth": self.head.depth, "tied": getattr(self.head, "tied", None),
             "w_rej": self.about.get("w_rej", round(math.exp(self.head.log_w_rej), 6)),
-            "mixing": self.about.get("mixing_ratio"), "validation_kl": validation,
+            "mixing": self.about.get("mixing_ratio"),
+            "train_kl": scores.get("train/binary_kl"), "validation_kl": validation,
         }  # fmt: skip
 
     def scored(self, trace: Trace, draft: Any) -> Trace:
@@ -71,12 +72,15 @@ class Contender:
 
 
 def find_contenders(folders: Sequence[str | Path], traces: Sequence[Path]) -> list[Contender]:
-    """Every head in `folders` (or below them, in head/). Raises InputError unless all can be replayed on all traces."""
+    """Every head in `folders` (or below them, in head/; of toolkit.train_heads, all of its heads).
+
+    Raises InputError unless all can be replayed on all traces.
+    """
     if not folders or isinstance(folders, str):
         raise InputError(f"heads: expected folders of heads, heads=[FOLDER,...], got {folders or 'none'}")
     summaries = [read_json(folder / SUMMARY) for folder in traces]
     found: dict[tuple[str, str], Contender] = {}
-    for given in folders:
+    for given in [one for folder in folders for one in side_by_side(Path(folder))]:
         folder = Path(given) / HEAD if (Path(given) / HEAD).is_dir() else Path(given)
         digest = head_hash(folder)
         for kind in [kind for kind, head in KINDS.items() if head.is_in(folder)]:
@@ -84,6 +88,12 @@ def find_contenders(folders: Sequence[str | Path], traces: Sequence[Path]) -> li
                 raise InputError(f"heads: {given} holds the same head as {found[digest, kind].folder}; give it once")
             found[digest, kind] = _contender(Path(given), folder, kind, digest, traces, summaries)
     return list(found.values())
+
+
+def side_by_side(folder: Path) -> list[Path]:
+    """The folders of heads in an output folder of toolkit.train_heads, in order; any other folder is its own."""
+    manifest = read_manifest(folder) or {}
+    return [folder / name for name in manifest["heads"]] if manifest.get("stage") == "train_heads" else [folder]
 
 
 def _contender(

@@ -87,6 +87,9 @@ class StageSpec(Section):
         Mapping[str, list[str] | Mapping[str, list[str]]],
         'one stage per combination of these names; "{name}" stands for each. A mapping adds overrides to each name',
     ] = {}
+    inherit: Annotated[
+        list[str], "nodes of the experiment that replace the stage's own, whole: [pair]"
+    ] = []  # noqa: RUF012
 
 
 class Decode(Command, OnPrompts):
@@ -107,12 +110,12 @@ class MethodOnly(Section):
 class Train(Command, OnPair):
     module, example = "toolkit.train", "+experiment=toy_head head.depth=3 loss.w_rej=6"
     appended = ("experiment", "hparams_search", "debug")
-    data: Annotated[Any, Group("data"), "what the head learns from, and the draft whose states are read"]
-    head: Annotated[Any, Group("model"), "the head's shape"]
-    loss: Annotated[Any, Group("model"), "what is minimised"]
-    optimizer: Annotated[Any, Group("model"), "how"]
+    data: Annotated[Any, Group("data"), "what the head learns from, and the draft whose states are read"] = None
+    head: Annotated[Any, Group("model"), "the head's shape"] | None
+    loss: Annotated[Any, Group("model"), "what is minimised"] | None
+    optimizer: Annotated[Any, Group("model"), "how"] | None
     scheduler: Annotated[Any, Group("model"), "the learning rate over training; null: constant"] | None
-    model: Annotated[Any, Group("model"), "all of these as a Lightning module; null: nothing is trained, only stages run"]
+    model: Annotated[Any, Group("model"), "all of these as a Lightning module; null: nothing is trained, only stages run"] | None
     trainer: Annotated[Any, Group("trainer"), "arguments of pytorch_lightning.Trainer"]
     callbacks: Annotated[
         Mapping[str, Any] | None, Group("callbacks", built=False), "checkpoints and what else happens on the way"
@@ -530,7 +533,7 @@ class Paper(Command, Tracked):
     table: Annotated[
         Mapping[str, Any], Group("table", built=False), "rows, columns, where the numbers are, what was published"
     ]
-    runs: Annotated[Mapping[str, str], "{NAME: FOLDER}: the output folders that the table's cells name"]
+    runs: Annotated[Mapping[str, str] | None, "{NAME: FOLDER}: the output folders that the table's cells name"]
     models: Annotated[str, "the pair that ran, as the page calls it"]
 
 
