@@ -1,7 +1,7 @@
 """python -m analysis.paper table=NAME 'runs={NAME: FOLDER, ...}': a table or figure of a paper, made from finished runs.
 
-`conf/table/NAME.yaml` tells rows, columns and the published figures; `+experiment=NAME` of `toolkit.train` makes the runs and ends
-with this command. Numbers are looked up in the runs' own tables, nothing is computed anew but quotients. Files:
+`conf/table/NAME.yaml` tells rows, columns and the published figures; `+experiment=NAME` of `toolkit.train` makes the runs
+and ends with this command. Numbers are looked up in the runs' own tables, nothing is computed anew but quotients. Files:
 
     table    one line per cell: row, column, value, interval, what the paper has
     points   of a figure: panel, curve, x, y
@@ -33,12 +33,12 @@ def run(cfg: Any) -> Path:
     spec = of_config(plain(cfg.table))
     folders = plain(cfg.runs)
     if not folders:
-        raise InputError(f"runs: expected {{NAME: FOLDER}} of the runs that conf/table names; +experiment={spec.experiment} makes them")
+        raise InputError(
+            f"runs: expected {{NAME: FOLDER}} of the runs that conf/table names; +experiment={spec.experiment} makes them"
+        )
     page.folders_of(folders)
     runs = Runs(folders)
-    stage = open_stage(
-        "paper", cfg, inputs=[Path(folder) / MANIFEST for folder in folders.values()], ignore=("track",)
-    )
+    stage = open_stage("paper", cfg, inputs=[Path(folder) / MANIFEST for folder in folders.values()], ignore=("track",))
     if not stage.finished:
         make(spec, runs, cfg, stage.folder)
         stage.finish(paper=spec.paper, item=spec.item)
@@ -59,7 +59,9 @@ def make(spec: PaperTable, runs: Runs, cfg: Any, folder: Path) -> None:
         save_table(shown, folder, "points")
     write_text(folder / PAGE, page.as_markdown(spec, cells, runs, cfg.models, shown, FIGURE if spec.figure else None))
     name = f"{spec.paper} {spec.item}"
-    with wandb_run("paper", plain(cfg), folder, track=cfg.track, name=name, inputs=list(runs.folders.values())) as wandb:
+    with wandb_run(
+        "paper", plain(cfg), folder, track=cfg.track, name=name, inputs=list(runs.folders.values())
+    ) as wandb:
         log_table(wandb, "paper/table", pd.DataFrame(table if shown is None or not table.empty else shown))
         if spec.figure is not None:
             log_image(wandb, "paper/figure", folder / FIGURE)

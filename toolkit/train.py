@@ -3,8 +3,8 @@
 Writes checkpoints/{last,best}.ckpt, head/, MODEL_CARD.md, metrics.csv, metrics.json, reliability.{csv,png},
 config.yaml, and a W&B run below wandb/. Run the same command again to go on after an interruption; the result is the
 same, bit for bit on a CPU. `ckpt_path=FILE` resumes from another checkpoint, `from_pretrained=FOLDER` starts from a
-trained head. An experiment with `model: null` trains nothing: it runs its stages, `before`, then `after`. `dry_run=true` composes and
-checks every stage and prints the plan: no model is loaded.
+trained head. An experiment with `model: null` trains nothing: it runs its stages, `before`, then `after`. `dry_run=true`
+composes and checks every stage and prints the plan: no model is loaded.
 """
 
 from __future__ import annotations

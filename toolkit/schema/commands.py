@@ -87,9 +87,7 @@ class StageSpec(Section):
         Mapping[str, list[str] | Mapping[str, list[str]]],
         'one stage per combination of these names; "{name}" stands for each. A mapping adds overrides to each name',
     ] = {}
-    inherit: Annotated[
-        list[str], "nodes of the experiment that replace the stage's own, whole: [pair]"
-    ] = []  # noqa: RUF012
+    inherit: Annotated[list[str], "nodes of the experiment that replace the stage's own, whole: [pair]"] = []  # noqa: RUF012
 
 
 class Decode(Command, OnPrompts):
@@ -115,7 +113,10 @@ class Train(Command, OnPair):
     loss: Annotated[Any, Group("model"), "what is minimised"] | None
     optimizer: Annotated[Any, Group("model"), "how"] | None
     scheduler: Annotated[Any, Group("model"), "the learning rate over training; null: constant"] | None
-    model: Annotated[Any, Group("model"), "all of these as a Lightning module; null: nothing is trained, only stages run"] | None
+    model: (
+        Annotated[Any, Group("model"), "all of these as a Lightning module; null: nothing is trained, only stages run"]
+        | None
+    )
     trainer: Annotated[Any, Group("trainer"), "arguments of pytorch_lightning.Trainer"]
     callbacks: Annotated[
         Mapping[str, Any] | None, Group("callbacks", built=False), "checkpoints and what else happens on the way"
@@ -137,7 +138,8 @@ class Train(Command, OnPair):
     ] = None
     sampling: Annotated[Any, Group("sampling"), "of such an experiment's responses, recordings and sweeps"] = None
     toy: Annotated[
-        Mapping[str, Any] | None, "of an experiment of a paper: what stands in for its data and sizes while the pair is the toy pair"
+        Mapping[str, Any] | None,
+        "of an experiment of a paper: what stands in for its data and sizes while the pair is the toy pair",
     ] = None
     dry_run: Annotated[bool, "compose and check every stage, print the plan, load and run nothing"]
 

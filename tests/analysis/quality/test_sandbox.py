@@ -27,7 +27,9 @@ LITERALS = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("value", LITERALS, ids=[f"{place}-{type(value).__name__}" for place, value in enumerate(LITERALS)])
+@pytest.mark.parametrize(
+    "value", LITERALS, ids=[f"{place}-{type(value).__name__}" for place, value in enumerate(LITERALS)]
+)
 def test_literal_values_cross_exactly(value):
     found = values.loads(values.dumps(value))
     assert found == value and type(found) is type(value) and repr(found) == repr(value)
