@@ -41,6 +41,7 @@ GOOD: dict[str, list[str]] = {
     "heads": ["traces={traces}", f"heads=[{HEAD}]", "dev={traces}", "resamples=20", "thresholds=[.5]"],
     "calibration": [f"head={HEAD}", "fit={{a:{traces}}}", "traces={{b:{traces}}}", "max_depth=3"],
     "price": ["traces={traces}", f"head={HEAD}"],
+    "paper": ["table=specdecpp_table1", "runs={{alpaca: {frontier}}}"],
     "report": ["inputs=[{decode}]"],
     "export": ["folder={decode}"],
     "publish": ["report={report}", "dry_run=true"],

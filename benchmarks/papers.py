@@ -1,0 +1,121 @@
+"""python -m benchmarks.papers [NAME...]: run the experiments of the papers' tables and figures, and write docs/papers/.
+
+Each `conf/table/NAME.yaml` has an experiment of the same name (`python -m toolkit.train +experiment=NAME`), which ends with a
+page. The page goes to docs/papers/NAME.md, its figure to docs/papers/NAME.png; docs/papers/index.md then says for every
+table and figure of the five papers: reproduced here, or why not (`papers.toml`). Finished stages below --root are found again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import shutil
+import subprocess
+import sys
+import time
+import tomllib
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from analysis.papers.spec import of_config
+from benchmarks.evidence import machine
+from toolkit.config import CONF
+from toolkit.io import write_atomic, write_text
+
+ROOT = Path(__file__).parent.parent
+DOCS = ROOT / "docs" / "papers"
+LISTED = Path(__file__).with_suffix(".toml")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs, copies, writes the index; 1 if an experiment failed."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("names", nargs="*", help="of conf/table/ (default: all)")
+    parser.add_argument("--root", type=Path, default=ROOT / "outputs" / "papers", help="where the runs go")
+    parser.add_argument("--index", action="store_true", help="write the index alone")
+    args = parser.parse_args(argv)
+    failed = []
+    for name in [] if args.index else args.names or names():
+        started = time.perf_counter()
+        folder = run(name, args.root)
+        if folder is None:
+            failed.append(name)
+            continue
+        publish(name, folder, time.perf_counter() - started)
+        print(f"{name}: {time.perf_counter() - started:.0f} s", flush=True)
+    write_text(DOCS / "index.md", index())
+    if failed:
+        print(f"failed: {', '.join(failed)}", file=sys.stderr)
+    return 1 if failed else 0
+
+
+def names() -> list[str]:
+    """Every table and figure that has an experiment."""
+    return sorted(path.stem for path in (CONF / "table").glob("*.yaml"))
+
+
+def run(name: str, root: Path) -> Path | None:
+    """Run an experiment in a process of its own; its last stage's folder, or None if it failed."""
+    words = [sys.executable, "-m", "toolkit.train", f"+experiment={name}", f"paths.root_dir={root}"]
+    done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True)
+    if done.returncode != 0:
+        print(f"{name}: {(done.stderr.strip().split(chr(10)) or [''])[-1]}", file=sys.stderr)
+        return None
+    return Path(done.stdout.rpartition("output: ")[2].strip())
+
+
+def publish(name: str, folder: Path, seconds: float) -> None:
+    """Copy the page of a run, and its figure, into the documentation."""
+    text = (folder / "page.md").read_text(encoding="utf-8").replace("figure.png", f"{name}.png")
+    made = f"Made by `python -m toolkit.train +experiment={name}` ({seconds:.0f} s with what was finished before). {machine()}"
+    write_text(DOCS / f"{name}.md", f"{text}\n{made}\n")
+    if (folder / "figure.png").exists():
+        write_atomic(DOCS / f"{name}.png", lambda path: shutil.copyfile(folder / "figure.png", path))
+
+
+def index() -> str:
+    """One table per paper: every table and figure of it, and where it is."""
+    told = listed()
+    parts = [
+        "# The papers' tables and figures",
+        "Every table and figure of the five papers: made here on the toy pair by one command, with the published figures "
+        "beside ours, or why not. With a paper's own models, add `pair=NAME`; `dry_run=true` prints the plan.",
+    ]
+    for key, paper in told["items"].items():
+        lines = ["| | what | where |", "| --- | --- | --- |"]
+        lines += [f"| {item} | {what} | {where} |" for item, what, where in entries(key, paper, told["elsewhere"])]
+        parts += [f"## {paper['name']}", "\n".join(lines)]
+    return "\n\n".join(parts) + "\n"
+
+
+def entries(key: str, paper: Mapping[str, Any], elsewhere: Mapping[str, str]) -> Iterator[tuple[str, str, str]]:
+    """Item, its title, and the page or the reason. Raises KeyError for an item that is neither made nor explained."""
+    for kind in ("table", "figure"):
+        for number in range(1, paper[f"{kind}s"] + 1):
+            name = f"{key}_{kind}{number}"
+            item = f"{kind.capitalize()} {number}"
+            if name in elsewhere:
+                yield item, "", elsewhere[name]
+                continue
+            spec = of_config(table_config(name))
+            pairs = ", ".join(f"`pair={pair}`" for pair in spec.pairs)
+            yield item, spec.title, f"[page]({name}.md), `+experiment={name}`; real models: {pairs}"
+
+
+def table_config(name: str) -> dict[str, Any]:
+    """`conf/table/NAME.yaml`. Raises KeyError if there is none."""
+    from omegaconf import OmegaConf
+
+    path = CONF / "table" / f"{name}.yaml"
+    if not path.exists():
+        raise KeyError(f"{name}: neither conf/table/{name}.yaml nor an entry under [elsewhere] of {LISTED.name}")
+    return dict(OmegaConf.to_container(OmegaConf.load(path)))  # type: ignore[arg-type]
+
+
+def listed() -> dict[str, Any]:
+    """What `papers.toml` says."""
+    return tomllib.loads(LISTED.read_text(encoding="utf-8"))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
