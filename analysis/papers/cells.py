@@ -16,18 +16,19 @@ from toolkit.errors import InputError, unknown_name
 
 @dataclass(frozen=True)
 class Cell:
-    """A number with its interval (None: there is none), or None where its run was not made."""
+    """A number with its interval (None: there is none), or None, and `why`, where its run was not made or measured nothing."""
 
     value: float | str | None
     low: float | None = None
     high: float | None = None
     form: str = "{:.2f}"
     note: str = ""
+    why: str = "not run"
 
     def text(self) -> str:
-        """As a page shows it; "not run" where there is nothing."""
+        """As a page shows it."""
         if self.value is None:
-            return "not run"
+            return self.why
         if isinstance(self.value, str):
             return self.value
         number, note = self.form.format(self.value), f", {self.note}" if self.note else ""
@@ -68,6 +69,8 @@ class Runs:
     def cell(self, told: Mapping[str, Any], what: str) -> Cell:
         """The number that a source tells of. Raises InputError if there is not exactly one."""
         form = told.get("form", "{:.2f}")
+        if told.get("runs"):
+            return self._mean(told, what)
         if told.get("run") not in self.folders:
             return Cell(None, form=form)
         line = chosen(self.lines(told, what), told, what)
@@ -76,6 +79,8 @@ class Runs:
             raise unknown_name(f"{what}: column of {told['table']}", name, line.index)
         if isinstance(line[name], str):
             return Cell(line[name], form=form)
+        if pd.isna(line[name]):
+            return Cell(None, form=form, why="not measured")
         if told.get("over"):
             other = self.cell({**merged(told, told["over"]), "over": None}, f"{what}, what it is divided by")
             if not isinstance(other.value, float):
@@ -85,6 +90,13 @@ class Runs:
         low, high = (None if end is None else float(end) * told.get("scale", 1.0) for end in ends)
         note = str(line[told["note"]]) if told.get("note") else ""
         return Cell(float(line[name]) * told.get("scale", 1.0), low, high, form, note)
+
+    def _mean(self, told: Mapping[str, Any], what: str) -> Cell:
+        """The mean over several runs, each counting alike."""
+        parts = [self.cell({**told, "runs": None, "run": run}, what) for run in told["runs"]]
+        empty = next((part for part in parts if not isinstance(part.value, float)), None)
+        values = [part.value for part in parts if isinstance(part.value, float)]
+        return empty or Cell(sum(values) / len(values), form=parts[0].form)
 
 
 def chosen(lines: pd.DataFrame, told: Mapping[str, Any], what: str) -> pd.Series[Any]:

@@ -4,6 +4,7 @@ A cell is told by a mapping, put together from the table's (`cell`), its row's a
 (`where` and `over` are merged key by key):
 
     run     name of a run in `runs`
+    runs    several of them, instead: the mean of their cells
     table   its table: frontier, comparison, acceptance, ... (a .parquet file of the run)
     where   {column: value, or list of values}: the lines looked at
     best    "max COLUMN" or "min COLUMN": of several lines, the one to take
@@ -22,7 +23,7 @@ from typing import Any
 
 from toolkit.errors import InputError, unknown_name
 
-CELL_KEYS = ("run", "table", "where", "best", "value", "over", "form", "scale", "note")
+CELL_KEYS = ("run", "runs", "table", "where", "best", "value", "over", "form", "scale", "note")
 MERGED = ("where", "over")
 Source = Mapping[str, Any]
 

@@ -121,6 +121,7 @@ def test_a_page_is_made_of_finished_runs(tmp_path):
     assert "+20.0%" in (folder / "page.md").read_text()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 def test_every_experiment_composes_with_the_toy_pair_and_with_its_papers_pairs(name, tmp_path, capsys):
     spec = of_config(papers.table_config(name))
@@ -140,6 +141,7 @@ def test_every_experiment_composes_with_the_toy_pair_and_with_its_papers_pairs(n
 
 def test_every_table_and_figure_of_the_papers_is_made_or_explained():
     page = papers.index()
+    assert papers.MISSING not in page
     for paper_of in papers.listed()["items"].values():
         assert f"## {paper_of['name']}" in page
     made = {name for name in NAMES if (papers.DOCS / f"{name}.md").exists()}
