@@ -4,7 +4,7 @@ VENV ?= .venv
 RUN = $(VENV)/bin/python
 READY = $(VENV)/.ready
 
-.PHONY: help quickstart test test-slow check format bench gpu-check evidence soak fuzz mutants toy wheel-test clean
+.PHONY: help quickstart test test-slow check format bench gpu-check evidence papers docs soak fuzz mutants toy wheel-test clean
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
 
@@ -42,6 +42,13 @@ gpu-check: ## exactness and speed on a CUDA device, into docs/evidence/gpu.md (u
 
 evidence: $(READY) ## every figure the documentation shows, into docs/evidence/
 	$(RUN) -m benchmarks.evidence
+
+papers: $(READY) ## every table and figure of the papers that the toy pair can make, into docs/papers/
+	$(RUN) -m benchmarks.papers $(ARGS)
+
+docs: $(READY) ## the documentation as a site, into outputs/site/; warnings are errors
+	$(RUN) -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[docs]"
+	$(RUN) -m mkdocs build --strict --quiet
 
 soak: $(READY) ## every stage killed 100 times, on full disks, with damaged files, into docs/evidence/soak.md (45 minutes)
 	OMP_NUM_THREADS=1 $(RUN) -m benchmarks.soak --kills 100 --minutes 45 --out docs/evidence/soak.md $(ARGS)

@@ -45,6 +45,8 @@ from toolkit.stage import provenance
 ROOT = Path(__file__).resolve().parent.parent
 FOLDER = ROOT / "docs" / "evidence"
 
+INDEX = "index.md"
+
 
 def quickstart() -> str:
     """`make quickstart` from nothing: seconds, the table, the figures."""
@@ -171,6 +173,21 @@ def main() -> None:
         )
         write_text(FOLDER / f"{name}.md", head + text + "\n")
         print(text, flush=True)
+    write_text(FOLDER / INDEX, index())
+
+
+def index() -> str:
+    """A list of all pages of the folder, each with its first sentence."""
+    pages = sorted(path for path in FOLDER.glob("*.md") if path.name != INDEX)
+    lines = [f"- [{path.stem}]({path.name}): {_first_sentence(path)}" for path in pages]
+    about = "Every figure of the documentation, with the command that makes it. `make evidence` makes them again."
+    return f"# Evidence\n\n{about}\n\n" + "\n".join(lines) + "\n"
+
+
+def _first_sentence(path: Path) -> str:
+    """The first line of text below a page's title."""
+    lines = lines_of(path.read_text(encoding="utf-8"))
+    return next((line.strip() for line in lines if line.strip() and not line.startswith(("#", "|", "`", "!"))), "")
 
 
 if __name__ == "__main__":
