@@ -135,7 +135,7 @@ ANSWER = {
         }
     }
 }  # fmt: skip
-PLACEHOLDER = re.compile(r"\b[A-Z]{4,}\b")
+PLACEHOLDER = re.compile(r"\b[A-Z_]{3,}\b")
 
 
 def run_documented(words: list[str], known: dict[str, str], root: Path) -> None:
@@ -145,6 +145,10 @@ def run_documented(words: list[str], known: dict[str, str], root: Path) -> None:
         known["LIVE"] = str(
             call("analysis.sweep", ["prompts=toy_math", "prompts.split=dev", "source=live"], known, root)
         )
+    if module == "analysis.calibration":
+        answers = call("data_gen.responses", ["prompts=toy_instruct", "prompts.split=dev"], known, root)
+        others = ["responses=" + config.quoted(str(answers)), "hidden=true"]
+        known["OTHER_TRACES"] = str(call("data_gen.traces", others, known, root))
     if module == "analysis.observed":
         (root / "answers.jsonl").write_text((json.dumps(ANSWER) + "\n") * 3)
         known["ANSWERS"] = str(root / "answers.jsonl")

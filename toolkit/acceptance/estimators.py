@@ -15,7 +15,7 @@ from torch import Tensor
 
 from toolkit.acceptance.calibration.maps import Calibration
 from toolkit.acceptance.calibration.stored import needed
-from toolkit.acceptance.folder import Scorer, scorer
+from toolkit.acceptance.folder import Scorer, inside, scorer
 from toolkit.acceptance.head import AcceptanceHead
 from toolkit.acceptance.preread import PrereadHead
 from toolkit.errors import InputError
@@ -127,7 +127,7 @@ def _folder(head: str | None, pair: Any) -> str:
             "this method needs an acceptance head: expected head=FOLDER, got none; without one: confidence, tail, "
             "dynamic_confidence, batch_rate_confidence, speculative"
         )
-    return str(folder)
+    return str(inside(folder))
 
 
 def _bound(head: str | None) -> str:

@@ -60,6 +60,7 @@ def scorer(pair: Any, folder: Path | str, kind: str) -> SurvivalScorer | Preread
 
 def scorers(pair: Any, folder: Path | str) -> dict[str, Scorer]:
     """What the heads in a folder can score, by kind (`KINDS`). Raises InputError if it holds none, or another draft's."""
+    folder = inside(folder)
     kinds = [kind for kind, head in KINDS.items() if head.is_in(folder)] or ["survival"]
     return {kind: scorer(pair, folder, kind) for kind in kinds}
 
@@ -73,8 +74,15 @@ def recorded_scorers(pair: Any, folders: Mapping[str, Path | str]) -> dict[str, 
     }
 
 
+def inside(folder: str | Path) -> Path:
+    """Where the heads are: the folder itself, or its head/ if it is the output folder of a training."""
+    here = Path(folder)
+    return here / "head" if (here / "head").is_dir() and not any(k.is_in(here) for k in KINDS.values()) else here
+
+
 def head_hash(folder: str | Path) -> str:
     """Hash of the weights of all heads in a folder, and of their calibrations. Raises InputError if it holds none."""
+    folder = inside(folder)
     kinds = [kind for kind in KINDS.values() if kind.is_in(folder)]
     if not kinds:
         raise InputError(f"expected an acceptance head ({AcceptanceHead.weights_file}) in {folder}, found none")
@@ -86,7 +94,7 @@ def head_hash(folder: str | Path) -> str:
 def head_name(folder: str | Path) -> str:
     """How a head is called in tables: by the overrides that it was trained with, else by its folder."""
     for kind in KINDS.values():
-        path = Path(folder) / kind.config_file
+        path = inside(folder) / kind.config_file
         about = read_json(path) if path.is_file() else None
         if isinstance(about, dict) and about.get("name"):
             return str(about["name"])

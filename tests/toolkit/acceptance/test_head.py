@@ -1,6 +1,7 @@
 """The acceptance head: its function, its weights on disk, the published format, the class weight's correction."""
 
 import math
+import shutil
 from types import SimpleNamespace
 
 import pytest
@@ -9,11 +10,12 @@ from huggingface_hub import ModelCard
 from safetensors.torch import save_file
 from torch import nn
 
+from toolkit import generate
 from toolkit.acceptance import AcceptanceHead, PrereadHead
-from toolkit.acceptance.folder import check_draft
+from toolkit.acceptance.folder import check_draft, head_hash, head_name, inside, recorded_scorers
 from toolkit.errors import InputError
 from toolkit.io import read_json, write_json
-from toolkit.pair import fingerprint
+from toolkit.pair import ModelPair, fingerprint
 from toolkit.tensors import save_tensors
 
 D = 13
@@ -201,3 +203,15 @@ def test_heads_come_from_and_go_to_the_hub(tmp_path, monkeypatch):
     assert torch.equal(loaded.readout.weight, head.readout.weight)
     with pytest.raises(InputError, match="on the Hub under owner/missing, found none"):
         AcceptanceHead.from_pretrained("owner/missing")
+
+
+def test_the_output_folder_of_a_training_stands_for_its_head(tmp_path):
+    pair = ModelPair.toy()
+    shutil.copytree(pair.head, tmp_path / "head")
+    for folder in (tmp_path, tmp_path / "head"):
+        assert inside(folder) == tmp_path / "head"
+        (generation,) = generate(pair, ["Q: 1 + 1 =\nA:"], method="specdec_pp", head=str(folder), max_new_tokens=4)
+        assert generation.counts.num_drafted > 0
+    assert head_hash(tmp_path) == head_hash(tmp_path / "head")
+    assert head_name(tmp_path) == head_name(tmp_path / "head")
+    assert set(recorded_scorers(pair, {"a": tmp_path})) == set(recorded_scorers(pair, {"a": tmp_path / "head"}))
