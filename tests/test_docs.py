@@ -168,8 +168,9 @@ def call(module: str, arguments: list[str], known: dict[str, str], root: Path) -
     told = [PLACEHOLDER.sub(lambda found: known.get(found[0], found[0]), word) for word in arguments]
     told = [known["outputs"].join(word.split("outputs")) if word == "folder=outputs" else word for word in told]
     tiny = [word for word in TINY.get(module, []) if word.split("=")[0] not in {one.split("=")[0] for one in told}]
-    if module == "analysis.sweep" and not any(word.startswith("grid=") for word in told):
-        tiny.append("grid=quickstart_live")
+    if module == "analysis.sweep":
+        compose("sweep", told)  # the line as it stands
+        told = [word for word in told if not word.startswith("grid=")] + ["grid=quickstart_live"]
     command = importlib.import_module(module)
     config_name = module.rpartition(".")[2]
     cfg = compose(config_name, [f"paths.root_dir={config.quoted(str(root))}", *tiny, *told])
