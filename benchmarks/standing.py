@@ -1,4 +1,4 @@
-"""Where the stopping policies stand: between the best fixed K and what nobody can beat, on the toy pair.
+"""Where the stopping policies stand: between the best fixed K and the upper bound, on the toy pair.
 
 Every policy is replayed on the same recordings of frozen test prompts. Whatever has a setting (K, a threshold, lambda) was
 given the one that is best on the dev prompts, at each cost ratio anew. Cost is counted in forwards.

@@ -1,4 +1,4 @@
-"""Texts of a target, for whoever works on them: folders of data_gen.responses, or a file of token ids."""
+"""Texts of a target, for the stages that work on them: folders of data_gen.responses, or a file of token ids."""
 
 from __future__ import annotations
 

@@ -138,7 +138,7 @@ def _help(config_name: str, overrides: Sequence[str]) -> str:
 
 
 def _print(text: str) -> None:
-    """Print, also where nobody reads to the end (`--help | head`)."""
+    """Print, also where the reader stops early (`--help | head`)."""
     try:
         print(text, flush=True)
     except BrokenPipeError:

@@ -54,7 +54,7 @@ def compose(config_name: str, overrides: Sequence[str] = (), *, checked: bool = 
     """The composed config `conf/<config_name>.yaml`, inside or outside a running Hydra application.
 
     checked  raise InputError, one line, for unknown keys, wrong types and numbers out of range (`toolkit.schema`); keys
-             without a value yet (???) are left to whoever needs them
+             without a value yet (???) are left to the code that needs them
     """
     from toolkit.schema.check import check
     from toolkit.schema.complaints import composed

@@ -82,7 +82,7 @@ def asked_commit(name: str, revision: str | None = None, kind: str = "model") ->
 
     try:
         return str(HfApi().repo_info(name, revision=revision, repo_type=kind, timeout=10).sha)
-    except Exception:  # no network, no such name, no access: whoever loads it will say which
+    except Exception:  # no network, no such name, no access: the code that loads it will say which
         return None
 
 

@@ -128,7 +128,7 @@ def states_of(model: Any, tokens: Tensor) -> Tensor:
 
     def catch(module: Any, args: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         caught.append(args[0])
-        return (args[0][:, -1:],)  # nobody wants the logits: compute one column of them
+        return (args[0][:, -1:],)  # the logits are not used: compute one column of them
 
     hook = model.get_output_embeddings().register_forward_pre_hook(catch)
     try:

@@ -1,4 +1,4 @@
-"""For whoever writes a rule, a policy or a method: tiny models, and checks by enumeration or by counting.
+"""For people who write a rule, a policy or a method: tiny models, and checks by enumeration or by counting.
 
     pair = table_pair()                             next-token tables: the distribution of whole outputs is known exactly
     pair = llama_pair()                             random Llamas in float64: equal computations give equal numbers

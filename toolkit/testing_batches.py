@@ -1,4 +1,4 @@
-"""For whoever writes a policy that decides for the rows of a batch together: are they still independent?
+"""For people who write a policy that decides for the rows of a batch together: are they still independent?
 
     error, lengths = coupled_error(policy, rule, [PrefixTables(2, 2, 0), PrefixTables(2, 2, 1)], state)
 

@@ -63,7 +63,7 @@ class Served:
     tokens [Q]      produced;  rounds [Q]  target forwards it took part in
     num_drafted, num_calls [Q]  its drafted tokens and draft forwards
     seconds [Q]     its share of the rounds it took part in: a round's seconds over the requests in it, and its prompt's reading
-    forwards        draft and target forwards of the batch, whoever took part
+    forwards        draft and target forwards of the batch, whichever rows took part
     """
 
     sent: Floats

@@ -1,6 +1,6 @@
 """How good could a policy be on this trace? Best fixed K, the true-probability policy, the clairvoyant oracle.
 
-The oracle knows the acceptance draws: nobody can. The **true-probability policy** knows p and q at every position, on
+The oracle knows the acceptance draws, which no method can. The **true-probability policy** knows p and q at every position, on
 path and along the roll-outs, but not the acceptance draws: it drafts one more token iff
 
     (product of min(1, p/q) over the drafted tokens) * alpha at the next position > lambda * c

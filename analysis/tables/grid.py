@@ -29,7 +29,7 @@ from toolkit.errors import InputError, unknown_name
 IMPOSSIBLE = "impossible"  # of a method's settings; its one value: skip
 ORACLE, UPPER_BOUND, PLAIN = "oracle", "upper_bound", "autoregressive"
 PER_PROMPT = "fixed_per_prompt"  # the baseline's best setting of every prompt, with hindsight: in frontiers only
-YARDSTICKS = (PER_PROMPT, UPPER_BOUND, ORACLE)  # nobody can choose them
+YARDSTICKS = (PER_PROMPT, UPPER_BOUND, ORACLE)  # they use knowledge that no method has
 PARAMETERS = {UPPER_BOUND: ("price", "min_drafted", "draft_temperature"), ORACLE: ("max_drafted", "draft_temperature")}
 SYMBOLS = {
     "policy.num_drafted": "K", "policy.threshold": "h", "proposer.k_config": "k", "min_drafted": "min",

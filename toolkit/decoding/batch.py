@@ -190,7 +190,7 @@ class Batch(ABC, Generic[ContextT, ProposalT, VerdictT]):
     # -- the end of a row -----------------------------------------------------------------------------------------
 
     def end(self, slot: int, reason: str) -> None:
-        """A row is done: its text, and word to whoever waits for it."""
+        """A row is done: its text, and a call to the code that waits for it."""
         self.busy[slot] = False
         generation = self.rows[slot].generation
         generation.finish_reason = reason

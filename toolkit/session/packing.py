@@ -5,7 +5,7 @@ twenty they take two to four times as long. oneDNN with a weight reordered once 
 a drafted token is as cheap as it should be. Results differ in rounding only.
 
 Theirs -> ours: torch's own compiler does the same when it freezes a model; ours leaves the model as it is: its modules
-use packed weights within our forwards alone, and whoever else calls the model gets what it always got.
+use packed weights within our forwards alone, and other callers of the model get what they always got.
 """
 
 from __future__ import annotations

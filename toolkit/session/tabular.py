@@ -1,7 +1,7 @@
 """A language model that is a table: next-token distribution by the last few tokens. For tests, proofs and hand-checked
 examples.
 
-It ships with the library because whoever writes a rule or a policy needs one: small enough that the distribution of whole
+It ships with the library because a new rule or policy needs one for its tests: small enough that the distribution of whole
 outputs can be enumerated, in float64.
 """
 

@@ -22,7 +22,7 @@ from toolkit.transfer import tensor_on
 class Placement:
     """Where a block of tokens goes.
 
-    slots [b, T]      slot of each token in its row; padding goes to the scratch slot, which nobody sees
+    slots [b, T]      slot of each token in its row; padding goes to the scratch slot, which is masked
     positions [b, T]  distance from the start of the text: siblings share one
     mask [b, T, S]    True where a token may look
     visible           S: at least the slots any row of this call uses

@@ -39,7 +39,7 @@ def log_losses(logits: Tensor, labels: Tensor) -> Tensor:
 
 
 def label_entropies(labels: Tensor) -> Tensor:
-    """Entropy [P] of each position's acceptance draw, nats: the part of the log loss that nobody can predict."""
+    """Entropy [P] of each position's acceptance draw, nats: the part of the log loss that cannot be predicted."""
     return torch.special.entr(labels) + torch.special.entr(1 - labels)
 
 
