@@ -1,7 +1,7 @@
 """A ragged batch of trees through a model's session, against the model's own uncached forwards.
 
-What a session assumes of a model, though no interface promises it: that it takes positions and a ready mask, writes its keys and values into
-the cache it is handed, and looks at nothing but what the mask shows.
+A session assumes three things of a model that no interface promises. It takes positions and a ready mask, writes its keys and
+values into the cache it is handed, and looks at nothing but what the mask shows.
 """
 
 from __future__ import annotations

@@ -4,8 +4,8 @@ payload     question: code that the data set gives beforehand (its imports and h
             tests: code whose end means that the program passed; entry_point: the function under test, or None
 verdict     ["passed"], ["failed", why], ["unsupported", why] or ["ended"], as JSON, into a pipe that only this process has
 
-Whatever the program answers is literal data of builtin types, so no code of the program runs here. A program that answers wrongly has
-failed, even if the tests catch all exceptions; so has one whose exceptions are swallowed by the interpreter and not handled by
+Whatever the program answers is literal data of builtin types, so no code of the program runs here. A program that answers
+wrongly has failed, even if the tests catch all exceptions; so has one whose exceptions are swallowed by the interpreter and not handled by
 the tests (`crossed`). "unsupported" depends on nothing that a program says: a test that passes functions or objects of classes
 that it defines, or imports what is not there.
 """
