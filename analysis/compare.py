@@ -27,7 +27,15 @@ from analysis import quality
 from analysis.tables.bootstrap import Bootstrap
 from analysis.tables.files import save_table, show
 from analysis.tables.grid import YARDSTICKS, Setting, expand
-from analysis.tables.method_table import as_markdown, check_baseline, draw, group_rows, readable, table_of
+from analysis.tables.method_table import (
+    as_markdown,
+    check_baseline,
+    draw,
+    group_rows,
+    readable,
+    table_of,
+    unscored_note,
+)
 from analysis.tables.rows import labels
 from analysis.tables.workbench import Workbench
 from toolkit.config import instantiate, plain
@@ -73,7 +81,7 @@ def run(cfg: Any) -> Path:
     errors = [g["error"] for part in loaded for one in part["settings"].values() for g in one["generations"]]
     failed = [error for error in errors if error is not None]
     check_some_done(len(failed), len(errors), failed[0] if failed else None, stage.folder)
-    rows = group_rows(loaded, settings, groups, bench, metrics)
+    rows, unscored = group_rows(loaded, settings, groups, bench, metrics)
     save_table(rows, stage.folder, "rows")
     bootstrap = Bootstrap(cfg.resamples, cfg.confidence, cfg.seed)
     table = table_of(rows, settings, metrics, cfg.baseline, cfg.cost_ratio, bootstrap)
@@ -83,11 +91,13 @@ def run(cfg: Any) -> Path:
     figures = draw(table, metrics, stage.folder / "figures", title)
     shown = readable(table, metrics, cfg.cost_ratio)
     judged = {name: metric.about for name, metric in metrics.items() if metric.about}
-    notes = " ".join([_energy_note(loaded), *(f"{name}: {about}." for name, about in judged.items())])
+    said_of = [*(f"{name}: {about}." for name, about in judged.items()), unscored_note(unscored)]
+    notes = " ".join(filter(None, [_energy_note(loaded), *said_of]))
     write_text(stage.folder / "comparison.md", as_markdown(title, shown, figures, notes, cfg.cost_ratio))
     show(shown, title)
     _log(cfg, stage.folder, table, figures, title, bench.parameters())
-    return stage.finish(num_prompts=len(bench.prompts), num_groups=len(groups), asked=wanted, judged=judged)
+    counted = {"num_prompts": len(bench.prompts), "num_groups": len(groups)}
+    return stage.finish(**counted, asked=wanted, judged=judged, unscored=unscored)
 
 
 def _log(

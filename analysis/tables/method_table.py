@@ -5,6 +5,7 @@ Shapes: g groups, m settings, k counted quantities, R resamples.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ import numpy as np
 import pandas as pd
 
 from analysis.figures import plots
-from analysis.quality import Metric
+from analysis.quality import Metric, Score
 from analysis.quality.base import table as counted
 from analysis.tables.bootstrap import Bootstrap
 from analysis.tables.files import markdown, with_interval
@@ -24,6 +25,7 @@ from toolkit import metrics as forwards
 from toolkit.errors import InputError
 from toolkit.types import Generation, Round
 
+Unscored = dict[str, dict[str, dict[str, int]]]  # metric -> setting -> why texts could not be scored, how often
 MEASURED = (*COUNTS, "seconds", "joules", "layers", "widths")
 LABELS = {
     "tokens_per_second": "tokens/s", "speedup": "speed / baseline", "throughput": "tokens per target time",
@@ -38,9 +40,13 @@ def group_rows(
     groups: Sequence[range],
     bench: Workbench,
     metrics: Mapping[str, Metric],
-) -> pd.DataFrame:
-    """One line per setting and group: counts, seconds, joules, bytes of cache, and the counted quantities of the metrics."""
-    rows = []
+) -> tuple[pd.DataFrame, Unscored]:
+    """One line per setting and group: counts, seconds, joules, bytes of cache, and the counted quantities of the metrics.
+
+    And the texts that metrics could not score.
+    """
+    rows: list[dict[str, Any]] = []
+    unscored: Unscored = {}
     for setting in settings:
         made = [part["settings"][setting.name] for part in parts]
         generations = [[generation_of(record) for record in found["generations"]] for found in made]
@@ -48,6 +54,8 @@ def group_rows(
         flat = [generation for group in generations for generation in group]
         scores = {name: metric.measure(prompts, flat, bench.pair) for name, metric in metrics.items()}
         tables = {name: counted(metric, scores[name]) for name, metric in metrics.items()}
+        for name, reasons in _without_score(scores).items():
+            unscored.setdefault(name, {})[setting.name] = reasons
         first = 0
         for number, (found, texts) in enumerate(zip(made, generations, strict=True)):
             row: dict[str, Any] = {
@@ -68,7 +76,22 @@ def group_rows(
                 row |= {f"{name}.{column}": value for column, value in zip(metric.columns, sums, strict=True)}
             first += len(texts)
             rows.append(row)
-    return pd.DataFrame(rows)
+    return pd.DataFrame(rows), unscored
+
+
+def _without_score(scores: Mapping[str, Sequence[Score]]) -> dict[str, dict[str, int]]:
+    """Of each metric that could not score some texts: how often for which reason."""
+    found = {name: Counter(score.reason for score in given if score.counts is None) for name, given in scores.items()}
+    return {name: dict(reasons.most_common()) for name, reasons in found.items() if reasons}
+
+
+def unscored_note(unscored: Unscored) -> str:
+    """The same as a sentence per metric; empty if every text got its scores."""
+    lines = []
+    for name, settings in unscored.items():
+        of = [f"{setting} {count} ({reason})" for setting, found in settings.items() for reason, count in found.items()]
+        lines.append(f"{name}: texts without a score, left out of it: {'; '.join(of)}.")
+    return " ".join(lines)
 
 
 def generation_of(record: Mapping[str, Any]) -> Generation:

@@ -111,6 +111,19 @@ def test_what_confines_the_models_programs_is_recorded(compared, tiny_overrides,
     assert f"pass_at_k: {about}." in (compared / "comparison.md").read_text()
 
 
+def test_the_judge_and_the_texts_it_did_not_rate_are_said(compared, tiny_overrides, tiny_responses, tmp_path):
+    """The toy target says no ratings: nothing is scored, and nothing is scored as 0."""
+    (tmp_path / "template").write_text("{question}{answer}")
+    options = f"{{model: toy/target, max_tokens: 4, template: {tmp_path}/template}}"
+    compare.run(config(compared, tiny_overrides, tiny_responses, f"metrics=[{{judge: {options}}}]"))
+    manifest, text = json.loads((compared / "manifest.json").read_text()), (compared / "comparison.md").read_text()
+    assert re.match(r"rated by toy/target \(weights \w+, \w+\), greedily, template ", manifest["judged"]["judge"])
+    assert f"judge: {manifest['judged']['judge']}." in text
+    assert manifest["unscored"]["judge"]["speculative K=2"] == {"the judge gave no rating": 5}
+    assert "left out of it: autoregressive 5 (the judge gave no rating); speculative K=2 5 (" in text
+    assert read_table(compared, "comparison").judge.isna().all()
+
+
 def test_texts_do_not_depend_on_the_group(tmp_path, compared, tiny_overrides, tiny_responses):
     """Prompt r draws from the stream of r: groups of 5 give what groups of 2 gave, up to rounding at ties."""
     other = compare.run(config(tmp_path / "five", tiny_overrides, tiny_responses, "group_size=5"))

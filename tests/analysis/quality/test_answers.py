@@ -32,6 +32,7 @@ def squad(*answers, id="squad-test-00001"):
 @pytest.mark.parametrize("name", quality.names())
 def test_every_yaml_makes_a_metric(name, tmp_path):
     options = {"execution": {"databases": str(tmp_path)}, "pass_at_k": {"allow_code_execution": True}}
+    options["judge"] = {"model": "toy/target"}
     metric = quality.get(name, **options.get(name, {}))
     assert metric.label and metric.value(np.zeros((2, 3, len(metric.columns)))).shape == (2, 3)
     assert np.isnan(metric.value(np.zeros(len(metric.columns))))
