@@ -20,7 +20,6 @@ from time import perf_counter
 from typing import Any
 
 import pandas as pd
-import torch
 from tqdm.auto import tqdm
 
 from analysis import quality
@@ -73,7 +72,7 @@ def run(cfg: Any) -> Path:
         bench.prepare(setting)
     check_baseline(settings, cfg.baseline)
     stage = open_stage("compare", said, inputs=prompt_files(cfg), ignore=IGNORED)
-    meter = EnergyMeter(bench.pair.device)
+    meter = EnergyMeter(bench.pair.devices)
     groups = _groups(len(bench.prompts), cfg.group_size)
     parts = [stage.folder / "parts" / f"{number:05d}.json" for number in range(len(groups))]
     _decode(bench, settings, groups, parts, meter, cfg)
@@ -139,8 +138,7 @@ def _decode(
             with meter:
                 started = perf_counter()
                 decoded = _one(bench, setting, groups[number])
-                if bench.pair.device.type == "cuda":
-                    torch.cuda.synchronize()
+                meter.synchronize()
                 seconds = perf_counter() - started
             assert meter.energy is not None
             found[setting.name] = {
@@ -164,11 +162,7 @@ def _one(bench: Workbench, setting: Setting, group: range) -> Decoded:
 def _energy_note(parts: list[dict[str, Any]]) -> str:
     sources = sorted({found["energy"]["source"] for part in parts for found in part["settings"].values()})
     idle = sorted({f"{part['idle_watts']:.1f} W" for part in parts if part["idle_watts"] is not None})
-    about = (
-        f" Idle power {', '.join(idle)}, subtracted."
-        if idle
-        else " Idle power was not measured: nothing is subtracted."
-    )
+    about = f" Idle power {', '.join(idle)}, not subtracted." if idle else " Idle power was not measured."
     return f"Energy: {'; '.join(sources)}." + ("" if all(s.startswith("not available") for s in sources) else about)
 
 

@@ -1,16 +1,18 @@
-"""Energy of a window of work, from the device's own cumulative counter. Never from power samples, never an estimate.
+"""Energy of a window of work, from the devices' own cumulative counters. Never from power samples, never an estimate.
 
-    meter = EnergyMeter("cuda:0")
+    meter = EnergyMeter("cuda:0")    # or all devices of a pair: EnergyMeter(pair.devices)
     meter.measure_idle(5)            # seconds of doing nothing, before the work
     with meter:
         work()
     meter.energy                     # Energy(joules=..., idle_watts=..., seconds=..., source="NVML ...")
 
-    joules = counter at the end - counter at the start - idle watts * seconds
+    joules = sum over devices of (counter at the end - counter at the start)
 
+Idle power is reported beside, and nothing is subtracted: `Energy.above_idle` says what is left without it.
 GPUs are read through zeus if it is installed, else through NVML (nvidia-ml-py); CPUs through RAPL in /sys/class/powercap.
 A counter sees the whole GPU or the whole package, other programs included, and advances in steps of up to a tenth of a
-second on GPUs: windows should be long. Nothing that scores a text belongs into one.
+second on GPUs: windows should be long. Nothing that scores a text belongs into one. If the counter of one device cannot be
+read, there is no sum.
 
 Paper: MTAD (arXiv:2407.09722) measures joules per token. Needs none of these libraries, and no torch, to be imported.
 """
@@ -20,7 +22,7 @@ from __future__ import annotations
 import os
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -40,11 +42,10 @@ POLL_SECONDS = 20.0  # between looks at a counter that wraps: it takes minutes t
 class Energy:
     """What a window took.
 
-    joules        above idle if idle_watts is known, else all of them; None: not available, `source` says why. A window
-                  shorter than the counter's steps can come out negative
-    idle_watts    mean power while nothing was done, already subtracted; None: not measured, nothing was subtracted
+    joules        of all devices, idle power included; None: not available, `source` says why
+    idle_watts    mean power of all devices while nothing was done; None: not measured
     seconds       length of the window
-    source        which counter was read, or "not available: REASON"
+    source        which counters were read, or "not available: REASON"
     idle_seconds  length of the window idle_watts was measured over
     """
 
@@ -55,9 +56,16 @@ class Energy:
     idle_seconds: float | None = None
 
     @property
-    def gross_joules(self) -> float | None:
-        """What the counter showed, idle power included."""
-        return None if self.joules is None else self.joules + (self.idle_watts or 0.0) * self.seconds
+    def idle_joules(self) -> float | None:
+        """What doing nothing takes in as much time; None: not measured."""
+        return None if self.idle_watts is None else self.idle_watts * self.seconds
+
+    @property
+    def above_idle(self) -> float | None:
+        """Joules without those of doing nothing; None: one of both is not known. Short windows can come out negative."""
+        if self.joules is None or self.idle_joules is None:
+            return None
+        return self.joules - self.idle_joules
 
 
 NOTHING = Energy(None, None, 0.0, "not available: nothing was metered yet")
@@ -78,27 +86,29 @@ class Counter(Protocol):
 
 
 class EnergyMeter:
-    """Context manager around work on one device; after it, `energy` says what the work took. Can be used again.
+    """Context manager around work on some devices; after it, `energy` says what the work took. Can be used again.
 
-    device    "cpu", "cuda", "cuda:1" or a torch device. A GPU's queue is emptied at both ends of a window
+    device    "cpu", "cuda", "cuda:1" or a torch device, or several of them: a model may be spread over them. The same
+              device named twice counts once. The queues of GPUs are emptied at both ends of a window
     powercap  folder of the RAPL counters
     Never raises for want of a counter: `energy.joules` is None then, and `energy.source` says why.
     """
 
     def __init__(self, device: Any = "cpu", powercap: Path | str = POWERCAP, poll_seconds: float = POLL_SECONDS):
-        self.device, self.poll_seconds = str(device), poll_seconds
+        several = device if isinstance(device, Iterable) and not isinstance(device, str) else [device]
+        self.devices, self.poll_seconds = [str(one) for one in several], poll_seconds
         self.idle_watts: float | None = None
         self.idle_seconds: float | None = None
         self._counter: Counter | None = None
         try:
-            self._counter = open_counter(self.device, Path(powercap))
+            self._counter = open_counters(self.devices, Path(powercap))
             self.source = self._counter.source
         except NoCounter as reason:
             self.source = f"not available: {reason}"
         self.energy = NOTHING
 
     def measure_idle(self, seconds: float = 5.0) -> float | None:
-        """Watts of the device over `seconds` of waiting; subtracted from all later windows. None: not available."""
+        """Watts of the devices over `seconds` of waiting; stands beside the joules of later windows. None: not available."""
         if not seconds > 0:
             raise InputError(f"seconds of idling: expected a number above 0, got {seconds}")
         self.idle_watts = self.idle_seconds = None
@@ -128,39 +138,81 @@ class EnergyMeter:
             reason = self._start if isinstance(self._start, str) else end
             self.energy = Energy(None, None, seconds, str(reason))
             return
-        joules = end - self._start - (self.idle_watts or 0.0) * seconds
-        self.energy = Energy(joules, self.idle_watts, seconds, self.source, self.idle_seconds)
+        self.energy = Energy(end - self._start, self.idle_watts, seconds, self.source, self.idle_seconds)
+
+    def synchronize(self) -> None:
+        """Wait for what was queued on the GPUs among the devices, if torch is in use."""
+        torch = sys.modules.get("torch")
+        for device in self.devices:
+            if device.startswith("cuda") and torch is not None and torch.cuda.is_available():
+                torch.cuda.synchronize(device)
 
     def _read(self) -> float | str:
         """The counter after all work that was queued; or why there is none."""
         if self._counter is None:
             return self.source
-        _synchronize(self.device)
+        self.synchronize()
         try:
             return self._counter.joules()
         except NoCounter as reason:
             return f"not available: {reason}"
 
 
+def open_counters(devices: Sequence[str], powercap: Path = POWERCAP) -> Counter:
+    """The counters of devices as one. Raises NoCounter with the reason if one of them has none."""
+    named = list(dict.fromkeys(map(_full_name, devices)))
+    counters: list[Counter] = []
+    for device in named:
+        try:
+            counters.append(open_counter(device, powercap))
+        except NoCounter as reason:
+            raise NoCounter(str(reason) if len(named) == 1 else f"{device}: {reason}") from None
+    return counters[0] if len(counters) == 1 else Sum(counters)
+
+
 def open_counter(device: str, powercap: Path = POWERCAP) -> Counter:
     """The counter of a device. Raises NoCounter with the reason if there is none."""
-    kind, _, index = device.partition(":")
+    kind, _, index = _full_name(device).partition(":")
     if kind == "cpu":
         return Rapl(powercap)
     if kind != "cuda":
         raise NoCounter(f"no energy counter is known for the device {device!r}")
-    number = int(index) if index else _current_gpu()
-    _refuse_slices(number)
+    _refuse_slices(int(index))
     reasons = []
     for make in (Zeus, Nvml):
         try:
-            return make(number)
+            return make(int(index))
         except NoCounter as reason:
             reasons.append(str(reason))
     raise NoCounter("; ".join(reasons))
 
 
+def _full_name(device: str) -> str:
+    """One name per device: "cuda" is the current GPU, all processors are "cpu"."""
+    kind, _, index = device.partition(":")
+    if kind == "cuda":
+        return device if index else f"cuda:{_current_gpu()}"
+    return kind if kind == "cpu" else device
+
+
 # -- counters ---------------------------------------------------------------------------------------------------------
+
+
+class Sum:
+    """Several counters as one, for models that are spread over devices."""
+
+    def __init__(self, counters: Sequence[Counter]):
+        if not counters:
+            raise NoCounter("no device was named")
+        self._counters = counters
+        self.wraps = any(counter.wraps for counter in counters)
+        sources = [counter.source for counter in counters]
+        times = {source: sources.count(source) for source in sources}
+        self.source = " + ".join(source if n == 1 else f"{n} x {source}" for source, n in times.items())
+
+    def joules(self) -> float:
+        """Of all of them, each since its own fixed moment."""
+        return sum(counter.joules() for counter in self._counters)
 
 
 class Rapl:
@@ -291,13 +343,6 @@ def _refuse_slices(index: int) -> None:
 def _current_gpu() -> int:
     torch = sys.modules.get("torch")
     return int(torch.cuda.current_device()) if torch is not None and torch.cuda.is_available() else 0
-
-
-def _synchronize(device: str) -> None:
-    """Wait for what was queued on a GPU, if torch is in use."""
-    torch = sys.modules.get("torch")
-    if device.startswith("cuda") and torch is not None and torch.cuda.is_available():
-        torch.cuda.synchronize(device)
 
 
 # -- small things -----------------------------------------------------------------------------------------------------

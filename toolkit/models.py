@@ -47,6 +47,19 @@ def _trained_positions(config: Any) -> list[int | None]:
     return [part.get("original_max_position_embeddings", own) for part in changing]
 
 
+def devices_of(model: Any) -> list[str]:
+    """Every device that holds a part of the model or runs it, as "cuda:1"; weights that wait on disk are on none."""
+    found = [parameter.device for parameter in model.parameters()] if hasattr(model, "parameters") else [model.device]
+    mapped = [place for place in getattr(model, "hf_device_map", {}).values() if place != "disk"]
+    named = [*(str(device) for device in found if device.type != "meta"), *map(_device_name, mapped)]
+    return list(dict.fromkeys(named))
+
+
+def _device_name(place: Any) -> str:
+    """What a device map calls a device: GPUs are numbers there."""
+    return f"cuda:{place}" if isinstance(place, int) else str(place)
+
+
 def end_ids(model: Any, tokenizer: Any) -> tuple[int, ...]:
     """Tokens that end a text: those of the model's generation config, else the tokenizer's."""
     end = getattr(getattr(model, "generation_config", None), "eos_token_id", None)

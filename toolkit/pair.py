@@ -17,7 +17,7 @@ from toolkit.chat import check_options, encode_chat
 from toolkit.engine import EngineOptions, OnOff
 from toolkit.errors import InputError
 from toolkit.lines import first_line
-from toolkit.models import end_ids, fit_logits, max_positions, vocab_size
+from toolkit.models import devices_of, end_ids, fit_logits, max_positions, vocab_size
 from toolkit.schema.arguments import check_ranges, checked
 from toolkit.schema.others import DEVICE
 from toolkit.schema.values import shown
@@ -155,6 +155,11 @@ class ModelPair:
         """Where distributions are compared: the target's device when first asked (models of a pair stay where they are)."""
         device: torch.device = self.target.device
         return device
+
+    @property
+    def devices(self) -> list[str]:
+        """Every device that a model of the pair lies on: a large target may be spread over several."""
+        return list(dict.fromkeys(name for model in (self.target, *self.drafts) for name in devices_of(model)))
 
     @property
     def max_length(self) -> int:

@@ -22,15 +22,22 @@ from analysis.tables.grid import Setting
 from analysis.tables.rows import COUNTS, Array
 from analysis.tables.workbench import Workbench
 from toolkit import metrics as forwards
+from toolkit.energy import Energy
 from toolkit.errors import InputError
 from toolkit.types import Generation, Round
 
 Unscored = dict[str, dict[str, dict[str, int]]]  # metric -> setting -> why texts could not be scored, how often
-MEASURED = (*COUNTS, "seconds", "joules", "layers", "widths")
+MEASURED = (*COUNTS, "target_runs", "seconds", "joules", "idle_joules", "layers", "widths")
+METERED = {  # figures that are unknown if a group's total is
+    "joules_per_token": "joules", "joules_per_forward": "joules", "joules_per_input": "joules",
+    "idle_joules_per_token": "idle_joules",
+}  # fmt: skip
 LABELS = {
     "tokens_per_second": "tokens/s", "speedup": "speed / baseline", "throughput": "tokens per target time",
     "block_efficiency": "block efficiency", "draft_calls": "draft forwards per token", "discard_rate": "discard rate",
     "verification_rate": "verification rate", "mean_width": "mean width", "joules_per_token": "J/token",
+    "joules_per_forward": "J/target forward", "joules_per_input": "J/input",
+    "idle_joules_per_token": "of it idle, J/token",
 }  # fmt: skip
 
 
@@ -63,13 +70,13 @@ def group_rows(
                 "setting": setting.label,
                 "name": setting.name,
                 "group": number,
+                "group_size": bench.batch_size,
             }
             row |= {"prompts": len(texts), "failed": sum(text.error is not None for text in texts)}
             row |= {name: sum(getattr(text.counts, name) for text in texts) for name in COUNTS}
             widths = [width for text in texts for r in text.rounds for width in r.widths]
             row |= {"layers": len(widths), "widths": sum(widths)}
-            joules = found["energy"]["joules"]
-            row |= {"seconds": found["seconds"], "joules": np.nan if joules is None else joules}
+            row |= {"target_runs": max((len(text.rounds) for text in texts), default=0), **_energy_of(found)}
             row["cache_bytes"] = found["cache_bytes"]
             for name, metric in metrics.items():
                 sums = tables[name][first : first + len(texts)].sum(0)
@@ -77,6 +84,13 @@ def group_rows(
             first += len(texts)
             rows.append(row)
     return pd.DataFrame(rows), unscored
+
+
+def _energy_of(found: Mapping[str, Any]) -> dict[str, float]:
+    """Seconds and joules of a group, and what doing nothing would have taken; not a number where it is not known."""
+    energy = Energy(**found["energy"])
+    known = {"joules": energy.joules, "idle_joules": energy.idle_joules}
+    return {"seconds": found["seconds"], **{name: np.nan if value is None else value for name, value in known.items()}}
 
 
 def _without_score(scores: Mapping[str, Sequence[Score]]) -> dict[str, dict[str, int]]:
@@ -119,17 +133,18 @@ def table_of(
     figures = _figures(columns, metrics, names.index(baseline), cost_ratio)
     whole, samples = values.sum(0)[None], drawn.reshape(-1, *values.shape[1:])
     lines = rows.groupby("name", sort=False).agg(
-        method=("method", "first"), setting=("setting", "first"), prompts=("prompts", "sum"), failed=("failed", "sum"),
+        method=("method", "first"), setting=("setting", "first"), group_size=("group_size", "first"),
+        prompts=("prompts", "sum"), failed=("failed", "sum"),
         cache_mib=("cache_bytes", lambda held: held.max() / 2**20),
     ).loc[names].reset_index(drop=True)  # fmt: skip
     lines = lines.join(pd.DataFrame(whole[0][:, : len(COUNTS)], columns=list(COUNTS)))
-    missing = np.isnan(whole[0][:, columns.index("joules")])
+    missing = {name: np.isnan(whole[0][:, columns.index(total)]) for name, total in METERED.items()}
     for name, figure in figures.items():
         estimates = figure(whole)[0]
         ends = [_ends(column, bootstrap, len(values)) for column in figure(samples).T]
         lines[name] = estimates
         lines[f"{name}_low"], lines[f"{name}_high"] = zip(*ends, strict=True)
-        unknown = np.isnan(estimates) | (missing if name == "joules_per_token" else False)
+        unknown = np.isnan(estimates) | missing.get(name, False)
         lines.loc[unknown, [name, f"{name}_low", f"{name}_high"]] = np.nan
     return lines
 
@@ -172,7 +187,11 @@ def _figures(
         "discard_rate": ratio(of("num_discarded"), made),
         "verification_rate": ratio(target, made),
         "mean_width": ratio(of("widths"), of("layers")),
+        "seconds_per_forward": ratio(of("seconds"), of("target_runs")),
         "joules_per_token": ratio(of("joules"), made),
+        "joules_per_forward": ratio(of("joules"), of("target_runs")),
+        "joules_per_input": ratio(of("joules"), target),
+        "idle_joules_per_token": ratio(of("idle_joules"), made),
         **{name: quality(name, metric) for name, metric in metrics.items()},
     }
 
@@ -214,7 +233,8 @@ def as_markdown(title: str, shown: pd.DataFrame, figures: Sequence[Path], energy
     notes = (
         "Cells took turns on every group of prompts; only decoding is timed. Intervals: bootstrap over groups, the same "
         f"resamples for all settings. Tokens per target time: N / (c x draft forwards + target forwards), c = {cost_ratio:g}. "
-        f"Cache: target and draft, the largest of all groups. {energy}"
+        "Cache: target and draft, the largest of all groups. A target forward reads all texts of a group together, each an "
+        f"input (MTAD, Table 2); joules are those of all devices, idle power included. {energy}"
     )
     lines = [f"# Comparison: {title}", "", markdown(shown), "", notes, ""]
     lines += [f"![{figure.stem}](figures/{figure.name})" for figure in figures]

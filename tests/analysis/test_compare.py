@@ -13,6 +13,7 @@ from analysis import compare
 from analysis.tables.files import read_table
 from analysis.tables.grid import Setting
 from toolkit.config import compose
+from toolkit.energy import Energy
 from toolkit.errors import InputError
 
 GRID = [
@@ -78,6 +79,47 @@ def test_energy_that_cannot_be_read_is_said_and_never_estimated(compared):
         assert "J/token" not in text
     else:
         assert table.joules_per_token.notna().all()
+
+
+class Metered:
+    """An energy meter of devices that take so many joules per window, whatever is done."""
+
+    def __init__(self, devices):
+        self.energy, self.windows = None, 0
+        assert list(devices) == ["cpu"]  # all devices of the pair
+
+    def measure_idle(self, seconds):
+        return 6.0
+
+    def synchronize(self):
+        pass
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.windows += 1
+        self.energy = Energy(12.0, 6.0, 0.5, "a fake", 1.0)
+
+
+def test_joules_per_token_and_per_forward_of_a_batch(tmp_path, tiny_overrides, tiny_responses, monkeypatch):
+    monkeypatch.setattr(compare, "EnergyMeter", Metered)
+    folder = compare.run(config(tmp_path, tiny_overrides, tiny_responses, "idle_seconds=1", "metrics=[]"))
+    table, rows = read_table(folder, "comparison").iloc[0], read_table(folder, "rows")
+    rows = rows[rows.name == "autoregressive"]
+    parts = [json.loads(path.read_text())["settings"]["autoregressive"] for path in sorted(folder.glob("parts/*"))]
+    forwards = [
+        max(len(text["rounds"]) for text in part["generations"]) for part in parts
+    ]  # the batch's, not each row's
+    assert rows.target_runs.tolist() == forwards and sum(forwards) < rows.num_target_calls.sum()
+    assert table.joules_per_token == pytest.approx(36 / rows.num_generated.sum())
+    assert table.joules_per_forward == pytest.approx(36 / sum(forwards))
+    assert table.joules_per_input == pytest.approx(36 / rows.num_target_calls.sum())
+    assert table.idle_joules_per_token == pytest.approx(9 / rows.num_generated.sum())
+    assert table.group_size == 2
+    text = (folder / "comparison.md").read_text()
+    assert "Energy: a fake. Idle power 6.0 W, not subtracted." in text
+    assert all(f"| {title} |" in text for title in ("J/token", "J/target forward", "J/input", "of it idle, J/token"))
 
 
 def test_finished_groups_are_kept(compared, tiny_overrides, tiny_responses, monkeypatch):

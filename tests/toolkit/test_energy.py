@@ -112,7 +112,7 @@ def test_packages_are_summed_and_nothing_else(tmp_path, clock):
         for file, joules in ((first, 3), (core, 100), (second, 5), (psys, 1000), (twin, 3)):
             advance(file, joules * 1_000_000)
     assert meter.energy == Energy(8.0, None, 4.0, "RAPL package-0+package-1")
-    assert meter.energy.gross_joules == 8.0
+    assert meter.energy.idle_joules is None and meter.energy.above_idle is None
 
 
 def test_a_wrapped_counter_goes_on(tmp_path, clock):
@@ -151,7 +151,7 @@ def test_a_wrapping_counter_is_followed_during_a_long_window(tmp_path):
     assert meter.energy.joules == pytest.approx(2.3)
 
 
-def test_idle_power_is_subtracted_and_stated(tmp_path, clock):
+def test_idle_power_stands_beside_and_is_not_subtracted(tmp_path, clock):
     file = domain(tmp_path, "intel-rapl:0", "package-0", 0)
     meter = EnergyMeter("cpu", tmp_path)
     clock.waiting = lambda seconds: advance(file, int(seconds * 40e6))  # 40 W of doing nothing
@@ -160,10 +160,12 @@ def test_idle_power_is_subtracted_and_stated(tmp_path, clock):
     clock.waiting = lambda seconds: advance(file, int(seconds * 100e6))
     with meter:
         clock.sleep(3)
-    assert meter.energy.joules == pytest.approx(180.0) and meter.energy.gross_joules == pytest.approx(300.0)
+    assert meter.energy.joules == pytest.approx(300.0) and meter.energy.above_idle == pytest.approx(180.0)
+    assert meter.energy.idle_joules == pytest.approx(120.0)
     assert (meter.energy.idle_watts, meter.energy.idle_seconds, meter.energy.seconds) == pytest.approx((40, 2.5, 3))
     clock.waiting = lambda seconds: advance(file, int(seconds * 10e6))
-    assert meter.measure_idle(1) == pytest.approx(10.0)  # the old idle power is not subtracted from the new
+    assert meter.measure_idle(1) == pytest.approx(10.0)  # anew
+    assert meter.energy.above_idle is None  # idling is no result
 
 
 @pytest.mark.parametrize("seconds", [0, -1, float("nan")])
@@ -178,7 +180,7 @@ def test_no_counter_is_said_plainly_and_work_goes_on(tmp_path, clock):
     with meter:
         clock.sleep(2)
     assert meter.energy == Energy(None, None, 2.0, f"not available: no RAPL package domain in {tmp_path}/none")
-    assert meter.energy.gross_joules is None
+    assert meter.energy.above_idle is None
     (tmp_path / "psys").mkdir()
     domain(tmp_path / "psys", "intel-rapl:0", "psys", 0)
     assert "no RAPL package" in EnergyMeter("cpu", tmp_path / "psys").source
@@ -232,7 +234,40 @@ def test_nvml_counts_millijoules(no_gpu_libraries, monkeypatch, clock):
     assert meter.measure_idle(2) == pytest.approx(10.0)  # from 1 J to 21 J
     with meter:
         clock.sleep(3)
-    assert meter.energy == Energy(pytest.approx(30.0), 10.0, 3.0, "NVML Fake 100", 2.0)
+    assert meter.energy == Energy(pytest.approx(60.0), 10.0, 3.0, "NVML Fake 100", 2.0)
+    assert meter.energy.above_idle == pytest.approx(30.0)
+
+
+def test_a_model_on_two_gpus_takes_what_both_take(no_gpu_libraries, monkeypatch, clock):
+    readings = {0: [1_000, 1_000, 5_000, 6_000, 36_000], 1: [500_000, 500_000, 516_000, 520_000, 610_000]}
+    install(monkeypatch, FakeNvml(readings))
+    meter = EnergyMeter(["cuda:0", "cuda:1", "cuda:0"])  # twice named, once counted
+    assert meter.source == "2 x NVML Fake 100"
+    assert meter.measure_idle(2) == pytest.approx(10.0)  # 4 J and 16 J in two seconds
+    with meter:
+        clock.sleep(3)
+    assert meter.energy.joules == pytest.approx(30 + 90) and meter.energy.above_idle == pytest.approx(90.0)
+
+
+def test_a_gpu_and_the_processor_beside_it(no_gpu_libraries, monkeypatch, clock, tmp_path):
+    install(monkeypatch, FakeNvml({0: [1_000, 2_000, 9_000]}))
+    file = domain(tmp_path, "intel-rapl:0", "package-0", 5_000_000, span=10_000_000)
+    meter = EnergyMeter(["cuda", "cpu"], tmp_path)
+    assert meter.source == "NVML Fake 100 + RAPL package-0" and meter._counter.wraps
+    with meter:
+        file.write_text("1000000")  # 5 J up to the range, 1 J beyond
+    assert meter.energy.joules == pytest.approx(7 + 6)
+
+
+def test_without_one_of_the_counters_there_is_no_sum(no_gpu_libraries, monkeypatch, tmp_path):
+    install(monkeypatch, FakeNvml({0: [1_000], 1: []}))
+    meter = EnergyMeter(["cuda:0", "cuda:1"])
+    with meter:
+        pass
+    assert meter.energy.joules is None
+    assert meter.source.startswith("not available: cuda:1: ") and "NVML: Not Supported" in meter.source
+    assert "not available: cpu: no RAPL" in EnergyMeter(["cuda:0", "cpu"], tmp_path).source
+    assert "no device was named" in EnergyMeter([]).source
 
 
 def test_the_gpu_is_the_one_cuda_sees(no_gpu_libraries, monkeypatch):
@@ -258,6 +293,11 @@ def test_torch_is_asked_for_identity_and_its_queue_is_emptied(no_gpu_libraries, 
     with EnergyMeter("cuda"):
         assert waited == ["cuda"]
     assert nvml.asked[-1] == "GPU-0a1b" and waited == ["cuda", "cuda"]
+    install(monkeypatch, FakeNvml({"GPU-0a1b": [1], "GPU-2c3d": [1]}))
+    cuda.get_device_properties = lambda index: SimpleNamespace(uuid={2: "0a1b", 3: "2c3d"}[index])
+    del waited[:]
+    with EnergyMeter(["cuda", "cuda:3"]):
+        assert waited == ["cuda", "cuda:3"]  # before any of the counters is read
 
 
 @pytest.mark.parametrize(

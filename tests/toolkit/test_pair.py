@@ -115,6 +115,22 @@ def test_fingerprints_tell_weights_apart(checkpoints):
     assert fingerprint(one.draft) != fingerprint(again.draft)
 
 
+def test_the_devices_of_a_pair_are_all_that_its_models_lie_on(checkpoints):
+    """A map as accelerate leaves it; the layer on disk has its weights on meta and runs on a GPU."""
+    pair = ModelPair.from_pretrained(*checkpoints)
+    assert pair.devices == ["cpu"]
+    pair.target.hf_device_map = {
+        "model.embed_tokens": 1,
+        "model.layers.0": "cuda:0",
+        "model.layers.1": "disk",
+        "lm_head": 1,
+    }
+    assert pair.devices == ["cpu", "cuda:1", "cuda:0"]
+    pair.target.to("meta")
+    assert ModelPair(target=pair.target).devices == ["cuda:1", "cuda:0"]
+    assert ModelPair(target=TabularModel(torch.eye(3))).devices == ["cpu"]
+
+
 def test_the_toy_pair_ships_with_a_head_of_its_own():
     from toolkit.acceptance import AcceptanceHead
     from toolkit.acceptance.folder import check_draft

@@ -355,7 +355,9 @@ class Compare(Command, OnPrompts, Labels, Intervals, Tracked):
     grid: Annotated[Grid, Group("grid", built=False), "methods, and lists of values for their keys"]
     group_size: Annotated[int, AtLeast(1), "prompts decoded together; settings take turns on every group"]
     warmup: Annotated[int, AtLeast(0), "groups every setting decodes before anything is timed"]
-    idle_seconds: Annotated[float, AtLeast(0), "over which idle power is measured before; 0: nothing is subtracted"]
+    idle_seconds: Annotated[
+        float, AtLeast(0), "over which idle power is measured before; it is shown beside; 0: not measured"
+    ]
     metrics: Annotated[
         list[Annotated[str, Choice("quality", "quality metric")] | Mapping[str, Mapping[str, Any] | None]],
         "of conf/quality/; {name: {option: value}} changes an option",
