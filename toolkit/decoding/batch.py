@@ -205,6 +205,11 @@ class Batch(ABC, Generic[ContextT, ProposalT, VerdictT]):
         generation.error = f"prompt {generation.index}: the models' distributions hold values that are not numbers"
         self.end(slot, "error")
 
+    @property
+    def has_stops(self) -> bool:
+        """Whether texts are searched for stop strings."""
+        return bool(self.sampling.stop) and self.pair.tokenizer is not None
+
     def stop_position(self, generation: Generation, token_ids: list[int]) -> int | None:
         """Where the first stop string starts in the text of these tokens behind the generation's prompt."""
         text = self.pair.text(token_ids, generation.prompt_ids)

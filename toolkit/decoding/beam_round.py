@@ -5,12 +5,14 @@ Block index x: beam x of the W before the round, or node x - W.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 from toolkit.decoding.beam_settings import Beams
 from toolkit.decoding.judging import BeamVerdict
 from toolkit.decoding.proposers.forest import Forest
+
+Ends = Callable[[int, int], bool]  # whether a text is over with this token behind the block's beam or node
 
 
 @dataclass
@@ -62,7 +64,7 @@ class BeamRound:
         end = min(first + self.num_candidates, len(self.tokens[slot]))
         return [n for n in range(first, end) if self.kept[slot][n]]
 
-    def beams(self, slot: int, settings: Beams, ends: set[int]) -> Iterator[tuple[int, int, float, bool]]:
+    def beams(self, slot: int, settings: Beams, ends: Ends) -> Iterator[tuple[int, int, float, bool]]:
         """Beams that end or live on: parent, token, score, and whether they are of the last layer."""
         last_layer = self.length[slot]
         if not self.num_extra[slot] and not self.nodes(slot, last_layer):  # the row was done a layer earlier
@@ -70,11 +72,15 @@ class BeamRound:
         for layer in range(self.length[slot] + 1):
             for n in self.nodes(slot, layer):
                 yield self.parents[slot][n], self.tokens[slot][n], self.node_scores[slot][n], layer == last_layer
-        extras = list(zip(self.extra_parents[slot], self.extra_tokens[slot], self.extra_scores[slot], strict=True))
-        extras = extras[: self.num_extra[slot]]
+        extras = self.extras(slot)
         if settings.selection == "top":
             extras = _searched(extras, settings.num_beams, ends)
         yield from ((parent, token, score, True) for parent, token, score in extras)
+
+    def extras(self, slot: int) -> list[tuple[int, int, float]]:
+        """Beams of the last layer that were not drafted: parent, token, score; of beam search all pairs it looked at."""
+        found = zip(self.extra_parents[slot], self.extra_tokens[slot], self.extra_scores[slot], strict=True)
+        return list(found)[: self.num_extra[slot]]
 
     def widths(self, slot: int, num_beams: int) -> tuple[int, ...]:
         """Beams of each layer, ended ones included."""
@@ -101,11 +107,11 @@ class BeamRound:
         return node, [*unread, self.tokens[slot][n]]
 
 
-def _searched(pairs: list[tuple[int, int, float]], num_beams: int, ends: set[int]) -> list[tuple[int, int, float]]:
+def _searched(pairs: list[tuple[int, int, float]], num_beams: int, ends: Ends) -> list[tuple[int, int, float]]:
     """Beam search: the first W pairs that do not end, and those that end among the first W pairs."""
     found, living = [], 0
     for rank, (parent, token, score) in enumerate(pairs):
-        if token in ends:
+        if ends(parent, token):
             if rank < num_beams:
                 found.append((parent, token, score))
         elif living < num_beams:

@@ -3,8 +3,11 @@
 A row's beams share their prefixes in the cache; what all of them share is the context. Each beam's newest token has not
 been read yet: it goes to the target together with the next proposal.
 
+A beam ends with an end of text, or with the token that completes a stop string, and both alike. Drafts do not look for stop
+strings: what they draft behind one has p = 0.
+
 What a beam weighs, stated so that the distribution is definite: p_beam is over the living beams and their next tokens, in
-proportion to the target's likelihood of the whole response so far. A beam that ends (end of text) leaves: it has no mass
+proportion to the target's likelihood of the whole response so far. A beam that ends leaves: it has no mass
 in p_beam from then on, and waits among the finished ones with its score, log-likelihood / length. A row is done when no
 beam lives, as many are finished as it has beams, or the length limit is reached; living ones then count as finished. Its
 beams are the best scored, the best one is its text.
@@ -124,7 +127,50 @@ class BeamBatch(Batch[ForestContext, Forest, BeamVerdict]):
 
     def verify(self, context: ForestContext, proposal: Forest, scores: Tensor, uniforms: Tensor) -> BeamVerdict:
         room = tensor_on(self.device, [self._room(beams) for beams in self.beams])
-        return judge(self.rule, self.settings, proposal, scores, uniforms, self.sampling, self.end_ids, room)
+        given = (self.rule, self.settings, proposal, scores, uniforms, self.sampling, self.end_ids, room)
+        if not self.has_stops:
+            return judge(*given)
+        stopped = tensor_on(self.device, self._stopped(proposal))
+        verdict = judge(*given, stopped)
+        looked_at, available = verdict.extra_tokens.shape[1], scores.shape[1] * scores.shape[2]
+        while self.settings.selection == "top" and looked_at < available and self._lacks_beams(proposal, verdict):
+            looked_at = min(2 * looked_at, available)
+            verdict = judge(*given, stopped, looked_at)
+        return verdict
+
+    # -- what ends a beam -----------------------------------------------------------------------------------------
+
+    def _ends(self, slot: int, tokens: list[int]) -> bool:
+        """Whether a response is over: its newest token is an end of text, or has completed a stop string."""
+        return tokens[-1] in self.end_ids or self._stops(slot, tokens)
+
+    def _stops(self, slot: int, tokens: list[int]) -> bool:
+        return self.has_stops and self.stop_position(self.rows[slot].generation, tokens) is not None
+
+    def _stopped(self, forest: Forest) -> list[list[bool]]:
+        """Nodes of each slot [B, N] whose text holds a stop string."""
+        tokens, parents = forest.tokens.tolist(), forest.parents.tolist()
+        found = []
+        for slot, beams in enumerate(self.beams):
+            texts = [beam.tokens for beam in beams.living]
+            texts += [[]] * (forest.num_before - len(texts))
+            for token, parent in zip(tokens[slot], parents[slot], strict=True):
+                texts.append([*texts[parent], token])
+            nodes = texts[forest.num_before :]
+            found.append([self.busy[slot] and self._stops(slot, text) for text in nodes])
+        return found
+
+    def _lacks_beams(self, forest: Forest, verdict: BeamVerdict) -> bool:
+        """Whether beam search has looked at too few pairs: those that stop leave fewer living beams than there could be."""
+        facts, most = BeamRound(forest, verdict), verdict.extra_tokens.shape[1]
+        for slot in range(len(self.rows)):
+            old, pairs = self.beams[slot].living, facts.extras(slot)
+            if not self.busy[slot] or len(pairs) < most:
+                continue
+            texts = ([*facts.path(slot, parent, old), token] for parent, token, _ in pairs)
+            if sum(not self._ends(slot, text) for text in texts) < self.settings.num_beams:
+                return True
+        return False
 
     # -- what the draft reads -------------------------------------------------------------------------------------
 
@@ -181,11 +227,15 @@ class BeamBatch(Batch[ForestContext, Forest, BeamVerdict]):
 
     def _advance(self, slot: int, facts: BeamRound, held: int) -> None:
         """Replace the row's living beams by those of the layer that its round ended in."""
-        beams, ends = self.beams[slot], set(self.end_ids)
+        beams = self.beams[slot]
         old, beams.living = beams.living, []
+
+        def ends(parent: int, token: int) -> bool:
+            return self._ends(slot, [*facts.path(slot, parent, old), token])
+
         for parent, token, score, last in facts.beams(slot, self.settings, ends):
             tokens = [*facts.path(slot, parent, old), token]
-            if token in ends:
+            if ends(parent, token):
                 beams.finished.append(Beam(tokens, score))
             elif last:
                 node, unread = facts.draft_position(slot, parent, old)
@@ -241,7 +291,8 @@ class BeamBatch(Batch[ForestContext, Forest, BeamVerdict]):
     def _finish(self, slot: int) -> None:
         self._settle(slot)
         generation = self.rows[slot].generation
-        self.end(slot, "end" if generation.token_ids[-1] in self.end_ids else "length")
+        ended = "end" if generation.token_ids[-1] in self.end_ids else "length"
+        self.end(slot, "stop" if self._stops(slot, generation.token_ids) else ended)
 
     def _settle(self, slot: int) -> None:
         """The row's beams by score, the best one as its text; rounds count as produced what that text holds."""

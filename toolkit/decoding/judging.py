@@ -52,20 +52,27 @@ def judge(
     sampling: Sampling,
     end_ids: tuple[int, ...],
     room: Tensor,
+    stopped: Tensor | None = None,
+    most_pairs: int | None = None,
 ) -> BeamVerdict:
     """logits [B, W + N, V] of the target at the block; uniforms [B, 3 M + 1], in the layout of every rule.
 
-    room [B]  a row is done, and its round ends, once this many beams have ended
+    room [B]     a row is done, and its round ends, once this many beams have ended
+    stopped [B, N]  not 0: nodes that end although their token is none of `end_ids`: a stop string is complete; None: none
+    most_pairs   pairs that beam search looks at: more than W, for those that end take no living beam's place
     """
     _, tests, extras = split_uniforms(uniforms)
     walk = _Walk.begin(forest, logits, beams, room)
-    added = _Extras(len(logits), beams, len(end_ids), logits)
+    added = _Extras(len(logits), beams, most_pairs or beams.num_beams * (1 + len(end_ids)), logits)
+    ended = torch.zeros_like(forest.tokens, dtype=torch.bool) if stopped is None else stopped.bool()
+    for end in end_ids:
+        ended = ended | (forest.tokens == end)
     for layer in range(len(forest.pairs)):
         p, joint = walk.layer_probs(logits, sampling)
         kept, residual = walk.test(rule, beams, forest, layer, p, tests)
         passes = walk.passing(forest, layer, kept)
         added.fill(walk.active & ~passes, p, residual, joint, walk.width - kept.sum(1), walk.first, extras)
-        walk.descend(forest, layer, kept, passes, joint, end_ids)
+        walk.descend(forest, layer, kept, passes, joint, ended)
     p, joint = walk.layer_probs(logits, sampling)
     added.fill(walk.active, p, p, joint, walk.width, walk.first, extras)
     return walk.verdict(added)
@@ -134,17 +141,14 @@ class _Walk:
         """Rows [B] that go on below a layer: it was drafted, and kept as many beams as it asked for."""
         return self.active & (forest.num_layers > layer) & (kept.sum(1) == self.width)
 
-    def descend(
-        self, forest: Forest, layer: int, kept: Tensor, passes: Tensor, joint: Tensor, end_ids: tuple[int, ...]
-    ) -> None:
-        """Go on below the beams that a layer kept, where it passes."""
-        pairs, vocab_size = forest.pairs[layer], joint.shape[-1]
+    def descend(self, forest: Forest, layer: int, kept: Tensor, passes: Tensor, joint: Tensor, ended: Tensor) -> None:
+        """Go on below the beams that a layer kept, where it passes, but for those that end. ended [B, N]."""
+        pairs = forest.pairs[layer]
         scores = joint.flatten(1).gather(1, pairs)
         self.kept.append(kept)
         self.node_scores.append(scores)
-        lives = kept & passes.unsqueeze(1)
-        for end in end_ids:
-            lives = lives & (pairs % vocab_size != end)
+        span = slice(layer * pairs.shape[1], (layer + 1) * pairs.shape[1])
+        lives = kept & passes.unsqueeze(1) & ~ended[:, span]
         self.scores = scores.double().masked_fill(~lives, -torch.inf)
         self.length = self.length + passes
         self.room = self.room - torch.where(passes, kept.sum(1) - lives.sum(1), 0)
@@ -169,10 +173,9 @@ class _Walk:
 class _Extras:
     """Beams that were not drafted, of the layer each row ends in."""
 
-    def __init__(self, num_rows: int, beams: Beams, num_ends: int, logits: Tensor):
+    def __init__(self, num_rows: int, beams: Beams, most_pairs: int, logits: Tensor):
         self.top = beams.selection == "top"
-        # Beam search looks further: pairs that end a text do not take a living beam's place.
-        self.room = beams.num_beams * (1 + num_ends) if self.top else beams.num_beams
+        self.room = most_pairs if self.top else beams.num_beams
         self.vocab_size = logits.shape[-1]
         self.num = torch.zeros(num_rows, dtype=torch.long, device=logits.device)
         self.parents = torch.zeros(num_rows, self.room, dtype=torch.long, device=logits.device)

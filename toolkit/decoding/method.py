@@ -108,9 +108,8 @@ class Method:
     @staticmethod
     def _check_beam_sampling(sampling: Sampling) -> None:
         """Raises InputError for what several beams cannot do."""
-        for value, name in ((sampling.stop, "stop"), (sampling.repetition_penalty != 1.0, "repetition_penalty")):
-            if value:
-                raise InputError(f"{name} is not available with several beams; leave it out")
+        if sampling.repetition_penalty != 1.0:
+            raise InputError("repetition_penalty is not available with several beams; leave it out")
 
     @property
     def lossless(self) -> bool:

@@ -123,7 +123,7 @@ class TextBatch(Batch[DraftContext, Proposal, Verdict]):
         ends = [i for i, token in enumerate(kept) if token in self.end_ids]
         if ends:
             kept, reason = kept[: ends[0] + 1], "end"
-        if self.sampling.stop and self.pair.tokenizer is not None:
+        if self.has_stops:
             produced = row.generation.token_ids
             if self.stop_position(row.generation, produced + kept) is not None:
                 starts = (self.stop_position(row.generation, produced + kept[: i + 1]) for i in range(len(kept)))
