@@ -82,7 +82,7 @@ class AcceptedOnly:
 def standings() -> str:
     """Tokens per target-forward time of every policy, and its share of the way from the best fixed K to the oracle."""
     pair = ModelPair.toy()
-    traces = {(d, s): _record(pair, d, s, n) for d in DOMAINS for s, n in SPLITS.items()}
+    traces = {(d, s): recording(pair, d, s, n) for d in DOMAINS for s, n in SPLITS.items()}
     parts = []
     for cost_ratio in COSTS:
         found = {d: _domain(pair, traces[d, "dev"], traces[d, "test"], cost_ratio) for d in DOMAINS}
@@ -105,7 +105,7 @@ to the clairvoyant oracle, and to the policy that knows p and q but not the acce
     return "\n".join([about, *parts])
 
 
-def _record(pair: ModelPair, domain: str, split: str, count: int) -> Trace:
+def recording(pair: ModelPair, domain: str, split: str, count: int) -> Trace:
     """The recording of a domain's prompts; kept below outputs/ for the next time."""
     about = [
         [fingerprint(m) for m in (pair.target, pair.draft)],
