@@ -40,7 +40,19 @@ from toolkit.prompts import Prompt
 from toolkit.stage import command, open_stage, prompt_files
 from toolkit.tracking import log_image, log_table, wandb_run
 
-IGNORED = ("batch_sizes", "costs", "hardware", "grid", "track", "resamples", "confidence", "seed", "rounds", "drops")
+IGNORED = (
+    "batch_sizes",
+    "costs",
+    "hardware",
+    "grid",
+    "track",
+    "resamples",
+    "confidence",
+    "seed",
+    "rounds",
+    "drops",
+    "hidden",
+)
 FEWEST = 8  # prompts; fewer cannot be split into two parts that say anything
 
 
@@ -59,7 +71,9 @@ def run(cfg: Any) -> Path:
     for number, name in enumerate(names):
         one = _single(pair, number, plain(cfg.heads), name)
         dev, test = (
-            RecordedPair(Workbench(one, prompts, sampling, cfg.batch_size), wanted, stage.folder, cfg.max_drafted)
+            RecordedPair(
+                Workbench(one, prompts, sampling, cfg.batch_size), wanted, stage.folder, cfg.max_drafted, cfg.hidden
+            )
             for prompts in parts
         )
         for method, reason in dev.left_out.items():

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from toolkit.acceptance.folder import Scorer
+from toolkit.acceptance.from_states import kept_logits
 from toolkit.engine import engine_of
 from toolkit.errors import InputError
 from toolkit.pair import ModelPair
@@ -38,7 +39,7 @@ class Recorder:
 
     max_drafted        M, the most tokens a replayed policy may draft in a round
     heads              name -> what scores a draft step: its raw logits are stored
-    hidden             store the states themselves, float16
+    hidden             store the states themselves, in the draft's number format: any head can be scored on them later
     upper_bound        run the target along the roll-outs, too: the true chance of every drafted token
     draft_temperature  the draft's own; None: the sampling's
     replicate          number of the set of acceptance draws: several recordings of the same texts cut variance
@@ -261,9 +262,9 @@ class Recorder:
             facts["accept_prob"] = (p / step.draft_prob).clamp(max=1).float()
             facts["alpha"] = torch.minimum(target_probs, step.probs).sum(-1).float()
         for name, head in self.heads.items():
-            facts[f"estimates/{name}"] = head(step).float()
+            facts[f"estimates/{name}"] = kept_logits(head, step)
         if self.hidden:
-            facts["hidden"] = step.hidden.half()
+            facts["hidden"] = step.hidden.clone()
         return {name: value.cpu() for name, value in facts.items()}
 
     def _assemble(

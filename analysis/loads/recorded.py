@@ -32,7 +32,9 @@ class RecordedPair:
     left_out  why the others cannot, by method
     """
 
-    def __init__(self, bench: Workbench, wanted: Sequence[Setting], folder: Path, max_drafted: int):
+    def __init__(
+        self, bench: Workbench, wanted: Sequence[Setting], folder: Path, max_drafted: int, hidden: bool = True
+    ):
         if not bench.recordable:
             raise InputError(
                 "recordings know neither stop strings nor a repetition penalty: leave out sampling.stop and "
@@ -46,7 +48,7 @@ class RecordedPair:
         path = folder / "settings" / f"{bench.prepare(plain)}.parquet"
         self.responses = self._responses(plain, path)
         replayed = [setting for setting in self.settings if setting.method != PLAIN]
-        self.recording = Recording(bench, self.responses, path, replayed, max_drafted)
+        self.recording = Recording(bench, self.responses, path, replayed, max_drafted, hidden)
         self.prompt_tokens = [len(self.responses.prompt_ids.iloc[number]) for number in self.recording.usable]
 
     @property

@@ -267,7 +267,7 @@ SAMPLED = "sampling={temperature: 1.0, max_new_tokens: 12}"
 
 def test_an_interrupted_recording_goes_on_to_the_same_traces(texts_file, tmp_path, monkeypatch):
     options = (SAMPLED, "shard_size=2", "replicates=2", "hidden=true")
-    whole = read_traces(traces.run(config(tmp_path / "whole", texts_file, *options)), None)
+    whole = read_traces(traces.run(config(tmp_path / "apart" / "whole", texts_file, *options)), None)
     recorded = Recorder.record
     calls = []
 
@@ -289,7 +289,7 @@ def test_an_interrupted_recording_goes_on_to_the_same_traces(texts_file, tmp_pat
     for name, value in vars(whole).items():
         if isinstance(value, torch.Tensor):
             assert torch.equal(value.nan_to_num(-1), getattr(again, name).nan_to_num(-1)), name
-    first, second = (read_traces(tmp_path / "whole", replicate) for replicate in (0, 1))
+    first, second = (read_traces(tmp_path / "apart" / "whole", replicate) for replicate in (0, 1))
     assert not torch.equal(first.accepted, second.accepted)
 
 

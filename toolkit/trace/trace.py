@@ -81,7 +81,7 @@ class Trace:
     alpha [S]           sum_x min(p, q)(x) there; likewise
     estimates           head's name -> its raw logits: [S] of an acceptance head, from the state that produced q, about the
                         token *before*; [S, 2] of a pre-read head, about the drawn token and the one after it
-    hidden [S, D]       that state, float16, if it was recorded; `Rows` where it lies in several files
+    hidden [S, D]       that state in the draft's number format, if it was recorded; `Rows` where it lies in several files
     max_drafted         most steps of a round the roll-outs suffice for
     about               what the trace was made from
     """
