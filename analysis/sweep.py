@@ -103,9 +103,6 @@ def _possible(settings: Sequence[Setting], bench: Workbench) -> list[Setting]:
         print(f"{', '.join(headless)}: left out, the pair has no acceptance head; grid.METHOD.head=[FOLDER] names one")
     elif headless:
         kept = list(settings)  # building them says what is missing
-    if not bench.recordable and any(setting.method == UPPER_BOUND for setting in kept):
-        kept = [setting for setting in kept if setting.method != UPPER_BOUND]
-        print(f"{UPPER_BOUND}: left out, traces know neither stop strings nor a repetition penalty")
     return kept
 
 

@@ -35,11 +35,6 @@ class RecordedPair:
     def __init__(
         self, bench: Workbench, wanted: Sequence[Setting], folder: Path, max_drafted: int, hidden: bool = True
     ):
-        if not bench.recordable:
-            raise InputError(
-                "recordings know neither stop strings nor a repetition penalty: leave out sampling.stop and "
-                "sampling.repetition_penalty, or measure live with analysis.compare"
-            )
         self.bench, self.left_out = bench, dict[str, str]()
         self.settings = [setting for setting in wanted if self._takes(setting, max_drafted)]
         if not any(setting.method != PLAIN for setting in self.settings):

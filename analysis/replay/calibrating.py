@@ -71,7 +71,8 @@ class Scored:
         for depth in range(1, max_depth + 1):
             step, drawn = step_at(trace, geometry, starts, depth)
             said, known = (step, drawn) if self.preread else step_at(trace, geometry, starts, depth + 1)
-            every = every & drawn & known  # a round that was not recorded this far says nothing of what is further on
+            # A round that was not recorded this far says nothing of what is further on; nor does one behind its text's end.
+            every = every & drawn & known & (depth <= geometry.left)
             product = torch.where(every, product * given[said], product)
             alive = geometry.run[starts] >= depth - 1
             accepted = torch.where(alive, trace.accept_prob[step].double(), 0.0)

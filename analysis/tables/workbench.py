@@ -130,14 +130,9 @@ class Workbench:
         drafts = {f"draft{i or ''}": draft for i, draft in enumerate(self.pair.drafts)}
         return parameter_counts({"target": self.pair.target, **drafts})
 
-    @property
-    def recordable(self) -> bool:
-        """Whether traces can be recorded: they know neither stop strings nor the repetition penalty."""
-        return not self.sampling.stop and self.sampling.repetition_penalty == 1.0
-
     def replayable(self, setting: Setting, max_drafted: int) -> bool:
         """Whether a recording holds all the setting needs: a chain of drafted tokens, judged one by one, of this length."""
-        if setting.method == PLAIN or setting.method in PARAMETERS or not self.recordable:
+        if setting.method == PLAIN or setting.method in PARAMETERS:
             return False
         method = self.methods[setting.name]
         if method.couples_rows:
