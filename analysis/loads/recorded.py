@@ -16,7 +16,7 @@ import pandas as pd
 from analysis.loads.simulator import Load, Served, serve
 from analysis.tables.grid import PLAIN, YARDSTICKS, Setting
 from analysis.tables.replayed_settings import Recording
-from analysis.tables.workbench import Workbench
+from analysis.tables.workbench import Workbench, reads_head
 from toolkit.decoding import ChainProposer
 from toolkit.errors import InputError
 from toolkit.io import write_atomic
@@ -50,6 +50,11 @@ class RecordedPair:
     def num_texts(self) -> int:
         """Texts that can be served."""
         return len(self.prompt_tokens)
+
+    def head_of(self, method: str) -> str | None:
+        """Folder of the head that a method reads; None: it reads none."""
+        setting = next(setting for setting in self.settings if setting.method == method)
+        return setting.head or (self.bench.pair.head if reads_head(setting) else None)
 
     def serve(self, setting: Setting, costs: LoadCost, load: Load, requests: Sequence[int] | None = None) -> Served:
         """Serve these texts (None: each once) with a setting; policies told no costs of their own get `costs`."""

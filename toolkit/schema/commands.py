@@ -318,6 +318,10 @@ class Advise(Command, OnPrompts, Intervals, Tracked):
     grid: Annotated[Grid, Group("grid", built=False), "methods, and lists of values for their keys"]
     batch_sizes: Annotated[list[Annotated[int, AtLeast(1)]], "requests decoded side by side"]
     heads: Annotated[list[str | None] | None, "an acceptance head, or null, for each draft; null: the pair's own"]
+    train_heads: Annotated[
+        bool,
+        "train and calibrate heads for every draft on a third and a fourth part of the prompts: at least 32 of them",
+    ]
     costs: Annotated[str | Folders | None, "a cost table (JSON or CSV), or one for each draft; null: measured here"]
     hardware: Annotated[
         Hardware | None, "model the costs instead: h100, h200, a100, l40s or cpu, from its peak figures"

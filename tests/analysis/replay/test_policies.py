@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import torch
 
+from analysis.replay.calibrating import Scored
 from analysis.replay.policies import Geometry, replay, replay_starts, step_at, sweep_levels, walk
 from analysis.replay.recorded_heads import RecordedScorer, with_recorded_heads
 from data_gen.frozen import load_frozen
@@ -184,6 +185,15 @@ def test_a_draft_goes_on_behind_the_stop_string_that_ends_the_text(recorded):
     )
     most = replay(trace, Bounded(Fixed(8), 1, 8))
     assert most.counts["num_discarded"].sum() > replay(trace, Bounded(Fixed(1), 1, 1)).counts["num_discarded"].sum()
+
+
+@pytest.mark.parametrize("recorded", ["stopped"], indirect=True)
+@pytest.mark.parametrize("name", ["own", "own.preread"])
+def test_calibrations_leave_out_what_the_target_never_judged(recorded, name):
+    _, _, trace = recorded
+    scored = Scored(trace, trace.estimates[name], preread=name != "own")
+    for depth, product, label in scored.products(torch.sigmoid, 6):
+        assert len(product) and bool(label.isfinite().all()), depth
 
 
 def test_the_three_ways_agree(recorded):
