@@ -108,7 +108,8 @@ def split(prompts: Sequence[Prompt], train_heads: bool = False) -> dict[str, lis
             f"expected at least {fewest} prompts to split into {', '.join(first)} and {last}, got {len(prompts)}"
         )
     ordered = sorted({str(prompt.id) for prompt in prompts}, key=lambda name: content_hash([name]))
-    found, above, part_of = 0.0, 0, {}
+    found, above = 0.0, 0
+    part_of: dict[str, str] = {}
     for name, share in shares.items():
         found, below = found + share, above
         above = round(found * len(ordered))

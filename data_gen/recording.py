@@ -377,11 +377,12 @@ def _row(seen: Tensor | None, place: int) -> Tensor | None:
 
 def _seen_by(rolls: Sequence[_Roll]) -> Tensor | None:
     """Tokens before the ones that roll-outs draw now [R, V]: the newest of each is noted."""
-    if rolls[0].seen is None:
-        return None
+    found = []
     for roll in rolls:
-        roll.seen[roll.token] = True  # type: ignore[index]
-    return torch.stack([roll.seen for roll in rolls])  # type: ignore[arg-type]
+        if roll.seen is not None:
+            roll.seen[roll.token] = True
+            found.append(roll.seen)
+    return torch.stack(found) if found else None
 
 
 def _offsets(sizes: Sequence[int]) -> list[int]:
