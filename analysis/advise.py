@@ -4,7 +4,8 @@ From two or more models and a prompts file to one sentence per batch size. The p
 ids. The target answers all of them once; every draft is recorded beside it; what forwards cost is measured on this
 machine, modelled from a device's peak figures (hardware=h100) or read from a file (costs=FILE). Then every policy of the
 grid is served at every batch size by simulation: chosen on dev, reported on test. A second call with other batch sizes, costs
-or policies keeps responses and recordings and only replays. Files:
+or policies keeps responses and recordings and only replays. With train_heads=true two further parts of the prompts train and
+calibrate heads for every draft, which are advised on with the other methods. Files:
 
     advice      one line per batch size, draft and method: its setting, tokens per second, speed-up over plain decoding
     advice.md   the sentences and the table
@@ -28,6 +29,7 @@ from analysis.loads.choosing import FIXED, Candidate, best_lengths, choose, sent
 from analysis.loads.costs import costs_of
 from analysis.loads.exports import write_exports
 from analysis.loads.recorded import RecordedPair
+from analysis.loads.trained_heads import CALIBRATION, TRAINING, HeadTrainer, named_drafts, with_calibrated
 from analysis.tables.bootstrap import Bootstrap
 from analysis.tables.files import markdown, save_table, show
 from analysis.tables.grid import PLAIN, Setting, expand
@@ -40,8 +42,23 @@ from toolkit.prompts import Prompt
 from toolkit.stage import command, open_stage, prompt_files
 from toolkit.tracking import log_image, log_table, wandb_run
 
-IGNORED = ("batch_sizes", "costs", "hardware", "grid", "track", "resamples", "confidence", "seed", "rounds", "drops")
+IGNORED = (
+    "batch_sizes",
+    "costs",
+    "hardware",
+    "grid",
+    "track",
+    "resamples",
+    "confidence",
+    "seed",
+    "rounds",
+    "drops",
+    "hidden",
+)
 FEWEST = 8  # prompts; fewer cannot be split into two parts that say anything
+SHARES = {"dev": 0.5, "test": 0.5}
+FEWEST_TRAINED = 32
+SHARES_TRAINED = {"dev": 3 / 16, "test": 3 / 16, TRAINING: 1 / 2, CALIBRATION: 1 / 8}
 
 
 def run(cfg: Any) -> Path:
@@ -50,42 +67,57 @@ def run(cfg: Any) -> Path:
     pair, sampling = instantiate(cfg.pair), instantiate(cfg.sampling)
     if not pair.drafts:
         raise InputError("advice needs a draft model: expected pair.draft=NAME or pair.draft=[NAME, NAME], got none")
-    parts = split(instantiate(cfg.prompts).load())
+    if cfg.train_heads and cfg.heads is not None:
+        raise InputError("expected heads=[...] or train_heads=true, got both")
+    drafts = named_drafts(cfg) if cfg.train_heads else []
+    parts = split(instantiate(cfg.prompts).load(), cfg.train_heads)
     stage = open_stage("advise", cfg, inputs=prompt_files(cfg), ignore=IGNORED)
     stage.start()
-    wanted = _settings(cfg)
+    wanted, heads = _settings(cfg), plain(cfg.heads)
+    if cfg.train_heads:
+        trained = {name: parts[name] for name in (TRAINING, CALIBRATION)}
+        heads = HeadTrainer(cfg, stage.folder, trained, wanted).heads(drafts)
+        wanted = with_calibrated(wanted)
     candidates = []
     names = _names(cfg, pair)
     for number, name in enumerate(names):
-        one = _single(pair, number, plain(cfg.heads), name)
-        dev, test = (
-            RecordedPair(Workbench(one, prompts, sampling, cfg.batch_size), wanted, stage.folder, cfg.max_drafted)
-            for prompts in parts
-        )
+        one = _single(pair, number, heads, name)
+        benches = [Workbench(one, parts[part], sampling, cfg.batch_size) for part in ("dev", "test")]
+        dev, test = (RecordedPair(bench, wanted, stage.folder, cfg.max_drafted, cfg.hidden) for bench in benches)
         for method, reason in dev.left_out.items():
             print(f"{name}: {method} left out, {reason}")
-        asked = [prompt.content for prompt in parts[0]]
+        asked = [prompt.content for prompt in parts["dev"]]
         costs = costs_of(cfg, one, number, asked, sampling, sizes, stage.folder)
         costs.save(stage.folder / f"costs-{number}.json")
         candidates.append(Candidate(name, dev, test, costs))
     table = choose(candidates, sizes, cfg.drops, Bootstrap(cfg.resamples, cfg.confidence, cfg.seed))
     _publish(cfg, stage.folder, table, candidates, sizes)
-    return stage.finish(num_prompts=[len(part) for part in parts], drafts=names)
+    return stage.finish(num_prompts={name: len(part) for name, part in parts.items()}, drafts=names)
 
 
-def split(prompts: Sequence[Prompt]) -> tuple[list[Prompt], list[Prompt]]:
-    """Dev and test prompts: by a hash of the id, so that a prompt stays on its side when others are added.
+def split(prompts: Sequence[Prompt], train_heads: bool = False) -> dict[str, list[Prompt]]:
+    """The prompts by part, disjoint: dev and test; and, where heads are trained, train and calibration.
 
-    Raises InputError for too few prompts, or if all fall on one side.
+    By the order of a hash of their ids, so that most prompts stay on their side when others are added.
+    Raises InputError for too few prompts, or if a part has none.
     """
-    if len(prompts) < FEWEST:
-        raise InputError(f"expected at least {FEWEST} prompts to split into dev and test, got {len(prompts)}")
-    ordered = sorted(prompts, key=lambda prompt: content_hash([str(prompt.id)]))
-    chosen = {str(prompt.id) for prompt in ordered[: len(ordered) // 2]}
-    dev, test = ([prompt for prompt in prompts if (str(prompt.id) in chosen) == side] for side in (True, False))
-    if not dev or not test:
-        raise InputError("expected prompts with different ids to split into dev and test")
-    return dev, test
+    fewest, shares = (FEWEST_TRAINED, SHARES_TRAINED) if train_heads else (FEWEST, SHARES)
+    if len(prompts) < fewest:
+        *first, last = shares
+        raise InputError(
+            f"expected at least {fewest} prompts to split into {', '.join(first)} and {last}, got {len(prompts)}"
+        )
+    ordered = sorted({str(prompt.id) for prompt in prompts}, key=lambda name: content_hash([name]))
+    found, above = 0.0, 0
+    part_of: dict[str, str] = {}
+    for name, share in shares.items():
+        found, below = found + share, above
+        above = round(found * len(ordered))
+        part_of |= dict.fromkeys(ordered[below:above], name)
+    parts = {name: [prompt for prompt in prompts if part_of[str(prompt.id)] == name] for name in shares}
+    if not all(parts.values()):
+        raise InputError(f"expected prompts with different ids to split into {', '.join(shares)}")
+    return parts
 
 
 def readable(table: pd.DataFrame) -> pd.DataFrame:
@@ -147,6 +179,9 @@ def _publish(
     best = _best_draft(table, candidates, answer)
     where = dict(zip([one.draft for one in candidates], _sources(cfg, candidates), strict=True))
     overrides = [f"method={answer.method}", *_overrides(answer.parameters)]
+    pairs = {one.draft: one.dev for one in candidates}
+    if answer.method != PLAIN and (head := pairs[answer.draft].head_of(answer.method)) is not None:
+        overrides.append(f"head={head}")
     if answer.method.startswith("batch_rate"):
         number = [one.draft for one in candidates].index(answer.draft)
         overrides.append(f"method.policy.costs={(folder / f'costs-{number}.json').resolve()}")

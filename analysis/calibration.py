@@ -13,7 +13,6 @@ policies look at. A data set that is named in `fit`, too, is in distribution, th
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -21,10 +20,9 @@ from typing import Any
 import pandas as pd
 
 from analysis.figures.calibration import diagrams
-from analysis.replay.calibrating import Scored, fit, judge
+from analysis.replay.calibrating import Scored, fit_beside, judge
 from analysis.replay.head_folders import Contender, find_contenders
 from analysis.tables.files import markdown, read_table, save_table, show
-from toolkit.acceptance.calibration import stored
 from toolkit.config import instantiate, plain
 from toolkit.errors import InputError
 from toolkit.io import read_json, write_text
@@ -72,12 +70,8 @@ def _study(
     """Fit and save a head's calibration; its lines of scores and of bins."""
     shift = float(one.head.config["log_w_rej"])
     samples = [Scored.of(one, read_traces(place), draft) for place in fitted.values()]
-    calibration = fit(samples, shift, cfg.kind, cfg.max_depth)
-    folder.mkdir(parents=True, exist_ok=True)
-    for path in one.files:
-        shutil.copy(path, folder / path.name)
-    about = {"kind": cfg.kind, "fitted_to": {name: read_json(place / SUMMARY)["job"] for name, place in fitted.items()}}
-    stored.save(folder, type(one.head), calibration, {**about, "max_depth": cfg.max_depth})
+    jobs = {name: read_json(place / SUMMARY)["job"] for name, place in fitted.items()}
+    calibration = fit_beside(one, samples, folder, cfg.kind, cfg.max_depth, jobs)
     parts: dict[str, list[pd.DataFrame]] = {"scores": [], "bins": []}
     for name, place in judged.items():
         found = judge(Scored.of(one, read_traces(place), draft), calibration, shift, cfg.max_depth)

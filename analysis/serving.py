@@ -43,6 +43,7 @@ IGNORED = (
     "devices",
     "rounds",
     "drops",
+    "hidden",
     "track",
 )
 SHOWN = [
@@ -72,7 +73,11 @@ def run(cfg: Any) -> Path:
     stage.start()
     bench = Workbench(pair, prompts, sampling, cfg.batch_size)
     recorded = RecordedPair(
-        bench, expand(plain(cfg.grid), with_plain=True, max_drafted=cfg.max_drafted), stage.folder, cfg.max_drafted
+        bench,
+        expand(plain(cfg.grid), with_plain=True, max_drafted=cfg.max_drafted),
+        stage.folder,
+        cfg.max_drafted,
+        cfg.hidden,
     )
     for method, reason in recorded.left_out.items():
         print(f"{method} left out, {reason}")

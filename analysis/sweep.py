@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from itertools import chain
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -38,7 +39,7 @@ from toolkit.stage import Stage, asked, check_some_done, command, finished_stage
 from toolkit.tracking import log_folder, log_image, log_lines, log_scatter, log_summary, log_table, wandb_run
 
 SOURCES = ("live", "traces")
-IGNORED = ("grid", "cost_ratio", "track", "artifacts")
+IGNORED = ("grid", "cost_ratio", "track", "artifacts", "hidden")
 SHOWN_TEXTS = 3  # in tokens.json
 RESAMPLES = 1000  # for the bands of acceptance by position
 
@@ -102,9 +103,6 @@ def _possible(settings: Sequence[Setting], bench: Workbench) -> list[Setting]:
         print(f"{', '.join(headless)}: left out, the pair has no acceptance head; grid.METHOD.head=[FOLDER] names one")
     elif headless:
         kept = list(settings)  # building them says what is missing
-    if not bench.recordable and any(setting.method == UPPER_BOUND for setting in kept):
-        kept = [setting for setting in kept if setting.method != UPPER_BOUND]
-        print(f"{UPPER_BOUND}: left out, traces know neither stop strings nor a repetition penalty")
     return kept
 
 
@@ -129,7 +127,7 @@ def _work(
                         rows = bench.score_oracle(setting, responses_of(done))
                     elif setting in replayed:
                         recording = recording or Recording(
-                            bench, responses_of(done), paths[PLAIN], replayed, cfg.max_drafted
+                            bench, responses_of(done), paths[PLAIN], replayed, cfg.max_drafted, cfg.hidden
                         )
                         rows = recording.rows(setting)
                     else:
@@ -143,7 +141,9 @@ def _work(
                 done[setting.name] = rows
                 progress.end(setting, rows)
     if replayed and PLAIN in done:
-        recording = recording or Recording(bench, responses_of(done), paths[PLAIN], replayed, cfg.max_drafted)
+        recording = recording or Recording(
+            bench, responses_of(done), paths[PLAIN], replayed, cfg.max_drafted, cfg.hidden
+        )
         _write_tokens(paths[PLAIN].parent.parent, recording, replayed, done, cfg.cost_ratio)
     return done, failures
 
@@ -203,7 +203,8 @@ def _publish(
                 "run again to retry"
             )
         if plain(cfg).get("artifacts"):  # last: a sweep that fails publishes none
-            for path in sorted((folder / "settings").glob("trace-*.safetensors")):
+            recorded = (sorted((folder / "settings").glob(f"{kind}-*.safetensors")) for kind in ("trace", "logits"))
+            for path in chain.from_iterable(recorded):
                 log_folder(wandb, path.stem, "traces", path)
 
 

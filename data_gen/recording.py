@@ -4,6 +4,9 @@ rejections.
 One teacher-forced pass of each model, then one draft forward per depth of the roll-outs: all of a text's roll-outs are
 branches of one tree in the draft's cache, so that they share the text. With `upper_bound` the target reads the branches, too.
 
+A repetition penalty changes p and q of a position by the tokens before it: those of the text, and in a roll-out its own.
+A draft does not know of stop strings: where the last token of a text was accepted, there is a roll-out behind it, too.
+
 Shapes: B texts of a batch, N tokens of a text, V vocabulary, M max_drafted, R roll-outs under way.
 """
 
@@ -17,11 +20,13 @@ import torch
 from torch import Tensor
 
 from toolkit.acceptance.folder import Scorer
+from toolkit.acceptance.from_states import kept_logits
 from toolkit.engine import engine_of
 from toolkit.errors import InputError
 from toolkit.pair import ModelPair
-from toolkit.sampling import Sampling, draw, row_generator, warp
+from toolkit.sampling import Sampling, draw, penalized, row_generator, warp
 from toolkit.session import Session
+from toolkit.teacher import seen_before
 from toolkit.trace import Trace, join
 from toolkit.types import DraftStep
 from toolkit.verification.base import normalized
@@ -38,7 +43,7 @@ class Recorder:
 
     max_drafted        M, the most tokens a replayed policy may draft in a round
     heads              name -> what scores a draft step: its raw logits are stored
-    hidden             store the states themselves, float16
+    hidden             store the states themselves, in the draft's number format: any head can be scored on them later
     upper_bound        run the target along the roll-outs, too: the true chance of every drafted token
     draft_temperature  the draft's own; None: the sampling's
     replicate          number of the set of acceptance draws: several recordings of the same texts cut variance
@@ -56,10 +61,6 @@ class Recorder:
     def __post_init__(self) -> None:
         if self.max_drafted < 1:
             raise InputError(f"max_drafted: expected at least 1, got {self.max_drafted}")
-        if self.sampling.repetition_penalty != 1.0:
-            raise InputError("traces know no repetition penalty: expected sampling.repetition_penalty=1")
-        if self.sampling.stop:
-            raise InputError("traces know no stop strings: drafting goes on behind them; expected sampling.stop=[]")
         if self.sampling.max_length is not None:
             raise InputError(
                 "traces know one limit for all texts: expected sampling.max_length=null (source=live decodes)"
@@ -81,8 +82,9 @@ class Recorder:
         raw, states = self._path(draft, batch, self.pair.fit)
         on_path, distributions = [], []
         for text, target_logits, logits, hidden in zip(batch, scores, raw, states, strict=True):
-            target_probs, draft_probs = warp(target_logits, self.sampling), self._warp_draft(logits)
-            self._check_possible(text, target_logits, target_probs)
+            seen = self._seen(text)
+            target_probs, draft_probs = warp(target_logits, self.sampling, seen), self._warp_draft(logits, seen)
+            self._check_possible(text, target_logits, target_probs, seen)
             self._decide(text, target_probs, draft_probs)
             step = DraftStep(1, logits, draft_probs, hidden, text.drafted)
             on_path.append(self._facts(step, target_probs))
@@ -120,12 +122,24 @@ class Recorder:
             problem = f"has {len(produced)} tokens, more than max_new_tokens={limit}"
         elif any(token in ends for token in produced[:-1]):
             problem = "goes on behind an end of text"
-        elif produced[-1] not in ends and len(produced) < limit:
-            problem = f"ends after {len(produced)} tokens, neither by an end of text nor by max_new_tokens={limit}"
+        elif self._stops(text, produced[:-1]):
+            problem = "goes on behind a stop string"
+        elif produced[-1] not in ends and len(produced) < limit and not self._stops(text, produced):
+            what = "neither by an end of text" + (", nor by a stop string" if self.sampling.stop else "")
+            problem = f"ends after {len(produced)} tokens, {what} nor by max_new_tokens={limit}"
         elif len(text.prompt) + limit > self.pair.max_length:
             problem = f"and max_new_tokens={limit} exceed the context of {self.pair.max_length}"
         if problem is not None:
             raise InputError(f"response {text.row} {problem}")
+
+    def _stops(self, text: _Text, produced: Sequence[int]) -> bool:
+        return self.pair.stop_position(self.sampling.stop, produced, text.prompt) is not None
+
+    def _seen(self, text: _Text) -> Tensor | None:
+        """Tokens before each of the produced ones [N, V] bool, if there is a repetition penalty; roll-outs start from them."""
+        if self.sampling.repetition_penalty != 1.0:
+            text.seen = seen_before(text.prompt, text.produced, self.pair.vocab_size).to(self.pair.device)
+        return text.seen
 
     # -- on path --------------------------------------------------------------------------------------------------
 
@@ -149,27 +163,30 @@ class Recorder:
             [hidden[i, : len(text.produced)] for i, text in enumerate(batch)],
         )
 
-    def _check_possible(self, text: _Text, logits: Tensor, p: Tensor) -> None:
+    def _check_possible(self, text: _Text, logits: Tensor, p: Tensor, seen: Tensor | None) -> None:
         """Raises InputError if the target could not have produced a token of the text, rounding at an edge apart."""
         emitted = torch.tensor(text.produced, device=p.device).unsqueeze(-1)
         chances = p.gather(-1, emitted).squeeze(-1)
         if not bool((chances >= 0).all()):
             raise InputError(f"response {text.row}: the target's distributions hold values that are not numbers")
         for where in (chances == 0).nonzero().squeeze(-1).tolist():
-            if not self._at_the_edge(logits[where], text.produced[where]):
+            if not self._at_the_edge(penalized(logits[where], self.sampling, _row(seen, where)), text.produced[where]):
                 raise InputError(
                     f"response {text.row}: token {where + 1} ({text.produced[where]}) has probability 0 under this target "
                     "and sampling; expected responses of the same target, sampled with the same settings"
                 )
 
     def _at_the_edge(self, logits: Tensor, token: int) -> bool:
-        """Whether rounding alone may have cut the token off: at a tie, or at the edge of top-k, top-p or min-p."""
+        """Whether rounding alone may have cut the token off: at a tie, or at the edge of top-k, top-p or min-p.
+
+        logits [V] after the repetition penalty.
+        """
         share = ROUNDED.get(getattr(self.pair.target, "dtype", logits.dtype), ROUNDED_OTHERS)
         margin = share * float(logits[torch.isfinite(logits)].abs().max())
         lifted = logits.clone()
         lifted[token] += 2 * margin
         top_p, min_p = min(1.0, self.sampling.top_p + margin), max(0.0, self.sampling.min_p - margin)
-        wider = replace(self.sampling, top_p=top_p, min_p=min_p)
+        wider = replace(self.sampling, top_p=top_p, min_p=min_p, repetition_penalty=1.0)
         return bool(warp(lifted.unsqueeze(0), wider)[0, token] > 0)
 
     def _decide(self, text: _Text, p: Tensor, q: Tensor) -> None:
@@ -195,10 +212,11 @@ class Recorder:
         ends = set(self.pair.end_ids or ())
         live: list[list[_Roll]] = []
         for text in batch:
-            drafted = text.drafted.tolist()
+            drafted, behind = text.drafted.tolist(), ~text.accepted
+            behind[-1] = True  # a stop string has ended the text, or there is no room
             text.rolls = [
-                _Roll(place, drafted[place], place - 1)
-                for place in (~text.accepted).nonzero().squeeze(-1).tolist()
+                _Roll(place, drafted[place], place - 1, seen=_row(text.seen, place))
+                for place in behind.nonzero().squeeze(-1).tolist()
                 if drafted[place] not in ends and place + 1 < self._room
             ]
             live.append(list(text.rolls))
@@ -212,19 +230,22 @@ class Recorder:
                 break
             first = [draft.index.num_nodes(row) for row in range(len(batch))]
             logits, hidden = self._branch(draft, live, width)
-            logits, target_probs = self.pair.fit(logits), None
-            if target is not None:
-                target_probs = warp(self._branch(target, live, width)[0], self.sampling)
+            logits = self.pair.fit(logits)
+            target_logits = None if target is None else self._branch(target, live, width)[0]
             for row, (text, rolls) in enumerate(zip(batch, live, strict=True)):
                 if not rolls:
                     continue
-                distribution = self._warp_draft(logits[row, : len(rolls)])
+                seen = _seen_by(rolls)
+                distribution = self._warp_draft(logits[row, : len(rolls)], seen)
+                target_probs = None
+                if target_logits is not None:
+                    target_probs = warp(target_logits[row, : len(rolls)], self.sampling, seen)
                 places = torch.tensor([roll.place for roll in rolls])
                 drawn = draw(distribution, text.uniforms[places, 1 + depth].to(distribution.device))
                 step = DraftStep(
                     1, logits[row, : len(rolls)], distribution, hidden[row, : len(rolls)].to(distribution.device), drawn
                 )
-                facts[row].append(self._facts(step, None if target_probs is None else target_probs[row, : len(rolls)]))
+                facts[row].append(self._facts(step, target_probs))
                 for number, (roll, token) in enumerate(zip(rolls, drawn.tolist(), strict=True)):
                     roll.length += 1
                     roll.steps.append((depth - 1, number))
@@ -261,9 +282,9 @@ class Recorder:
             facts["accept_prob"] = (p / step.draft_prob).clamp(max=1).float()
             facts["alpha"] = torch.minimum(target_probs, step.probs).sum(-1).float()
         for name, head in self.heads.items():
-            facts[f"estimates/{name}"] = head(step).float()
+            facts[f"estimates/{name}"] = kept_logits(head, step)
         if self.hidden:
-            facts["hidden"] = step.hidden.half()
+            facts["hidden"] = step.hidden.clone()
         return {name: value.cpu() for name, value in facts.items()}
 
     def _assemble(
@@ -309,8 +330,8 @@ class Recorder:
         """Positions that can hold a draft: the last token a length limit allows is always the target's own."""
         return self.sampling.max_new_tokens - 1
 
-    def _warp_draft(self, logits: Tensor) -> Tensor:
-        return warp(logits, self.sampling.at(self.draft_temperature))
+    def _warp_draft(self, logits: Tensor, seen: Tensor | None) -> Tensor:
+        return warp(logits, self.sampling.at(self.draft_temperature), seen)
 
     def _uniforms(self, row: int, length: int) -> Tensor:
         """[N, 1 + M]: acceptance, the drafted token instead, and one per step of the roll-out."""
@@ -325,13 +346,17 @@ class Recorder:
 
 @dataclass
 class _Roll:
-    """A roll-out under way: behind which place of the text, its newest token and that token's parent node."""
+    """A roll-out under way: behind which place of the text, its newest token and that token's parent node.
+
+    seen [V]  tokens of the text and the roll-out before the newest one, for the repetition penalty
+    """
 
     place: int
     token: int
     parent: int
     length: int = 0
     steps: list[tuple[int, int]] = field(default_factory=list)
+    seen: Tensor | None = None
 
 
 class _Text:
@@ -343,6 +368,21 @@ class _Text:
         self.chance: Any = None
         self.drafted: Any = None
         self.rolls: list[_Roll] = []
+        self.seen: Tensor | None = None  # tokens before each of the produced ones [N, V], for the repetition penalty
+
+
+def _row(seen: Tensor | None, place: int) -> Tensor | None:
+    return None if seen is None else seen[place].clone()
+
+
+def _seen_by(rolls: Sequence[_Roll]) -> Tensor | None:
+    """Tokens before the ones that roll-outs draw now [R, V]: the newest of each is noted."""
+    found = []
+    for roll in rolls:
+        if roll.seen is not None:
+            roll.seen[roll.token] = True
+            found.append(roll.seen)
+    return torch.stack(found) if found else None
 
 
 def _offsets(sizes: Sequence[int]) -> list[int]:

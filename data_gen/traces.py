@@ -2,7 +2,8 @@
 
 Output: `traces-00000-r0.safetensors`, ... (`shard_size` texts each; r0, r1, ... are replicates: the same texts with new
 acceptance draws) and the manifest. Files are written whole; run the command again after an interruption and it goes on with the
-first that is missing. `toolkit.trace.folders` reads them again.
+first that is missing. `toolkit.trace.folders` reads them again. If a finished recording beside it differs in its heads alone
+and holds states (hidden=true), the heads are scored on those, and no model runs.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any
 
+from data_gen.kept_states import Kept, find_kept
 from data_gen.recording import Recorder
 from data_gen.texts import fingerprints, read_texts, sampling_facts
 from toolkit.acceptance.folder import head_hash, recorded_scorers
@@ -48,19 +50,8 @@ def run(cfg: Any) -> Path:
     folders = ({"own": pair.head} if pair.head else {}) if cfg.heads is None else plain(cfg.heads)
     heads = recorded_scorers(pair, folders)
     facts["heads"] = {name: head_hash(folder) for name, folder in folders.items()}
-    recorders = [
-        Recorder(
-            pair,
-            responses.sampling,
-            cfg.max_drafted,
-            heads,
-            cfg.hidden,
-            cfg.upper_bound,
-            cfg.draft_temperature,
-            replicate,
-        )
-        for replicate in range(cfg.replicates)
-    ]
+    asked = (cfg.max_drafted, heads, cfg.hidden, cfg.upper_bound, cfg.draft_temperature)
+    recorders = [Recorder(pair, responses.sampling, *asked, replicate) for replicate in range(cfg.replicates)]
     if cfg.dry_run:
         _estimate(recorders[0], rows, cfg.replicates)
         return Path()
@@ -68,14 +59,21 @@ def run(cfg: Any) -> Path:
     job = content_hash([stage.identity, sorted(stage.inputs.values()), facts])
     shards = [rows[first : first + cfg.shard_size] for first in range(0, len(rows), cfg.shard_size)]
     paths = [stage.folder / file_name(n, r) for r in range(cfg.replicates) for n in range(len(shards))]
-    _record_missing(paths, recorders, shards, cfg.batch_size, job)
+    states = str(getattr(pair.draft, "dtype", None))
+    kept = find_kept(stage, facts, states)
+    if kept is None:
+        _record_missing(paths, recorders, shards, cfg.batch_size, job)
+    else:
+        print(f"traces: only the heads are scored, on the states in {kept.folder}")
+        _score_missing(paths, recorders[0], kept, job)
     totals = _totals(paths, job)
     size = sum(path.stat().st_size for path in paths)
     print(f"traces: {len(rows)} texts x {cfg.replicates}, {totals['num_steps']:,} steps, {size / 2**20:.1f} MiB")
     write_json(stage.folder / SUMMARY, {"job": job, **facts})
     return stage.finish(
-        job=job, num_texts=len(rows), replicates=cfg.replicates, num_shards=len(shards), **totals, bytes=size, **facts
-    )
+        job=job, num_texts=len(rows), replicates=cfg.replicates, num_shards=len(shards), **totals, bytes=size,
+        states=states if cfg.hidden else None, **facts,
+    )  # fmt: skip
 
 
 # -- inside -----------------------------------------------------------------------------------------------------------
@@ -114,6 +112,18 @@ def _record_missing(
                 bar.write(f"traces: {len(paths)} files, about {size / 2**20:.1f} MiB", file=sys.stderr)
                 announced = True
             replace(trace, about={"job": job}).save(path)
+
+
+def _score_missing(paths: Sequence[Path], recorder: Recorder, kept: Kept, job: str) -> None:
+    """Files that are not there yet, from the states of a finished recording."""
+    from tqdm.auto import tqdm
+
+    for path in tqdm(paths, desc="traces", unit="file"):
+        if path.exists():
+            read_file(path, job)
+            continue
+        trace = kept.with_heads(path.name, recorder.heads, recorder.pair.device, recorder.hidden)
+        replace(trace, about={"job": job}).save(path)
 
 
 def _columns(rows: Sequence[dict[str, Any]]) -> tuple[list[tuple[list[int], list[int]]], list[int]]:

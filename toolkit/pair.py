@@ -200,6 +200,13 @@ class ModelPair:
         whole = self._decoded([*before[-SEEN_BEFORE:], *token_ids])
         return whole[len(start) :] if whole.startswith(start) else self._decoded(token_ids)
 
+    def stop_position(self, stops: Sequence[str], token_ids: Sequence[int], before: Sequence[int] = ()) -> int | None:
+        """Where the first of some strings starts in `text(token_ids, before)`; None: nowhere, or there is no tokenizer."""
+        if not stops or self.tokenizer is None:
+            return None
+        text = self.text(token_ids, before)
+        return min((position for stop in stops if (position := text.find(stop)) >= 0), default=None)
+
     def _decoded(self, token_ids: Sequence[int]) -> str:
         tokenizer: Any = self.tokenizer
         return str(tokenizer.decode(list(token_ids), skip_special_tokens=True))

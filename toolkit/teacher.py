@@ -85,7 +85,7 @@ def readings_along(
     for row, ((prompt, produced), where) in enumerate(zip(texts, chosen, strict=True)):
         seen = None
         if sampling.repetition_penalty != 1.0:
-            seen = _seen_before(prompt, produced, pair.vocab_size)[list(where)].to(pair.device)
+            seen = seen_before(prompt, produced, pair.vocab_size)[list(where)].to(pair.device)
         target_probs = warp(target[row].to(pair.device), sampling, seen)
         logits = [penalized(pair.fit(draft[row]), sampling, seen) for draft in drafts]
         yield Reading(target_probs, logits, sampling)
@@ -96,8 +96,8 @@ def _rows_of(logits: Tensor, places: Sequence[Sequence[int]]) -> list[Tensor]:
     return [logits[row, list(where)] for row, where in enumerate(places)]
 
 
-def _seen_before(prompt: Sequence[int], produced: Sequence[int], size: int) -> Tensor:
-    """Which tokens the text holds before each of the produced ones [N, V] bool."""
+def seen_before(prompt: Sequence[int], produced: Sequence[int], size: int) -> Tensor:
+    """Which tokens of a vocabulary of `size` the text holds before each of the produced ones [N, V] bool."""
     new = torch.zeros(len(produced), size, dtype=torch.uint8)
     new[0, list(prompt)] = 1
     new[torch.arange(1, len(new)), list(produced[:-1])] = 1

@@ -5,10 +5,11 @@
     sglang.txt, llama_cpp.txt  command-line flags
     toolkit.txt        overrides of this package's own commands
 
-Engines that know fixed lengths only are given the best fixed length; vLLM drafts greedily unless it is told otherwise
-(`draft_sample_method`), so the length that is chosen for it was replayed with the sampling that the file names. The
-schemas are those documented for vLLM 0.2x (`num_speculative_tokens_per_batch_size`), transformers 5.23 and llama.cpp's server;
-they were checked against their documentation, not by starting those engines.
+Engines that know fixed lengths only are given the best fixed length. vLLM (unless `draft_sample_method` says otherwise),
+SGLang's standalone drafts and llama.cpp draft greedily: their lengths are chosen by replays with drafts at temperature 0.
+The names were compared with vLLM 0.33.0's and SGLang 0.5.23's own sources (`benchmarks.engine_fields`), and with the options
+of llama.cpp's server as documented in November 2026 (`--draft-max` is gone there); transformers is 5.23. vLLM, SGLang and
+llama.cpp were not started.
 """
 
 from __future__ import annotations
@@ -52,8 +53,8 @@ def write_exports(
     files: dict[str, str] = {
         "transformers.json": _json(_transformers(draft, lengths[smallest])),
         "vllm.json": _json(_vllm(draft, lengths, greedy)),
-        "sglang.txt": _sglang(draft, lengths[smallest]),
-        "llama_cpp.txt": _llama_cpp(draft, lengths[smallest]),
+        "sglang.txt": _sglang(draft, (greedy or lengths)[smallest]),
+        "llama_cpp.txt": _llama_cpp(draft, (greedy or lengths)[smallest]),
         "toolkit.txt": "\n".join(advised) + "\n",
     }
     return [write_text(folder / name, content) for name, content in files.items()]
@@ -106,5 +107,6 @@ def _sglang(draft: str, length: int) -> str:
 
 def _llama_cpp(draft: str, length: int) -> str:
     if not length:
-        return "# do not draft: start without --model-draft\n"
-    return f"--model-draft {draft}.gguf --draft-max {length} --draft-min {length} --draft-p-min 0\n"
+        return "# do not draft: start without --spec-type\n"
+    flags = {"type": "draft-simple", "draft-model": f"{draft}.gguf", "draft-n-max": length, "draft-p-min": 0}
+    return " ".join(f"--spec-{name} {value}" for name, value in flags.items()) + "\n"

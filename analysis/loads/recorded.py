@@ -16,7 +16,7 @@ import pandas as pd
 from analysis.loads.simulator import Load, Served, serve
 from analysis.tables.grid import PLAIN, YARDSTICKS, Setting
 from analysis.tables.replayed_settings import Recording
-from analysis.tables.workbench import Workbench
+from analysis.tables.workbench import Workbench, reads_head
 from toolkit.decoding import ChainProposer
 from toolkit.errors import InputError
 from toolkit.io import write_atomic
@@ -32,12 +32,9 @@ class RecordedPair:
     left_out  why the others cannot, by method
     """
 
-    def __init__(self, bench: Workbench, wanted: Sequence[Setting], folder: Path, max_drafted: int):
-        if not bench.recordable:
-            raise InputError(
-                "recordings know neither stop strings nor a repetition penalty: leave out sampling.stop and "
-                "sampling.repetition_penalty, or measure live with analysis.compare"
-            )
+    def __init__(
+        self, bench: Workbench, wanted: Sequence[Setting], folder: Path, max_drafted: int, hidden: bool = True
+    ):
         self.bench, self.left_out = bench, dict[str, str]()
         self.settings = [setting for setting in wanted if self._takes(setting, max_drafted)]
         if not any(setting.method != PLAIN for setting in self.settings):
@@ -46,13 +43,18 @@ class RecordedPair:
         path = folder / "settings" / f"{bench.prepare(plain)}.parquet"
         self.responses = self._responses(plain, path)
         replayed = [setting for setting in self.settings if setting.method != PLAIN]
-        self.recording = Recording(bench, self.responses, path, replayed, max_drafted)
+        self.recording = Recording(bench, self.responses, path, replayed, max_drafted, hidden)
         self.prompt_tokens = [len(self.responses.prompt_ids.iloc[number]) for number in self.recording.usable]
 
     @property
     def num_texts(self) -> int:
         """Texts that can be served."""
         return len(self.prompt_tokens)
+
+    def head_of(self, method: str) -> str | None:
+        """Folder of the head that a method reads; None: it reads none."""
+        setting = next(setting for setting in self.settings if setting.method == method)
+        return setting.head or (self.bench.pair.head if reads_head(setting) else None)
 
     def serve(self, setting: Setting, costs: LoadCost, load: Load, requests: Sequence[int] | None = None) -> Served:
         """Serve these texts (None: each once) with a setting; policies told no costs of their own get `costs`."""

@@ -12,8 +12,9 @@ Shapes: P positions, S steps, O outputs of a head, n samples.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -24,10 +25,12 @@ from analysis.replay.head_folders import Contender
 from analysis.replay.head_scores import drawn_samples
 from analysis.replay.policies import Geometry, step_at
 from toolkit.acceptance import PrereadHead
+from toolkit.acceptance.calibration import stored
 from toolkit.acceptance.calibration.fit import fit_map, fit_temperature
 from toolkit.acceptance.calibration.maps import Calibration
 from toolkit.acceptance.calibration.scores import CalibrationScores
 from toolkit.errors import InputError
+from toolkit.io import copy_file
 from toolkit.trace import Trace
 
 Chances = Callable[[Tensor], Tensor]  # of raw logits [..., O or none]
@@ -71,7 +74,10 @@ class Scored:
         for depth in range(1, max_depth + 1):
             step, drawn = step_at(trace, geometry, starts, depth)
             said, known = (step, drawn) if self.preread else step_at(trace, geometry, starts, depth + 1)
-            every = every & drawn & known  # a round that was not recorded this far says nothing of what is further on
+            # A round that was not recorded this far says nothing of what is further on; nor does one whose tokens were all
+            # accepted up to a stop string: what the target thinks of those behind it is not known.
+            judged = (geometry.run < geometry.left) | (geometry.left >= depth)
+            every = every & drawn & known & judged
             product = torch.where(every, product * given[said], product)
             alive = geometry.run[starts] >= depth - 1
             accepted = torch.where(alive, trace.accept_prob[step].double(), 0.0)
@@ -91,6 +97,19 @@ def fit(samples: Sequence[Scored], shift: float, kind: str, max_depth: int) -> C
         (p, label) for one in samples for _, p, label in one.products(lambda z: alone.chances(z + shift), max_depth)
     ]
     return Calibration(maps, fit_temperature(_joined(p for p, _ in pooled), _joined(label for _, label in pooled)))
+
+
+def fit_beside(
+    one: Contender, samples: Sequence[Scored], folder: Path, kind: str, max_depth: int, fitted_to: Mapping[str, str]
+) -> Calibration:
+    """`fit`, saved in a folder beside a copy of the head. fitted_to: jobs of the recordings, by name. Raises InputError."""
+    calibration = fit(samples, float(one.head.config["log_w_rej"]), kind, max_depth)
+    for path in one.files:
+        if path.parent != folder:
+            copy_file(path, folder / path.name)
+    about = {"kind": kind, "fitted_to": dict(fitted_to), "max_depth": max_depth}
+    stored.save(folder, type(one.head), calibration, about)
+    return calibration
 
 
 def versions(calibration: Calibration, shift: float) -> dict[str, tuple[Chances, Chances]]:

@@ -13,7 +13,7 @@ from toolkit.acceptance import PrereadHead
 from toolkit.acceptance.folder import KINDS, head_hash
 from toolkit.errors import InputError
 from toolkit.io import read_json
-from toolkit.stage import read_manifest
+from toolkit.stage import MANIFEST, read_manifest
 from toolkit.trace import Trace, recorded_name
 from toolkit.trace.folders import SUMMARY
 from toolkit.training.export import HEAD
@@ -92,7 +92,7 @@ def find_contenders(folders: Sequence[str | Path], traces: Sequence[Path]) -> li
 
 def side_by_side(folder: Path) -> list[Path]:
     """The folders of heads in an output folder of toolkit.train_heads, in order; any other folder is its own."""
-    manifest = read_manifest(folder) or {}
+    manifest = read_manifest(folder) if (folder / MANIFEST).is_file() else {}
     return [folder / name for name in manifest["heads"]] if manifest.get("stage") == "train_heads" else [folder]
 
 

@@ -86,16 +86,14 @@ def step_at(trace: Trace, geometry: Geometry, starts: Tensor, depth: int) -> tup
     """Which step a round visits at `depth` (from 1): its index [B], and whether the recording reaches there [B]."""
     if geometry.steps is not None and depth <= len(geometry.steps[0]):
         return geometry.steps[0][depth - 1, starts], geometry.steps[1][depth - 1, starts]
-    run = geometry.run[starts]
     ahead = depth - 1
-    on_path = ahead <= run  # the first rejected position itself is a step on path
-    place = starts + torch.minimum(run, torch.tensor(ahead))
-    inside = ahead < geometry.left[starts]
-    place = torch.minimum(place, starts + geometry.left[starts] - 1)
-    behind = ahead - run - 1  # steps into the roll-out
-    rolled = (behind >= 0) & (behind < trace.roll_length[place]) & ~trace.accepted[place]
-    index = torch.where(on_path, place, trace.roll_first[place] + behind.clamp(min=0))
-    exists = torch.where(on_path, inside, rolled)
+    edge = torch.minimum(
+        geometry.run[starts], geometry.left[starts] - 1
+    )  # the first rejected position, or the text's last
+    place = starts + edge.clamp(max=ahead)
+    behind = ahead - edge - 1  # steps into the roll-out
+    index = torch.where(behind < 0, place, trace.roll_first[place] + behind)
+    exists = (behind < 0) | (behind < trace.roll_length[place])
     return torch.where(exists, index, 0), exists
 
 

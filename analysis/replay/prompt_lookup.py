@@ -56,7 +56,7 @@ def replay_prompt_lookup(
         ):
             counts[name] += values
         copied = drafted.numpy()
-        for histogram, values in ((accepted, length), (drawn, copied), (judged, np.minimum(copied, length + 1))):
+        for histogram, values in ((accepted, length), (drawn, copied), (judged, np.minimum(copied, produced))):
             histogram[np.flatnonzero(going), values[going]] += 1
         state = policy.observe(_Round(len(tokens[0]), drafted, 0 * drafted), _Verdict(torch.from_numpy(length)), state)
         at = at + produced

@@ -6,19 +6,17 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from toolkit.acceptance import HeadEstimator, PrereadEstimator, PrereadHead
 from toolkit.acceptance.folder import Scorer, SurvivalScorer
+from toolkit.acceptance.from_states import recorded_logits
 from toolkit.acceptance.preread import PrereadScorer, embedding_table
 from toolkit.errors import InputError
 from toolkit.stopping import Bounded, Rate, StoppingPolicy, Survival
 from toolkit.trace import Trace, recorded_name
 from toolkit.trace.step import RecordedStep
 from toolkit.types import Step
-
-CHUNK = 16384  # steps scored at a time
 
 
 @dataclass(frozen=True)
@@ -59,12 +57,9 @@ def scorer_of(head: Any, draft: Any) -> Scorer:
     return SurvivalScorer(head)
 
 
-@torch.inference_mode()
 def with_logits(trace: Trace, name: str, scorer: Scorer) -> Trace:
     """The trace with a head's raw logits of all its steps, under `name`, and no others. Needs recorded states."""
-    steps = torch.arange(trace.num_steps).split(CHUNK)
-    logits = torch.cat([scorer(RecordedStep(trace, 1, index)).float() for index in steps])
-    return replace(trace, estimates={name: logits})
+    return replace(trace, estimates={name: recorded_logits(trace, scorer)})
 
 
 def threshold_policy(head: Any, name: str, corrected: bool) -> Rate | Survival:

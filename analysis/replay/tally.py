@@ -20,7 +20,7 @@ class Replayed:
 
     counts  name of `toolkit.types.Counts` -> [T]
     accepted, drafted, judged [T, M + 1]  rounds of each text that accepted so many tokens; that drafted so many; that
-            drafted so many before and including the first rejected one
+            drafted so many before and including the first rejected one, or up to the text's end
     lengths [M + 1] rounds that drafted so many tokens
     reached, passed [M]  rounds whose draft reached depth k with everything before accepted; whose k-th was accepted
     """
@@ -77,7 +77,7 @@ def tally(
         return summed(text * width + lengths, texts * width).view(groups, texts, width)
 
     counts = {name: summed(text, texts, values) for name, values in columns.items()}
-    histogram, drafts, judged = (by_text(n) for n in (accepted, drafted, torch.minimum(drafted, accepted + 1)))
+    histogram, drafts, judged = (by_text(n) for n in (accepted, drafted, torch.minimum(drafted, produced)))
     lengths, passed, reached = drafts.sum(1), _from(histogram.sum(1)), _from(judged.sum(1))
     return [
         Replayed(

@@ -18,8 +18,8 @@ def token_rounds(trace: Trace, policy: StoppingPolicy, texts: list[int], tokeniz
     """For each of `texts` (numbers within the trace) its rounds: {"drafted": [...], "extra": {"kind", "position"} or None}.
 
     A token is {"text", "kind": accepted | rejected | unused, "draft_prob": q, "accept_prob": min(1, p/q),
-    "predicted": a recorded head's P(accept)}. `unused` ones follow a rejected one. The extra token, corrected or
-    bonus, is the text's at a position; there is none where the text ends within the accepted run.
+    "predicted": a recorded head's P(accept)}. `unused` ones follow a rejected one, or the text's end. The extra token,
+    corrected or bonus, is the text's at a position; there is none where the text ends within the accepted run.
     """
     geometry, found = Geometry.of(trace), [[] for _ in texts]  # type: ignore[var-annotated]
     for text, start, drafted, _, accepted, produced in replay_rounds(trace, policy):
@@ -37,7 +37,7 @@ def _round(
     line = []
     for depth in range(1, drafted + 1):
         index, _ = step_at(trace, geometry, at, depth)
-        kind = "accepted" if depth <= accepted else "rejected" if depth == accepted + 1 else "unused"
+        kind = "accepted" if depth <= accepted else "rejected" if depth == accepted + 1 <= produced else "unused"
         line.append({
             "text": piece(tokenizer, int(trace.tokens[index])),
             "kind": kind,

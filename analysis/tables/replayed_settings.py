@@ -1,13 +1,14 @@
 """Cells of a sweep from one recording: every chain policy is replayed on a trace of plain decoding's responses.
 
 What cannot be replayed (draft trees, block verification) is decoded. One trace serves all settings of one draft temperature; it
-is kept beside the settings, under a hash of the responses, the heads and its own settings. If a sweep asks for the
-upper bound, its traces hold the target along the roll-outs.
+is kept beside the settings, under a hash of the responses and its own settings, and further heads are scored on its states
+(`recorded_shards`). If a sweep asks for the upper bound, its traces hold the target along the roll-outs.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -23,6 +24,7 @@ from analysis.replay.tally import Replayed
 from analysis.replay.token_view import piece, token_rounds
 from analysis.replay.upper_bound import at_price
 from analysis.tables.grid import UPPER_BOUND, Setting
+from analysis.tables.recorded_shards import Shard
 from analysis.tables.workbench import Workbench, checked
 from data_gen.recording import Recorder
 from toolkit.acceptance.folder import head_hash, recorded_scorers
@@ -43,14 +45,21 @@ class Recording:
     path         their file, named by a hash of all they depend on; the traces lie beside it
     settings        that will be replayed: the heads that their methods read are recorded, and what the upper bound needs
     max_drafted  most tokens a replayed method may draft in a round
+    hidden       keep the draft's states beside the traces, for heads that are asked for later
     """
 
     def __init__(
-        self, bench: Workbench, responses: pd.DataFrame, path: Path, settings: Sequence[Setting], max_drafted: int
+        self,
+        bench: Workbench,
+        responses: pd.DataFrame,
+        path: Path,
+        settings: Sequence[Setting],
+        max_drafted: int,
+        hidden: bool = True,
     ):
         if bench.sampling.max_length is not None:
             raise InputError("replays know one limit for all texts: expected sampling.max_length=null, or source=live")
-        self.bench, self.responses, self.max_drafted = bench, responses, max_drafted
+        self.bench, self.responses, self.max_drafted, self.hidden = bench, responses, max_drafted, hidden
         self.folder = path.parent
         self.key = content_hash([path.stem, [list(map(int, ids)) for ids in responses.token_ids]])
         self.upper_bound = any(setting.method == UPPER_BOUND for setting in settings)
@@ -140,23 +149,19 @@ class Recording:
         return at_price(trace, float(setting.parameters["price"]), int(setting.parameters.get("min_drafted") or 0))
 
     def _trace(self, draft_temperature: float | None) -> Trace:
-        """One file per SHARD texts: those that an interrupted sweep has recorded are kept."""
+        """One `Shard` per SHARD texts: those that an interrupted sweep has recorded are kept."""
         from tqdm.auto import tqdm
 
         if draft_temperature not in self.traces:
-            about = [self.key, sorted(self.heads.values()), self.max_drafted, draft_temperature]
-            about += [UPPER_BOUND] if self.upper_bound else []
-            name, recorder = f"trace-{content_hash(about, length=16)}", self._recorder(draft_temperature)
+            about = [self.key, self.max_drafted, draft_temperature, *([UPPER_BOUND] if self.upper_bound else [])]
+            key, recorder = content_hash(about, length=16), self._recorder(draft_temperature)
+            heads = {digest: recorded_scorers(self.bench.pair, {digest: at}) for at, digest in self.heads.items()}
             shards = [self.usable[first : first + SHARD] for first in range(0, len(self.usable), SHARD)]
-            parts = []
+            parts, device = [], self.bench.pair.device
             with tqdm(total=len(self.usable), desc="traces", unit="text", leave=False) as bar:
                 for number, texts in enumerate(shards):
-                    path = self.folder / f"{name}-{number:03d}.safetensors"
-                    try:
-                        parts.append(Trace.load(path))
-                    except InputError:  # none yet, or a damaged one
-                        self._record(recorder, texts).save(path)
-                        parts.append(Trace.load(path))
+                    record = partial(self._record, recorder, texts)
+                    parts.append(Shard(self.folder, key, number).trace(record, heads, device, self.hidden))
                     bar.update(len(texts))
             if not parts:
                 raise InputError("every response failed: there is nothing to replay")
@@ -167,12 +172,7 @@ class Recording:
         heads = recorded_scorers(self.bench.pair, {name: folder for folder, name in self.heads.items()})
         sampling = self.bench.sampling
         return Recorder(
-            self.bench.pair,
-            sampling,
-            self.max_drafted,
-            heads,
-            upper_bound=self.upper_bound,
-            draft_temperature=draft_temperature,
+            self.bench.pair, sampling, self.max_drafted, heads, self.hidden, self.upper_bound, draft_temperature
         )
 
     def _record(self, recorder: Recorder, texts: Sequence[int]) -> Trace:

@@ -57,10 +57,10 @@ def labels(cfg: Any) -> dict[str, str]:
 
 
 def round_lengths(rounds: Sequence[Round], chains: bool) -> dict[str, list[int]]:
-    """LENGTHS of a text's rounds: how many of them had 0, 1, 2, ... tokens."""
-    found = {"accepted_lengths": [r.num_accepted for r in rounds]}
+    """LENGTHS of a text's rounds: how many of them had 0, 1, 2, ... tokens; behind a stop string nothing counts."""
+    found = {"accepted_lengths": [min(r.num_accepted, r.num_produced) for r in rounds]}
     found["drafted_lengths"] = [r.num_drafted for r in rounds] if chains else []
-    found["reached_lengths"] = [min(r.num_drafted, r.num_accepted + 1) for r in rounds] if chains else []
+    found["reached_lengths"] = [min(r.num_drafted, r.num_produced) for r in rounds] if chains else []
     return {name: [values.count(n) for n in range(max(values, default=-1) + 1)] for name, values in found.items()}
 
 

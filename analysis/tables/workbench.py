@@ -56,9 +56,8 @@ class Workbench:
         if setting.method in PARAMETERS:
             return content_hash([shared, setting.method, dict(setting.parameters)], length=16)
         config = plain(setting.method_config())
-        reads_head = any(name.split(".")[-1] == "head" for name in flatten(config))
-        head = (setting.head or self.pair.head) if reads_head else None
-        if reads_head and head is None:
+        head = (setting.head or self.pair.head) if reads_head(setting) else None
+        if reads_head(setting) and head is None:
             raise InputError(
                 f"{setting.method} needs an acceptance head, and the pair ships none: expected "
                 f"grid.{setting.method}.head=[FOLDER], or leave the method out with ~grid.{setting.method}"
@@ -69,9 +68,9 @@ class Workbench:
 
     def lacks_head(self, setting: Setting) -> bool:
         """Whether the setting's method reads an acceptance head, and neither the setting nor the pair names one."""
-        if setting.method in PARAMETERS or setting.head or self.pair.head:
+        if setting.head or self.pair.head:
             return False
-        return any(name.split(".")[-1] == "head" for name in flatten(plain(setting.method_config())))
+        return reads_head(setting)
 
     def decode(self, setting: Setting, on_finish: Listener) -> pd.DataFrame:
         """Decode every prompt with a prepared setting: one row each, with the counts and the texts."""
@@ -130,14 +129,9 @@ class Workbench:
         drafts = {f"draft{i or ''}": draft for i, draft in enumerate(self.pair.drafts)}
         return parameter_counts({"target": self.pair.target, **drafts})
 
-    @property
-    def recordable(self) -> bool:
-        """Whether traces can be recorded: they know neither stop strings nor the repetition penalty."""
-        return not self.sampling.stop and self.sampling.repetition_penalty == 1.0
-
     def replayable(self, setting: Setting, max_drafted: int) -> bool:
         """Whether a recording holds all the setting needs: a chain of drafted tokens, judged one by one, of this length."""
-        if setting.method == PLAIN or setting.method in PARAMETERS or not self.recordable:
+        if setting.method == PLAIN or setting.method in PARAMETERS:
             return False
         method = self.methods[setting.name]
         if method.couples_rows:
@@ -149,6 +143,13 @@ class Workbench:
     def about(self, number: int, lossless: bool) -> dict[str, Any]:
         """What every row of a prompt says of it."""
         return {"lossless": lossless, "prompt": str(self.prompts[number].id), "prompt_hash": self.hashes[number]}
+
+
+def reads_head(setting: Setting) -> bool:
+    """Whether the setting's method reads an acceptance head."""
+    if setting.method in PARAMETERS:
+        return False
+    return any(name.split(".")[-1] == "head" for name in flatten(plain(setting.method_config())))
 
 
 def responses_of(done: dict[str, pd.DataFrame]) -> pd.DataFrame:

@@ -5,6 +5,7 @@ import pytest
 import torch
 
 from analysis import heads
+from analysis.replay.head_folders import side_by_side
 from analysis.replay.policies import replay
 from analysis.replay.recorded_heads import with_recorded_heads
 from analysis.tables.files import read_table
@@ -193,3 +194,7 @@ def test_bad_input_is_one_line(tiny_overrides, tiny_responses, recorded, folders
         with pytest.raises(InputError, match=r"^[^\n]*$") as error:
             heads.run(options(tiny_overrides, traces_folder, given, *words))
         assert message in str(error.value)
+
+
+def test_a_folder_of_heads_needs_no_manifest(tmp_path):
+    assert side_by_side(tmp_path) == [tmp_path]

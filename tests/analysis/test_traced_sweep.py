@@ -39,6 +39,28 @@ def test_at_temperature_zero_a_replayed_sweep_counts_what_a_live_one_counts(tmp_
         assert [list(x) for x in live.loc[shared, name]] == [list(x) for x in traced.loc[shared, name]]
 
 
+def test_stop_strings_and_a_repetition_penalty_are_recorded(tmp_path, capsys):
+    """At temperature 0 count for count, the lengths of every round included, on texts that stop strings have ended."""
+    sampling = {"temperature": 0.0, "repetition_penalty": 1.3, "stop": ["re", "="], "max_new_tokens": 24}
+    grid = {**GRID, "prompt_lookup": {"policy.num_drafted": [3]}, "upper_bound": {"price": [0.2]}, "rate": {}}
+    pair = {"_target_": "toolkit.pair.ModelPair.toy"}
+    prompts = {"_target_": "data_gen.prompts.ToyPrompts", "domain": "math", "split": "dev", "limit": 5}
+    live, traced = (
+        rows_of(
+            sweep.run(sweep_config(tmp_path, grid=grid, source=source, sampling=sampling, pair=pair, prompts=prompts))
+        )
+        for source in ("live", "traces")
+    )
+    assert "left out" not in capsys.readouterr().out
+    assert (live.finish_reason == "stop").any() and (traced.xs("upper_bound").num_drafted > 0).any()
+    shared = live.index.intersection(traced.index)
+    assert {"speculative", "confidence", "rate", "prompt_lookup"} <= set(shared.get_level_values("method"))
+    for name in COUNTS:
+        assert (live.loc[shared, name] == traced.loc[shared, name]).all(), name
+    for name in ("accepted_lengths", "drafted_lengths", "reached_lengths"):
+        assert [list(x) for x in live.loc[shared, name]] == [list(x) for x in traced.loc[shared, name]], name
+
+
 def test_above_it_the_rates_agree(tmp_path):
     live, traced = (
         rows_of(sweep.run(sweep_config(tmp_path, grid=GRID, source=s, limit=300))) for s in ("live", "traces")

@@ -4,6 +4,7 @@ refuses what does not fit.
 
 import json
 import shutil
+from functools import cache
 from itertools import product
 
 import pytest
@@ -17,7 +18,7 @@ from toolkit import ModelPair
 from toolkit.acceptance.head import AcceptanceHead
 from toolkit.config import compose
 from toolkit.errors import InputError, StaleError
-from toolkit.sampling import Sampling
+from toolkit.sampling import Sampling, warp
 from toolkit.session.tabular import TabularModel
 from toolkit.stopping import Bounded, Confidence, Fixed
 from toolkit.trace import Trace, join
@@ -25,16 +26,50 @@ from toolkit.trace.folders import read_traces
 from toolkit.trace.trace import Rows
 
 V, END, ROWS = 3, 0, 6000
+PLAIN = Sampling()
 
 
 def table_pair(seed=0):
     generator = torch.Generator().manual_seed(seed)
     target, draft = (TabularModel.random(V, 1, generator, sharpness=1.2) for _ in range(2))
-    return ModelPair(target=target, draft=draft, end_ids=(END,))
+    return ModelPair(target=target, draft=draft, tokenizer=Digits(), end_ids=(END,))
 
 
-def sampled_texts(target, prompt, length, count):
-    distribution = target.sequence_distribution(prompt, length, END)
+class Digits:
+    """A tokenizer whose tokens are digits."""
+
+    def get_vocab(self):
+        return {str(token): token for token in range(V)}
+
+    def decode(self, token_ids, skip_special_tokens):
+        return "".join(map(str, token_ids))
+
+
+def warped(table, text, sampling):
+    """What the token after a text is drawn from, by a table of one token's memory."""
+    seen = torch.zeros(V, dtype=torch.bool)
+    seen[text] = True
+    return warp(table[text[-1]].log(), sampling, seen)
+
+
+def is_whole(text, length, sampling):
+    written = "".join(map(str, text))
+    return bool(text) and (text[-1] == END or len(text) == length or any(stop in written for stop in sampling.stop))
+
+
+def texts_of(target, prompt, length, sampling):
+    """Probability of every text that plain decoding can end in."""
+    whole, open_ = {}, {(): 1.0}
+    while open_:
+        text, chance = open_.popitem()
+        for token, share in enumerate(warped(target.probs, [*prompt, *text], sampling).tolist()):
+            longer = (*text, token)
+            (whole if is_whole(list(longer), length, sampling) else open_)[longer] = chance * share
+    return whole
+
+
+def sampled_texts(target, prompt, length, count, sampling=PLAIN):
+    distribution = texts_of(target, prompt, length, sampling)
     texts, chances = zip(*distribution.items(), strict=True)
     chosen = torch.multinomial(
         torch.tensor(chances), count, replacement=True, generator=torch.Generator().manual_seed(1)
@@ -42,22 +77,25 @@ def sampled_texts(target, prompt, length, count):
     return [list(texts[i]) for i in chosen.tolist()], distribution
 
 
-def live_distribution(pair, prompt, length, num_drafted, threshold):
+def live_distribution(pair, prompt, length, num_drafted, threshold, sampling=PLAIN):
     """Distribution of (text, draft calls, target calls, discarded) of live decoding, by enumeration of drafts,
     acceptance draws and extras.
     """
-    p, q = pair.target.probs, pair.draft.probs
+    q = pair.draft.probs
+    p_of, q_of = (
+        cache(lambda text, table=m.probs: warped(table, list(text), sampling)) for m in (pair.target, pair.draft)
+    )
     distribution = {}
 
     def rounds(text, calls, targets, discarded, chance):
-        if text and (text[-1] == END or len(text) == length):
+        if is_whole(text, length, sampling):
             key = (tuple(text), calls, targets, discarded)
             distribution[key] = distribution.get(key, 0.0) + chance
             return
         drafting(text, [], calls, targets, discarded, chance)
 
     def drafting(text, drafted, calls, targets, discarded, chance):
-        state = (prompt + text + drafted)[-1]
+        chances = q_of((*prompt, *text, *drafted)).tolist()
         limit = min(num_drafted, length - len(text) - 1)
         ended = bool(drafted) and drafted[-1] == END
         before = (prompt + text + drafted)[-2] if drafted else None
@@ -66,20 +104,20 @@ def live_distribution(pair, prompt, length, num_drafted, threshold):
             judge(text, drafted, 0, calls + len(drafted), targets + 1, discarded, chance)
             return
         for token in range(V):
-            drafting(text, [*drafted, token], calls, targets, discarded, chance * float(q[state, token]))
+            drafting(text, [*drafted, token], calls, targets, discarded, chance * chances[token])
 
     def judge(text, drafted, accepted, calls, targets, discarded, chance):
         if chance < 1e-15:
             return
-        state = (prompt + text + drafted[:accepted])[-1]
+        p, q = (one((*prompt, *text, *drafted[:accepted])) for one in (p_of, q_of))
         if accepted == len(drafted):
             for token in range(V):
-                finish(text, drafted, accepted, token, calls, targets, discarded, chance * float(p[state, token]))
+                finish(text, drafted, accepted, token, calls, targets, discarded, chance * float(p[token]))
             return
         token = drafted[accepted]
-        accept = min(1.0, float(p[state, token] / q[state, token]))
+        accept = min(1.0, float(p[token] / q[token]))
         judge(text, drafted, accepted + 1, calls, targets, discarded, chance * accept)
-        rest = (p[state] - q[state]).clamp(min=0)
+        rest = (p - q).clamp(min=0)
         for extra in range(V):
             share = float(rest[extra] / rest.sum()) if accept < 1 else 0.0
             finish(text, drafted, accepted, extra, calls, targets, discarded, chance * (1 - accept) * share)
@@ -88,25 +126,31 @@ def live_distribution(pair, prompt, length, num_drafted, threshold):
         if chance < 1e-15:
             return
         new = [*drafted[:accepted], extra]
-        new = new[: new.index(END) + 1] if END in new else new
+        ends = (n for n in range(1, len(new)) if is_whole([*text, *new[:n]], length, sampling))
+        new = new[: next(ends, len(new))]
         rounds(text + new, calls, targets, discarded + len(drafted) + 1 - len(new), chance)
 
     rounds([], 0, 0, 0, 1.0)
     return distribution
 
 
-@pytest.mark.parametrize(("num_drafted", "threshold"), [
-    (2, None), (3, 0.4), *(pytest.param(k, None, marks=pytest.mark.slow) for k in (1, 3)),
+ENDED = {"stop": ("21", "12")}
+PENALIZED = {"repetition_penalty": 1.8}
+
+
+@pytest.mark.parametrize(("num_drafted", "threshold", "options"), [
+    (2, None, {}), (3, 0.4, {}), (3, None, {**ENDED, **PENALIZED}), (2, 0.4, PENALIZED),
+    *(pytest.param(k, None, options, marks=pytest.mark.slow) for k in (1, 3) for options in ({}, ENDED, PENALIZED)),
 ])  # fmt: skip
-def test_replayed_texts_and_counts_follow_the_distribution_of_live_decoding(num_drafted, threshold):
+def test_replayed_texts_and_counts_follow_the_distribution_of_live_decoding(num_drafted, threshold, options):
     pair, prompt, length = table_pair(), [1], 4
-    texts, distribution = sampled_texts(pair.target, prompt, length, ROWS)
-    sampling = Sampling(max_new_tokens=length)
+    sampling = Sampling(max_new_tokens=length, **options)
+    texts, distribution = sampled_texts(pair.target, prompt, length, ROWS, sampling)
     recorder = Recorder(pair, sampling, max_drafted=3)
     trace = recorder.record([(prompt, text) for text in texts], range(ROWS))
     policy = Fixed(num_drafted) if threshold is None else Confidence(threshold)
     found = replay_starts(trace, Bounded(policy, 1, num_drafted)).counts
-    exact = live_distribution(pair, prompt, length, num_drafted, threshold)
+    exact = live_distribution(pair, prompt, length, num_drafted, threshold, sampling)
     assert sum(exact.values()) == pytest.approx(1.0, abs=1e-9)
     for text, chance in distribution.items():
         assert sum(c for key, c in exact.items() if key[0] == text) == pytest.approx(chance, abs=1e-9)
@@ -222,6 +266,15 @@ def test_texts_that_live_decoding_could_not_end_in_are_refused(text, problem):
         Recorder(table_pair(), Sampling(max_new_tokens=4), 3).record([([1], text)], [0])
 
 
+def test_texts_that_a_stop_string_would_have_ended_are_refused():
+    recorder = Recorder(table_pair(), Sampling(max_new_tokens=4, stop=("21",)), 3)
+    recorder.record([([1], [1, 2, 1]), ([2], [1, 1, 1, 2])], [0, 1])
+    with pytest.raises(InputError, match="goes on behind a stop string"):
+        recorder.record([([1], [2, 1, 1, 1])], [0])
+    with pytest.raises(InputError, match="neither by an end of text, nor by a stop string nor by max_new_tokens=4"):
+        recorder.record([([1], [1, 2])], [0])
+
+
 def test_folders_that_end_by_different_limits_are_not_recorded_together(tiny_responses, tmp_path):
     other = tmp_path / "other"
     shutil.copytree(tiny_responses, other)
@@ -267,7 +320,7 @@ SAMPLED = "sampling={temperature: 1.0, max_new_tokens: 12}"
 
 def test_an_interrupted_recording_goes_on_to_the_same_traces(texts_file, tmp_path, monkeypatch):
     options = (SAMPLED, "shard_size=2", "replicates=2", "hidden=true")
-    whole = read_traces(traces.run(config(tmp_path / "whole", texts_file, *options)), None)
+    whole = read_traces(traces.run(config(tmp_path / "apart" / "whole", texts_file, *options)), None)
     recorded = Recorder.record
     calls = []
 
@@ -289,7 +342,7 @@ def test_an_interrupted_recording_goes_on_to_the_same_traces(texts_file, tmp_pat
     for name, value in vars(whole).items():
         if isinstance(value, torch.Tensor):
             assert torch.equal(value.nan_to_num(-1), getattr(again, name).nan_to_num(-1)), name
-    first, second = (read_traces(tmp_path / "whole", replicate) for replicate in (0, 1))
+    first, second = (read_traces(tmp_path / "apart" / "whole", replicate) for replicate in (0, 1))
     assert not torch.equal(first.accepted, second.accepted)
 
 

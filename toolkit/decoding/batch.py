@@ -212,9 +212,7 @@ class Batch(ABC, Generic[ContextT, ProposalT, VerdictT]):
 
     def stop_position(self, generation: Generation, token_ids: list[int]) -> int | None:
         """Where the first stop string starts in the text of these tokens behind the generation's prompt."""
-        text = self.pair.text(token_ids, generation.prompt_ids)
-        found = [position for stop in self.sampling.stop if (position := text.find(stop)) >= 0]
-        return min(found, default=None)
+        return self.pair.stop_position(self.sampling.stop, token_ids, generation.prompt_ids)
 
     # -- slots ----------------------------------------------------------------------------------------------------
 

@@ -31,6 +31,7 @@ Seed = Annotated[int, AtLeast(0)]
 CostRatio = Annotated[float, Above(0), "c, draft forward / target forward"]
 Seconds = Annotated[float, Above(0)]
 Folders = list[str]
+Hidden = Annotated[bool, "keep the draft's states beside the recording: further heads then need no new one"]
 Hardware = Literal["h100", "h200", "a100", "l40s", "cpu"]
 Draft = Annotated[Any, Group("draft"), "the pair's draft alone, read for the embeddings that pre-read heads need"]
 
@@ -231,7 +232,10 @@ class Traces(Command, OnPair):
         Mapping[str, str] | None,
         "{NAME: FOLDER}: acceptance heads whose estimates are stored; null: the pair's own, if it ships one, as `own`",
     ]
-    hidden: Annotated[bool, "store the draft's states (float16): any head can then be replayed, at D numbers per step"]
+    hidden: Annotated[
+        bool,
+        "store the draft's states: any head can then be replayed, and no further head needs a recording, at D numbers per step",
+    ]
     upper_bound: Annotated[
         bool, "run the target along the roll-outs: the true chance of every drafted token, no predictor's limit"
     ]
@@ -303,6 +307,7 @@ class Sweep(Command, OnPrompts, Labels, Tracked):
     max_drafted: Annotated[
         int, AtLeast(1), "the most tokens of a round: of a recording, and of methods that name no other bound"
     ]
+    hidden: Hidden
     batch_size: Annotated[int, AtLeast(1), "prompts decoded together; does not change the rows"]
     cost_ratio: Annotated[CostRatio, "for the figures that are shown on the way only"]
     artifacts: Annotated[bool, "upload the recorded traces to Weights & Biases, too"]
@@ -313,6 +318,10 @@ class Advise(Command, OnPrompts, Intervals, Tracked):
     grid: Annotated[Grid, Group("grid", built=False), "methods, and lists of values for their keys"]
     batch_sizes: Annotated[list[Annotated[int, AtLeast(1)]], "requests decoded side by side"]
     heads: Annotated[list[str | None] | None, "an acceptance head, or null, for each draft; null: the pair's own"]
+    train_heads: Annotated[
+        bool,
+        "train and calibrate heads for every draft on a third and a fourth part of the prompts: at least 32 of them",
+    ]
     costs: Annotated[str | Folders | None, "a cost table (JSON or CSV), or one for each draft; null: measured here"]
     hardware: Annotated[
         Hardware | None, "model the costs instead: h100, h200, a100, l40s or cpu, from its peak figures"
@@ -324,6 +333,7 @@ class Advise(Command, OnPrompts, Intervals, Tracked):
         "always: a batch is as large as the requests in it; half: free slots stay until they are half of it, as here",
     ]
     max_drafted: Annotated[int, AtLeast(1), "most tokens of a round"]
+    hidden: Hidden
     batch_size: Annotated[int, AtLeast(1), "prompts decoded together for the responses; does not change them"]
 
 
@@ -347,6 +357,7 @@ class Serving(Command, OnPrompts, Tracked):
     rounds: Annotated[int, AtLeast(8), "timed rounds per batch size and draft length, where costs are measured"]
     drops: Annotated[Literal["always", "half"], "as in analysis.advise"]
     max_drafted: Annotated[int, AtLeast(1), "most tokens of a round"]
+    hidden: Hidden
     batch_size: Annotated[int, AtLeast(1), "prompts decoded together for the responses; does not change them"]
 
 

@@ -4,11 +4,11 @@ For a lossless chain rule the text does not depend on the policy. Given a text X
 accepted draft with probability min(1, q(X_i)/p(X_i)); else the draft's token there is drawn from norm((q - p)+) and X_i
 is the correction. That is the joint distribution of (drafted token, accepted, emitted token) given the emitted one, and
 its acceptance draws are tossed once, when the trace is recorded. Behind every rejected position the draft has rolled
-on: what a policy sees that does not know of the rejection yet.
+on: what a policy sees that does not know of the rejection yet (nor of the stop string that has ended the text).
 
 A **step** is one drafted token with what its draft forward showed. Steps 0..P-1 are the positions of all texts, one text
 after another ("on path"); the roll-outs' steps follow. A round that starts after s tokens of a text visits the text's
-positions s+1, s+2, ... up to the first rejected one, and then that position's roll-out.
+positions s+1, s+2, ... up to the first rejected one or the last, and then that position's roll-out.
 
 Shapes: T texts, P positions of all texts, S >= P steps, D hidden size.
 """
@@ -69,7 +69,8 @@ class Trace:
     rows [T]            row of the responses
     accepted [P]        whether the position's drafted token is the text's
     chance [P]          probability of that, min(1, q/p) of the text's token
-    roll_first [P]      first step of the roll-out behind a rejected position; 0 elsewhere
+    roll_first [P]      first step of the roll-out behind a rejected position, and behind a text's last one where a stop
+                        string ended it; 0 elsewhere
     roll_length [P]     its steps
     target_entropy [P]  nats, of the target's warped distribution that the text's token was drawn from
     tokens [S]          drafted token
@@ -81,7 +82,7 @@ class Trace:
     alpha [S]           sum_x min(p, q)(x) there; likewise
     estimates           head's name -> its raw logits: [S] of an acceptance head, from the state that produced q, about the
                         token *before*; [S, 2] of a pre-read head, about the drawn token and the one after it
-    hidden [S, D]       that state, float16, if it was recorded; `Rows` where it lies in several files
+    hidden [S, D]       that state in the draft's number format, if it was recorded; `Rows` where it lies in several files
     max_drafted         most steps of a round the roll-outs suffice for
     about               what the trace was made from
     """

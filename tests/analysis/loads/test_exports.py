@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
 import torch
@@ -51,5 +52,27 @@ def test_flags_of_other_engines(tmp_path):
     vllm = json.loads((tmp_path / "vllm.json").read_text())
     assert vllm["num_speculative_tokens"] == 5 and vllm["draft_sample_method"] == "greedy"
     assert vllm["num_speculative_tokens_per_batch_size"][0] == [1, 8, 5]
-    assert "--speculative-num-steps 4" in (tmp_path / "sglang.txt").read_text()
-    assert "--draft-max 4" in (tmp_path / "llama_cpp.txt").read_text()
+    assert "--speculative-num-steps 5" in (tmp_path / "sglang.txt").read_text(), "it drafts greedily"
+    assert "--spec-draft-n-max 5" in (tmp_path / "llama_cpp.txt").read_text(), "so does it"
+    write_exports(tmp_path, "small", {1: 4}, None, ["method=batch_rate"])
+    assert "--speculative-num-steps 4 " in (tmp_path / "sglang.txt").read_text()
+
+
+def test_the_engines_own_parsers_know_every_name(tmp_path):
+    """Against names read from the sources of vLLM 0.33.0 and SGLang 0.5.23 (`python -m benchmarks.engine_fields`)."""
+    known = json.loads(Path(__file__).with_name("engine_fields.json").read_text())
+    assert {name: one["version"] for name, one in known.items()} == {"vllm": "0.33.0", "sglang": "0.5.23"}
+    for greedy in ({1: 5, 16: 1, 64: 0}, None):
+        write_exports(tmp_path, "small", {1: 4, 16: 2}, greedy, ["method=batch_rate"])
+        vllm = json.loads((tmp_path / "vllm.json").read_text())
+        assert set(vllm) <= set(known["vllm"]["fields"])
+        for key in ("method", "draft_sample_method"):
+            assert vllm[key] in known["vllm"][key], key
+        flags = [word for word in (tmp_path / "sglang.txt").read_text().split() if word.startswith("--")]
+        assert len(flags) == 5 and set(flags) <= set(known["sglang"]["flags"])
+        # What vLLM asks of a schedule: from 1, ranges in order that do not overlap, lengths of at most the one it is built for.
+        ends = [0]
+        for first, last, length in vllm["num_speculative_tokens_per_batch_size"]:
+            assert ends[-1] < first <= last and 0 <= length <= vllm["num_speculative_tokens"]
+            ends.append(last)
+        assert vllm["num_speculative_tokens_per_batch_size"][0][0] == 1

@@ -1,0 +1,149 @@
+"""Heads for advice: trained on one part of the prompts, calibrated on another, for every draft of a target.
+
+The target answers both parts once. A draft's pre-read head (rate rules) is trained on a recording of the training part.
+Where a method of the grid reads an acceptance head (SpecDec++), that is trained, too, on mixed data of the same answers.
+The calibration is fitted to a recording of its own part, which no head was trained on. All of it runs the ordinary
+commands, and what each has finished is kept.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from hydra.utils import get_method
+
+from analysis.replay.calibrating import Scored, fit_beside
+from analysis.replay.head_folders import find_contenders
+from analysis.tables.grid import PARAMETERS, Setting
+from toolkit.acceptance.folder import KINDS
+from toolkit.chain import compose_for
+from toolkit.config import flatten, plain
+from toolkit.errors import InputError
+from toolkit.io import copy_file, write_text
+from toolkit.pair import load_draft
+from toolkit.prompts import Prompt
+from toolkit.trace.folders import read_traces
+from toolkit.training.export import HEAD
+
+CALIBRATED = "policy.estimator.calibrated"
+MAPS = "isotonic"  # of the calibration
+DEEPEST = 8  # products of a round's chances that a calibration is fitted to
+TRAINING, CALIBRATION = "train", "calibration"  # the parts
+
+
+@dataclass(frozen=True)
+class HeadTrainer:
+    """Trains and calibrates the heads of drafts.
+
+    cfg      the advice's config: its pair, sampling and output root
+    folder   its output folder: the parts of the prompts and the joint folders of heads lie there
+    parts    prompts by part, disjoint
+    settings what will be advised on: they say which kinds of heads are needed
+    """
+
+    cfg: Any
+    folder: Path
+    parts: Mapping[str, Sequence[Prompt]]
+    settings: Sequence[Setting]
+
+    def heads(self, drafts: Sequence[str]) -> list[str]:
+        """The folder of each draft's heads, calibration included."""
+        answers = {name: self._answers(name, number) for number, name in enumerate(self.parts, start=2)}
+        return [str(self._heads_of(draft, number, answers)) for number, draft in enumerate(drafts)]
+
+    def _answers(self, part: str, seed: int) -> Path:
+        """The target's responses to a part, drawn with a seed of their own."""
+        path = self.folder / "parts" / f"{part}.jsonl"
+        write_text(path, "".join(f"{_line(prompt)}\n" for prompt in self.parts[part]))
+        sampling = plain(self.cfg.sampling)
+        changes = {"sampling": {**sampling, "seed": sampling["seed"] + seed}}
+        words = ["prompts=jsonl", 'prompts.path="{part}"']
+        return self._run("data_gen.responses", f"answers, {part}", words, {"part": path}, None, **changes)
+
+    def _heads_of(self, draft: str, number: int, answers: Mapping[str, Path]) -> Path:
+        trained = {"preread": self._preread(draft, answers[TRAINING])}
+        if any(_reads_acceptance_head(setting) for setting in self.settings):
+            mix = self._run("data_gen.mix", "mixed data", ['responses="{of}"'], {"of": answers[TRAINING]}, draft)
+            trained["survival"] = self._train("acceptance head", [], mix, draft)
+        joint = self.folder / "heads" / str(number)
+        for kind, folder in trained.items():
+            for name in (KINDS[kind].weights_file, KINDS[kind].config_file):
+                copy_file(folder / HEAD / name, joint / name)
+        words = ["heads={}", "hidden=true", f"max_drafted={DEEPEST + 2}", 'responses="{of}"']
+        traces = self._run(
+            "data_gen.traces", "recording for the calibration", words, {"of": answers[CALIBRATION]}, draft
+        )
+        recorded, model = read_traces(traces), load_draft(draft, dtype=plain(self.cfg.pair).get("dtype", "float32"))
+        for contender in find_contenders([joint], [traces]):
+            job = {CALIBRATION: recorded.about["job"]}
+            fit_beside(contender, [Scored.of(contender, recorded, model)], joint, MAPS, DEEPEST, job)
+        return joint
+
+    def _preread(self, draft: str, answers: Path) -> Path:
+        # No roll-outs: a pre-read head is trained on clean positions alone.
+        words = ["heads={}", "hidden=true", "max_drafted=1", "replicates=2", 'responses="{of}"']
+        traces = self._run("data_gen.traces", "recording to train on", words, {"of": answers}, draft)
+        return self._train("pre-read head", ["model=preread_head", "data=traced"], traces, draft)
+
+    def _train(self, title: str, words: Sequence[str], data: Path, draft: str) -> Path:
+        logger = [] if self.cfg.track else ["logger=csv"]
+        words = [*words, *logger, 'data.path="{data}"', f"seed={self.cfg.seed}"]
+        return self._run("toolkit.train", title, words, {"data": data}, draft)
+
+    def _run(
+        self,
+        module: str,
+        title: str,
+        words: Sequence[str],
+        folders: Mapping[str, Path],
+        draft: str | None,
+        **changes: Any,
+    ) -> Path:
+        """One command on the target and one draft, or none; returns its folder."""
+        print(f"\n== {title}{'' if draft is None else f' of {draft}'}", flush=True)
+        config = compose_for(module.rpartition(".")[2], words, folders, self.cfg.paths.root_dir)
+        for key, value in {"pair": {**plain(self.cfg.pair), "draft": draft}, **changes}.items():
+            config[key] = value
+        return Path(get_method(f"{module}.run")(config))
+
+
+def with_calibrated(settings: Sequence[Setting]) -> list[Setting]:
+    """The settings, and those that read a head a second time, with its calibrated chances: the dev prompts choose."""
+    calibrated = [
+        replace(setting, parameters={**setting.parameters, CALIBRATED: True})
+        for setting in settings
+        if CALIBRATED not in setting.parameters and CALIBRATED in _keys(setting)
+    ]
+    return [*settings, *calibrated]
+
+
+def named_drafts(cfg: Any) -> list[str]:
+    """The drafts of a config by the names that other commands know them by. Raises InputError if it has none."""
+    pair = plain(cfg.pair)
+    given = pair.get("draft") or pair.get("drafts") or []
+    names = [given] if isinstance(given, str) else given
+    if not isinstance(names, list) or not names or not all(isinstance(name, str) for name in names):
+        raise InputError("train_heads=true needs models by name: expected pair.target=NAME pair.draft=[NAME, NAME]")
+    return names
+
+
+# -- inside -----------------------------------------------------------------------------------------------------------
+
+
+def _keys(setting: Setting) -> set[str]:
+    return set() if setting.method in PARAMETERS else set(flatten(plain(setting.method_config())))
+
+
+def _reads_acceptance_head(setting: Setting) -> bool:
+    config = {} if setting.method in PARAMETERS else flatten(plain(setting.method_config()))
+    return str(config.get("policy.estimator._target_", "")).endswith(".HeadEstimator")
+
+
+def _line(prompt: Prompt) -> str:
+    """A prompt as a line of a prompts file."""
+    content = {"prompt": prompt.prompt} if prompt.messages is None else {"messages": list(prompt.messages)}
+    return json.dumps({"id": prompt.id, **content}, ensure_ascii=False)
