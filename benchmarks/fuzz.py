@@ -34,7 +34,7 @@ from benchmarks.fuzz_commands import COMPOSED, GOOD, RUN, Commands
 from benchmarks.fuzz_outcomes import ACCEPTED, HANG, REFUSED, TRACEBACK, Outcome, outcome, quiet
 from toolkit.io import write_text
 
-LIMIT = 60.0  # seconds of an input
+LIMIT = 60.0  # seconds of computing per input
 MEMORY = 24 * 2**30  # bytes of addresses: what is too large fails, and the machine goes on
 KINDS = (REFUSED, ACCEPTED, TRACEBACK, HANG)
 
@@ -125,7 +125,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--inputs", type=int, default=3000)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--limit", type=float, default=LIMIT, help="seconds of an input")
+    parser.add_argument("--limit", type=float, default=LIMIT, help="seconds of computing per input")
     parser.add_argument("--minutes", type=float, default=math.inf, help="begin no further input after so long")
     parser.add_argument("--out", type=Path, default=Path("docs/evidence/fuzz.md"))
     parser.add_argument("--accepted", type=Path, help="a file for the list of what was accepted")
