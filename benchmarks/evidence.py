@@ -38,6 +38,7 @@ from benchmarks import (
     padded_ranks,
     replaying,
     standing,
+    startup,
 )
 from toolkit.io import write_text
 from toolkit.lines import lines_of
@@ -128,6 +129,7 @@ FIGURES: dict[str, Callable[[], str]] = {
     "sandbox": escaping.sandbox,
     "transformers": assisted.assisted,
     "interruption": interruption.evidence,
+    "startup": startup.startup,
     "multirun": multirun,
     "quickstart": quickstart,
 }
