@@ -46,7 +46,7 @@ def _switch_off() -> None:
     import toolkit.schema.check as check
 
     warnings.simplefilter("ignore")
-    nothing: Any = lambda *given, **named: None  # noqa: E731
+    nothing: Any = lambda *given, **named: None
     arguments.checked = lambda function: function
     arguments.check_ranges = nothing
     check.check = nothing
