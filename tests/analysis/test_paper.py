@@ -11,14 +11,11 @@ from analysis.papers.cells import Runs, cells_of
 from analysis.papers.page import as_markdown, side_by_side
 from analysis.papers.spec import of_config
 from analysis.tables.files import read_table, save_table
-from benchmarks import papers
 from toolkit import config
 from toolkit.config import compose
 from toolkit.errors import InputError
 from toolkit.stage import open_stage
-from toolkit.train import run as train
 
-NAMES = papers.names()
 SPEC = {
     "paper": "MCSD",
     "item": "Table 1",
@@ -119,38 +116,3 @@ def test_a_page_is_made_of_finished_runs(tmp_path):
     assert table.value["SpecDec++", "Alpaca"] == 1.8
     assert table.published["SpecDec++", "Alpaca"] == "18.88"
     assert "+20.0%" in (folder / "page.md").read_text()
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", NAMES)
-def test_every_experiment_composes_with_the_toy_pair_and_with_its_papers_pairs(name, tmp_path, capsys):
-    spec = of_config(papers.table_config(name))
-    assert spec.experiment == name
-    for pair in ("toy", *spec.pairs):
-        words = [
-            f"+experiment={name}",
-            f"pair={pair}",
-            "dry_run=true",
-            f"paths.root_dir={config.quoted(str(tmp_path))}",
-        ]
-        train(compose("train", words))
-        plan = capsys.readouterr().out
-        assert f"table={name}" in plan
-    assert not list(tmp_path.iterdir())
-
-
-def test_every_table_and_figure_of_the_papers_is_made_or_explained():
-    page = papers.index()
-    assert papers.MISSING not in page
-    for paper_of in papers.listed()["items"].values():
-        assert f"## {paper_of['name']}" in page
-    made = {name for name in NAMES if (papers.DOCS / f"{name}.md").exists()}
-    assert made == set(NAMES), "python -m benchmarks.papers writes the pages"
-    assert (papers.DOCS / "index.md").read_text(encoding="utf-8") == page
-
-
-def test_published_figures_differ_from_row_to_row():
-    """A copied row would stand there twice."""
-    for name in NAMES:
-        rows = [tuple(row) for row in papers.table_config(name).get("published", {}).values()]
-        assert len(rows) == len(set(rows)), name
