@@ -69,6 +69,19 @@ def test_figures_follow_from_the_counts(compared):
     assert tokens == rows[rows.name == "mtad"].num_generated.sum()
 
 
+def test_settings_have_their_parameters_as_columns(compared):
+    table = read_table(compared, "comparison")
+    speculative = table[table.method == "speculative"]
+    assert speculative["policy.num_drafted"].to_list() == speculative.levels.to_list() == [2, 4]
+    assert table["policy.num_drafted"].isna().sum() == len(table) - 2
+    lengths = [
+        len(g["prompt_ids"])
+        for path in sorted((compared / "parts").glob("*.json"))
+        for g in json.loads(path.read_text())["settings"]["mtad"]["generations"]
+    ]
+    assert table.prompt_tokens.to_list() == [np.mean(lengths)] * len(table)
+
+
 def test_energy_that_cannot_be_read_is_said_and_never_estimated(compared):
     table = read_table(compared, "comparison")
     text = (compared / "comparison.md").read_text()
