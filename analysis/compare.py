@@ -86,10 +86,7 @@ def run(cfg: Any) -> Path:
     save_table(rows, stage.folder, "rows")
     bootstrap = Bootstrap(cfg.resamples, cfg.confidence, cfg.seed)
     table = table_of(rows, settings, metrics, cfg.baseline, cfg.cost_ratio, bootstrap)
-    table = table.join(about_settings(settings, bench))
-    table["prompt_tokens"] = sum(len(bench.pair.encode(prompt.content)) for prompt in bench.prompts) / len(
-        bench.prompts
-    )
+    table = table.join(about_settings(settings, bench)).assign(prompt_tokens=_prompt_tokens(bench))
     save_table(table, stage.folder, "comparison")
     names = labels(cfg)
     title = f"{names['dataset']} {names['split']}, {len(bench.prompts)} prompts, batch {cfg.group_size}"
@@ -163,6 +160,11 @@ def _one(bench: Workbench, setting: Setting, group: range) -> Decoded:
     return decode_measured(
         bench.pair, prompts, bench.methods[setting.name], sampling, batch_size=len(group), row_ids=list(group)
     )
+
+
+def _prompt_tokens(bench: Workbench) -> float:
+    """Mean length of the prompts."""
+    return sum(len(bench.pair.encode(prompt.content)) for prompt in bench.prompts) / len(bench.prompts)
 
 
 def _energy_note(parts: list[dict[str, Any]]) -> str:

@@ -203,6 +203,7 @@ def _figures(
         "verification_rate": ratio(target, made),
         "mean_width": ratio(of("widths"), of("layers")),
         "seconds_per_forward": ratio(of("seconds"), of("target_runs")),
+        "seconds_per_input": ratio(of("seconds"), target),
         "joules_per_token": ratio(of("joules"), made),
         "joules_per_forward": ratio(of("joules"), of("target_runs")),
         "joules_per_input": ratio(of("joules"), target),

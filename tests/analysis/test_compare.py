@@ -128,6 +128,7 @@ def test_joules_per_token_and_per_forward_of_a_batch(tmp_path, tiny_overrides, t
     assert table.joules_per_token == pytest.approx(36 / rows.num_generated.sum())
     assert table.joules_per_forward == pytest.approx(36 / sum(forwards))
     assert table.joules_per_input == pytest.approx(36 / rows.num_target_calls.sum())
+    assert table.seconds_per_input == pytest.approx(rows.seconds.sum() / rows.num_target_calls.sum())
     assert table.idle_joules_per_token == pytest.approx(9 / rows.num_generated.sum())
     assert table.group_size == 2
     text = (folder / "comparison.md").read_text()
