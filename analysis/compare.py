@@ -6,7 +6,8 @@ texts are judged afterwards. A group is written whole when all settings have dec
 
     parts/<group>.json   what each setting made of a group: texts, counts, seconds, joules, bytes of cache
     rows                 one line per setting and group, with the counted quantities of every metric
-    comparison           one line per setting: every figure with its interval over groups, and speed against the baseline's
+    comparison           one line per setting: every figure with its interval over groups, and speed against the baseline's; its
+                         parameters, and the mean length of the prompts in tokens
     comparison.md        the same for readers, how to read it, and figures
     figures/             quality against speed, against forwards and against energy; mean width against each
 """
@@ -27,6 +28,7 @@ from analysis.tables.bootstrap import Bootstrap
 from analysis.tables.files import save_table, show
 from analysis.tables.grid import YARDSTICKS, Setting, expand
 from analysis.tables.method_table import (
+    about_settings,
     as_markdown,
     check_baseline,
     draw,
@@ -84,6 +86,7 @@ def run(cfg: Any) -> Path:
     save_table(rows, stage.folder, "rows")
     bootstrap = Bootstrap(cfg.resamples, cfg.confidence, cfg.seed)
     table = table_of(rows, settings, metrics, cfg.baseline, cfg.cost_ratio, bootstrap)
+    table = table.join(about_settings(settings, bench)).assign(prompt_tokens=_prompt_tokens(bench))
     save_table(table, stage.folder, "comparison")
     names = labels(cfg)
     title = f"{names['dataset']} {names['split']}, {len(bench.prompts)} prompts, batch {cfg.group_size}"
@@ -157,6 +160,11 @@ def _one(bench: Workbench, setting: Setting, group: range) -> Decoded:
     return decode_measured(
         bench.pair, prompts, bench.methods[setting.name], sampling, batch_size=len(group), row_ids=list(group)
     )
+
+
+def _prompt_tokens(bench: Workbench) -> float:
+    """Mean length of the prompts."""
+    return sum(len(bench.pair.encode(prompt.content)) for prompt in bench.prompts) / len(bench.prompts)
 
 
 def _energy_note(parts: list[dict[str, Any]]) -> str:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import pandas as pd
 from analysis.papers.spec import PaperTable, merged
 from analysis.tables.files import read_table
 from toolkit.errors import InputError, unknown_name
+from toolkit.stage import read_manifest
 
 
 @dataclass(frozen=True)
@@ -44,6 +46,12 @@ class Runs:
         self.folders = {name: Path(folder) for name, folder in folders.items()}
         self._read: dict[tuple[str, str], pd.DataFrame] = {}
 
+    @cached_property
+    def pairs(self) -> set[str]:
+        """Names of the pairs that ran, as far as they have names."""
+        configs = [(read_manifest(folder) or {}).get("config") or {} for folder in self.folders.values()]
+        return {str(config["pair"]["name"]) for config in configs if (config.get("pair") or {}).get("name")}
+
     def table(self, run: str, name: str) -> pd.DataFrame:
         """A run's table. Raises InputError if it has none of this name."""
         if (run, name) not in self._read:
@@ -74,9 +82,7 @@ class Runs:
         if told.get("run") not in self.folders:
             return Cell(None, form=form)
         line = chosen(self.lines(told, what), told, what)
-        name = told["value"]
-        if name not in line:
-            raise unknown_name(f"{what}: column of {told['table']}", name, line.index)
+        name = column_of(told["value"], line.index, f"{what}: column of {told['table']}")
         if isinstance(line[name], str):
             return Cell(line[name], form=form)
         if pd.isna(line[name]):
@@ -99,6 +105,15 @@ class Runs:
         return empty or Cell(sum(values) / len(values), form=parts[0].form)
 
 
+def column_of(names: str | Sequence[str], columns: Iterable[str], what: str) -> str:
+    """The first name that is a column. Raises InputError if none is."""
+    names, known = [names] if isinstance(names, str) else list(names), list(columns)
+    found = next((name for name in names if name in known), None)
+    if found is None:
+        raise unknown_name(what, names[0], known)
+    return found
+
+
 def chosen(lines: pd.DataFrame, told: Mapping[str, Any], what: str) -> pd.Series[Any]:
     """The one line a cell is about: the only one, or the best of several."""
     if told.get("best"):
@@ -117,12 +132,15 @@ def chosen(lines: pd.DataFrame, told: Mapping[str, Any], what: str) -> pd.Series
 
 
 def cells_of(spec: PaperTable, runs: Runs) -> dict[tuple[str, str], Cell]:
-    """Every cell of a table, by row and column."""
-    return {
-        (row, column): runs.cell(spec.source(row, column), f"{spec.item}, {row} / {column}")
-        for row in spec.rows
-        for column in spec.columns
-    }
+    """Every cell of a table, by row and column; nothing in those of a pair where another one of the paper's pairs ran."""
+    found = {}
+    for row in spec.rows:
+        for column in spec.columns:
+            told = spec.source(row, column)
+            hidden = told.get("of_pair") and (runs.pairs & set(spec.pairs)) - {told["of_pair"]}
+            what = f"{spec.item}, {row} / {column}"
+            found[row, column] = Cell(None, why="not run: another pair") if hidden else runs.cell(told, what)
+    return found
 
 
 def as_frame(spec: PaperTable, cells: Mapping[tuple[str, str], Cell]) -> pd.DataFrame:

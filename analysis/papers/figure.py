@@ -2,52 +2,72 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 
 from analysis.figures.looks import MARKERS, METHODS, Look, look
-from analysis.papers.cells import Runs
-from analysis.papers.spec import Figure, check_source, merged
-from toolkit.errors import unknown_name
+from analysis.figures.scatter import undominated
+from analysis.papers.cells import Runs, column_of
+from analysis.papers.spec import AXES, Figure, check_source, merged
 from toolkit.figure_style import PALETTE, figure
 
 
 def draw(told: Figure, runs: Runs, item: str, path: Path) -> pd.DataFrame:
-    """Draw to `path`; returns what is shown: panel, curve, x, y. Panels whose run was not made are left out."""
+    """Draw to `path`; returns what is shown: panel, curve, x, y. Panels without a run, or not measured, are left out."""
+    common = {axis: getattr(told, axis) for axis in AXES}
+    axes_of = {name: {axis: (at or {}).get(axis, common[axis]) for axis in AXES} for name, at in told.panels.items()}
     parts = []
     for panel, at in told.panels.items():
-        check_source(at, item)
+        check_source({key: value for key, value in (at or {}).items() if key not in AXES}, item)
         for name, curve in told.curves.items():
             check_source(curve, item)
             source = merged(at or {}, curve or {})
-            if source.get("run") not in runs.folders:
-                continue
-            lines = runs.lines(source, f"{item}, {panel}, {name}")
-            for column in (told.x, told.y):
-                if column not in lines:
-                    raise unknown_name(f"{item}: column of {source['table']}", column, lines.columns)
-            parts.append(pd.DataFrame({
-                "panel": panel, "curve": name, "method": _method(lines, name), "x": lines[told.x], "y": lines[told.y],
-            }).sort_values("x"))  # fmt: skip
-    shown = (
-        pd.concat(parts, ignore_index=True) if parts else pd.DataFrame(columns=["panel", "curve", "method", "x", "y"])
-    )
+            if source.get("run") in runs.folders:
+                lines = runs.lines(source, f"{item}, {panel}, {name}")
+                parts.append(
+                    _points(lines, axes_of[panel], item).assign(panel=panel, curve=name, method=_method(lines, name))
+                )
+    columns = ["panel", "curve", "method", "x", "y"]
+    shown = pd.concat(parts, ignore_index=True)[columns] if parts else pd.DataFrame(columns=columns)
     panels = [name for name in told.panels if (shown.panel == name).any()]
     looks = _looks(shown)
     with figure(path, "page", 0.5 if len(panels) > 1 else 0.62, columns=max(1, len(panels))) as (axes,):
         for axis, panel in zip(axes, panels, strict=False):
             for name, part in shown[shown.panel == panel].groupby("curve", sort=False):
-                seen = looks[str(name)]
-                about = {"color": seen.color, "marker": seen.marker, "label": str(name), "markersize": 4}
-                axis.plot(part.x, part.y, linestyle="none" if told.points else "-", linewidth=1.3, **about)
+                _draw_curve(axis, part, str(name), looks[str(name)], told.points, axes_of[panel]["better"])
             axis.set_title(panel, fontweight="normal")
         if panels:
-            axes[0].set_ylabel(told.y_label)
-            axes[len(panels) // 2].set_xlabel(told.x_label)
+            _label(axes, [axes_of[panel] for panel in panels])
             entries = dict(zip(*(axes[0].get_legend_handles_labels()[::-1]), strict=True))
             axes[0].figure.legend(entries.values(), entries.keys(), loc="outside lower center", ncols=3)
     return shown
+
+
+def _points(lines: pd.DataFrame, axes: Mapping[str, Any], item: str) -> pd.DataFrame:
+    """x and y of some lines of a table, by x; those that were not measured are left out."""
+    x, y = (column_of(axes[axis], lines.columns, f"{item}: column") for axis in ("x", "y"))
+    return pd.DataFrame({"x": lines[x].astype(float), "y": lines[y].astype(float)}).dropna().sort_values("x")
+
+
+def _draw_curve(axis: Any, part: pd.DataFrame, name: str, seen: Look, points: bool, better: str | None) -> None:
+    """Markers, and a line through all of them or through those that no other one beats; none with `points`."""
+    about = {"color": seen.color, "marker": seen.marker, "label": name, "markersize": 4, "linewidth": 1.3}
+    axis.plot(part.x, part.y, linestyle="none" if points or better else "-", **about)
+    if better:
+        best = part[undominated(part.x.to_numpy(), part.y.to_numpy(), ("more x" in better, "more y" in better))]
+        axis.plot(best.x, best.y, color=seen.color, linewidth=1.3)
+
+
+def _label(axes: Any, told: Sequence[Mapping[str, Any]]) -> None:
+    """Labels once if all panels have the same ones, else each its own."""
+    for kind, place in (("x", len(told) // 2), ("y", 0)):
+        shared = len({one[f"{kind}_label"] for one in told}) == 1
+        for number, (axis, one) in enumerate(zip(axes, told, strict=False)):
+            if not shared or number == place:
+                getattr(axis, f"set_{kind}label")(one[f"{kind}_label"])
 
 
 def _looks(shown: pd.DataFrame) -> dict[str, Look]:

@@ -53,8 +53,8 @@ def side_by_side(spec: PaperTable, cells: Cells) -> pd.DataFrame:
     lines = []
     for row in spec.rows:
         line: dict[str, str] = {"": row}
-        for place, column in enumerate(spec.columns):
-            published = spec.published[row][place] if row in spec.published else None
+        for column in spec.columns:
+            published = _published(spec, row, column)
             behind = "" if published is None else f" ({published})"
             line[column] = cells[row, column].text() + behind
         lines.append(line)
@@ -62,13 +62,19 @@ def side_by_side(spec: PaperTable, cells: Cells) -> pd.DataFrame:
 
 
 def sentence(spec: PaperTable, claim: Claim, cells: Cells) -> str:
-    """A claim: the left row over the right one, here and in the paper, column by column."""
+    """A claim: the left row over the right one, here and in the paper, column by column; or columns, row by row."""
+    by_row = claim.left in spec.columns
+    names = list(claim.only) or list(spec.rows if by_row else spec.columns)
     here, there = [], []
-    for place, column in enumerate(spec.columns):
-        here.append(_gain(cells[claim.left, column].value, cells[claim.right, column].value))
-        left, right = (spec.published.get(row, [None] * len(spec.columns))[place] for row in (claim.left, claim.right))
-        there.append(_gain(left, right))
-    return f"{claim.text}: {', '.join(here)} here, {', '.join(there)} in the paper ({', '.join(spec.columns)})."
+    for name in names:
+        left, right = ((name, side) if by_row else (side, name) for side in (claim.left, claim.right))
+        here.append(_gain(cells[left].value, cells[right].value))
+        there.append(_gain(_published(spec, *left), _published(spec, *right)))
+    return f"{claim.text}: {', '.join(here)} here, {', '.join(there)} in the paper ({', '.join(names)})."
+
+
+def _published(spec: PaperTable, row: str, column: str) -> float | str | None:
+    return spec.published[row][list(spec.columns).index(column)] if row in spec.published else None
 
 
 def _gain(left: Any, right: Any) -> str:

@@ -8,11 +8,12 @@ A cell is told by a mapping, put together from the table's (`cell`), its row's a
     table   its table: frontier, comparison, acceptance, ... (a .parquet file of the run)
     where   {column: value, or list of values}: the lines looked at
     best    "max COLUMN" or "min COLUMN": of several lines, the one to take
-    value   column of the number
+    value   column of the number; or several: the first one that the table has
     over    a mapping that replaces keys of the cell: the number is divided by that other cell's (a speed-up)
     form    format of the number, "{:.2f}"
     scale   factor of the number before it is shown
     note    column whose entry is shown behind the number: the setting that was chosen
+    of_pair the pair of the paper whose number it is: nothing is shown where another one of the paper's pairs ran
 """
 
 from __future__ import annotations
@@ -23,31 +24,39 @@ from typing import Any
 
 from toolkit.errors import InputError, unknown_name
 
-CELL_KEYS = ("run", "runs", "table", "where", "best", "value", "over", "form", "scale", "note")
+CELL_KEYS = ("run", "runs", "table", "where", "best", "value", "over", "form", "scale", "note", "of_pair")
+AXES = ("x", "y", "x_label", "y_label", "better")  # of a figure, and of a panel that has others
 MERGED = ("where", "over")
 Source = Mapping[str, Any]
 
 
 @dataclass(frozen=True)
 class Claim:
-    """A sentence of the paper as numbers: row `left` over row `right`, per column."""
+    """A sentence of the paper as numbers: row `left` over row `right`, per column; or columns, per row (those in `only`)."""
 
     text: str
     left: str
     right: str
+    only: Sequence[str] = ()
 
 
 @dataclass(frozen=True)
 class Figure:
-    """A figure: one panel per entry of `panels`, one line per entry of `curves`, each told as a cell is."""
+    """A figure: one panel per entry of `panels`, one line per entry of `curves`, each told as a cell is.
 
-    x: str
-    y: str
+    x, y    columns, or several: the first one that the table has; a panel can have its own, and its own labels
+    points  markers alone: settings that no line connects
+    better  "more x, less y": lines connect the settings that no other one of their curve beats
+    """
+
+    x: str | Sequence[str]
+    y: str | Sequence[str]
     x_label: str
     y_label: str
     panels: Mapping[str, Source]
     curves: Mapping[str, Source]
-    points: bool = False  # markers alone: settings that no line connects
+    points: bool = False
+    better: str | None = None
 
 
 @dataclass(frozen=True)
@@ -77,9 +86,11 @@ class PaperTable:
                     f"where the paper has none), got {len(numbers)}"
                 )
         for claim in self.claims:
-            for name in (claim.left, claim.right):
-                if name not in self.rows:
-                    raise unknown_name(f"claims of {self.item}: row", name, self.rows)
+            known, others = (self.columns, self.rows) if claim.left in self.columns else (self.rows, self.columns)
+            for names, among in (((claim.left, claim.right), known), (claim.only, others)):
+                for name in names:
+                    if name not in among:
+                        raise unknown_name(f"claims of {self.item}: row or column", name, among)
         for told in (self.cell, *self.rows.values(), *self.columns.values()):
             check_source(told, self.item)
         if not self.rows and self.figure is None:

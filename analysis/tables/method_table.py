@@ -19,7 +19,7 @@ from analysis.quality.base import table as counted
 from analysis.tables.bootstrap import Bootstrap
 from analysis.tables.files import markdown, with_interval
 from analysis.tables.grid import Setting
-from analysis.tables.rows import COUNTS, Array
+from analysis.tables.rows import COUNTS, Array, one_kind
 from analysis.tables.workbench import Workbench
 from toolkit import metrics as forwards
 from toolkit.energy import Energy
@@ -149,6 +149,21 @@ def table_of(
     return lines
 
 
+def about_settings(settings: Sequence[Setting], bench: Workbench) -> pd.DataFrame:
+    """Per setting, a column for every parameter of the grid, named as its override, and `levels`: the most that a round drafts.
+
+    Levels are tokens of a chain, levels of a tree, layers of beams.
+    """
+    lines = []
+    for setting in settings:
+        method = bench.methods[setting.name].bind(bench.pair)
+        widths = getattr(method.proposer, "widths", None)
+        values = {name: value for name, value in setting.parameters.items() if name != "head"}
+        said = {name: " ".join(map(str, v)) if isinstance(v, list | tuple) else v for name, v in values.items()}
+        lines.append({**said, "levels": method.limit if widths is None else min(method.limit, len(widths))})
+    return one_kind(pd.DataFrame(lines))
+
+
 def _ends(samples: Array, bootstrap: Bootstrap, num_groups: int) -> tuple[float, float]:
     """The central interval; none of too few groups, or if a figure is undefined in over one resample of a hundred."""
     known = samples[np.isfinite(samples)]
@@ -188,6 +203,7 @@ def _figures(
         "verification_rate": ratio(target, made),
         "mean_width": ratio(of("widths"), of("layers")),
         "seconds_per_forward": ratio(of("seconds"), of("target_runs")),
+        "seconds_per_input": ratio(of("seconds"), target),
         "joules_per_token": ratio(of("joules"), made),
         "joules_per_forward": ratio(of("joules"), of("target_runs")),
         "joules_per_input": ratio(of("joules"), target),

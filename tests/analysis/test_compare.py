@@ -69,6 +69,19 @@ def test_figures_follow_from_the_counts(compared):
     assert tokens == rows[rows.name == "mtad"].num_generated.sum()
 
 
+def test_settings_have_their_parameters_as_columns(compared):
+    table = read_table(compared, "comparison")
+    speculative = table[table.method == "speculative"]
+    assert speculative["policy.num_drafted"].to_list() == speculative.levels.to_list() == [2, 4]
+    assert table["policy.num_drafted"].isna().sum() == len(table) - 2
+    lengths = [
+        len(g["prompt_ids"])
+        for path in sorted((compared / "parts").glob("*.json"))
+        for g in json.loads(path.read_text())["settings"]["mtad"]["generations"]
+    ]
+    assert table.prompt_tokens.to_list() == [np.mean(lengths)] * len(table)
+
+
 def test_energy_that_cannot_be_read_is_said_and_never_estimated(compared):
     table = read_table(compared, "comparison")
     text = (compared / "comparison.md").read_text()
@@ -115,6 +128,7 @@ def test_joules_per_token_and_per_forward_of_a_batch(tmp_path, tiny_overrides, t
     assert table.joules_per_token == pytest.approx(36 / rows.num_generated.sum())
     assert table.joules_per_forward == pytest.approx(36 / sum(forwards))
     assert table.joules_per_input == pytest.approx(36 / rows.num_target_calls.sum())
+    assert table.seconds_per_input == pytest.approx(rows.seconds.sum() / rows.num_target_calls.sum())
     assert table.idle_joules_per_token == pytest.approx(9 / rows.num_generated.sum())
     assert table.group_size == 2
     text = (folder / "comparison.md").read_text()
