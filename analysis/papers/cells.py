@@ -66,6 +66,19 @@ class Runs:
             table = kept
         return table
 
+    def alike(self, told: Mapping[str, Any], what: str) -> pd.DataFrame:
+        """The lines that `where` and `like` leave. Raises InputError if nothing is left."""
+        lines = self.lines(told, what)
+        if not told.get("like"):
+            return lines
+        other = {**told["like"]}
+        column = other.pop("column", None)
+        if column not in lines:
+            raise unknown_name(f"{what}: like.column", str(column), lines.columns)
+        other = {**merged(told, other), "like": None}
+        wanted = chosen(self.lines(other, what), other, what)[column]
+        return self.lines({**told, "where": {**(told.get("where") or {}), column: wanted}}, what)
+
     def cell(self, told: Mapping[str, Any], what: str) -> Cell:
         """The number that a source tells of. Raises InputError if there is not exactly one."""
         form = told.get("form", "{:.2f}")
@@ -73,7 +86,7 @@ class Runs:
             return self._mean(told, what)
         if told.get("run") not in self.folders:
             return Cell(None, form=form)
-        line = chosen(self.lines(told, what), told, what)
+        line = chosen(self.alike(told, what), told, what)
         name = told["value"]
         if name not in line:
             raise unknown_name(f"{what}: column of {told['table']}", name, line.index)

@@ -8,7 +8,7 @@ import pandas as pd
 
 from analysis.figures.looks import MARKERS, METHODS, Look, look
 from analysis.papers.cells import Runs
-from analysis.papers.spec import Figure, check_source, merged
+from analysis.papers.spec import Figure, check_source, source_of
 from toolkit.errors import unknown_name
 from toolkit.figure_style import PALETTE, figure
 
@@ -20,7 +20,7 @@ def draw(told: Figure, runs: Runs, item: str, path: Path) -> pd.DataFrame:
         check_source(at, item)
         for name, curve in told.curves.items():
             check_source(curve, item)
-            source = merged(at or {}, curve or {})
+            source = source_of(at or {}, curve or {})
             if source.get("run") not in runs.folders:
                 continue
             lines = runs.lines(source, f"{item}, {panel}, {name}")

@@ -63,12 +63,13 @@ def side_by_side(spec: PaperTable, cells: Cells) -> pd.DataFrame:
 
 def sentence(spec: PaperTable, claim: Claim, cells: Cells) -> str:
     """A claim: the left row over the right one, here and in the paper, column by column."""
-    here, there = [], []
-    for place, column in enumerate(spec.columns):
+    here, there, columns = [], [], claim.columns or list(spec.columns)
+    for column in columns:
+        place = list(spec.columns).index(column)
         here.append(_gain(cells[claim.left, column].value, cells[claim.right, column].value))
         left, right = (spec.published.get(row, [None] * len(spec.columns))[place] for row in (claim.left, claim.right))
         there.append(_gain(left, right))
-    return f"{claim.text}: {', '.join(here)} here, {', '.join(there)} in the paper ({', '.join(spec.columns)})."
+    return f"{claim.text}: {', '.join(here)} here, {', '.join(there)} in the paper ({', '.join(columns)})."
 
 
 def _gain(left: Any, right: Any) -> str:

@@ -3,10 +3,12 @@
 A cell is told by a mapping, put together from the table's (`cell`), its row's and its column's, the later ones winning
 (`where` and `over` are merged key by key):
 
-    run     name of a run in `runs`
+    run     name of a run in `runs`; "{pair}" in it stands for `pair`
     runs    several of them, instead: the mean of their cells
+    pair    name of a pair: rows tell the run, columns the pair, or the other way round
     table   its table: frontier, comparison, acceptance, ... (a .parquet file of the run)
     where   {column: value, or list of values}: the lines looked at
+    like    a mapping that replaces keys of the cell, and `column`: only lines that have the same there as the line it tells of
     best    "max COLUMN" or "min COLUMN": of several lines, the one to take
     value   column of the number
     over    a mapping that replaces keys of the cell: the number is divided by that other cell's (a speed-up)
@@ -23,18 +25,19 @@ from typing import Any
 
 from toolkit.errors import InputError, unknown_name
 
-CELL_KEYS = ("run", "runs", "table", "where", "best", "value", "over", "form", "scale", "note")
+CELL_KEYS = ("run", "runs", "pair", "table", "where", "like", "best", "value", "over", "form", "scale", "note")
 MERGED = ("where", "over")
 Source = Mapping[str, Any]
 
 
 @dataclass(frozen=True)
 class Claim:
-    """A sentence of the paper as numbers: row `left` over row `right`, per column."""
+    """A sentence of the paper as numbers: row `left` over row `right`, per column (of `columns`, if it names some)."""
 
     text: str
     left: str
     right: str
+    columns: Sequence[str] = ()
 
 
 @dataclass(frozen=True)
@@ -80,6 +83,9 @@ class PaperTable:
             for name in (claim.left, claim.right):
                 if name not in self.rows:
                     raise unknown_name(f"claims of {self.item}: row", name, self.rows)
+            for name in claim.columns:
+                if name not in self.columns:
+                    raise unknown_name(f"claims of {self.item}: column", name, self.columns)
         for told in (self.cell, *self.rows.values(), *self.columns.values()):
             check_source(told, self.item)
         if not self.rows and self.figure is None:
@@ -87,7 +93,7 @@ class PaperTable:
 
     def source(self, row: str, column: str) -> dict[str, Any]:
         """What tells the number of a cell."""
-        return merged(self.cell, self.rows[row] or {}, self.columns[column] or {})
+        return source_of(self.cell, self.rows[row] or {}, self.columns[column] or {})
 
 
 def merged(*parts: Source) -> dict[str, Any]:
@@ -98,6 +104,14 @@ def merged(*parts: Source) -> dict[str, Any]:
             both = key in MERGED and isinstance(value, Mapping) and isinstance(whole.get(key), Mapping)
             whole[key] = merged(whole[key], value) if both else value
     return whole
+
+
+def source_of(*parts: Source) -> dict[str, Any]:
+    """`merged`, with the pair's name in the run's."""
+    told = merged(*parts)
+    if told.get("run") is not None:
+        told["run"] = str(told["run"]).replace("{pair}", str(told.get("pair")))
+    return told
 
 
 def check_source(told: Source | None, item: str) -> None:

@@ -19,7 +19,7 @@ from analysis.quality.base import table as counted
 from analysis.tables.bootstrap import Bootstrap
 from analysis.tables.files import markdown, with_interval
 from analysis.tables.grid import Setting
-from analysis.tables.rows import COUNTS, Array
+from analysis.tables.rows import COUNTS, Array, one_kind
 from analysis.tables.workbench import Workbench
 from toolkit import metrics as forwards
 from toolkit.energy import Energy
@@ -147,6 +147,35 @@ def table_of(
         unknown = np.isnan(estimates) | missing.get(name, False)
         lines.loc[unknown, [name, f"{name}_low", f"{name}_high"]] = np.nan
     return lines
+
+
+def groups_to_choose_on(count: int, share: float, seed: int) -> list[int]:
+    """That share of the groups, drawn at random. Raises InputError if none is left on one side; a share of 0 draws none."""
+    size = round(share * count)
+    if share and not 0 < size < count:
+        raise InputError(f"dev_share: {share:g} of {count} groups leaves none on one side; expected more groups, or 0")
+    return sorted(np.random.default_rng(seed).permutation(count)[:size].tolist())
+
+
+def speed_of(rows: pd.DataFrame, settings: Sequence[Setting]) -> list[float]:
+    """Tokens per second of every setting."""
+    sums = rows.groupby("name", sort=False)[["num_generated", "seconds"]].sum()
+    return [float(sums.num_generated[setting.name] / sums.seconds[setting.name]) for setting in settings]
+
+
+def about_settings(settings: Sequence[Setting], bench: Workbench) -> pd.DataFrame:
+    """Per setting, a column for every parameter of the grid, named as its override, and `levels`: the most that a round drafts.
+
+    Levels are tokens of a chain, levels of a tree, layers of beams.
+    """
+    lines = []
+    for setting in settings:
+        method = bench.methods[setting.name].bind(bench.pair)
+        widths = getattr(method.proposer, "widths", None)
+        values = {name: value for name, value in setting.parameters.items() if name != "head"}
+        said = {name: " ".join(map(str, v)) if isinstance(v, list | tuple) else v for name, v in values.items()}
+        lines.append({**said, "levels": method.limit if widths is None else min(method.limit, len(widths))})
+    return one_kind(pd.DataFrame(lines))
 
 
 def _ends(samples: Array, bootstrap: Bootstrap, num_groups: int) -> tuple[float, float]:

@@ -77,10 +77,17 @@ def join_settings(settings: Sequence[pd.DataFrame]) -> pd.DataFrame:
     """The rows of all settings in one table with the columns in order."""
     rows = pd.concat(settings, ignore_index=True)
     parameters = [name for name in rows.columns if name not in (*SETTING, *FACTS)]
-    for name in parameters:
-        if not pd.to_numeric(rows[name].dropna(), errors="coerce").notna().all():
-            rows[name] = rows[name].map(lambda value: None if pd.isna(value) else str(value))
+    rows[parameters] = one_kind(rows[parameters])
     return rows[[*SETTING, *parameters, *FACTS]]
+
+
+def one_kind(parameters: pd.DataFrame) -> pd.DataFrame:
+    """Columns of parameters with numbers, or else with texts alone: a file holds one kind per column."""
+    found = parameters.copy()
+    for name in found:
+        if not pd.to_numeric(found[name].dropna(), errors="coerce").notna().all():
+            found[name] = found[name].map(lambda value: None if pd.isna(value) else str(value))
+    return found
 
 
 def save_rows(rows: pd.DataFrame, folder: Path) -> None:
