@@ -6,8 +6,8 @@ texts are judged afterwards. A group is written whole when all settings have dec
 
     parts/<group>.json   what each setting made of a group: texts, counts, seconds, joules, bytes of cache
     rows                 one line per setting and group, with the counted quantities of every metric
-    comparison           one line per setting: every figure with its interval over groups, and speed against the baseline's; with
-                         `dev_share`, `dev_tokens_per_second` on the groups to choose on, everything else on the others
+    comparison           one line per setting: its parameters, every figure with its interval over groups, and speed against the
+                         baseline's; with `dev_share`, `dev_tokens_per_second` on the groups to choose on
     comparison.md        the same for readers, how to read it, and figures
     figures/             quality against speed, against forwards and against energy; mean width against each
 """

@@ -13,6 +13,8 @@ from analysis.papers.spec import PaperTable, merged
 from analysis.tables.files import read_table
 from toolkit.errors import InputError, unknown_name
 
+NOTHING = "–"  # in a cell that the paper leaves empty
+
 
 @dataclass(frozen=True)
 class Cell:
@@ -37,6 +39,10 @@ class Cell:
         return f"{number} [{self.form.format(self.low)}, {self.form.format(self.high)}]{note}"
 
 
+class NoLine(InputError):
+    """No line of a table is what a cell asks for."""
+
+
 class Runs:
     """Tables of named run folders, each read once."""
 
@@ -56,10 +62,12 @@ class Runs:
         for column, wanted in (told.get("where") or {}).items():
             if column not in table:
                 raise unknown_name(f"{what}: column of {told['table']}", column, table.columns)
+            if wanted is None:
+                continue
             listed = list(wanted) if isinstance(wanted, (list, tuple)) else [wanted]
             kept = table[table[column].isin(listed)]
             if kept.empty:
-                raise InputError(
+                raise NoLine(
                     f"{what}: {told['table']} of run {told['run']} has no line with {column}={wanted}; "
                     f"it has {', '.join(map(str, table[column].unique()[:20]))}"
                 )
@@ -86,7 +94,12 @@ class Runs:
             return self._mean(told, what)
         if told.get("run") not in self.folders:
             return Cell(None, form=form)
-        line = chosen(self.alike(told, what), told, what)
+        try:
+            line = chosen(self.alike(told, what), told, what)
+        except NoLine:
+            if told.get("optional"):
+                return Cell(NOTHING, form=form)
+            raise
         name = told["value"]
         if name not in line:
             raise unknown_name(f"{what}: column of {told['table']}", name, line.index)

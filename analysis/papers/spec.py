@@ -7,13 +7,14 @@ A cell is told by a mapping, put together from the table's (`cell`), its row's a
     runs    several of them, instead: the mean of their cells
     pair    name of a pair: rows tell the run, columns the pair, or the other way round
     table   its table: frontier, comparison, acceptance, ... (a .parquet file of the run)
-    where   {column: value, or list of values}: the lines looked at
+    where   {column: value, or list of values; null: any}: the lines looked at
     like    a mapping that replaces keys of the cell, and `column`: only lines that have the same there as the line it tells of
     best    "max COLUMN" or "min COLUMN": of several lines, the one to take
     value   column of the number
     over    a mapping that replaces keys of the cell: the number is divided by that other cell's (a speed-up)
     form    format of the number, "{:.2f}"
     scale   factor of the number before it is shown
+    optional  whether there may be no such line: a setting that the paper's table leaves out
     note    column whose entry is shown behind the number: the setting that was chosen
 """
 
@@ -25,7 +26,7 @@ from typing import Any
 
 from toolkit.errors import InputError, unknown_name
 
-CELL_KEYS = ("run", "runs", "pair", "table", "where", "like", "best", "value", "over", "form", "scale", "note")
+CELL_KEYS = ("run", "runs", "pair", "table", "where", "like", "best", "value", "over", "form", "scale", "note", "optional")
 MERGED = ("where", "over")
 Source = Mapping[str, Any]
 
