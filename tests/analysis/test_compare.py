@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 import sys
 
 import numpy as np
@@ -211,10 +212,11 @@ def test_undominated_points():
 def test_settings_can_be_chosen_on_groups_that_are_not_reported(compared, tmp_path, tiny_overrides, tiny_responses):
     whole = read_table(compared, "comparison")
     rows = read_table(compared, "rows").set_index("name")
-    folder = compare.run(config(compared, tiny_overrides, tiny_responses, "dev_share=.34"))  # one group of three
+    copy = shutil.copytree(compared, tmp_path / "out")
+    folder = compare.run(config(copy, tiny_overrides, tiny_responses, "dev_share=.34"))  # one group of three
     table = read_table(folder, "comparison")
     dev = groups_to_choose_on(3, 0.34, 0)
-    assert folder == compared and len(dev) == 1
+    assert folder == copy and len(dev) == 1
     for line in table.itertuples():
         mine = rows.loc[f"{line.method} {line.setting}".strip()]
         chosen_on = mine[mine.group.isin(dev)]
