@@ -60,10 +60,10 @@ class Runs:
         """The lines that `where` leaves. Raises InputError for unknown columns, and if nothing is left."""
         table = self.table(told["run"], told["table"])
         for column, wanted in (told.get("where") or {}).items():
-            if column not in table:
-                raise unknown_name(f"{what}: column of {told['table']}", column, table.columns)
             if wanted is None:
                 continue
+            if column not in table:
+                raise unknown_name(f"{what}: column of {told['table']}", column, table.columns)
             listed = list(wanted) if isinstance(wanted, (list, tuple)) else [wanted]
             kept = table[table[column].isin(listed)]
             if kept.empty:

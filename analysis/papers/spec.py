@@ -26,7 +26,21 @@ from typing import Any
 
 from toolkit.errors import InputError, unknown_name
 
-CELL_KEYS = ("run", "runs", "pair", "table", "where", "like", "best", "value", "over", "form", "scale", "note", "optional")
+CELL_KEYS = (
+    "run",
+    "runs",
+    "pair",
+    "table",
+    "where",
+    "like",
+    "best",
+    "value",
+    "over",
+    "form",
+    "scale",
+    "note",
+    "optional",
+)
 MERGED = ("where", "over")
 Source = Mapping[str, Any]
 
