@@ -10,6 +10,7 @@ overrides=[proposer.scheme=independent]; one draft at several temperatures: over
     sums        one line per data set, method, prompt and K: sums over positions
     acceptance  one line per data set, method and K, with intervals (columns: `analysis.multi_draft.acceptance_table`)
     advice      the best tree of every method (columns: `analysis.multi_draft.tree_advice`)
+    alphabet    with `alphabet=true`: how many tokens have a chance at a position (columns: `analysis.multi_draft.alphabet`)
     block_efficiency  per method and tree shape, from the sweeps that are named
     acceptance.md     all of them as people read them
     figures/    acceptance-<dataset>.png: acceptance over K
@@ -25,6 +26,7 @@ import pandas as pd
 
 from analysis.figures import plots
 from analysis.multi_draft import acceptance_table
+from analysis.multi_draft.alphabet import alphabet_table
 from analysis.multi_draft.block_efficiency import block_efficiency_table
 from analysis.multi_draft.block_efficiency import readable as readable_shapes
 from analysis.multi_draft.target_texts import Judge, Walk
@@ -45,7 +47,19 @@ __all__ = ["optimal_acceptance", "optimal_acceptances", "run"]
 COSTS = ("cost_ratio", "node_cost", "target_seconds", "draft_seconds", "node_seconds")
 LIMITS = ("max_levels", "max_nodes")
 # Keys that the parts of the work do not depend on, or that name them themselves.
-IGNORED = ("methods", "overrides", "num_drafts", "join", "sweeps", *COSTS, *LIMITS, "resamples", "confidence", "track")
+IGNORED = (
+    "methods",
+    "overrides",
+    "num_drafts",
+    "alphabet",
+    "join",
+    "sweeps",
+    *COSTS,
+    *LIMITS,
+    "resamples",
+    "confidence",
+    "track",
+)
 
 
 def run(cfg: Any) -> Path:
@@ -76,6 +90,8 @@ def run(cfg: Any) -> Path:
     tables = {"sums": found, "acceptance": table, "advice": advice}
     if efficiency is not None:
         tables["block_efficiency"] = efficiency
+    if cfg.alphabet:
+        tables["alphabet"] = alphabet_table(walk, stage.folder / "parts")
     _publish(stage.folder, tables, cost, cfg)
     return stage.finish(num_texts=found.prompt.nunique(), num_positions=int(table.positions.max()), asked=wanted)
 
@@ -115,6 +131,7 @@ def _walk(cfg: Any) -> Walk:
         cfg.seed,
         cfg.draft_temperature,
         cfg.batch_size,
+        cfg.optimum,
     )
 
 

@@ -6,8 +6,9 @@ texts are judged afterwards. A group is written whole when all settings have dec
 
     parts/<group>.json   what each setting made of a group: texts, counts, seconds, joules, bytes of cache
     rows                 one line per setting and group, with the counted quantities of every metric
-    comparison           one line per setting: every figure with its interval over groups, and speed against the baseline's; its
-                         parameters, and the mean length of the prompts in tokens
+    comparison           one line per setting: its parameters, every figure with its interval over groups, and speed against the
+                         baseline's; the mean length of the prompts in tokens; with `dev_share`, `dev_tokens_per_second` on the
+                         groups to choose on
     comparison.md        the same for readers, how to read it, and figures
     figures/             quality against speed, against forwards and against energy; mean width against each
 """
@@ -33,7 +34,9 @@ from analysis.tables.method_table import (
     check_baseline,
     draw,
     group_rows,
+    groups_to_choose_on,
     readable,
+    speed_of,
     table_of,
     unscored_note,
 )
@@ -47,7 +50,7 @@ from toolkit.io import read_json, write_json, write_text
 from toolkit.stage import asked, check_some_done, command, finished_stage, open_stage, prompt_files
 from toolkit.tracking import log_image, log_summary, log_table, wandb_run
 
-IGNORED = ("metrics", "cost_ratio", "baseline", "resamples", "confidence", "seed", "track")
+IGNORED = ("metrics", "dev_share", "cost_ratio", "baseline", "resamples", "confidence", "seed", "track")
 
 
 def run(cfg: Any) -> Path:
@@ -85,11 +88,15 @@ def run(cfg: Any) -> Path:
     rows, unscored = group_rows(loaded, settings, groups, bench, metrics)
     save_table(rows, stage.folder, "rows")
     bootstrap = Bootstrap(cfg.resamples, cfg.confidence, cfg.seed)
-    table = table_of(rows, settings, metrics, cfg.baseline, cfg.cost_ratio, bootstrap)
+    dev = groups_to_choose_on(len(groups), cfg.dev_share, cfg.seed)
+    chosen_on = rows.group.isin(dev)
+    table = table_of(rows[~chosen_on], settings, metrics, cfg.baseline, cfg.cost_ratio, bootstrap)
     table = table.join(about_settings(settings, bench)).assign(prompt_tokens=_prompt_tokens(bench))
+    if dev:
+        table["dev_tokens_per_second"] = speed_of(rows[chosen_on], settings)
     save_table(table, stage.folder, "comparison")
     names = labels(cfg)
-    title = f"{names['dataset']} {names['split']}, {len(bench.prompts)} prompts, batch {cfg.group_size}"
+    title = f"{names['dataset']} {names['split']}, {table.prompts.max()} prompts, batch {cfg.group_size}"
     figures = draw(table, metrics, stage.folder / "figures", title)
     shown = readable(table, metrics, cfg.cost_ratio)
     judged = {name: metric.about for name, metric in metrics.items() if metric.about}

@@ -37,6 +37,7 @@ GOOD: dict[str, list[str]] = {
     "frontier": ["dev=[{sweep}]", "test=[{other}]", "resamples=20"],
     "standing": ["dev=[{sweep}]", "test=[{other}]", "resamples=20", "cost_ratios=[.2]"],
     "agreement": ["replayed=[{sweep}]", "live=[{live}]", "resamples=20"],
+    "exact": ["target_probs=[.5,.25,.25]", "draft_probs=[[.5,.1,.4]]"],
     "acceptance": ["methods=[specinfer]", "num_drafts=[2]", "draws=8", "positions=2", "resamples=20"],
     "heads": ["traces={traces}", f"heads=[{HEAD}]", "dev={traces}", "resamples=20", "thresholds=[.5]"],
     "calibration": [f"head={HEAD}", "fit={{a:{traces}}}", "traces={{b:{traces}}}", "max_depth=3"],

@@ -9,7 +9,7 @@ Shapes: N positions of a text, R draws, K candidates, V vocabulary.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -95,6 +95,7 @@ class Walk:
     num_drafts  the K
     positions   per text; None: all
     draws       of the candidates per position
+    optimum     whether the best that any rule could do is wanted; else it is not a number
     """
 
     pair: ModelPair
@@ -106,6 +107,7 @@ class Walk:
     seed: int
     draft_temperature: float | None
     batch_size: int
+    optimum: bool = True
 
     def __post_init__(self) -> None:
         if not self.pair.drafts:
@@ -122,12 +124,9 @@ class Walk:
     def run(self, judges: Sequence[Judge], folder: Path, on_part: Callable[[int], object]) -> pd.DataFrame:
         """One row per method, prompt and K: `method`, `scheme`, `prompt`, `K`, `positions` and SUMS."""
         models = max(judge.num_models for judge in judges)
-        prints = [fingerprint(model) for model in (self.pair.target, *self.pair.drafts[:models])]
         frames = []
         for first in range(0, len(self.source), PART):
-            part = self.source[first : first + PART]
-            contents = [vars(item) if isinstance(item, Text) else [item.id, item.content] for item in part]
-            about = content_hash([prints, vars(self.sampling), contents, first, self._settings()])
+            part, about = self.source[first : first + PART], self._about(first, models)
             paths = {judge: folder / f"{judge.method}-{judge.key}-{first:06d}-{about}.parquet" for judge in judges}
             known = {judge: _read(path) for judge, path in paths.items()}
             missing = [judge for judge, frame in known.items() if frame is None]
@@ -142,8 +141,23 @@ class Walk:
             on_part(len(part))
         return pd.concat(frames, ignore_index=True)
 
+    def readings(self, folder: Path) -> Iterator[Reading]:
+        """What target and first draft say at the positions of one text after another; `folder` as in `run`, afterwards."""
+        for first in range(0, len(self.source), PART):
+            texts = self._texts(first, folder / f"texts-{first:06d}-{self._about(first, 1)}.parquet")
+            for _, _, reading in self._read(texts, first, 1):
+                yield reading
+
+    def _about(self, first: int, models: int) -> str:
+        """Hash of everything that a part's texts and sums depend on."""
+        part = self.source[first : first + PART]
+        prints = [fingerprint(model) for model in (self.pair.target, *self.pair.drafts[:models])]
+        contents = [vars(item) if isinstance(item, Text) else [item.id, item.content] for item in part]
+        return content_hash([prints, vars(self.sampling), contents, first, self._settings()])
+
     def _settings(self) -> list[Any]:
-        return [list(self.num_drafts), self.positions, self.draws, self.seed, self.draft_temperature]
+        said = [list(self.num_drafts), self.positions, self.draws, self.seed, self.draft_temperature]
+        return said if self.optimum else [*said, "no optimum"]
 
     def _texts(self, first: int, path: Path) -> list[Text]:
         """The texts of a part; those of prompts that cannot be decoded, or are empty, are left out."""
@@ -175,6 +189,16 @@ class Walk:
 
     def _score(self, texts: Sequence[Text], first: int, judges: Sequence[Judge]) -> dict[Judge, pd.DataFrame]:
         rows: dict[Judge, list[dict[str, Any]]] = {judge: [] for judge in judges}
+        for text, generator, reading in self._read(texts, first, max(judge.num_models for judge in judges)):
+            p = reading.target_probs
+            uniforms = spread_uniforms((self.draws, len(p), max(self.num_drafts)), generator, p.dtype)
+            for judge, found in self._judge(judges, reading, uniforms.to(p.device)):
+                rows[judge].append({"prompt": text.prompt, "positions": len(p), **found})
+        columns = ["prompt", "positions", "K", *SUMS]
+        return {judge: pd.DataFrame(found, columns=columns) for judge, found in rows.items()}
+
+    def _read(self, texts: Sequence[Text], first: int, models: int) -> Iterator[tuple[Text, torch.Generator, Reading]]:
+        """Each text of a part with its random stream and what the models say at its positions."""
         for start in range(0, len(texts), self.batch_size):
             batch = texts[start : start + self.batch_size]
             generators = [row_generator(self.seed, first + start + row) for row in range(len(batch))]
@@ -183,15 +207,9 @@ class Walk:
                 for text, generator in zip(batch, generators, strict=True)
             ]
             ids = [(text.prompt_ids, text.token_ids) for text in batch]
-            models = max(judge.num_models for judge in judges)
-            readings = readings_along(self.pair, ids, self.sampling, chosen, models)
-            for text, generator, reading in zip(batch, generators, readings, strict=True):
-                p = reading.target_probs
-                uniforms = spread_uniforms((self.draws, len(p), max(self.num_drafts)), generator, p.dtype)
-                for judge, found in self._judge(judges, reading, uniforms.to(p.device)):
-                    rows[judge].append({"prompt": text.prompt, "positions": len(p), **found})
-        columns = ["prompt", "positions", "K", *SUMS]
-        return {judge: pd.DataFrame(found, columns=columns) for judge, found in rows.items()}
+            yield from zip(
+                batch, generators, readings_along(self.pair, ids, self.sampling, chosen, models), strict=True
+            )
 
     def _judge(self, judges: Sequence[Judge], reading: Reading, uniforms: Tensor) -> Any:
         """(judge, K and sums over the positions) for every judge and K; uniforms [R, N, most K]."""
@@ -202,7 +220,8 @@ class Walk:
                 q = judge.draft_side(reading, self.draft_temperature, num_drafts)
                 drawn_so = (judge.scheme, judge.sources)
                 if drawn_so not in best:
-                    best[drawn_so] = float(optima(p, q, num_drafts, judge.scheme).sum())
+                    known = self.optimum
+                    best[drawn_so] = float(optima(p, q, num_drafts, judge.scheme).sum()) if known else float("nan")
                 chances = expected_acceptance(judge.rule, judge.scheme, p, q, uniforms[..., :num_drafts])
                 accepted, drafted = float(chances.accepted.sum()), float(chances.drafted.sum())
                 found = {"K": num_drafts, "accepted": accepted, "drafted": drafted, "optimum": best[drawn_so]}

@@ -15,6 +15,8 @@ from analysis.tables.files import read_table
 from toolkit.errors import InputError, unknown_name
 from toolkit.stage import read_manifest
 
+NOTHING = "–"  # in a cell that the paper leaves empty
+
 
 @dataclass(frozen=True)
 class Cell:
@@ -37,6 +39,10 @@ class Cell:
         if self.low is None or self.high is None or pd.isna(self.low) or pd.isna(self.high):
             return number + note
         return f"{number} [{self.form.format(self.low)}, {self.form.format(self.high)}]{note}"
+
+
+class NoLine(InputError):
+    """No line of a table is what a cell asks for."""
 
 
 class Runs:
@@ -62,17 +68,32 @@ class Runs:
         """The lines that `where` leaves. Raises InputError for unknown columns, and if nothing is left."""
         table = self.table(told["run"], told["table"])
         for column, wanted in (told.get("where") or {}).items():
+            if wanted is None:
+                continue
             if column not in table:
                 raise unknown_name(f"{what}: column of {told['table']}", column, table.columns)
             listed = list(wanted) if isinstance(wanted, (list, tuple)) else [wanted]
             kept = table[table[column].isin(listed)]
             if kept.empty:
-                raise InputError(
+                raise NoLine(
                     f"{what}: {told['table']} of run {told['run']} has no line with {column}={wanted}; "
                     f"it has {', '.join(map(str, table[column].unique()[:20]))}"
                 )
             table = kept
         return table
+
+    def alike(self, told: Mapping[str, Any], what: str) -> pd.DataFrame:
+        """The lines that `where` and `like` leave. Raises InputError if nothing is left."""
+        lines = self.lines(told, what)
+        if not told.get("like"):
+            return lines
+        other = {**told["like"]}
+        column = other.pop("column", None)
+        if column not in lines:
+            raise unknown_name(f"{what}: like.column", str(column), lines.columns)
+        other = {**merged(told, other), "like": None}
+        wanted = chosen(self.lines(other, what), other, what)[column]
+        return self.lines({**told, "where": {**(told.get("where") or {}), column: wanted}}, what)
 
     def cell(self, told: Mapping[str, Any], what: str) -> Cell:
         """The number that a source tells of. Raises InputError if there is not exactly one."""
@@ -81,7 +102,12 @@ class Runs:
             return self._mean(told, what)
         if told.get("run") not in self.folders:
             return Cell(None, form=form)
-        line = chosen(self.lines(told, what), told, what)
+        try:
+            line = chosen(self.alike(told, what), told, what)
+        except NoLine:
+            if told.get("optional"):
+                return Cell(NOTHING, form=form)
+            raise
         name = column_of(told["value"], line.index, f"{what}: column of {told['table']}")
         if isinstance(line[name], str):
             return Cell(line[name], form=form)

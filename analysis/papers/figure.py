@@ -11,7 +11,7 @@ import pandas as pd
 from analysis.figures.looks import MARKERS, METHODS, Look, look
 from analysis.figures.scatter import undominated
 from analysis.papers.cells import Runs, column_of
-from analysis.papers.spec import AXES, Figure, check_source, merged
+from analysis.papers.spec import AXES, Figure, check_source, source_of
 from toolkit.figure_style import PALETTE, figure
 
 
@@ -24,7 +24,7 @@ def draw(told: Figure, runs: Runs, item: str, path: Path) -> pd.DataFrame:
         check_source({key: value for key, value in (at or {}).items() if key not in AXES}, item)
         for name, curve in told.curves.items():
             check_source(curve, item)
-            source = merged(at or {}, curve or {})
+            source = source_of(at or {}, curve or {})
             if source.get("run") in runs.folders:
                 lines = runs.lines(source, f"{item}, {panel}, {name}")
                 parts.append(

@@ -85,11 +85,13 @@ def _gain(left: Any, right: Any) -> str:
 
 
 def _pairs(spec: PaperTable) -> str:
-    commands = [f"`python -m toolkit.train +experiment={spec.experiment} pair={pair}`" for pair in spec.pairs]
-    return (
-        f"The paper's {'pair' if len(commands) == 1 else 'pairs'}: {', '.join(commands)}. With other models, compare which row "
-        "is ahead, not the numbers."
-    )
+    run = f"python -m toolkit.train +experiment={spec.experiment} pair="
+    if len(spec.pairs) > 2:
+        told = f"The paper's pairs: `{run}PAIR` with {', '.join(f'`{pair}`' for pair in spec.pairs)}."
+    else:
+        commands = [f"`{run}{pair}`" for pair in spec.pairs]
+        told = f"The paper's {'pair' if len(commands) == 1 else 'pairs'}: {', '.join(commands)}."
+    return f"{told} With other models, compare which row is ahead, not the numbers."
 
 
 def runs_list(runs: Runs) -> str:

@@ -3,15 +3,18 @@
 A cell is told by a mapping, put together from the table's (`cell`), its row's and its column's, the later ones winning
 (`where` and `over` are merged key by key):
 
-    run     name of a run in `runs`
+    run     name of a run in `runs`; "{pair}" in it stands for `pair`
     runs    several of them, instead: the mean of their cells
+    pair    name of a pair: rows tell the run, columns the pair, or the other way round
     table   its table: frontier, comparison, acceptance, ... (a .parquet file of the run)
-    where   {column: value, or list of values}: the lines looked at
+    where   {column: value, or list of values; null: any}: the lines looked at
+    like    a mapping that replaces keys of the cell, and `column`: only lines that have the same there as the line it tells of
     best    "max COLUMN" or "min COLUMN": of several lines, the one to take
     value   column of the number; or several: the first one that the table has
     over    a mapping that replaces keys of the cell: the number is divided by that other cell's (a speed-up)
     form    format of the number, "{:.2f}"
     scale   factor of the number before it is shown
+    optional  whether there may be no such line: a setting that the paper's table leaves out
     note    column whose entry is shown behind the number: the setting that was chosen
     of_pair the pair of the paper whose number it is: nothing is shown where another one of the paper's pairs ran
 """
@@ -23,8 +26,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from toolkit.errors import InputError, unknown_name
+from toolkit.lines import first_line
 
-CELL_KEYS = ("run", "runs", "table", "where", "best", "value", "over", "form", "scale", "note", "of_pair")
+CELL_KEYS = (
+    "run", "runs", "pair", "table", "where", "like", "best", "value", "over", "form", "scale", "note", "optional", "of_pair",
+)  # fmt: skip
 AXES = ("x", "y", "x_label", "y_label", "better")  # of a figure, and of a panel that has others
 MERGED = ("where", "over")
 Source = Mapping[str, Any]
@@ -98,7 +104,7 @@ class PaperTable:
 
     def source(self, row: str, column: str) -> dict[str, Any]:
         """What tells the number of a cell."""
-        return merged(self.cell, self.rows[row] or {}, self.columns[column] or {})
+        return source_of(self.cell, self.rows[row] or {}, self.columns[column] or {})
 
 
 def merged(*parts: Source) -> dict[str, Any]:
@@ -109,6 +115,14 @@ def merged(*parts: Source) -> dict[str, Any]:
             both = key in MERGED and isinstance(value, Mapping) and isinstance(whole.get(key), Mapping)
             whole[key] = merged(whole[key], value) if both else value
     return whole
+
+
+def source_of(*parts: Source) -> dict[str, Any]:
+    """`merged`, with the pair's name in the run's."""
+    told = merged(*parts)
+    if told.get("run") is not None:
+        told["run"] = str(told["run"]).replace("{pair}", str(told.get("pair")))
+    return told
 
 
 def check_source(told: Source | None, item: str) -> None:
@@ -128,8 +142,20 @@ def of_config(config: Mapping[str, Any]) -> PaperTable:
     missing = [key for key in ("paper", "item", "title", "experiment", "pairs") if key not in told]
     if missing:
         raise InputError(f"table: expected the keys {', '.join(missing)}, too (choose one with table=NAME)")
-    told["claims"] = [Claim(**one) for one in told.get("claims") or ()]
-    told["figure"] = Figure(**told["figure"]) if told.get("figure") else None
+    told["claims"] = [_built(Claim, one, "claims") for one in told.get("claims") or ()]
+    told["figure"] = _built(Figure, told["figure"], "figure") if told.get("figure") else None
     for key in ("rows", "columns"):
         told[key] = {str(name): source or {} for name, source in (told.get(key) or {}).items()}
     return PaperTable(**told)
+
+
+def _built(kind: Any, given: Mapping[str, Any], what: str) -> Any:
+    """A part of the specification from its keys. Raises InputError for keys that it does not have or lacks."""
+    fields = kind.__dataclass_fields__
+    for key in given:
+        if key not in fields:
+            raise unknown_name(f"table.{what}: key", key, fields)
+    try:
+        return kind(**given)
+    except TypeError as error:
+        raise InputError(f"table.{what}: {first_line(error)}") from None

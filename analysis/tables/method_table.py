@@ -149,6 +149,20 @@ def table_of(
     return lines
 
 
+def groups_to_choose_on(count: int, share: float, seed: int) -> list[int]:
+    """That share of the groups, drawn at random. Raises InputError if none is left on one side; a share of 0 draws none."""
+    size = round(share * count)
+    if share and not 0 < size < count:
+        raise InputError(f"dev_share: {share:g} of {count} groups leaves none on one side; expected more groups, or 0")
+    return sorted(np.random.default_rng(seed).permutation(count)[:size].tolist())
+
+
+def speed_of(rows: pd.DataFrame, settings: Sequence[Setting]) -> list[float]:
+    """Tokens per second of every setting."""
+    sums = rows.groupby("name", sort=False)[["num_generated", "seconds"]].sum()
+    return [float(sums.num_generated[setting.name] / sums.seconds[setting.name]) for setting in settings]
+
+
 def about_settings(settings: Sequence[Setting], bench: Workbench) -> pd.DataFrame:
     """Per setting, a column for every parameter of the grid, named as its override, and `levels`: the most that a round drafts.
 

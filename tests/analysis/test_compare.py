@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 import sys
 
 import numpy as np
@@ -12,6 +13,7 @@ import pytest
 from analysis import compare
 from analysis.tables.files import read_table
 from analysis.tables.grid import Setting
+from analysis.tables.method_table import groups_to_choose_on
 from toolkit.config import compose
 from toolkit.energy import Energy
 from toolkit.errors import InputError
@@ -219,3 +221,24 @@ def test_undominated_points():
     x, y = np.array([1.0, 2, 3, 2]), np.array([3.0, 2, 1, 1])
     assert undominated(x, y, (True, True)) == [True, True, True, False]
     assert undominated(x, y, (False, True)) == [True, False, False, False]
+
+
+def test_settings_can_be_chosen_on_groups_that_are_not_reported(compared, tmp_path, tiny_overrides, tiny_responses):
+    whole = read_table(compared, "comparison")
+    rows = read_table(compared, "rows").set_index("name")
+    copy = shutil.copytree(compared, tmp_path / "out")
+    folder = compare.run(config(copy, tiny_overrides, tiny_responses, "dev_share=.34"))  # one group of three
+    table = read_table(folder, "comparison")
+    dev = groups_to_choose_on(3, 0.34, 0)
+    assert folder == copy and len(dev) == 1
+    for line in table.itertuples():
+        mine = rows.loc[f"{line.method} {line.setting}".strip()]
+        chosen_on = mine[mine.group.isin(dev)]
+        assert line.dev_tokens_per_second == pytest.approx(chosen_on.num_generated.sum() / chosen_on.seconds.sum())
+        assert line.num_generated == mine[~mine.group.isin(dev)].num_generated.sum()
+    assert "dev_tokens_per_second" not in whole
+    assert whole["policy.num_drafted"].dropna().tolist() == [2, 4]
+    assert whole.set_index("method").levels["speculative"].tolist() == [2, 4]
+    with pytest.raises(InputError, match="dev_share"):
+        groups_to_choose_on(3, 0.1, 0)
+    assert groups_to_choose_on(3, 0, 0) == []

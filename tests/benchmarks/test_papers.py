@@ -11,6 +11,7 @@ from toolkit.config import compose
 from toolkit.train import run as train
 
 NAMES = papers.names()
+REPEATED = {"mcsd_table3": 1, "mcsd_table5": 1, "mcsd_table7": 2}  # rows that a paper itself has twice
 
 
 @pytest.mark.slow
@@ -42,7 +43,7 @@ def test_every_table_and_figure_of_the_papers_is_made_or_explained():
 
 
 def test_published_figures_differ_from_row_to_row():
-    """A copied row would stand there twice."""
+    """A copied row would stand there twice; so do REPEATED rows, in the papers."""
     for name in NAMES:
         rows = [tuple(row) for row in papers.table_config(name).get("published", {}).values()]
-        assert len(rows) == len(set(rows)), name
+        assert len(rows) - len(set(rows)) == REPEATED.get(name, 0), name

@@ -365,6 +365,11 @@ class Compare(Command, OnPrompts, Labels, Intervals, Tracked):
     module, example = "analysis.compare", "prompts=toy_math pair=toy_padded"
     grid: Annotated[Grid, Group("grid", built=False), "methods, and lists of values for their keys"]
     group_size: Annotated[int, AtLeast(1), "prompts decoded together; settings take turns on every group"]
+    dev_share: Annotated[
+        float,
+        Between(0, 1, "[)"),
+        "of the groups: settings are to be chosen on these, the others are reported; 0: all are",
+    ]
     warmup: Annotated[int, AtLeast(0), "groups every setting decodes before anything is timed"]
     idle_seconds: Annotated[
         float, AtLeast(0), "over which idle power is measured before; it is shown beside; 0: not measured"
@@ -447,6 +452,10 @@ class Acceptance(Command, OnPrompts, Labels, Intervals, Tracked):
     read: Annotated[Any, Group("read"), "what reads it"]
     positions: Annotated[int, AtLeast(1), "per text, drawn at random; null: all"] | None
     draws: Annotated[int, AtLeast(1), "of the candidates at each position"]
+    optimum: Annotated[
+        bool, "the best any rule could do, too; of many candidates without replacement it costs the most"
+    ]
+    alphabet: Annotated[bool, "count, too, how many tokens have a chance at each position"]
     join: Annotated[
         Folders, "finished folders of this command, other prompt sets: their lines are shown beside this run's"
     ]
@@ -461,6 +470,15 @@ class Acceptance(Command, OnPrompts, Labels, Intervals, Tracked):
     max_nodes: Annotated[int, AtLeast(1), "of the trees that are weighed"]
     max_levels: Annotated[int, AtLeast(1), "of the trees that are weighed"]
     batch_size: Annotated[int, AtLeast(1), "does not change the results"]
+
+
+class Exact(Command, Tracked):
+    module, example = "analysis.exact", "'target_probs=[.5,.25,.25]' 'draft_probs=[[.5,.1,.4]]'"
+    target_probs: Annotated[list[Annotated[float, Probability]], "p"]
+    draft_probs: Annotated[list[list[Annotated[float, Probability]]], "one q after another, over the same tokens"]
+    methods: Annotated[list[Annotated[str, Choice("method", "method")]], "of conf/method/, with trees of one draft"]
+    overrides: Annotated[list[str], "of every one of them: rule.num_free=8, ..."]
+    num_drafts: Annotated[list[Annotated[int, AtLeast(1)]], "K, candidates: all V^K tuples of them are enumerated"]
 
 
 class Heads(Command, OnPair, Intervals, Tracked):
