@@ -103,7 +103,8 @@ def entries(key: str, paper: Mapping[str, Any], elsewhere: Mapping[str, str]) ->
                 continue
             spec = of_config(table_config(name))
             pairs = ", ".join(f"`pair={pair}`" for pair in spec.pairs)
-            yield item, spec.title, f"[page]({name}.md), `+experiment={name}`; real models: {pairs}"
+            page = f"[page]({name}.md)" if (DOCS / f"{name}.md").exists() else "no page yet"
+            yield item, spec.title, f"{page}, `+experiment={name}`; real models: {pairs}"
 
 
 def table_config(name: str) -> dict[str, Any]:

