@@ -6,8 +6,8 @@ round]; lambda is the best such rate. Looking one step ahead, another draft forw
     P(all drafted so far accepted) * P(the next one accepted)  >  lambda * c
 
 lambda is the rate achieved itself. It is tracked while decoding, prompt by prompt, or solved on traces and given as
-`rate`. (`analysis.price` keeps the best one met on the way to the fixed point.) With an acceptance head instead of a
-pre-read one this is SpecDec++'s rule at the threshold that theory gives, h = 1 - lambda c.
+`rate`. There `analysis.price` keeps the best one met on the way to the fixed point. With an acceptance head instead of
+a pre-read one this is SpecDec++'s rule at the threshold that theory gives, h = 1 - lambda c.
 Looking one step ahead is not the optimum: what the next token's score will show is worth something, too.
 """
 
