@@ -7,8 +7,8 @@ For an acceptance head this is SpecDec++ at h = 1 - lambda c. The recording is w
 on other prompts.
 
 values=true solves the stopping problem itself (SpecDec++, arXiv:2405.19715, Theorems 4.2 and 4.3) by dynamic programming
-(`analysis.replay.dynamic_program`), on what the head says. It gives the gap between the rate rule and the best policy,
-the threshold h after every number of drafted tokens, and the value of drafting one more.
+(`analysis.replay.dynamic_program`), on what the head says. It gives the gap between the rate rule and the best policy.
+It also gives the threshold h after every number of drafted tokens, and the value of drafting one more.
 
     prices     one line per cost ratio: lambda, lambda c, throughput, best fixed K, override
     values     with values=true: per cost ratio, tokens drafted and P(some rejection), the worth of one more token

@@ -5,7 +5,7 @@ included. Its cost is c D + 1 + v n: one draft forward (c) per level, one target
 nodes beyond it.
 Approximation: a(K) is the chance that the emitted token is among K candidates. It is taken as the mean over target text
 at every level, and levels as independent. In a text easy positions follow easy ones, so deep trees are worth more than
-this: a chain's survival is the mean of a product, not the product of the means. Shapes of equal depth compare well.
+this. A chain's survival is the mean of a product, not the product of the means. Shapes of equal depth compare well.
 """
 
 from __future__ import annotations

@@ -104,9 +104,8 @@ class GraphForward(StaticForward):
 class Captures:
     """The captured forwards of one model, by shape.
 
-    A shape that recurs is captured. Once there are as many as are kept, it replaces the least used one, but only if it
-    has been used more than twice as often. Otherwise, in a loop over too many shapes, captures would only replace each
-    other.
+    A shape that recurs is captured. Once there are as many as are kept, it replaces the least used one, if it has been
+    used more than twice as often. Otherwise, in a loop over too many shapes, captures would only replace each other.
 
     num_layers  of the model: what a capture costs
     refusals    why this model's forward cannot be captured, if it cannot; shared by all captures of a model

@@ -2,8 +2,8 @@
 
 Ours, from renewal-reward theory as `rate` is. In a batch, every row pays for the deepest one. A draft forward and one
 more column of the target's forward cost the same whether one row wants them or all. So the batch decides together.
-There are B rows, C(d) is the cost of a round of depth d, and lambda the tokens per unit of cost that the batch reaches.
-Drafting goes on behind depth k iff for some depth d > k
+With B rows, C(d) is the cost of a round of depth d. The batch reaches lambda tokens per unit of cost. Drafting goes on
+behind depth k iff for some depth d > k
 
     sum over live rows, j = k+1 .. d, of P(the first j tokens are accepted)  >  lambda * (C(d) - C(k))
 
@@ -12,9 +12,9 @@ running acceptance of first tokens and of later ones. Looking further than one s
 is dear and the next ones are not. Depth d = 0 is plain decoding: a batch for which drafting does not pay drafts
 nothing.
 
-lambda is the best rate of a fixed depth by the running acceptance and the costs, times the ratio of achieved to planned
-tokens so far. The factor is there because stopping inside a round beats every fixed depth. Costs are those of a table,
-never of a clock: equal batches give equal texts.
+lambda is the best rate of a fixed depth by the running acceptance and the costs. It is multiplied by the ratio of
+achieved to planned tokens so far. The factor is there because stopping inside a round beats every fixed depth. Costs
+are those of a table, never of a clock: equal batches give equal texts.
 
 Rows depend on their neighbours in their text, not in distribution. The depth of a round is decided before its
 acceptance draws are looked at (`couples_rows`).

@@ -6,7 +6,7 @@ with the kept ones as they were walked. If they are fewer than `width`, one from
 from p. A lossless rule makes that list `width` i.i.d. draws from p. Equal pairs are different beams: beams are a
 multiset.
 
-p must be 0 on pairs whose parent was rejected. q may keep its mass there, or be restricted to the other pairs and
+p must be 0 on pairs whose parent was rejected. There q may keep its mass. Or it is restricted to the other pairs and
 renormalised, with the dead candidates marked as not real. Never one for p's test and the other for the residual.
 
 Shapes: B rows; leading dimensions `...` of `distribution` are free; M pairs, W_S candidates.
