@@ -1,10 +1,10 @@
 """python -m analysis.acceptance prompts=toy_math: how much acceptance each multi-draft rule leaves on the table.
 
-Along target text, with p and q at every position: mean acceptance of each method's rule with K candidates, the optimum
-of the way its candidates are drawn, the gap (Khisti et al., arXiv:2410.18234, Table 3, for any pair); and from these
-which tree to draft at given costs. At temperature 0 the candidates are the draft's K likeliest tokens, whatever the method
-(MCSD, arXiv:2401.06706, section 3). Different drafts, one per candidate in turn: a pair with several drafts and
-overrides=[proposer.scheme=independent]; one draft at several temperatures: overrides=[proposer.scheme=independent,
+Along target text, with p and q at every position. Gives the mean acceptance of each method's rule with K candidates,
+the optimum of its sampling scheme, and the gap. (Khisti et al., arXiv:2410.18234, Table 3, for any pair.) From these
+follows which tree to draft at given costs. At temperature 0 the candidates are the draft's K likeliest tokens, whatever
+the method (MCSD, arXiv:2401.06706, section 3). Different drafts, one per candidate in turn: a pair with several drafts
+and overrides=[proposer.scheme=independent]; one draft at several temperatures: overrides=[proposer.scheme=independent,
 "proposer.temperatures=[.5,5]"]. Files:
 
     sums        one line per data set, method, prompt and K: sums over positions

@@ -1,8 +1,8 @@
 """python -m analysis.agreement replayed=[SWEEP,...] live=[SWEEP,...]: do sweeps on traces say what decoding does?
 
-Every setting and prompt that both kinds of sweep hold is compared: throughput decoded over throughput replayed, discard and
-verification rate of both, with an interval from resampling prompts (both sides of a prompt together). The two sides throw
-their own acceptance draws, so single settings leave their interval now and then: one in twenty at 95 %.
+Every setting and prompt that both kinds of sweep hold is compared: throughput decoded over throughput replayed, and
+discard and verification rate of both. Intervals come from resampling prompts (both sides of a prompt together). The two
+sides make their own acceptance draws, so single settings leave their interval now and then: one in twenty at 95 %.
 
     agreement   one line per data set and setting
 """

@@ -1,8 +1,8 @@
 """python -m analysis.calibration head=FOLDER fit={NAME: TRACES} traces={NAME: TRACES, ...}: are a head's chances chances?
 
-Fits a calibration to the traces in `fit` (prompts that the head was not trained on), writes it beside a copy of the head, and
-judges raw, corrected and calibrated chances on the traces in `traces`: of single tokens, and of products of them, which is what
-policies look at. A data set that is named in `fit`, too, is in distribution, the others are out of it.
+Fits a calibration to the traces in `fit` (prompts that the head was not trained on) and writes it beside a copy of the
+head. Judges raw, corrected and calibrated chances on the traces in `traces`: those of single tokens, and products of
+them, which policies look at. A data set that is named in `fit`, too, is in distribution, the others are out of it.
 
     head/            the head with its calibration: method.policy.estimator.calibrated=true uses it
     scores           one line per head, data set, version and scope: Brier, AUROC, log loss, ECE

@@ -7,8 +7,9 @@
     aggregate.json     every rate with numerator, denominator and definition
     system.json        machine, versions, revision, settings
 
-Seconds of a round are those of its whole batch: times are written of folders that were decoded with batch_size=1, and are
-null otherwise (then without spec_bench.jsonl, whose readers divide by them). Prompts that failed are left out and counted.
+Seconds of a round are those of its whole batch. So times are written for folders that were decoded with batch_size=1,
+and are null otherwise. Then there is no spec_bench.jsonl, whose readers divide by them. Prompts that failed are left
+out and counted.
 """
 
 from __future__ import annotations

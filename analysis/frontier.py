@@ -1,11 +1,11 @@
 """python -m analysis.frontier dev=[SWEEP,...] test=[SWEEP,...] cost_ratio=.2: what adaptive stopping is worth.
 
-Without `test`, the prompts of the sweeps are split: one half to choose on, the other half to report on. Per data set, each
-method's setting is chosen on the dev rows by throughput, N / (c * draft calls + target calls) summed over prompts, and
-reported on the test rows with bootstrap intervals over prompts. It is compared with the baseline (the best fixed K) by
-paired ratios, and with the yardsticks that the sweeps hold (the clairvoyant oracle, the true-probability upper bound) by
-the share of the way that is covered. Where all sweeps were replayed on traces, the baseline's best setting of every prompt,
-chosen with hindsight, stands beside them. Files:
+Without `test`, the prompts of the sweeps are split: one half to choose on, the other half to report on. Per data set,
+each method's setting is chosen on the dev rows by throughput: N / (c * draft calls + target calls), summed over
+prompts. It is reported on the test rows with bootstrap intervals over prompts. It is compared with the baseline (the
+best fixed K) by paired ratios. Sweeps also hold two references, the clairvoyant oracle and the true-probability upper
+bound: for these, the share of the way that is covered is given. Where all sweeps were replayed on traces, the
+baseline's best setting of every prompt, chosen with hindsight, stands beside them. Files:
 
     frontier    one line per data set and method: the chosen setting, throughput, gain, shares, rates, counts
     results     the same as people read it, with intervals in brackets

@@ -1,14 +1,16 @@
 """python -m analysis.observed responses=FILE.jsonl: what a serving engine's own counts say of the draft length.
 
-No model is loaded. Read are vLLM's answers, one JSON object per line, with the counts per request that the server adds when it
-is started with `--per-request-spec-decode-metrics summary` (or `detailed`): `metrics.speculative_decoding` with
-`num_spec_tokens` (K), `num_spec_steps`, `num_draft_tokens`, `num_accepted_draft_tokens`, and `acceptance_histogram`, whose
-entry j counts the rounds that accepted j drafted tokens (vLLM 0.27 to 0.32; its page calls the format experimental).
+No model is loaded. The input is vLLM's answers, one JSON object per line. The server adds counts per request when it is
+started with `--per-request-spec-decode-metrics summary` (or `detailed`). They are `metrics.speculative_decoding` with
+`num_spec_tokens` (K), `num_spec_steps`, `num_draft_tokens`, `num_accepted_draft_tokens` and `acceptance_histogram`.
+Entry j of the histogram counts the rounds that accepted j drafted tokens. (vLLM 0.27 to 0.32; its page calls the format
+experimental.)
 
-For every draft length k up to the served K: tokens per round 1 + sum_{j <= k} P(at least j accepted), and throughput
-in tokens per target-forward time, (tokens per round) / (1 + c k), with intervals over requests. A round of length k is taken to
-start where the served rounds started; with another length, rounds start elsewhere in the same texts, so the estimate is
-exact at k = K and close where acceptance is alike along a text. Traces (`analysis.advise`) know no such limit. Files:
+Every draft length k up to the served K gets tokens per round, 1 + sum_{j <= k} P(at least j accepted). It also gets
+throughput in tokens per target-forward time, (tokens per round) / (1 + c k). Intervals are over requests. A round of
+length k is taken to start where the served rounds started. With another length, rounds start elsewhere in the same
+texts. So the estimate is exact at k = K and close where acceptance is alike along a text. Traces (`analysis.advise`)
+know no such limit. Files:
 
     lengths    one line per draft length
     positions  P(accepted | all before accepted) of every draft position
@@ -60,8 +62,8 @@ def run(cfg: Any) -> Path:
 def read_histograms(path: Path) -> tuple[Array, int]:
     """Rounds by accepted tokens [requests, K + 1], and the number of lines left out: no counts, or rounds of other lengths.
 
-    Raises InputError, with the line's number, for counts that contradict each other and requests served with different K; and
-    for a file of which nothing is left.
+    Raises InputError, with the line's number, for counts that contradict each other and requests served with different
+    K. A file of which nothing is left raises it, too.
     """
     found: list[list[int]] = []
     skipped = 0

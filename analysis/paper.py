@@ -3,7 +3,7 @@
 `conf/table/NAME.yaml` tells rows, columns and the published figures; `+experiment=NAME` of `toolkit.train` makes the runs
 and ends with this command. Numbers are looked up in the runs' own tables, nothing is computed anew but quotients. Files:
 
-    table    one line per cell: row, column, value, interval, what the paper has
+    table    one line per entry: row, column, value, interval, what the paper has
     points   of a figure: panel, curve, x, y
     page.md  the paper's layout, our figure beside the published one
 """

@@ -1,13 +1,14 @@
 """python -m analysis.price traces=FOLDER head=FOLDER: what a draft forward may cost, solved on a recording. No threshold.
 
-For every cost ratio c the lambda of "draft on while the next token's chance to enter the text exceeds lambda c" that is best
-on the way to its fixed point (`analysis.replay.upper_bound.solve_policy`), what it reaches, and the override that
-decodes with it (without one, `method=rate` tracks lambda prompt by prompt). For an acceptance head this is SpecDec++ at
-h = 1 - lambda c. The recording is what lambda is chosen on: report speeds on other prompts.
+The rule is "draft on while the next token's chance to enter the text exceeds lambda c". For every cost ratio c this
+finds the lambda that is best on the way to its fixed point (`analysis.replay.upper_bound.solve_policy`). It gives what
+that lambda reaches and the override that decodes with it; without one, `method=rate` tracks lambda prompt by prompt.
+For an acceptance head this is SpecDec++ at h = 1 - lambda c. The recording is what lambda is chosen on: report speeds
+on other prompts.
 
 values=true solves the stopping problem itself (SpecDec++, arXiv:2405.19715, Theorems 4.2 and 4.3) by dynamic programming
-(`analysis.replay.dynamic_program`), on what the head says: what is left between the rate rule and the best policy, the
-threshold h after every number of drafted tokens, and the value of drafting one more.
+(`analysis.replay.dynamic_program`), on what the head says. It gives the gap between the rate rule and the best policy.
+It also gives the threshold h after every number of drafted tokens, and the value of drafting one more.
 
     prices     one line per cost ratio: lambda, lambda c, throughput, best fixed K, override
     values     with values=true: per cost ratio, tokens drafted and P(some rejection), the worth of one more token

@@ -1,11 +1,11 @@
 """python -m analysis.sweep prompts=toy_math prompts.split=dev: score a grid of methods on one prompt set.
 
-Every setting (one method with one setting) is written whole as settings/<hash>.parquet; the hash covers everything its rows
-depend on: method, head weights, models, prompts, sampling. Cells that exist are not made again. Only plain decoding is run:
-its responses are recorded once, and every chain method with token-level rejection is replayed on the recording, exactly in
-distribution. The others, and with source=live all of them, are decoded. The grid does not name the output folder, so that a
-larger grid goes on where a smaller one ended; rows.parquet holds the settings of the last grid (columns:
-`analysis.tables.rows`).
+Every setting (one method with one setting) is written whole as settings/<hash>.parquet. The hash covers everything its
+rows depend on: method, head weights, models, prompts, sampling. Settings that exist are not made again. Only plain
+decoding is run: its responses are recorded once, and every chain method with token-level rejection is replayed on the
+recording, exactly in distribution. The others, and with source=live all of them, are decoded. The grid does not name
+the output folder, so a larger grid goes on where a smaller one ended. The table rows.parquet holds the settings of the
+last grid (columns: `analysis.tables.rows`).
 """
 
 from __future__ import annotations
@@ -47,8 +47,8 @@ RESAMPLES = 1000  # for the bands of acceptance by position
 def run(cfg: Any) -> Path:
     """Decode every setting that is not there yet, then join all of them; returns the output folder.
 
-    Raises InputError before any work for settings that cannot be built; and at the end, with all other settings safe, for
-    settings that failed on the way.
+    Raises InputError before any work for settings that cannot be built. Raises it at the end, with all other settings
+    safe, for settings that failed on the way.
     """
     if cfg.source not in SOURCES:
         raise unknown_name("source", str(cfg.source), SOURCES)

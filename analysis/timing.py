@@ -1,18 +1,18 @@
 """python -m analysis.timing prompts=toy_math: what one forward of each model costs here, and whether counts explain time.
 
-Paper: SpecDec++ (arXiv:2405.19715), Table 2: seconds of a response = t_draft * draft forwards + t_target * target forwards,
-least squares over responses; in speculative decoding, and for each model decoding alone. Ours adds the cost of width and
-context (`toolkit.cost`), per round. One prompt at a time, settings interleaved, the first prompts for warming up left out;
-on a GPU the device is waited for before and after every response.
+Paper: SpecDec++ (arXiv:2405.19715), Table 2: seconds of a response = t_draft * draft forwards + t_target * target
+forwards. The fit is by least squares over responses, in speculative decoding and for each model decoding alone. Ours
+adds the cost of width and context (`toolkit.cost`), per round. One prompt at a time, settings interleaved, the first
+prompts for warming up left out. On a GPU the device is waited for before and after every response.
 
-With an acceptance head (head=FOLDER, or the pair's own) SpecDec++ is timed, too. Its forwards are those of fixed K; so what its
-responses take beyond the seconds that fixed K's regression gives for as many forwards is what its head costs (`beyond`,
-per draft forward, with a bootstrap interval over responses).
+With an acceptance head (head=FOLDER, or the pair's own) SpecDec++ is timed, too. Its forwards are those of fixed K,
+whose regression gives the seconds for as many forwards. What its responses take beyond them is what its head costs
+(`beyond`, per draft forward, with a bootstrap interval over responses).
 
 With batch_sizes=[1,4,16], forwards are timed under load, too, and the cost table that `analysis.advise`, `analysis.serving` and
 `method=batch_rate` take is written (`analysis.loads.measured`).
 
-    costs.json  the table;  loads, its cells: median seconds with a 95 % interval, by model, batch size and tokens per row
+    costs.json  the table;  loads, its entries: median seconds with a 95 % interval, by model, batch size, tokens per row
     timing      per way of decoding: seconds per forward, R^2, c = t_draft / t_target
     responses   one line per prompt and setting: counts and seconds
     timing.png  seconds found against seconds that the counts explain

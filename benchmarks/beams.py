@@ -1,7 +1,7 @@
 """What several beams and joint thresholds buy, on the toy pair: DSBD's and MTAD's figures, measured.
 
-Quality and forwards come from the pair itself on many prompts; seconds from the same methods on the padded pair
-(same distributions at a realistic cost), on fewer prompts, one at a time, settings taking turns.
+Quality and forwards come from the pair itself on many prompts. Seconds come from the same methods on the padded pair
+(same distributions at a realistic cost). These run on fewer prompts, one at a time, settings taking turns.
 """
 
 from __future__ import annotations

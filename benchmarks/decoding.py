@@ -4,10 +4,10 @@
     python -m benchmarks.decoding --pair toy_padded     the same target grown to 207 M parameters
     python -m benchmarks.decoding --batch-sizes 1 4 8 16 --contenders autoregressive "speculative K=4"
 
-One unit of work is one group of prompts (as many as the batch is wide) decoded by one contender; contenders take turns on
-every group, in an order that rotates, so that whatever else the machine does hits all of them. After a warm-up. Everybody
-samples at temperature 1 to the same length limit; texts differ, so speeds are new tokens over seconds, and intervals are
-bootstrapped over groups, all contenders by the same draws.
+One unit of work is one group of prompts (as many as the batch is wide) decoded by one contender. Contenders take turns
+on every group, in an order that rotates. So other load of the machine affects all of them. A warm-up comes first. All
+contenders sample at temperature 1 to the same length limit. Texts differ, so speeds are new tokens over seconds.
+Intervals are bootstrapped over groups, all contenders by the same draws.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """python -m benchmarks.evidence sandbox: every program of `escapes`, against every confinement that works here.
 
-A place to attack is built (`Arena`): a secret file, a folder, listening sockets. A program has been stopped if its verdict is
-"failed" for the reason expected, and nothing in the arena has changed, nobody has connected, and no process is left.
+A target to attack is built (`Arena`): a secret file, a folder, listening sockets. A program has been stopped if its
+verdict is "failed" for the reason expected and nothing in the arena has changed. Besides, there must be no connection
+and no process left.
 """
 
 from __future__ import annotations
@@ -63,7 +64,7 @@ class Arena:
         self.before = self._state()
 
     def fill(self, text: str) -> str:
-        """A program's text with the places of this arena."""
+        """A program's text with the paths and ports of this arena."""
         known = {"secret": str(self.secret), "content": self.content, "folder": str(self.folder), "pid": os.getpid()}
         known |= {"port": self.port, "abstract": self.abstract, "here": __file__}
         pattern = "|".join(known)
@@ -116,7 +117,7 @@ def left(sessions: Sequence[int]) -> list[int]:
 
 @contextmanager
 def arena() -> Iterator[Arena]:
-    """A place to attack, whose secret is also in the environment, and which remembers the processes that are started."""
+    """A target to attack, whose secret is also in the environment. It remembers the processes that are started."""
     with ExitStack() as stack:
         place = Arena(Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="arena-"))))
         stack.callback(place.close)
@@ -182,7 +183,7 @@ def bare(escape: Escape) -> str:
 
 
 def _line(verdict: Verdict, place: Arena) -> str:
-    """A verdict's reason for a table, without the names of this run's places."""
+    """A verdict's reason for a table, without the names of this run's paths and ports."""
     text = verdict.reason if verdict.kind == FAILED else f"{verdict.kind.upper()}: {verdict.reason}"
     for word in (str(place.folder), __file__, sys.base_prefix):
         text = text.replace(word, "...")

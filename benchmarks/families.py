@@ -3,9 +3,9 @@
     python -m benchmarks.families            prints the table
     python -m benchmarks.families bloom      some of them, by name
 
-Each is built tiny with random weights, and a noisy copy of it drafts. Greedy tokens of chains and of trees, for a ragged
-batch of prompts that outgrows windows, chunks and the original length of a rope, are compared with the model's own uncached
-forwards, in float64 where it can. So this does not rest on what the check itself compares.
+Each is built tiny with random weights, and a noisy copy of it drafts. Greedy tokens of chains and of trees are compared
+with the model's own uncached forwards, in float64 where it can. The batch of prompts is ragged and outgrows windows,
+chunks and the original length of a rope. So this does not rest on what the check itself compares.
 """
 
 from __future__ import annotations

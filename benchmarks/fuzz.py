@@ -1,7 +1,7 @@
 """python -m benchmarks.fuzz --inputs 3000 --seed 0: malformed command lines and calls, each right or refused in one line.
 
 Half of the inputs are command lines of all commands (`benchmarks.fuzz_commands`), half are calls of the Python API
-(`benchmarks.fuzz_calls`), drawn from the seed, all within this process. An input is
+(`benchmarks.fuzz_calls`). All are drawn from the seed and run within this process. An input is
 
     refused    it ends with one line that a user can act on
     accepted   its stage has run on two prompts and four tokens, or, of a call, two prompts were decoded with what it returned;

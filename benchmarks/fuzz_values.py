@@ -1,5 +1,5 @@
 # ruff: noqa: E501
-"""What the fuzzer puts in place of something good: values for the command line and for Python, names with a letter wrong, files."""
+"""What the fuzzer puts instead of good values: for the command line and for Python, names with a letter wrong, files."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def misspelt(name: str, chance: random.Random) -> str:
 
 
 def scratch_paths(root: Path, finished: Sequence[Path] = ()) -> dict[str, str]:
-    """Names of WORDS' places -> paths: nowhere, a file, an empty folder, another stage's folder, one with odd files in it."""
+    """Path names in WORDS -> paths: nowhere, a file, an empty folder, another stage's folder, one with odd files in it."""
     empty, odd = root / "empty", root / "odd"
     for folder in (empty, odd):
         folder.mkdir(parents=True, exist_ok=True)

@@ -1,7 +1,7 @@
 """How fast a device decodes: seconds of forwards, the memory bandwidth they reach, tokens per second against `transformers`.
 
-A forward is one call of a session's `extend`, bookkeeping included, launched back to back with others; on CUDA it is timed
-by events on the device. Weights of zeros are read like any other: a padded model has the cost of its shape.
+A forward is one call of a session's `extend`, bookkeeping included, launched back to back with others. On CUDA it is
+timed by events on the device. Weights of zeros are read like any other: a padded model has the cost of its shape.
 """
 
 from __future__ import annotations

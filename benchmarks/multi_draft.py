@@ -1,5 +1,5 @@
-"""Multi-draft rules on larger numbers than the tests use: exactness and optimality by enumeration, means and
-costs, block efficiency on the toy pair, and what one forward over a tree costs beside its chains as separate rows.
+"""Multi-draft rules on larger numbers than the tests use: exactness and optimality by enumeration, means and costs, and
+block efficiency on the toy pair. One forward over a tree is timed beside its chains as separate rows.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ def random_pairs(num_pairs: int, vocab_size: int, zeros: bool = False, seed: int
 
 
 def optimality() -> str:
-    """Every selection rule under every scheme it declares, by enumeration over all tuples of candidates: total variation
-    of the emitted token from p, and acceptance against the optimum (minimum over all sets of tokens).
+    """Every selection rule under every scheme it declares, by enumeration over all tuples of candidates. Gives the
+    total variation of the emitted token from p, and acceptance against the optimum (minimum over all sets of tokens).
     """
     lines = [
         "60 random pairs for each V = 2, 3, 4 and K = 1..4, half of them with zeros in p and q. Acceptance: a candidate is "
@@ -88,8 +88,8 @@ def rule_cost() -> str:
 
 
 def trees() -> str:
-    """The toy pair, T = 1: block efficiency of K candidates and a chain below each, for all rules; and one forward over
-    such a tree against its K chains as batch rows, and one after another.
+    """The toy pair, T = 1: block efficiency of K candidates and a chain below each, for all rules. Then one forward
+    over such a tree against its K chains as batch rows, and one after another.
     """
     pair = ModelPair.toy()
     return "\n".join([tree_table(pair, num_prompts=60), "", forward_table(pair, repeats=30)])

@@ -1,10 +1,11 @@
 """python -m benchmarks.mutants: do the tests notice when one line of the code is changed?
 
-Each area of the code is mutated by mutmut (a number, an operator, an argument, a name changed; one change per mutant) in a
-copy of the tree below `outputs/mutants/`, and the area's own tests run on each mutant. A second call goes on where the first
-one ended; functions that have changed since are tried again, and with `--again` whatever no test noticed. What survives is
-held against `mutants_equivalent.toml`, where every mutant that changes nothing is listed with the reason. Not mutated: texts
-of messages, type annotations and decorated functions (properties, `@torch.no_grad()`), which mutmut leaves alone.
+Each area of the code is mutated by mutmut (a number, an operator, an argument, a name changed; one change per mutant).
+That happens in a copy of the tree below `outputs/mutants/`, and the area's own tests run on each mutant. A second call
+goes on where the first one ended; functions that have changed since are tried again, and with `--again` whatever no
+test noticed. What survives is held against `mutants_equivalent.toml`, where every mutant that changes nothing is listed
+with the reason. Not mutated: texts of messages, type annotations and decorated functions (properties,
+`@torch.no_grad()`), which mutmut leaves alone.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Programs that try to reach something outside of the sandbox: files, processes, the network, the kernel.
 
-As in `escapes`, tests pass only if the attempt works: a secret that is read, a socket that connects. `escaping.Arena` gives the
-places: {secret} a file with {content}, {folder} where a file may be written, {port} and {abstract} where somebody listens,
-{pid} of the process that wants the verdict, {here} a file of this project.
+As in `escapes`, tests pass only if the attempt works: a secret that is read, a socket that connects. `escaping.Arena`
+fills in the names: {secret} is a file with {content}, and {folder} is where a file may be written. Sockets listen at
+{port} and {abstract}. {pid} is that of the process that wants the verdict, {here} a file of this project.
 """
 
 from __future__ import annotations

@@ -3,12 +3,13 @@
     python -m benchmarks.padded_ranks                   24 prompts, 64 new tokens: about 10 minutes on 2 quiet cores
     python -m benchmarks.padded_ranks --prompts 2       a glance
 
-Predicted: replay counts every policy's forwards on recordings of the same prompts (`REPLICATES` responses of each, written by
-the unpadded pair, which computes the same function), and a cost model fitted to the padded pair's rounds on other prompts
-turns them into seconds. Measured: all policies decode every prompt, one at a time, in an order that rotates.
+Predicted: replay counts every policy's forwards on recordings of the same prompts (`REPLICATES` responses of each). The
+unpadded pair writes these, as it computes the same function. A cost model fitted to the padded pair's rounds on other
+prompts turns the counts into seconds. Measured: all policies decode every prompt, one at a time, in an order that
+rotates.
 
-A predicted gap's interval is that of a run like the measured one: prompts are resampled, and every policy draws one of the
-recordings of each, since live it writes a response of its own.
+A predicted gap's interval is that of a run like the measured one. Prompts are resampled, and every policy draws one of
+the recordings of each, since live it writes a response of its own.
 
 Shapes: M policies, R recordings, n prompts, B resamples.
 """

@@ -36,7 +36,7 @@ def every_method(heads: Path | str) -> dict[str, Method]:
 
 
 def named(method: str, /, **changes: Any) -> Method:
-    """A method that needs no head, with other values in place of the table's: `proposer__k_config="2x2x1"`."""
+    """A method that needs no head, with other values instead of the table's: `proposer__k_config="2x2x1"`."""
     about = read_json(TABLE)[method]
     for path, value in changes.items():
         *parents, key = path.split("__")

@@ -1,8 +1,8 @@
 """Drafts of other widths: padded (toolkit.padding) or sliced, as local checkpoint folders.
 
-Slicing follows SliceGPT (arXiv:2401.15024): norm weights move into the matrices that read behind them, after which the residual
-stream may be rotated; its principal directions over some texts are kept and the rest is cut off. Unlike padding that changes
-what the draft predicts: it is another, weaker draft.
+Slicing follows SliceGPT (arXiv:2401.15024): norm weights move into the matrices that read behind them, after which the
+residual stream may be rotated. Its principal directions over some texts are kept, and the rest is cut off. Unlike
+padding that changes what the draft predicts: it is another, weaker draft.
 """
 
 from __future__ import annotations

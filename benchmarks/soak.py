@@ -1,13 +1,15 @@
 """python -m benchmarks.soak --kills 100: every stage killed, run twice at once, on full disks, with damaged files.
 
 A chain of all stages on the embedded pair runs once, uninterrupted, below a folder with blanks, commas and quotes in its name.
-Then, at random moments and places (seeded):
+Then, at random points (seeded):
 
     killed   SIGKILL, and run again: the result is the uninterrupted one
-    twice    two processes in one folder: one works, the other says so in one line or finds the work finished
+    twice    two processes in one folder: one works; the other reports in one line that the folder is taken, or ends at
+             once because the work is done
     full     files may not grow beyond a size, or writing fails from some moment on (ENOSPC): one line; run again: as above
-    damaged  a file of the finished stage is changed by one bit, cut short or emptied: the stage that reads it and the stage
-             itself end with the uninterrupted result or in one line, and after the file is deleted with that result
+    damaged  a file of the finished stage is changed by one bit, cut short or emptied. The stage that reads it and the
+             stage itself end with the uninterrupted result or in one line. After the file is deleted, they end with
+             that result
 """
 
 from __future__ import annotations

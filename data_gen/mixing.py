@@ -10,8 +10,8 @@ P_i -> labels, r -> mixing_ratio.
 
 Deviation: the published code labels with the raw softmax distributions although its responses come from warped ones. Here p and
 q are warped once, by the same `warp` and with the sampling that the responses were made with.
-The acceptance draw decides the mask, not the test Z_i != X_i: that would leave out the Y_i that happen to equal X_i, which are
-mostly accepted ones, and pull the mean label away from the acceptance rate.
+The acceptance draw decides the mask, not the test Z_i != X_i. That test would leave out the Y_i that happen to equal
+X_i, which are mostly accepted ones. It would pull the mean label away from the acceptance rate.
 
 Shapes: B rows, N tokens of a response, V vocabulary.
 """

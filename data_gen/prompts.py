@@ -112,7 +112,7 @@ def part_of(prompt_id: str, shares: Mapping[str, float]) -> str:
 class HubPrompts(PromptSource):
     """A data set of the Hugging Face hub, or local files of the same schema, through `datasets`.
 
-    name          prefix of the ids, NAME-SPLIT-INDEX: the index is the row's place in the data set, so that an id means
+    name          prefix of the ids, NAME-SPLIT-INDEX: the index is the row's position in the data set, so an id means
                   the same row whatever is selected
     dataset       hub name; None: the data set is not on the hub, and data_files is needed
     config_name   configuration of the data set, if it has several

@@ -1,9 +1,10 @@
 """python -m data_gen.responses: what the target answers to every prompt.
 
 Output: shards `shard-00000.jsonl`, `shard-00001.jsonl`, ... of `shard_size` prompts each, and the manifest. A shard is
-written whole: a header line that says which job it belongs to, one line per prompt, a footer with the hash of all lines
-before it. Rows have their own random numbers, seeded by (sampling.seed, row), so a response depends neither on the batch
-nor on where an interruption fell: run the command again and it goes on with the first shard that is missing.
+written whole. Its header line says which job it belongs to. Then come one line per prompt and a footer with the hash of
+all lines before it. Rows have their own random numbers, seeded by (sampling.seed, row). So a response depends neither
+on the batch nor on where an interruption fell. Run the command again, and it goes on with the first shard that is
+missing.
 
 Accounting: done + failed + skipped = input. Failed rows hold an error, skipped ones were left out on purpose.
 """

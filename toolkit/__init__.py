@@ -1,7 +1,7 @@
 """Acceptance prediction for speculative decoding.
 
-The two names most users need are imported on first use, so that `import toolkit` stays light and the decoding engine
-needs nothing beyond torch, transformers and safetensors.
+The two names most users need are imported on first use. So `import toolkit` stays light, and the decoding engine needs
+nothing beyond torch, transformers and safetensors.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Stages one after another: each is told the folders of those before it.
 
-Names in braces stand for folders. A folder is put into the composed config, never into the text of an override: so it may
-hold whatever a file system allows, blanks, commas, quotes and brackets included.
+Names in braces stand for folders. A folder is put into the composed config, never into the text of an override. So its
+name may hold whatever a file system allows, such as blanks, commas, quotes and brackets.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ def compose_for(
     within: Any = None,
     inherit: Sequence[str] = (),
 ) -> Any:
-    """The composed config of a stage, its output below `root_dir`, with folders in place of their names in braces.
+    """The composed config of a stage, its output below `root_dir`, with folders instead of their names in braces.
 
     within  a node of the config that the overrides come from: "${key}" is that config's text, and so is
             "${oc.select:key,default}", or the default

@@ -33,7 +33,7 @@ CONTENT = ("sha256:", "commit:", UNRESOLVED)
 
 @dataclass
 class Contents:
-    """A config with digests in place of paths.
+    """A config with digests instead of paths.
 
     identity  the config
     given     key -> the path or name that stood there

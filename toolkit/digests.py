@@ -1,7 +1,7 @@
 """What files hold, by SHA-256, read once: remembered in the user's cache by path, size, times and inode.
 
-A model of the hub is known by its commit: the cache of huggingface_hub says it, and the digests of its files are the names
-of the cache's blobs. Nothing is read, and nothing downloaded.
+A model of the hub is known by its commit, which the cache of huggingface_hub holds. The digests of its files are the
+names of the cache's blobs. Nothing is read, and nothing downloaded.
 """
 
 from __future__ import annotations

@@ -10,9 +10,9 @@
 
 Idle power is reported beside, and nothing is subtracted: `Energy.above_idle` says what is left without it.
 GPUs are read through zeus if it is installed, else through NVML (nvidia-ml-py); CPUs through RAPL in /sys/class/powercap.
-A counter sees the whole GPU or the whole package, other programs included, and advances in steps of up to a tenth of a
-second on GPUs: windows should be long. Nothing that scores a text belongs into one. If the counter of one device cannot be
-read, there is no sum.
+A counter sees the whole GPU or the whole package, other programs included. On GPUs it advances in steps of up to a
+tenth of a second, so windows should be long. Nothing that scores a text belongs into one. If the counter of one device
+cannot be read, there is no sum.
 
 Paper: MTAD (arXiv:2407.09722) measures joules per token. Needs none of these libraries, and no torch, to be imported.
 """

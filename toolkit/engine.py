@@ -33,10 +33,11 @@ class EngineOptions:
 
     cuda_graphs    "auto" or "off": forwards of recurring shapes are captured and replayed on GPUs
     cpu_traces     "auto" or "off": the same on CPUs, through TorchScript traces (pays for small models in long runs)
-    cpu_packing    "auto", "on" or "off": large float32 layers keep a second copy of their weights in a layout that makes
+    cpu_packing    "auto", "on" or "off": large float32 layers keep a second copy of their weights. Its layout makes
                    reading a few tokens at a time as cheap as reading one. auto: up to 4 GiB of copies
-    self_check     "auto" or "off": a model's architecture is tried on a tiny copy before its first text is decoded, and
-                   refused if it is decoded wrong (`toolkit.session.selfcheck`). off: it is decoded on trust, with a warning
+    self_check     "auto" or "off": a model's architecture is tried on a tiny copy before its first text is decoded. It
+                   is refused if it is decoded wrong (`toolkit.session.selfcheck`). off: it is decoded on trust, with a
+                   warning
     Models whose parameters ask for gradients, that have hooks, or that lie on several devices, are never captured nor packed.
     """
 

@@ -1,6 +1,6 @@
-"""Errors a user can mend.
+"""Errors a user can fix.
 
-InputError            what was expected, what came, how to mend it: one line
+InputError            what was expected, what came, how to fix it: one line
 +-- StaleError        an output folder was made with another configuration or from other inputs
 +-- DecodingError     some prompts could not be decoded; the others are in `.generations`
 """
@@ -15,7 +15,7 @@ LONGEST = 80  # characters of a name that messages quote
 
 
 class InputError(ValueError):
-    """Bad input: the message is one line that says what was expected, what came and how to mend it."""
+    """Bad input: the message is one line that says what was expected, what came and how to fix it."""
 
 
 class StaleError(InputError):

@@ -1,8 +1,8 @@
 """One process at a time in an output folder: `.lock` is held by the operating system as long as the process lives.
 
-The file says who holds it (machine, process, since when). A lock whose process has died is no lock: the system lets go of
-it, and the next process takes it over, whatever the file says. Where a file system knows no locks, the owner's process
-number decides.
+The file says who holds it (machine, process, since when). A lock ends with its process: the system releases it, and the
+next process takes it over, whatever the file says. Where a file system knows no locks, the owner's process number
+decides.
 """
 
 from __future__ import annotations

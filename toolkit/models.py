@@ -28,7 +28,7 @@ def vocab_size(model: Any) -> int:
 def max_positions(model: Any) -> int:
     """The longest text the model can read, with one rope for all of it.
 
-    Long rope turns the keys of a whole text into others once it passes the length that it was trained on: what has been
+    Long rope turns the keys of a whole text into others once it passes the length that it was trained on. What has been
     cached by then is of no use, and texts of a batch would change with their neighbours. So that length is the limit.
     """
     if not hasattr(model, "config"):

@@ -1,12 +1,13 @@
 """Small Llamas grown to the shape of large ones that compute the same function. For benchmarks, nothing else.
 
 A speed-up depends on what a forward costs and on which tokens are accepted. Checkpoints that are large *and* agree with
-a small draft have to be downloaded; a padded toy target has the distributions of the toy target at the cost of its new shape.
+a small draft have to be downloaded. A padded toy target has the distributions of the toy target at the cost of its new
+shape.
 
 What is padded with what, so that no logit changes (up to rounding):
 
     hidden size      zeros in whatever writes to the residual stream (embeddings, o_proj, down_proj). RMSNorm divides by
-                     the root mean square over all D entries; with d of them alive that is sqrt(d/D) of the source's, so
+                     the root mean square over all D entries. With d of them alive that is sqrt(d/D) of the source's. So
                      norm weights are multiplied by sqrt(d/D) and epsilon by d/D
     heads, neurons   random q, k, v, gate and up rows whose columns of o_proj and down_proj are zero
     head size        rotary pairs keep their frequencies: pair i goes to i * (new / old). The added key rows are zero;
@@ -256,7 +257,7 @@ class _Places:
 
     hidden [d], neurons [m]  of the residual stream and of the MLP
     queries [heads * size]   rows of q_proj, columns of o_proj
-    keys, key_sources [n]    rows of k_proj and v_proj, and the source's row that each of them holds: where the new
+    keys, key_sources [n]    rows of k_proj and v_proj, and the source's row that each of them holds. Where the new
                              groups of query heads are smaller, a key-value head is there several times
     idle_keys [r]            the other rows of those key heads: rotary pairs that the source does not have
     """
@@ -308,7 +309,7 @@ def _rows(heads: Tensor, inside: Tensor, size: int) -> Tensor:
 
 
 def _copy_live(padded: Any, model: Any) -> None:
-    """Write the source's weights to their places."""
+    """Write the source's weights to their positions."""
     source, config, device = model.config, padded.config, padded.device
     places = _Places.of(source, config, device)
     tokens = torch.arange(source.vocab_size, device=device)

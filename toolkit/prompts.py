@@ -92,8 +92,8 @@ class PromptSource(ABC):
 def read_jsonl(path: str | Path) -> list[Prompt]:
     """All prompts of a file, in order; blank lines are skipped.
 
-    Raises InputError, with the line's number, for a line that is not JSON, lacks an id, repeats one, or does not hold
-    exactly one of "prompt" and "messages"; and for a file that is missing.
+    Raises InputError for a missing file. Raises it, with the line's number, for a line that is not JSON, lacks an id or
+    repeats one. A line has to hold exactly one of "prompt" and "messages".
     """
     prompts: dict[str, Prompt] = {}
     for number, line in numbered_lines(Path(path)):

@@ -1,7 +1,7 @@
-"""From logits to the distribution that tokens are drawn from: the only place where temperature exists.
+"""From logits to the distribution that tokens are drawn from: the only code that knows the temperature.
 
-Everything after `warp` (drafting, the acceptance test, residuals, the bonus token) works on its result and on nothing
-else, so that p and q are warped once and alike.
+Everything after `warp` works on its result alone: drafting, the acceptance test, residuals, the bonus token. So p and q
+are warped once and alike.
 
 Shapes: B rows, T positions, V vocabulary.
 """

@@ -2,11 +2,12 @@
 
     python -m data_gen.responses ...  ->  command("responses", run)  ->  run(cfg) -> Path
 
-The folder is named by the stage and a hash of what determines its content: the config, with the content of weights, heads and
-prompts in place of their paths (`toolkit.contents`), and the inputs. Its manifest is written when work starts and
-again when it ends: config, versions, revision, command line, inputs and files with their hashes. Work of the same config is
-kept; work of another one is refused (StaleError) unless `overwrite=true`, which deletes the files that the stage has written
-(`toolkit.journal`) and nothing else. One process works in a folder at a time (`toolkit.lock`).
+The folder is named by the stage and a hash of what determines its content: the config and the inputs. In the config,
+the content of weights, heads and prompts stands instead of their paths (`toolkit.contents`). Its manifest is written
+when work starts and again when it ends: config, versions, revision, command line, inputs and files with their hashes.
+Work of the same config is kept; work of another one is refused (StaleError). With `overwrite=true` the files that the
+stage has written are deleted (`toolkit.journal`), and nothing else. One process works in a folder at a time
+(`toolkit.lock`).
 """
 
 from __future__ import annotations
@@ -44,7 +45,8 @@ SHOWN = 8  # names in a message
 class Stage:
     """An output folder under way.
 
-    identity  the config with contents in place of paths; `given` holds the paths, `models` what the hub's names stand for
+    identity  the config with contents instead of paths; `given` holds the paths, `models` what the hub's names stand
+              for
     inputs    files the content depends on, with their hashes
     shared    several processes work in the folder, each on a part of its own
     """
@@ -178,7 +180,8 @@ def finished_stage(
 
 
 def asked(cfg: Any, keys: Sequence[str], **more: Any) -> str:
-    """A hash of the keys that do not name the folder, with contents in place of paths, and of more that results depend on."""
+    """A hash of the keys that do not name the folder, with contents instead of paths, and of more that results depend
+    on."""
     plain = configs.plain(cfg)
     return content_hash(contents_of({**{key: plain.get(key) for key in keys if key != "track"}, **more}).identity)
 
@@ -337,7 +340,7 @@ def revision() -> str:
 
 
 def command(config_name: str, run: Callable[[Any], Any], score: Callable[[Any, Path], float] | None = None) -> None:
-    """The main function of a stage's module: Hydra on the command line, one line per error a user can mend.
+    """The main function of a stage's module: Hydra on the command line, one line per error a user can fix.
 
     score  what a sweeper optimizes, as a function of the config and the output folder; None: the folder is returned
     """
@@ -373,7 +376,7 @@ def command(config_name: str, run: Callable[[Any], Any], score: Callable[[Any, P
 
 
 def one_line(error: Exception) -> str | None:
-    """What a user can mend: bad input, or files that cannot be written or read; None for other errors."""
+    """What a user can fix: bad input, or files that cannot be written or read; None for other errors."""
     if isinstance(error, InputError):
         return str(error)
     reason, file = write_failure(error), getattr(error, "filename", None)

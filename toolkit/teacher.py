@@ -92,7 +92,7 @@ def readings_along(
 
 
 def _rows_of(logits: Tensor, places: Sequence[Sequence[int]]) -> list[Tensor]:
-    """The logits [n, V] at each text's places, copied: those of prompts and padding are not kept."""
+    """The logits [n, V] at each text's positions, copied: those of prompts and padding are not kept."""
     return [logits[row, list(where)] for row, where in enumerate(places)]
 
 

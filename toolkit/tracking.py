@@ -209,7 +209,7 @@ def parameter_counts(models: Mapping[str, Any]) -> dict[str, int]:
 
 
 def log_table(run: Any, name: str, frame: Any) -> None:
-    """A pandas table, as wandb.Table; cells that are neither numbers nor text are logged as text."""
+    """A pandas table, as wandb.Table; entries that are neither numbers nor text are logged as text."""
     if run is not None:
         run.log({name: _table(frame)})
 

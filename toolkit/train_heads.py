@@ -1,8 +1,8 @@
 """python -m toolkit.train_heads data.path=FOLDER: the heads of a table side by side, on one stream of features.
 
 Paper: SpecDec++ (arXiv:2405.19715), Table 3: heads of depth 0 to 4 with w_rej of 1, 3, 6 and 12. Each comes out as it would by
-itself (python -m toolkit.train head.depth=D loss.w_rej=W): own weights, learning rate, early stop and best state; every batch
-is read, or computed by the draft, once for all. In one process, in float32 (or the number format of the states).
+itself (python -m toolkit.train head.depth=D loss.w_rej=W): own weights, learning rate, early stop and best state. Every
+batch is read, or computed by the draft, once for all. In one process, in float32 (or the number format of the states).
 
     depth-D_w_rej-W/   head/, MODEL_CARD.md, metrics.json, reliability.csv and .png of each: folders for analysis.heads
     table.csv, .md     their scores

@@ -27,8 +27,8 @@ class Gate:
     """Asks, step by step, whether any row goes on, and waits for old answers only.
 
     On a GPU the answer to the newest question is still being computed when the next step could be launched. Waiting for
-    it would leave the device idle once per step; instead the answer of `ahead` steps before decides, and at most so many
-    steps are launched and not used, once per round. On CPUs `ahead` is 0: every answer is there at once.
+    it would leave the device idle once per step. Instead the answer of `ahead` steps before decides. At most that many
+    steps per round are launched and not used. On CPUs `ahead` is 0: every answer is there at once.
     """
 
     def __init__(self, device: torch.device, ahead: int | None = None):

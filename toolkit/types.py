@@ -92,7 +92,7 @@ class DraftStep:
     tokens [B]   y_k, or None while it has not been drawn (`StoppingPolicy.read`)
     live   [B]   bool: the rows that are drafting, this token included; None: not said
 
-    The statistics below are of the unwarped distribution where they say so: warped ones are 1 and 0 at temperature 0, where
+    Some statistics below are of the unwarped distribution and say so. Warped ones are 1 and 0 at temperature 0, where
     training-free rules must still work.
     """
 
@@ -188,9 +188,9 @@ class Verdict:
 class Round:
     """One proposal and its verdict, as counts and seconds. Never distributions.
 
-    num_produced counts the tokens that entered the text: accepted ones and the extra one, cut at the end of text, at a
-    stop string, at the length limit. Seconds are those of the whole batch, read on the host.
-    Of methods with several beams, accepted and produced tokens are layers, as far as the returned text has them, and
+    num_produced counts the tokens that entered the text: accepted ones and the extra one. The text is cut at its end
+    token, at a stop string, or at the length limit. Seconds are those of the whole batch, read on the host.
+    In methods with several beams, accepted and produced tokens are layers, as far as the returned text has them. There
     `widths` are the beams each layer kept.
     """
 

@@ -1,8 +1,9 @@
 """Which weights a model holds: an exact identity, and a sketch that tolerates another number format.
 
-Both go over every entry once, in chunks, on the model's own device, and are remembered while the model lives and its
-weights are not written to. The sketch of a tensor is its norm and a few sums of all its entries with fixed random signs:
-rounding to a coarser format moves such a sum by about the rounding times the norm, other weights by about the norm itself.
+Both go over every entry once, in chunks, on the model's own device. They are remembered while the model lives and its
+weights are not written to. The sketch of a tensor is its norm and a few sums of all its entries with fixed random
+signs. Rounding to a coarser format moves such a sum by about the rounding times the norm. Other weights move it by
+about the norm itself.
 """
 
 from __future__ import annotations

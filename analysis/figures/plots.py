@@ -1,7 +1,7 @@
-"""Every figure in one place. Each takes a table (pandas) and a path, and writes PNG, PDF and SVG: usable from a notebook.
+"""Every figure in one module. Each takes a table (pandas) and a path, and writes PNG, PDF and SVG: usable from a notebook.
 
-One look for all: a method has the same colour and marker in every figure, undominated settings are filled, intervals are
-bands, few methods are in colour and the rest grey. `width` is "column" or "page": one or two columns of a paper.
+One look for all: a method has the same colour and marker in every figure. Undominated settings are filled, intervals
+are bands, few methods are in colour and the rest grey. `width` is "column" or "page": one or two columns of a paper.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """The chance that a rule emits one of the candidates, and the best chance any rule has, at given p and q.
 
-A rule says this for given candidates (`SelectionRule.distribution`); what is wanted is the mean over the candidates, which are
-drawn here a few times per position. Noise is taken out by what is known of the draws: with a(x) = min(1, p(x)/q(x)) and
-alpha = sum_x min(p, q), the mean of a(x) over q,
+A rule says this for given candidates (`SelectionRule.distribution`). The mean over candidates is wanted, and they are
+drawn here a few times per position. Noise is taken out by control variates whose means are known. With a(x) = min(1,
+p(x)/q(x)) and alpha = sum_x min(p, q), the mean of a(x) over q,
 
     i.i.d., independent  1 - prod_k (1 - a(x_k)) has mean 1 - prod_k (1 - alpha_k);  its deviation is subtracted
     without replacement  a(x_1) has mean alpha;                                      (1 - alpha)^(K - 1) of its deviation is
@@ -72,8 +72,8 @@ def optima(target_probs: Tensor, draft_probs: Tensor, num_drafts: int, scheme: s
     """`optimal_acceptances` [N]; with three and more candidates without replacement within 1e-4; with independent ones of
     different distributions an upper bound.
 
-    That case costs an integral over all tokens, so q's unlikeliest tokens are left out: as many as have together at
-    most TOLERANCE/K of what q leaves after its K likeliest. A candidate is one of them with a chance below TOLERANCE.
+    That case costs an integral over all tokens, so q's unlikeliest tokens are left out. Together they have at most
+    TOLERANCE/K of what q leaves after its K likeliest. A candidate is one of them with a chance below TOLERANCE.
     """
     if scheme == "top_k":
         tokens, counts = likeliest(draft_probs, num_drafts)

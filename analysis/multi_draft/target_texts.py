@@ -1,6 +1,6 @@
 """Target texts and what every rule accepts along them, part by part: finished parts are kept.
 
-A part is PART prompts. It has one file of texts and one per method, with the sums over each text's positions; their
+A part is PART prompts. It has one file of texts and one per method, with the sums over each text's positions. Their
 names hold a hash of everything they depend on. Prompt r draws its positions and candidates from the random stream
 (seed, r), the same for all methods.
 

@@ -5,8 +5,9 @@ Paper: Chen et al. 2021 (arXiv:2107.03374), equation 1: of n programs of a probl
     pass@k = mean over problems of 1 - C(n - c, k) / C(n, k)
 
 which has no bias, unlike 1 - (1 - c/n)^k. Theirs -> ours: total sampled programs n, correct c -> num_programs, num_passed.
-Deviations: a program that leaves by exit() has failed, there it has passed. Tests and program run in two processes (`sandbox`),
-and only literal data crosses: a function that is to change its argument, or to return an object of a class of its own, fails.
+Deviations: a program that leaves by exit() has failed, there it has passed. Tests and program run in two processes
+(`sandbox`), and only literal data crosses. A function that is to change its argument, or to return an object of a class
+of its own, fails.
 
 Runs the programs, which is off unless asked for: allow_code_execution=true.
 """

@@ -1,7 +1,7 @@
 """The process that runs SQL, seen from outside: started once, asked query by query, killed with what it does when it is late.
 
 Every query has two limits. SQLite is interrupted between two steps after `seconds`. GRACE later the process is killed, and a
-new one takes its place. The rows are packed when SQLite is done: they have PACKING seconds of their own.
+new one replaces it. The rows are packed when SQLite is done: they have PACKING seconds of their own.
 """
 
 from __future__ import annotations

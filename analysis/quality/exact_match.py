@@ -1,7 +1,7 @@
 """Does a response reach the known answer? Exact match and token F1.
 
 Toy domains judge their own final answers. Everything else is compared as SQuAD does it (arXiv:1606.05250, its evaluation
-script): lower case, without punctuation, articles and superfluous blanks; the best of several references counts.
+script): lower case, without punctuation, articles and superfluous blanks. The best of several references counts.
 Deviation: of a response only the first line is read, because base models go on with the next example of the template.
 """
 

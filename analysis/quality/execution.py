@@ -3,9 +3,9 @@
 Data: Spider (arXiv:1809.08887); metric of its successors (execution match, arXiv:2010.02840), on one database each.
 Deviation: columns count in the order they are asked for, and numbers as equal that agree in 10 digits.
 
-Queries are text of a model: they run in a process of their own (`databases`), confined, where nothing but reading is
-authorised; time, memory, rows and lengths of values are limited. What is refused or killed scores 0 with a reason. Off unless
-asked for.
+Queries are text of a model: they run confined in a process of their own (`databases`), where only reading is
+authorised. Time, memory, rows and lengths of values are limited. What is refused or killed scores 0 with a reason. Off
+unless asked for.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Overlap with a reference text: ROUGE-L for summaries, BLEU for translations, by the libraries everybody uses.
 
 ROUGE-L (Lin 2004) through rouge-score: F measure of the longest common subsequence, stemmed; mean over texts.
-BLEU (Papineni et al. 2002) through sacrebleu with its defaults (13a tokens, exponential smoothing): of the corpus, from
-n-gram counts that add up, so a bootstrap sample of texts has its own corpus BLEU.
+BLEU (Papineni et al. 2002) through sacrebleu with its defaults (13a tokens, exponential smoothing). It is that of the
+corpus, from n-gram counts that add up, so a bootstrap sample of texts has its own corpus BLEU.
 """
 
 from __future__ import annotations

@@ -6,11 +6,12 @@
          +-- verdict --> here
 
 The program gets two pipes and nothing else: it can answer calls, so its answers count, and only they. The tests (code of a data
-set) run behind the same walls (`confinement`). Both have limits of CPU time, memory, processes (none), files (none written) and
-open files, set in the kernel, and are killed when the time is up.
+set) run behind the same walls (`confinement`). Both have limits of CPU time, memory, processes (none), files (none
+written) and open files, set in the kernel. They are killed when the time is up.
 
-What this does not do: keep a program from learning what it is asked, or from answering by more than the arguments (it may count
-calls); hide the processor's caches; bear a fault of the kernel. Use a virtual machine where that matters.
+This does not keep a program from learning what it is asked, or from answering by more than the arguments (it may count
+calls). Nor does it hide the processor's caches or withstand a fault of the kernel. Use a virtual machine where that
+matters.
 """
 
 from __future__ import annotations

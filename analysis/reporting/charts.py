@@ -181,7 +181,7 @@ def _legend() -> Any:
 
 
 def _spec(chart: Any, title: str) -> Spec:
-    """As plain JSON, as wide as its place on the page; the title is what a screen reader says."""
+    """As plain JSON, as wide as its space on the page; the title is what a screen reader says."""
     import altair as alt
 
     with alt.data_transformers.enable("default", consolidate_datasets=False, max_rows=None):

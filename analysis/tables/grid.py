@@ -8,8 +8,8 @@
 
 Keys are methods of `conf/method/` and overrides relative to them, nested or dotted; `head` is a list of head folders,
 null being the pair's own. Lists are multiplied out, the last one fastest; `impossible: skip` leaves out combinations whose
-values contradict each other, and says so. Two yardsticks are no methods: `oracle` knows the
-acceptance draws, `upper_bound` knows p and q and drafts on while the next token's chance to enter the text reaches the price.
+values contradict each other, and says so. Two references are no methods: `oracle` knows the acceptance draws,
+`upper_bound` knows p and q and drafts on while the next token's chance to enter the text reaches the price.
 """
 
 from __future__ import annotations

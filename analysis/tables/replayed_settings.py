@@ -1,8 +1,9 @@
-"""Cells of a sweep from one recording: every chain policy is replayed on a trace of plain decoding's responses.
+"""Settings of a sweep from one recording: every chain policy is replayed on a trace of plain decoding's responses.
 
-What cannot be replayed (draft trees, block verification) is decoded. One trace serves all settings of one draft temperature; it
-is kept beside the settings, under a hash of the responses and its own settings, and further heads are scored on its states
-(`recorded_shards`). If a sweep asks for the upper bound, its traces hold the target along the roll-outs.
+What cannot be replayed (draft trees, block verification) is decoded. One trace serves all settings of one draft
+temperature. It is kept beside the settings, under a hash of the responses and its own settings. Further heads are
+scored on its states (`recorded_shards`). If a sweep asks for the upper bound, its traces hold the target along the
+roll-outs.
 """
 
 from __future__ import annotations

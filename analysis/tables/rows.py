@@ -98,8 +98,8 @@ def save_rows(rows: pd.DataFrame, folder: Path) -> None:
 def load_rows(folders: Sequence[Path | str], what: str) -> pd.DataFrame:
     """The rows of several sweep folders; `what` names the argument in errors.
 
-    Raises InputError if a folder has no rows, if folders were made with other models or sampling, or if two of them
-    disagree about the same setting and prompt.
+    Raises InputError if a folder has no rows or if folders were made with other models or sampling. Two folders that
+    disagree about the same setting and prompt raise it, too.
     """
     if isinstance(folders, str | Path):
         folders = [folders]

@@ -95,8 +95,8 @@ def choose(dev: pd.DataFrame, test: pd.DataFrame, cost_ratio: float, dataset: st
 def best_per_prompt(rows: pd.DataFrame, method: str, cost_ratio: float) -> pd.DataFrame:
     """For every prompt the row of the method's cheapest setting on it, as those of one more method: PER_PROMPT.
 
-    Chosen with hindsight, so the method must have been replayed with all settings on the same texts: of settings that were
-    decoded, each with a text of its own, the luckiest would be taken.
+    Chosen with hindsight, so the method must have been replayed with all settings on the same texts. Decoded settings
+    each have a text of their own, so the luckiest one would be taken.
     """
     mine = rows[rows.method == method].reset_index(drop=True)
     cost = metrics.cost(mine.num_draft_calls, mine.num_target_calls, cost_ratio)

@@ -1,7 +1,7 @@
 """Muon: momentum whose update is a nearly orthogonal matrix, for the layers' matrices of the toy pair.
 
-Source: Jordan et al. 2024, "Muon: an optimizer for hidden layers in neural networks"; the polynomials are those of Amsel et
-al., "The Polar Express" (arXiv:2505.16932), three of them. `torch.optim.Muon` always orthogonalises in bfloat16, which is
+Source: Jordan et al. 2024, "Muon: an optimizer for hidden layers in neural networks". The three polynomials are those
+of Amsel et al., "The Polar Express" (arXiv:2505.16932). `torch.optim.Muon` always orthogonalises in bfloat16, which is
 many times slower than float32 on processors without bfloat16 arithmetic; otherwise it would be used here.
 """
 

@@ -1,7 +1,7 @@
 """Estimators: P(accepted) in [0, 1] of a drafted token, from what the draft shows. Policies turn them into stop or go.
 
-Each says which token it is about: `read_prob` the one the state has just read (y_{k-1}), `drawn_probs` the one just drawn
-(y_k) and the one after it, `drawn_prob` the one just drawn alone.
+Each says which token it is about. `read_prob` is about the one the state has just read (y_{k-1}), `drawn_prob` about
+the one just drawn (y_k). `drawn_probs` is about the one just drawn and the one after it.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from toolkit.acceptance.preread import PrereadHead
 from toolkit.errors import InputError
 from toolkit.types import Step
 
-Find = Callable[[str, str], Scorer]  # (head folder, kind of head) -> what scores in its place
+Find = Callable[[str, str], Scorer]  # (head folder, kind of head) -> what scores instead
 
 
 @dataclass(frozen=True)
@@ -66,8 +66,8 @@ class PrereadEstimator:
 
     head        folder of heads; None: the one that ships with the pair
     calibrated  give the chances of the calibration that lies beside the head (`analysis.calibration`)
-    A folder with an acceptance head alone will do: y_{k-1} is then scored instead of y_k, once it has been read, and
-    nothing is known of y_k and the token after it. A policy that multiplies the estimates then is SpecDec++'s.
+    A folder with an acceptance head alone will do. Then y_{k-1} is scored instead of y_k, once it has been read.
+    Nothing is known of y_k and the token after it. A policy that multiplies the estimates then is SpecDec++'s.
     """
 
     head: str | None = None

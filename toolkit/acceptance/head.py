@@ -34,8 +34,8 @@ class AcceptanceHead(SavedHead):
 
     depth      D, residual blocks before the read-out; 0 is a linear head
     tied       one block applied D times, as in the published code
-    log_w_rej  logarithm of the class weight w_rej the head was trained with: added to the logit by `corrected`, it
-               undoes the shift that weighting rejections put there
+    log_w_rej  logarithm of the class weight w_rej the head was trained with. Added to the logit by `corrected`, it
+               undoes the shift from weighting rejections
     """
 
     weights_file, config_file, what = "head.safetensors", "config.json", "an acceptance head"

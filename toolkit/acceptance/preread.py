@@ -1,15 +1,15 @@
 """The pre-read head: what the forward that produced q_k, and the token y_k drawn from it, say before y_k is read.
 
 Ours; no paper has it. Reading y_k *is* the next draft forward, so a score that needs the state after y_k comes one
-forward late (SpecDec++). This head takes what is paid for already: the state that produced q_k, the embedding of y_k and
-the shape of q_k; and gives two chances,
+forward late (SpecDec++). This head takes what is paid for already: the state that produced q_k, the embedding of y_k
+and the shape of q_k. It gives two chances,
 
     accepted   P(y_k accepted), given that all before it are
     following  P(y_{k+1} accepted), given that y_k is, too: the mean of sum_x min(p, q)(x) one position later
 
-It needs no token mixing: every position of a text of the target is a clean prefix, y drawn from q there is a sample for
-`accepted`, and an acceptance draw that accepts makes the next position one for `following` (see
-`toolkit.training.recorded_positions`).
+It needs no token mixing, since every position of a text of the target is a clean prefix. There a y drawn from q is a
+sample for `accepted`. If the acceptance draw accepts it, the next position is a sample for `following`
+(`toolkit.training.recorded_positions`).
 
 Shapes: D hidden size, E embedding size, F = D + E + 5 features.
 """

@@ -1,7 +1,7 @@
 """What every trained head shares: weights, config and card, written whole and read strictly; and the way to the Hub.
 
-`save` and `load` are the format. `save_pretrained`, `from_pretrained` and `push_to_hub` are those of huggingface_hub, over
-the same files: the mixin's own readers and writers know one file of weights per folder and load it loosely.
+`save` and `load` are the format. `save_pretrained`, `from_pretrained` and `push_to_hub` are those of huggingface_hub,
+over the same files. The mixin's own readers and writers know one file of weights per folder and load it loosely.
 """
 
 from __future__ import annotations

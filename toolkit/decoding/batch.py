@@ -1,11 +1,11 @@
 """The decoding loop, once: propose, score, verify, commit; for every method, batched.
 
-A batch has B slots. Each slot decodes one prompt at a time and takes the next one from the queue when its row ends, so
-rows draft, accept and finish independently of each other. A row's random numbers come from its own generator, one row of
-uniforms per round, so that its tokens do not depend on its neighbours.
+A batch has B slots. Each slot decodes one prompt at a time and takes the next one from the queue when its row ends. So
+rows draft, accept and finish independently of each other. A row's random numbers come from its own generator, one row
+of uniforms per round, so that its tokens do not depend on its neighbours.
 
-What a row's context is, one text or several beams, is the business of the two kinds of batch (`text`, `beams`); each says
-what a proposer sees (ContextT), what goes to the target (ProposalT) and what comes back (VerdictT).
+A row's context is one text or several beams, in the two kinds of batch (`text`, `beams`). Each kind defines what a
+proposer sees (ContextT), what goes to the target (ProposalT) and what comes back (VerdictT).
 
 Shapes: B batch slots, N proposed nodes, M the most nodes of a round, V vocabulary.
 """

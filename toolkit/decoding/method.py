@@ -93,9 +93,9 @@ class Method:
     def at(self, sampling: Sampling) -> Method:
         """The method at these settings. Raises InputError for settings that it cannot do.
 
-        At temperature 0 the children of a tree's node are the draft's likeliest tokens, whatever the scheme, and the walk
-        goes on iff the target's likeliest token is among them, whatever the rule (MCSD, arXiv:2401.06706, section 3); blocks
-        of which one is drawn (MTJD) are searched for the likeliest.
+        At temperature 0 the children of a tree's node are the draft's likeliest tokens, whatever the scheme. The walk
+        goes on iff the target's likeliest token is among them, whatever the rule (MCSD, arXiv:2401.06706, section 3).
+        Blocks of which one is drawn (MTJD) are searched for the likeliest.
         """
         if self.beams is not None:
             self._check_beam_sampling(sampling)

@@ -1,8 +1,8 @@
 """Where log p comes from: the target reads every batch, or a folder remembers what it has said.
 
 A cache keeps the k likeliest tokens of every position; the others together are one more category, on both sides. Losses over
-these k + 1 categories are lower bounds of the true ones (data processing inequality), and alpha an upper bound; they are
-exact where the target has no mass beyond the k.
+these k + 1 categories are lower bounds of the true ones (data processing inequality), and alpha is an upper bound. They
+are exact where the target has no mass beyond the k.
 
     FOLDER/about.json                which target, k, temperature
     FOLDER/<hash of texts>.safetensors   of up to SHARD texts: tokens [N, k], log_probs [N, k], and where each text begins

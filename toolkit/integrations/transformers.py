@@ -3,11 +3,11 @@
     from toolkit.integrations.transformers import assistant
     target.generate(ids, assistant_model=assistant(draft, "specdec_pp", head=FOLDER), do_sample=True, ...)
 
-transformers hands its assistant neither stopping criteria nor hidden states. So the draft is wrapped: the wrapper's
-`generate` is the draft's own, called with one more criterion, which sees every drafted token with the state and the logits
-it came from (hooks on the draft's forward) and asks the policy whether to pay another forward. Which token is drawn, what is
-kept of the cache and which tokens are accepted stays the business of transformers, so that outputs follow the target's
-distribution as far as theirs do: a policy looks at nothing but the drafted prefix.
+transformers hands its assistant neither stopping criteria nor hidden states. So the draft is wrapped. The wrapper's
+`generate` is the draft's own, called with one more criterion. It sees every drafted token with its state and logits
+(hooks on the draft's forward) and asks the policy whether to pay another forward. Which token is drawn, what is kept of
+the cache and which tokens are accepted is left to transformers. So outputs follow the target's distribution as far as
+theirs do: a policy sees only the drafted prefix.
 
 Written for transformers 5.23: texts one at a time, target and draft with one tokenizer.
 """
@@ -79,8 +79,8 @@ class StoppedDraft:
     """A causal language model of transformers with a stopping policy in its `generate`; everything else is the model's.
 
     draft   the model; policy: any of `toolkit.stopping` that decides after a token was drawn (`lag=0` does not)
-    min_drafted, max_drafted  bounds of a round, inclusive. transformers asks for at least one token: a policy that
-            wants a round without a draft gets a round of one
+    min_drafted, max_drafted  bounds of a round, inclusive. In transformers a round has at least one token: a policy
+            that wants a round without a draft gets a round of one
     One text at a time, as in transformers; for several threads make several wrappers.
     """
 

@@ -1,7 +1,7 @@
 """The keys that a class or function takes, read from its source file: nothing is imported.
 
-Of `_target_: package.module.Name` this finds the file along `sys.path`, follows re-exports (`from .file import Name`)
-and base classes, and reads the arguments of the constructor (or the fields, of a dataclass) with their annotations and
+For `_target_: package.module.Name` this finds the file along `sys.path` and follows re-exports (`from .file import
+Name`) and base classes. It reads the constructor's arguments (or a dataclass's fields) with their annotations and
 defaults. What an annotation names and no config can hold (a Tensor, a policy) counts as anything. A user's own modules
 are read like ours. Meanings are the docstring's lines "name  meaning" or "name: meaning".
 """
@@ -24,7 +24,7 @@ from typing import Any
 from toolkit.lines import lines_of
 from toolkit.schema import ranges
 
-REQUIRED = object()  # in place of a default
+REQUIRED = object()  # instead of a default
 Definition = ast.ClassDef | ast.FunctionDef
 
 

@@ -1,9 +1,9 @@
 """Forwards of recurring shapes, recorded once and replayed: CUDA graphs on GPUs, TorchScript traces on CPUs.
 
-A decoding loop runs the same few shapes over and over, and for small models most of a forward is the launching of its
-operations, not their work. A captured forward launches them all at once. What is replayed is the model's own forward,
-operation for operation. Models that branch on values (`static_flow`) are run as they are; so is one whose first replays
-differ from the forward itself.
+A decoding loop runs the same few shapes over and over. For small models, launching the operations takes most of a
+forward's time. A captured forward launches them all at once. What is replayed is the model's own forward, operation for
+operation. Models that branch on values (`static_flow`) are run as they are; so is one whose first replays differ from
+the forward itself.
 
 Shapes: b rows, T tokens of a block, S visible slots, V vocabulary, D hidden size.
 """
@@ -37,7 +37,7 @@ class TracedForward:
 
     after: ClassVar[int] = 32  # uses before a shape is captured: by then a trace costs about what it saves
     layers: ClassVar[int] = 128  # of all traces of a model: each takes 2 to 3 MB per layer, whatever the layer's size
-    # TorchScript gives back no memory of a trace that is dropped (torch 2.13, toy target: 6 MB each, 3.5 if never run), so
+    # TorchScript does not free the memory of a dropped trace (torch 2.13, toy target: 6 MB each, 3.5 if never run). So
     # the traces ever made are bounded, as a multiple of those that are kept.
     replaced: ClassVar[float] = 1.5
 
@@ -104,9 +104,8 @@ class GraphForward(StaticForward):
 class Captures:
     """The captured forwards of one model, by shape.
 
-    A shape that recurs is captured. Once there are as many as are kept, it takes the place of the least used one, but only
-    if it has been used more than twice as often: in a loop over too many shapes, captures would do nothing but replace
-    each other.
+    A shape that recurs is captured. Once there are as many as are kept, it replaces the least used one, if it has been
+    used more than twice as often. Otherwise, in a loop over too many shapes, captures would only replace each other.
 
     num_layers  of the model: what a capture costs
     refusals    why this model's forward cannot be captured, if it cannot; shared by all captures of a model

@@ -1,8 +1,8 @@
 """Sessions for stock Hugging Face causal language models.
 
 The model's own forward runs unchanged. It is handed a `Cache` whose layers write keys and values where the TreeIndex
-says, a ready 4-D additive mask, and positions. The final hidden state is picked up where the model feeds it to its
-output embedding, so that logit scaling and soft-capping stay the model's business.
+says, a ready 4-D additive mask, and positions. The final hidden state is read where the model feeds it to its output
+embedding. So logit scaling and soft-capping are left to the model.
 """
 
 from __future__ import annotations
@@ -150,7 +150,7 @@ class HFSession(Session):
         inputs = (
             # A token beyond this model's vocabulary lies in the other model's padding, outside of the tokenizer.
             tokens.clamp(max=self.num_embeddings - 1) if self.clips_tokens else tokens,
-            # Rows that have stopped still fill their place in the batch; nothing they produce is used.
+            # Rows that have stopped still fill their batch slot; nothing they produce is used.
             placement.positions.clamp(max=self.max_position - 1),
             *self._masks(placement, rows),
         )
@@ -213,7 +213,7 @@ class HFSession(Session):
         ]
 
     def _use(self, buffers: Sequence[Tensor]) -> None:
-        """Put others in their places."""
+        """Let layers and packed weights use other buffers."""
         count = len(self.filled)
         for layer, keys, values in zip(self.filled, buffers, buffers[count:], strict=False):
             layer.keys, layer.values = keys, values

@@ -1,11 +1,11 @@
 """Weights of large linear layers laid out for the products of decoding: a few tokens by a matrix that fits in no cache.
 
 What bounds such a product is reading the matrix once. The stock kernels of x86 machines do so for one token; for two to
-twenty they take two to four times as long. oneDNN with a weight reordered once keeps close to the bound, so checking
-a drafted token is as cheap as it should be. Results differ in rounding only.
+twenty they take two to four times as long. With a weight reordered once, oneDNN keeps close to the bound, so checking a
+drafted token is as cheap as it should be. Results differ in rounding only.
 
-Theirs -> ours: torch's own compiler does the same when it freezes a model; ours leaves the model as it is: its modules
-use packed weights within our forwards alone, and other callers of the model get what they always got.
+Theirs -> ours: torch's own compiler does the same when it freezes a model. Ours leaves the model as it is: its modules
+use packed weights within our forwards only. Nothing changes for other callers of the model.
 """
 
 from __future__ import annotations

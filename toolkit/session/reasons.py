@@ -1,7 +1,7 @@
 """Why an architecture is not decoded: what its class and config say, in a few words.
 
-Only for messages: whether a model is decoded right is found by decoding (`toolkit.session.selfcheck`), except for models
-that keep no keys and values at all, which need no trial.
+Only for messages: whether a model is decoded right is found by decoding (`toolkit.session.selfcheck`). Models that keep
+no keys and values at all are the exception and need no trial.
 """
 
 from __future__ import annotations

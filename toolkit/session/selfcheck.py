@@ -1,9 +1,10 @@
 """Is an architecture decoded right? A tiny copy of it says so, before its first text is decoded.
 
-The copy has the model's own class and config, but few and small layers, random weights, and windows so short that a text of
-sixteen tokens passes them (`toolkit.session.shrinking`). It decodes a ragged batch of trees (`toolkit.session.trial`) in
-float64, in a session of its own. What differs from its uncached forward is refused by name, with the reason; so an unknown
-family is never silently wrong. What was right is remembered: in this process, and in a small file in the user's cache.
+The copy has the model's own class and config, but few and small layers and random weights. Its windows are so short
+that a text of sixteen tokens passes them (`toolkit.session.shrinking`). It decodes a ragged batch of trees
+(`toolkit.session.trial`) in float64, in a session of its own. What differs from its uncached forward is refused by
+name, with the reason; so an unknown family is never silently wrong. What was right is remembered: in this process, and
+in a small file in the user's cache.
 """
 
 from __future__ import annotations

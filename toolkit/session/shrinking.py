@@ -1,7 +1,7 @@
 """A tiny copy of a model: its own class and config, with few and small layers and random weights.
 
-What decides how a model attends is kept: the kinds of its layers, rope, windows and chunks, although these are made so short
-that a text of sixteen tokens passes them. Sizes are known by their names in transformers' configs.
+What decides how a model attends is kept: the kinds of its layers, rope, windows and chunks. Windows and chunks are made
+so short that a text of sixteen tokens passes them. Sizes are known by their names in transformers' configs.
 """
 
 from __future__ import annotations

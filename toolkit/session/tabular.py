@@ -1,8 +1,8 @@
 """A language model that is a table: next-token distribution by the last few tokens. For tests, proofs and hand-checked
 examples.
 
-It ships with the library because a new rule or policy needs one for its tests: small enough that the distribution of whole
-outputs can be enumerated, in float64.
+It ships with the library because a new rule or policy needs one for its tests. It is small enough that the distribution
+of whole outputs can be enumerated, in float64.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """A ragged batch of trees through a model's session, against the model's own uncached forwards.
 
-A session assumes three things of a model that no interface promises. It takes positions and a ready mask, writes its keys and
-values into the cache it is handed, and looks at nothing but what the mask shows.
+A session assumes three things of a model that no interface promises. It takes positions and a ready mask, and writes
+its keys and values into the cache it is handed. It attends only to what the mask shows.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from torch import Tensor
 from toolkit.session.hf import HFSession
 from toolkit.session.shrinking import WINDOW
 
-# Of logits, relative to the largest. In float64 what is right is within 1e-15, or 4e-7 where a model turns to float32
-# inside; what is wrong is off by 1e-2 and more. A few models cannot run in float64.
+# Of logits, relative to the largest. In float64 right results are within 1e-15, or 4e-7 where a model turns to float32
+# inside. Wrong ones are off by 1e-2 and more. A few models cannot run in float64.
 TOLERANCES = {torch.float64: 1e-5, torch.float32: 1e-3}
 PARENTS = [[-1, -1, 0, 0, 3, 2], [-1, 0, 1, 0, -1, 2]]
 KEPT = [4, 2]  # the nodes whose paths become context

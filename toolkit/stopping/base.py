@@ -19,7 +19,7 @@ State = dict[str, Tensor]
 class StoppingPolicy:
     """Stop or go, per row.
 
-    The state is a dict of tensors with a leading row dimension, fresh per prompt; rows may be selected, replaced or
+    The state is a dict of tensors with a leading row dimension, fresh per prompt. Rows may be selected, replaced or
     repeated (for the nodes of a tree) by indexing every tensor alike. Quantities of one round are reset in `observe`.
 
     limit              the most tokens it can ever ask for in a round; None: no own limit

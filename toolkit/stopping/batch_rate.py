@@ -1,22 +1,23 @@
 """Batch rate: the rate rule for a batch whose rows draft side by side. No threshold; plain decoding is one of its choices.
 
-Ours, from renewal-reward theory as `rate` is. In a batch, every row pays for the deepest one: a draft forward and one more
-column of the target's forward cost the same whether one row wants them or all. So the batch decides together. With B
-rows, C(d) the cost of a round of depth d and lambda the tokens per unit of cost that the batch reaches, it goes on behind
-depth k iff for some depth d > k
+Ours, from renewal-reward theory as `rate` is. In a batch, every row pays for the deepest one. A draft forward and one
+more column of the target's forward cost the same whether one row wants them or all. So the batch decides together.
+With B rows, C(d) is the cost of a round of depth d. The batch reaches lambda tokens per unit of cost. Drafting goes on
+behind depth k iff for some depth d > k
 
     sum over live rows, j = k+1 .. d, of P(the first j tokens are accepted)  >  lambda * (C(d) - C(k))
 
-One step ahead P comes from the estimator; further ahead, and before anything is drafted, from the rows' running
-acceptance: of first tokens, and of later ones. Looking further than one step matters where the first extra column is dear
-and the next ones are not. d = 0 is plain decoding: a batch for which drafting does not pay drafts nothing.
+One step ahead P comes from the estimator. Further ahead, and before anything is drafted, it comes from the rows'
+running acceptance of first tokens and of later ones. Looking further than one step matters where the first extra column
+is dear and the next ones are not. Depth d = 0 is plain decoding: a batch for which drafting does not pay drafts
+nothing.
 
-lambda is the best rate of a fixed depth by the running acceptance and the costs, times the ratio of achieved to planned
-tokens so far, as the stopping inside a round beats every fixed depth. Costs are those of a table, never of a clock: equal
-batches give equal texts.
+lambda is the best rate of a fixed depth by the running acceptance and the costs. It is multiplied by the ratio of
+achieved to planned tokens so far. The factor is there because stopping inside a round beats every fixed depth. Costs
+are those of a table, never of a clock: equal batches give equal texts.
 
-Rows depend on their neighbours in their text, not in distribution: how deep a round goes is decided before its acceptance
-draws are looked at (`couples_rows`).
+Rows depend on their neighbours in their text, not in distribution. The depth of a round is decided before its
+acceptance draws are looked at (`couples_rows`).
 """
 
 from __future__ import annotations
@@ -34,8 +35,8 @@ from toolkit.stopping.base import DrawnEstimator, State, StoppingPolicy
 from toolkit.transfer import floats_on
 from toolkit.types import Drafted, Judged, Step
 
-# What a row has seen, older rounds counting less [B, 3, 2]: of first and of later drafted tokens, how many were accepted and
-# how many tried; tokens made and tokens planned.
+# What a row has seen, older rounds counting less [B, 3, 2]. For first and for later drafted tokens: how many were
+# accepted and how many tried. Then tokens made and tokens planned.
 FIRST, LATER, MADE = 0, 1, 2
 
 
@@ -79,8 +80,8 @@ class BatchRate(StoppingPolicy):
         return replace(self, estimator=self.estimator.bind(pair), table=table, known={})
 
     def init(self, num_rows: int, device: torch.device) -> State:
-        """Per row: survival of the round; its lambda and planned rate [B, 2]; who takes part; what was seen [B, 3, 2]; and
-        ahead [B, D], how many tokens are accepted of the next j, if the first one is."""
+        """Per row: survival of the round; its lambda and planned rate [B, 2]; who takes part; what was seen [B, 3, 2].
+        Also ahead [B, D]: how many tokens are accepted of the next j, if the first one is."""
         one = torch.ones(num_rows, device=device)
         seen = torch.zeros(num_rows, 3, 2, device=device)
         seen[:, MADE] = self.memory

@@ -1,7 +1,7 @@
 """Dynamic confidence: the confidence rule with a threshold fitted anew after every round.
 
 Known as transformers' dynamic speculation (default since 4.45): the threshold that minimises FPR + 3 FNR over the
-tokens verified so far. Their class counts a token as positive if it was accepted; a false positive is an unaccepted
+tokens verified so far. Their class counts a token as positive if it was accepted. A false positive is an unaccepted
 token above the threshold, a false negative an accepted one below it.
 Deviation: the history is per prompt (theirs runs on over prompts), so that a row does not depend on its neighbours.
 """
@@ -73,10 +73,10 @@ class DynamicConfidence(StoppingPolicy):
 
     def _fit(self, scores: Tensor, labels: Tensor, old: Tensor) -> Tensor:
         """The observed score that minimises FPR + miss_cost * FNR, per row; the old one until both classes were seen."""
-        scores, order = scores.masked_fill(labels < 0, torch.inf).sort(dim=1)  # empty places come last
+        scores, order = scores.masked_fill(labels < 0, torch.inf).sort(dim=1)  # empty positions come last
         labels = labels.gather(1, order)
         accepted, rejected = (labels == 1).float(), (labels == 0).float()
-        below = lambda kind: kind.cumsum(1) - kind  # of that kind before each place
+        below = lambda kind: kind.cumsum(1) - kind  # of that kind before each position
         false_negative = below(accepted) / accepted.sum(1, keepdim=True).clamp(min=1)
         false_positive = 1 - below(rejected) / rejected.sum(1, keepdim=True).clamp(min=1)
         cost = (false_positive + self.miss_cost * false_negative).masked_fill(labels < 0, torch.inf)

@@ -1,13 +1,13 @@
 """Rate: draft one more token while it pays, at the rate of tokens per target-forward time that is reached. No threshold.
 
-Ours, from renewal-reward theory (Dinkelbach's fixed point). To maximise E[tokens of a round] / E[cost of a round], with
-lambda the best such rate, another draft forward of cost c is worth it, looking one step ahead, iff
+Ours, from renewal-reward theory (Dinkelbach's fixed point). The aim is to maximise E[tokens of a round] / E[cost of a
+round]; lambda is the best such rate. Looking one step ahead, another draft forward of cost c is worth it iff
 
     P(all drafted so far accepted) * P(the next one accepted)  >  lambda * c
 
-lambda is the rate achieved itself: tracked while decoding, prompt by prompt, or solved on traces (`analysis.price`, which
-keeps the best one met on the way to the fixed point) and given as `rate`. With an acceptance head instead of a pre-read
-one this is SpecDec++'s rule at the threshold that theory gives, h = 1 - lambda c.
+lambda is the rate achieved itself. It is tracked while decoding, prompt by prompt, or solved on traces and given as
+`rate`. There `analysis.price` keeps the best one met on the way to the fixed point. With an acceptance head instead of
+a pre-read one this is SpecDec++'s rule at the threshold that theory gives, h = 1 - lambda c.
 Looking one step ahead is not the optimum: what the next token's score will show is worth something, too.
 """
 

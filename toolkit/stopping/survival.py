@@ -2,9 +2,9 @@
 
 Paper: SpecDec++ (arXiv:2405.19715), section 3 and Algorithm 1. theirs -> ours: h -> threshold, f(e_i) -> estimator.
 
-With lag = 1, as published: at step k the state at hand has read y_{k-1}, so y_k is drawn before its own score is known,
-and a round that stops carries one unscored token. With lag = 0 the draft reads y_k, at the price of that forward, and
-draws y_{k+1} from it only if the survival that includes y_k says so.
+With lag = 1, as published, the state at step k has read y_{k-1}. So y_k is drawn before its own score is known, and a
+round that stops carries one unscored token. With lag = 0 the draft reads y_k, at the price of that forward. It draws
+y_{k+1} from it only if the survival that includes y_k says so.
 """
 
 from __future__ import annotations

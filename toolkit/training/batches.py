@@ -29,8 +29,8 @@ class ExampleBatches:
     position     says where the training stands, (epoch, batch); asked when the first batch of an epoch is wanted. After
                  a resume in mid-epoch only the rest of that epoch comes out
 
-    Lightning's way, a loader with `load_state_dict`, is not used: version 2.6 does not call it if the schedule has asked
-    for the number of steps, and never at the end of an epoch.
+    Lightning's way, a loader with `load_state_dict`, is not used. Version 2.6 does not call it if the schedule has
+    asked for the number of steps, and never at the end of an epoch.
     """
 
     def __init__(

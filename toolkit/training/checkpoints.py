@@ -2,7 +2,8 @@
 
 Two files in the run folder's checkpoints/: last.ckpt, written every so many steps and at every epoch's end, and
 best.ckpt. Each is whole or absent, also if the process is killed while writing: Lightning's own writer goes through a
-temporary file in the system's temporary folder and copies it if that is another file system, which is not one step.
+temporary file in the system's temporary folder. It copies that file if it lies in another file system, which is not one
+step.
 """
 
 from __future__ import annotations

@@ -51,7 +51,7 @@ def print_table(title: str, rows: Sequence[Mapping[str, str]]) -> None:
 def quiet_lightning() -> None:
     """Without the banners about accelerators, and advice that does not hold here.
 
-    The batches find their place by themselves, and the scores are added up over processes before they are logged.
+    The batches find their position by themselves, and the scores are added up over processes before they are logged.
     """
     for name in ("pytorch_lightning", "lightning_fabric", "lightning"):
         logging.getLogger(name).setLevel(logging.WARNING)

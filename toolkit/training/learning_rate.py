@@ -1,11 +1,11 @@
 """The learning rate a head needs: a short trial of a few, around what its width says.
 
-Adam moves every weight by about the rate per step, so a sum over `width` inputs moves by rate * width: the rate that suits
-falls as 1 / width (Yang et al., arXiv:2203.03466, table 3). SpecDec++'s 5e-5 is for drafts of 4,096 dimensions; the same
-product, about .2, is 2e-3 at 96. How many steps there are and how large the states are counts, too, and is not known
-beforehand: so three rates, a third, once and three times that, each train a copy of the head for a tenth of the steps, with a
-cosine of their own, and the one of the least calibrated log loss on validation is kept. If that is the largest, three times it
-is tried, too, and so on; likewise if it is the smallest.
+Adam moves every weight by about the rate per step, so a sum over `width` inputs moves by rate * width. The rate that
+suits falls as 1 / width (Yang et al., arXiv:2203.03466, table 3). SpecDec++'s 5e-5 is for drafts of 4,096 dimensions;
+the same product, about .2, is 2e-3 at 96. The number of steps and the size of the states count, too, and are not known
+beforehand. So three rates are tried: a third, once and three times that. Each trains a copy of the head for a tenth of
+the steps, with its own cosine. The one of the least calibrated log loss on validation is kept. If that is the largest,
+three times it is tried, too, and so on; likewise if it is the smallest.
 """
 
 from __future__ import annotations

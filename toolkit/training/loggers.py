@@ -28,8 +28,8 @@ class MetricsFile(Logger):
     """One line per step that something was logged at, in metrics.csv.
 
     Lightning's CSVLogger empties its file when a run goes on. This one keeps the lines before `first_step` (the
-    checkpoint's), drops later ones, which the interrupted run had logged and this one will log again, and rewrites the
-    file in one step.
+    checkpoint's) and rewrites the file in one step. It drops later lines, which the interrupted run had logged and this
+    one will log again.
     """
 
     def __init__(self, folder: Path | str, first_step: int = 0):

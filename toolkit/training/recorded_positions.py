@@ -1,10 +1,10 @@
 """Traces for training pre-read heads: the output folder of data_gen.traces (hidden=true) as a LightningDataModule.
 
-On path a trace holds clean samples, and no token mixing is needed: at every position of a text of the target the drafted
-token follows the draft's distribution given that text, and its label is its chance of acceptance. Where the acceptance
-draw accepted it, it is the text's own token, and the next position's alpha = sum_x min(p, q)(x) is the chance that the
-token after it is accepted. (The acceptance draw does by sampling what weighting every text token by min(1, q/p) would
-do; more replicates of the recording make it finer.)
+On path a trace holds clean samples, and no token mixing is needed. At every position of a text of the target, the
+drafted token follows the draft's distribution given that text. Its label is its chance of acceptance. Where the
+acceptance draw accepted it, it is the text's own token. Then the next position's alpha = sum_x min(p, q)(x) is the
+chance that the token after it is accepted. (The acceptance draw does by sampling what weighting every text token by
+min(1, q/p) would do; more replicates of the recording make it finer.)
 """
 
 from __future__ import annotations

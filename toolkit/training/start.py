@@ -23,7 +23,7 @@ from toolkit.weights import Weights
 
 
 def check_choice(ckpt_path: str | None, from_pretrained: str | None) -> None:
-    """Raises InputError if a training is to begin at two places."""
+    """Raises InputError if a training is to begin at two points."""
     if ckpt_path is not None and from_pretrained is not None:
         raise InputError("ckpt_path resumes a training, from_pretrained starts one from a trained head: set only one")
 

@@ -1,7 +1,7 @@
 """What heads are trained on: the draft's states at the positions that hold a drafted token, and their labels.
 
 Either computed for every batch (`LiveStates`) or once for all heads and epochs (`CachedStates`, from `write_cache`).
-The cache keeps the draft's own number format: rounding to a smaller one would make cached and live training differ, and
+The cache keeps the draft's own number format. Rounding to a smaller one would make cached and live training differ, and
 a larger one would only hold zeros.
 
     hidden-<hash of draft and data>/

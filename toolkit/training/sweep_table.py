@@ -1,8 +1,8 @@
 """One table for all jobs of a sweep: a Hydra callback, switched on in conf/train.yaml.
 
-Every job's folder in the sweep's gets a job.json (what was varied, how it ended, its scores); table.csv and table.md
-are drawn anew from those after each job, so that the table is there even if a later job fails, and whichever process
-ran the jobs. At the end of the sweep the table is logged to W&B as well, in a run of its own beside the jobs', if they had any.
+Every job's folder in the sweep's gets a job.json (what was varied, how it ended, its scores). After each job table.csv
+and table.md are written anew from these. So the table is there even if a later job fails, and whichever process ran the
+jobs. At the end of the sweep the table is logged to W&B as well, if the jobs had runs there. It gets a run of its own.
 """
 
 from __future__ import annotations

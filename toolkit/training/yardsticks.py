@@ -3,8 +3,8 @@
 All three are compared by AUROC and by calibrated log loss (`toolkit.acceptance.calibration.scores`), on the same validation
 positions. A head that is no better than these was trained badly, or there is nothing more in the states.
 
-probe       logistic regression from the states (or features), each scaled to unit variance, fitted by L-BFGS to soft labels of
-            at most PROBE_POSITIONS training positions, with a ridge penalty of RIDGE
+probe       logistic regression from the states (or features), each scaled to unit variance, with a ridge penalty of
+            RIDGE. It is fitted by L-BFGS to soft labels of at most PROBE_POSITIONS training positions
 confidence  the draft's unwarped probability of the drafted token
 
 Shapes: P positions, F inputs, O outputs of the head (1, or 2 of a pre-read one).

@@ -1,7 +1,7 @@
 """What every rule shares: distributions without random numbers, and verdicts drawn from them.
 
-p is the target's distribution after warping, q the distribution a candidate was drawn from. Uniforms of a round are one row of
-3 M + 1 numbers, M being the most nodes a round of the method can have (`num_uniforms`, `split_uniforms`):
+p is the target's distribution after warping, q the distribution a candidate was drawn from. Uniforms of a round are one
+row of 3 M + 1 numbers (`num_uniforms`, `split_uniforms`). M is the most nodes a round of the method can have:
 
     n          draws node n
     M + n      tests node n; siblings are tested together, with the first one's
@@ -179,8 +179,8 @@ class SelectionRule(TextRule):
         tests: Tensor,
         extras: Tensor,
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """One node per row: the candidate the walk goes on with [B] (-1: none), the extra token [B], and whether p and q
-        are distributions [B].
+        """One node per row. Returns the candidate the walk goes on with [B] (-1: none), the extra token [B], and
+        whether p and q are distributions [B].
 
         nodes [B, M] of the candidates, target_probs [B, V] after the nodes [B], at_node [B, K] its candidates (-1 behind
         the last). A candidate is reached by acceptance, or because the extra token is that candidate.

@@ -34,7 +34,7 @@ class Emission:
 class Tuples:
     """Every tuple of candidates.
 
-    tokens  [T, K]  places behind a pair's count are 0
+    tokens  [T, K]  positions behind a pair's count are 0
     chances [P, T]  P(tuple)
     counts  [P]     real candidates: fewer than K where q has fewer different tokens
     """

@@ -1,12 +1,13 @@
 """What rules for layers of beams share.
 
 A layer holds M beam-token pairs, p and q are distributions over them, and W_S pairs were drafted, each an i.i.d. draw from q. A
-layer rule keeps at most `width` of them and says what one further beam is drawn from. The layer's output beams are, in
-this order: the kept ones as they were walked; if they are fewer than `width`, one from the residual; the rest from p. A
-lossless rule makes that list `width` i.i.d. draws from p. Equal pairs are different beams: beams are a multiset.
+layer rule keeps at most `width` of them and says what one further beam is drawn from. The layer's output beams begin
+with the kept ones as they were walked. If they are fewer than `width`, one from the residual follows, and then the rest
+from p. A lossless rule makes that list `width` i.i.d. draws from p. Equal pairs are different beams: beams are a
+multiset.
 
-p must be 0 on pairs whose parent was rejected; q may keep its mass there, or be restricted to the other pairs and
-renormalised with the dead candidates marked as not real. Never one for p's test and the other for the residual.
+p must be 0 on pairs whose parent was rejected. There q may keep its mass. Or it is restricted to the other pairs and
+renormalised, with the dead candidates marked as not real. Never one for p's test and the other for the residual.
 
 Shapes: B rows; leading dimensions `...` of `distribution` are free; M pairs, W_S candidates.
 """

@@ -11,8 +11,8 @@ The minimiser is empty or a prefix of the tokens by p/q, increasing, so sorting 
 
 Where q has fewer than K tokens, all of them are candidates.
 
-Draws from K different distributions (`independent_bounds`) have Q(H) = q_1(H) ... q_K(H), whose minimiser no sorting
-finds: the least value over the prefixes of a few orders bounds the optimum from above.
+Draws from K different distributions (`independent_bounds`) have Q(H) = q_1(H) ... q_K(H). Sorting does not find its
+minimiser: the least value over the prefixes of a few orders bounds the optimum from above.
 """
 
 from __future__ import annotations
@@ -101,8 +101,9 @@ def _without_replacement(target_probs: Tensor, draft_probs: Tensor, num_drafts: 
 def _all_inside(draft_probs: Tensor, num_drafts: int) -> Tensor:
     """Q of every prefix of draft_probs [V]: [V]. If there are no K tokens: 0 for all prefixes that leave one out.
 
-    P(exactly j of a prefix have rung by t) is exp(-q(prefix) t) times the j-th elementary symmetric sum of the
-    exp(q t) - 1: nested cumulative sums, here of logarithms. The grid is even in log t and common to all prefixes.
+    P(exactly j of a prefix have rung by t) is exp(-q(prefix) t) times an elementary symmetric sum: the j-th one of the
+    exp(q t) - 1. These sums are nested cumulative ones, here of logarithms. The grid is even in log t and common to all
+    prefixes.
     """
     outside = _sums_behind(draft_probs)
     slowest = outside[outside > 0]
@@ -139,7 +140,7 @@ def _cut(target_probs: Tensor, all_inside: Tensor) -> Tensor:
 
 
 def _sums_behind(probs: Tensor) -> Tensor:
-    """Sum of everything behind each place [..., V], exactly 0 at the end."""
+    """Sum of everything behind each position [..., V], exactly 0 at the end."""
     return torch.cat([probs.flip(-1).cumsum(-1).flip(-1)[..., 1:], torch.zeros_like(probs[..., :1])], -1)
 
 

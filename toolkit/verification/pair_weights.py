@@ -21,8 +21,9 @@ def free_wins(target_probs: Tensor, loads: Tensor, pairs: Tensor) -> Tensor:
     target_probs [..., s], loads [..., s] what token i has in any case, pairs [..., s, s] symmetric, to be shared out.
 
     By max-flow min-cut the maximum is the least of the 2^s cuts p(S) + load(S^c) + (the pairs not inside S). Fix one
-    weight after the other: if pair {i, j} of mass m gives x to i, the cuts with j but not i in S change by x - m, those
-    with i but not j by -x. The x that makes the least cuts of both kinds equal, or comes closest, keeps the maximum.
+    weight after the other. If pair {i, j} of mass m gives x to i, the cuts with j but not i in S change by x - m. Those
+    with i but not j change by -x. The x that makes the least cuts of both kinds equal, or comes closest, keeps the
+    maximum.
     """
     p, load, mass = (t.detach().cpu().numpy() for t in (target_probs, loads, pairs))
     cut = _Cuts.of(p.shape[-1])

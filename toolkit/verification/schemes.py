@@ -6,8 +6,8 @@
     greedy               the K - 1 likeliest of q, and one draw from the rest (Hu et al., arXiv:2502.18779)
     top_k                the K likeliest of q, for certain: rules are given a point mass on each as what it was drawn from
 
-Each function takes a distribution and K uniforms in [0, 1) and returns the candidates [..., K] with the number of real ones
-[...]: where q has fewer tokens than the scheme needs, the last places are padded with token 0.
+Each function takes a distribution and K uniforms in [0, 1) and returns the candidates [..., K] with the number of real
+ones [...]. Where q has fewer tokens than the scheme needs, the last candidates are padded with token 0.
 
 Shapes: leading dimensions `...` are free; K candidates, V vocabulary.
 """

@@ -1,8 +1,8 @@
 """Successive choices between two candidates, until one is left: what the importance-sampling rules share.
 
-Paper: Khisti et al. (arXiv:2410.18234), Theorem 1 and Remark 4. A rule says how one of two candidates is chosen (a `Match`)
-and gets the chosen one's distribution P_I; one speculative step with P_I makes the emitted token follow p, however it
-was chosen.
+Paper: Khisti et al. (arXiv:2410.18234), Theorem 1 and Remark 4. A rule says how one of two candidates is chosen (a
+`Match`) and gets the chosen one's distribution P_I. One speculative step with P_I makes the emitted token follow p,
+however it was chosen.
 
 Shapes: R matches are played at once, between winners of m and n candidates.
 """

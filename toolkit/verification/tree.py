@@ -28,7 +28,7 @@ def candidate_table(proposal: Proposal) -> Tensor:
     elder = (above.unsqueeze(2) == above.unsqueeze(1)) & real.unsqueeze(1) & (order < order.unsqueeze(1))
     rank = elder.sum(2)  # [B, M]: candidates of the same node before this one
     most = int(torch.where(real, rank + 1, 0).max()) if nodes.shape[1] else 0
-    place = torch.where(real, (above + 1) * most + rank, (num_nodes + 1) * most)  # the last place is thrown away
+    place = torch.where(real, (above + 1) * most + rank, (num_nodes + 1) * most)  # the last slot is thrown away
     table = torch.full((num_rows, (num_nodes + 1) * most + 1), -1, device=nodes.device)
     table.scatter_(1, place, order.expand(num_rows, -1))
     return table[:, :-1].reshape(num_rows, num_nodes + 1, most)

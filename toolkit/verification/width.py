@@ -8,8 +8,8 @@ Deviation: sums start at k = 0 (Eq. 7); Eq. 5 prints 1.
 Deviation: widths end at the number of candidates: at t = 0 the set of Eq. 7 has no maximum.
 
 P(m, k) is the number accepted if the walk went through all m candidates without stopping at a width. It obeys a
-recursion because every acceptance starts the walk afresh. The walk of the rule does stop; but up to its w-th acceptance
-both are the same walk, so P(the layer of width w fills) = P(at least w accepted) = 1 - sum_{k<w} P(m, k). Of the walk
+recursion because every acceptance starts the walk afresh. The walk of the rule does stop, but up to its w-th acceptance
+both are the same walk. So P(the layer of width w fills) = P(at least w accepted) = 1 - sum_{k<w} P(m, k). Of the walk
 that stops, P(m, k) itself is true for k < w only.
 
 A width may depend on p and q, never on the candidates: else the output beams no longer follow p. Where q keeps its mass on

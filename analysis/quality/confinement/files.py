@@ -79,7 +79,7 @@ def python() -> Readable:
 
 
 def _packages(known: set[str]) -> list[str]:
-    """Folders of installed packages at the places where Python and Debian have them."""
+    """Folders of installed packages where Python and Debian have them."""
     places = {Path(path) for path in known if os.path.isdir(path)}
     places |= {path for place in places for path in place.glob("python3*") if path.is_dir()}
     return sorted({str(place / name) for place in places for name in ADDED if (place / name).is_dir()})

@@ -1,7 +1,7 @@
 """Starting a confined process: its sources go along, so nothing of this project needs to be readable in there.
 
-Order of events: the process starts, by bubblewrap if that is asked for; gives up its rights (`inside.enter`); says that it is
-ready; does its job. Whatever happens, `Confined.end` kills it with everything it may have started.
+Order of events: the process starts, by bubblewrap if that is asked for. It gives up its rights (`inside.enter`), says
+that it is ready, and does its job. Whatever happens, `Confined.end` kills it with everything it may have started.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""Calibration: scores of predicted chances (`scores`), maps that mend them (`maps`, `stored`), and their fit (`fit`).
+"""Calibration: scores of predicted chances (`scores`), maps that correct them (`maps`, `stored`), and their fit
+(`fit`).
 
 `maps` and `stored` need torch alone, for they work while decoding; `scores` needs torchmetrics, `fit` scikit-learn.
 """

@@ -9,8 +9,9 @@ For labels 0 and 1 that is the usual definition.
     Brier      P (1-P^)^2 + (1-P) P^2                       = (P - P^)^2 + P (1-P): the second part is the acceptance draw's
     ECE        sum_b n_b/n |mean P^ in b - mean P in b|     over equal-width bins b of P^ ("expected calibration error")
     AUROC      chance that an accepted sample scores above a rejected one, ties counting half
-    log loss, calibrated   the least log loss of any scale * logit + shift (Platt's map, fitted to these very positions): what
-               a score tells apart, whatever its scale; so heads, probes and the draft's confidence can be compared
+    log loss, calibrated   the least log loss of any scale * logit + shift (Platt's map, fitted to these very
+               positions). It measures what a score tells apart, whatever its scale. So heads, probes and the draft's
+               confidence can be compared
 
 `CalibrationScores` adds these up over a stream in fixed memory, so that batches and processes are added as sums and
 divided once. Deviation from torchmetrics' BinaryCalibrationError: soft labels, and nothing is kept per position.

@@ -1,7 +1,7 @@
 """What every proposer is: how drafts are drawn. One file per kind beside this one.
 
-A proposer of a method with one text per row is a `TextProposer`; forests, of methods with several beams, have their own
-kind of context (`forest`). What a method needs to know about either is in `Proposer`.
+A proposer of a method with one text per row is a `TextProposer`. Forests, for methods with several beams, have their
+own kind of context (`forest`). What a method needs to know about either is in `Proposer`.
 
 Shapes: B batch slots, U unread tokens, V vocabulary.
 """

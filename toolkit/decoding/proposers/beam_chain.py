@@ -5,8 +5,8 @@ theirs -> ours: beam width B -> num_beams, gamma -> num_tokens.
 Deviation: a stopping policy may end the draft early. Every beam carries its own state of the policy; the likeliest decides.
 Deviation: q(x_1..j) is the product of warped per-token distributions (`probs` of the proposal), like p; not the
 distribution of the beam draw.
-Deviation: a drafted end of text is a path of its own that competes with longer ones by its joint probability, as a block
-that stays at its end; it is not extended.
+Deviation: a drafted end of text is a path of its own and is not extended. It competes with longer ones by its joint
+probability, as a block that stays at its end.
 
 One forward per depth reads all beams of all rows, in one tree cache. Beams are a multiset: equal draws are different nodes.
 
@@ -37,7 +37,7 @@ from toolkit.verification.schemes import iid
 class _Level:
     """The beams of one depth; level 0 is the context, alone.
 
-    tokens, parents [B, n]  newest token, and the beam it extends (place in the level before)
+    tokens, parents [B, n]  newest token, and the beam it extends (index in the level before)
     scores [B, n]           log-probability of the whole drafted path under the draft, unwarped
     ended [B, n]            the path has reached an end of text
     state                   the policy's, [B * n, ...]

@@ -1,8 +1,7 @@
 """The distinct nodes of drafted chains: what a cache holds, and what a model reads once.
 
-Draws with replacement repeat: chains that have drawn the same tokens share a node. A `DistinctNodes` keeps, for some of
-the chains of a tree (all of them for the target, those that a draft model drafts for that draft), which node each of
-them ends in.
+Draws with replacement repeat: chains that have drawn the same tokens share a node. A `DistinctNodes` keeps in which
+node each of some chains of a tree ends. For the target these are all chains, for a draft model those that it drafts.
 
 Shapes: B rows, C chains of a level, W distinct nodes of a level (the most of any row; rows with fewer are padded).
 """
@@ -19,7 +18,7 @@ from toolkit.transfer import most_of
 
 @dataclass
 class DistinctNodes:
-    """Nodes level by level. A node's id is its place among all levels so far, padding included, as in a cache.
+    """Nodes level by level. A node's id is its index among all levels so far, padding included, as in a cache.
 
     tokens, parents, real   per level [B, W]: token, id of the parent (-1: the context), whether it is a node
     ids                     per level [B, C]: the node each chain ends in; -1 for a chain that has stopped

@@ -131,8 +131,9 @@ class ForestProposer(Proposer):
 
     num_beams   W_S: draft beams of a layer
     num_layers  gamma: the most layers of a round; the policy may stop earlier, judging the likeliest beam of each layer
-    min_beams   the fewest draft beams of a layer, where the policy foresees acceptance (trained heads): as many are then
-                drafted as let this many be accepted, ceil(min_beams / P(accepted)), at most num_beams; None: always num_beams
+    min_beams   the fewest draft beams of a layer, where the policy foresees acceptance (trained heads). As many are
+                then drafted as let this many be accepted, ceil(min_beams / P(accepted)), at most num_beams; None:
+                always num_beams
     scheme      how a layer's beams are drawn from q_beam: "iid", or "without_replacement" as in the published code
     """
 

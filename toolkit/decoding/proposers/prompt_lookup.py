@@ -1,8 +1,8 @@
 """Prompt lookup: the draft is what followed the text's last tokens when they occurred before. No draft model.
 
 Known as prompt lookup decoding (transformers' `prompt_lookup_num_tokens`) and n-gram speculation (vLLM's `ngram`).
-q is a point mass on the tokens that were found, so every rule that is exact for draws from q is exact for it: a drafted
-token is accepted with p(token), at any temperature.
+The draft's q is a point mass on the tokens that were found. So every rule that is exact for draws from q is exact for
+it: a drafted token is accepted with p(token), at any temperature.
 Deviation: of several earlier occurrences the last one counts (transformers: the first).
 
 Shapes: B batch slots, K drafted, V vocabulary.

@@ -4,11 +4,11 @@ Papers: MCSD (arXiv:2401.06706), section 3 (k_config, tree attention); SpecInfer
 (arXiv:2310.15141) and Khisti et al. (arXiv:2410.18234), section 2, for K chains, section 5.2 for different drafts.
 theirs -> ours: k_config -> k_config; K i.i.d. chains of length L -> k_config Kx1x...x1.
 
-Chains may draw the same token. They share a node then, which caches hold and models read once; the candidates of that
-node are the next tokens of all chains that share it, in the order of the chains, each with the distribution it was drawn
+Chains may draw the same token. They share a node then, which caches hold and models read once. Its candidates are the
+next tokens of all chains that share it. They stand in the order of the chains, each with the distribution it was drawn
 from. So all chains that agree with the accepted text stay candidates.
 
-With several drafts, or temperatures, first-level child j and everything below it comes from source j mod S; each draft
+With several drafts, or temperatures, first-level child j and everything below it comes from source j mod S. Each draft
 model reads its own chains only.
 Deviation: a stopping policy may leave a node without children. Drawn candidates are never withdrawn.
 
@@ -395,7 +395,7 @@ def _rows(values: Tensor, at: Tensor) -> Tensor:
 
 
 def _first_ones(real: Tensor) -> tuple[Tensor, Tensor]:
-    """The order that puts what is real [B, N] first, and each one's place in it."""
+    """The order that puts what is real [B, N] first, and each one's index in it."""
     order = (~real).to(torch.uint8).argsort(dim=1, stable=True)
     places = torch.arange(order.shape[1], device=order.device).expand_as(order)
     return order, torch.empty_like(order).scatter_(1, order, places)

@@ -20,8 +20,8 @@ class BeamLayer(LayerRule):
     """p' = p; accept x with min(1, p'(x)/q(x)); p' = p after an acceptance, norm((p' - q)+) after a rejection.
 
     The walk stops at the width; what it has not reached is rejected without a test. At every candidate the next output
-    beam is drawn from p whatever came before (the candidate is fresh, and p' is made for it): so the outputs, in
-    order, are i.i.d. from p, for any width that does not look at the candidates.
+    beam is drawn from p whatever came before: the candidate is fresh, and p' is made for it. So the outputs, in order,
+    are i.i.d. from p, for any width that does not look at the candidates.
     """
 
     name = "beam_layer"

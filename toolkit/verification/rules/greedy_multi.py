@@ -1,7 +1,8 @@
 """The exact rule for greedy drafts that reaches their optimal acceptance: the draw first, then the fixed ones.
 
-Paper: Hu et al., Towards Optimal Multi-draft Speculative Decoding (arXiv:2502.18779), greedy draft sampling: the K - 1
-likeliest tokens T of q, and one draw x from the rest, whose distribution is r = q/(1 - q(T)) outside T and 0 on it.
+Paper: Hu et al., Towards Optimal Multi-draft Speculative Decoding (arXiv:2502.18779), greedy draft sampling. It takes
+the K - 1 likeliest tokens T of q, and one draw x from the rest. The distribution of x is r = q/(1 - q(T)) outside T and
+0 on it.
 Deviation: the rule is derived here from the transport problem's cuts, not taken from the paper's pseudo-code.
 
 Optimum. Given x, the output may be x or in T. Send P(x) = r(x) to x itself, at most p(x): that gives

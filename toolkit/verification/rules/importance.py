@@ -19,9 +19,9 @@ The fixed order suits distributions that are concentrated on few tokens. On flat
 more so the more candidates there are, and acceptance can fall below a single draft's: `importance_grouped` does not
 have that.
 
-Memory of the 2^s cuts, measured on the host: masks that are kept 1 MiB at s = 8, 8 MiB at s = 12, 81 MiB at s = 15 (216 MiB
-while they are made), and 0.5 MiB per node and match of float32 numbers at s = 15. One match of 8 nodes takes .0002 s,
-.01 s and .1 s at s = 5, 12 and 15.
+Memory of the 2^s cuts was measured on the host. Masks that are kept take 1 MiB at s = 8, 8 MiB at s = 12, and 81 MiB at
+s = 15 (216 MiB while they are made). Float32 numbers take 0.5 MiB per node and match at s = 15. One match of 8 nodes
+takes .0002 s, .01 s and .1 s at s = 5, 12 and 15.
 """
 
 from __future__ import annotations

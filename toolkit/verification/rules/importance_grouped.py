@@ -5,11 +5,11 @@ Paper: Khisti et al., Multi-Draft Speculative Sampling: Canonical Architectures 
 theirs -> ours: p -> draft_probs (q in formulas), q -> target_probs (p), w -> wins, p_I -> chosen.
 
 Of two candidates from groups g and h the first is chosen with chance w_gh, of one group always. Tokens of a group then
-keep the proportions of q, so that sum_i min(p(i), P_I(i)) is nearly sum_g min(p(g), P_I(g)) if p/q varies little within
-a group, and the program over the few groups (`pair_weights`) comes close to the one over all tokens.
-Deviation: instead of a few tokens with free weights and a fixed order of all others (`importance`), every token belongs
-to a group whose weights are free. The order lets the first tokens win too often unless p is concentrated on few
-tokens; here there is neither an order nor a truncated alphabet, and the cost is linear in V.
+keep the proportions of q. If p/q varies little within a group, sum_i min(p(i), P_I(i)) is nearly sum_g min(p(g),
+P_I(g)). Then the program over the few groups (`pair_weights`) comes close to the one over all tokens.
+Deviation: `importance` has a few tokens with free weights and a fixed order of all others. Here every token belongs to
+a group whose weights are free. The order lets the first tokens win too often unless p is concentrated on few tokens.
+Here there is neither an order nor a truncated alphabet, and the cost is linear in V.
 """
 
 from __future__ import annotations

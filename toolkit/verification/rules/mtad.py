@@ -28,9 +28,10 @@ class MTAD(CutRule):
 
     tau  what a prefix must beat; 1 keeps nothing
 
-    A prefix may fail and a longer one pass. tau = 0 keeps every prefix with p > 0. A prefix of p = 0 never passes; one of
-    q = 0 (beams are drawn from a joint distribution, which can hold a token that its own warped distribution has cut)
-    does if p > 0. Theorem 3.6: length + 1 >= min(K + 1, |log tau| / U), U the largest |log p - log q| of a token.
+    A prefix may fail and a longer one pass. tau = 0 keeps every prefix with p > 0. A prefix of p = 0 never passes; one
+    of q = 0 does if p > 0. Beams are drawn from a joint distribution, which can hold a token that its own warped
+    distribution has cut. Theorem 3.6: length + 1 >= min(K + 1, |log tau| / U), U the largest |log p - log q| of a
+    token.
     """
 
     name = "mtad"

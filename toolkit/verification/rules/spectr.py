@@ -3,8 +3,8 @@
 Paper: Sun et al., SpecTr (arXiv:2310.15141), k-sequential selection (K-SEQ).
 theirs -> ours: p -> draft_probs, q -> target_probs, rho -> rho, beta(rho) = b -> overlap, k -> K. With our letters:
     1 - (1 - b)^K = rho b,  b = b(rho) = sum_x min(q(x), p(x)/rho),  rho in [1, K]
-Deviation: the bracket around rho is not halved but cut into up to 1024 sections at once: b at all their edges comes from
-two histograms over p/q, at the price of about three halvings.
+Deviation: the bracket around rho is not halved but cut into up to 1024 sections at once. At all their edges b comes
+from two histograms over p/q, at the price of about three halvings.
 """
 
 from __future__ import annotations

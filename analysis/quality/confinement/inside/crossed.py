@@ -1,13 +1,14 @@
 """What becomes of an exception that a program raised: one that no code of the tests has handled is a fault.
 
-The interpreter swallows some exceptions itself, with no `except` in sight: IndexError ends a loop over an object with
-`__getitem__`, AttributeError makes `hasattr` false and leads from `__getattribute__` to `__getattr__`, TypeError in `__len__`
-is no length for `list`, and all of them are forgotten in `__del__`. A call in such a place would skip the assertions behind it.
+The interpreter swallows some exceptions itself, with no `except` in sight. IndexError ends a loop over an object with
+`__getitem__`. AttributeError makes `hasattr` false and leads from `__getattribute__` to `__getattr__`. TypeError in
+`__len__` is no length for `list`. All of them are forgotten in `__del__`. A call there would skip the assertions behind
+it.
 
-An exception's traceback names the frames that it reached (in Python 3.11: up to the last with a handler), and a frame keeps
-the place of its last instruction. So the outermost frame tells: if it still runs, it has the exception in hand; if it ended
-elsewhere than where the exception came through, it has handled it; else the exception left it and reached no handler: it was
-swallowed. No traceback at all means that a handler took it away, as `unittest` does.
+An exception's traceback names the frames that it reached (in Python 3.11: up to the last with a handler). A frame keeps
+the position of its last instruction. So the outermost frame tells. If it still runs, it has the exception in hand. If
+it ended elsewhere than where the exception came through, it has handled it. Else the exception left it and reached no
+handler: it was swallowed. No traceback at all means that a handler took it away, as `unittest` does.
 """
 
 from __future__ import annotations

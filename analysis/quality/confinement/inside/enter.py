@@ -43,7 +43,7 @@ def main(given: dict[str, Any]) -> None:
 
 def _confine(given: dict[str, Any]) -> None:
     layers, nobody = given["layers"], given["nobody"]
-    kernel.prctl(kernel.PDEATHSIG, signal.SIGKILL)  # whoever wants the result is gone
+    kernel.prctl(kernel.PDEATHSIG, signal.SIGKILL)  # the process that wants the result is gone
     if "namespaces" in layers:
         namespaces.enter(given["trees"], given["links"], given["hidden"], nobody)
     _close_all_but({0, 1, 2, *given["descriptors"]})

@@ -25,7 +25,7 @@ class Late(Exception):
 
 
 def send(pipe: int, message: bytes, longest: int = LONGEST) -> None:
-    """Write one message whole. Raises Ended if nobody reads, ValueError if it is too long."""
+    """Write one message whole. Raises Ended if the reader is gone, ValueError if it is too long."""
     if len(message) > longest:
         raise ValueError(f"more than {longest // 2**20} MiB")
     rest = memoryview(HEAD.pack(len(message)) + message)

@@ -6,8 +6,8 @@ verdict     ["passed"], ["failed", why], ["unsupported", why] or ["ended"], as J
 
 Whatever the program answers is literal data of builtin types, so no code of the program runs here. A program that answers
 wrongly has failed, even if the tests catch all exceptions. So has one whose exceptions are swallowed by the interpreter and
-not handled by the tests (`crossed`). "unsupported" depends on nothing that a program says: a test that passes functions or
-objects of classes that it defines, or imports what is not there.
+not handled by the tests (`crossed`). The verdict "unsupported" depends on nothing that a program says. It is for a test
+that passes functions or objects of classes that it defines, or imports what is not there.
 """
 
 from __future__ import annotations

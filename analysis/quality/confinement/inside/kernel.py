@@ -54,7 +54,7 @@ def mount(source: str, target: str, kind: str | None, flags: int, data: str | No
 
 
 def unmount(target: str) -> None:
-    """Detach a mount, as soon as nobody is in it."""
+    """Detach a mount, as soon as no process is in it."""
     _checked(libc.umount2(target.encode(), 2), f"umount {target}")
 
 

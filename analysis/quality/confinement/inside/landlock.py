@@ -1,7 +1,7 @@
 """Landlock: a process gives up all access to files but the reading of some, TCP, and signals to others, for good.
 
-Kernel: Documentation/userspace-api/landlock.rst. What an older kernel does not know is left out of the ruleset; reading and
-writing of files is known since the first version (Linux 5.13). Existence and size of files are not hidden by it.
+Kernel: Documentation/userspace-api/landlock.rst. What an older kernel does not know is left out of the ruleset. Reading
+and writing of files is known since the first version (Linux 5.13). Existence and size of files are not hidden by it.
 """
 
 from __future__ import annotations

@@ -26,7 +26,7 @@ Answer = tuple[Any, ...]
 
 
 def run(source: str, questions: int, answers: int) -> None:
-    """Run the program, then answer until nobody asks any more."""
+    """Run the program, then answer until no more questions come."""
     namespace: dict[str, Any] = {"__name__": "program", "__builtins__": builtins}
     failure = _guarded(lambda: _load(source, namespace))
     objects: list[Any] = []

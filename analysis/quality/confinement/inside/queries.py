@@ -65,7 +65,7 @@ def ask(path: str, query: str, seconds: float, max_rows: int) -> Answer:
 def _connect(path: str, late: Callable[[], bool]) -> sqlite3.Connection:
     """A connection that can only read, and stops when it is late."""
     connection = sqlite3.connect(f"file:{quote(path)}?mode=ro&immutable=1", uri=True, isolation_level=None)
-    connection.execute("PRAGMA temp_store = MEMORY")  # sorting: there is no place to write here
+    connection.execute("PRAGMA temp_store = MEMORY")  # sorting: nothing can be written here
     for limit, value in LIMITS.items():
         connection.setlimit(limit, value)
     connection.text_factory = lambda raw: raw.decode("utf-8", "replace")  # some of Spider's texts are not UTF-8
