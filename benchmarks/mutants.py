@@ -77,7 +77,19 @@ AREAS = {
     "recording": Area(("toolkit/trace/*", "data_gen/recording*"), ("tests/data_gen/test_traces.py",)),
     "replay": Area(("analysis/replay/*",), ("tests/analysis/replay", "tests/analysis/test_traced_sweep.py")),
     "mixing": Area(("data_gen/mixing.py", "data_gen/mix.py"), ("tests/data_gen/test_mix.py",)),
-    "stage": Area(("toolkit/stage.py",), ("tests/toolkit/test_stage.py",)),
+    "stage": Area(
+        ("toolkit/stage.py",),
+        tuple(f"tests/toolkit/test_{name}.py" for name in ("stage", "stage_command", "ownership", "contents")),
+        tuple(
+            f"tests/toolkit/test_stage.py::test_{name}"
+            for name in (
+                "errors_on_the_command_line_are_one_line_each",  # other processes do not see the change
+                "a_bad_job_of_a_sweep_is_one_line_and_the_others_run",
+                "every_root_config_composes",
+                "every_experiment_composes",
+            )
+        ),
+    ),
 }
 LISTED = """
 import json, sys
@@ -169,6 +181,8 @@ def prepare(name: str, area: Area) -> Path:
         "timeout_multiplier": 5.0,
         "timeout_constant": 5.0,
         "use_git_change_detection": False,
+        # A process that has run tests has threads (Arrow's above all) that its forks lack: they would wait for ever.
+        "process_isolation": "forkserver",
     }
     lines = [f"{key} = {json.dumps(value)}" for key, value in settings.items()]
     text = (ROOT / "pyproject.toml").read_text(encoding="utf-8") + "\n[tool.mutmut]\n" + "\n".join(lines) + "\n"
