@@ -74,20 +74,41 @@ AREAS = {
         ("tests/toolkit/acceptance", "tests/analysis/test_calibration.py"),
         ("tests/toolkit/acceptance/test_preread.py::test_a_training_can_end_with_a_replayed_frontier",),
     ),
-    "recording": Area(("toolkit/trace/*", "data_gen/recording*"), ("tests/data_gen/test_traces.py",)),
-    "replay": Area(("analysis/replay/*",), ("tests/analysis/replay", "tests/analysis/test_traced_sweep.py")),
+    "recording": Area(
+        ("toolkit/trace/*", "data_gen/recording*"),
+        (
+            "tests/toolkit/test_trace.py",
+            "tests/data_gen/test_recording.py",
+            "tests/data_gen/test_traces.py::test_the_recorded_chances_are_those_of_the_distributions",
+            "tests/data_gen/test_traces.py::test_one_impossible_token_is_refused_and_a_tie_is_not",
+        ),
+    ),
+    "replay": Area(
+        ("analysis/replay/*",),
+        (
+            "tests/analysis/replay",
+            "tests/analysis/test_calibration.py::test_products_are_those_of_rounds_from_every_place",
+        ),
+        (
+            "tests/analysis/replay/test_policies.py",  # whole decodings: minutes
+            *(
+                f"tests/analysis/replay/test_upper_bound.py::test_{name}"
+                for name in (
+                    "the_worth_of_a_heads_information",
+                    "the_value_of_drafting_on_and_the_threshold_that_follows",
+                )
+            ),
+        ),
+    ),
     "mixing": Area(("data_gen/mixing.py", "data_gen/mix.py"), ("tests/data_gen/test_mix.py",)),
     "stage": Area(
         ("toolkit/stage.py",),
         tuple(f"tests/toolkit/test_{name}.py" for name in ("stage", "stage_command", "ownership", "contents")),
-        tuple(
-            f"tests/toolkit/test_stage.py::test_{name}"
-            for name in (
-                "errors_on_the_command_line_are_one_line_each",  # other processes do not see the change
-                "a_bad_job_of_a_sweep_is_one_line_and_the_others_run",
-                "every_root_config_composes",
-                "every_experiment_composes",
-            )
+        (  # other processes do not see the change
+            "tests/toolkit/test_stage_command.py::test_errors_on_the_command_line_are_one_line_each",
+            "tests/toolkit/test_stage_command.py::test_a_bad_job_of_a_sweep_is_one_line_and_the_others_run",
+            "tests/toolkit/test_stage.py::test_every_root_config_composes",
+            "tests/toolkit/test_stage.py::test_every_experiment_composes",
         ),
     ),
 }

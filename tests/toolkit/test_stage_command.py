@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import errno
+import os
+import subprocess
 import sys
 from pathlib import Path
 
@@ -11,8 +13,11 @@ from hydra.core.global_hydra import GlobalHydra
 from hydra.errors import CompactHydraException
 
 from toolkit import stage
+from toolkit.config import CONF
 from toolkit.errors import InputError
 from toolkit.io import read_json
+
+ROOT = CONF.parent
 
 
 @pytest.fixture
@@ -117,3 +122,36 @@ def test_a_bad_job_of_a_sweep_is_named_by_hydra(call):
 def test_the_root_config_of_the_users_choice_is_checked_as_such(call):
     with pytest.raises(SystemExit, match="^error: .*responses"):  # conf/decode.yaml has no such key
         call(["--config-name", "decode"], lambda cfg: None)
+
+
+# -- in processes of their own ------------------------------------------------------------------------------------------
+
+
+def test_errors_on_the_command_line_are_one_line_each(tmp_path):
+    for words, expected in (
+        (["toolkit.decode", "method=specd"], "error: unknown method 'specd'"),
+        (["toolkit.decode", "sampling.temperature=-1"], "error: sampling.temperature: expected at least 0, got -1"),
+        (
+            ["toolkit.decode", "prompts=jsonl", "prompts.path=none.jsonl"],
+            "error: expected a prompts file at none.jsonl",
+        ),
+    ):
+        command = [sys.executable, "-m", *words, f"paths.root_dir={tmp_path}"]
+        result = subprocess.run(
+            command, capture_output=True, text=True, cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(ROOT)}
+        )
+        assert result.returncode == 1
+        assert result.stderr.strip().splitlines()[-1].startswith(expected)
+        assert "Traceback" not in result.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_bad_job_of_a_sweep_is_one_line_and_the_others_run(tmp_path):
+    words = ["toolkit.decode", "-m", "prompts=toy_math", "prompts.limit=1", "sampling.max_new_tokens=2",
+             "sampling.temperature=-1,1", f"paths.root_dir={tmp_path}", f"hydra.sweep.dir={tmp_path}/sweep"]  # fmt: skip
+    result = subprocess.run([sys.executable, "-m", *words], capture_output=True, text=True, cwd=ROOT)
+    assert result.returncode == 1
+    assert "sampling.temperature=-1" in result.stderr
+    assert "error: sampling.temperature: expected at least 0, got -1" in result.stderr.splitlines()
+    assert "Traceback" not in result.stderr
+    assert len(list(tmp_path.glob("decode-*"))) == 1
