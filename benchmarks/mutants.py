@@ -42,6 +42,7 @@ COPIED = (
 )
 NOTICED = {1: "failed", 3: "crashed", 24: "timeout", 36: "timeout", -24: "timeout", 152: "timeout", 255: "timeout"}
 SURVIVED, NO_TESTS = 0, 33
+DEVICE = re.compile(r", device=[^,()\[\]]+(?=[,)])|, (?=\))")
 STRICT = re.compile(r", (strict=\w+ ?)?(?=\)|$)")
 
 
@@ -54,19 +55,48 @@ class Area:
     without: tuple[str, ...] = ()
 
 
-DECODING = tuple(
-    f"tests/toolkit/test_{name}.py" for name in ("decoding", "trees", "beams", "beam_draft", "prompt_lookup")
+def _of(file: str, *names: str) -> tuple[str, ...]:
+    """Tests of one file."""
+    return tuple(f"tests/toolkit/{file}.py::test_{name}" for name in names)
+
+
+SLOW = (  # whole outputs against distributions: minutes
+    *_of(
+        "test_decoding", "whole_outputs", "the_draft_may_have_its_own", "the_sequence_test_catches", "of_several_drafts"
+    ),
+    *_of("test_decoding", "a_row_does_not_depend", "launching_ahead_of_the_answers"),
+    *_of(
+        "test_trees",
+        "whole_outputs",
+        "different_drafts",
+        "more_chains_accept",
+        "likeliest_children_at",
+        "trained_heads",
+    ),
+    *_of(
+        "test_trees", "a_rule_under_another", "policies_leave_nodes", "repetition_penalty", "a_drafts_own_temperature"
+    ),
+    *_of("test_beams", "beams_follow_the", "beams_of_dynamic", "a_sampled_block", "a_block_from", "blocks_of_one"),
+    *_of("test_beams", "the_beam_test_catches"),
+    *_of("test_prompt_lookup", "whole_outputs"),
+    *_of("test_capture", "decoding_does_not_depend"),
+    *_of("test_packing", "decoding_with_packed"),
 )
 AREAS = {
     "sampling": Area(("toolkit/sampling.py",), ("tests/toolkit/test_sampling.py",)),
     "verification": Area(("toolkit/verification/*",), ("tests/toolkit/verification",)),
-    "decoding": Area(("toolkit/decoding/*",), (*DECODING, "tests/toolkit/test_beam_enumeration.py")),
-    "session": Area(
-        ("toolkit/session/*",),
+    "decoding": Area(
+        ("toolkit/decoding/*",),
         tuple(
             f"tests/toolkit/test_{name}.py"
-            for name in ("session", "capture", "packing", "selfcheck", "ownership", "trees")
+            for name in ("decoding", "trees", "beams", "beam_draft", "beam_enumeration", "prompt_lookup")
         ),
+        SLOW,
+    ),
+    "session": Area(
+        ("toolkit/session/*",),
+        tuple(f"tests/toolkit/test_{name}.py" for name in ("session", "capture", "packing", "selfcheck")),
+        SLOW,
     ),
     "stopping": Area(("toolkit/stopping/*",), ("tests/toolkit/stopping",)),
     "acceptance": Area(
@@ -273,6 +303,8 @@ def reason_of(mutant: Mutant, known: Sequence[dict[str, Any]]) -> str | None:
     """Why a mutant changes nothing, or None."""
     if STRICT.sub("", mutant.old) == STRICT.sub("", mutant.new):
         return "`zip` is only asked to check what always holds, that both are equally long"
+    if DEVICE.sub("", mutant.old) == DEVICE.sub("", mutant.new):
+        return "only a second device could tell: without one, none, and the tests have none"
     for entry in known:
         same = entry["file"] == mutant.file and entry.get("function", mutant.function) == mutant.function
         if same and mutant.new in entry["new"]:
@@ -302,7 +334,8 @@ def page(found: dict[str, list[Mutant]], known: Sequence[dict[str, Any]]) -> str
         f"The tests notice {_share(everything, known):.1%} of the tried one-line changes that change anything.",
         "",
         "`make mutants`. Noticed counts failures, crashes and timeouts in the area's own tests (slow ones left out).",
-        "Equivalent: the change has no effect that a caller could see; each is listed below with the reason.",
+        "Equivalent: the change has no effect that a caller could see (on a machine without a GPU, as the tests' is); each is",
+        "listed below with the reason.",
         *([f"Not run yet: {', '.join(left)}."] if (left := [name for name in AREAS if name not in found]) else []),
         "",
         "| area | mutants | tried | noticed | equivalent | not noticed | noticed, % of those that count |",

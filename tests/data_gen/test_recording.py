@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 import pytest
@@ -262,6 +263,36 @@ def test_the_coarser_the_format_the_wider_a_tie(kind, tie, apart):
         else:
             with pytest.raises(InputError, match=r"response 0: token 1 \(1\) has probability 0 under this target"):
                 recorder.record([([0], [1])], [0])
+
+
+def possible(probs, token, sampling):
+    """Whether a text of this token could have come from the target."""
+    model = TabularModel(torch.tensor([probs], dtype=torch.float64))
+    recorder = Recorder(ModelPair(target=model, draft=model, end_ids=()), replace(sampling, max_new_tokens=1), 2)
+    try:
+        recorder.record([([0], [token])], [0])
+    except InputError as error:
+        assert "has probability 0 under this target" in str(error)
+        return False
+    return True
+
+
+def test_how_wide_an_edge_is():
+    """Two logits may both be off by a share of the largest one; sums of probabilities by that share, too."""
+    small = 1e-6
+    margin = 1e-9 * -math.log(small)
+    greedy = Sampling(temperature=0.0)
+    for gap, expected in ((1.8, True), (2.2, False)):
+        half = (1 - small) / 2
+        probs = [half, half * math.exp(-gap * margin), small]
+        assert possible(probs, 1, greedy) == expected
+    margin = 1e-9 * -math.log(0.08)
+    for below, expected in ((0.6, True), (1.5, False)):
+        second = 0.8 * (0.1 - below * margin)
+        assert possible([0.8, second, 0.2 - second], 1, Sampling(min_p=0.1)) == expected
+    margin = 1e-9 * -math.log(0.1)
+    for below, expected in ((0.7, True), (2.0, False)):
+        assert possible([0.6, 0.3, 0.1], 1, Sampling(top_p=0.6 - below * margin)) == expected
 
 
 def test_distributions_that_are_no_numbers_are_said():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -193,10 +194,15 @@ def test_positions_are_the_drawn_samples(trace, scored):
 
 
 def test_a_contender_is_scored_on_the_trace(trace, heads):
+    draft = testing.table_pair().draft
+    computed = Scored.of(head_folders.Contender("n", "kind", Path(), heads[1], {}, None), trace, draft)
+    assert computed.preread and torch.equal(
+        computed.logits, with_logits(trace, "x", scorer_of(heads[1], draft)).estimates["x"]
+    )
     for head, name in zip(heads, (None, "mine"), strict=True):
         told = replace(trace, estimates={"mine": torch.zeros(trace.num_steps, 2)})
         contender = head_folders.Contender("n", "kind", Path(), head, {}, name)
-        one = Scored.of(contender, told, testing.table_pair().draft)
+        one = Scored.of(contender, told, draft)
         assert one.preread == isinstance(head, PrereadHead)
         known = told.estimates["mine"] if name else head(trace.hidden.float())
         assert torch.allclose(one.logits, known, atol=1e-6) and torch.equal(one.trace.tokens, trace.tokens)
@@ -208,7 +214,7 @@ def test_a_calibration_mends_what_is_wrong(trace):
     said = torch.zeros(trace.num_steps, dtype=torch.float64)
     for text, start in every_start(trace):
         steps = text.visited(start)
-        for one, other in zip(steps, steps[1:], strict=False):
+        for one, other in pairwise(steps):
             said[other] = truth[one]
     wrong = Scored(trace, 0.5 * said - 0.7, False)
     fitted = calibrating.fit([wrong, wrong], 0.4, "platt", 3)
@@ -267,6 +273,11 @@ def test_lines_of_a_judgement_are_scores_of_its_scopes(trace, scored, preread):
     whole = scores(torch.cat([p for _, p, _ in parts]), torch.cat([label for *_, label in parts]))
     assert found["raw", "product"]["log_loss"] == pytest.approx(float(whole.compute()["log_loss"]))
     assert found["raw", "product"]["samples"] == sum(len(p) for _, p, _ in parts)
+
+
+def test_certain_chances_are_judged_as_nearly_certain():
+    found = calibrating._judged(torch.tensor([0.0, 1.0]), torch.tensor([0.25, 0.25])).compute()
+    assert float(found["log_loss"]) == pytest.approx(0.5 * -math.log(calibrating.SMALLEST), rel=1e-6)
 
 
 def test_traces_that_were_read_nowhere_cannot_be_judged(scored):
