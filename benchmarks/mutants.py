@@ -42,6 +42,9 @@ COPIED = (
 )
 NOTICED = {1: "failed", 3: "crashed", 24: "timeout", 36: "timeout", -24: "timeout", 152: "timeout", 255: "timeout"}
 SURVIVED, NO_TESTS = 0, 33
+QUICK = {
+    "PYTEST_ADDOPTS": "-p no:unraisableexception -p no:threadexception"
+}  # no rounds of garbage collection per mutant
 DEVICE = re.compile(r", device=[^,()\[\]]+(?=[,)])|, (?=\))")
 STRICT = re.compile(r", (strict=\w+ ?)?(?=\)|$)")
 
@@ -261,6 +264,9 @@ def forget_survivors(workspace: Path, known: Sequence[dict[str, Any]]) -> None:
 def run(workspace: Path, children: int, seconds: float, digits: str = "") -> None:
     """`mutmut run`, ended when its time is up; raises RuntimeError with its last lines if the unchanged code fails."""
     log, chosen = workspace / "mutmut.log", [f"*__mutmut_*{digit}" for digit in digits]
+    temporary = workspace / "tmp"  # of its own: pytest tidies up after other processes, too
+    shutil.rmtree(temporary, ignore_errors=True)
+    temporary.mkdir()
     if chosen and (workspace / "mutants").is_dir():  # mutants asked for by name are tried again: ask for the others
         left = [mutant for mutant in mutants_of(workspace) if mutant.code is None]
         chosen = [mutant.name for mutant in left if mutant.name[-1] in digits]
@@ -270,7 +276,13 @@ def run(workspace: Path, children: int, seconds: float, digits: str = "") -> Non
         started = subprocess.Popen(
             [sys.executable, "-m", "mutmut", "run", "--max-children", str(children), *chosen],
             cwd=workspace,
-            env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": ""},
+            env={
+                **os.environ,
+                "OMP_NUM_THREADS": "1",
+                "PYTHONPATH": "",
+                **QUICK,
+                "PYTEST_DEBUG_TEMPROOT": str(temporary),
+            },
             stdout=file,
             stderr=subprocess.STDOUT,
             start_new_session=True,
