@@ -85,6 +85,15 @@ SLOW = (  # whole outputs against distributions: minutes
     *_of("test_capture", "decoding_does_not_depend"),
     *_of("test_packing", "decoding_with_packed"),
 )
+OTHER_FAMILIES = ("gemma", "gpt_neox", "mistral", "olmo2", "opt", "phi3", "qwen2", "qwen3")
+
+
+def _of_family(family: str) -> tuple[str, ...]:
+    """Tests of sessions that are about one model family: a few families do for mutants."""
+    replayed = f"replayed_forwards_equal_the_models_own[EagerTrace-{family}]"
+    return *_of("test_capture", replayed), *_of("test_packing", f"packed_weights_compute_the_same[True-{family}]")
+
+
 AREAS = {
     "sampling": Area(("toolkit/sampling.py",), ("tests/toolkit/test_sampling.py",)),
     "verification": Area(("toolkit/verification/*",), ("tests/toolkit/verification",)),
@@ -98,8 +107,11 @@ AREAS = {
     ),
     "session": Area(
         ("toolkit/session/*",),
-        tuple(f"tests/toolkit/test_{name}.py" for name in ("session", "capture", "packing", "selfcheck")),
-        SLOW,
+        tuple(
+            f"tests/toolkit/test_{name}.py"
+            for name in ("tree_index", "reasons", "settled", "session", "capture", "packing", "selfcheck")
+        ),
+        (*SLOW, *(test for family in OTHER_FAMILIES for test in _of_family(family))),
     ),
     "stopping": Area(("toolkit/stopping/*",), ("tests/toolkit/stopping",)),
     "acceptance": Area(

@@ -8,6 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from pytorch_lightning.loggers import WandbLogger
 
 from analysis.replay.closing_frontier import LEVELS, ReplayedFrontier, _best, replayed
 from analysis.replay.policies import replay
@@ -83,6 +84,22 @@ class Logger:
         self.logged.append((values, step))
 
 
+class Shown(WandbLogger):
+    """A run of W&B that keeps what it is told."""
+
+    def __init__(self):
+        self.told = []
+
+    def log_metrics(self, values, step):
+        self.told.append((values, step))
+
+    def log_table(self, key, dataframe):
+        self.told.append((key, dataframe))
+
+    def log_image(self, key, images):
+        self.told.append((key, images))
+
+
 @pytest.fixture
 def recorded_folder(tmp_path, trace):
     """A folder of traces as data_gen.traces leaves it."""
@@ -99,9 +116,10 @@ def recorded_folder(tmp_path, trace):
 
 def test_a_trained_head_is_replayed_and_its_best_threshold_told(recorded_folder, tmp_path, heads, trace):
     draft, logger = testing.table_pair().draft, Logger()
+    shown = Shown()
     trainer = SimpleNamespace(
         is_global_zero=True, default_root_dir=str(tmp_path), datamodule=SimpleNamespace(draft=draft),
-        loggers=[logger], global_step=7,
+        loggers=[logger, shown], global_step=7,
     )  # fmt: skip
     closing = ReplayedFrontier(str(recorded_folder("t")), cost_ratio=0.3, min_drafted=2)
     assert closing.results == {}
@@ -111,6 +129,10 @@ def test_a_trained_head_is_replayed_and_its_best_threshold_told(recorded_folder,
     known = {"replay/throughput": best.throughput, "replay/threshold": best.threshold}
     assert closing.results == pytest.approx(known) and logger.logged == [(closing.results, 6)]
     assert (tmp_path / "replayed.csv").is_file() and (tmp_path / "replayed.png").stat().st_size > 1000
+    assert shown.told[0] == (closing.results, 6)
+    name, frame = shown.told[1]
+    assert name == "replay/frontier" and frame.equals(table)
+    assert shown.told[2] == ("replay/pareto", [str(tmp_path / "replayed.png")]) and len(shown.told) == 3
     trainer.global_step = 0
     closing.on_fit_end(trainer, SimpleNamespace(head=heads[0]))
     assert logger.logged[1][1] == 0

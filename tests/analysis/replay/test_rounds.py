@@ -78,6 +78,7 @@ class Moody(StoppingPolicy):
         return {"mood": state["mood"] + live}, state["mood"] % 4 != 3
 
     def read(self, step, state):
+        assert step.tokens is None  # not drawn yet
         return {"mood": state["mood"] + 2}, step.entropy + 0.05 * (state["mood"] % 3) < self.most
 
     def step(self, step, state):
@@ -169,6 +170,33 @@ def test_levels_swept_at_once(trace, least, most):
         for one, other in zip(found, sweep_levels(trace, Confidence(), levels), strict=True):
             assert one.total == other.total
         assert len({each.total for each in found}) >= 3
+
+
+@dataclass(frozen=True)
+class Falling(Confidence):
+    """A score that remembers the round's lowest."""
+
+    def init(self, num_rows, device):
+        assert device == torch.device("cpu")
+        return {"low": torch.ones(num_rows, device=device)}
+
+    def score(self, step, state):
+        low = torch.minimum(state["low"], step.token_prob)
+        return {"low": low}, low * step.entropy
+
+
+def test_scores_may_depend_on_the_round(trace):
+    def stop(text, start):
+        low, drafted, steps = 1.0, 0, text.visited(start)
+        while drafted < min(MOST, text.room(start), len(steps)):
+            low = min(low, float(trace.token_prob[steps[drafted]]))
+            drafted += 1
+            if low * float(trace.entropy[steps[drafted - 1]]) < 0.3:
+                break
+        return drafted, drafted
+
+    (found,) = sweep_levels(trace, Falling(), [0.3])
+    same(found, trace, stop)
 
 
 def test_a_score_of_exactly_the_level_goes_on(trace):
