@@ -270,6 +270,7 @@ def test_the_bar_counts_the_tokens_of_the_responses(tiny_overrides, tiny_respons
     said = capsys.readouterr().out
     assert said.count("mixed 54 examples to train and 6 to validate on") == 1
     assert "finished before" not in said and said.split("\n").count(LEGEND) == 1
+    assert said.count("\n  the cat the cat 0 | ") == 1
     mix.run(config(tiny_overrides, tiny_responses, tmp_path))
     assert capsys.readouterr().out.startswith("finished before:\nmixed 54 examples to train and 6 to validate on")
 
@@ -402,13 +403,11 @@ def test_bad_settings_are_refused(tiny_overrides, tiny_responses, tmp_path, over
 @pytest.mark.parametrize(
     ("name", "refused", "taken"),
     [
-        ("mixing_ratio", (0, 1, -0.5, 1.5), (0.01, 0.99)),
-        ("validation_fraction", (0, 1, -0.5, 1.5), (0.01, 0.99)),
+        *((name, (0, 1, -0.5, 1.5), (0.01, 0.99)) for name in ("mixing_ratio", "validation_fraction")),
         ("batch_size", (0, -1), (1, 2)),
     ],
 )
 def test_settings_of_a_call_are_checked_like_those_of_a_command(name, refused, taken):
-    """Of a config that no command has composed."""
     cfg = {"mixing_ratio": 0.5, "validation_fraction": 0.5, "batch_size": 4}
     for value in taken:
         mix._check_settings(OmegaConf.create({**cfg, name: value}))

@@ -174,8 +174,10 @@ def test_the_revision_says_whether_the_tree_has_changes(monkeypatch):
 
     def git(words, **options):
         asked.append((words, options["cwd"]))
-        if "fails" in said:
-            raise subprocess.CalledProcessError(128, words)
+        if said.get("fails") in words:
+            if options.get("check"):
+                raise subprocess.CalledProcessError(128, words)
+            return subprocess.CompletedProcess(words, 128, stdout="", stderr="")
         out = next(text for word, text in said.items() if word in words)
         return subprocess.CompletedProcess(words, 0, stdout=out if options["text"] else b"", stderr="")
 
@@ -187,8 +189,9 @@ def test_the_revision_says_whether_the_tree_has_changes(monkeypatch):
     ]
     said["status"] = "\n"
     assert stage.revision() == "abc1234"
-    said["fails"] = ""
-    assert stage.revision() == "unknown"
+    for command in ("rev-parse", "status"):  # a repository without commits knows the second only
+        said["fails"] = command
+        assert stage.revision() == "unknown"
 
 
 def test_the_revision_outside_a_checkout_is_unknown(tmp_path, monkeypatch):
