@@ -8,6 +8,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from toolkit.errors import InputError
 from toolkit.session import capture, reasons, selfcheck
 from toolkit.session.capture import Captures, StaticForward, TracedForward, captures_for, static_flow
 
@@ -111,6 +112,52 @@ def test_what_may_be_wrong_with_a_model(model, words):
 
 def test_what_was_seen_is_shortened():
     assert reasons.likely(model_of(), "x" * 130).endswith(f"({'x' * 120})")
+
+
+def test_the_config_of_the_decoder_is_asked():
+    model, asked = model_of(), []
+    config = model.config
+    config.get_text_config = lambda decoder: asked.append(decoder) or config
+    assert reasons.hopeless(model) is None and "differs" in reasons.likely(model, "x")
+    assert asked == [True, True]
+
+
+class Tried:
+    """A model that is decoded in formats; `faults` says what happens in which."""
+
+    def __init__(self, faults, dtype=None):
+        self.faults, self.dtype = faults, dtype
+
+    def to(self, dtype):
+        return Tried(self.faults, dtype)
+
+
+BOTH = [torch.float64, torch.float32]
+
+
+@pytest.mark.parametrize(
+    ("faults", "verdict", "formats"),
+    [
+        ({}, None, [torch.float64]),
+        ({torch.float64: RuntimeError(" no doubles ")}, None, BOTH),
+        ({torch.float64: RuntimeError("a"), torch.float32: ValueError(" b ")}, "likely: ValueError: b", BOTH),
+        ({torch.float64: selfcheck.Differs("by 3")}, "likely: by 3", [torch.float64]),
+        ({torch.float64: InputError("no layers")}, "likely: no layers", [torch.float64]),
+    ],
+)  # fmt: skip
+def test_a_trial_is_made_in_the_finest_format_that_a_model_can(faults, verdict, formats, monkeypatch):
+    tried = []
+
+    def check_trees(model, **sizes):
+        tried.append((model.dtype, sizes))
+        if model.dtype in faults:
+            raise faults[model.dtype]
+
+    monkeypatch.setattr(selfcheck, "check_trees", check_trees)
+    monkeypatch.setattr(selfcheck, "likely", lambda model, seen: f"likely: {seen}")
+    assert selfcheck._try(Tried(faults)) == verdict
+    assert selfcheck._try(Tried(faults), 12) == verdict
+    assert tried == [*((dtype, {}) for dtype in formats), *((dtype, {"threshold": 12}) for dtype in formats)]
 
 
 # -- the check's memory, and models that are tried on their own weights ----------------------------------------------

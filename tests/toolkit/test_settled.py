@@ -11,7 +11,7 @@ from torch import nn
 from toolkit.errors import InputError
 from toolkit.session import capture, packing
 from toolkit.session.capture import PROOFS, Captures
-from toolkit.session.settled import check_evaluation
+from toolkit.session.settled import Standing, check_evaluation
 
 
 class Small(nn.Module):
@@ -62,6 +62,41 @@ def test_checkpointed_gradients_keep_no_cache():
     check_evaluation(model)
 
 
+def swapped(model):
+    model.layer.weight = nn.Parameter(model.layer.weight.detach().clone())
+
+
+def renamed(model):
+    model.layer = nn.Linear(8, 4).train(False)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        swapped,
+        renamed,
+        lambda model: model.layer.train(),
+        lambda model: model.layer.register_forward_hook(lambda *_: None),
+        lambda model: model.layer.register_forward_pre_hook(lambda *_: None),
+        lambda model: vars(model.layer).update(forward=nn.Linear.forward),
+        lambda model: model.layer.weight.requires_grad_(False),
+        lambda model: model.register_buffer("more", torch.zeros(1)),
+        lambda model: model.double(),
+    ],
+)
+def test_what_a_capture_takes_for_granted(change):
+    model = Small(nn.Linear(8, 4), training=False)
+    before = Standing(model)
+    with torch.no_grad():
+        model.layer.weight += 1  # written into: a capture sees that
+    assert before == Standing(model) and before.asks_gradients and before != 3
+    change(model)
+    assert before != Standing(model)
+    for parameter in model.parameters():
+        parameter.requires_grad_(False)
+    assert not Standing(model).asks_gradients
+
+
 class Recorded:
     """A capture that counts its replays; `faults` are what they raise."""
 
@@ -101,14 +136,18 @@ def test_a_capture_that_fails_is_refused_with_one_line(faults, reason):
     kind = type("Failing", (Recorded,), {"faults": faults})
     captures, x = Captures(kind), torch.ones(1)
     with pytest.warns(RuntimeWarning, match=f"^this model's forwards are run one by one: {reason}$"):
-        for _ in range(4):
-            assert captures.run((1,), lambda x: (x, 2 * x), [x], [])[1].item() == 2
+        found = [captures.run((1,), lambda x: (x, 2 * x), [x], [])[1].item() for _ in range(4)]
+    assert found == [2.0] * 4
     assert captures.refusals == [reason] and captures.known == {} and captures.refused
 
 
 def test_captures_that_would_only_replace_each_other_are_not_made():
     captures = Captures(Recorded, num_layers=2)  # at most 4 at a time, and 6 in all
-    run = lambda key, times: [captures.run((key,), lambda x: (x, x), [torch.ones(1)], []) for _ in range(times)]  # noqa: E731
+
+    def run(key, times):
+        for _ in range(times):
+            captures.run((key,), lambda x: (x, x), [torch.ones(1)], [])
+
     for key in range(4):
         run(key, 3 + key)
     run(9, 6)
