@@ -81,7 +81,6 @@ SLOW = (  # whole outputs against distributions: minutes
     ),
     *_of("test_beams", "beams_follow_the", "beams_of_dynamic", "a_sampled_block", "a_block_from", "blocks_of_one"),
     *_of("test_beams", "the_beam_test_catches", "scores_are_the_likelihoods"),
-    *_of("test_beam_draft", "policies_stop_beams"),
     *_of("test_trees", "greedy_trees_hold"),
     *_of("test_prompt_lookup", "whole_outputs"),
     *_of("test_capture", "decoding_does_not_depend"),
@@ -103,7 +102,18 @@ AREAS = {
         ("toolkit/decoding/*",),
         tuple(
             f"tests/toolkit/test_{name}.py"
-            for name in ("decoding", "trees", "beams", "beam_draft", "beam_enumeration", "prompt_lookup")
+            for name in (
+                *(
+                    "decoding",
+                    "trees",
+                    "beams",
+                    "beam_draft",
+                    "beam_enumeration",
+                    "prompt_lookup",
+                    "adaptive_width",
+                    "beam_blocks",
+                ),
+            )
         ),
         SLOW,
     ),

@@ -198,12 +198,13 @@ def test_texts_beside_each_other_do_not_see_each_other():
         assert torch.allclose(getattr(together, name), getattr(alone, name), atol=1e-6), name
 
 
-def test_there_is_room_for_any_number_of_roll_outs():
+@pytest.mark.parametrize("upper_bound", [False, True])
+def test_there_is_room_for_any_number_of_roll_outs(upper_bound):
     """Far more steps than the text has tokens: rejected everywhere, and every roll-out goes on to its end."""
     certain, even = torch.full((V, V), 1e-9), torch.full((V, V), 1 / V)
     certain[:, 1] = 1 - 3e-9
     pair = ModelPair(target=TabularModel(certain.double()), draft=TabularModel(even.double()), end_ids=())
-    trace = Recorder(pair, Sampling(max_new_tokens=300), 9).record([([1], [1] * 300)], [0])
+    trace = Recorder(pair, Sampling(max_new_tokens=300), 9, upper_bound=upper_bound).record([([1], [1] * 300)], [0])
     whole = trace.roll_length[~trace.accepted][:-10]
     assert len(whole) > 150 and whole.tolist() == [8] * len(whole)
 

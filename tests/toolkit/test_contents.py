@@ -132,6 +132,16 @@ def test_finished_work_is_found_when_the_model_has_left_the_cache(tmp_path, hub)
     assert stage.finished_stage("demo", cfg) is None
 
 
+def test_the_hub_is_asked_where_work_begins_and_only_there(tmp_path, hub, monkeypatch):
+    asked = []
+    monkeypatch.setattr(digests, "asked_commit", lambda *given, **_: asked.append(given) or OTHER)
+    shutil.rmtree(hub)
+    cfg = config_of(tmp_path, "org/name")
+    assert stage.finished_stage("demo", cfg) is None and asked == []
+    opened = stage.open_stage("demo", cfg)
+    assert len(asked) == 1 and opened.manifest["models"]["pair.target"]["commit"] == OTHER
+
+
 def test_it_is_found_in_a_folder_of_any_name(tmp_path, hub):
     for name in ("a[1]", "b*", "c?"):
         cfg = config_of(tmp_path, "org/name")

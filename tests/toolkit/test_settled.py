@@ -176,3 +176,19 @@ def test_what_is_packed_counts_its_bytes(monkeypatch):
     monkeypatch.setattr(packing, "LARGE", 32)
     monkeypatch.setattr(packing, "_supported", lambda: False)
     assert packing.packed_for(model, "on") is None
+
+
+@pytest.mark.skipif(not packing._supported(), reason="this torch has no packed products")
+def test_a_packed_layer_adds_its_bias(monkeypatch):
+    monkeypatch.setattr(packing, "LARGE", 32)
+    torch.manual_seed(0)
+    model, x = Small(nn.Linear(8, 4), training=False), torch.randn(3, 8)
+    with torch.inference_mode():
+        known = model.layer(x)
+        with packing.PackedLinears(model):
+            assert "forward" in vars(model.layer)
+            found = model.layer(x)
+        assert torch.allclose(found, known, atol=1e-5) and "forward" not in vars(model.layer)
+        model.layer.bias += 1
+        with packing.PackedLinears(model):
+            assert torch.allclose(model.layer(x), known + 1, atol=1e-5)

@@ -249,6 +249,15 @@ def test_damaged_files_stop_a_stage_unless_it_repairs_them_itself(tmp_path, caps
     assert not opened.finished and opened.manifest["status"] == "running"
 
 
+def test_a_folder_whose_journal_is_lost_is_checked_by_its_manifest(tmp_path):
+    folder = finished(tmp_path / "out")
+    (folder / journal.JOURNAL).unlink()
+    assert stage.finished_stage("demo", config_at(folder)) is not None
+    (folder / "a.txt").write_text("changed")
+    with pytest.raises(InputError, match="a.txt is damaged"):
+        stage.finished_stage("demo", config_at(folder))
+
+
 def test_missing_files_are_named_and_checkpoints_may_go(tmp_path, capsys):
     names = tuple(f"{i:02d}.txt" for i in range(11))
     folder = finished(tmp_path / "out", files=(*names, "checkpoints/last", "figures/one"))

@@ -13,6 +13,7 @@ from toolkit import stage
 from toolkit.errors import InputError
 from toolkit.tensors import load_tensors, save_tensors
 from toolkit.trace import Trace, join, recorded_name
+from toolkit.trace import trace as trace_module
 from toolkit.trace.folders import file_name, read_file, read_traces
 from toolkit.trace.step import RecordedStep
 from toolkit.trace.trace import Rows
@@ -100,6 +101,15 @@ def test_joined_traces_hold_each_texts_positions_and_roll_outs(three, mapped):
                 assert torch.equal(roll_of(whole, begin + position, everything), roll_of(trace, position, known))
         assert torch.equal(whole.roll_first[begin:end] == 0, trace.roll_length == 0)
         begin = end
+
+
+def test_states_that_stay_where_they_are_are_not_read(three, monkeypatch):
+    read, joined = [], trace_module._joined
+    monkeypatch.setattr(trace_module, "_joined", lambda name, *rest: read.append(name) or joined(name, *rest))
+    join(three, mapped=True)
+    assert "hidden" not in read and "tokens" in read
+    join(three)
+    assert "hidden" in read
 
 
 def test_traces_that_do_not_go_together_are_not_joined(three):
