@@ -61,14 +61,18 @@ class Reference:
         for place, token in enumerate(self.text):
             self.position(place, token)
 
-    def probs(self, model, context, temperature):
-        table = model.probs[model.state(context)]
-        return (table.log() / temperature).softmax(-1)
+    def probs(self, model, context, temperature, penalty=1.0):
+        logits = model.probs[model.state(context)].log()
+        for token in set(context):
+            logits[token] *= penalty if logits[token] < 0 else 1 / penalty
+        return (logits / temperature).softmax(-1)
 
     def both(self, context):
-        own = self.recorder.draft_temperature
-        p = self.probs(self.recorder.pair.target, context, self.sampling.temperature)
-        return p, self.probs(self.recorder.pair.draft, context, self.sampling.temperature if own is None else own)
+        own, penalty = self.recorder.draft_temperature, self.sampling.repetition_penalty
+        p = self.probs(self.recorder.pair.target, context, self.sampling.temperature, penalty)
+        return p, self.probs(
+            self.recorder.pair.draft, context, self.sampling.temperature if own is None else own, penalty
+        )
 
     def facts(self, context, token, p, q, known):
         raw = self.probs(self.recorder.pair.draft, context, 1.0)
@@ -108,7 +112,8 @@ def head(step):
 
 
 def recorder_of(**options):
-    sampling = replace(Sampling(max_new_tokens=LENGTH, seed=3), temperature=options.pop("temperature", 1.0))
+    warped = {name: options.pop(name) for name in ("temperature", "repetition_penalty") if name in options}
+    sampling = Sampling(max_new_tokens=LENGTH, seed=3, **warped)
     return Recorder(pair_of(), sampling, heads={"mine": head}, hidden=True, **options)
 
 
@@ -148,6 +153,7 @@ def agrees(trace, recorder, texts, rows):
         {"max_drafted": 1, "upper_bound": True},
         {"max_drafted": 2, "draft_temperature": 0.5},
         {"max_drafted": 20, "temperature": 0.8, "upper_bound": True},
+        {"max_drafted": 4, "repetition_penalty": 1.7, "temperature": 1.2, "upper_bound": True},
     ],
     ids=str,
 )
@@ -161,10 +167,10 @@ def test_every_column_is_that_of_a_plain_recording(options):
     assert deepest == min(options["max_drafted"] - 1, LENGTH - 2)
 
 
-def test_kinds_of_columns_are_small_and_lie_on_the_cpu():
+def test_kinds_of_columns_are_small_but_for_the_states():
     recorder = recorder_of(max_drafted=3)
     trace = recorder.record(texts_of(4), range(4))
-    kinds = {"tokens": torch.int32, "roll_length": torch.int32, "roll_first": torch.long, "hidden": torch.float16}
+    kinds = {"tokens": torch.int32, "roll_length": torch.int32, "roll_first": torch.long, "hidden": torch.float64}
     singles = ("draft_prob", "token_prob", "entropy", "top_probs", "accept_prob", "alpha", "target_entropy")
     for name, kind in {**kinds, **dict.fromkeys(singles, torch.float32), "accepted": torch.bool}.items():
         assert getattr(trace, name).dtype == kind, name
@@ -236,8 +242,6 @@ def test_batches_are_of_the_size_that_was_asked_for(monkeypatch):
     ("options", "problem"),
     [
         ({"max_drafted": 0}, "^max_drafted: expected at least 1, got 0$"),
-        ({"sampling": Sampling(repetition_penalty=1.1)}, "^traces know no repetition penalty"),
-        ({"sampling": Sampling(stop=("x",))}, "^traces know no stop strings"),
         ({"sampling": Sampling(max_length=9)}, "^traces know one limit for all texts"),
     ],
 )

@@ -204,7 +204,8 @@ def test_a_step_says_what_was_recorded(three):
     for name in ("draft_prob", "token_prob", "entropy", "top_probs"):
         assert torch.equal(getattr(step, name), getattr(trace, name)[index]), name
     assert torch.equal(step.margin, trace.top_probs[index, 0] - trace.top_probs[index, 1])
-    assert step.hidden.dtype == torch.float32 and torch.equal(step.hidden, trace.hidden[index].float())
+    assert step.hidden.dtype == trace.hidden.dtype and torch.equal(step.hidden, trace.hidden[index])
+    assert RecordedStep(trace, 2, index, device=torch.device("meta")).entropy.device.type == "meta"
     assert torch.equal(step.estimate("mine.preread"), trace.estimates["mine.preread"][index])
     assert RecordedStep(trace, 2, index, drawn=False).tokens is None
 

@@ -87,7 +87,7 @@ def counted(rounds, most=MOST):
         counts["num_discarded"] += length + 1 - produced
         accepted[good] += 1
         drafted[length] += 1
-        judged[min(length, good + 1)] += 1
+        judged[min(length, produced)] += 1
     return counts, accepted, drafted, judged
 
 

@@ -19,7 +19,7 @@ from analysis.replay.recorded_heads import RecordedScorer, scorer_of, threshold_
 from analysis.tables.bootstrap import Bootstrap
 from tests.analysis.replay.plain import Text, small_trace
 from toolkit import testing
-from toolkit.acceptance import AcceptanceHead, HeadEstimator, PrereadEstimator, PrereadHead
+from toolkit.acceptance import AcceptanceHead, HeadEstimator, PrereadEstimator, PrereadHead, from_states
 from toolkit.acceptance.calibration.scores import CalibrationScores
 from toolkit.acceptance.folder import head_hash
 from toolkit.acceptance.preread import embedding_table
@@ -70,7 +70,7 @@ def test_a_recorded_scorer_reads_its_own_name_from_steps_of_a_trace(trace, score
 
 @pytest.mark.parametrize("chunk", [7, 16384])
 def test_logits_are_those_of_the_head_on_every_state(trace, heads, monkeypatch, chunk):
-    monkeypatch.setattr(recorded_heads, "CHUNK", chunk)
+    monkeypatch.setattr(from_states, "CHUNK", chunk)
     draft = testing.table_pair().draft
     acceptance, preread = heads
     found = with_logits(trace, "x", scorer_of(acceptance, draft))
@@ -303,7 +303,12 @@ def traces_folder(path, heads=(), hidden=True, fingerprint="f"):
 
 def test_every_head_of_the_folders_is_found(tmp_path, heads):
     acceptance, preread = heads
-    about = {"draft_fingerprint": "f", "w_rej": 3.0, "mixing_ratio": 0.15, "metrics": {"val/binary_kl": 0.25}}
+    about = {
+        "draft_fingerprint": "f",
+        "w_rej": 3.0,
+        "mixing_ratio": 0.15,
+        "metrics": {"val/binary_kl": 0.25, "train/binary_kl": 0.125},
+    }
     run = tmp_path / "run" / "head"
     acceptance.save(run, about)
     preread.save(tmp_path / "both", {"draft_fingerprint": "f", "metrics": {"val/binary_kl_accepted": 0.5}})
@@ -324,7 +329,8 @@ def test_every_head_of_the_folders_is_found(tmp_path, heads):
     assert [path.exists() for path in alone.files] == [True, True] and len(set(alone.files)) == 2
     assert {path.parent for path in alone.files} == {run}
     assert alone.settings == {
-        "kind": "survival", "depth": acceptance.depth, "tied": False, "w_rej": 3.0, "mixing": 0.15, "validation_kl": 0.25,
+        "kind": "survival", "depth": acceptance.depth, "tied": False, "w_rej": 3.0, "mixing": 0.15, "train_kl": 0.125,
+        "validation_kl": 0.25,
     }  # fmt: skip
     settings = found[2].settings
     assert (settings["kind"], settings["w_rej"], settings["mixing"], settings["validation_kl"]) == (
