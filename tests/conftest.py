@@ -16,12 +16,12 @@ from tests.tiny_stages import tiny_mix, tiny_overrides, tiny_pair, tiny_response
 from toolkit import ModelPair, testing
 from toolkit.acceptance import AcceptanceHead
 
-CACHE = tempfile.TemporaryDirectory(prefix="acceptance-cache-")
 
-
-def pytest_configure() -> None:
-    """Nothing is remembered from other runs, nor for them."""
-    os.environ["XDG_CACHE_HOME"] = CACHE.name
+def pytest_configure(config: pytest.Config) -> None:
+    """Nothing is remembered from other runs, nor for them: several runs in one process are several as well."""
+    cache = tempfile.TemporaryDirectory(prefix="acceptance-cache-")
+    config.add_cleanup(cache.cleanup)
+    os.environ["XDG_CACHE_HOME"] = cache.name
 
 
 @pytest.fixture(scope="session")

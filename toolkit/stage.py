@@ -333,7 +333,8 @@ def revision() -> str:
         head = subprocess.run(
             ["git", "rev-parse", "--short", "HEAD"], cwd=here, capture_output=True, text=True, check=True
         )
-        dirty = subprocess.run(["git", "status", "--porcelain"], cwd=here, capture_output=True, text=True, check=True)
+        asked = ["git", "--no-optional-locks", "status", "--porcelain"]  # never in the way of another git command
+        dirty = subprocess.run(asked, cwd=here, capture_output=True, text=True, check=True)
     except (OSError, subprocess.CalledProcessError):
         return "unknown"
     return head.stdout.strip() + ("+" if dirty.stdout.strip() else "")

@@ -2,21 +2,27 @@
 
 import json
 import shutil
+from types import SimpleNamespace
 
 import datasets
+import pyarrow as pa
 import pytest
 import torch
+import tqdm.auto
+from omegaconf import OmegaConf
 
 from data_gen import mix, texts
-from data_gen.mixed_preview import as_text
+from data_gen.mixed_preview import LEGEND, as_text
 from data_gen.mixing import STREAM, mix_batch
 from data_gen.texts import read_responses
-from toolkit import ModelPair
+from toolkit import ModelPair, journal
 from toolkit.config import compose, method
 from toolkit.decoding import decode
 from toolkit.errors import InputError
+from toolkit.io import read_json
 from toolkit.sampling import Sampling, draw, row_generator, warp
 from toolkit.session.tabular import TabularModel
+from toolkit.stage import read_manifest
 
 SAMPLINGS = [
     Sampling(),
@@ -166,6 +172,178 @@ def test_labels_use_the_sampling_of_the_responses(tiny_mix, tiny_pair, tiny_resp
         assert torch.allclose(torch.tensor(row["labels"][row["prompt_length"] :]), labels[row["row"]], atol=1e-5)
 
 
+def test_the_manifest_and_the_summary_say_what_was_mixed_with_what(tiny_overrides, tiny_pair, tiny_responses, tmp_path):
+    folder = mix.run(config(tiny_overrides, tiny_responses, tmp_path / "out", "mixing_ratio=0.25"))
+    manifest, summary = read_manifest(folder), read_json(folder / mix.SUMMARY)
+    drawn = read_manifest(tiny_responses)["config"]["sampling"]
+    assert manifest["stage"] == "mix"
+    assert set(manifest["inputs"]) == set(map(str, tiny_responses.glob("shard-*.jsonl")))
+    for said in (manifest["config"], manifest, summary):
+        assert said["mixing_ratio"] == 0.25
+        assert (said["sampling"]["temperature"], said["sampling"]["top_k"]) == (drawn["temperature"], drawn["top_k"])
+    assert {key: manifest[key] for key in summary} == summary
+    pair = ModelPair.from_pretrained(tiny_pair / "target", tiny_pair / "draft")
+    for key, value in texts.fingerprints(pair, read_responses(tiny_responses)).items():
+        assert summary[key] == json.loads(json.dumps(value))
+
+
+def test_counts_and_balance_of_labels_are_those_of_the_rows(tiny_mix):
+    summary, data = read_json(tiny_mix / mix.SUMMARY), contents(tiny_mix)
+    rows = [
+        (*row, n)
+        for part in data.values()
+        for *row, n in zip(part["labels"], part["mask"], part["prompt_length"], strict=True)
+    ]
+    assert summary["num_examples"] == {"train": 48, "validation": 12}
+    assert summary["num_positions"] == sum(len(labels) - n for labels, _, n in rows)
+    assert summary["num_drafted"] == sum(sum(mask) for _, mask, _ in rows)
+    drafted = [label for labels, mask, _ in rows for label, here in zip(labels, mask, strict=True) if here]
+    everywhere = [label for labels, _, n in rows for label in labels[n:]]
+    assert summary["mean_label"] == pytest.approx(sum(drafted) / len(drafted), abs=1e-5)
+    assert summary["mean_label_all"] == pytest.approx(sum(everywhere) / len(everywhere), abs=1e-5)
+    assert not any(any(labels[:n]) for labels, _, n in rows)
+
+
+def table_of(ids, labels=None):
+    size = [[0.0] * len(row) for row in ids]
+    columns = {"row": list(range(len(ids))), "prompt_length": [1] * len(ids), "input_ids": ids,
+               "labels": labels or size, "mask": [[False] * len(row) for row in ids]}  # fmt: skip
+    return datasets.Dataset(pa.table(columns, schema=mix.FEATURES.arrow_schema))
+
+
+def test_the_hash_of_a_split_is_that_of_its_content():
+    """Of every number, and of where one row ends and the next begins."""
+    ids = [[1, 2, 3], [4, 5]]
+    tables = [ids, [[1, 2], [3, 4, 5]], [[1, 2, 3], [4, 6]], [[1, 2, 3, 4], [5]]]
+    given = [*((each, None) for each in tables), (ids, [[0.0, 0.0, 0.5], [0.0, 0.0]])]
+    hashes = [mix.summarize({"train": table_of(*each)})["content"]["train"] for each in given]
+    assert len(set(hashes)) == len(hashes) and {len(each) for each in hashes} == {16}
+    assert hashes[0] == "3229342fcca2644e"  # the same everywhere, and in every version
+
+
+def test_without_drafted_tokens_there_is_no_mean_label():
+    summary = mix.summarize({"train": table_of([[1, 2, 3], [4, 5]], [[0.0, 0.5, 0.25], [0.0, 0.0]])})
+    assert (summary["num_positions"], summary["num_drafted"]) == (3, 0)
+    assert summary["mean_label"] != summary["mean_label"] and summary["mean_label_all"] == 0.25
+
+
+def test_rows_of_like_length_share_a_batch(pair, rows, monkeypatch):
+    batches, counted = [], []
+    cfg = OmegaConf.create({"batch_size": 2, "mixing_ratio": 0.15, "seed": 7})
+    monkeypatch.setattr(
+        mix, "mix_batch", lambda pair, batch, *rest: batches.append(batch) or mix_batch(pair, batch, *rest)
+    )
+    bar = SimpleNamespace(update=counted.append)
+    found = mix._mix_rows(pair, rows, Sampling(), cfg, bar)
+    lengths = [[len(row["prompt_ids"]) + len(row["token_ids"]) for row in batch] for batch in batches]
+    assert lengths == [[4, 8], [10, 13], [18]]
+    assert counted == [sum(len(row["token_ids"]) for row in batch) for batch in batches]
+    assert [each.row for each in found] == [row["row"] for row in rows]
+    for each, row in zip(found, rows, strict=True):
+        (alone,) = mix_batch(pair, [row], Sampling(), 0.15, 7)
+        assert torch.equal(each.mixed, alone.mixed) and torch.equal(each.drafted, alone.drafted)
+
+
+def test_the_bar_counts_the_tokens_of_the_responses(tiny_overrides, tiny_responses, tmp_path, monkeypatch, capsys):
+    bars = []
+
+    class Bar(tqdm.auto.tqdm):
+        def __init__(self, *args, **options):
+            super().__init__(*args, **options)
+            bars.extend([self] if options.get("desc") == "mix" else [])
+
+    monkeypatch.setattr(tqdm.auto, "tqdm", Bar)
+    monkeypatch.setattr(mix, "PART_ROWS", 25)
+    with monkeypatch.context() as patch:
+        patch.setattr(mix, "split", None)  # parts are written, then it fails
+        with pytest.raises(TypeError):
+            mix.run(config(tiny_overrides, tiny_responses, tmp_path))
+    paths = sorted((tmp_path / "parts").iterdir())
+    assert [path.name for path in paths] == [f"part-0000{i}.parquet" for i in range(3)]
+    paths[1].unlink()
+    mix.run(config(tiny_overrides, tiny_responses, tmp_path))
+    sizes = [len(row["token_ids"]) for row in read_responses(tiny_responses).rows]
+    first, second = bars
+    assert (first.total, first.n, first.initial) == (sum(sizes), sum(sizes), 0)
+    assert (second.total, second.n, second.initial) == (sum(sizes), sum(sizes), sum(sizes[:25] + sizes[50:]))
+    assert {(bar.unit, bar.unit_scale) for bar in (first, second)} == {("token", True)}
+    said = capsys.readouterr().out
+    assert said.count("mixed 54 examples to train and 6 to validate on") == 1
+    assert "finished before" not in said and said.split("\n").count(LEGEND) == 1
+    assert said.count("\n  the cat the cat 0 | ") == 1
+    mix.run(config(tiny_overrides, tiny_responses, tmp_path))
+    assert capsys.readouterr().out.startswith("finished before:\nmixed 54 examples to train and 6 to validate on")
+
+
+def test_a_damaged_part_is_named(tiny_overrides, tiny_responses, tmp_path, monkeypatch):
+    with monkeypatch.context() as patch:
+        patch.setattr(mix, "split", None)
+        with pytest.raises(TypeError):
+            mix.run(config(tiny_overrides, tiny_responses, tmp_path))
+    (path,) = (tmp_path / "parts").iterdir()
+    whole = path.read_bytes()
+    path.write_bytes(whole[:-1] + b"x")
+    with pytest.raises(InputError, match="part-00000.parquet is damaged"):
+        mix.run(config(tiny_overrides, tiny_responses, tmp_path))
+    monkeypatch.setattr(journal, "check", lambda path: None)  # a part from elsewhere, of which no digest is known
+    for content, words in ((whole[:-9], "is not a whole part"), (b"", "is not a whole part")):
+        path.write_bytes(content)
+        with pytest.raises(InputError, match=f"part-00000.parquet {words} .*{journal.MEND}") as caught:
+            mix._read_part(path)
+        assert "\n" not in str(caught.value)
+
+
+def test_a_changed_bit_of_a_part_is_found(tmp_path, monkeypatch):
+    """By the checksums within the file: whatever is read is what was written."""
+    monkeypatch.setattr(journal, "check", lambda path: None)
+    path, table = tmp_path / "part", table_of([[1, 2, 3], [4, 5]], [[0.0, 0.5, 0.25], [0.0, 0.0]]).data.table
+    mix._write_part(table, path)
+    whole, found = path.read_bytes(), 0
+    footer = len(whole) - 8 - int.from_bytes(whole[-8:-4], "little")
+    for place in range(4, footer, 2):
+        path.write_bytes(whole[:place] + bytes([whole[place] ^ 1]) + whole[place + 1 :])
+        try:
+            assert mix._read_part(path).equals(table)
+        except InputError:
+            found += 1
+    assert found > 50
+
+
+def test_parts_have_the_types_of_the_data_set(pair, rows, tmp_path, monkeypatch):
+    table = mix._as_table(mix_batch(pair, rows, Sampling(), 0.15, 0))
+    assert table.schema.equals(mix.FEATURES.arrow_schema)
+    monkeypatch.setattr(journal, "check", lambda path: None)
+    wide = pa.table(
+        {**{name: table[name] for name in table.column_names}, "prompt_length": pa.array([1] * 5, pa.int64())}
+    )
+    mix._write_part(wide, tmp_path / "part")
+    assert mix._read_part(tmp_path / "part").schema.equals(mix.FEATURES.arrow_schema)
+
+
+def test_the_summary_is_said_in_shares(capsys):
+    counts = {"num_examples": {"train": 3, "validation": 1}, "num_positions": 40, "num_drafted": 10}
+    mix._print_summary({**counts, "mean_label": 0.51234, "mean_label_all": 0.75})
+    assert capsys.readouterr().out == (
+        "mixed 3 examples to train and 1 to validate on, 40 positions\n"
+        "  10 hold a drafted token, 25.0%: the loss sees those\n"
+        "  mean label 0.5123 there, 0.7500 everywhere\n"
+    )
+
+
+@pytest.mark.parametrize(
+    ("prompts", "share", "held_out"),
+    [(2, 0.01, 1), (2, 0.99, 1), (3, 0.99, 2), (3, 0.01, 1), (10, 0.34, 3), (10, 0.36, 4), (10, 0.99, 9)],
+)
+def test_a_share_of_the_prompts_is_held_out_and_some_are_left_on_either_side(prompts, share, held_out):
+    table = datasets.Dataset.from_dict({"row": list(range(prompts))}).data.table
+    data = mix.split(table, list(range(prompts)), share, seed=0)
+    assert {name: len(part) for name, part in data.items()} == {"train": prompts - held_out, "validation": held_out}
+    again = [
+        sorted(mix.split(table, list(range(prompts)), share, seed)["validation"]["row"]) for seed in (0, *range(20))
+    ]
+    assert again[0] == sorted(data["validation"]["row"]) and len(set(map(tuple, again))) > 1
+
+
 def test_prompts_are_not_split_between_training_and_validation():
     table = datasets.Dataset.from_dict({"row": list(range(30))}).data.table
     data = mix.split(table, [row // 3 for row in range(30)], 0.2, seed=0)
@@ -220,6 +398,22 @@ def test_finished_work_is_kept_and_interrupted_work_goes_on(tiny_overrides, tiny
 def test_bad_settings_are_refused(tiny_overrides, tiny_responses, tmp_path, override, message):
     with pytest.raises(InputError, match=message):
         mix.run(config(tiny_overrides, tiny_responses, tmp_path, override))
+
+
+@pytest.mark.parametrize(
+    ("name", "refused", "taken"),
+    [
+        *((name, (0, 1, -0.5, 1.5), (0.01, 0.99)) for name in ("mixing_ratio", "validation_fraction")),
+        ("batch_size", (0, -1), (1, 2)),
+    ],
+)
+def test_settings_of_a_call_are_checked_like_those_of_a_command(name, refused, taken):
+    cfg = {"mixing_ratio": 0.5, "validation_fraction": 0.5, "batch_size": 4}
+    for value in taken:
+        mix._check_settings(OmegaConf.create({**cfg, name: value}))
+    for value in refused:
+        with pytest.raises(InputError, match=f"^{name}: expected .*, got {value}$"):
+            mix.run(OmegaConf.create({**cfg, name: value, "responses": "nowhere"}))
 
 
 def test_degenerate_masks_are_refused():

@@ -41,8 +41,23 @@ def test_weights_count_by_their_content_not_by_their_place(tmp_path):
     changed = config_of(tmp_path, moved)
     assert stage.finished_stage("demo", changed) is None
     changed.paths.output_dir = str(next(tmp_path.glob("demo-*")))
-    with pytest.raises(StaleError, match="pair.target has other content"):
+    with pytest.raises(StaleError, match=rf"pair.target has other content \({moved}\);"):
         stage.open_stage("demo", changed)
+
+
+def test_a_model_that_came_or_went_is_named_by_its_path(tmp_path):
+    target, draft = model(tmp_path / "one"), model(tmp_path / "two", b"other")
+    with_draft, without = config_of(tmp_path, target), config_of(tmp_path, target)
+    with_draft.pair.draft = str(draft)
+    for first, second, words in (
+        (without, with_draft, f"pair.draft was None, is '{draft}';"),
+        (with_draft, without, f"pair.draft was '{draft}', is None;"),
+    ):
+        for cfg in (first, second):
+            cfg.paths.output_dir = str(tmp_path / f"out-{first.pair.draft is None}")
+        stage.open_stage("demo", first).finish()
+        with pytest.raises(StaleError, match=words):
+            stage.open_stage("demo", second)
 
 
 @pytest.mark.parametrize(
@@ -115,6 +130,29 @@ def test_finished_work_is_found_when_the_model_has_left_the_cache(tmp_path, hub)
     assert stage.finished_stage("demo", config_of(tmp_path, "org/other")) is None
     cfg.pair.revision = "v2"
     assert stage.finished_stage("demo", cfg) is None
+
+
+def test_the_hub_is_asked_where_work_begins_and_only_there(tmp_path, hub, monkeypatch):
+    asked = []
+    monkeypatch.setattr(digests, "asked_commit", lambda *given, **_: asked.append(given) or OTHER)
+    shutil.rmtree(hub)
+    cfg = config_of(tmp_path, "org/name")
+    assert stage.finished_stage("demo", cfg) is None and asked == []
+    opened = stage.open_stage("demo", cfg)
+    assert len(asked) == 1 and opened.manifest["models"]["pair.target"]["commit"] == OTHER
+
+
+def test_it_is_found_in_a_folder_of_any_name(tmp_path, hub):
+    for name in ("a[1]", "b*", "c?"):
+        cfg = config_of(tmp_path, "org/name")
+        cfg.paths.output_dir = str(tmp_path / "outputs" / name)
+        if hub.exists():
+            stage.open_stage("demo", cfg).finish()
+    away = hub.rename(tmp_path / "away")
+    assert away.exists()
+    for name in ("a[1]", "c?"):
+        cfg.paths.output_dir = str(tmp_path / "outputs" / name)
+        assert stage.finished_stage("demo", cfg).folder == tmp_path / "outputs" / name
 
 
 def test_files_are_read_once_until_they_change(tmp_path, monkeypatch):

@@ -44,6 +44,7 @@ def test_overwriting_deletes_the_stages_own_files_and_names_the_others(tmp_path,
     assert not (folder / "shard-1.txt").exists() and (folder / "shard-2.txt").exists()
     said = capsys.readouterr().err
     assert all(path.relative_to(folder).as_posix() in said for path in foreign)
+    assert ".lock" not in said and journal.JOURNAL not in said and "manifest.json" not in said and said.count("\n") == 1
     assert set(stage.read_manifest(folder)["files"]) == {"shard-2.txt", "parts/a.txt", "dataset/rows"}
 
 

@@ -99,3 +99,6 @@ def test_policies_that_look_at_a_draft_are_refused():
         Method("lookup", Confidence(), get("rejection"), PromptLookupProposer())
     with pytest.raises(InputError, match="expected 1 <= min_ngram <= max_ngram, got min_ngram=4, max_ngram=3"):
         PromptLookupProposer(min_ngram=4)
+    for name in ("min_ngram", "max_ngram"):
+        with pytest.raises(InputError, match=f"^proposer.{name}: expected at least 1, got 0"):
+            PromptLookupProposer(**{name: 0})

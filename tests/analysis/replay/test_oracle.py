@@ -144,3 +144,18 @@ def test_equal_models_accept_everything_and_texts_may_be_empty(pair):
 def test_a_pair_without_a_draft_is_refused(pair):
     with pytest.raises(InputError, match="needs a draft model"):
         acceptance_chances(ModelPair(target=pair.target), [([1], [2])], Sampling())
+
+
+def test_texts_beyond_the_context_are_refused(pair, monkeypatch):
+    monkeypatch.setattr(ModelPair, "max_length", 4)
+    assert len(acceptance_chances(pair, [([1, 2], [2, 1])], Sampling())[0]) == 2
+    with pytest.raises(InputError, match="^oracle: a text of 5 tokens exceeds the context of 4$"):
+        acceptance_chances(pair, [([1], [2]), ([1, 2, 3], [2, 1])], Sampling())
+
+
+def test_the_draft_may_have_a_temperature_of_its_own(pair):
+    text = ([1], [2, 3, 1])
+    (found,) = acceptance_chances(pair, [text], Sampling(temperature=0.8), 0.5)
+    for chance, last, token in zip(found, [1, 2, 3], text[1], strict=True):
+        p, q = ((m.probs[last].log() / t).softmax(-1) for m, t in ((pair.target, 0.8), (pair.draft, 0.5)))
+        assert chance == pytest.approx(min(1.0, float(q[token] / p[token])), abs=1e-9)

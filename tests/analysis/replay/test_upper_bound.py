@@ -146,6 +146,12 @@ def test_values_are_read_off_their_states():
         {"k": 1.0, "from": 0.5, "to": 1.0, "states": 1.0, "worth": -0.4, "goes on": 0.0},
     ]  # fmt: skip
     assert dynamic_program.Values(0.3, values.survival, -np.abs(worth)).threshold(1) == 0.0
+    both = dynamic_program.Values(
+        0.3, np.concatenate([values.survival[:, ::-1], values.survival]), np.concatenate([-worth, worth])
+    )
+    assert both.threshold(2) == values.threshold(1) != both.threshold(1)
+    assert [{**line, "k": 1.0} for line in both.table(2, num_bins=2)] == values.table(1, num_bins=2)
+    assert both.table(2, num_bins=2)[0]["k"] == 2.0 and len(values.table(1)) == 3
 
 
 def test_a_trace_without_the_targets_distributions_is_refused(made):
