@@ -55,23 +55,14 @@ IGNORED = ("metrics", "dev_share", "cost_ratio", "baseline", "resamples", "confi
 
 def run(cfg: Any) -> Path:
     """Decode, judge, compare; returns the output folder."""
-    settings = expand(plain(cfg.grid))
-    for setting in settings:
-        if setting.method in YARDSTICKS:
-            raise InputError(
-                f"grid.{setting.method}: expected methods that decode; leave it out with ~grid.{setting.method}"
-            )
+    settings = _settings(cfg)
     said = {**plain(cfg), "settings": {setting.name: setting.content for setting in settings}}
     wanted = asked(cfg, IGNORED)
     known = finished_stage("compare", said, inputs=prompt_files(cfg), ignore=IGNORED)
     if known is not None and known.manifest.get("asked") == wanted:
         print((known.folder / "comparison.md").read_text(encoding="utf-8"))
         return known.folder
-    metrics = quality.build(plain(cfg.metrics))
-    if wider := next((name for name, metric in metrics.items() if getattr(metric, "k", 1) > 1), None):
-        raise InputError(
-            f"metrics: {wider} needs several texts of every prompt, and each method writes one; expected k=1"
-        )
+    metrics = _metrics(cfg)
     bench = Workbench(instantiate(cfg.pair), instantiate(cfg.prompts).load(), instantiate(cfg.sampling), cfg.group_size)
     for setting in settings:
         bench.prepare(setting)
@@ -107,6 +98,27 @@ def run(cfg: Any) -> Path:
     _log(cfg, stage.folder, table, figures, title, bench.parameters())
     counted = {"num_prompts": len(bench.prompts), "num_groups": len(groups)}
     return stage.finish(**counted, asked=wanted, judged=judged, unscored=unscored)
+
+
+def _settings(cfg: Any) -> list[Setting]:
+    """The grid's settings. Raises InputError for one that decodes nothing."""
+    settings = expand(plain(cfg.grid))
+    for setting in settings:
+        if setting.method in YARDSTICKS:
+            raise InputError(
+                f"grid.{setting.method}: expected methods that decode; leave it out with ~grid.{setting.method}"
+            )
+    return settings
+
+
+def _metrics(cfg: Any) -> dict[str, quality.Metric]:
+    """The metrics by name. Raises InputError for one that needs several texts of a prompt."""
+    metrics = quality.build(plain(cfg.metrics))
+    if wider := next((name for name, metric in metrics.items() if getattr(metric, "k", 1) > 1), None):
+        raise InputError(
+            f"metrics: {wider} needs several texts of every prompt, and each method writes one; expected k=1"
+        )
+    return metrics
 
 
 def _log(
