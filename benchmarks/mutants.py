@@ -112,6 +112,7 @@ AREAS = {
                     "prompt_lookup",
                     "adaptive_width",
                     "beam_blocks",
+                    "proposers",
                 ),
             )
         ),
