@@ -113,6 +113,7 @@ AREAS = {
                     "prompt_lookup",
                     "adaptive_width",
                     "beam_blocks",
+                    "proposers",
                 ),
             )
         ),
