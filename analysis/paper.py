@@ -1,4 +1,4 @@
-"""python -m analysis.paper table=NAME 'runs={NAME: FOLDER, ...}': a table or figure of a paper, made from finished runs.
+"""python -m analysis.paper table=NAME runs=FOLDERS: a table or figure of a paper in its own layout, made from finished runs.
 
 `conf/table/NAME.yaml` tells rows, columns and the published figures; `+experiment=NAME` of `toolkit.train` makes the runs
 and ends with this command. Numbers are looked up in the runs' own tables, nothing is computed anew but quotients. Files:

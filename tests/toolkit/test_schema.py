@@ -159,7 +159,8 @@ def test_keys_of_a_method_are_set_from_python_and_in_grids():
 def given(root: str) -> list[str]:
     """Overrides that give every missing key some value."""
     named = {"calibration": ("fit", "traces"), "drafts": ("drafts", "responses")}.get(root, ())
-    values = {"heads": "[x]", **dict.fromkeys(named, "{a: x}")}
+    exact = {"target_probs": "[1.0]", "draft_probs": "[[1.0]]", "table": "specdecpp_table1"}
+    values = {"heads": "[x]", **exact, **dict.fromkeys(named, "{a: x}")}
     return [f"{key}={values.get(key, 'x')}" for key in missing(root)]
 
 
@@ -194,7 +195,7 @@ def test_every_command_refuses_in_one_line(root):
     assert refusal(root, "~overwrite").startswith(
         "missing key overwrite: expected overwrite=VALUE, true/false (start afresh"
     )
-    if root not in ("export", "publish", "sync"):  # which have no numbers
+    if root not in ("exact", "export", "paper", "publish", "sync"):  # which have no numbers
         assert refusal(root, out_of_range(root)).startswith(f"{out_of_range(root).partition('=')[0]}: expected ")
 
 
@@ -346,6 +347,7 @@ def test_help_shows_every_key_within_120_columns(root):
     assert lines[0].startswith(f"{COMMANDS[root].module}: ")
     assert f"  python -m {COMMANDS[root].module} " in text
     shown = {line.split()[0] for line in lines if line.startswith("  ")}
+    shown |= {line.partition(":")[0] for line in lines if not line.startswith(" ")}  # groups to choose from
     leaves = config.flatten(resolved(compose(root), root))
     asked = {path for path in leaves if not path.startswith(("before", "after")) and "._" not in path}
     assert {path for path in asked if leaves[path] != {}} <= shown

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from toolkit.schema.arguments import check_ranges
-from toolkit.schema.ranges import AtLeast, Probability
+from toolkit.schema.ranges import AtLeast, Between, Probability
 from toolkit.stopping.base import State, StoppingPolicy
 from toolkit.types import Drafted, Judged, Step
 
@@ -31,7 +31,7 @@ class DynamicConfidence(StoppingPolicy):
 
     threshold: Annotated[float, Probability] = 0.4
     miss_cost: Annotated[float, AtLeast(0)] = 3.0
-    history: Annotated[int, AtLeast(1)] = 256
+    history: Annotated[int, Between(1, 65536)] = 256
 
     def __post_init__(self) -> None:
         check_ranges(self, "policy.")
