@@ -52,7 +52,7 @@ def test_a_claim_looks_at_the_columns_it_names(runs):
     spec = of_config({
         "paper": "MCSD", "item": "Table 2", "title": "t", "experiment": "e", "pairs": [], "cell": CELL,
         "rows": {"ours": {"where": {"method": "tree", "levels": 1}}, "base": {"where": {"method": "chain", "levels": 2}}},
-        "columns": {"name": {"value": "method"}, "speed": {}}, "published": {"ours": ["x", 3], "base": ["y", 2]},
+        "columns": {"name": {"value": "method"}, "speed": {}}, "published": {"ours": ["x", "3.0 ± 0.1"], "base": ["y", 2]},
         "claims": [{"text": "ours over base", "left": "ours", "right": "base", "only": ["speed"]}],
     })  # fmt: skip
     cells = {(row, column): runs.cell(spec.source(row, column), "x") for row in spec.rows for column in spec.columns}
