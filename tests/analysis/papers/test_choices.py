@@ -4,8 +4,9 @@ import pandas as pd
 import pytest
 
 from analysis.papers.cells import NOTHING, NoLine, Runs
+from analysis.papers.figure import draw
 from analysis.papers.page import sentence
-from analysis.papers.spec import of_config, source_of
+from analysis.papers.spec import Figure, of_config, source_of
 from analysis.tables.files import save_table
 from toolkit.errors import InputError
 
@@ -68,3 +69,11 @@ def test_a_claim_looks_at_the_columns_it_names(runs):
                 "claims": [told],
             }
         )
+
+
+def test_a_figure_can_have_names_across(runs, tmp_path):
+    told = Figure(
+        "method", "speed", "", "", panels={"p": {"run": "a", "table": "lines"}}, curves={"c": {"where": {"levels": 2}}}
+    )
+    shown = draw(told, runs, "x", tmp_path / "figure.png")
+    assert shown[["x", "y"]].to_numpy().tolist() == [["chain", 2.0], ["tree", 5.0]]
