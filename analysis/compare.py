@@ -6,9 +6,9 @@ texts are judged afterwards. A group is written whole when all settings have dec
 
     parts/<group>.json   what each setting made of a group: texts, counts, seconds, joules, bytes of cache
     rows                 one line per setting and group, with the counted quantities of every metric
-    comparison           one line per setting: its parameters, every figure with its interval over groups, and speed against the
-                         baseline's; the mean length of the prompts in tokens; with `dev_share`, `dev_tokens_per_second` on the
-                         groups to choose on
+    comparison           one line per setting: every figure with its interval over groups, and speed against the baseline's; its
+                         parameters, and the mean length of the prompts in tokens; with `dev_share`, `dev_tokens_per_second`
+                         on the groups to choose on, and everything else on the others
     comparison.md        the same for readers, how to read it, and figures
     figures/             quality against speed, against forwards and against energy; mean width against each
 """
@@ -70,6 +70,7 @@ def run(cfg: Any) -> Path:
     stage = open_stage("compare", said, inputs=prompt_files(cfg), ignore=IGNORED)
     meter = EnergyMeter(bench.pair.devices)
     groups = _groups(len(bench.prompts), cfg.group_size)
+    dev = groups_to_choose_on(len(groups), cfg.dev_share, cfg.seed)
     parts = [stage.folder / "parts" / f"{number:05d}.json" for number in range(len(groups))]
     _decode(bench, settings, groups, parts, meter, cfg)
     loaded = [read_json(part) for part in parts]
@@ -78,13 +79,7 @@ def run(cfg: Any) -> Path:
     check_some_done(len(failed), len(errors), failed[0] if failed else None, stage.folder)
     rows, unscored = group_rows(loaded, settings, groups, bench, metrics)
     save_table(rows, stage.folder, "rows")
-    bootstrap = Bootstrap(cfg.resamples, cfg.confidence, cfg.seed)
-    dev = groups_to_choose_on(len(groups), cfg.dev_share, cfg.seed)
-    chosen_on = rows.group.isin(dev)
-    table = table_of(rows[~chosen_on], settings, metrics, cfg.baseline, cfg.cost_ratio, bootstrap)
-    table = table.join(about_settings(settings, bench)).assign(prompt_tokens=_prompt_tokens(bench))
-    if dev:
-        table["dev_tokens_per_second"] = speed_of(rows[chosen_on], settings)
+    table = _table(rows, settings, bench, metrics, dev, cfg)
     save_table(table, stage.folder, "comparison")
     names = labels(cfg)
     title = f"{names['dataset']} {names['split']}, {table.prompts.max()} prompts, batch {cfg.group_size}"
@@ -119,6 +114,22 @@ def _metrics(cfg: Any) -> dict[str, quality.Metric]:
             f"metrics: {wider} needs several texts of every prompt, and each method writes one; expected k=1"
         )
     return metrics
+
+
+def _table(
+    rows: pd.DataFrame,
+    settings: Sequence[Setting],
+    bench: Workbench,
+    metrics: Mapping[str, quality.Metric],
+    dev: list[int],
+    cfg: Any,
+) -> pd.DataFrame:
+    """The comparison on all groups but those of `dev`; on these, how fast each setting was."""
+    chosen_on = rows.group.isin(dev)
+    bootstrap = Bootstrap(cfg.resamples, cfg.confidence, cfg.seed)
+    table = table_of(rows[~chosen_on], settings, metrics, cfg.baseline, cfg.cost_ratio, bootstrap)
+    table = table.join(about_settings(settings, bench)).assign(prompt_tokens=_prompt_tokens(bench))
+    return table.assign(dev_tokens_per_second=speed_of(rows[chosen_on], settings)) if dev else table
 
 
 def _log(

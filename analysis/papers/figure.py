@@ -47,9 +47,10 @@ def draw(told: Figure, runs: Runs, item: str, path: Path) -> pd.DataFrame:
 
 
 def _points(lines: pd.DataFrame, axes: Mapping[str, Any], item: str) -> pd.DataFrame:
-    """x and y of some lines of a table, by x; those that were not measured are left out."""
+    """x and y of some lines of a table, by x, which may be text; those that were not measured are left out."""
     x, y = (column_of(axes[axis], lines.columns, f"{item}: column") for axis in ("x", "y"))
-    return pd.DataFrame({"x": lines[x].astype(float), "y": lines[y].astype(float)}).dropna().sort_values("x")
+    across = lines[x] if lines[x].map(type).eq(str).any() else lines[x].astype(float)
+    return pd.DataFrame({"x": across, "y": lines[y].astype(float)}).dropna().sort_values("x")
 
 
 def _draw_curve(axis: Any, part: pd.DataFrame, name: str, seen: Look, points: bool, better: str | None) -> None:

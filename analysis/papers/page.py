@@ -78,10 +78,16 @@ def _published(spec: PaperTable, row: str, column: str) -> float | str | None:
 
 
 def _gain(left: Any, right: Any) -> str:
-    """Left over right, less one, in percent; a dash where one of them is no number."""
-    if not isinstance(left, (int, float)) or not isinstance(right, (int, float)) or not right:
-        return "–"
-    return f"{left / right - 1:+.1%}"
+    """Left over right, less one, in percent; a dash where one of them is no number. Of "2.13 ± 0.05" the 2.13 counts."""
+    one, other = (_number(value) for value in (left, right))
+    return "–" if one is None or not other else f"{one / other - 1:+.1%}"
+
+
+def _number(value: Any) -> float | None:
+    text = value.partition(" ± ")[0] if isinstance(value, str) else value
+    if isinstance(value, str) and (text == value or not text.replace(".", "", 1).isdigit()):
+        return None
+    return None if text is None else float(text)
 
 
 def _pairs(spec: PaperTable) -> str:

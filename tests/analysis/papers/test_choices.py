@@ -4,8 +4,9 @@ import pandas as pd
 import pytest
 
 from analysis.papers.cells import NOTHING, NoLine, Runs
+from analysis.papers.figure import draw
 from analysis.papers.page import sentence
-from analysis.papers.spec import of_config, source_of
+from analysis.papers.spec import Figure, of_config, source_of
 from analysis.tables.files import save_table
 from toolkit.errors import InputError
 
@@ -52,7 +53,7 @@ def test_a_claim_looks_at_the_columns_it_names(runs):
     spec = of_config({
         "paper": "MCSD", "item": "Table 2", "title": "t", "experiment": "e", "pairs": [], "cell": CELL,
         "rows": {"ours": {"where": {"method": "tree", "levels": 1}}, "base": {"where": {"method": "chain", "levels": 2}}},
-        "columns": {"name": {"value": "method"}, "speed": {}}, "published": {"ours": ["x", 3], "base": ["y", 2]},
+        "columns": {"name": {"value": "method"}, "speed": {}}, "published": {"ours": ["x", "3.0 ± 0.1"], "base": ["y", 2]},
         "claims": [{"text": "ours over base", "left": "ours", "right": "base", "only": ["speed"]}],
     })  # fmt: skip
     cells = {(row, column): runs.cell(spec.source(row, column), "x") for row in spec.rows for column in spec.columns}
@@ -68,3 +69,11 @@ def test_a_claim_looks_at_the_columns_it_names(runs):
                 "claims": [told],
             }
         )
+
+
+def test_a_figure_can_have_names_across(runs, tmp_path):
+    told = Figure(
+        "method", "speed", "", "", panels={"p": {"run": "a", "table": "lines"}}, curves={"c": {"where": {"levels": 2}}}
+    )
+    shown = draw(told, runs, "x", tmp_path / "figure.png")
+    assert shown[["x", "y"]].to_numpy().tolist() == [["chain", 2.0], ["tree", 5.0]]
