@@ -70,6 +70,9 @@ def sentence(spec: PaperTable, claim: Claim, cells: Cells) -> str:
         left, right = ((name, side) if by_row else (side, name) for side in (claim.left, claim.right))
         here.append(_gain(cells[left].value, cells[right].value))
         there.append(_gain(_published(spec, *left), _published(spec, *right)))
+    if by_row:
+        said = [f"{name} {ours} ({theirs})" for name, ours, theirs in zip(names, here, there, strict=True)]
+        return f"{claim.text}, here (in the paper): {'; '.join(said)}."
     return f"{claim.text}: {', '.join(here)} here, {', '.join(there)} in the paper ({', '.join(names)})."
 
 

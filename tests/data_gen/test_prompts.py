@@ -56,6 +56,11 @@ SAMPLES = {
     ], [
         ([{"role": "user", "content": "Write."}], None),
     ]),
+    "mt_bench_plain": (".jsonl", [
+        {"prompt": ["Write.", "Rewrite."], "prompt_id": 7, "category": "writing", "reference": []},
+    ], [
+        ("Write.", None),
+    ]),
     "cnn_dailymail": (".json", [{"article": "Much.", "highlights": "Little.", "id": "a"}], [
         ("Summarize: Much.", "Little."),
     ]),
