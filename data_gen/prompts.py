@@ -127,6 +127,7 @@ class HubPrompts(PromptSource):
     chat          how conversations are written: none, llama2 or tokenizer (see `templates.write_chat`)
     shuffle_seed  rows are shuffled with it before anything is cut; None: in the data set's order
     limit         stop after so many prompts; rows that render to an empty prompt are passed over
+    limits        part -> its limit where `limit` is None: so a paper's number of test prompts cuts no training part
     data_files    local .json, .jsonl, .parquet or .csv files instead of the hub. A file or a list of files *is* the
                   part; a mapping from splits to files stands for the data set, and `splits` cuts it
     revision      commit or tag of the data set
@@ -148,12 +149,13 @@ class HubPrompts(PromptSource):
         chat: Literal["none", "llama2", "tokenizer"] = "none",
         shuffle_seed: int | None = None,
         limit: Annotated[int, AtLeast(1)] | None = None,
+        limits: Mapping[str, Annotated[int, AtLeast(1)]] | None = None,
         path: str | Path | None = None,
         data_files: str | Sequence[str] | Mapping[str, str | Sequence[str]] | None = None,
         revision: str | None = None,
         cache_dir: str | Path | None = None,
     ):
-        super().__init__(path, limit)
+        super().__init__(path, dict(limits or {}).get(split) if limit is None else limit)
         check_chat(chat)
         if (template is None) == (turns is None):
             raise InputError(f"{name}: expected either a template or turns")

@@ -234,6 +234,17 @@ def test_parts_of_one_split_are_disjoint(tmp_path):
     assert {p.prompt for p in train} | {p.prompt for p in test} == set(map(str, range(30)))
 
 
+def test_a_papers_number_of_test_prompts_cuts_no_training_part(tmp_path):
+    file = write_rows(tmp_path / "a.jsonl", [{"text": str(number)} for number in range(30)])
+    options = {"data_files": {"whole": str(file)}, "splits": {"train": "whole[:20]", "test": "whole[20:]"}}
+    sizes = {
+        (split, limit): len(numbered(file, 30, **options, split=split, limit=limit, limits={"test": 4}).load())
+        for split in ("train", "test")
+        for limit in (None, 7)
+    }
+    assert sizes == {("train", None): 20, ("train", 7): 7, ("test", None): 4, ("test", 7): 7}
+
+
 def test_rows_that_ask_nothing_are_passed_over(tmp_path):
     write_rows(tmp_path / "a.jsonl", [{"text": " "}, {"text": "a"}, {"text": ""}, {"text": "b"}, {"text": "c"}])
     prompts = HubPrompts(
