@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,7 @@ PAPERS = {
     "MCSD": "Multi-Candidate Speculative Decoding (arXiv:2401.06706)",
 }
 READING = "Each cell: the figure here, with its interval in square brackets where there is one; in round brackets the paper's."
+FEW = 4  # gains in a sentence
 Cells = Mapping[tuple[str, str], Cell]
 
 
@@ -62,28 +63,43 @@ def side_by_side(spec: PaperTable, cells: Cells) -> pd.DataFrame:
 
 
 def sentence(spec: PaperTable, claim: Claim, cells: Cells) -> str:
-    """A claim: the left row over the right one, here and in the paper, column by column; or columns, row by row."""
+    """A claim: the left row over the right one, here and in the paper, column by column; or columns, row by row.
+
+    In a sentence where there are a few of them, else in a table below the ranges.
+    """
     by_row = claim.left in spec.columns
     names = list(claim.only) or list(spec.rows if by_row else spec.columns)
-    here, there = [], []
-    for name in names:
-        left, right = ((name, side) if by_row else (side, name) for side in (claim.left, claim.right))
-        here.append(_gain(cells[left].value, cells[right].value))
-        there.append(_gain(_published(spec, *left), _published(spec, *right)))
-    if by_row:
-        said = [f"{name} {ours} ({theirs})" for name, ours, theirs in zip(names, here, there, strict=True)]
-        return f"{claim.text}, here (in the paper): {'; '.join(said)}."
-    return f"{claim.text}: {', '.join(here)} here, {', '.join(there)} in the paper ({', '.join(names)})."
+    pairs = [[((name, side) if by_row else (side, name)) for side in (claim.left, claim.right)] for name in names]
+    here = [_gain(*(cells[at].value for at in pair)) for pair in pairs]
+    there = [_gain(*(_published(spec, *at) for at in pair)) for pair in pairs]
+    published = any(one is not None for one in there)
+    if len(names) <= FEW:
+        behind = f", {', '.join(map(_percent, there))} in the paper" if published else ""
+        return f"{claim.text}: {', '.join(map(_percent, here))} here{behind} ({', '.join(names)})."
+    table = pd.DataFrame({"": names, "here": list(map(_percent, here)), "in the paper": list(map(_percent, there))})
+    behind = f", {_range(there)} in the paper" if published else ""
+    shown = markdown(table if published else table.drop(columns="in the paper"))
+    return f"{claim.text}: {_range(here)} here{behind}.\n\n{shown}"
+
+
+def _range(gains: Sequence[float | None]) -> str:
+    """From the least to the largest."""
+    known = [one for one in gains if one is not None]
+    return f"{min(known):+.1%} to {max(known):+.1%}" if known else "not run"
+
+
+def _percent(gain: float | None) -> str:
+    return "–" if gain is None else f"{gain:+.1%}"
 
 
 def _published(spec: PaperTable, row: str, column: str) -> float | str | None:
     return spec.published[row][list(spec.columns).index(column)] if row in spec.published else None
 
 
-def _gain(left: Any, right: Any) -> str:
-    """Left over right, less one, in percent; a dash where one of them is no number. Of "2.13 ± 0.05" the 2.13 counts."""
+def _gain(left: Any, right: Any) -> float | None:
+    """Left over right, less one; None where one of them is no number. Of "2.13 ± 0.05" the 2.13 counts."""
     one, other = (_number(value) for value in (left, right))
-    return "–" if one is None or not other else f"{one / other - 1:+.1%}"
+    return None if one is None or not other else one / other - 1
 
 
 def _number(value: Any) -> float | None:

@@ -64,7 +64,7 @@ def test_the_first_column_that_there_is_and_nothing_where_nothing_was_measured(t
     assert found["energy", "A"].value is None
     assert "0" not in found["energy", "A"].text()
     page = as_markdown(spec, found, Runs({}), "a drafts for b", None, None)
-    assert "A over B, here (in the paper): small: speed +50.0% (+100.0%); energy – (–)." in page
+    assert "A over B: +50.0%, – here, +100.0%, – in the paper (small: speed, energy)." in page
 
 
 @pytest.mark.parametrize(
