@@ -15,6 +15,7 @@ from torch import Tensor
 from analysis.tables.files import markdown
 from benchmarks import dirichlet as uniform
 from benchmarks import rules
+from benchmarks.greedy_trees import greedy_table
 from data_gen.frozen import load_frozen
 from toolkit import ModelPair, config
 from toolkit.decoding import Sampling, decode
@@ -88,11 +89,10 @@ def rule_cost() -> str:
 
 
 def trees() -> str:
-    """The toy pair, T = 1: block efficiency of K candidates and a chain below each, for all rules. Then one forward
-    over such a tree against its K chains as batch rows, and one after another.
-    """
+    """Block efficiency of draft trees on the toy pair, at T = 1 and T = 0; one forward over a tree against its chains."""
     pair = ModelPair.toy()
-    return "\n".join([tree_table(pair, num_prompts=60), "", forward_table(pair, repeats=30)])
+    parts = [tree_table(pair, num_prompts=60), greedy_table(pair, num_prompts=200), forward_table(pair, repeats=30)]
+    return "\n\n".join(parts)
 
 
 def tree_table(pair: ModelPair, num_prompts: int, widths: tuple[int, ...] = (1, 2, 4, 8), below: str = "x1x1x1") -> str:
