@@ -26,7 +26,7 @@ RULES = ("specinfer", "spectr", "importance", "mcsd", "mcsd_naive", "greedy_mult
 
 @torch.inference_mode()
 def ranks(pair: ModelPair, prompt: Sequence[int], produced: Sequence[int]) -> Tensor:
-    """Rank [N] of each produced token among the draft's logits there, 0 being the likeliest; of equal ones the lowest id leads."""
+    """Rank [N] of each produced token among the draft's logits there: 0 is the likeliest, of equal ones the lowest id."""
     tokens = torch.tensor([*prompt, *produced], device=pair.device)
     logits = pair.fit(pair.draft(tokens[None]).logits[0, len(prompt) - 1 : -1])
     own = logits.gather(-1, tokens[len(prompt) :, None])
