@@ -136,11 +136,12 @@ def test_seconds_reach_the_table_over_costs(tmp_path, folders):
     assert list(read_table(made, "costs_table").columns) == ["dataset", "method", "c=0.2", "c=0.4"]
 
 
-def test_what_cannot_be_recorded_has_no_upper_bound(tmp_path, capsys):
-    """Traces know no penalty: the rest of the grid is scored as ever."""
+def test_the_upper_bound_knows_a_penalty_and_a_limit_by_text_is_refused(tmp_path):
     made = sweep.run(sweep_config(tmp_path, grid=GRID, source="traces", sampling={"repetition_penalty": 1.2}))
-    assert set(read_table(made, "rows").method) == {"autoregressive", "speculative", "confidence", "oracle"}
-    assert "upper_bound: left out" in capsys.readouterr().out
+    expected = {"autoregressive", "speculative", "confidence", "oracle", "upper_bound"}
+    assert set(read_table(made, "rows").method) == expected
+    with pytest.raises(InputError, match=r"^replays know one limit for all texts[^\n]*source=live$"):
+        sweep.run(sweep_config(tmp_path, grid=GRID, source="traces", sampling={"max_length": 60}))
 
 
 @pytest.mark.parametrize("price", [None, -1, "low"])
