@@ -2,12 +2,14 @@
 
 Each `conf/table/NAME.yaml` has an experiment of the same name (`python -m toolkit.train +experiment=NAME`), which ends with a
 page. The page goes to docs/papers/NAME.md, its figure to docs/papers/NAME.png; docs/papers/index.md then says for every
-table and figure of the five papers: reproduced here, or why not (`papers.toml`). Finished stages below --root are found again.
+table and figure of the five papers: reproduced here, or why not (`papers.toml`), and docs/papers/equations.md which file implements which equation. Finished stages below --root
+are found again.
 """
 
 from __future__ import annotations
 
 import argparse
+import ast
 import shutil
 import subprocess
 import sys
@@ -45,6 +47,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         publish(name, folder, time.perf_counter() - started)
         print(f"{name}: {time.perf_counter() - started:.0f} s", flush=True)
     write_text(DOCS / "index.md", index())
+    write_text(DOCS / "equations.md", equations())
     if failed:
         print(f"failed: {', '.join(failed)}", file=sys.stderr)
     return 1 if failed else 0
@@ -80,7 +83,8 @@ def index() -> str:
     parts = [
         "# The papers' tables and figures",
         "Every table and figure of the five papers: made here on the toy pair by one command, with the published figures "
-        "beside ours, or why not. With a paper's own models, add `pair=NAME`; `dry_run=true` prints the plan.",
+        "beside ours, or why not. With a paper's own models, add `pair=NAME`; `dry_run=true` prints the plan. "
+        "[Where each equation is](equations.md) in the code.",
     ]
     for key, paper in told["items"].items():
         lines = ["| | what | where |", "| --- | --- | --- |"]
@@ -105,6 +109,28 @@ def entries(key: str, paper: Mapping[str, Any], elsewhere: Mapping[str, str]) ->
             pairs = ", ".join(f"`pair={pair}`" for pair in spec.pairs)
             page = f"[page]({name}.md)" if (DOCS / f"{name}.md").exists() else "no page yet"
             yield item, spec.title, f"{page}, `+experiment={name}`; real models: {pairs}"
+
+
+def equations() -> str:
+    """Which file implements what of which paper, as the files' own first lines say."""
+    lines = ["| file | paper and equation |", "| --- | --- |"]
+    for package in ("toolkit", "analysis", "data_gen"):
+        for path in sorted((ROOT / package).rglob("*.py")):
+            said = ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or ""
+            paragraphs = [" ".join(part.split()) for part in said.split("\n\n")]
+            about = next((part for part in paragraphs if part.startswith(("Paper: ", "Papers: "))), None)
+            if about is not None:
+                lines.append(f"| `{path.relative_to(ROOT)}` | {_sources(about)} |")
+    title = "# Where each equation is\n\nEach file names its source, the renamed symbols and every deviation in its first lines."
+    return f"{title}\n\n" + "\n".join(lines) + "\n"
+
+
+def _sources(said: str) -> str:
+    """What a docstring says of its papers, up to the renamed symbols."""
+    text = said.partition(": ")[2]
+    for end in (" theirs ->", " Deviation", " Ours"):
+        text = text.partition(end)[0]
+    return text.rstrip(".").replace("|", "\\|")
 
 
 def table_config(name: str) -> dict[str, Any]:

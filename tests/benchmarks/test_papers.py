@@ -37,7 +37,8 @@ def test_every_table_and_figure_of_the_papers_is_made_or_explained():
     assert papers.MISSING not in page
     for paper_of in papers.listed()["items"].values():
         assert f"## {paper_of['name']}" in page
-    assert {path.stem for path in papers.DOCS.glob("*.md")} <= {*NAMES, "index"}
+    assert {path.stem for path in papers.DOCS.glob("*.md")} <= {*NAMES, "index", "equations"}
+    assert (papers.DOCS / "equations.md").read_text(encoding="utf-8") == papers.equations()
     assert (papers.DOCS / "index.md").read_text(encoding="utf-8") == page
 
 
