@@ -1,9 +1,9 @@
 """python -m benchmarks.papers [NAME...]: run the experiments of the papers' tables and figures, and write docs/papers/.
 
 Each `conf/table/NAME.yaml` has an experiment of the same name (`python -m toolkit.train +experiment=NAME`), which ends with a
-page. The page goes to docs/papers/NAME.md, its figure to docs/papers/NAME.png; docs/papers/index.md then says for every
-table and figure of the five papers: reproduced here, or why not (`papers.toml`), and docs/papers/equations.md which file implements which equation. Finished stages below --root
-are found again.
+page. The page goes to docs/papers/NAME.md, its figure to docs/papers/NAME.png. docs/papers/index.md then says for every table
+and figure of the five papers: reproduced here, or why not (`papers.toml`); equations.md says which file implements which
+equation. Finished stages below --root are found again.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ def index() -> str:
     parts = [
         "# The papers' tables and figures",
         "Every table and figure of the five papers: made here on the toy pair by one command, with the published figures "
-        "beside ours, or why not. With a paper's own models, add `pair=NAME`; `dry_run=true` prints the plan. "
+        "beside ours, or why not. Add `pair=NAME` for a paper's own models; `dry_run=true` prints the plan. "
         "[Where each equation is](equations.md) in the code.",
     ]
     for key, paper in told["items"].items():
