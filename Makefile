@@ -48,7 +48,7 @@ papers: $(READY) ## every table and figure of the papers that the toy pair can m
 
 docs: $(READY) ## the documentation as a site, into outputs/site/; warnings are errors
 	$(RUN) -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[docs]"
-	$(RUN) -m mkdocs build --strict --quiet
+	NO_MKDOCS_2_WARNING=1 $(RUN) -m mkdocs build --strict --quiet
 
 soak: $(READY) ## every stage killed 100 times, on full disks, with damaged files, into docs/evidence/soak.md (45 minutes)
 	OMP_NUM_THREADS=1 $(RUN) -m benchmarks.soak --kills 100 --minutes 45 --out docs/evidence/soak.md $(ARGS)
