@@ -121,7 +121,9 @@ def equations() -> str:
             about = next((part for part in paragraphs if part.startswith(("Paper: ", "Papers: "))), None)
             if about is not None:
                 lines.append(f"| `{path.relative_to(ROOT)}` | {_sources(about)} |")
-    title = "# Where each equation is\n\nEvery file names its source, renamed symbols and deviations in its first lines."
+    title = (
+        "# Where each equation is\n\nEvery file names its source, renamed symbols and deviations in its first lines."
+    )
     return f"{title}\n\n" + "\n".join(lines) + "\n"
 
 
