@@ -35,9 +35,7 @@ def run_stages(
     done = dict(known or {})
     for name, stage in expand_stages(stages or {}).items():
         print(f"\n== {name}", flush=True)
-        config = compose_for(
-            stage["config"], stage.get("overrides", ()), done, root_dir, stages, stage.get("inherit", ())
-        )
+        config = _composed(stage, done, root_dir, stages)
         done[name] = get_method(stage["run"])(config)
     return done
 
@@ -53,9 +51,7 @@ def plan_stages(
 
     planned = dict(known or {})
     for name, stage in expand_stages(stages or {}).items():
-        config = compose_for(
-            stage["config"], stage.get("overrides", ()), planned, root_dir, stages, stage.get("inherit", ())
-        )
+        config = _composed(stage, planned, root_dir, stages)
         get_method(stage["run"])
         for key in ("prompts", "pair"):
             if isinstance(said := configs.plain(config).get(key), Mapping) and said.get("_target_"):
@@ -63,6 +59,12 @@ def plan_stages(
         print(f"{name}: python -m {stage['run'].rpartition('.')[0]} {' '.join(map(str, stage.get('overrides', ())))}")
         planned[name] = Path(root_dir, name)
     return planned
+
+
+def _composed(stage: Mapping[str, Any], folders: Mapping[str, Path], root_dir: Path | str, within: Any) -> Any:
+    """The composed config of one expanded stage."""
+    told = stage.get("overrides", ()), folders, root_dir, within, stage.get("inherit", ())
+    return compose_for(stage["config"], *told)
 
 
 def compose_for(

@@ -62,6 +62,10 @@ def run(cfg: Any) -> Path:
     if cfg.dry_run:
         return dry_run(cfg)
     if cfg.model is None:
+        if not cfg.before and not cfg.after:
+            raise InputError(
+                "model: null trains nothing, and there are no stages; expected a model or an +experiment=NAME"
+            )
         folders = run_stages(cfg.before, cfg.paths.root_dir)
         return list({**folders, **run_stages(cfg.after, cfg.paths.root_dir, folders)}.values())[-1]
     check_parts(cfg)

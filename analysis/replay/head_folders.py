@@ -10,7 +10,7 @@ from typing import Any
 
 from analysis.replay.recorded_heads import scorer_of, with_logits
 from toolkit.acceptance import PrereadHead
-from toolkit.acceptance.folder import KINDS, head_hash
+from toolkit.acceptance.folder import KINDS, head_hash, inside
 from toolkit.errors import InputError
 from toolkit.io import read_json
 from toolkit.stage import MANIFEST, read_manifest
@@ -81,7 +81,7 @@ def find_contenders(folders: Sequence[str | Path], traces: Sequence[Path]) -> li
     summaries = [read_json(folder / SUMMARY) for folder in traces]
     found: dict[tuple[str, str], Contender] = {}
     for given in [one for folder in folders for one in side_by_side(Path(folder))]:
-        folder = Path(given) / HEAD if (Path(given) / HEAD).is_dir() else Path(given)
+        folder = inside(given)
         digest = head_hash(folder)
         for kind in [kind for kind, head in KINDS.items() if head.is_in(folder)]:
             if (digest, kind) in found:

@@ -8,8 +8,9 @@ import pytest
 from omegaconf import OmegaConf
 
 from tests.toolkit.test_ownership import NAMES
-from toolkit import config
+from toolkit import config, train
 from toolkit.chain import _Marks, compose_for, fill_folders, run_stages
+from toolkit.errors import InputError
 from toolkit.io import write_text
 from toolkit.stage import open_stage
 
@@ -69,3 +70,8 @@ def test_a_key_that_may_be_missing_has_its_default():
     for word, expected in (("x=${oc.select:there,???}", "a b"), ("x=${oc.select:not.there,7}", "7")):
         marks = _Marks({})
         assert marks.filled(marks.put(word, config.stages)) == f"x={expected}"
+
+
+def test_a_run_of_nothing_is_one_line():
+    with pytest.raises(InputError, match=r"^model: null trains nothing[^\n]*$"):
+        train.run(config.compose("train", ["model=none", "~data"]))
