@@ -31,9 +31,10 @@ from toolkit.io import read_json, write_json, write_text
 from toolkit.models import vocab_size
 from toolkit.pair import ModelPair, load_tokenizer
 from toolkit.stage import Stage, command, open_stage, provenance
-from toolkit.training.checkpoints import BEST, folder_of, read_checkpoint
+from toolkit.training.checkpoints import BEST, LAST, folder_of, read_checkpoint
 from toolkit.training.console import quiet_lightning
-from toolkit.training.loggers import is_first_process, run_id_of
+from toolkit.training.loggers import run_id_of
+from toolkit.training.processes import Processes, is_first_process, is_sharded
 from toolkit.training.start import resume_path
 from toolkit.training.trainer import build_trainer
 from toolkit.weights import Weights
@@ -44,6 +45,9 @@ IGNORED = ("before", "after", "tags", "prompts", "sampling", "optimized_metric",
 
 def run(cfg: Any) -> Path:
     """The stages before, the training, the stages after; returns the run's folder."""
+    processes, first = Processes.of(cfg), is_first_process()
+    if not first:
+        processes.wait()  # until the first one has made the responses and opened the folder
     folders = run_stages(cfg.before, cfg.paths.root_dir)
     if OmegaConf.is_missing(cfg, "responses"):
         raise InputError(
@@ -52,9 +56,14 @@ def run(cfg: Any) -> Path:
     given = [cfg.responses] if isinstance(cfg.responses, str) else list(cfg.responses)
     sources = [fill_folders(str(source), folders) for source in given]
     responses = instantiate(cfg.read)(sources)
-    stage = open_stage("distill", {**plain(cfg), "responses": sources}, inputs=responses.inputs, ignore=IGNORED)
-    if not stage.finished and not train(cfg, stage, responses):
-        return stage.folder  # one process of several: the first one does the rest
+    config = {**plain(cfg), "responses": sources}
+    stage = open_stage("distill", config, inputs=responses.inputs, ignore=IGNORED, follows=not first)
+    if first:
+        processes.wait()
+    if not stage.finished:
+        train(cfg, stage, responses)
+    if not first:
+        return stage.folder  # the first process does the rest
     scores = read_json(stage.folder / SCORES)
     print(
         f"distill: val/alpha {scores['start/alpha']:.4f} before, {scores['val/alpha']:.4f} after {scores['tokens']:,} tokens"
@@ -71,8 +80,8 @@ def score(cfg: Any, folder: Path) -> float:
     return float(read_json(folder / SCORES)[cfg.optimized_metric])
 
 
-def train(cfg: Any, stage: Stage, responses: Any) -> bool:
-    """Train, or go on training, in the stage's folder. Returns whether this is the process that writes the results."""
+def train(cfg: Any, stage: Stage, responses: Any) -> None:
+    """Train, or go on training, in the stage's folder; the first process writes the results."""
     quiet_lightning()
     if is_first_process():
         write_text(stage.folder / "config.yaml", OmegaConf.to_yaml(cfg, resolve=True))
@@ -99,12 +108,15 @@ def train(cfg: Any, stage: Stage, responses: Any) -> bool:
             (found,) = trainer.validate(module, datamodule=data, verbose=False)
             module.about["start"] = found
         trainer.fit(module, datamodule=data, ckpt_path=None if resumed is None else str(resumed))
+        start = module.about["start"] if checkpoint is None else checkpoint["about"]["start"]
+        scores = final_scores(stage.folder, module, data, start, trainer)  # in all processes together
         if trainer.is_global_zero:
-            start = module.about["start"] if checkpoint is None else checkpoint["about"]["start"]
-            scores = write_results(cfg, stage.folder, module, data, tokenizer, start, trainer)
+            draft = whole_draft(cfg, stage.folder, module, tokenizer)
+            facts = {**provenance(), "sampling": asdict(responses.sampling), "texts": data.states["train"].num_examples}
+            export(stage.folder / DRAFT, draft, tokenizer, card_of(plain(cfg), facts, scores))
+            write_json(stage.folder / SCORES, scores)
             stage.finish(num_steps=trainer.global_step, metrics=scores)
         trainer.strategy.barrier("results")
-    return bool(trainer.is_global_zero)
 
 
 def build_module(cfg: Any, responses: Any, data: TextData, tokenizer: Any, run_id: str) -> DraftTraining:
@@ -159,30 +171,32 @@ def check_resumable(there: dict[str, Any], here: dict[str, Any], path: Path | No
             raise InputError(f"{path} was trained with {name}={there.get(name)}, not {here[name]}")
 
 
-def write_results(
-    cfg: Any,
-    folder: Path,
-    module: DraftTraining,
-    data: TextData,
-    tokenizer: Any,
-    start: dict[str, float],
-    trainer: pl.Trainer,
+def final_scores(
+    folder: Path, module: DraftTraining, data: TextData, start: dict[str, float], trainer: pl.Trainer
 ) -> dict[str, float]:
-    """Export the best state there is a checkpoint of, else the last; returns its scores."""
+    """Load the best state if there is a checkpoint of it; the scores of that state, else the last one's."""
     best, last = folder_of(folder) / BEST, dict(trainer.callback_metrics)
+    seen = (trainer.fit_loop.total_batch_idx + 1) / max(int(trainer.num_training_batches), 1)  # epochs
     scores = {name: float(value) for name, value in last.items() if name.startswith("val/")}
     if best.exists():
-        module.load_state_dict(read_checkpoint(best)["state_dict"])
-        (found,) = trainer.validate(module, datamodule=data, verbose=False)
+        (found,) = trainer.validate(module, datamodule=data, ckpt_path=str(best), weights_only=True, verbose=False)
         scores = {name: float(value) for name, value in found.items()}
     scores |= {name.replace("val/", "start/"): float(value) for name, value in start.items()}
-    seen = trainer.fit_loop.total_batch_idx + 1
-    scores["tokens"] = round(data.states["train"].num_tokens * seen / max(int(trainer.num_training_batches), 1))
-    model = module.draft.cpu().eval().requires_grad_(False)
-    facts = {**provenance(), "sampling": asdict(module.on_policy.sampling), "texts": data.states["train"].num_examples}
-    export(folder / DRAFT, model, tokenizer, card_of(plain(cfg), facts, scores))
-    write_json(folder / SCORES, scores)
+    scores["tokens"] = round(data.states["train"].num_tokens * seen)
     return scores
+
+
+def whole_draft(cfg: Any, folder: Path, module: DraftTraining, tokenizer: Any) -> Any:
+    """The trained draft on the CPU, put together from a checkpoint where no process holds all of it."""
+    draft = module.draft
+    if is_sharded(cfg.trainer):
+        best = folder_of(folder) / BEST
+        state = read_checkpoint(best if best.exists() else folder_of(folder) / LAST)["state_dict"]
+        draft = begin(
+            str(cfg.pair.draft), plain(cfg.shape) or {}, cfg.from_pretrained, tokenizer, cfg.seed, "cpu", cfg.pair.dtype
+        )
+        draft.load_state_dict({name.removeprefix("draft."): value for name, value in state.items()})
+    return draft.cpu().eval().requires_grad_(False)
 
 
 if __name__ == "__main__":

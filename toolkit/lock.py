@@ -24,11 +24,6 @@ except ImportError:  # not on this system: the owner's process number decides
     fcntl = None  # type: ignore[assignment]
 
 _HELD: dict[str, tuple[int, int]] = {}  # path -> (descriptor, process that took it)
-RANKS = (
-    "RANK",
-    "LOCAL_RANK",
-    "SLURM_PROCID",
-)  # of a training in several processes: the first one holds the lock for all
 
 
 def take(folder: Path, name: str = ".lock") -> None:
@@ -36,8 +31,6 @@ def take(folder: Path, name: str = ".lock") -> None:
 
     Raises InputError, one line with the owner, if another process holds it.
     """
-    if any(os.environ.get(rank, "0") not in ("", "0") for rank in RANKS):
-        return
     path = Path(os.path.abspath(folder / name))
     if _HELD.get(str(path), (0, 0))[1] == os.getpid() and path.exists():
         return

@@ -128,6 +128,7 @@ def open_stage(
     ignore: Sequence[str] = (),
     shared: str = "",
     repairs: bool = False,
+    follows: bool = False,
 ) -> Stage:
     """The stage's output folder, made if new; kept if it holds work of this config; else StaleError.
 
@@ -135,10 +136,13 @@ def open_stage(
     ignore  top-level keys that do not determine the content, beside FREE_KEYS
     shared  names this process's part where several work in one folder
     repairs the stage finds its damaged files itself and makes them again: they count as missing
+    follows another process has opened the stage for this one, too: nothing is deleted, locked or begun
     Raises InputError if another process works there, the folder cannot be written, or a file of finished work is damaged.
     """
     stage, overwrite = _described(name, cfg, inputs, ignore, ask=True), _overwrites(cfg)
     stage.shared = shared
+    if follows:
+        return stage
     try:
         if not overwrite and _is_done(stage, repairs):
             return stage

@@ -29,7 +29,7 @@ from toolkit.errors import InputError
 from toolkit.io import read_json, write_text
 from toolkit.stage import Stage, command, open_stage, provenance
 from toolkit.tracking import log_summary, overrides_name, parameter_counts
-from toolkit.training.checkpoints import BEST, folder_of, read_checkpoint
+from toolkit.training.checkpoints import BEST, LAST, folder_of, read_checkpoint
 from toolkit.training.console import (
     print_comparison,
     print_config,
@@ -38,8 +38,9 @@ from toolkit.training.console import (
 )
 from toolkit.training.examples import ExampleData
 from toolkit.training.export import DIAGRAM, HEAD, SCORES, export
-from toolkit.training.loggers import is_first_process, run_id_of
+from toolkit.training.loggers import run_id_of
 from toolkit.training.module import HeadTraining
+from toolkit.training.processes import Processes, is_first_process, is_sharded
 from toolkit.training.start import (
     check_choice,
     check_metric,
@@ -71,15 +72,26 @@ def run(cfg: Any) -> Path:
     check_parts(cfg)
     check_choice(cfg.ckpt_path, cfg.from_pretrained)
     check_metric(cfg)
+    processes, first = Processes.of(cfg), is_first_process()
+    if not first:
+        processes.wait()  # until the first one has made the data and opened the folder
     folders = run_stages(cfg.before, cfg.paths.root_dir)
     data_folder = data_folder_of(cfg, folders)
     inputs = [*data_class_of(cfg).inputs(data_folder), *pretrained_files(cfg.from_pretrained)]
     said = plain(cfg)
     stage = open_stage(
-        "train", {**said, "data": {**said["data"], "path": str(data_folder)}}, inputs=inputs, ignore=IGNORED
+        "train",
+        {**said, "data": {**said["data"], "path": str(data_folder)}},
+        inputs=inputs,
+        ignore=IGNORED,
+        follows=not first,
     )
-    if not stage.finished and not train(cfg, stage, data_folder):
-        return stage.folder  # one process of several: the first one does the rest
+    if first:
+        processes.wait()
+    if not stage.finished:
+        train(cfg, stage, data_folder)
+    if not first:
+        return stage.folder  # the first process does the rest
     training: type[HeadTraining] = get_class(cfg.model._target_)
     scores = read_json(stage.folder / SCORES)
     print_scores(scores, training.suffixes)
@@ -126,8 +138,8 @@ def score(cfg: Any, folder: Path) -> float:
     return float(scores[cfg.optimized_metric])
 
 
-def train(cfg: Any, stage: Stage, data_folder: Path) -> bool:
-    """Train, or go on training, in the stage's folder. Returns whether this is the process that writes the results."""
+def train(cfg: Any, stage: Stage, data_folder: Path) -> None:
+    """Train, or go on training, in the stage's folder; the first process writes the results."""
     quiet_lightning()
     if is_first_process():
         print_config(plain(cfg))
@@ -149,12 +161,13 @@ def train(cfg: Any, stage: Stage, data_folder: Path) -> bool:
         trainer.fit(module, datamodule=data, ckpt_path=None if resumed is None else str(resumed))
         if trainer.is_global_zero:
             closing = _results_of(trainer.callbacks)  # type: ignore[attr-defined]
+            if is_sharded(cfg.trainer):
+                module = build_module(cfg, data, run_id)
             scores = _write_results(cfg, stage.folder, module, data, closing)
             models = {"head": module.head, "draft": data.draft}
             _log_results(loggers, {**scores, **parameter_counts(models)}, stage.folder / DIAGRAM, trainer.global_step)
             stage.finish(num_steps=trainer.global_step, metrics=scores)
         trainer.strategy.barrier("results")
-    return bool(trainer.is_global_zero)
 
 
 def data_folder_of(cfg: Any, folders: dict[str, Path]) -> Path:
@@ -194,6 +207,8 @@ def _write_results(
 ) -> dict[str, float]:
     """Export the best state there is a checkpoint of, else the last state; returns its scores."""
     best = folder_of(folder) / BEST
+    if not best.exists() and is_sharded(cfg.trainer):
+        best = folder_of(folder) / LAST
     if best.exists():
         module.load_state_dict(read_checkpoint(best)["state_dict"])
     module.cpu().eval()

@@ -18,7 +18,11 @@ class TextBatch:
 
     def __init__(self, texts: Sequence[Text]):
         self.texts = list(texts)
-        self.labels = torch.tensor([token for _, produced in texts for token in produced])
+        self.labels = torch.tensor([token for _, produced in texts for token in produced], dtype=torch.long)
+
+    def emptied(self) -> TextBatch:
+        """A batch of no texts: the share of a process for which too few are left."""
+        return TextBatch([])
 
 
 class TextPart:

@@ -16,6 +16,7 @@ from toolkit.distillation.losses import Loss, Outlook
 from toolkit.distillation.sampling import is_on_policy, own_texts
 from toolkit.distillation.teachers import Teacher, outlook, places, reads
 from toolkit.sampling import Sampling
+from toolkit.training.processes import step_output
 
 
 @dataclass(frozen=True)
@@ -74,10 +75,16 @@ class DraftTraining(pl.LightningModule):
     def training_step(self, batch: TextBatch, batch_idx: int) -> dict[str, Tensor]:
         own, step = self.on_policy, int(self.trainer.fit_loop.total_batch_idx)
         if is_on_policy(own.lmbda, own.seed, step):
-            batch = TextBatch(own_texts(self.draft, batch.texts, own.sampling, own.ends, own.seed, step))
+            seed = own.seed + self.trainer.global_rank
+            batch = TextBatch(
+                own_texts(self.draft, batch.texts, own.sampling, own.ends, seed, step) if batch.texts else []
+            )
+        if not batch.texts:  # no text is left for this process: it takes part with a loss of 0
+            nothing = torch.stack([0.0 * weights.sum() for weights in self.draft.parameters()]).sum()
+            return step_output(self.trainer, nothing, torch.zeros(()), 0)
         losses = self.loss(self.outlook(batch), self.trainer.global_step / max(self._num_steps, 1))
-        total, count = losses.sum(), torch.tensor(float(len(losses)))
-        return {"loss": total / count.to(total.device), "total": total.detach(), "weight": count}
+        total = losses.sum()
+        return step_output(self.trainer, total, total.new_tensor(float(len(losses))), len(losses))
 
     def validation_step(self, batch: TextBatch, batch_idx: int) -> None:
         seen = self.outlook(batch)

@@ -24,8 +24,8 @@ class ExampleBatches:
 
     shuffle      a new order of examples for every epoch; False: examples in order
     seed         of the orders
-    rank, world  this process's share of the examples: every world-th one. For training (`even`) they are filled up from the
-                 front, because processes that train together must make equally many steps
+    rank, world  this process's share of every `world * batch_size` examples in a row: each world-th of them. In training
+                 (`even`) all processes make equally many steps, so a share of the last ones may be an empty batch
     position     says where the training stands, (epoch, batch); asked when the first batch of an epoch is wanted. After
                  a resume in mid-epoch only the rest of that epoch comes out
 
@@ -49,14 +49,15 @@ class ExampleBatches:
         self.rank, self.world, self.even, self.position = rank, world, even, position
 
     def __len__(self) -> int:
-        examples = len(range(self.rank, self.states.num_examples + self._missing, self.world))
-        return -(-examples // self.batch_size)
+        first = 0 if self.even else self.rank
+        return -(-len(range(first, self.states.num_examples, self.world)) // self.batch_size)
 
     def __iter__(self) -> Iterator[Any]:
         epoch, start = self.position()
         examples = self.order(epoch)
         for batch in range(start, len(self)):
-            yield self.states.batch(examples[batch * self.batch_size : (batch + 1) * self.batch_size])
+            share = examples[batch * self.batch_size : (batch + 1) * self.batch_size]
+            yield self.states.batch(share) if share else self.states.batch([0]).emptied()
 
     def order(self, epoch: int) -> list[int]:
         """This process's examples of an epoch, in order."""
@@ -66,9 +67,4 @@ class ExampleBatches:
             examples = torch.randperm(count, generator=generator).tolist()
         else:
             examples = list(range(count))
-        return (examples + examples[: self._missing])[self.rank :: self.world]
-
-    @property
-    def _missing(self) -> int:
-        """How many examples there are too few for equal shares."""
-        return -self.states.num_examples % self.world if self.even else 0
+        return examples[self.rank :: self.world]

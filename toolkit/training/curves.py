@@ -13,9 +13,9 @@ from torch import Tensor
 class Curves(pl.Callback):
     """Logs train/loss, train/lr and perf/tokens_per_second (positions with a label).
 
-    The loss is the quotient of sums over all batches since the last line, not that of one batch in many. The sums travel
-    in checkpoints, so that a resumed training logs the same lines. As a callback, and not in the module, this comes
-    before the checkpoint that is saved at the same step.
+    The loss is the quotient of sums over all batches and processes since the last line. The sums travel in checkpoints, so
+    that a resumed training logs the same lines. As a callback, and not in the module, this comes before the checkpoint
+    that is saved at the same step.
     """
 
     def __init__(self) -> None:
@@ -23,7 +23,7 @@ class Curves(pl.Callback):
         # Scalar tensors on the device: to read them every step would be to wait for it every step.
         self.total: Tensor | float = 0.0
         self.weight: Tensor | float = 0.0
-        self.num_positions = 0
+        self.num_positions: Tensor | int = 0
         self.learning_rate = 0.0
         self.started = 0.0
 
@@ -38,7 +38,7 @@ class Curves(pl.Callback):
     ) -> None:
         self.total += outputs["total"]
         self.weight += outputs["weight"]
-        self.num_positions += len(batch.labels)
+        self.num_positions += outputs["positions"]
         if trainer.global_step % trainer.log_every_n_steps == 0 or trainer.is_last_batch:
             self._log(trainer, pl_module)
 
@@ -46,7 +46,7 @@ class Curves(pl.Callback):
         self.started = perf_counter()  # validation is no training time
 
     def state_dict(self) -> dict[str, Any]:
-        return {"total": float(self.total), "weight": float(self.weight), "num_positions": self.num_positions}
+        return {"total": float(self.total), "weight": float(self.weight), "num_positions": int(self.num_positions)}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         self.total, self.weight = state_dict["total"], state_dict["weight"]
@@ -58,7 +58,7 @@ class Curves(pl.Callback):
         values = {
             "train/loss": float(self.total / self.weight),
             "train/lr": self.learning_rate,
-            "perf/tokens_per_second": self.num_positions / max(now - self.started, 1e-9),
+            "perf/tokens_per_second": int(self.num_positions) / max(now - self.started, 1e-9),
         }
         for logger in trainer.loggers:
             logger.log_metrics(values, step=trainer.global_step - 1)

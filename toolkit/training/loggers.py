@@ -20,6 +20,7 @@ from toolkit.io import write_text
 from toolkit.lines import lines_of
 from toolkit.stage import sweep_name
 from toolkit.tracking import log_folder, wandb_run
+from toolkit.training.processes import is_first_process
 
 METRICS, RUN_ID = "metrics.csv", "wandb_run_id.txt"
 
@@ -129,16 +130,11 @@ def open_wandb(
             log_folder(run, f"head-{folder.name}", "head", folder / "head")
 
 
-def is_first_process() -> bool:
-    """Whether this is the process of a distributed run that writes and shows things."""
-    return bool(getattr(rank_zero_only, "rank", 0) == 0)
-
-
 def run_id_of(folder: Path, checkpoint: Mapping[str, Any] | None) -> str:
     """The W&B run that a folder's training logs to: the checkpoint's, the folder's, or a new one (then remembered)."""
     path = folder / RUN_ID
     if checkpoint is not None and checkpoint["about"].get("wandb_run_id"):
         return str(checkpoint["about"]["wandb_run_id"])
-    if not path.exists():
+    if not path.exists() and is_first_process():
         write_text(path, secrets.token_hex(4))
-    return path.read_text().strip()
+    return path.read_text().strip() if path.exists() else ""

@@ -13,8 +13,8 @@ from torch import Tensor
 from toolkit.acceptance.calibration.scores import NAMES, CalibrationScores
 from toolkit.training.examples import ExampleData
 from toolkit.training.learning_rate import best_rate, trial_steps
-from toolkit.training.loggers import is_first_process
 from toolkit.training.losses import WeightedBCE
+from toolkit.training.processes import is_first_process, step_output
 from toolkit.training.states import Positions
 
 
@@ -58,14 +58,16 @@ class HeadTraining(pl.LightningModule):
     def build_optimizer(self, data: ExampleData, num_steps: int) -> tuple[torch.optim.Optimizer, Any]:
         """The optimizer, its rate found on the data where none is given, and its schedule, if there is one."""
         if self.make_optimizer.keywords.get("lr", 0.0) is None and "learning_rate" not in self.about:
-            self.about["learning_rate"] = self._find_rate(data, num_steps)
+            found_here = self._find_rate(data, num_steps)
+            alone = self._trainer is None
+            self.about["learning_rate"] = found_here if alone else self.trainer.strategy.broadcast(found_here)
         found = {"lr": self.about["learning_rate"]} if "learning_rate" in self.about else {}
         optimizer = self.make_optimizer(self.head.parameters(), **found)
         return optimizer, None if self.make_scheduler is None else self.make_scheduler(optimizer, num_steps)
 
     def training_step(self, batch: Positions, batch_idx: int) -> dict[str, Tensor]:
         total, weight = self.loss_of(self.head, batch)
-        return {"loss": total / weight, "total": total.detach(), "weight": weight.detach()}
+        return step_output(self.trainer, total, weight, len(batch.labels))
 
     def loss_of(self, head: Any, batch: Positions) -> tuple[Tensor, Tensor]:
         """Numerator and denominator of a head's loss on a batch."""
@@ -117,7 +119,7 @@ class HeadTraining(pl.LightningModule):
         return {suffix: CalibrationScores(sync_on_compute=False).to(self._place) for suffix in self.suffixes}
 
     def _find_rate(self, data: ExampleData, num_steps: int) -> float:
-        """The learning rate by trial; the same in every process, for none looks at its share alone."""
+        """The learning rate by trial, on all data and not this process's share."""
 
         def score_of(head: Any) -> float:
             parts = self.evaluate(data.whole_validation(), head)

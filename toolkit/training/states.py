@@ -46,6 +46,10 @@ class Positions(NamedTuple):
     labels: Tensor
     confidence: Tensor
 
+    def emptied(self) -> Positions:
+        """A batch of no positions: the share of a process for which too few examples are left."""
+        return Positions(*(values[:0] for values in self))
+
 
 class States(ABC):
     """Positions of one split, by example. Examples without any are left out, so example numbers differ from the data set's."""

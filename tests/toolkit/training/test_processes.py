@@ -1,0 +1,210 @@
+"""A training in several processes: equal to one process with as many times the batch; refusals; interruption."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pandas as pd
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from toolkit import distill, train
+from toolkit.config import compose
+from toolkit.errors import InputError
+from toolkit.io import read_json
+from toolkit.training.batches import ExampleBatches
+from toolkit.training.processes import check_number, check_processes
+from toolkit.training.states import Positions
+
+ROOT = Path(__file__).resolve().parents[3]
+SMALL = [
+    "head.depth=1", "trainer.max_epochs=3", "logger=csv", "trainer.log_every_n_steps=4", "trainer.precision=64-true",
+    "callbacks.checkpoints.every_n_steps=2",
+]  # fmt: skip
+TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
+
+
+class Numbers:
+    """Examples that are their own numbers."""
+
+    def __init__(self, count):
+        self.num_examples = count
+
+    def batch(self, examples):
+        number = torch.tensor(examples)
+        return Positions(number.unsqueeze(1), number.double(), number.double())
+
+
+@pytest.mark.parametrize("count", [1, 7, 8, 9, 12, 13, 23])
+@pytest.mark.parametrize("world", [1, 2, 3])
+def test_processes_share_the_batches_of_one_process(count, world):
+    """Step for step, their batches together are one batch of the single process; none is left out or comes twice."""
+    states = Numbers(count)
+    shared = {"shuffle": True, "seed": 3, "even": True}
+    whole = ExampleBatches(states, 2 * world, **shared)
+    parts = [list(ExampleBatches(states, 2, rank=rank, world=world, **shared)) for rank in range(world)]
+    assert {len(part) for part in parts} == {len(whole)}
+    for batch, shares in zip(whole, zip(*parts, strict=True), strict=True):
+        assert sorted(batch.hidden.squeeze(1).tolist()) == sorted(
+            number for share in shares for number in share.hidden.squeeze(1).tolist()
+        )
+    for rank in range(world):
+        one = ExampleBatches(states, 2, rank=rank, world=world, even=True)
+        assert len(one) == len(whole) == len(list(one))
+
+
+def test_validation_sees_every_example_once():
+    batches = [ExampleBatches(Numbers(7), 2, rank=rank, world=3) for rank in range(3)]
+    seen = [list(one) for one in batches]
+    assert [len(one) for one in batches] == [len(one) for one in seen]
+    numbers = [number for one in seen for batch in one for number in batch.hidden.squeeze(1).tolist()]
+    assert sorted(numbers) == list(range(7))
+
+
+FINE = {"multirun": False, "checkpoints": True, "accelerators": 2, "rate": True}
+
+
+@pytest.mark.parametrize(
+    ("trainer", "changed", "message"),
+    [
+        ({"strategy": "ddp"}, {"multirun": True}, "expected one command per training"),
+        ({"strategy": "fsdp"}, {"accelerators": 0}, "expected GPUs, found none"),
+        ({"strategy": "fsdp"}, {"checkpoints": False}, "expected callbacks.checkpoints"),
+        ({"strategy": "fsdp"}, {"rate": False}, "expected optimizer.lr=NUMBER"),
+    ],
+)
+def test_what_cannot_work_is_said_before_anything_is_made(trainer, changed, message):
+    check_processes(trainer, **FINE)
+    check_processes({"strategy": "auto"}, **{**FINE, **changed})
+    with pytest.raises(InputError, match=message):
+        check_processes(trainer, **{**FINE, **changed})
+
+
+def test_the_number_of_processes_is_that_of_the_config():
+    check_number({"devices": 2, "num_nodes": 2}, 4)
+    check_number({"devices": "auto"}, 3)
+    with pytest.raises(InputError, match="expected their product to be 4"):
+        check_number({"devices": 3}, 4)
+
+
+def test_the_trainers_of_several_processes_compose(tiny_overrides, tiny_mix, tmp_path):
+    names = {"ddp": "ddp", "ddp_sim": "ddp", "fsdp": "fsdp"}
+    for name, strategy in names.items():
+        assert compose("train", [f"trainer={name}"]).trainer.strategy == strategy
+        assert compose("distill", [f"trainer={name}"]).trainer.strategy == strategy
+    if torch.cuda.device_count():
+        pytest.skip("fsdp is refused where there is no GPU")
+    cfg = compose(
+        "train", [*tiny_overrides, f"data.path={tiny_mix}", "trainer=fsdp", f"paths.output_dir={tmp_path / 'no'}"]
+    )
+    with pytest.raises(InputError, match="ddp_sim"):
+        train.run(cfg)
+    assert not (tmp_path / "no").exists()
+
+
+def command(words, launcher=("-m",), module="toolkit.train"):
+    """A command line that trains in several processes."""
+    return [sys.executable, *launcher, *([] if launcher == ("-m",) else ["-m"]), module, *words]
+
+
+def finished(words, cwd, **how):
+    """The output of a command that ends well."""
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "WANDB_MODE": "offline"}
+    done = subprocess.run(command(words, **how), cwd=cwd, env=environment, text=True, capture_output=True, check=False)
+    assert done.returncode == 0, done.stderr[-3000:]
+    return done.stdout
+
+
+def assert_same(folder, other, tolerance=1e-10):
+    """Weights and scores of two trainings."""
+    left, right = (load_file(one / "head" / "head.safetensors") for one in (folder, other))
+    assert left.keys() == right.keys()
+    for name, values in left.items():
+        torch.testing.assert_close(values, right[name], rtol=0, atol=max(tolerance, 1e-7))  # saved in float32
+    mine, theirs = read_json(folder / "metrics.json"), read_json(other / "metrics.json")
+    assert mine.keys() == theirs.keys()
+    for name, value in mine.items():
+        assert value == pytest.approx(theirs[name], rel=1e-6, abs=1e-9), name
+
+
+@pytest.fixture(scope="module")
+def alone(tiny_overrides, tiny_mix, tmp_path_factory):
+    """One process, batches of 14 of 47 examples: the last one has 5; the learning rate is found."""
+    folder = tmp_path_factory.mktemp("alone") / "run"
+    words = [*tiny_overrides, f"data.path={tiny_mix}", *SMALL, "data.batch_size=14", f"paths.output_dir={folder}"]
+    return train.run(compose("train", words))
+
+
+def shares(tiny_overrides, tiny_mix, folder):
+    """The same in two processes."""
+    return [
+        *tiny_overrides,
+        f"data.path={tiny_mix}",
+        *SMALL,
+        "data.batch_size=7",
+        "trainer=ddp_sim",
+        f"paths.output_dir={folder}",
+    ]
+
+
+@pytest.mark.slow
+def test_two_processes_train_the_head_of_one_with_twice_the_batch(alone, tiny_overrides, tiny_mix, tmp_path):
+    """Started by one command, as a user would; weights, scores and curves."""
+    output = finished(shares(tiny_overrides, tiny_mix, tmp_path / "run"), tmp_path)
+    assert output.count("next: ") == 1 and output.count("output: ") == 1
+    assert_same(tmp_path / "run", alone)
+    curves = [
+        pd.read_csv(folder / "metrics.csv").drop(columns="perf/tokens_per_second")
+        for folder in (alone, tmp_path / "run")
+    ]
+    assert "train/loss" in curves[0]
+    pd.testing.assert_frame_equal(*curves, rtol=1e-6)
+
+
+@pytest.mark.slow
+def test_torchrun_starts_a_training_with_its_data(alone, tiny_overrides, tiny_responses, tmp_path):
+    """The first process makes the data, the second one waits for them and finds them."""
+    mix = [*tiny_overrides, f"responses={tiny_responses}", "validation_fraction=0.2", "paths.root_dir=out"]
+    words = [word for word in shares(tiny_overrides, "'{mix}'", tmp_path / "run") if "ddp_sim" not in word]
+    before = f"+before.mix={{run:data_gen.mix.run,config:mix,overrides:{json.dumps(mix)}}}"
+    finished([*words, "trainer=ddp_sim", "paths.root_dir=out", before], tmp_path, launcher=TORCHRUN)
+    assert_same(tmp_path / "run", alone)
+    assert len(list((tmp_path / "out").glob("mix-*"))) == 1
+
+
+@pytest.mark.slow
+def test_a_killed_training_in_two_processes_goes_on(alone, tiny_overrides, tiny_mix, tmp_path):
+    words, folder = shares(tiny_overrides, tiny_mix, tmp_path / "run"), tmp_path / "run"
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    process = subprocess.Popen(command(words), cwd=tmp_path, env=environment, start_new_session=True)
+    last = folder / "checkpoints" / "last.ckpt"
+    while not last.exists() and process.poll() is None:
+        time.sleep(0.01)
+    os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+    assert not (folder / "head").exists(), "finished before it could be killed"
+    finished(words, tmp_path)
+    assert_same(folder, alone)
+
+
+@pytest.mark.slow
+def test_two_processes_distil_the_draft_of_one_with_twice_the_batch(tiny_overrides, tiny_responses, tmp_path):
+    common = [
+        *tiny_overrides, f"responses=[{tiny_responses}]", "trainer.max_epochs=2", "optimizer.lr=1e-3", "pair.dtype=float64",
+    ]  # fmt: skip
+    one = distill.run(compose("distill", [*common, "data.batch_size=8", f"paths.output_dir={tmp_path / 'one'}"]))
+    finished(
+        [*common, "data.batch_size=4", "trainer=ddp_sim", f"paths.output_dir={tmp_path / 'two'}"],
+        tmp_path,
+        module="toolkit.distill",
+    )
+    left, right = (load_file(folder / "draft" / "model.safetensors") for folder in (one, tmp_path / "two"))
+    for name, values in left.items():
+        torch.testing.assert_close(values, right[name], rtol=0, atol=1e-9)
+    mine, theirs = (read_json(folder / "metrics.json") for folder in (one, tmp_path / "two"))
+    assert mine == pytest.approx(theirs, rel=1e-6)

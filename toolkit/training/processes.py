@@ -1,0 +1,145 @@
+"""A training in several processes: how they find each other, who goes first, and a loss that does not depend on their number.
+
+    python -m toolkit.train ... trainer=ddp trainer.devices=4                 Lightning starts the other processes
+    torchrun --nproc-per-node 4 -m toolkit.train ... trainer=ddp trainer.devices=4
+    srun python -m toolkit.train ... trainer=ddp trainer.devices=4 trainer.num_nodes=2
+
+Each process runs the whole command. The first one makes the data and opens the output folder; the others wait until it
+has, and find the data made. Under torchrun and Slurm they wait at a barrier. Lightning starts its own only then.
+
+The loss of a step is the quotient of two sums over all processes' positions. DDP and FSDP average gradients over processes,
+so each process multiplies its numerator by their number. A training in n processes thus equals one process with n times
+the batch, up to rounding.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping
+from datetime import timedelta
+from typing import Any
+
+import pytorch_lightning as pl
+import torch
+from pytorch_lightning.plugins.environments import ClusterEnvironment, SLURMEnvironment, TorchElasticEnvironment
+from pytorch_lightning.utilities import rank_zero_only
+from torch import Tensor, distributed
+
+from toolkit.errors import InputError
+from toolkit.stage import sweep_name
+
+PATIENCE = timedelta(days=30)  # the first process may have responses of a large target to make
+SINGLE = ("auto", "single_device")  # strategies of one process, if devices is 1
+
+
+def is_first_process() -> bool:
+    """Whether this is the process of a distributed run that writes and shows things."""
+    return bool(getattr(rank_zero_only, "rank", 0) == 0)
+
+
+def is_distributed(trainer: Mapping[str, Any]) -> bool:
+    """Whether a trainer's config asks for a strategy of several processes."""
+    return str(trainer.get("strategy", "auto")) not in SINGLE
+
+
+def is_sharded(trainer: Mapping[str, Any]) -> bool:
+    """Whether each process holds a part of the weights only."""
+    return "fsdp" in str(trainer.get("strategy", "auto"))
+
+
+def check_processes(
+    trainer: Mapping[str, Any], *, multirun: bool, checkpoints: bool, accelerators: int, rate: bool
+) -> None:
+    """Raises InputError if a trainer's config cannot work.
+
+    multirun      several trainings by one command
+    checkpoints   whether the training writes any
+    accelerators  GPUs that are there
+    rate          whether a learning rate is given
+    """
+    if is_distributed(trainer) and multirun:
+        raise InputError(
+            f"trainer.strategy={trainer['strategy']}: the processes of one training run the whole command, and a multirun is "
+            "several trainings; expected one command per training, or trainer=cpu or trainer=gpu with a launcher"
+        )
+    if not is_sharded(trainer):
+        return
+    if not accelerators:
+        raise InputError("trainer=fsdp: expected GPUs, found none; trainer=ddp_sim tries several processes on a CPU")
+    if not checkpoints:
+        raise InputError("trainer=fsdp: expected callbacks.checkpoints: the whole weights are put together from them")
+    if not rate:
+        raise InputError(
+            "trainer=fsdp: expected optimizer.lr=NUMBER: the trial that finds one trains whole copies of a head"
+        )
+
+
+class Processes:
+    """The processes of one training that torchrun or Slurm has started; a single one otherwise."""
+
+    @classmethod
+    def of(cls, cfg: Any) -> Processes:
+        """The processes of a training's config, checked before anything is made. Raises InputError.
+
+        Those that are not the first print nothing from here on, except errors.
+        """
+        callbacks = (cfg.get("callbacks") or {}).values()
+        given: dict[str, Any] = {
+            "multirun": sweep_name() is not None,
+            "checkpoints": any(spec is not None and "Checkpoints" in spec.get("_target_", "") for spec in callbacks),
+            "accelerators": torch.cuda.device_count(),
+            "rate": cfg.optimizer.get("lr") is not None,
+        }
+        check_processes(cfg.trainer, **given)
+        if not is_first_process():
+            sys.stdout = open(os.devnull, "w")  # noqa: SIM115
+        return cls(cfg.trainer)
+
+    def __init__(self, trainer: Mapping[str, Any]):
+        self.group: Any = None
+        environment = _environment() if is_distributed(trainer) else None
+        if environment is None or environment.world_size() == 1:
+            return
+        check_number(trainer, environment.world_size())
+        os.environ["MASTER_ADDR"] = environment.main_address
+        os.environ["MASTER_PORT"] = str(environment.main_port)
+        if not distributed.is_initialized():
+            distributed.init_process_group(rank=environment.global_rank(), world_size=environment.world_size())
+        self.group = distributed.new_group(timeout=PATIENCE, backend="gloo")
+
+    def wait(self) -> None:
+        """Until all processes are here."""
+        if self.group is not None:
+            distributed.barrier(self.group)
+
+
+def check_number(trainer: Mapping[str, Any], started: int) -> None:
+    """Raises InputError if the trainer's config speaks of another number of processes than were started."""
+    devices, nodes = trainer.get("devices", 1), trainer.get("num_nodes", 1)
+    if isinstance(devices, int) and devices > 0 and devices * nodes != started:
+        raise InputError(
+            f"trainer.devices={devices} on trainer.num_nodes={nodes} make {devices * nodes} processes, and {started} were "
+            f"started: expected their product to be {started}"
+        )
+
+
+def _environment() -> ClusterEnvironment | None:
+    for kind in (TorchElasticEnvironment, SLURMEnvironment):
+        if kind.detect():
+            return kind()
+    return None
+
+
+def step_output(trainer: pl.Trainer, total: Tensor, weight: Tensor, positions: int) -> dict[str, Tensor]:
+    """What a training step returns: the loss of this process, and numerator, denominator and positions of all of them.
+
+    total, weight  numerator and denominator of this process's loss (scalars); positions: how many they are of
+    """
+    if trainer.world_size == 1:
+        count = torch.tensor(positions)
+        return {"loss": total / weight, "total": total.detach(), "weight": weight.detach(), "positions": count}
+    own = torch.stack([total.detach().double(), weight.detach().double(), weight.new_tensor(positions).double()])
+    sums = trainer.strategy.reduce(own, reduce_op="sum")
+    loss = total * trainer.world_size / sums[1].to(total)
+    return {"loss": loss, "total": sums[0], "weight": sums[1], "positions": sums[2]}
