@@ -96,6 +96,8 @@ def _zoom(axes: Any, settings: pd.DataFrame) -> int:
     x, y = settings.verification_rate, settings.discard_rate
     inside = settings.undominated.astype(bool) | settings.method.isin(YARDSTICKS)
     inside |= settings.chosen.astype(bool) if "chosen" in settings else False
+    if settings.empty:  # of a sweep with plain decoding alone, or where every other setting failed
+        return 0
     inside = inside if inside.any() else inside | True
     low, right, top = x[inside].min(), x[inside].max(), y[inside].max()
     spans = max(right - low, 0.02), max(top, 0.02)

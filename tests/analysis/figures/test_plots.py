@@ -7,7 +7,7 @@ import pandas as pd
 import pytest
 
 from analysis.figures import plots
-from analysis.figures.pareto import curves_of, highlighted
+from analysis.figures.pareto import PLAIN, curves_of, highlighted
 
 # Machado, Oliveira & Fernandes (2009), severity 1; linear RGB.
 SIGHT = {
@@ -135,3 +135,8 @@ def test_figures_of_rounds_costs_and_reliability_take_tables(tmp_path):
         plots.reliability(bins, tmp_path / "reliability.png"),
     ]
     assert len({path.read_bytes() for path in made}) == 5
+
+
+def test_a_sweep_in_which_only_plain_decoding_succeeded_has_its_figure(tmp_path):
+    """Every other setting failed, on a full disk for one: the failures are what is said, not an axis without ends."""
+    assert plots.pareto(settings(PLAIN, [""]), tmp_path / "alone.png", "plain").exists()
