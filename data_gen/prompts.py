@@ -103,7 +103,7 @@ class JsonlPrompts(PromptSource):
 
 def part_of(prompt_id: str, shares: Mapping[str, float]) -> str:
     """Which part of a file a prompt belongs to, by its id alone: dev, test (by their shares) or train."""
-    place = int(hashlib.sha256(prompt_id.encode()).hexdigest()[:12], 16) / 16**12
+    place = int(hashlib.sha256(prompt_id.encode(errors="surrogatepass")).hexdigest()[:12], 16) / 16**12
     if place < shares["dev"]:
         return "dev"
     return "test" if place < shares["dev"] + shares["test"] else "train"

@@ -338,3 +338,11 @@ def test_parts_of_a_file_are_disjoint_and_stay_when_it_grows(tmp_path):
     empty = [split for split in few if "1" not in many[split]]
     with pytest.raises(InputError, match="found none among the 1"):
         JsonlPrompts(file, split=empty[0]).load()
+
+
+def test_an_id_that_is_no_unicode_has_a_part_of_its_own_file(tmp_path):
+    """Half a character as an id: JSON can hold it, UTF-8 cannot."""
+    path = tmp_path / "prompts.jsonl"
+    path.write_text("".join(f'{{"id": "\\\\ud800{number}", "prompt": "p{number}"}}\n' for number in range(40)))
+    parts = [JsonlPrompts(path=str(path), split=part) for part in ("train", "dev", "test")]
+    assert sum(len(part.load()) for part in parts) == 40

@@ -12,6 +12,7 @@ from torch import Tensor
 from toolkit.acceptance.calibration.stored import path_of
 from toolkit.acceptance.head import AcceptanceHead
 from toolkit.acceptance.preread import PrereadHead, PrereadScorer, embedding_table
+from toolkit.acceptance.published import is_published, rewritten
 from toolkit.acceptance.saved import SavedHead
 from toolkit.engine import engine_of
 from toolkit.errors import InputError
@@ -75,8 +76,13 @@ def recorded_scorers(pair: Any, folders: Mapping[str, Path | str]) -> dict[str, 
 
 
 def inside(folder: str | Path) -> Path:
-    """Where the heads are: the folder itself, or its head/ if it is the output folder of a training."""
+    """Where the heads are: the folder itself, or its head/ if it is the output folder of a training.
+
+    For a head in the layout of the published SpecDec++ code: where it has been rewritten in ours.
+    """
     here = Path(folder)
+    if is_published(here):
+        return rewritten(here)
     return here / "head" if (here / "head").is_dir() and not any(k.is_in(here) for k in KINDS.values()) else here
 
 

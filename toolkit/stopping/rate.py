@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from toolkit.schema.arguments import check_ranges
-from toolkit.schema.ranges import Above, AtLeast
+from toolkit.schema.ranges import Above, AtLeast, Between
 from toolkit.stopping.base import DrawnEstimator, State, Thresholded
 from toolkit.types import Drafted, Judged, Step
 
@@ -40,8 +40,8 @@ class Rate(Thresholded):
     estimator: DrawnEstimator
     cost_ratio: Annotated[float, AtLeast(0)] = 0.2
     rate: Annotated[float, Above(0)] | None = None
-    initial_rate: Annotated[float, Above(0)] = 2.0
-    memory: Annotated[float, Above(0)] = 20.0
+    initial_rate: Annotated[float, Between(0, 1e6, "(]")] = 2.0
+    memory: Annotated[float, Between(0, 1e6, "(]")] = 20.0
 
     def __post_init__(self) -> None:
         check_ranges(self, "policy.")

@@ -14,7 +14,7 @@ from typing import Any
 from hydra.utils import get_class
 from omegaconf import OmegaConf
 
-from toolkit.acceptance.folder import KINDS
+from toolkit.acceptance.folder import KINDS, inside
 from toolkit.acceptance.saved import SavedHead
 from toolkit.errors import InputError, unknown_name
 from toolkit.training.checkpoints import LAST, folder_of
@@ -32,17 +32,18 @@ def pretrained_files(from_pretrained: str | None) -> list[Path]:
     """The files that a warm start depends on. Raises InputError if they hold no head."""
     if from_pretrained is None:
         return []
-    here = [kind for kind in KINDS.values() if kind.is_in(from_pretrained)]
+    folder = inside(from_pretrained)
+    here = [kind for kind in KINDS.values() if kind.is_in(folder)]
     for kind in here or KINDS.values():  # of none, the first one says what is missing
-        kind.load(from_pretrained)
-    return [Path(from_pretrained) / name for kind in here for name in (kind.weights_file, kind.config_file)]
+        kind.load(folder)
+    return [folder / name for kind in here for name in (kind.weights_file, kind.config_file)]
 
 
 def warm_start(head: SavedHead, from_pretrained: str | None, draft: Weights) -> None:
     """Copy a trained head's weights. Raises InputError if it was made for another draft or in another shape."""
     if from_pretrained is None:
         return
-    trained, about = type(head).load(from_pretrained)
+    trained, about = type(head).load(inside(from_pretrained))
     known = Weights.recorded(about)
     reason = None if known is None else known.other_than(draft)
     if reason is not None:

@@ -285,7 +285,14 @@ def test_a_tracked_rate_is_the_prompts_tokens_over_its_cost():
         state = policy.observe(*verdict_of(4, 4), state)
     rate = (2.0 * 10 + 200 * 5) / (10 + 200 * 1.8)
     assert go_on(policy, state, 1, 1.0, 0.2 * rate + 0.01)[1] and not go_on(policy, state, 1, 1.0, 0.2 * rate - 0.01)[1]
-    for wrong in ({"rate": 0.0}, {"cost_ratio": -1.0}, {"memory": 0.0}, {"initial_rate": 0.0}):
+    for wrong in (
+        {"rate": 0.0},
+        {"cost_ratio": -1.0},
+        {"memory": 0.0},
+        {"initial_rate": 0.0},
+        {"initial_rate": 1e300},
+        {"memory": 1e39},
+    ):
         (name,) = wrong
         with pytest.raises(InputError, match=rf"policy\.{name}: expected"):
             Rate(DrawnScores(), **wrong)
