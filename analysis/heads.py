@@ -43,6 +43,7 @@ from toolkit.trace.folders import SUMMARY, read_traces
 from toolkit.tracking import log_image, log_table, wandb_run
 
 FIXED = "fixed K"
+PREREAD_SHORTEST = 1  # tokens: a pre-read head speaks of the next token before any later one is drafted
 SHOWN = ("throughput", "gain", "discard_rate", "verification_rate")
 
 
@@ -122,7 +123,8 @@ def _study(
     scored = {id(part.trace): one.scored(part.trace, draft) for part in (dev, test)}
     policy = threshold_policy(one.head, one.estimate, cfg.corrected)
     levels = [1 - h for h in thresholds]
-    found = {key: sweep_levels(trace, policy, levels, cfg.min_drafted) for key, trace in scored.items()}
+    shortest = PREREAD_SHORTEST if one.kind == "preread" else cfg.min_drafted
+    found = {key: sweep_levels(trace, policy, levels, shortest) for key, trace in scored.items()}
     mine, theirs = (
         np.stack([part.counts(replayed) for replayed in found[id(part.trace)]]) for part in (test, dev)
     )  # [thresholds, texts, counts]
@@ -222,8 +224,8 @@ def _checked(cfg: Any) -> list[float]:
 
 def _title(cfg: Any, num_texts: int) -> str:
     return (
-        f"{num_texts} texts, thresholds chosen on others; c = {cfg.cost_ratio:g}, at least {cfg.min_drafted} tokens a round, "
-        f"{cfg.confidence:.0%} intervals"
+        f"{num_texts} texts, thresholds chosen on others; c = {cfg.cost_ratio:g}, at least {cfg.min_drafted} tokens a round "
+        f"(pre-read heads: {PREREAD_SHORTEST}), {cfg.confidence:.0%} intervals"
     )
 
 

@@ -10,7 +10,8 @@ values=true solves the stopping problem itself (SpecDec++, arXiv:2405.19715, The
 (`analysis.replay.dynamic_program`), on what the head says. It gives the gap between the rate rule and the best policy.
 It also gives the threshold h after every number of drafted tokens, and the value of drafting one more.
 
-    prices     one line per cost ratio: lambda, lambda c, throughput, best fixed K, override
+    prices     one line per cost ratio: lambda, lambda c, throughput, the share of rounds that the recording's max_drafted
+               ended, best fixed K, override
     values     with values=true: per cost ratio, tokens drafted and P(some rejection), the worth of one more token
     thresholds with values=true: per cost ratio and tokens drafted, h of Theorem 4.3
     prices.md  the same for people
@@ -61,6 +62,7 @@ def run(cfg: Any) -> Path:
         found = upper_bound.solve_policy(scored, policy, c, cfg.min_drafted)
         k, fixed = upper_bound.best_fixed(scored, c)
         said = {"c": c, "lambda": found.price, "lambda c": found.price * c, "tokens per target time": found.rate}
+        said |= {"rounds at the bound": found.replayed.lengths[-1] / found.replayed.lengths.sum()}
         best = {"best fixed K": k, "its tokens per target time": metrics.throughput(fixed.total, c)}
         if seen is not None:
             whole = best_policy(scored, seen, c)

@@ -24,7 +24,7 @@ from analysis.figures.pareto import highlighted
 from analysis.tables.bootstrap import Bootstrap
 from analysis.tables.files import read_parquet, read_table, save_table, show, write_parquet
 from analysis.tables.grid import ORACLE, PARAMETERS, PLAIN, UPPER_BOUND, YARDSTICKS, Setting, expand
-from analysis.tables.positions import acceptance_positions, length_table
+from analysis.tables.positions import acceptance_positions, bound_notes, length_table
 from analysis.tables.replayed_settings import Recording
 from analysis.tables.rows import COUNTS, LENGTHS, counts_of, join_settings, labels, save_rows
 from analysis.tables.scalars import sweep_scalars
@@ -232,6 +232,8 @@ def _show(folder: Path, cfg: Any, num_prompts: int) -> str:
     title = f"{names['dataset']} {names['split']}, {num_prompts} prompts"
     summary = read_table(folder, "summary").drop(columns=["dataset", "split", "lossless", *COUNTS])
     show(summary, f"{title}, c = {cfg.cost_ratio:g}")
+    for line in bound_notes(read_table(folder, "lengths"), summary, cfg.max_drafted):
+        print(line)
     return title
 
 

@@ -104,24 +104,32 @@ def solve_policy(trace: Trace, policy: Thresholded, cost_ratio: float, min_draft
     scores, possible = score_table(trace, geometry, policy, trace.max_drafted)
     certain = torch.ones_like(scores[:1])
     worth = torch.cat([certain, scores[:-1], torch.zeros_like(certain)])
-    return solve(trace, geometry, worth, possible, cost_ratio, min_drafted)
+    return solve(trace, geometry, worth, possible, cost_ratio, min_drafted, start_counts=False)
 
 
 def solve(
-    trace: Trace, geometry: Geometry, worth: Tensor, possible: Tensor, cost_ratio: float, min_drafted: int = 0
+    trace: Trace,
+    geometry: Geometry,
+    worth: Tensor,
+    possible: Tensor,
+    cost_ratio: float,
+    min_drafted: int = 0,
+    start_counts: bool = True,
 ) -> Solved:
     """The best price met on the way to the fixed point of "draft another while its worth exceeds lambda c".
 
     Starts at lambda = 1. The fixed point itself can be up to 3 % worse: see docs/log.md.
     worth [M + 1, P]: after 0, 1, ... drafted tokens, the chance that the next one enters the text.
+    start_counts  whether lambda = 1 may be the best: for a bound it may, but it is no lambda to decode with
     """
     rate, best = 1.0, None
-    for _ in range(50):
+    for step in range(50):
         replayed = play(trace, geometry, worth, possible, rate * cost_ratio, min_drafted)
         reached = metrics.throughput(replayed.total, cost_ratio)
-        if best is None or reached > best.rate:
+        settled = abs(reached - rate) < 1e-9
+        if (start_counts or step or settled) and (best is None or reached > best.rate):
             best = Solved(reached, rate, replayed)
-        if abs(reached - rate) < 1e-9:
+        if settled:
             break
         rate = reached  # on one sample of acceptance draws it can end in a small cycle: the best of what was met counts
     assert best is not None

@@ -15,6 +15,8 @@ import pandas as pd
 from analysis.tables.bootstrap import Bootstrap
 from analysis.tables.rows import LENGTHS, SETTING, Array
 
+SELDOM = 0.01  # share of rounds
+
 
 def acceptance_positions(rows: pd.DataFrame, bootstrap: Bootstrap | None = None) -> pd.DataFrame:
     """One line per setting and position: reached, accepted (rounds), rate = accepted / reached, and its interval over prompts.
@@ -51,6 +53,27 @@ def length_table(rows: pd.DataFrame) -> pd.DataFrame:
         counted = zip(drafted.sum(0).astype(int), accepted.sum(0).astype(int), strict=True)
         lines += [{**about, "length": n, "drafted": drawn, "accepted": kept} for n, (drawn, kept) in enumerate(counted)]
     return pd.DataFrame(lines, columns=[*SETTING, "length", "drafted", "accepted"])
+
+
+def bound_notes(lengths: pd.DataFrame, settings: pd.DataFrame, bound: int) -> list[str]:
+    """One line per method whose best setting ends more than SELDOM of its rounds at the bound, and not by its own choice.
+
+    lengths   as `length_table` gives them; settings: method, setting, throughput; bound: most tokens of a round
+    """
+    drafting = lengths.groupby(list(SETTING[-2:]), sort=False)
+    found = {}
+    for (method, setting), rounds in drafting:
+        drafted = rounds[rounds.drafted > 0]
+        at_bound = drafted[drafted.length >= bound].drafted.sum() / max(drafted.drafted.sum(), 1)
+        if len(drafted) > 1 and at_bound > SELDOM:  # all rounds of one length: a fixed K
+            found[method, setting] = at_bound
+    best = settings.loc[settings.groupby("method", sort=False).throughput.idxmax()]
+    return [
+        f"{method} {setting}: the bound of {bound} drafted tokens ended {found[method, setting]:.0%} of its rounds; a larger "
+        "max_drafted may pay"
+        for method, setting in zip(best.method, best.setting, strict=True)
+        if (method, setting) in found
+    ]
 
 
 def _chains(rows: pd.DataFrame) -> Iterator[tuple[dict[str, str], list[Array]]]:

@@ -101,7 +101,9 @@ def test_every_line_is_the_policy_that_decodes_with_the_head(made, recorded, fol
                 if name == "preread"
                 else Survival(HeadEstimator(folder), h)
             )
-            found[h] = replay(trace, with_recorded_heads(Bounded(policy.bind(pair), 2, MAX), names))
+            found[h] = replay(
+                trace, with_recorded_heads(Bounded(policy.bind(pair), 1 if name == "preread" else 2, MAX), names)
+            )
         best = max(found, key=lambda h: throughput(total(found[h], dev), 0.2))
         assert line.setting == f"h={best:g}"
         counts = total(found[best], ~dev)

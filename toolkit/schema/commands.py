@@ -490,7 +490,9 @@ class Heads(Command, OnPair, Intervals, Tracked):
     ]
     dev_share: Annotated[float, Between(0, 1, "()"), "of those texts; every number is of the others"]
     thresholds: Annotated[list[Annotated[float, Probability]], "h, of the survival rule"]
-    min_drafted: Annotated[int, AtLeast(1), "shortest round of all heads; published: 2"]
+    min_drafted: Annotated[
+        int, AtLeast(1), "shortest round of acceptance heads; published: 2. Of pre-read heads it is 1"
+    ]
     corrected: Annotated[
         bool, "undo the class weights' shift of acceptance heads before the threshold; published: false"
     ]

@@ -1,5 +1,7 @@
 """Upper bounds on table models: their order, the fixed point, and the oracle's closed form against its acceptance draws."""
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 import torch
@@ -167,3 +169,13 @@ def test_at_the_price_of_its_fixed_point_it_is_the_true_probability_policy(trace
     assert again.total == solved.replayed.total
     rates = [metrics.throughput(upper_bound.at_price(trace, p / 20).total, 0.2) for p in range(1, 20)]
     assert solved.rate <= max(rates) * 1.001, "the best price is at least as good as what one step of look-ahead says"
+
+
+def test_the_starting_point_of_the_search_is_no_solution(monkeypatch):
+    """lambda = 1 begins the search; on this sample it would reach more than what the search ends with."""
+    reached = {1.0: 2.5, 2.5: 2.0, 2.0: 2.0}
+    monkeypatch.setattr(upper_bound, "play", lambda *given: SimpleNamespace(total=given[4]))
+    monkeypatch.setattr(upper_bound.metrics, "throughput", lambda price, c: reached[price / c])
+    solved = upper_bound.solve(None, None, None, None, 0.5, start_counts=False)
+    assert (solved.price, solved.rate) == (2.5, 2.0)
+    assert upper_bound.solve(None, None, None, None, 0.5).rate == 2.5

@@ -4,7 +4,7 @@ import numpy as np
 import pandas as pd
 
 from analysis.tables.bootstrap import Bootstrap
-from analysis.tables.positions import acceptance_positions, length_table
+from analysis.tables.positions import acceptance_positions, bound_notes, length_table
 from analysis.tables.rows import round_lengths
 from toolkit.types import Round
 
@@ -33,3 +33,17 @@ def test_rounds_that_are_no_chains_have_no_positions():
     table = acceptance_positions(rows_of([[(6, 2), (6, 3)]], chains=False))
     assert table.empty and list(table.columns)[-1] == "rate"
     assert length_table(rows_of([[(0, 0)]])).empty, "plain decoding drafts nothing"
+
+
+def test_the_bound_is_named_where_it_ends_rounds():
+    """Of each method's best setting: a rule that would draft on is held up by the bound, a fixed K is not."""
+    about = {"dataset": "d", "split": "s"}
+    drafted = {("rate", "c=.1"): [0, 6, 2, 2], ("rate", "c=.9"): [9, 1, 0, 0], ("speculative", "K=3"): [0, 0, 0, 10]}
+    drafted["tail", "t=.5"] = [50, 49, 1, 0]
+    lengths = pd.DataFrame([
+        {**about, "method": method, "setting": setting, "length": n, "drafted": count, "accepted": 0}
+        for (method, setting), counts in drafted.items() for n, count in enumerate(counts)
+    ])  # fmt: skip
+    settings = pd.DataFrame([{"method": m, "setting": s, "throughput": 2.0 - (s == "c=.9")} for m, s in drafted])
+    (line,) = bound_notes(lengths, settings, bound=3)
+    assert line.startswith("rate c=.1: the bound of 3 drafted tokens ended 20% of its rounds")
