@@ -40,6 +40,7 @@ from benchmarks import (
     standing,
     startup,
 )
+from benchmarks.conclusions import opening
 from toolkit.io import write_text
 from toolkit.lines import lines_of
 from toolkit.stage import provenance
@@ -170,8 +171,7 @@ def main() -> None:
         started = perf_counter()
         text = FIGURES[name]()
         about = provenance()
-        head = (
-            f"# {name}\n\n{FIGURES[name].__doc__}\n\n"
+        head = opening(name, FIGURES[name].__doc__ or "", text) + (
             f"`python -m benchmarks.evidence {name}` on {machine()}; torch {about['versions']['torch']}, transformers "
             f"{about['versions']['transformers']}; revision {about['revision']}; {perf_counter() - started:.0f} s in all.\n\n"
         )

@@ -108,7 +108,10 @@ def table(tally: Tally, inputs: int, seed: int) -> str:
     totals = [sum(tally.counts[name, kind] for name, each in tally.counts if each == kind) for kind in KINDS]
     rows.append(f"| **all** | {sum(totals)} | {' | '.join(map(str, totals))} |")
     wrong = "".join(f"\n    {line[:400]}" for line in tally.wrong)
+    said = f"{totals[0]:,} were refused in one line, {totals[1]:,} ran after all, {totals[2]} ended in a traceback and {totals[3]} hung"
     return f"""# Malformed inputs
+
+Of {sum(totals):,} malformed inputs {said}.
 
 `python -m benchmarks.fuzz --inputs {inputs} --seed {seed}`: a good command line or call with one thing wrong, now and then two.
 What is wrong may turn out to be right: a key left out that has a default, a value that fits. Such an input counts as accepted

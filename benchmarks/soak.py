@@ -34,6 +34,7 @@ from pathlib import Path
 from typing import Any
 
 from toolkit.errors import InputError
+from toolkit.io import write_text
 from toolkit.lines import first_line
 
 ODD = "soak, a=b [c] {d} 'e' \"f\" \u2028ü"  # a folder's name
@@ -341,8 +342,13 @@ def soak(kills: int, minutes: float, seed: int = 0) -> tuple[str, list[str]]:
 
 def table(run: Soak, planned: int) -> str:
     """One line per stage and kind."""
+    total = sum(run.counts.values())
+    kills = sum(count for (_, kind, _), count in run.counts.items() if kind == "killed")
+    wrong = sum(count for (_, _, how), count in run.counts.items() if how == "wrong")
     lines = [
-        f"{sum(run.counts.values())} of {planned} tries; uninterrupted: "
+        f"Of {total} tries, {kills} of them kills, {total - wrong} ended with the uninterrupted result.",
+        "",
+        f"{planned} tries were planned; uninterrupted: "
         + ", ".join(f"{name} {seconds:.1f} s" for name, seconds in run.seconds.items() if name in TRIED)
         + ".",
         "",
@@ -369,12 +375,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     print(text)
     if given.out is not None:
         about = f"`python -m benchmarks.soak --kills {given.kills} --seed {given.seed}`"
-        given.out.write_text(
-            f"# Kills, full disks, damaged files\n\n{__doc__.strip()}\n\n{about}\n\n{text}\n".replace(
-                __doc__.strip(), "\n".join(line for line in __doc__.strip().split("\n")[2:])
-            ),
-            encoding="utf-8",
-        )
+        first, _, rest = text.partition("\n\n")
+        told = "\n".join(__doc__.strip().split("\n")[2:])
+        write_text(given.out, f"# Kills, full disks, damaged files\n\n{first}\n\n{told}\n\n{about}\n\n{rest}\n")
     if wrong:
         sys.exit("\n".join(["went wrong:", *wrong]))
 

@@ -102,6 +102,7 @@ class Batch(ABC, Generic[ContextT, ProposalT, VerdictT]):
         self.device = job.pair.device
         self.end_ids = job.pair.end_ids or ()
         self.state: State = job.method.policy.init(len(rows), self.device)
+        self.drafting = True  # whether the last round drafted at all
         self.peak_bytes = 0  # the most that the caches took
 
     @torch.inference_mode()
@@ -114,6 +115,7 @@ class Batch(ABC, Generic[ContextT, ProposalT, VerdictT]):
             context = self.context(uniforms)
             proposal, state = self.propose(context)
             clock = Clock(started, self.job.now())
+            self.drafting = proposal.num_nodes > 0
             verdict = self.verify(context, proposal, self.score(context, proposal), uniforms)
             self.state = self.method.policy.observe(proposal, verdict, state)
             self.commit(context, proposal, verdict, clock)
@@ -168,8 +170,11 @@ class Batch(ABC, Generic[ContextT, ProposalT, VerdictT]):
     # -- one round ------------------------------------------------------------------------------------------------
 
     def _prefill(self) -> None:
-        """Let rows that join a running batch read their prompts, all but the last token, without the others."""
-        for session in self.sessions:
+        """Let rows that join a running batch read their prompts, all but the last token, without the others.
+
+        A draft model reads nothing while the batch does not draft. If it drafts again, all rows catch up in one forward.
+        """
+        for session in self.sessions if self.drafting else [self.target]:
             unread = {slot: self.unread(session, slot) for slot in range(len(self.rows))}
             behind = [slot for slot, tokens in unread.items() if len(tokens) >= PREFILL]
             if behind and len(behind) < len(self.rows):
