@@ -1,4 +1,4 @@
-"""python -m benchmarks.conclusions: the sentence that each page of docs/evidence opens with, put in front of it.
+"""The sentence that each page of docs/evidence opens with: `python -m benchmarks.evidence --openings` puts them in front.
 
 The sentences are written by hand in conclusions.toml. Every number of a sentence has to stand in the page's figures: a page
 that is made again with other figures loses its sentence until that is mended, and this program and a test say so.
@@ -11,8 +11,6 @@ import sys
 import tomllib
 from inspect import cleandoc
 from pathlib import Path
-
-from toolkit.io import write_text
 
 HERE = Path(__file__).resolve().parent
 FOLDER = HERE.parent / "docs" / "evidence"
@@ -51,20 +49,3 @@ def _value(number: str) -> float:
 
 def _counts(number: str) -> bool:
     return not (number.isdigit() and int(number) < SMALL)
-
-
-def main() -> None:
-    """Open all pages that benchmarks.evidence has made."""
-    from benchmarks.evidence import FIGURES, INDEX, index
-
-    for name, figure in FIGURES.items():
-        path = FOLDER / f"{name}.md"
-        if not path.is_file():
-            continue
-        _, mark, rest = path.read_text(encoding="utf-8").partition(COMMAND)
-        write_text(path, opening(name, figure.__doc__ or "", rest) + mark + rest)
-    write_text(FOLDER / INDEX, index())
-
-
-if __name__ == "__main__":
-    main()

@@ -40,7 +40,7 @@ from benchmarks import (
     standing,
     startup,
 )
-from benchmarks.conclusions import opening
+from benchmarks.conclusions import COMMAND, opening
 from toolkit.io import write_text
 from toolkit.lines import lines_of
 from toolkit.stage import provenance
@@ -162,11 +162,15 @@ def main() -> None:
     """Measure and write the chosen figures."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("names", nargs="*", help=f"which ones: {', '.join(FIGURES)}; default: all")
-    names = parser.parse_args().names or list(FIGURES)
+    parser.add_argument(
+        "--openings", action="store_true", help="measure nothing: put the conclusions in front of the pages"
+    )
+    given = parser.parse_args()
+    names = given.names or list(FIGURES)
     unknown = [name for name in names if name not in FIGURES]
     if unknown:
         parser.error(f"expected names among {', '.join(FIGURES)}, got {', '.join(unknown)}")
-    for name in names:
+    for name in [] if given.openings else names:
         print(f"== {name}", flush=True)
         started = perf_counter()
         text = FIGURES[name]()
@@ -177,7 +181,17 @@ def main() -> None:
         )
         write_text(FOLDER / f"{name}.md", head + text + "\n")
         print(text, flush=True)
+    if given.openings:
+        reopen(names)
     write_text(FOLDER / INDEX, index())
+
+
+def reopen(names: list[str]) -> None:
+    """Put the conclusions of today, and what the figures say of themselves, in front of pages as they are."""
+    for path in (FOLDER / f"{name}.md" for name in names):
+        if path.is_file():
+            _, mark, rest = path.read_text(encoding="utf-8").partition(COMMAND)
+            write_text(path, opening(path.stem, FIGURES[path.stem].__doc__ or "", rest) + mark + rest)
 
 
 def index() -> str:

@@ -108,7 +108,8 @@ def table(tally: Tally, inputs: int, seed: int) -> str:
     totals = [sum(tally.counts[name, kind] for name, each in tally.counts if each == kind) for kind in KINDS]
     rows.append(f"| **all** | {sum(totals)} | {' | '.join(map(str, totals))} |")
     wrong = "".join(f"\n    {line[:400]}" for line in tally.wrong)
-    said = f"{totals[0]:,} were refused in one line, {totals[1]:,} ran after all, {totals[2]} ended in a traceback and {totals[3]} hung"
+    ends = ("were refused in one line", "ran after all", "ended in a traceback", "hung")
+    said = ", ".join(f"{count:,} {end}" for count, end in zip(totals, ends, strict=True))
     return f"""# Malformed inputs
 
 Of {sum(totals):,} malformed inputs {said}.
