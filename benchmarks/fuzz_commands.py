@@ -6,6 +6,7 @@ import importlib
 import json
 import os
 import random
+import shutil
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -21,7 +22,7 @@ from toolkit.errors import InputError
 from toolkit.schema.check import resolved
 from toolkit.schema.commands import COMMANDS, Command, OnPrompts, Tracked
 
-HEAD = str(Path(__file__).parents[1] / "toolkit/assets/toy/head")
+HEAD = Path(__file__).parents[1] / "toolkit/assets/toy/head"
 TWO = ["prompts=toy_math", "prompts.limit=2", "sampling.max_new_tokens=4"]
 LIVE = ["grid=quickstart_live", "max_drafted=4"]
 # Good lines; "{name}" is the folder of an earlier one. Those of RUN are run, in this order, before anything is fuzzed.
@@ -39,9 +40,9 @@ GOOD: dict[str, list[str]] = {
     "agreement": ["replayed=[{sweep}]", "live=[{live}]", "resamples=20"],
     "exact": ["target_probs=[.5,.25,.25]", "draft_probs=[[.5,.1,.4]]"],
     "acceptance": ["methods=[specinfer]", "num_drafts=[2]", "draws=8", "positions=2", "resamples=20"],
-    "heads": ["traces={traces}", f"heads=[{HEAD}]", "dev={traces}", "resamples=20", "thresholds=[.5]"],
-    "calibration": [f"head={HEAD}", "fit={{a:{traces}}}", "traces={{b:{traces}}}", "max_depth=3"],
-    "price": ["traces={traces}", f"head={HEAD}"],
+    "heads": ["traces={traces}", "heads=[{head}]", "dev={traces}", "resamples=20", "thresholds=[.5]"],
+    "calibration": ["head={head}", "fit={{a:{traces}}}", "traces={{b:{traces}}}", "max_depth=3"],
+    "price": ["traces={traces}", "head={head}"],
     "paper": ["table=specdecpp_table1", "runs={{alpaca: {frontier}}}"],
     "report": ["inputs=[{decode}]"],
     "export": ["folder={decode}"],
@@ -102,6 +103,7 @@ class Commands:
         self.answers = str(self.root / "answers.jsonl")
         Path(self.answers).write_text(json.dumps(ANSWER) + "\n", encoding="utf-8")
         self.paths = scratch_paths(self.root)
+        self.folders["head"] = str(shutil.copytree(HEAD, self.root / "head", dirs_exist_ok=True))  # to be written into
 
     def finish_stages(self) -> None:
         """Run the good lines, so that others have folders to read. Raises if one of them is refused."""
@@ -242,7 +244,7 @@ def _prefix(self: Commands, command: str, words: list[str]) -> list[str]:
 
 def _folder(self: Commands, command: str, words: list[str]) -> list[str]:
     own = [word for word in words if "/" in word] or words
-    word, path = self.chance.choice(own), self.chance.choice([*self.paths.values(), *self.folders.values(), HEAD])
+    word, path = self.chance.choice(own), self.chance.choice([*self.paths.values(), *self.folders.values()])
     value = f"[{path}]" if "=[" in word else path
     return [*(one for one in words if one != word), f"{word.partition('=')[0]}={value}"]
 
