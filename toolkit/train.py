@@ -73,7 +73,7 @@ def run(cfg: Any) -> Path:
     check_metric(cfg)
     folders = run_stages(cfg.before, cfg.paths.root_dir)
     data_folder = data_folder_of(cfg, folders)
-    inputs = [*data_class_of(cfg).inputs(data_folder), *pretrained_files(cfg.from_pretrained)]
+    inputs = [*data_class_of(cfg).all_inputs(data_folder, cfg.data), *pretrained_files(cfg.from_pretrained)]
     said = plain(cfg)
     stage = open_stage(
         "train", {**said, "data": {**said["data"], "path": str(data_folder)}}, inputs=inputs, ignore=IGNORED

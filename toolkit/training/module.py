@@ -17,6 +17,8 @@ from toolkit.training.loggers import is_first_process
 from toolkit.training.losses import WeightedBCE
 from toolkit.training.states import Positions
 
+REFERENCE = 1024.0  # what a share of a step's loss is divided by until the step's whole weight is known
+
 
 class HeadTraining(pl.LightningModule):
     """A head, its loss, its optimizer; validation is reported raw and with the class weight undone.
@@ -47,36 +49,66 @@ class HeadTraining(pl.LightningModule):
         self.make_optimizer, self.make_scheduler = optimizer, scheduler
         self.about = dict(about or {})
         self.scores = torch.nn.ModuleList(CalibrationScores() for _ in self.suffixes)
+        self.step_weight = torch.zeros(())
 
     def configure_optimizers(self) -> Any:
         num_steps = int(self.trainer.estimated_stepping_batches)
-        optimizer, schedule = self.build_optimizer(self.trainer.datamodule, num_steps)  # type: ignore[attr-defined]
+        accumulated = int(self.trainer.accumulate_grad_batches)
+        optimizer, schedule = self.build_optimizer(self.trainer.datamodule, num_steps, accumulated)  # type: ignore[attr-defined]
         if schedule is None:
             return optimizer
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
 
-    def build_optimizer(self, data: ExampleData, num_steps: int) -> tuple[torch.optim.Optimizer, Any]:
-        """The optimizer, its rate found on the data where none is given, and its schedule, if there is one."""
+    def build_optimizer(
+        self, data: ExampleData, num_steps: int, accumulated: int = 1
+    ) -> tuple[torch.optim.Optimizer, Any]:
+        """The optimizer, its rate found on the data where none is given, and its schedule, if there is one.
+
+        accumulated  batches that make one step
+        """
         if self.make_optimizer.keywords.get("lr", 0.0) is None and "learning_rate" not in self.about:
-            self.about["learning_rate"] = self._find_rate(data, num_steps)
+            self.about["learning_rate"] = self._find_rate(data, num_steps, accumulated)
         found = {"lr": self.about["learning_rate"]} if "learning_rate" in self.about else {}
         optimizer = self.make_optimizer(self.head.parameters(), **found)
         return optimizer, None if self.make_scheduler is None else self.make_scheduler(optimizer, num_steps)
 
     def training_step(self, batch: Positions, batch_idx: int) -> dict[str, Tensor]:
         total, weight = self.loss_of(self.head, batch)
-        return {"loss": total / weight, "total": total.detach(), "weight": weight.detach()}
+        if self._num_shares > 1:
+            self.step_weight = self.step_weight + weight.detach()
+        loss = total / (weight if self._num_shares == 1 else REFERENCE)
+        return {"loss": loss, "total": total.detach(), "weight": weight.detach()}
+
+    def on_before_optimizer_step(self, optimizer: torch.optim.Optimizer) -> None:
+        """Make the gradient that of sum(total) / sum(weight) over all batches and processes of the step.
+
+        A mean of the batches' means would weigh positions of short batches more. Lightning has divided the loss by the
+        number of accumulated batches, and the gradients by that of processes.
+        """
+        if self._num_shares == 1:
+            return
+        weight = self.trainer.strategy.reduce(self.step_weight, reduce_op="sum")
+        for parameter in self.head.parameters():
+            if parameter.grad is not None:
+                parameter.grad.mul_(REFERENCE * self._num_shares / weight)
+        self.step_weight = torch.zeros_like(self.step_weight)
 
     def loss_of(self, head: Any, batch: Positions) -> tuple[Tensor, Tensor]:
         """Numerator and denominator of a head's loss on a batch."""
-        return self.loss(head(self._read(batch)), batch.labels)
+        return self.loss(self.logits_of(head, batch), batch.labels)
+
+    def logits_of(self, head: Any, batch: Positions) -> Tensor:
+        """A head's logits of a batch, in float32 at least: what follows is not computed in bfloat16."""
+        logits: Tensor = head(self._read(batch))
+        return logits.float() if logits.dtype.itemsize < 4 else logits
 
     def on_validation_epoch_start(self) -> None:
         for scores in self.scores:
             scores.reset()  # type: ignore[operator]
 
     def validation_step(self, batch: Positions, batch_idx: int) -> None:
-        self.add_scores(self._own_scores(), batch)
+        with torch.autocast(batch.hidden.device.type, enabled=False):  # scores are those of the exported head
+            self.add_scores(self._own_scores(), batch)
 
     def on_validation_epoch_end(self) -> None:
         self.log_dict(self.named(self._own_scores()))
@@ -91,7 +123,7 @@ class HeadTraining(pl.LightningModule):
     def add_scores(self, scores: Mapping[str, CalibrationScores], batch: Positions, head: Any = None) -> None:
         """Add a batch to the sets of scores, by suffix; of another head of the same kind if one is given."""
         head = self.head if head is None else head
-        logits = head(self._read(batch))
+        logits = self.logits_of(head, batch)
         scores[""].update(logits, batch.labels)
         scores["_corrected"].update(head.corrected(logits), batch.labels)
 
@@ -109,14 +141,18 @@ class HeadTraining(pl.LightningModule):
         scores = self.new_scores()
         with torch.no_grad():
             for batch in batches:
-                self.add_scores(scores, self._moved(batch), head)
+                self.add_scores(scores, self.moved(batch), head)
         return scores
 
     def new_scores(self) -> dict[str, CalibrationScores]:
         """Empty sets of scores, by suffix, where the head is."""
         return {suffix: CalibrationScores(sync_on_compute=False).to(self._place) for suffix in self.suffixes}
 
-    def _find_rate(self, data: ExampleData, num_steps: int) -> float:
+    def moved(self, batch: Positions) -> Positions:
+        """A batch where the head is, its states in the head's number format."""
+        return Positions(self._read(batch).to(self._place), *(values.to(self._place) for values in batch[1:]))
+
+    def _find_rate(self, data: ExampleData, num_steps: int, accumulated: int) -> float:
         """The learning rate by trial; the same in every process, for none looks at its share alone."""
 
         def score_of(head: Any) -> float:
@@ -124,10 +160,10 @@ class HeadTraining(pl.LightningModule):
             return sum(float(parts[suffix].compute()["log_loss_calibrated"]) for suffix in self.outputs)
 
         def loss_of(head: Any, batch: Positions) -> Tensor:
-            total, weight = self.loss_of(head, self._moved(batch))
+            total, weight = self.loss_of(head, self.moved(batch))
             return total / weight
 
-        batches, steps = data.shuffled_training(), trial_steps(num_steps)
+        batches, steps = data.shuffled_training(data.batch_size * accumulated), trial_steps(num_steps)
         rate, scores = best_rate(self.head, self.make_optimizer, batches, steps, loss_of, score_of)
         if is_first_process():
             tried = ", ".join(f"{tried:.2g}: {score:.4f}" for tried, score in scores.items())
@@ -141,8 +177,10 @@ class HeadTraining(pl.LightningModule):
     def _place(self) -> torch.device:
         return next(self.head.parameters()).device
 
-    def _moved(self, batch: Positions) -> Positions:
-        return Positions(*(values.to(self._place) for values in batch))
+    @property
+    def _num_shares(self) -> int:
+        """How many batches make one step: those that are accumulated, of all processes."""
+        return int(self.trainer.accumulate_grad_batches) * int(self.trainer.world_size)
 
     def _own_scores(self) -> dict[str, CalibrationScores]:
         return dict(zip(self.suffixes, self.scores, strict=True))  # type: ignore[arg-type]

@@ -114,13 +114,15 @@ def _epoch(learning: Sequence[Member], data: ExampleData, epoch: int, metric: st
         data.states["train"], data.batch_size, shuffle=data.shuffle, seed=data.seed, position=lambda: (epoch, 0)
     )
     for batch in batches:
+        read = learning[0].module.moved(batch)
         for member in learning:
-            member.learn(batch)
+            member.learn(read)
     sums = [member.module.new_scores() for member in learning]
     with torch.no_grad():
         for batch in data.whole_validation():
+            read = learning[0].module.moved(batch)
             for member, scores in zip(learning, sums, strict=True):
-                member.module.add_scores(scores, batch)
+                member.module.add_scores(scores, read)
     for member, scores in zip(learning, sums, strict=True):
         member.judged(float(member.module.named(scores)[metric]))
 
