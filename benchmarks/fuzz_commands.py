@@ -31,7 +31,14 @@ GOOD: dict[str, list[str]] = {
     "mix": ["responses={responses}", "validation_fraction=.5"],
     "traces": ["responses={responses}", "hidden=true", "max_drafted=4"],
     "train": ["data.path={mix}", "trainer.max_epochs=1", "logger=none", "callbacks=none", "optimizer.lr=.001"],
-    "train_heads": ["data.path={mix}", "depths=[0]", "w_rejs=[1]", "max_epochs=1", "optimizer.lr=.001"],
+    "train_heads": [
+        "data.path={mix}",
+        "data.features=hybrid",
+        "depths=[0]",
+        "w_rejs=[1]",
+        "max_epochs=1",
+        "optimizer.lr=.001",
+    ],  # fmt: skip
     "sweep": ["prompts.split=dev", *LIVE],
     "quickstart_sweep": ["prompts.split=dev", *LIVE],
     "frontier": ["dev=[{sweep}]", "test=[{other}]", "resamples=20"],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import Any, ClassVar
@@ -69,7 +70,7 @@ class HeadTraining(pl.LightningModule):
         if self.make_optimizer.keywords.get("lr", 0.0) is None and "learning_rate" not in self.about:
             self.about["learning_rate"] = self._find_rate(data, num_steps, accumulated)
         found = {"lr": self.about["learning_rate"]} if "learning_rate" in self.about else {}
-        optimizer = self.make_optimizer(self.head.parameters(), **found)
+        optimizer = self._optimizers()(self.head.parameters(), **found)
         return optimizer, None if self.make_scheduler is None else self.make_scheduler(optimizer, num_steps)
 
     def training_step(self, batch: Positions, batch_idx: int) -> dict[str, Tensor]:
@@ -164,7 +165,7 @@ class HeadTraining(pl.LightningModule):
             return total / weight
 
         batches, steps = data.shuffled_training(data.batch_size * accumulated), trial_steps(num_steps)
-        rate, scores = best_rate(self.head, self.make_optimizer, batches, steps, loss_of, score_of)
+        rate, scores = best_rate(self.head, self._optimizers(), batches, steps, loss_of, score_of)
         if is_first_process():
             tried = ", ".join(f"{tried:.2g}: {score:.4f}" for tried, score in scores.items())
             print(
@@ -172,6 +173,17 @@ class HeadTraining(pl.LightningModule):
                 flush=True,
             )
         return rate
+
+    def _optimizers(self) -> partial[torch.optim.Optimizer]:
+        """The optimizer with one kernel for all weights, where it has one: small heads spend much of a step there.
+
+        Not under mixed precision: Lightning clips no gradients of such optimizers there.
+        """
+        mixed = self._trainer is not None and "mixed" in str(self.trainer.precision)
+        known = inspect.signature(self.make_optimizer.func).parameters
+        if mixed or "fused" not in known or {"fused", "foreach"} & self.make_optimizer.keywords.keys():
+            return self.make_optimizer
+        return partial(self.make_optimizer, fused=True)
 
     @property
     def _place(self) -> torch.device:

@@ -15,6 +15,8 @@ from toolkit.training.mixed_texts import MixedTexts
 from toolkit.training.states import Positions, States, joined
 
 MOST_EXAMPLES, MOST_BYTES = 512, 2**27  # of states that are computed together, in the draft's number format
+ENOUGH_TOKENS = 1024  # of a forward: from here on it takes no row with
+MOST_PADDING = 0.05  # of its length as padding, and another forward begins
 
 
 class OnlineStates(States):
@@ -52,12 +54,25 @@ class OnlineStates(States):
 
     def gather(self, examples: Iterable[int]) -> dict[int, Positions]:
         """The positions of each of these examples; those of like length share a forward."""
-        by_length = sorted(examples, key=lambda example: (self.texts.lengths[example], example))
         found: dict[int, Positions] = {}
-        for first in range(0, len(by_length), self.batch_size):
-            chunk = by_length[first : first + self.batch_size]
+        for chunk in self._chunks(examples):
             found |= zip(chunk, self._forward(chunk), strict=True)
         return found
+
+    def _chunks(self, examples: Iterable[int]) -> Iterator[list[int]]:
+        """The examples of each forward, the longest first: at most `batch_size`, fewer rather than much padding."""
+        chunk: list[int] = []
+        for example in sorted(examples, key=lambda one: (-self.texts.lengths[one], one)):
+            longest = int(self.texts.lengths[chunk[0]]) if chunk else 0
+            padding = longest - int(self.texts.lengths[example])
+            if len(chunk) == self.batch_size or (
+                longest * len(chunk) >= ENOUGH_TOKENS and padding > MOST_PADDING * longest
+            ):
+                yield chunk
+                chunk = []
+            chunk.append(example)
+        if chunk:
+            yield chunk
 
     def _forward(self, examples: Sequence[int]) -> list[Positions]:
         texts = [self.texts.tokens(example) for example in examples]
