@@ -125,8 +125,8 @@ def _many_against_one() -> dict[str, Any]:
         "One epoch over the toy draft's states (d = 96), depths 0 to 4 with w_rej of 1, 3, 6 and 12, beside the head of "
         f"depth {DEPTH} and w_rej = 6. CPU seconds of one thread, medians of {ROUNDS} [least, most]. Bound: (draft + all "
         "heads) / (draft + one head). *Of the parts*: from the seconds of the features alone and of each head's steps "
-        "alone, on batches in memory. *Of the products*: from the operations of the draft's and the heads' matrix products; what "
-        f"steps cost beside products is no part of it.\n\n{markdown(pd.DataFrame(lines))}"
+        "alone, on batches in memory. *Of the products*: from the operations of the draft's and the heads' matrix products; "
+        f"what steps cost beside products is no part of it.\n\n{markdown(pd.DataFrame(lines))}"
     )
     return {"most": max(share for pair in shares for share in pair), "text": text}
 

@@ -38,7 +38,7 @@ GOOD: dict[str, list[str]] = {
         "w_rejs=[1]",
         "max_epochs=1",
         "optimizer.lr=.001",
-    ],  # fmt: skip
+    ],
     "sweep": ["prompts.split=dev", *LIVE],
     "quickstart_sweep": ["prompts.split=dev", *LIVE],
     "frontier": ["dev=[{sweep}]", "test=[{other}]", "resamples=20"],
