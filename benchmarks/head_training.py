@@ -38,7 +38,7 @@ def head_defaults() -> str:
     """The default training line against a sweep of learning rates, on drafts of 64, 96 and 768 dimensions."""
     torch.set_num_threads(1)
     texts = [
-        _run(responses, "responses", [f"prompts=toy_{domain}", "prompts.split=train", f"prompts.limit={PROMPTS}"])
+        run_stage(responses, "responses", [f"prompts=toy_{domain}", "prompts.split=train", f"prompts.limit={PROMPTS}"])
         for domain in DOMAINS
     ]
     lines = [line for width in WIDTHS for line in _width(width, texts)]
@@ -58,8 +58,8 @@ def head_defaults() -> str:
 
 def _width(width: int, texts: Sequence[Path]) -> list[dict[str, Any]]:
     """The table's lines of one draft: default, paper's settings, the sweep's best; probe and confidence beside."""
-    pair = [f"pair.draft={_draft(width)}"]
-    data = _run(mix, "mix", [f"responses=[{','.join(map(str, texts))}]", "batch_size=32", *pair])
+    pair = [f"pair.draft={draft_of_width(width)}"]
+    data = run_stage(mix, "mix", [f"responses=[{','.join(map(str, texts))}]", "batch_size=32", *pair])
     words = [f"data.path={data}", *QUIET, *pair]
     rates = [RATE_TIMES_WIDTH / width * factor for factor in FACTORS]
     swept = [_trained([*words, f"optimizer.lr={rate:.6g}"]) for rate in rates]
@@ -76,7 +76,7 @@ def _width(width: int, texts: Sequence[Path]) -> list[dict[str, Any]]:
 
 def _trained(words: Sequence[str]) -> dict[str, Any]:
     """Train by the command; what its summary says."""
-    folder = _run(train, "train", words)
+    folder = run_stage(train, "train", words)
     scores = read_json(folder / "metrics.json")
     curve = pd.read_csv(folder / "metrics.csv")
     return {
@@ -89,7 +89,7 @@ def _trained(words: Sequence[str]) -> dict[str, Any]:
     }
 
 
-def _draft(width: int) -> str:
+def draft_of_width(width: int) -> str:
     """A checkpoint of the toy draft in this width, made if it is not there."""
     pair = ModelPair.toy()
     if width == pair.draft.config.hidden_size:
@@ -116,7 +116,7 @@ def calibrations(prompts: int = 200) -> str:
     ):
         fitted = {domain: found["dev"][domain] for domain in known}
         words = [f"head={heads}", f"fit={_mapping(fitted)}", f"traces={_mapping(found['test'])}"]
-        folder = _run(calibration, "calibration", words)
+        folder = run_stage(calibration, "calibration", words)
         parts += [f"## {title}", "", *_tables(folder), ""]
         for figure in sorted(folder.glob("reliability-*.png")):
             name = f"{figure.stem}-{'instruct' if len(known) == 1 else 'all'}.png"
@@ -158,9 +158,9 @@ def _tables(folder: Path) -> list[str]:
 
 def _instruct_heads() -> Path:
     """A folder of both heads, trained by default on training prompts of `instruct`."""
-    texts = _run(responses, "responses", ["prompts=toy_instruct", "prompts.split=train", "prompts.limit=1000"])
-    mixed = _run(mix, "mix", [f"responses={texts}", "batch_size=32"])
-    recorded = _run(
+    texts = run_stage(responses, "responses", ["prompts=toy_instruct", "prompts.split=train", "prompts.limit=1000"])
+    mixed = run_stage(mix, "mix", [f"responses={texts}", "batch_size=32"])
+    recorded = run_stage(
         traces,
         "traces",
         [f"responses={texts}", "hidden=true", "max_drafted=1", "replicates=2", "heads={}", "batch_size=16"],
@@ -170,7 +170,7 @@ def _instruct_heads() -> Path:
         [f"data.path={mixed}", "head.depth=3"],
         ["model=preread_head", "data=traced", f"data.path={recorded}"],
     ):
-        folder = _run(train, "train", [*words, "logger=csv"])
+        folder = run_stage(train, "train", [*words, "logger=csv"])
         shutil.copytree(folder / "head", heads, dirs_exist_ok=True)
     return heads
 
@@ -179,11 +179,13 @@ def _recorded(domain: str, split: str, count: int) -> Path:
     """Traces of frozen prompts, with states."""
     words = [f"prompts=toy_{domain}", f"prompts.split={split}", f"prompts.limit={count}", "batch_size=64"]
     seed = 1 + ("dev", "test").index(split)
-    texts = _run(responses, "responses", [*words, f"sampling.seed={seed}", "sampling.max_new_tokens=96"])
-    return _run(traces, "traces", [f"responses={texts}", "hidden=true", "max_drafted=10", "heads={}", "batch_size=16"])
+    texts = run_stage(responses, "responses", [*words, f"sampling.seed={seed}", "sampling.max_new_tokens=96"])
+    return run_stage(
+        traces, "traces", [f"responses={texts}", "hidden=true", "max_drafted=10", "heads={}", "batch_size=16"]
+    )
 
 
-def _run(module: Any, name: str, words: Sequence[str]) -> Path:
+def run_stage(module: Any, name: str, words: Sequence[str]) -> Path:
     """A stage below FOLDER."""
     folder: Path = module.run(compose(name, [*words, *SHARED]))
     return folder

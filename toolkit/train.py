@@ -77,7 +77,7 @@ def run(cfg: Any) -> Path:
         processes.wait()  # until the first one has made the data and opened the folder
     folders = run_stages(cfg.before, cfg.paths.root_dir)
     data_folder = data_folder_of(cfg, folders)
-    inputs = [*data_class_of(cfg).inputs(data_folder), *pretrained_files(cfg.from_pretrained)]
+    inputs = [*data_class_of(cfg).all_inputs(data_folder, cfg.data), *pretrained_files(cfg.from_pretrained)]
     said = plain(cfg)
     stage = open_stage(
         "train",

@@ -42,7 +42,7 @@ def run(cfg: Any) -> Path:
     """Train every head that the lists of depths and weights name; returns the folder."""
     check_metric(cfg)
     folder = data_folder_of(cfg, {})
-    stage = open_stage("train_heads", cfg, inputs=data_class_of(cfg).inputs(folder))
+    stage = open_stage("train_heads", cfg, inputs=data_class_of(cfg).all_inputs(folder, cfg.data))
     if not stage.finished:
         data: ExampleData = instantiate(OmegaConf.merge(cfg.data, {"path": str(folder)}))
         data.prepare_data()

@@ -10,6 +10,7 @@ import torch
 from toolkit.errors import InputError
 from toolkit.schema.ranges import AtLeast, Between
 from toolkit.teacher import Text
+from toolkit.training.batches import Examples
 from toolkit.training.resumable import ResumableData
 
 
@@ -25,23 +26,19 @@ class TextBatch:
         return TextBatch([])
 
 
-class TextPart:
+class TextPart(Examples):
     """The texts of a split."""
 
     def __init__(self, texts: Sequence[Text]):
         self.texts = list(texts)
-
-    @property
-    def num_examples(self) -> int:
-        """How many."""
-        return len(self.texts)
+        self.num_examples = len(self.texts)
 
     @property
     def num_tokens(self) -> int:
         """Produced tokens of all texts."""
         return sum(len(produced) for _, produced in self.texts)
 
-    def batch(self, examples: list[int]) -> TextBatch:
+    def batch(self, examples: Sequence[int]) -> TextBatch:
         """Some of them."""
         return TextBatch([self.texts[i] for i in examples])
 

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-import pytorch_lightning as pl
 import torch
 from torch import Tensor
 
@@ -16,7 +15,7 @@ from toolkit.distillation.losses import Loss, Outlook
 from toolkit.distillation.sampling import is_on_policy, own_texts
 from toolkit.distillation.teachers import Teacher, outlook, places, reads
 from toolkit.sampling import Sampling
-from toolkit.training.processes import step_output
+from toolkit.training.whole_steps import WholeSteps
 
 
 @dataclass(frozen=True)
@@ -35,7 +34,7 @@ class OnPolicy:
     seed: int
 
 
-class DraftTraining(pl.LightningModule):
+class DraftTraining(WholeSteps):
     """Logs val/alpha (the chance of acceptance, mean over produced tokens) and val/loss; for the rest see Curves.
 
     draft        a causal language model, in evaluation mode (no dropout); nothing else is in the checkpoints
@@ -81,10 +80,10 @@ class DraftTraining(pl.LightningModule):
             )
         if not batch.texts:  # no text is left for this process: it takes part with a loss of 0
             nothing = torch.stack([0.0 * weights.sum() for weights in self.draft.parameters()]).sum()
-            return step_output(self.trainer, nothing, torch.zeros(()), 0)
+            return self.share_of_step(nothing, nothing.detach(), 0)
         losses = self.loss(self.outlook(batch), self.trainer.global_step / max(self._num_steps, 1))
         total = losses.sum()
-        return step_output(self.trainer, total, total.new_tensor(float(len(losses))), len(losses))
+        return self.share_of_step(total, total.new_tensor(float(len(losses))), len(losses))
 
     def validation_step(self, batch: TextBatch, batch_idx: int) -> None:
         seen = self.outlook(batch)

@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from typing import Any, Protocol
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 import torch
 
 
-class Examples(Protocol):
-    """What batches are made of."""
+class Examples(ABC):
+    """What batches are made of. num_examples: how many there are."""
 
-    @property
-    def num_examples(self) -> int:
-        """How many there are."""
+    num_examples: int
 
-    def batch(self, examples: list[int]) -> Any:
+    @abstractmethod
+    def batch(self, examples: Sequence[int]) -> Any:
         """Some of them, by number."""
+
+    def batches(self, parts: Sequence[Sequence[int]], start: int = 0) -> Iterator[Any]:
+        """The batches of an epoch, from number `start` on; what they hold does not depend on `start`."""
+        for part in parts[start:]:
+            yield self.batch(part)
 
 
 class ExampleBatches:
@@ -55,9 +60,10 @@ class ExampleBatches:
     def __iter__(self) -> Iterator[Any]:
         epoch, start = self.position()
         examples = self.order(epoch)
-        for batch in range(start, len(self)):
-            share = examples[batch * self.batch_size : (batch + 1) * self.batch_size]
-            yield self.states.batch(share) if share else self.states.batch([0]).emptied()
+        parts = [examples[first : first + self.batch_size] for first in range(0, len(examples), self.batch_size)]
+        yield from self.states.batches(parts, start)
+        if len(parts) < len(self):  # too few examples are left for this process
+            yield self.states.batch([0]).emptied()
 
     def order(self, epoch: int) -> list[int]:
         """This process's examples of an epoch, in order."""

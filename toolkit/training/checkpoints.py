@@ -59,6 +59,9 @@ class Checkpoints(pl.callbacks.Checkpoint):
     def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
         self.folder = folder_of(trainer.default_root_dir)
 
+    def on_train_start(self, trainer: Any, *_: Any) -> None:
+        self.last_step = trainer.global_step  # of a resumed training, whose next step may take several batches
+
     def on_train_batch_end(self, trainer: Any, *_: Any) -> None:
         step, due = trainer.global_step, self.every_n_steps
         if step == self.last_step:  # gradients are still being accumulated

@@ -26,9 +26,11 @@ class Curves(pl.Callback):
         self.num_positions: Tensor | int = 0
         self.learning_rate = 0.0
         self.started = 0.0
+        self.last_step = 0
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         self.started = perf_counter()
+        self.last_step = trainer.global_step
 
     def on_train_batch_start(self, trainer: pl.Trainer, *_: Any) -> None:
         self.learning_rate = trainer.optimizers[0].param_groups[0]["lr"]  # at the end it is the next step's
@@ -39,6 +41,9 @@ class Curves(pl.Callback):
         self.total += outputs["total"]
         self.weight += outputs["weight"]
         self.num_positions += outputs["positions"]
+        if trainer.global_step == self.last_step:  # gradients are still being accumulated
+            return
+        self.last_step = trainer.global_step
         if trainer.global_step % trainer.log_every_n_steps == 0 or trainer.is_last_batch:
             self._log(trainer, pl_module)
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from toolkit import journal
 from toolkit.errors import InputError
@@ -12,10 +13,16 @@ from toolkit.lines import first_line
 from toolkit.schema.ranges import AtLeast
 from toolkit.stage import MANIFEST, read_manifest
 from toolkit.teacher import hidden_size
+from toolkit.training.cached import CachedStates, HybridStates, announce, check_present, fill
 from toolkit.training.examples import ExampleData
-from toolkit.training.states import CachedStates, LiveStates, Positions, write_cache
+from toolkit.training.mixed_texts import MixedTexts
+from toolkit.training.online import OnlineStates
+from toolkit.training.shards import FORMAT, Shards
+from toolkit.training.states import Positions
 
 SUMMARY = "summary.json"
+SPLITS = ("train", "validation")
+FEATURES, ON_MISSING = ("online", "cached", "hybrid"), ("generate", "skip", "raise")
 MEND = "delete the folder dataset/ there and run data_gen.mix again"
 STATES = "the draft's final hidden state, after the last norm, at the position that has read the drafted token"
 LABELS = (
@@ -29,8 +36,9 @@ class MixedData(ExampleData):
     path              folder of data_gen.mix; an +experiment=NAME makes one
     draft             the model whose states are read: the one that the tokens were mixed with
     batch_size        examples per batch and process
-    cache_hidden      compute the draft's states once and keep them beside the data set, for all heads and epochs;
-                      False: compute them anew for every batch
+    features          where the draft's states come from: online (computed for every batch), cached (from files of
+                      float16 beside the data set, for all heads and epochs), hybrid (cached as they are first asked for)
+    on_missing        with features=cached, of examples whose states are in no file: generate, skip or raise
     draft_batch_size  examples in one forward of the draft
     shuffle, seed     a new order of the training examples for every epoch
 
@@ -42,7 +50,8 @@ class MixedData(ExampleData):
         path: str | Path,
         draft: Any,
         batch_size: Annotated[int, AtLeast(1)] = 32,
-        cache_hidden: bool = True,
+        features: Literal["online", "cached", "hybrid"] = "cached",
+        on_missing: Literal["generate", "skip", "raise"] = "generate",
         draft_batch_size: Annotated[int, AtLeast(1)] = 16,
         shuffle: bool = True,
         seed: int = 0,
@@ -50,7 +59,13 @@ class MixedData(ExampleData):
         super().__init__(path, draft, batch_size, shuffle, seed)
         if draft_batch_size < 1:
             raise InputError(f"data.draft_batch_size: expected at least 1, got {draft_batch_size}")
-        self.draft_batch_size, self.cache_hidden = draft_batch_size, cache_hidden
+        for key, value, known in (("features", features, FEATURES), ("on_missing", on_missing, ON_MISSING)):
+            if value not in known:
+                raise InputError(f"data.{key}: expected one of {', '.join(known)}, got {value!r}")
+        if on_missing != "generate" and features != "cached":
+            raise InputError(f"data.on_missing={on_missing} is for data.features=cached, got data.features={features}")
+        self.features, self.on_missing, self.draft_batch_size = features, on_missing, draft_batch_size
+        self._online: dict[str, OnlineStates] = {}
 
     @staticmethod
     def inputs(folder: Path) -> list[Path]:
@@ -62,33 +77,52 @@ class MixedData(ExampleData):
             raise InputError(f"the data in {folder} are not finished: run data_gen.mix again first")
         return [folder / SUMMARY]
 
+    @classmethod
+    def all_inputs(cls, folder: Path, settings: Mapping[str, Any]) -> list[Path]:
+        skips = settings.get("on_missing") == "skip"
+        return [*cls.inputs(folder), *(sorted(folder.glob("hidden-*/*.safetensors")) if skips else ())]
+
     def head_sizes(self) -> dict[str, int]:
         return {"hidden_size": hidden_size(self.draft)}
 
     @property
     def cache_folder(self) -> Path:
         """Where the states of this draft over these data are kept."""
-        held = [self.weights.fingerprint, self.summary["content"], str(self.draft.dtype), Positions._fields]
+        held = [self._owner, str(FORMAT), Positions._fields]
         return self.path / f"hidden-{content_hash(held)}"
 
     def prepare_data(self) -> None:
-        """Write the cache, on one process of a machine."""
-        if self.cache_hidden:
-            write_cache(self.cache_folder, self.draft, self._load(), self.draft_batch_size)
+        """Write the states that are to be there before the training, on one process of a machine."""
+        if self.features == "online":
+            return
+        shards, online = self._shards(), self._computed()
+        if self.on_missing != "generate":
+            check_present(shards, online, may_lack=self.on_missing == "skip")
+            return
+        announce(self.cache_folder, shards, online)
+        for name in SPLITS if self.features == "cached" else ():
+            fill(shards[name], online[name])
 
     def setup(self, stage: str | None = None) -> None:
         """Open the states of both splits."""
         if self.states:
             return
-        if self.cache_hidden:
-            self.states = {name: CachedStates(self.cache_folder, name) for name in ("train", "validation")}
+        online = self._computed()
+        if self.features == "online":
+            self.states = {**online}
+        elif self.features == "hybrid":
+            self.states = {name: HybridStates(one, online[name]) for name, one in self._shards().items()}
         else:
-            splits = self._load().items()
-            self.states = {name: LiveStates(self.draft, split, self.draft_batch_size) for name, split in splits}
+            self.states = {name: CachedStates(one, online[name].num_examples) for name, one in self._shards().items()}
         for name, states in self.states.items():
-            if not states.num_examples:
+            if not online[name].num_examples:
                 raise InputError(
                     f"{self.path}: no example of the {name} split holds a drafted token; mix more responses"
+                )
+            if not states.num_examples:
+                raise InputError(
+                    f"no example of the {name} split has states in {self.cache_folder}: make them with "
+                    "data.on_missing=generate"
                 )
 
     def about(self) -> dict[str, Any]:
@@ -102,11 +136,27 @@ class MixedData(ExampleData):
             "label": LABELS,
         }
 
-    def _load(self) -> Any:
-        """Raises InputError, one line, if a file of the data set is damaged."""
+    @property
+    def _owner(self) -> dict[str, str]:
+        """Whose states the files hold."""
+        dtype = str(self.draft.dtype).removeprefix("torch.")
+        return {"draft": self.weights.fingerprint, "dtype": dtype, "data": content_hash(self.summary["content"])}
+
+    def _shards(self) -> dict[str, Shards]:
+        return {name: Shards(self.cache_folder, name, self._owner) for name in SPLITS}
+
+    def _computed(self) -> dict[str, OnlineStates]:
+        """Both splits, read once. Raises InputError, one line, if a file of the data set is damaged, or a label no chance."""
+        if not self._online:
+            place = self.path / "dataset"
+            for name, split in self._load(place).items():
+                texts = MixedTexts(split, f"{place} ({name})", MEND)
+                self._online[name] = OnlineStates(self.draft, texts, self.draft_batch_size)
+        return self._online
+
+    def _load(self, place: Path) -> Any:
         from datasets import load_from_disk
 
-        place = self.path / "dataset"
         for path in sorted(found for found in place.rglob("*") if found.is_file()):
             journal.check(path, MEND)
         try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -46,6 +47,11 @@ class ExampleData(ResumableData):
     def inputs(folder: Path) -> list[Path]:
         """The files that say what is in a folder of data. Raises InputError if it is not one, or not finished."""
 
+    @classmethod
+    def all_inputs(cls, folder: Path, settings: Mapping[str, Any]) -> list[Path]:
+        """`inputs`, and what else the batches depend on. settings: the data's keys."""
+        return cls.inputs(folder)
+
     @abstractmethod
     def head_sizes(self) -> dict[str, int]:
         """What a head must know of the draft to be built."""
@@ -58,6 +64,9 @@ class ExampleData(ResumableData):
         """All validation batches, whatever the number of processes."""
         return ExampleBatches(self.states["validation"], self.batch_size)
 
-    def shuffled_training(self) -> ExampleBatches:
-        """All training batches in a fixed random order, whatever the number of processes and where the trainer stands."""
-        return ExampleBatches(self.states["train"], self.batch_size, shuffle=True, seed=self.seed)
+    def shuffled_training(self, batch_size: int | None = None) -> ExampleBatches:
+        """All training batches in a fixed random order, whatever the number of processes and where the trainer stands.
+
+        batch_size  None: that of the training
+        """
+        return ExampleBatches(self.states["train"], batch_size or self.batch_size, shuffle=True, seed=self.seed)

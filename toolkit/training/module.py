@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import Any, ClassVar
 
-import pytorch_lightning as pl
 import torch
 from torch import Tensor
 
@@ -14,11 +14,12 @@ from toolkit.acceptance.calibration.scores import NAMES, CalibrationScores
 from toolkit.training.examples import ExampleData
 from toolkit.training.learning_rate import best_rate, trial_steps
 from toolkit.training.losses import WeightedBCE
-from toolkit.training.processes import is_first_process, step_output
+from toolkit.training.processes import is_first_process
 from toolkit.training.states import Positions
+from toolkit.training.whole_steps import WholeSteps
 
 
-class HeadTraining(pl.LightningModule):
+class HeadTraining(WholeSteps):
     """A head, its loss, its optimizer; validation is reported raw and with the class weight undone.
 
     head       built for the draft's hidden size
@@ -50,35 +51,44 @@ class HeadTraining(pl.LightningModule):
 
     def configure_optimizers(self) -> Any:
         num_steps = int(self.trainer.estimated_stepping_batches)
-        optimizer, schedule = self.build_optimizer(self.trainer.datamodule, num_steps)  # type: ignore[attr-defined]
+        optimizer, schedule = self.build_optimizer(self.trainer.datamodule, num_steps, self.num_shares)  # type: ignore[attr-defined]
         if schedule is None:
             return optimizer
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
 
-    def build_optimizer(self, data: ExampleData, num_steps: int) -> tuple[torch.optim.Optimizer, Any]:
-        """The optimizer, its rate found on the data where none is given, and its schedule, if there is one."""
+    def build_optimizer(self, data: ExampleData, num_steps: int, shares: int = 1) -> tuple[torch.optim.Optimizer, Any]:
+        """The optimizer, its rate found on the data where none is given, and its schedule, if there is one.
+
+        shares  batches that make one step
+        """
         if self.make_optimizer.keywords.get("lr", 0.0) is None and "learning_rate" not in self.about:
-            found_here = self._find_rate(data, num_steps)
+            found_here = self._find_rate(data, num_steps, shares)
             alone = self._trainer is None
             self.about["learning_rate"] = found_here if alone else self.trainer.strategy.broadcast(found_here)
         found = {"lr": self.about["learning_rate"]} if "learning_rate" in self.about else {}
-        optimizer = self.make_optimizer(self.head.parameters(), **found)
+        optimizer = self._optimizers()(self.head.parameters(), **found)
         return optimizer, None if self.make_scheduler is None else self.make_scheduler(optimizer, num_steps)
 
     def training_step(self, batch: Positions, batch_idx: int) -> dict[str, Tensor]:
         total, weight = self.loss_of(self.head, batch)
-        return step_output(self.trainer, total, weight, len(batch.labels))
+        return self.share_of_step(total, weight, len(batch.labels))
 
     def loss_of(self, head: Any, batch: Positions) -> tuple[Tensor, Tensor]:
         """Numerator and denominator of a head's loss on a batch."""
-        return self.loss(head(self._read(batch)), batch.labels)
+        return self.loss(self.logits_of(head, batch), batch.labels)
+
+    def logits_of(self, head: Any, batch: Positions) -> Tensor:
+        """A head's logits of a batch, in float32 at least: what follows is not computed in bfloat16."""
+        logits: Tensor = head(self._read(batch))
+        return logits.float() if logits.dtype.itemsize < 4 else logits
 
     def on_validation_epoch_start(self) -> None:
         for scores in self.scores:
             scores.reset()  # type: ignore[operator]
 
     def validation_step(self, batch: Positions, batch_idx: int) -> None:
-        self.add_scores(self._own_scores(), batch)
+        with torch.autocast(batch.hidden.device.type, enabled=False):  # scores are those of the exported head
+            self.add_scores(self._own_scores(), batch)
 
     def on_validation_epoch_end(self) -> None:
         self.log_dict(self.named(self._own_scores()))
@@ -93,7 +103,7 @@ class HeadTraining(pl.LightningModule):
     def add_scores(self, scores: Mapping[str, CalibrationScores], batch: Positions, head: Any = None) -> None:
         """Add a batch to the sets of scores, by suffix; of another head of the same kind if one is given."""
         head = self.head if head is None else head
-        logits = head(self._read(batch))
+        logits = self.logits_of(head, batch)
         scores[""].update(logits, batch.labels)
         scores["_corrected"].update(head.corrected(logits), batch.labels)
 
@@ -111,26 +121,30 @@ class HeadTraining(pl.LightningModule):
         scores = self.new_scores()
         with torch.no_grad():
             for batch in batches:
-                self.add_scores(scores, self._moved(batch), head)
+                self.add_scores(scores, self.moved(batch), head)
         return scores
 
     def new_scores(self) -> dict[str, CalibrationScores]:
         """Empty sets of scores, by suffix, where the head is."""
         return {suffix: CalibrationScores(sync_on_compute=False).to(self._place) for suffix in self.suffixes}
 
-    def _find_rate(self, data: ExampleData, num_steps: int) -> float:
-        """The learning rate by trial, on all data and not this process's share."""
+    def moved(self, batch: Positions) -> Positions:
+        """A batch where the head is, its states in the head's number format."""
+        return Positions(self._read(batch).to(self._place), *(values.to(self._place) for values in batch[1:]))
+
+    def _find_rate(self, data: ExampleData, num_steps: int, shares: int) -> float:
+        """The learning rate by trial, on all data and not this process's share; shares: batches that make one step."""
 
         def score_of(head: Any) -> float:
             parts = self.evaluate(data.whole_validation(), head)
             return sum(float(parts[suffix].compute()["log_loss_calibrated"]) for suffix in self.outputs)
 
         def loss_of(head: Any, batch: Positions) -> Tensor:
-            total, weight = self.loss_of(head, self._moved(batch))
+            total, weight = self.loss_of(head, self.moved(batch))
             return total / weight
 
-        batches, steps = data.shuffled_training(), trial_steps(num_steps)
-        rate, scores = best_rate(self.head, self.make_optimizer, batches, steps, loss_of, score_of)
+        batches, steps = data.shuffled_training(data.batch_size * shares), trial_steps(num_steps)
+        rate, scores = best_rate(self.head, self._optimizers(), batches, steps, loss_of, score_of)
         if is_first_process():
             tried = ", ".join(f"{tried:.2g}: {score:.4f}" for tried, score in scores.items())
             print(
@@ -139,12 +153,20 @@ class HeadTraining(pl.LightningModule):
             )
         return rate
 
+    def _optimizers(self) -> partial[torch.optim.Optimizer]:
+        """The optimizer with one kernel for all weights, where it has one: small heads spend much of a step there.
+
+        Not under mixed precision: Lightning clips no gradients of such optimizers there.
+        """
+        mixed = self._trainer is not None and "mixed" in str(self.trainer.precision)
+        known = inspect.signature(self.make_optimizer.func).parameters
+        if mixed or "fused" not in known or {"fused", "foreach"} & self.make_optimizer.keywords.keys():
+            return self.make_optimizer
+        return partial(self.make_optimizer, fused=True)
+
     @property
     def _place(self) -> torch.device:
         return next(self.head.parameters()).device
-
-    def _moved(self, batch: Positions) -> Positions:
-        return Positions(*(values.to(self._place) for values in batch))
 
     def _own_scores(self) -> dict[str, CalibrationScores]:
         return dict(zip(self.suffixes, self.scores, strict=True))  # type: ignore[arg-type]

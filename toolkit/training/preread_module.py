@@ -27,11 +27,11 @@ class PrereadTraining(HeadTraining):
 
     def loss_of(self, head: Any, batch: Positions) -> tuple[Tensor, Tensor]:
         known = ~batch.labels.isnan()
-        return self.loss(head(self._read(batch))[known], batch.labels[known])
+        return self.loss(self.logits_of(head, batch)[known], batch.labels[known])
 
     def add_scores(self, scores: Mapping[str, CalibrationScores], batch: Positions, head: Any = None) -> None:
         head = self.head if head is None else head
-        logits = head.corrected(head(self._read(batch)))
+        logits = head.corrected(self.logits_of(head, batch))
         for output, suffix in enumerate(self.suffixes):
             known = ~batch.labels[:, output].isnan()
             scores[suffix].update(logits[known, output], batch.labels[known, output])

@@ -1,4 +1,4 @@
-"""A training in several processes: how they find each other, who goes first, and a loss that does not depend on their number.
+"""A training in several processes: how they find each other and who goes first.
 
     python -m toolkit.train ... trainer=ddp trainer.devices=4                 Lightning starts the other processes
     torchrun --nproc-per-node 4 -m toolkit.train ... trainer=ddp trainer.devices=4
@@ -7,9 +7,7 @@
 Each process runs the whole command. The first one makes the data and opens the output folder; the others wait until it
 has, and find the data made. Under torchrun and Slurm they wait at a barrier. Lightning starts its own only then.
 
-The loss of a step is the quotient of two sums over all processes' positions. DDP and FSDP average gradients over processes,
-so each process multiplies its numerator by their number. A training in n processes thus equals one process with n times
-the batch, up to rounding.
+What a step's loss is then: `toolkit.training.whole_steps`.
 """
 
 from __future__ import annotations
@@ -20,11 +18,10 @@ from collections.abc import Mapping
 from datetime import timedelta
 from typing import Any
 
-import pytorch_lightning as pl
 import torch
 from pytorch_lightning.plugins.environments import ClusterEnvironment, SLURMEnvironment, TorchElasticEnvironment
 from pytorch_lightning.utilities import rank_zero_only
-from torch import Tensor, distributed
+from torch import distributed
 
 from toolkit.errors import InputError
 from toolkit.stage import sweep_name
@@ -129,17 +126,3 @@ def _environment() -> ClusterEnvironment | None:
         if kind.detect():
             return kind()
     return None
-
-
-def step_output(trainer: pl.Trainer, total: Tensor, weight: Tensor, positions: int) -> dict[str, Tensor]:
-    """What a training step returns: the loss of this process, and numerator, denominator and positions of all of them.
-
-    total, weight  numerator and denominator of this process's loss (scalars); positions: how many they are of
-    """
-    if trainer.world_size == 1:
-        count = torch.tensor(positions)
-        return {"loss": total / weight, "total": total.detach(), "weight": weight.detach(), "positions": count}
-    own = torch.stack([total.detach().double(), weight.detach().double(), weight.new_tensor(positions).double()])
-    sums = trainer.strategy.reduce(own, reduce_op="sum")
-    loss = total * trainer.world_size / sums[1].to(total)
-    return {"loss": loss, "total": sums[0], "weight": sums[1], "positions": sums[2]}

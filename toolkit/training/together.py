@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,7 @@ from toolkit.io import write_atomic
 from toolkit.training.batches import ExampleBatches
 from toolkit.training.examples import ExampleData
 from toolkit.training.module import HeadTraining
+from toolkit.training.states import Positions
 
 STATE = "together.pt"
 
@@ -110,19 +111,30 @@ def train_together(
 
 def _epoch(learning: Sequence[Member], data: ExampleData, epoch: int, metric: str) -> None:
     """One pass over the training data, and one over the validation data."""
-    batches = ExampleBatches(
-        data.states["train"], data.batch_size, shuffle=data.shuffle, seed=data.seed, position=lambda: (epoch, 0)
-    )
-    for batch in batches:
-        for member in learning:
-            member.learn(batch)
+    learn_all(learning, epoch_batches(data, epoch))
     sums = [member.module.new_scores() for member in learning]
     with torch.no_grad():
         for batch in data.whole_validation():
+            read = learning[0].module.moved(batch)
             for member, scores in zip(learning, sums, strict=True):
-                member.module.add_scores(scores, batch)
+                member.module.add_scores(scores, read)
     for member, scores in zip(learning, sums, strict=True):
         member.judged(float(member.module.named(scores)[metric]))
+
+
+def epoch_batches(data: ExampleData, epoch: int) -> ExampleBatches:
+    """The training batches of an epoch, in the order they have in a training alone."""
+    return ExampleBatches(
+        data.states["train"], data.batch_size, shuffle=data.shuffle, seed=data.seed, position=lambda: (epoch, 0)
+    )
+
+
+def learn_all(learning: Sequence[Member], batches: Iterable[Positions]) -> None:
+    """One step of every head on every batch; a batch is brought to the heads once."""
+    for batch in batches:
+        read = learning[0].module.moved(batch)
+        for member in learning:
+            member.learn(read)
 
 
 def _save(path: Path, members: Sequence[Member], epoch: int) -> None:

@@ -17,7 +17,7 @@ from toolkit import distill, train
 from toolkit.config import compose
 from toolkit.errors import InputError
 from toolkit.io import read_json
-from toolkit.training.batches import ExampleBatches
+from toolkit.training.batches import ExampleBatches, Examples
 from toolkit.training.processes import check_number, check_processes
 from toolkit.training.states import Positions
 
@@ -29,7 +29,7 @@ SMALL = [
 TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
 
 
-class Numbers:
+class Numbers(Examples):
     """Examples that are their own numbers."""
 
     def __init__(self, count):

@@ -75,6 +75,21 @@ def test_in_float64_alone_and_together_agree(data, tmp_path):
         assert all(torch.allclose(states[0][name], states[1][name], atol=1e-8, rtol=0) for name in states[0])
 
 
+def test_in_float64_the_command_for_one_head_trains_the_same(data, tiny_overrides, tmp_path):
+    """Lightning's loop against ours: last weights after three epochs, the rate found by each."""
+    words = [*tiny_overrides, f"data.path={data.path}", "pair.dtype=float64", "data.batch_size=8", "logger=none"]
+    own = ["trainer.precision=64-true", "trainer.max_epochs=3", "callbacks=checkpoints", "head.depth=1", "loss.w_rej=6"]
+    folder = train.run(compose("train", [*words, *own, f"paths.output_dir={tmp_path}/alone"]))
+    last = torch.load(folder / "checkpoints" / "last.ckpt", weights_only=True)["state_dict"]
+    name, module = "depth-1_w_rej-6", modules(data)["depth-1_w_rej-6"]
+    optimizer, schedule = module.build_optimizer(data, 3 * len(data.shuffled_training()))
+    member = together.Member(name, module, optimizer, schedule)
+    for epoch in range(3):
+        together.learn_all([member], together.epoch_batches(data, epoch))
+    for key, value in module.head.state_dict().items():
+        assert torch.allclose(value, last[f"head.{key}"], atol=1e-8, rtol=0), key
+
+
 def test_an_interrupted_training_goes_on(data, tmp_path, monkeypatch):
     options = {"max_epochs": 4, "patience": 9, "metric": "val/log_loss_calibrated"}
     whole = together.train_together(modules(data), data, tmp_path / "whole", **options)

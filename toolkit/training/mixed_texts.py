@@ -1,0 +1,62 @@
+"""A split of mixed data as flat arrays: tokens of all rows, and the places that hold a drafted token with their labels.
+
+Rows without a drafted token are left out. A row is read up to its last drafted token: what follows has no label, and the
+draft's states do not depend on it.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from toolkit.training.states import check_labels
+
+
+class MixedTexts:
+    """The examples of a split.
+
+    split  a datasets.Dataset with the columns of data_gen.mix
+    where  names it in messages; mend: says there what to do
+
+    num_examples, num_positions  rows with drafted tokens, drafted tokens in all
+    counts [examples]            drafted tokens of each
+    lengths [examples]           tokens up to the last drafted one
+    Raises InputError if a label is no chance.
+    """
+
+    def __init__(self, split: Any, where: str, mend: str):
+        table = split.with_format("arrow")[:]
+        self._tokens, mask, labels = (_flat(table[name]) for name in ("input_ids", "mask", "labels"))
+        ends = np.cumsum([len(row) for row in table["input_ids"]], dtype=np.int64)
+        drafted = np.flatnonzero(mask)
+        rows = np.searchsorted(ends, drafted, side="right")
+        counts = np.bincount(rows, minlength=len(ends))
+        kept = np.flatnonzero(counts)
+        starts = ends - np.diff(ends, prepend=0)
+        self._starts, self._places = starts[kept], drafted - starts[rows]
+        self._labels = torch.from_numpy(labels[drafted])
+        check_labels(self._labels, where, mend)
+        self.counts = counts[kept]
+        self._ends = np.cumsum(self.counts)
+        self.lengths = self._places[self._ends - 1] + 1 if len(kept) else self.counts
+        self.num_examples, self.num_positions = len(kept), len(drafted)
+
+    def tokens(self, example: int) -> list[int]:
+        """Token ids of an example, prompt included, up to its last drafted token."""
+        start = self._starts[example]
+        found: list[int] = self._tokens[start : start + self.lengths[example]].tolist()
+        return found
+
+    def drafted(self, example: int) -> tuple[Tensor, Tensor]:
+        """Places [n] of the drafted tokens within an example, and their labels [n]."""
+        span = slice(self._ends[example] - self.counts[example], self._ends[example])
+        return torch.from_numpy(self._places[span]), self._labels[span]
+
+
+def _flat(column: Any) -> np.ndarray:
+    """All values of a column of lists, one after another."""
+    parts = [chunk.flatten().to_numpy(zero_copy_only=False) for chunk in column.chunks]
+    return parts[0] if len(parts) == 1 else np.concatenate(parts) if parts else np.zeros(0)

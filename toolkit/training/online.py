@@ -1,0 +1,90 @@
+"""States computed by the draft when they are asked for.
+
+The rows of several batches are read together, sorted by length, so that little of a forward is padding. What comes out
+holds none: positions lie one after another. Which batches are read together is a function of their numbers alone. So a
+training that goes on in mid-epoch computes the very numbers that an uninterrupted one does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+from toolkit.teacher import hidden_size, pad_right, picked, states_and_logits_of
+from toolkit.training.mixed_texts import MixedTexts
+from toolkit.training.states import Positions, States, joined
+
+MOST_EXAMPLES, MOST_BYTES = 512, 2**27  # of states that are computed together, in the draft's number format
+ENOUGH_TOKENS = 1024  # of a forward: from here on it takes no row with
+MOST_PADDING = 0.05  # of its length as padding, and another forward begins
+
+
+class OnlineStates(States):
+    """At most `batch_size` examples in one forward of the draft.
+
+    tokens_read, tokens_computed  of all forwards so far; what the second has more is padding
+    """
+
+    def __init__(self, draft: Any, texts: MixedTexts, batch_size: int):
+        self.draft, self.texts, self.batch_size = draft, texts, batch_size
+        self.num_examples, self.num_positions = texts.num_examples, texts.num_positions
+        self.tokens_read = self.tokens_computed = 0
+
+    def batch(self, examples: Sequence[int]) -> Positions:
+        found = self.gather(examples)
+        return joined([found[example] for example in examples])
+
+    def batches(self, parts: Sequence[Sequence[int]], start: int = 0) -> Iterator[Positions]:
+        for first, group in self.groups(parts, start):
+            found = self.gather(sorted({example for part in group for example in part}))
+            for part in group[max(start - first, 0) :]:
+                yield joined([found[example] for example in part])
+
+    def groups(self, parts: Sequence[Sequence[int]], start: int = 0) -> Iterator[tuple[int, Sequence[Sequence[int]]]]:
+        """Number of the first batch and the batches of every group that is read together, from that of `start` on."""
+        largest = max((len(part) for part in parts), default=1)
+        width = max(self.most_examples() // largest, 1)
+        for first in range(start // width * width, len(parts), width):
+            yield first, parts[first : first + width]
+
+    def most_examples(self) -> int:
+        """How many examples of mean length are computed together: MOST_EXAMPLES, fewer if they exceed MOST_BYTES."""
+        mean = self.num_positions / max(self.num_examples, 1) * hidden_size(self.draft) * self.draft.dtype.itemsize
+        return max(min(MOST_EXAMPLES, int(MOST_BYTES / max(mean, 1))), 1)
+
+    def gather(self, examples: Iterable[int]) -> dict[int, Positions]:
+        """The positions of each of these examples; those of like length share a forward."""
+        found: dict[int, Positions] = {}
+        for chunk in self._chunks(examples):
+            found |= zip(chunk, self._forward(chunk), strict=True)
+        return found
+
+    def _chunks(self, examples: Iterable[int]) -> Iterator[list[int]]:
+        """The examples of each forward, the longest first: at most `batch_size`, fewer rather than much padding."""
+        chunk: list[int] = []
+        for example in sorted(examples, key=lambda one: (-self.texts.lengths[one], one)):
+            longest = int(self.texts.lengths[chunk[0]]) if chunk else 0
+            padding = longest - int(self.texts.lengths[example])
+            if len(chunk) == self.batch_size or (
+                longest * len(chunk) >= ENOUGH_TOKENS and padding > MOST_PADDING * longest
+            ):
+                yield chunk
+                chunk = []
+            chunk.append(example)
+        if chunk:
+            yield chunk
+
+    def _forward(self, examples: Sequence[int]) -> list[Positions]:
+        texts = [self.texts.tokens(example) for example in examples]
+        tokens = pad_right(texts)
+        self.tokens_read += sum(map(len, texts))
+        self.tokens_computed += tokens.numel()
+        states, logits = states_and_logits_of(self.draft, tokens)
+        found = []
+        for row, example in enumerate(examples):
+            places, labels = self.texts.drafted(example)
+            read = places.to(states.device)
+            before = logits[row, (places - 1).to(logits.device)].float().log_softmax(-1).exp()
+            confidence = picked(before, tokens[row, places].to(before.device)).to(states.device)
+            found.append(Positions(states[row, read], labels, confidence))
+        return found
