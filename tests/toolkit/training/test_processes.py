@@ -205,6 +205,6 @@ def test_two_processes_distil_the_draft_of_one_with_twice_the_batch(tiny_overrid
     )
     left, right = (load_file(folder / "draft" / "model.safetensors") for folder in (one, tmp_path / "two"))
     for name, values in left.items():
-        torch.testing.assert_close(values, right[name], rtol=0, atol=1e-9)
+        torch.testing.assert_close(values, right[name], rtol=0, atol=1e-6)  # losses are computed in float32
     mine, theirs = (read_json(folder / "metrics.json") for folder in (one, tmp_path / "two"))
     assert mine == pytest.approx(theirs, rel=1e-6)
