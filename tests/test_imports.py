@@ -16,7 +16,7 @@ LAYERS = (
     ("errors", "lines", "transfer", "types"),
     ("config_files", "journal"),
     ("schema",),
-    ("chat", "config", "cost", "energy", "io", "metrics", "models", "prompts", "sampling"),
+    ("chat", "config", "cost", "endpoint", "energy", "io", "metrics", "models", "prompts", "sampling"),
     ("load_cost",),
     (
         "chain",
