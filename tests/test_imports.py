@@ -35,7 +35,7 @@ LAYERS = (
     ("stage",),
     ("engine", "trace"),
     ("pair",),
-    ("acceptance", "padding", "teacher"),
+    ("acceptance", "padding", "served", "teacher"),
     ("decoding", "training"),
     ("api", "decode", "distillation", "sync", "testing", "testing_batches", "train"),
     ("distill", "integrations", "train_heads"),

@@ -26,11 +26,15 @@ LONGEST_REPLY = 2**22  # bytes
 
 
 class Silent(Exception):
-    """No answer came, and another try may bring one; `wait` is how long the server asks for, in seconds."""
+    """No answer came, and another try may bring one.
 
-    def __init__(self, reason: str, wait: float | None = None):
+    wait    how long the server asks for, in seconds
+    status  of HTTP, if there was one
+    """
+
+    def __init__(self, reason: str, wait: float | None = None, status: int | None = None):
         super().__init__(reason)
-        self.wait = wait
+        self.wait, self.status = wait, status
 
 
 class Refused(Exception):
@@ -42,7 +46,11 @@ class Refused(Exception):
 
 
 class Wrong(InputError):
-    """The address or the key is wrong."""
+    """The address or the key is wrong; `status` says which."""
+
+    def __init__(self, reason: str, status: int = 404):
+        super().__init__(reason)
+        self.status = status
 
 
 class _NoRedirects(HTTPRedirectHandler):
@@ -99,7 +107,7 @@ class Client:
     def nonsense(self, answer: Any) -> Silent:
         """The error for an answer that is not what was asked for."""
         text = answer.decode(errors="replace") if isinstance(answer, bytes) else json.dumps(answer)
-        return Silent(f"{self.who}'s answer is no completion: {short(text[:LONGEST])}")
+        return Silent(f"{self.who}'s answer is no completion: {short(text[:LONGEST])}", status=200)
 
     def _read(self, response: Any, deadline: float) -> bytes:
         """A body of bounded size, in bounded time: also from a server that sends it byte by byte."""
@@ -117,9 +125,9 @@ class Client:
         said = f"HTTP {error.code} {error.reason}"
         with error:
             if error.code in WRONG:
-                return Wrong(f"{self.place} answers {said}: {self.mend}")
+                return Wrong(f"{self.place} answers {said}: {self.mend}", error.code)
             if error.code in AGAIN or error.code >= 500:
-                return Silent(f"{self.who} answers {said}", _seconds(error.headers.get("Retry-After")))
+                return Silent(f"{self.who} answers {said}", _seconds(error.headers.get("Retry-After")), error.code)
             return Refused(f"{self.who} refuses it: {said}", _reason(error))
 
 

@@ -199,11 +199,32 @@ class TrainHeads(Command, OnPair):
     optimized_metric: Annotated[str, "validation score whose smallest value says which state is kept"]
 
 
+class Served(Section):
+    model: Annotated[str | None, "what the endpoints call the target"]
+    engine: Annotated[
+        Literal["vllm", "sglang", "transformers", "openai"],
+        "whose words are spoken; transformers (its serve) and openai know fewer, which are refused where they would matter",
+    ]
+    key_variable: Annotated[str | None, "environment variable with the endpoints' key; null: none is sent"]
+    concurrency: Annotated[int, AtLeast(1), "requests to each endpoint at once"]
+    requests_per_minute: Annotated[float, Above(0), "to each endpoint, at most; null: any number"] | None
+    seconds: Annotated[float, Above(0), "one try may take, the whole response included"]
+    attempts: Annotated[int, AtLeast(1), "tries of a row in a row; a second such turn follows"]
+    backoff: Annotated[
+        float, AtLeast(0), "seconds before the second try, then twice as long each time; Retry-After wins"
+    ]
+    request: Annotated[
+        Mapping[str, Any], "further keys of a request, which count as content; null takes one out that is neutral"
+    ]
+
+
 class Responses(Command, OnPrompts):
     module, example = "data_gen.responses", "prompts=toy_instruct prompts.split=train prompts.limit=2000"
     shard_size: Annotated[int, AtLeast(1), "prompts per file; an interruption loses at most one file's work"]
     max_prompt_tokens: Annotated[int, AtLeast(1), "longer prompts are skipped and counted; null: none are"] | None
     batch_size: Annotated[int, AtLeast(1), "prompts decoded together; the responses do not depend on it"]
+    endpoints: Annotated[list[str], "base addresses with /completions, as http://localhost:8000/v1; []: decode here"]
+    served: Annotated[Served, "how endpoints are asked"]
     rank: Annotated[int, AtLeast(0), "which part this process makes: every world_size-th shard of the same folder"]
     world_size: Annotated[int, AtLeast(1), "processes that share the work"]
 

@@ -32,9 +32,7 @@ class Endpoint:
         self, base_url: str, model: str, key_variable: str | None, body: Mapping[str, Any],
         seconds: float, retries: int, backoff: float, workers: int,
     ):  # fmt: skip
-        url = address(
-            base_url, "/chat/completions", "judge.base_url", "; name the key's variable: key_variable=NAME"
-        )
+        url = address(base_url, "/chat/completions", "judge.base_url", "; name the key's variable: key_variable=NAME")
         mend = "expected base_url, model and key_variable of an endpoint"
         self.client = Client(url, key_of(key_variable, "judge.key_variable"), seconds, "the judge", mend)
         self.model = model
@@ -101,7 +99,7 @@ class Endpoint:
         try:
             return self._completion(self.client.post({**self.body, "messages": messages}))
         except Wrong as error:
-            raise Wrong(f"judge: {error}") from None
+            raise Wrong(f"judge: {error}", error.status) from None
 
     def _completion(self, found: Any) -> Reply:
         """What a completion says, and who says it. Raises Silent for what is none."""
