@@ -31,19 +31,19 @@ from toolkit.errors import InputError
 from toolkit.io import content_hash
 from toolkit.pair import fingerprint
 from toolkit.prompts import Prompt
+from toolkit.ranks import RANKS, all_there, joining, part_of, share
 from toolkit.sampling import Sampling
 from toolkit.served import served_pair
 from toolkit.stage import Stage, check_some_done, command, finished_stage, open_stage, prompt_files
 from toolkit.types import Generation
 from toolkit.weights import Weights
 
-IGNORED = ("rank", "world_size", "endpoints", "served")
+IGNORED = (*RANKS, "endpoints", "served")
 
 
 def run(cfg: Any) -> Path:
     """Sample a response of the target to every prompt; returns the output folder."""
-    if not 0 <= cfg.rank < cfg.world_size:
-        raise InputError(f"rank: expected 0 to {cfg.world_size - 1} (world_size - 1), got {cfg.rank}")
+    part = part_of(cfg)
     if cfg.shard_size < 1:
         raise InputError(f"shard_size: expected at least 1, got {cfg.shard_size}")
     said = identity(plain(cfg))
@@ -51,7 +51,6 @@ def run(cfg: Any) -> Path:
     if known is not None:
         return _finished_before(known)
     prompts = instantiate(cfg.prompts).load()
-    part = str(cfg.rank) if cfg.world_size > 1 else ""
     stage = open_stage("responses", said, inputs=prompt_files(cfg), ignore=IGNORED, shared=part)
     if stage.finished:
         return _finished_before(stage)
@@ -60,7 +59,7 @@ def run(cfg: Any) -> Path:
     weights = None if cfg.endpoints else fingerprint(pair.target)
     job = content_hash([stage.identity, weights, [(prompt.id, prompt.content) for prompt in prompts]])
     shards = _shards(len(prompts), cfg.shard_size)
-    mine = [number for number in range(len(shards)) if number % cfg.world_size == cfg.rank]
+    mine = share(range(len(shards)), cfg)
     missing = [number for number in mine if not _exists(stage.folder, number, job)]
     with _Progress(sum(len(shards[number]) for number in mine)) as progress:
         progress.skip(sum(len(shards[number]) for number in mine if number not in missing))
@@ -70,8 +69,10 @@ def run(cfg: Any) -> Path:
         for number in () if cfg.endpoints else missing:
             rows = _respond(pair, prompts, shards[number], sampling, cfg, progress)
             write_shard(stage.folder, number, job, rows)
-    if all(_exists(stage.folder, number, job) for number in range(len(shards))):
-        _finish(stage, prompts, job, {} if cfg.endpoints else Weights.of(pair.target).facts("target"))
+    if all_there(stage, [stage.folder / shard_name(number) for number in range(len(shards))], cfg):
+        with joining(stage) as last:
+            if last:
+                _finish(stage, prompts, job, {} if cfg.endpoints else Weights.of(pair.target).facts("target"))
     return stage.folder
 
 

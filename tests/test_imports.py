@@ -33,7 +33,7 @@ LAYERS = (
     ),
     ("contents",),
     ("stage",),
-    ("engine", "trace"),
+    ("engine", "ranks", "trace"),
     ("pair",),
     ("acceptance", "padding", "served", "teacher"),
     ("decoding", "training"),

@@ -31,12 +31,13 @@ RANKS = (
 )  # of a training in several processes: the first one holds the lock for all
 
 
-def take(folder: Path, name: str = ".lock") -> None:
+def take(folder: Path, name: str = ".lock", every_rank: bool = False) -> None:
     """Hold the folder's lock until `release` or the end of the process; again if this process holds it already.
 
+    every_rank  also in processes of a training, where else the first one holds the lock for all
     Raises InputError, one line with the owner, if another process holds it.
     """
-    if any(os.environ.get(rank, "0") not in ("", "0") for rank in RANKS):
+    if not every_rank and any(os.environ.get(rank, "0") not in ("", "0") for rank in RANKS):
         return
     path = Path(os.path.abspath(folder / name))
     if _HELD.get(str(path), (0, 0))[1] == os.getpid() and path.exists():
