@@ -16,7 +16,7 @@ from toolkit.config import compose
 from toolkit.stage import read_manifest
 
 pytestmark = pytest.mark.slow
-# The classifiers of all three packages end at Python 3.10. joblib's and submitit's run on 3.11 here; Ray's does not install.
+# The classifiers of all three packages end at Python 3.10. They run on 3.11; Ray's needs a joblib below 1.6.
 PLUGINS = {"joblib": "hydra_joblib_launcher", "submitit_local": "hydra_submitit_launcher", "ray": "hydra_ray_launcher"}
 
 
