@@ -4,8 +4,9 @@ Every setting (one method with one setting) is written whole as settings/<hash>.
 rows depend on: method, head weights, models, prompts, sampling. Settings that exist are not made again. Only plain
 decoding is run: its responses are recorded once, and every chain method with token-level rejection is replayed on the
 recording, exactly in distribution. The others, and with source=live all of them, are decoded. The grid does not name
-the output folder, so a larger grid goes on where a smaller one ended. The table rows.parquet holds the settings of the
-last grid (columns: `analysis.tables.rows`).
+the output folder, so a larger grid goes on where a smaller one ended. Processes that share the work (`toolkit.ranks`)
+make every world_size-th setting. The first of them decodes plainly and records, the last one joins. The table
+rows.parquet holds the settings of the last grid (columns: `analysis.tables.rows`).
 """
 
 from __future__ import annotations
@@ -35,11 +36,14 @@ from toolkit.config import instantiate, plain
 from toolkit.errors import InputError, unknown_name
 from toolkit.io import write_json
 from toolkit.lines import first_line
+from toolkit.ranks import RANKS, all_there, alone, joining, part_of, share
 from toolkit.stage import Stage, asked, check_some_done, command, finished_stage, open_stage
 from toolkit.tracking import log_folder, log_image, log_lines, log_scatter, log_summary, log_table, wandb_run
 
 SOURCES = ("live", "traces")
-IGNORED = ("grid", "cost_ratio", "track", "artifacts", "hidden")
+GRID = ("grid", "cost_ratio", "track", "artifacts", "hidden")
+IGNORED = (*GRID, *RANKS)
+RECORDING = ".lock-recording"  # of the one process that decodes plainly and records
 SHOWN_TEXTS = 3  # in tokens.json
 RESAMPLES = 1000  # for the bands of acceptance by position
 
@@ -53,8 +57,9 @@ def run(cfg: Any) -> Path:
     if cfg.source not in SOURCES:
         raise unknown_name("source", str(cfg.source), SOURCES)
     settings = expand(plain(cfg.grid), with_plain=cfg.source == "traces", max_drafted=cfg.max_drafted)
+    part = part_of(cfg)
     known = finished_stage("sweep", cfg, ignore=IGNORED, repairs=True)
-    wanted = asked(cfg, IGNORED, methods=[setting.content for setting in settings])
+    wanted = asked(cfg, GRID, methods=[setting.content for setting in settings])
     if known is not None and known.manifest.get("asked") == wanted:
         print(f"sweep: {len(settings)} settings, finished before")
         _show(known.folder, cfg, known.manifest["num_prompts"])
@@ -62,7 +67,7 @@ def run(cfg: Any) -> Path:
     bench = Workbench(instantiate(cfg.pair), instantiate(cfg.prompts).load(), instantiate(cfg.sampling), cfg.batch_size)
     settings = _possible(settings, bench)
     keys = {setting.name: bench.prepare(setting) for setting in settings}
-    stage = open_stage("sweep", cfg, ignore=IGNORED, repairs=True)
+    stage = open_stage("sweep", cfg, ignore=IGNORED, repairs=True, shared=part)
     paths = {name: stage.folder / "settings" / f"{key}.parquet" for name, key in keys.items()}
     facts = {
         "num_prompts": len(bench.prompts),
@@ -80,8 +85,19 @@ def run(cfg: Any) -> Path:
     done, failures = _work(settings, paths, bench, cfg)
     if not done:
         raise InputError(f"every setting failed, first: {next(iter(failures.values()))}")
-    _publish(stage.folder, settings, done, failures, bench, cfg)
-    return stage.finish(**facts)
+    if cfg.world_size == 1:
+        _publish(stage.folder, settings, done, failures, bench, cfg)
+        return stage.finish(**facts)
+    _check_failures(failures, settings, stage.folder)
+    if all_there(stage, [*paths.values()], cfg):
+        with joining(stage) as last:
+            if last:
+                done = {name: rows for name, path in paths.items() if (rows := _read_rows(path)) is not None}
+                if PLAIN in done and _replayed(settings, bench, cfg):
+                    _write_tokens(stage.folder, _recording(settings, done, paths, bench, cfg), done, cfg)
+                _publish(stage.folder, settings, done, {}, bench, cfg)
+                stage.finish(**facts)
+    return stage.folder
 
 
 def _whole(stage: Stage, facts: dict[str, Any], paths: dict[str, Path]) -> bool:
@@ -109,57 +125,93 @@ def _possible(settings: Sequence[Setting], bench: Workbench) -> list[Setting]:
 def _work(
     settings: Sequence[Setting], paths: dict[str, Path], bench: Workbench, cfg: Any
 ) -> tuple[dict[str, pd.DataFrame], dict[str, str]]:
-    """Rows of every setting that could be had, read from its file or made; and why the others could not."""
+    """Rows of every setting of this process's share, read from its file or made; and why some could not be had.
+
+    Plain decoding belongs to every share: the first process decodes and records, the others wait and read that.
+    """
     done: dict[str, pd.DataFrame] = {}
     failures: dict[str, str] = {}
+    mine = {setting.name for setting in share(settings, cfg)}
+    chosen = [setting for setting in settings if setting.name in mine or setting.method == PLAIN]
+    replayed = _replayed(settings, bench, cfg)
     recording: Recording | None = None
-    replayed = [
-        setting for setting in settings if cfg.source == "traces" and bench.replayable(setting, cfg.max_drafted)
-    ]
-    replayed += [setting for setting in settings if setting.method == UPPER_BOUND]
-    with _Progress(len(settings), len(bench.prompts), cfg.cost_ratio) as progress:
-        for setting in settings:
+    with _Progress(len(chosen), len(bench.prompts), cfg.cost_ratio) as progress:
+        for setting in chosen:
             progress.begin(setting)
+            path = paths[setting.name]
             try:
-                rows = _read_rows(paths[setting.name])
-                if rows is None:
-                    if setting.method == ORACLE:
-                        rows = bench.score_oracle(setting, responses_of(done))
-                    elif setting in replayed:
-                        recording = recording or Recording(
-                            bench, responses_of(done), paths[PLAIN], replayed, cfg.max_drafted, cfg.hidden
-                        )
-                        rows = recording.rows(setting)
-                    else:
-                        rows = bench.decode(setting, progress.prompt_done)
-                    check_some_done(int(rows.error.notna().sum()), len(rows), rows.error.iloc[0], paths[setting.name])
-                    write_parquet(rows, paths[setting.name])
+                rows = _read_rows(path)
+                if rows is None and setting.method == ORACLE:
+                    rows = _written(bench.score_oracle(setting, responses_of(done)), path)
+                elif rows is None and setting in replayed:
+                    recording = recording or _recording(settings, done, paths, bench, cfg)
+                    with alone(path.parent.parent, RECORDING, cfg):
+                        recording.trace_for(setting)
+                    rows = _written(recording.rows(setting), path)
+                elif rows is None:
+                    rows = _decoded(setting, path, bench, cfg, progress)
             except Exception as error:  # whatever it is, the other settings are worth having
                 failures[setting.name] = first_line(f"{type(error).__name__}: {error}")
                 progress.fail(setting, failures[setting.name])
             else:
                 done[setting.name] = rows
                 progress.end(setting, rows)
-    if replayed and PLAIN in done:
-        recording = recording or Recording(
-            bench, responses_of(done), paths[PLAIN], replayed, cfg.max_drafted, cfg.hidden
-        )
-        _write_tokens(paths[PLAIN].parent.parent, recording, replayed, done, cfg.cost_ratio)
+    if replayed and PLAIN in done and cfg.world_size == 1:
+        recording = recording or _recording(settings, done, paths, bench, cfg)
+        _write_tokens(paths[PLAIN].parent.parent, recording, done, cfg)
     return done, failures
 
 
-def _write_tokens(
-    folder: Path, recording: Recording, replayed: Sequence[Setting], done: dict[str, pd.DataFrame], cost_ratio: float
-) -> None:
+def _replayed(settings: Sequence[Setting], bench: Workbench, cfg: Any) -> list[Setting]:
+    """Settings that are scored on the recording."""
+    found = [setting for setting in settings if cfg.source == "traces" and bench.replayable(setting, cfg.max_drafted)]
+    return found + [setting for setting in settings if setting.method == UPPER_BOUND]
+
+
+def _recording(
+    settings: Sequence[Setting], done: dict[str, pd.DataFrame], paths: dict[str, Path], bench: Workbench, cfg: Any
+) -> Recording:
+    """The recording of plain decoding's responses, for all settings that are replayed."""
+    replayed = _replayed(settings, bench, cfg)
+    return Recording(bench, responses_of(done), paths[PLAIN], replayed, cfg.max_drafted, cfg.hidden)
+
+
+def _decoded(setting: Setting, path: Path, bench: Workbench, cfg: Any, progress: _Progress) -> pd.DataFrame:
+    """A decoded setting's rows, written. Plain decoding is shared: one process makes it, the others wait for the file."""
+    if setting.method != PLAIN:
+        return _written(bench.decode(setting, progress.prompt_done), path)
+    with alone(path.parent.parent, RECORDING, cfg):
+        rows = _read_rows(path)
+        return _written(bench.decode(setting, progress.prompt_done), path) if rows is None else rows
+
+
+def _written(rows: pd.DataFrame, path: Path) -> pd.DataFrame:
+    """The rows, in their file. Raises InputError if every prompt has failed."""
+    check_some_done(int(rows.error.notna().sum()), len(rows), rows.error.iloc[0], path)
+    write_parquet(rows, path)
+    return rows
+
+
+def _write_tokens(folder: Path, recording: Recording, done: dict[str, pd.DataFrame], cfg: Any) -> None:
     """tokens.json: a few texts, token by token, as the best replayed setting of every method treats them."""
     best: dict[str, tuple[float, Setting]] = {}
-    for setting in replayed:
+    for setting in recording.settings:
         if setting.name in done and setting.method != UPPER_BOUND:
             counts = counts_of(done[setting.name][list(COUNTS)].sum())
-            found = (metrics.throughput(counts, cost_ratio), setting)
+            found = (metrics.throughput(counts, cfg.cost_ratio), setting)
             best[setting.method] = max(best.get(setting.method, found), found, key=lambda entry: entry[0])
     views = [recording.tokens(setting, SHOWN_TEXTS) for _, setting in sorted(best.values(), key=lambda e: -e[0])]
     write_json(folder / "tokens.json", [view for view in views if view is not None])
+
+
+def _check_failures(failures: dict[str, str], settings: Sequence[Setting], folder: Path) -> None:
+    """Raises InputError if some settings failed."""
+    if failures:
+        reasons = "; ".join(f"{name}: {reason}" for name, reason in failures.items())
+        raise InputError(
+            f"{len(failures)} of {len(settings)} settings failed ({reasons}); the rows of the others are in {folder}; "
+            "run again to retry"
+        )
 
 
 def _publish(
@@ -196,12 +248,7 @@ def _publish(
         log_lines(wandb, "sweep/curves", summary, x, y, "method", "Discard rate against verification rate, per method")
         for figure in figures:
             log_image(wandb, f"sweep/{figure.stem}", figure)
-        if failures:
-            reasons = "; ".join(f"{name}: {reason}" for name, reason in failures.items())
-            raise InputError(
-                f"{len(failures)} of {len(settings)} settings failed ({reasons}); the rows of the others are in {folder}; "
-                "run again to retry"
-            )
+        _check_failures(failures, settings, folder)
         if plain(cfg).get("artifacts"):  # last: a sweep that fails publishes none
             recorded = (sorted((folder / "settings").glob(f"{kind}-*.safetensors")) for kind in ("trace", "logits"))
             for path in chain.from_iterable(recorded):

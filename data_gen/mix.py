@@ -1,7 +1,8 @@
 """python -m data_gen.mix responses=FOLDER: mix responses of the target with tokens of the draft, to train heads on.
 
 Output: `dataset/`, a datasets.DatasetDict (train, validation; split by prompt), and summary.json. While it works, parts
-of PART_ROWS rows lie in `parts/`: run the command again after an interruption and it goes on with the missing ones.
+of PART_ROWS rows lie in `parts/`: run the command again after an interruption and it goes on with the missing ones. Processes
+that share the work (`toolkit.ranks`) make every world_size-th part, and the last one joins them.
 """
 
 from __future__ import annotations
@@ -26,8 +27,9 @@ from toolkit.config import instantiate, plain
 from toolkit.errors import InputError
 from toolkit.io import read_json, write_atomic, write_folder, write_json
 from toolkit.lines import first_line
+from toolkit.ranks import RANKS, all_there, joining, part_of, share
 from toolkit.sampling import Sampling
-from toolkit.stage import command, open_stage
+from toolkit.stage import Stage, command, open_stage
 
 SUMMARY, PARTS = "summary.json", "parts"
 PART_ROWS = 256
@@ -44,27 +46,21 @@ FEATURES = datasets.Features({
 def run(cfg: Any) -> Path:
     """Mix `cfg.responses`; returns the output folder."""
     _check_settings(cfg)
+    part = part_of(cfg)
     responses = read_responses(cfg.responses)
     sampling = sampling_facts(responses.sampling)
-    stage = open_stage("mix", {**plain(cfg), "sampling": sampling}, inputs=responses.inputs)
+    stage = open_stage("mix", {**plain(cfg), "sampling": sampling}, inputs=responses.inputs, ignore=RANKS, shared=part)
     if stage.finished:
         print("finished before:")
         _print_summary(read_json(stage.folder / SUMMARY))
         return stage.folder
     pair = instantiate(cfg.pair)
     facts = {"sampling": sampling, "mixing_ratio": cfg.mixing_ratio, **fingerprints(pair, responses)}
-    table = _mix_parts(pair, responses, cfg, stage.folder / PARTS)
-    prompts = [tuple(row["prompt_ids"]) for row in responses.rows]
-    data = split(table, prompts, cfg.validation_fraction, cfg.seed)
-    summary = summarize(data)
-    check_masks(summary)
-    datasets.disable_progress_bars()
-    write_folder(stage.folder / "dataset", lambda path: data.save_to_disk(str(path)))
-    write_json(stage.folder / SUMMARY, {**summary, **facts})
-    stage.remove(PARTS)
-    stage.finish(**summary, **facts)
-    _print_summary(summary)
-    show(pair.tokenizer, [data["train"][i] for i in range(min(PREVIEW_ROWS, len(data["train"])))])
+    paths = _mix_parts(pair, responses, cfg, stage.folder / PARTS)
+    if all_there(stage, paths, cfg):
+        with joining(stage) as last:
+            if last:
+                _join(stage, pair, responses, cfg, paths, facts)
     return stage.folder
 
 
@@ -110,6 +106,24 @@ def check_masks(summary: Mapping[str, Any]) -> None:
         raise InputError("every position holds a drafted token, so nothing was mixed: raise mixing_ratio")
 
 
+def _join(
+    stage: Stage, pair: Any, responses: Responses, cfg: Any, paths: Sequence[Path], facts: dict[str, Any]
+) -> None:
+    """All parts as one dataset, split and summed up; the parts are deleted."""
+    table = pa.concat_tables([_read_part(path) for path in paths]).combine_chunks()
+    prompts = [tuple(row["prompt_ids"]) for row in responses.rows]
+    data = split(table, prompts, cfg.validation_fraction, cfg.seed)
+    summary = summarize(data)
+    check_masks(summary)
+    datasets.disable_progress_bars()
+    write_folder(stage.folder / "dataset", lambda path: data.save_to_disk(str(path)))
+    write_json(stage.folder / SUMMARY, {**summary, **facts})
+    stage.remove(PARTS)
+    stage.finish(**summary, **facts)
+    _print_summary(summary)
+    show(pair.tokenizer, [data["train"][i] for i in range(min(PREVIEW_ROWS, len(data["train"])))])
+
+
 def _check_settings(cfg: Any) -> None:
     for name in ("mixing_ratio", "validation_fraction"):
         if not 0 < cfg[name] < 1:
@@ -118,22 +132,23 @@ def _check_settings(cfg: Any) -> None:
         raise InputError(f"batch_size: expected at least 1, got {cfg.batch_size}")
 
 
-def _mix_parts(pair: Any, responses: Responses, cfg: Any, folder: Path) -> pa.Table:
-    """All mixed rows in order, as one table; parts that exist are kept."""
+def _mix_parts(pair: Any, responses: Responses, cfg: Any, folder: Path) -> list[Path]:
+    """The files of all mixed rows in order; this process's share is written, parts that exist are kept."""
     from tqdm.auto import tqdm
 
     numbers = range(0, len(responses.rows), PART_ROWS)
     paths = [folder / f"part-{number // PART_ROWS:05d}.parquet" for number in numbers]
-    with tqdm(total=_num_tokens(responses.rows), desc="mix", unit="token", unit_scale=True) as bar:
-        for number, path in zip(numbers, paths, strict=True):
-            rows = responses.rows[number : number + PART_ROWS]
+    mine = [(path, responses.rows[number : number + PART_ROWS]) for number, path in zip(numbers, paths, strict=True)]
+    mine = share(mine, cfg)
+    with tqdm(total=sum(_num_tokens(rows) for _, rows in mine), desc="mix", unit="token", unit_scale=True) as bar:
+        for path, rows in mine:
             if path.exists():
                 bar.initial += _num_tokens(rows)  # keeps tokens/s honest
                 bar.update(_num_tokens(rows))
                 continue
             table = _as_table(_mix_rows(pair, rows, responses.sampling, cfg, bar))
             write_atomic(path, partial(_write_part, table))
-    return pa.concat_tables([_read_part(path) for path in paths]).combine_chunks()
+    return paths
 
 
 def _write_part(table: pa.Table, path: Path) -> None:

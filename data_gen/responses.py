@@ -6,61 +6,73 @@ all lines before it. Rows have their own random numbers, seeded by (sampling.see
 on the batch nor on where an interruption fell. Run the command again, and it goes on with the first shard that is
 missing.
 
+With `endpoints=[URL,...]` the target is asked over HTTP, where vLLM, SGLang or their like serve it (`data_gen.served`). The
+output is the same, and no weights are loaded here. Rows are kept as they come. The seeds are the engine's own then, so
+another run gives other responses. The addresses do not name the folder, and may differ from run to run.
+
 Accounting: done + failed + skipped = input. Failed rows hold an error, skipped ones were left out on purpose.
 """
 
 from __future__ import annotations
 
-import hashlib
-import json
+import sys
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from time import perf_counter
 from typing import Any
 
+from data_gen.served.rows import Work, ask_endpoints, facts_of, identity
+from data_gen.shards import read_shard, row_of, shard_name, write_shard
 from toolkit import config
-from toolkit.config import instantiate
+from toolkit.config import instantiate, plain
 from toolkit.decoding import decode
 from toolkit.errors import InputError
-from toolkit.io import content_hash, write_text
-from toolkit.lines import lines_of
+from toolkit.io import content_hash
 from toolkit.pair import fingerprint
 from toolkit.prompts import Prompt
+from toolkit.ranks import RANKS, all_there, joining, part_of, share
 from toolkit.sampling import Sampling
+from toolkit.served import served_pair
 from toolkit.stage import Stage, check_some_done, command, finished_stage, open_stage, prompt_files
 from toolkit.types import Generation
 from toolkit.weights import Weights
 
-IGNORED = ("rank", "world_size")
+IGNORED = (*RANKS, "endpoints", "served")
 
 
 def run(cfg: Any) -> Path:
     """Sample a response of the target to every prompt; returns the output folder."""
-    if not 0 <= cfg.rank < cfg.world_size:
-        raise InputError(f"rank: expected 0 to {cfg.world_size - 1} (world_size - 1), got {cfg.rank}")
+    part = part_of(cfg)
     if cfg.shard_size < 1:
         raise InputError(f"shard_size: expected at least 1, got {cfg.shard_size}")
-    known = finished_stage("responses", cfg, inputs=prompt_files(cfg), ignore=IGNORED)
+    said = identity(plain(cfg))
+    known = finished_stage("responses", said, inputs=prompt_files(cfg), ignore=IGNORED)
     if known is not None:
         return _finished_before(known)
     prompts = instantiate(cfg.prompts).load()
-    part = str(cfg.rank) if cfg.world_size > 1 else ""
-    stage = open_stage("responses", cfg, inputs=prompt_files(cfg), ignore=IGNORED, shared=part)
+    stage = open_stage("responses", said, inputs=prompt_files(cfg), ignore=IGNORED, shared=part)
     if stage.finished:
         return _finished_before(stage)
-    pair, sampling = instantiate(cfg.pair), instantiate(cfg.sampling)
-    job = content_hash([stage.identity, fingerprint(pair.target), [(prompt.id, prompt.content) for prompt in prompts]])
+    sampling = instantiate(cfg.sampling)
+    pair = served_pair(plain(cfg.pair)) if cfg.endpoints else instantiate(cfg.pair)
+    weights = None if cfg.endpoints else fingerprint(pair.target)
+    job = content_hash([stage.identity, weights, [(prompt.id, prompt.content) for prompt in prompts]])
     shards = _shards(len(prompts), cfg.shard_size)
-    mine = [number for number in range(len(shards)) if number % cfg.world_size == cfg.rank]
+    mine = share(range(len(shards)), cfg)
     missing = [number for number in mine if not _exists(stage.folder, number, job)]
     with _Progress(sum(len(shards[number]) for number in mine)) as progress:
         progress.skip(sum(len(shards[number]) for number in mine if number not in missing))
-        for number in missing:
+        if cfg.endpoints and missing:
+            work = Work(pair, prompts, sampling, stage.folder, job, cfg.max_prompt_tokens)
+            ask_endpoints(work, {number: shards[number] for number in missing}, cfg.endpoints, cfg.served, progress)
+        for number in () if cfg.endpoints else missing:
             rows = _respond(pair, prompts, shards[number], sampling, cfg, progress)
-            _write_shard(stage.folder, number, job, rows)
-    if all(_exists(stage.folder, number, job) for number in range(len(shards))):
-        _finish(stage, pair, prompts, job)
+            write_shard(stage.folder, number, job, rows)
+    if all_there(stage, [stage.folder / shard_name(number) for number in range(len(shards))], cfg):
+        with joining(stage) as last:
+            if last:
+                _finish(stage, prompts, job, {} if cfg.endpoints else Weights.of(pair.target).facts("target"))
     return stage.folder
 
 
@@ -86,29 +98,6 @@ def read_rows(folder: Path | str, statuses: tuple[str, ...] = ("done",)) -> Iter
                 yield row
 
 
-def shard_name(number: int) -> str:
-    """File name of a shard."""
-    return f"shard-{number:05d}.jsonl"
-
-
-def read_shard(path: Path, job: str) -> list[dict[str, Any]]:
-    """Rows of one shard. Raises InputError if it is corrupt or belongs to another job."""
-    mend = "delete it and run data_gen.responses again"
-    try:
-        lines = lines_of(path.read_bytes().decode("utf-8"), keep_ends=True)
-        header, footer = json.loads(lines[0]), json.loads(lines[-1])
-        rows = [json.loads(line) for line in lines[1:-1]]
-    except FileNotFoundError:
-        raise InputError(f"expected a shard at {path}, found none; run data_gen.responses again") from None
-    except (IndexError, ValueError):
-        raise InputError(f"{path} is corrupt (not a whole shard); {mend}") from None
-    if not isinstance(header, dict) or header.get("job") != job:
-        raise InputError(f"{path} belongs to another job (other config, models or prompts); {mend}")
-    if not isinstance(footer, dict) or footer.get("sha256") != _digest(lines[:-1]):
-        raise InputError(f"{path} is corrupt (its hash does not match); {mend}")
-    return rows
-
-
 # -- inside -----------------------------------------------------------------------------------------------------------
 
 
@@ -131,12 +120,12 @@ def _respond(
         try:
             encoded[number] = pair.encode(prompts[number].content)
         except InputError as error:
-            rows[number] = _row(prompts[number], number, "failed", finish_reason="error", error=str(error))
+            rows[number] = row_of(prompts[number], number, "failed", finish_reason="error", error=str(error))
     longest = cfg.max_prompt_tokens
     for number, ids in encoded.items():
         if longest is not None and len(ids) > longest:
             reason = f"{len(ids)} tokens, more than max_prompt_tokens={longest}"
-            rows[number] = _row(prompts[number], number, "skipped", prompt_ids=ids, error=reason)
+            rows[number] = row_of(prompts[number], number, "skipped", prompt_ids=ids, error=reason)
     left = [number for number in numbers if number not in rows]
     progress.skip(len(rows))
     generations = decode(
@@ -149,7 +138,7 @@ def _respond(
         on_finish=progress.finished,
     )
     for number, generation in zip(left, generations, strict=True):
-        rows[number] = _row(
+        rows[number] = row_of(
             prompts[number],
             number,
             "failed" if generation.error else "done",
@@ -162,27 +151,7 @@ def _respond(
     return [rows[number] for number in numbers]
 
 
-def _row(prompt: Prompt, number: int, status: str, **facts: Any) -> dict[str, Any]:
-    empty: dict[str, Any] = {"prompt_ids": [], "token_ids": [], "finish_reason": "", "text": "", "error": None}
-    return {"id": prompt.id, "row": number, "status": status, "answer": prompt.answer, **empty, **facts}
-
-
-def _write_shard(folder: Path, number: int, job: str, rows: list[dict[str, Any]]) -> None:
-    header = {"job": job, "shard": number, "rows": len(rows)}
-    lines = [_line(value) for value in (header, *rows)]
-    write_text(folder / shard_name(number), "".join([*lines, json.dumps({"sha256": _digest(lines)}) + "\n"]))
-
-
-def _line(value: Any) -> str:
-    """JSON on one line; a lone surrogate stays its escape, for there is no UTF-8 of it."""
-    return json.dumps(value, ensure_ascii=False).encode("utf-8", "backslashreplace").decode() + "\n"
-
-
-def _digest(lines: list[str]) -> str:
-    return hashlib.sha256("".join(lines).encode()).hexdigest()
-
-
-def _finish(stage: Stage, pair: Any, prompts: list[Prompt], job: str) -> None:
+def _finish(stage: Stage, prompts: list[Prompt], job: str, weights: dict[str, Any]) -> None:
     """Count every row of every shard and close the manifest."""
     num_shards = len(list(stage.folder.glob("shard-*.jsonl")))
     rows = [row for number in range(num_shards) for row in read_shard(stage.folder / shard_name(number), job)]
@@ -200,7 +169,8 @@ def _finish(stage: Stage, pair: Any, prompts: list[Prompt], job: str) -> None:
         num_shards=num_shards,
         num_tokens=tokens,
         num_truncated=truncated,
-        **Weights.of(pair.target).facts("target"),
+        **weights,
+        **facts_of(stage, job, num_shards),
     )
     print(f"responses: {_sentence(counts)}; {tokens} tokens, {truncated} cut at max_new_tokens")
     for reason in failed[:3]:
@@ -245,9 +215,17 @@ class _Progress:
         self.bar.initial += count  # keeps the estimate of the time left honest
         self.bar.update(count)
 
+    def say(self, line: str) -> None:
+        """A line above the bar."""
+        self.bar.write(f"responses: {line}", file=sys.stderr)
+
     def finished(self, generation: Generation) -> None:
         """One more response."""
-        self.tokens += len(generation.token_ids)
+        self.count(len(generation.token_ids))
+
+    def count(self, num_tokens: int) -> None:
+        """One more response of so many tokens."""
+        self.tokens += num_tokens
         self.bar.set_postfix_str(f"{self.tokens / (perf_counter() - self.started):,.0f} tokens/s", refresh=False)
         self.bar.update()
 

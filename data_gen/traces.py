@@ -1,9 +1,10 @@
 """python -m data_gen.traces responses=FOLDER: record traces, from which every stopping policy can be replayed.
 
 Output: `traces-00000-r0.safetensors`, ... (`shard_size` texts each; r0, r1, ... are replicates: the same texts with new
-acceptance draws) and the manifest. Files are written whole; run the command again after an interruption and it goes on with the
-first that is missing. `toolkit.trace.folders` reads them again. If a finished recording beside it differs in its heads alone
-and holds states (hidden=true), the heads are scored on those, and no model runs.
+acceptance draws) and the manifest. Files are written whole; run the command again after an interruption and it goes on
+with the first that is missing. Processes that share the work (`toolkit.ranks`) write every world_size-th file.
+`toolkit.trace.folders` reads them again. If a finished recording beside it differs in its heads alone and holds states
+(hidden=true), the heads are scored on those, and no model runs.
 """
 
 from __future__ import annotations
@@ -22,16 +23,18 @@ from toolkit.acceptance.folder import head_hash, recorded_scorers
 from toolkit.config import instantiate, plain
 from toolkit.errors import InputError
 from toolkit.io import content_hash, write_json
+from toolkit.ranks import RANKS, all_there, joining, part_of, share
 from toolkit.sampling import Sampling
-from toolkit.stage import command, finished_stage, open_stage
+from toolkit.stage import Stage, command, finished_stage, open_stage
 from toolkit.trace.folders import SUMMARY, file_name, read_file
 
-IGNORED = ("dry_run",)
+IGNORED = ("dry_run", *RANKS)
 PROBE = 4  # texts a dry run records
 
 
 def run(cfg: Any) -> Path:
     """Record traces of `cfg.responses`; returns the output folder."""
+    part = part_of(cfg)
     for name in ("replicates", "shard_size", "batch_size"):
         if cfg[name] < 1:
             raise InputError(f"{name}: expected at least 1, got {cfg[name]}")
@@ -55,28 +58,39 @@ def run(cfg: Any) -> Path:
     if cfg.dry_run:
         _estimate(recorders[0], rows, cfg.replicates)
         return Path()
-    stage = open_stage("traces", said, inputs=responses.inputs, ignore=IGNORED)
+    stage = open_stage("traces", said, inputs=responses.inputs, ignore=IGNORED, shared=part)
+    if stage.finished:
+        return stage.folder
     job = content_hash([stage.identity, sorted(stage.inputs.values()), facts])
     shards = [rows[first : first + cfg.shard_size] for first in range(0, len(rows), cfg.shard_size)]
     paths = [stage.folder / file_name(n, r) for r in range(cfg.replicates) for n in range(len(shards))]
     states = str(getattr(pair.draft, "dtype", None))
     kept = find_kept(stage, facts, states)
     if kept is None:
-        _record_missing(paths, recorders, shards, cfg.batch_size, job)
+        work = [(recorder, shard) for recorder in recorders for shard in shards]
+        _record_missing(share(paths, cfg), share(work, cfg), cfg.batch_size, job)
     else:
         print(f"traces: only the heads are scored, on the states in {kept.folder}")
-        _score_missing(paths, recorders[0], kept, job)
-    totals = _totals(paths, job)
-    size = sum(path.stat().st_size for path in paths)
-    print(f"traces: {len(rows)} texts x {cfg.replicates}, {totals['num_steps']:,} steps, {size / 2**20:.1f} MiB")
-    write_json(stage.folder / SUMMARY, {"job": job, **facts})
-    return stage.finish(
-        job=job, num_texts=len(rows), replicates=cfg.replicates, num_shards=len(shards), **totals, bytes=size,
-        states=states if cfg.hidden else None, **facts,
-    )  # fmt: skip
+        _score_missing(share(paths, cfg), recorders[0], kept, job)
+    if all_there(stage, paths, cfg):
+        with joining(stage) as last:
+            if last:
+                about = {"num_texts": len(rows), "replicates": cfg.replicates, "num_shards": len(shards)}
+                _finish(stage, paths, job, facts, {**about, "states": states if cfg.hidden else None})
+    return stage.folder
 
 
 # -- inside -----------------------------------------------------------------------------------------------------------
+
+
+def _finish(stage: Stage, paths: Sequence[Path], job: str, facts: dict[str, Any], about: dict[str, Any]) -> None:
+    """Count what all files hold, and close the manifest."""
+    totals = _totals(paths, job)
+    size = sum(path.stat().st_size for path in paths)
+    texts, steps = f"{about['num_texts']} texts x {about['replicates']}", totals["num_steps"]
+    print(f"traces: {texts}, {steps:,} steps, {size / 2**20:.1f} MiB")
+    write_json(stage.folder / SUMMARY, {"job": job, **facts})
+    stage.finish(job=job, **about, **totals, bytes=size, **facts)
 
 
 def _totals(paths: Sequence[Path], job: str) -> dict[str, int]:
@@ -89,15 +103,11 @@ def _totals(paths: Sequence[Path], job: str) -> dict[str, int]:
 
 
 def _record_missing(
-    paths: Sequence[Path],
-    recorders: Sequence[Recorder],
-    shards: Sequence[list[dict[str, Any]]],
-    batch_size: int,
-    job: str,
+    paths: Sequence[Path], work: Sequence[tuple[Recorder, list[dict[str, Any]]]], batch_size: int, job: str
 ) -> None:
+    """Files that are not there yet, each a recorder's of some rows."""
     from tqdm.auto import tqdm
 
-    work = [(recorder, rows) for recorder in recorders for rows in shards]
     total, announced = sum(_num_tokens(rows) for _, rows in work), False
     with tqdm(total=total, desc="traces", unit="token", unit_scale=True) as bar:
         for path, (recorder, rows) in zip(paths, work, strict=True):

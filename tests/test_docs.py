@@ -148,6 +148,10 @@ def run_documented(words: list[str], known: dict[str, str], root: Path) -> None:
         known["LIVE"] = str(
             call("analysis.sweep", ["prompts=toy_math", "prompts.split=dev", "source=live"], known, root)
         )
+    if any(word.startswith(("endpoints=", "+hparams_search=")) for word in arguments):  # a server; a multirun
+        told = [PLACEHOLDER.sub(lambda found: known.get(found[0], found[0]), word) for word in arguments]
+        compose(module.rpartition(".")[2], told)
+        return
     if module == "analysis.calibration":
         answers = call("data_gen.responses", ["prompts=toy_instruct", "prompts.split=dev"], known, root)
         others = ["responses=" + config.quoted(str(answers)), "hidden=true"]

@@ -10,13 +10,20 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-PACKAGES = ("toolkit", "data_gen", "analysis", "benchmarks", "tests")  # each may import itself and those before it
+PACKAGES = (
+    "toolkit",
+    "hydra_plugins",
+    "data_gen",
+    "analysis",
+    "benchmarks",
+    "tests",
+)  # each may import itself and those before it
 # Inside the toolkit, lowest first: each may import those of lower layers, and none of its own layer but itself.
 LAYERS = (
     ("errors", "lines", "transfer", "types"),
     ("config_files", "journal"),
     ("schema",),
-    ("chat", "config", "cost", "energy", "io", "metrics", "models", "prompts", "sampling"),
+    ("chat", "config", "cost", "endpoint", "energy", "io", "metrics", "models", "prompts", "sampling"),
     ("load_cost",),
     (
         "chain",
@@ -33,10 +40,10 @@ LAYERS = (
     ),
     ("contents",),
     ("stage",),
-    ("engine", "trace"),
+    ("engine", "ranks", "trace"),
     ("pair",),
-    ("acceptance", "padding", "teacher"),
-    ("decoding", "training"),
+    ("acceptance", "padding", "served", "teacher"),
+    ("decoding", "search", "training"),
     ("api", "decode", "distillation", "sync", "testing", "testing_batches", "train"),
     ("distill", "integrations", "train_heads"),
 )

@@ -92,7 +92,7 @@ def check_choices(words: Sequence[str]) -> None:
     for word in words:
         key, _, value = word.lstrip("+").partition("=")
         group = key.partition("@")[0]
-        known = configs.choices(group) if group and "." not in group else []
+        known = configs.choices(group) if group and "." not in group and not group.startswith("hydra/") else []
         if not known or value == "null" or any(bracket in value for bracket in "({["):
             continue
         for name in value.split(","):

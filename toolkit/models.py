@@ -17,6 +17,8 @@ POSITIONS = ("max_position_embeddings", "max_target_positions", "max_seq_len")  
 
 def vocab_size(model: Any) -> int:
     """Output size of a model: a transformers one, or one that says so itself."""
+    if isinstance(size := getattr(model, "output_size", None), int):
+        return size
     if hasattr(model, "vocab_size") and not hasattr(model, "config"):
         return int(model.vocab_size)
     head: Any = model.get_output_embeddings() if hasattr(model, "get_output_embeddings") else None

@@ -123,8 +123,8 @@ class ModelPair:
         chat_template_options  for prompts that are messages: {"enable_thinking": False}
         Raises InputError if the tokenizers differ, naming the first token that does.
         """
-        sources = [_resolve(source) for source in _draft_names(draft, drafts)]
-        target = _resolve(target)
+        sources = [resolve(source) for source in _draft_names(draft, drafts)]
+        target = resolve(target)
         options: dict[str, Any] = {"dtype": _dtype(dtype), "trust_remote_code": trust_remote_code}
         if attn_implementation is not None:
             options["attn_implementation"] = attn_implementation
@@ -261,12 +261,12 @@ def load_draft(
     options: dict[str, Any] = {"dtype": _dtype(dtype), "trust_remote_code": trust_remote_code, "revision": revision}
     if attn_implementation is not None:
         options["attn_implementation"] = attn_implementation
-    return _load_model(_resolve(source), options, device)
+    return _load_model(resolve(source), options, device)
 
 
 def load_tokenizer(source: str | Path, revision: str | None = None, trust_remote_code: bool = False) -> Any:
     """The tokenizer of a folder, a hub name, or toy/target."""
-    return _load_tokenizer(_resolve(source), revision, trust_remote_code)
+    return _load_tokenizer(resolve(source), revision, trust_remote_code)
 
 
 def check_same_tokenizer(target: Any, draft: Any, name: str = "the draft") -> None:
@@ -304,7 +304,8 @@ def _shipped_head(target: str | Path, drafts: Sequence[str | Path]) -> str | Non
     return str(TOY / "head") if is_toy and (TOY / "head").exists() else None
 
 
-def _resolve(source: str | Path) -> str | Path:
+def resolve(source: str | Path) -> str | Path:
+    """What a library can load: a folder, or a name of the hub. Raises InputError for a folder that is not there."""
     if str(source) in ("toy/target", "toy/draft"):
         return ASSETS / str(source)
     if Path(source).exists():

@@ -81,6 +81,10 @@ class Stage:
         lock.release(self.folder, self._lock)
         return self.folder
 
+    def leave(self) -> None:
+        """Let other processes work here; what is missing is theirs."""
+        lock.release(self.folder, self._lock)
+
     def remove(self, below: str) -> None:
         """Delete the stage's own files in a subfolder; others are left."""
         journal.remove(self.folder, below)

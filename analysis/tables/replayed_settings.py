@@ -60,6 +60,7 @@ class Recording:
     ):
         if bench.sampling.max_length is not None:
             raise InputError("replays know one limit for all texts: expected sampling.max_length=null, or source=live")
+        self.settings = settings
         self.bench, self.responses, self.max_drafted, self.hidden = bench, responses, max_drafted, hidden
         self.folder = path.parent
         self.key = content_hash([path.stem, [list(map(int, ids)) for ids in responses.token_ids]])

@@ -15,6 +15,7 @@ from analysis.tables.rows import COUNTS, FACTS, SETTING, labels
 from tests.analysis.table_sweeps import PAIR, IdPrompts, sweep_config, table
 from tests.offline_runs import inventory
 from toolkit.errors import InputError
+from toolkit.stage import read_manifest
 from toolkit.tensors import save_tensors
 
 SMALL = {"autoregressive": {}, "speculative": {"policy.num_drafted": [2]}}
@@ -233,3 +234,38 @@ def test_prompts_that_cannot_be_decoded_stay_visible(source, tmp_path, monkeypat
     assert rows[rows.prompt == "empty"].error.str.contains("empty").all()
     assert rows[rows.prompt != "empty"].error.isna().all()
     assert torch.tensor(rows[rows.prompt == "empty"][list(COUNTS)].to_numpy(dtype=float)).sum() == 0
+
+
+SHARED = {"speculative": {"policy.num_drafted": [1, 2, 3]}, "tail": {}, "oracle": {}}
+
+
+@pytest.mark.parametrize("source", ["live", "traces"])
+def test_ranks_share_the_settings_and_the_last_one_joins(tmp_path, decoded, source, capsys):
+    grid = {"autoregressive": {}, **SHARED}
+    whole = sweep.run(sweep_config(tmp_path / "whole", grid=grid, source=source))
+    alone = list(decoded)
+    decoded.clear()
+    for rank in (1, 2, 0):
+        folder = sweep.run(sweep_config(tmp_path / "shared", grid=grid, source=source, world_size=3, rank=rank))
+        assert read_manifest(folder)["status"] == ("finished" if rank == 0 else "running")
+    assert sorted(decoded) == sorted(alone)  # plain decoding once, and no setting twice
+    for name in ("rows", "summary"):
+        tables = [read_table(one, name) for one in (whole, folder)]
+        seconds = {"setting_seconds", "seconds"}
+        pd.testing.assert_frame_equal(*(table[[c for c in table if c not in seconds]] for table in tables))
+    assert (folder / "tokens.json").exists() == (whole / "tokens.json").exists()
+    assert not list(folder.glob(".lock*"))
+    capsys.readouterr()
+    sweep.run(sweep_config(tmp_path / "shared", grid=grid, source=source, world_size=3, rank=1))
+    assert "finished before" in capsys.readouterr().out
+
+
+def test_a_rank_with_a_failing_setting_says_so_and_another_try_ends_it(tmp_path, decoded, monkeypatch):
+    config = {"grid": SMALL, "world_size": 2}
+    with monkeypatch.context() as patch:
+        patch.setattr(workbench, "decode", lambda *a, **k: (_ for _ in ()).throw(RuntimeError("power cut")))
+        with pytest.raises(InputError, match="every setting failed.*power cut"):
+            sweep.run(sweep_config(tmp_path, rank=0, **config))
+    sweep.run(sweep_config(tmp_path, rank=0, **config))
+    folder = sweep.run(sweep_config(tmp_path, rank=1, **config))
+    assert read_manifest(folder)["status"] == "finished" and len(read_table(folder, "rows")) == 2 * 7

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from analysis.tables.files import read_parquet, write_parquet
-from data_gen.responses import _write_shard, read_shard
+from data_gen.shards import read_shard, write_shard
 from toolkit import journal
 from toolkit.acceptance.head import AcceptanceHead
 from toolkit.errors import InputError
@@ -36,7 +36,7 @@ def head_config(folder: Path) -> Path:
 
 def shard(folder: Path) -> Path:
     row = {"row": 0, "text": "a\u2028b\u0085c\ud800d"}
-    _write_shard(folder, 0, "job", [row])
+    write_shard(folder, 0, "job", [row])
     assert read_shard(folder / "shard-00000.jsonl", "job") == [row]
     return folder / "shard-00000.jsonl"
 

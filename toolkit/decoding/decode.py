@@ -92,27 +92,31 @@ def _run(job: Job, batch_size: int) -> int:
         return kind(job, sessions, [job.queue.popleft() for _ in range(num_slots)]).run()
 
 
+def prompt_ids(pair: ModelPair, prompt: Prompt, row_id: int, sampling: Sampling) -> list[int]:
+    """The token ids that a prompt is decoded from. Raises InputError, which calls it `row_id`, for one that cannot be."""
+    ids = pair.encode(prompt)[-(sampling.keep_prompt_tokens or 0) :]
+    if not ids:
+        raise InputError(f"prompt {row_id} is empty: expected at least one token")
+    if min(ids) < 0 or max(ids) >= pair.vocab_size:
+        raise InputError(f"prompt {row_id}: expected token ids in [0, {pair.vocab_size}), got {min(ids)}..{max(ids)}")
+    if sampling.room(len(ids)) < 1:
+        raise InputError(
+            f"prompt {row_id}: {len(ids)} tokens leave no room below max_length={sampling.max_length}; shorten the prompt, "
+            "raise max_length or set keep_prompt_tokens"
+        )
+    if len(ids) + sampling.room(len(ids)) > pair.max_length:
+        raise InputError(
+            f"prompt {row_id}: {len(ids)} tokens and max_new_tokens={sampling.max_new_tokens} exceed the context of "
+            f"{pair.max_length}; shorten the prompt or lower max_new_tokens"
+        )
+    return ids
+
+
 def _start(pair: ModelPair, prompt: Prompt, row_id: int, sampling: Sampling) -> Row:
     """A row ready to be queued, or one whose error says why it cannot be."""
     generation = Generation(index=row_id, prompt_ids=[], token_ids=[])
     try:
-        generation.prompt_ids = ids = pair.encode(prompt)[-(sampling.keep_prompt_tokens or 0) :]
-        if not ids:
-            raise InputError(f"prompt {row_id} is empty: expected at least one token")
-        if min(ids) < 0 or max(ids) >= pair.vocab_size:
-            raise InputError(
-                f"prompt {row_id}: expected token ids in [0, {pair.vocab_size}), got {min(ids)}..{max(ids)}"
-            )
-        if sampling.room(len(ids)) < 1:
-            raise InputError(
-                f"prompt {row_id}: {len(ids)} tokens leave no room below max_length={sampling.max_length}; shorten the prompt, "
-                "raise max_length or set keep_prompt_tokens"
-            )
-        if len(ids) + sampling.room(len(ids)) > pair.max_length:
-            raise InputError(
-                f"prompt {row_id}: {len(ids)} tokens and max_new_tokens={sampling.max_new_tokens} exceed the context of "
-                f"{pair.max_length}; shorten the prompt or lower max_new_tokens"
-            )
+        generation.prompt_ids = prompt_ids(pair, prompt, row_id, sampling)
     except InputError as error:
         generation.error, generation.finish_reason = str(error), "error"
     return Row(generation, list(generation.prompt_ids), row_generator(sampling.seed, row_id))

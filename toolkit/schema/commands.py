@@ -72,6 +72,13 @@ class Intervals(Section):
     seed: Annotated[Seed, "of everything random here"]
 
 
+class Shared(Section):
+    rank: Annotated[int, AtLeast(0), "which part this process makes: every world_size-th of the same folder"]
+    world_size: Annotated[
+        int, AtLeast(1), "processes that share the work: -m rank=0,1 world_size=2 hydra/launcher=joblib"
+    ]
+
+
 class Tracked(Section):
     track: Annotated[bool, "log to Weights & Biases (offline unless there is an API key)"]
 
@@ -199,16 +206,35 @@ class TrainHeads(Command, OnPair):
     optimized_metric: Annotated[str, "validation score whose smallest value says which state is kept"]
 
 
-class Responses(Command, OnPrompts):
+class Served(Section):
+    model: Annotated[str | None, "what the endpoints call the target"]
+    engine: Annotated[
+        Literal["vllm", "sglang", "transformers", "openai"],
+        "whose words are spoken; transformers (its serve) and openai know fewer, which are refused where they would matter",
+    ]
+    key_variable: Annotated[str | None, "environment variable with the endpoints' key; null: none is sent"]
+    concurrency: Annotated[int, AtLeast(1), "requests to each endpoint at once"]
+    requests_per_minute: Annotated[float, Above(0), "to each endpoint, at most; null: any number"] | None
+    seconds: Annotated[float, Above(0), "one try may take, the whole response included"]
+    attempts: Annotated[int, AtLeast(1), "tries of a row in a row; a second such turn follows"]
+    backoff: Annotated[
+        float, AtLeast(0), "seconds before the second try, then twice as long each time; Retry-After wins"
+    ]
+    request: Annotated[
+        Mapping[str, Any], "further keys of a request, which count as content; null takes one out that is neutral"
+    ]
+
+
+class Responses(Command, OnPrompts, Shared):
     module, example = "data_gen.responses", "prompts=toy_instruct prompts.split=train prompts.limit=2000"
     shard_size: Annotated[int, AtLeast(1), "prompts per file; an interruption loses at most one file's work"]
     max_prompt_tokens: Annotated[int, AtLeast(1), "longer prompts are skipped and counted; null: none are"] | None
     batch_size: Annotated[int, AtLeast(1), "prompts decoded together; the responses do not depend on it"]
-    rank: Annotated[int, AtLeast(0), "which part this process makes: every world_size-th shard of the same folder"]
-    world_size: Annotated[int, AtLeast(1), "processes that share the work"]
+    endpoints: Annotated[list[str], "base addresses with /completions, as http://localhost:8000/v1; []: decode here"]
+    served: Annotated[Served, "how endpoints are asked"]
 
 
-class Mix(Command, OnPair):
+class Mix(Command, OnPair, Shared):
     module, example = "data_gen.mix", "responses=outputs/responses-HASH"
     responses: Annotated[str | Folders, "folder of data_gen.responses, or a list of them; their sampling is used"]
     mixing_ratio: Annotated[float, Probability, "r: share of positions that keep the target's token"]
@@ -217,7 +243,7 @@ class Mix(Command, OnPair):
     batch_size: Annotated[int, AtLeast(1), "does not change the data, float ties aside"]
 
 
-class Traces(Command, OnPair):
+class Traces(Command, OnPair, Shared):
     module, example = "data_gen.traces", "responses=outputs/responses-HASH"
     responses: Annotated[
         str | Folders,
@@ -293,7 +319,7 @@ class Toy(Command):
     evaluation: Annotated[ToyEvaluation, "what the card reports"]
 
 
-class Sweep(Command, OnPrompts, Labels, Tracked):
+class Sweep(Command, OnPrompts, Labels, Tracked, Shared):
     module, example = "analysis.sweep", "prompts=toy_math prompts.split=dev"
     grid: Annotated[
         Grid,

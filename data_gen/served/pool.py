@@ -1,0 +1,283 @@
+"""Many requests to several endpoints at once: what fails is tried again, and an endpoint that fails for good is left out.
+
+Every endpoint has `concurrency` threads that take rows from one queue. A row is tried `attempts` times in a row, with twice
+as long a wait each time, or as long as the server asks for (which then holds for all of the endpoint's threads). After a
+second such turn a row has failed. An endpoint is left out where it does not answer a plain question either, where its key or
+address is wrong, or after GIVE_UP rows without an answer in a row; its rows go to the others.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from queue import SimpleQueue
+from typing import Any
+from urllib.parse import urlsplit, urlunsplit
+
+from data_gen.served.answers import Unbelievable
+from data_gen.served.requests import Asked, Requests
+from toolkit.endpoint import Client, Refused, Silent, Wrong, address, pause
+from toolkit.errors import InputError
+
+GIVE_UP = 5  # rows without an answer, in a row, until an endpoint is left out
+TURNS = 2  # of a row
+PROBE_SECONDS = 10.0  # for a plain question
+AWAY = (
+    401,
+    403,
+    408,
+    429,
+    502,
+    503,
+    504,
+)  # answers to a plain question that are none; others show that a server is there
+MEND = "expected endpoints and served.key_variable of a server with /v1/completions"
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Of each endpoint. seconds: one try may take; backoff: seconds before the second; requests_per_minute: None: any."""
+
+    concurrency: int
+    requests_per_minute: float | None
+    seconds: float
+    attempts: int
+    backoff: float
+
+
+@dataclass
+class Outcome:
+    """What came of one row: what `read` made of the answer, or a reason. `place`: the endpoint that had it last."""
+
+    asked: Asked
+    place: str
+    answer: Any = None
+    reason: str = ""
+
+
+@dataclass
+class Server:
+    """One endpoint at work. unknown: keys that it does not know, left out; checked: it says which ones it knows."""
+
+    client: Client
+    requests: Requests
+    limits: Limits
+    unknown: list[str] = field(default_factory=list)
+    checked: bool = False
+    left_out: str = ""
+    answered: int = 0
+    unanswered: int = 0
+    lock: threading.Lock = field(default_factory=threading.Lock)
+    free_at: float = 0.0  # when the next request may begin
+
+    @classmethod
+    def at(cls, base_url: str, key: str | None, requests: Requests, limits: Limits) -> Server:
+        """The endpoint of a base address. Raises InputError if it is none."""
+        url = address(base_url, "/completions", "endpoints", "; name the key's variable: served.key_variable=NAME")
+        return cls(Client(url, key, limits.seconds, "the endpoint", MEND), requests, limits)
+
+    @property
+    def place(self) -> str:
+        """For people."""
+        return self.client.place
+
+    def open(self) -> None:
+        """Is it there, does it have the model, which keys does it know? What speaks against it is `left_out`."""
+        try:
+            models = self._ask("/models")
+            known = self._fields()
+        except (Silent, Wrong) as error:
+            self.left_out = str(error)
+            return
+        named = [str(one.get("id")) for one in models if isinstance(one, dict)]
+        if named and self.requests.model not in named and self.requests.engine.name in ("vllm", "sglang"):
+            self.left_out = f"it serves {', '.join(named)}: expected served.model={self.requests.model}"
+        if known:
+            self.checked = True
+            self.unknown = sorted(set(self.requests.body(Asked(0, [0], 1))) - known)
+            needed = [name for name in self.unknown if not self.requests.needless(name)]
+            if needed:
+                self.left_out = f"it does not know {', '.join(needed)} (its openapi.json): another served.engine?"
+
+    def reply(self, asked: Asked, read: Callable[[Any, Asked], Any]) -> Any:
+        """What `read` makes of the answer to one row. Raises Silent, Refused, Wrong, Unbelievable or InputError."""
+        body = {name: value for name, value in self.requests.body(asked).items() if name not in self.unknown}
+        for attempt in range(self.limits.attempts):
+            self._wait()
+            try:
+                return read(self.client.post(body), asked)
+            except Silent as silence:
+                if attempt + 1 == self.limits.attempts or self.left_out:
+                    raise
+                seconds = pause(attempt, self.limits.backoff, silence)
+                if silence.wait is not None:
+                    with self.lock:
+                        self.free_at = max(self.free_at, time.monotonic() + seconds)
+                else:
+                    time.sleep(seconds)
+        raise AssertionError("no attempts")
+
+    def judge(self, error: Exception | None) -> None:
+        """Note how a row went; `left_out` says why nothing more is asked of it, if so."""
+        with self.lock:
+            if error is None:
+                self.answered, self.unanswered = self.answered + 1, 0
+                return
+            self.unanswered += not (isinstance(error, Refused) and self.answered)
+            if self.left_out:
+                return
+            if isinstance(error, Wrong):
+                self.left_out = str(error)
+            elif self.unanswered >= GIVE_UP:
+                self.left_out = f"{GIVE_UP} rows in a row got no answer, the last one: {_said(error)}"
+        if isinstance(error, Silent) and not self.left_out and not self._is_there():
+            self.left_out = str(error)
+
+    def _is_there(self) -> bool:
+        try:
+            self._ask("/models")
+        except (Silent, Wrong):
+            return False
+        return True
+
+    def _wait(self) -> None:
+        """Until the endpoint may be asked again."""
+        with self.lock:
+            start = max(time.monotonic(), self.free_at)
+            rate = self.limits.requests_per_minute
+            self.free_at = start if rate is None else start + 60 / rate
+        time.sleep(max(0.0, start - time.monotonic()))
+
+    def _ask(self, path: str) -> list[Any]:
+        """A list that the server gives; empty if it has none of it. Raises Silent, or Wrong for a wrong key."""
+        url = self.client.url.partition("?")[0].removesuffix("/completions") + path
+        try:
+            found = self.client.get(url, min(PROBE_SECONDS, self.limits.seconds))
+        except (Refused, Silent, Wrong) as error:
+            status = getattr(error, "status", 400)
+            if status is None or status in AWAY:
+                raise
+            return []
+        data = found.get("data") if isinstance(found, dict) else None
+        return data if isinstance(data, list) else []
+
+    def _fields(self) -> set[str]:
+        """The keys that the server's openapi.json lists for our request; empty if it does not say."""
+        parts = urlsplit(self.client.url)
+        for root in ("", parts.path.removesuffix("/completions").removesuffix("/v1")):
+            try:
+                found = self.client.get(
+                    urlunsplit((*parts[:2], f"{root}/openapi.json", "", "")), min(PROBE_SECONDS, self.limits.seconds)
+                )
+                body = found["paths"]["/v1/completions"]["post"]["requestBody"]["content"]["application/json"]["schema"]
+                name = str(body.get("$ref", "")).rpartition("/")[2]
+                return set(found["components"]["schemas"][name]["properties"])
+            except (Silent, Refused, Wrong, LookupError, TypeError, AttributeError):
+                continue
+        return set()
+
+
+class Pool:
+    """Servers that share rows. say: how a line reaches people."""
+
+    def __init__(self, servers: Sequence[Server], say: Callable[[str], None]):
+        self.servers, self.say = list(servers), say
+        self._waiting: deque[tuple[Asked, int]] = deque()
+        self._ready = threading.Condition()
+        self._open = 0  # rows without an outcome
+        self._outcomes: SimpleQueue[Outcome | Server] = SimpleQueue()
+
+    def open(self) -> None:
+        """Look at all servers. Raises InputError if none of them will do."""
+        threads = [threading.Thread(target=server.open, daemon=True) for server in self.servers]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        for server in self.servers:
+            if server.left_out:
+                self.say(f"{server.place} is left out: {server.left_out}")
+        self._check_alive()
+
+    def ask(self, rows: Sequence[Asked], read: Callable[[Any, Asked], Any]) -> Iterator[Outcome]:
+        """An outcome per row, as they come. Raises InputError once no server is left; closing it ends the threads."""
+        self._waiting.extend((one, 0) for one in rows)
+        self._open = len(rows)
+        alive = [server for server in self.servers if not server.left_out]
+        for server in alive:
+            for _ in range(min(server.limits.concurrency, len(rows))):
+                threading.Thread(target=self._work, args=(server, read), daemon=True).start()
+        try:
+            while self._open:
+                found = self._outcomes.get()
+                if isinstance(found, Server):
+                    if found in alive:
+                        alive.remove(found)
+                        self.say(f"{found.place} is left out: {found.left_out}")
+                    self._check_alive()
+                    continue
+                self._open -= 1
+                yield found
+        finally:
+            with self._ready:
+                self._open = 0
+                self._waiting.clear()
+                self._ready.notify_all()
+
+    def _check_alive(self) -> None:
+        if all(server.left_out for server in self.servers):
+            reasons = "; ".join(f"{server.place}: {server.left_out}" for server in self.servers)
+            raise InputError(f"no endpoint is left ({reasons}); what has come is kept: run again when one answers")
+
+    def _work(self, server: Server, read: Callable[[Any, Asked], Any]) -> None:
+        """One thread of a server: rows until there are none, or the server is left out."""
+        while not server.left_out and (taken := self._next(server)) is not None:
+            asked, failures = taken
+            outcome = Outcome(asked, server.place)
+            error: Exception | None = None
+            try:
+                outcome.answer = server.reply(asked, read)
+            except InputError as fault:
+                if isinstance(fault, Wrong):
+                    error = fault
+                else:  # of the row itself: no server will do
+                    outcome.reason = str(fault)
+                    self._outcomes.put(outcome)
+                    continue
+            except Exception as fault:  # whatever it is, it is this row's
+                error = fault
+            server.judge(error)
+            if error is None:
+                self._outcomes.put(outcome)
+            elif server.left_out:
+                self._again(asked, failures)
+            elif failures + 1 < TURNS:
+                self._again(asked, failures + 1)
+            else:
+                outcome.reason = _said(error)
+                self._outcomes.put(outcome)
+        if server.left_out:
+            self._outcomes.put(server)
+
+    def _next(self, server: Server) -> tuple[Asked, int] | None:
+        with self._ready:
+            while self._open and not self._waiting and not server.left_out:
+                self._ready.wait(timeout=1)
+            return self._waiting.popleft() if self._waiting and not server.left_out else None
+
+    def _again(self, asked: Asked, failures: int) -> None:
+        with self._ready:
+            if self._open:
+                self._waiting.append((asked, failures))
+                self._ready.notify()
+
+
+def _said(error: Exception) -> str:
+    """What is wrong, with the server's own words."""
+    if isinstance(error, Refused) and error.said:
+        return f"{error} ({error.said})"
+    known = isinstance(error, Silent | Refused | Unbelievable | InputError)
+    return str(error) if known else f"{type(error).__name__}: {error}"

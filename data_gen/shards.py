@@ -1,0 +1,63 @@
+"""Shards of responses: a header that says which job it belongs to, a row per prompt, a footer with the hash of all lines."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+from typing import Any
+
+from toolkit.errors import InputError
+from toolkit.io import write_text
+from toolkit.lines import lines_of
+from toolkit.prompts import Prompt
+
+
+def shard_name(number: int) -> str:
+    """File name of a shard."""
+    return f"shard-{number:05d}.jsonl"
+
+
+def read_shard(path: Path, job: str) -> list[dict[str, Any]]:
+    """Rows of one shard. Raises InputError if it is corrupt or belongs to another job."""
+    return read_whole(path, job)[1]
+
+
+def read_whole(path: Path, job: str) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """Header and rows of one shard. Raises as `read_shard` does."""
+    mend = "delete it and run data_gen.responses again"
+    try:
+        lines = lines_of(path.read_bytes().decode("utf-8"), keep_ends=True)
+        header, footer = json.loads(lines[0]), json.loads(lines[-1])
+        rows = [json.loads(line) for line in lines[1:-1]]
+    except FileNotFoundError:
+        raise InputError(f"expected a shard at {path}, found none; run data_gen.responses again") from None
+    except (IndexError, ValueError):
+        raise InputError(f"{path} is corrupt (not a whole shard); {mend}") from None
+    if not isinstance(header, dict) or header.get("job") != job:
+        raise InputError(f"{path} belongs to another job (other config, models or prompts); {mend}")
+    if not isinstance(footer, dict) or footer.get("sha256") != _digest_of(lines[:-1]):
+        raise InputError(f"{path} is corrupt (its hash does not match); {mend}")
+    return header, rows
+
+
+def row_of(prompt: Prompt, number: int, status: str, **facts: Any) -> dict[str, Any]:
+    """A row: done, failed (with an error) or skipped (left out on purpose)."""
+    empty: dict[str, Any] = {"prompt_ids": [], "token_ids": [], "finish_reason": "", "text": "", "error": None}
+    return {"id": prompt.id, "row": number, "status": status, "answer": prompt.answer, **empty, **facts}
+
+
+def write_shard(folder: Path, number: int, job: str, rows: list[dict[str, Any]], **about: Any) -> None:
+    """Write a shard whole; its header holds `about`, too."""
+    header = {"job": job, "shard": number, "rows": len(rows), **about}
+    lines = [_line_of(value) for value in (header, *rows)]
+    write_text(folder / shard_name(number), "".join([*lines, json.dumps({"sha256": _digest_of(lines)}) + "\n"]))
+
+
+def _line_of(value: Any) -> str:
+    """JSON on one line; a lone surrogate stays its escape, for there is no UTF-8 of it."""
+    return json.dumps(value, ensure_ascii=False).encode("utf-8", "backslashreplace").decode() + "\n"
+
+
+def _digest_of(lines: list[str]) -> str:
+    return hashlib.sha256("".join(lines).encode()).hexdigest()

@@ -1,0 +1,528 @@
+"""Responses from endpoints: right ones, and servers that are down, slow, busy, or say other things than were asked for."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from data_gen import responses, traces
+from tests.data_gen.stub_target import FIELDS, Status, StubTarget, stub_target
+from toolkit.config import compose
+from toolkit.errors import InputError, StaleError
+from toolkit.stage import read_manifest
+
+COUNT = 11
+QUICK = ["served.backoff=0", "served.seconds=20", "served.attempts=2", "served.concurrency=3"]
+
+
+@pytest.fixture
+def prompts_file(tmp_path: Path) -> Path:
+    path = tmp_path / "prompts.jsonl"
+    lines = [{"id": f"p{i}", "prompt": "the cat " * (1 + i % 3) + str(i), "answer": str(i)} for i in range(COUNT)]
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return path
+
+
+@pytest.fixture
+def stub(checkpoints, monkeypatch):
+    monkeypatch.setenv("no_proxy", "*")
+    with stub_target(str(checkpoints[0])) as found:
+        yield found
+
+
+def words(checkpoints, prompts_file: Path, folder: Path, addresses, *more: str) -> list[str]:
+    target, draft = checkpoints
+    return [
+        f"pair.target={target}", f"pair.draft={draft}", "prompts=jsonl", f"prompts.path={prompts_file}", "shard_size=4",
+        "sampling.max_new_tokens=6", f"paths.output_dir={folder}", f"endpoints=[{','.join(addresses)}]", "served.model=tiny",
+        *QUICK, *more,
+    ]  # fmt: skip
+
+
+@pytest.fixture
+def make(checkpoints, prompts_file, tmp_path, stub):
+    def run(*more: str, addresses=None, folder: str = "out") -> Path:
+        known = [stub.address] if addresses is None else addresses
+        return responses.run(compose("responses", words(checkpoints, prompts_file, tmp_path / folder, known, *more)))
+
+    return run
+
+
+def rows_of(folder: Path) -> list[dict]:
+    return list(responses.read_rows(folder, ("done", "failed", "skipped")))
+
+
+def errors_of(folder: Path) -> list[str]:
+    return [row["error"] for row in rows_of(folder) if row["error"]]
+
+
+# -- servers that do as they are asked --------------------------------------------------------------------------------
+
+
+def test_rows_are_those_of_decoding_here_with_the_servers_tokens(make, stub, checkpoints, tmp_path):
+    folder = make()
+    rows = rows_of(folder)
+    assert [row["row"] for row in rows] == list(range(COUNT)) and {row["status"] for row in rows} == {"done"}
+    for row in rows:
+        said = stub.response({"prompt": row["prompt_ids"], "max_tokens": 6})
+        assert row["token_ids"] == said
+        assert row["finish_reason"] == ("end" if said[-1] == 2 else "length")
+        assert row["text"] == stub.tokenizer.decode(said, skip_special_tokens=True)
+    assert {row["finish_reason"] for row in rows} == {"end", "length"}
+    local = responses.run(
+        compose("responses", [*words(checkpoints, tmp_path / "prompts.jsonl", tmp_path / "here", ()), "endpoints=[]"])
+    )
+    assert [list(row) for row in rows_of(local)] == [list(row) for row in rows]
+    assert [row["prompt_ids"] for row in rows_of(local)] == [row["prompt_ids"] for row in rows]
+
+
+def test_the_manifest_says_who_answered_and_whose_the_seeds_are(make, stub):
+    about = read_manifest(make())["served"]
+    place = f"{stub.address}/completions"
+    assert (
+        about["by"] == {"tiny": COUNT} and about["ids"] == {"returned": COUNT} and about["endpoint"] == {place: COUNT}
+    )
+    assert about["seeds"].startswith("the engine's own")
+    assert about["fields"] == {place: "as its openapi.json lists them"}
+
+
+def test_every_field_of_the_sampling_is_sent(make, stub):
+    make(
+        "sampling.temperature=.7", "sampling.top_p=.9", "sampling.top_k=5", "sampling.min_p=.05",
+        "sampling.repetition_penalty=1.1", "sampling.stop=[zz]",
+    )  # fmt: skip
+    for body in stub.requests:
+        sent = {name: body[name] for name in ("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "stop")}
+        assert sent == {
+            "temperature": 0.7, "top_p": 0.9, "top_k": 5, "min_p": 0.05, "repetition_penalty": 1.1, "stop": ["zz"],
+        }  # fmt: skip
+        assert (body["model"], body["max_tokens"], body["n"], body["stream"]) == ("tiny", 6, 1, False)
+        assert body["stop_token_ids"] == [2] and body["return_token_ids"] is True and body["ignore_eos"] is False
+    assert len({body["seed"] for body in stub.requests}) == COUNT
+
+
+def test_neutral_values_are_sent_too_and_seeds_belong_to_rows(make, stub):
+    make()
+    first = {str(body["prompt"]): body for body in stub.requests}
+    assert all(body["top_k"] == 0 and body["top_p"] == 1 and body["min_p"] == 0 for body in stub.requests)
+    stub.requests.clear()
+    make("served.engine=sglang", folder="other")
+    again = {str(body["prompt"]): body for body in stub.requests}
+    assert {text: body["seed"] for text, body in again.items()} == {text: body["seed"] for text, body in first.items()}
+    assert all(body["top_k"] == -1 for body in stub.requests)
+
+
+def test_stop_strings_end_a_response_with_the_token_that_completes_them(make, stub):
+    spelt = stub.tokenizer("cat sat on", add_special_tokens=False).input_ids
+    stub.response = lambda request: spelt  # type: ignore[method-assign]
+    stub.change = lambda request, answer: {**answer, "choices": [{**answer["choices"][0], "finish_reason": "stop"}]}
+    folder = make("sampling.stop=['on']", "sampling.max_new_tokens=30")
+    assert {(row["finish_reason"], row["text"]) for row in rows_of(folder)} == {("stop", "cat sat ")}
+    assert rows_of(folder)[0]["token_ids"] == spelt
+
+
+def test_an_end_that_the_engine_cuts_off_is_put_back_if_it_is_named(make, stub):
+    def cut(request, answer):
+        choice = answer["choices"][0]
+        if choice["token_ids"][-1] == 2:
+            choice |= {"token_ids": choice["token_ids"][:-1], "matched_stop": 2}
+            answer["usage"]["completion_tokens"] -= 1
+        return answer
+
+    stub.change = cut
+    whole = [stub.response({"prompt": row["prompt_ids"], "max_tokens": 6}) for row in rows_of(make())]
+    assert [row["token_ids"] for row in rows_of(make())] == whole
+
+
+def test_the_key_goes_into_the_header_and_nowhere_else(make, stub, monkeypatch):
+    monkeypatch.setenv("THE_KEY", "sk-secret")
+    folder = make("served.key_variable=THE_KEY")
+    assert {headers["Authorization"] for headers in stub.headers} == {"Bearer sk-secret"}
+    assert not any("sk-secret" in path.read_text() for path in folder.rglob("*") if path.is_file())
+    with pytest.raises(
+        InputError, match="served.key_variable: expected the endpoint's key in .* NO_SUCH_KEY, it is not set"
+    ):
+        make("served.key_variable=NO_SUCH_KEY", folder="other")
+
+
+def test_many_are_asked_at_once_and_no_more(make, stub):
+    stub.change = lambda request, answer: (time.sleep(0.05), answer)[1]
+    make("served.concurrency=4")
+    assert 2 <= stub.most_at_once <= 4
+
+
+def test_no_more_requests_per_minute_than_allowed(make, stub):
+    make("served.requests_per_minute=1200", "served.concurrency=8")
+    gaps = sorted(stub.moments)
+    assert gaps[-1] - gaps[0] >= 0.05 * (COUNT - 1) * 0.9
+
+
+def test_several_endpoints_share_the_rows(make, stub, checkpoints):
+    with stub_target(str(checkpoints[0])) as other:
+        for one in (stub, other):
+            one.change = lambda request, answer: (time.sleep(0.02), answer)[1]
+        folder = make(addresses=[stub.address, other.address])
+        assert len(stub.requests) + len(other.requests) == COUNT and stub.requests and other.requests
+        assert sum(read_manifest(folder)["served"]["endpoint"].values()) == COUNT
+
+
+def test_ranks_share_the_work(make, stub):
+    make("world_size=2", "rank=1")
+    assert len(stub.requests) == 4
+    assert len(rows_of(make("world_size=2", "rank=0"))) == COUNT == len(stub.requests)
+
+
+def test_later_stages_read_them(make, checkpoints, tmp_path):
+    made = make("sampling.max_new_tokens=12")
+    said = [f"pair.target={checkpoints[0]}", f"pair.draft={checkpoints[1]}", f"responses={made}", "max_drafted=3"]
+    folder = traces.run(compose("traces", [*said, f"paths.output_dir={tmp_path / 'traces'}"]))
+    assert read_manifest(folder)["num_texts"] == COUNT
+
+
+# -- what names the folder --------------------------------------------------------------------------------------------
+
+
+def test_the_model_and_the_sampling_name_the_folder_and_no_address_does(make, stub, checkpoints, capsys):
+    folder = make()
+    with stub_target(str(checkpoints[0])) as other:
+        assert make("served.concurrency=1", addresses=[other.address]) == folder and not other.requests
+    assert "finished before" in capsys.readouterr().out
+    with pytest.raises(StaleError, match="served_as.model was 'tiny', is 'large'"):
+        make("served.model=large")
+    with pytest.raises(StaleError, match="served_as"):
+        make(addresses=())
+    with pytest.raises(InputError, match="served.model: expected what the endpoints call the target, got null"):
+        make("served.model=null")
+
+
+# -- servers that fail ------------------------------------------------------------------------------------------------
+
+
+def down(stub: StubTarget) -> None:
+    """From now on nothing is answered."""
+
+    def hang_up(handler) -> None:
+        handler.close_connection = True
+
+    stub.post = stub.get = hang_up  # type: ignore[method-assign]
+
+
+def test_an_endpoint_that_is_down_is_left_out_with_one_line(make, stub, capsys):
+    folder = make(addresses=["http://127.0.0.1:9/v1", stub.address])
+    assert Counter(row["status"] for row in rows_of(folder)) == {"done": COUNT}
+    said = [line for line in capsys.readouterr().err.split("\n") if "left out" in line]
+    assert len(said) == 1 and "http://127.0.0.1:9/v1/completions is left out: the endpoint is out of reach" in said[0]
+
+
+def test_without_any_endpoint_it_ends_in_one_line(make):
+    with pytest.raises(InputError, match="no endpoint is left .*out of reach.*run again when one answers") as caught:
+        make(addresses=["http://127.0.0.1:9/v1"])
+    assert "\n" not in str(caught.value)
+
+
+def test_what_came_before_an_endpoint_went_down_is_not_asked_again(make, stub, checkpoints, tmp_path):
+    def six(request, answer):
+        if len(stub.requests) > 6:
+            down(stub)
+            raise OSError
+        return answer
+
+    stub.change = six
+    with pytest.raises(InputError, match="no endpoint is left"):
+        make("served.concurrency=1")
+    kept = [path for path in (tmp_path / "out").rglob("*.jsonl") if path.parent.name == "rows"]
+    assert (tmp_path / "out" / "shard-00000.jsonl").exists() and len(kept) == 2
+    with kept[-1].open("a") as file:
+        file.write('{"kept": {"row": ')  # as a kill leaves it
+    with stub_target(str(checkpoints[0])) as other:
+        folder = make(addresses=[other.address])
+        assert len(other.requests) == COUNT - 6
+        said = [other.response({"prompt": row["prompt_ids"], "max_tokens": 6}) for row in rows_of(folder)]
+    assert [row["token_ids"] for row in rows_of(folder)] == said
+    assert not (folder / "rows").exists()
+    assert len(read_manifest(folder)["served"]["endpoint"]) == 2
+
+
+def test_the_rows_of_an_endpoint_that_goes_down_go_to_the_others(make, stub, checkpoints, capsys):
+    with stub_target(str(checkpoints[0])) as other:
+        stub.change = lambda request, answer: (down(stub), (_ for _ in ()).throw(OSError()))[1]
+        folder = make(addresses=[stub.address, other.address])
+        assert len(other.requests) == COUNT
+    assert Counter(row["status"] for row in rows_of(folder)) == {"done": COUNT}
+    assert capsys.readouterr().err.count("is left out") == 1
+
+
+def test_an_endpoint_that_stalls_is_left_and_its_rows_are_not_lost(make, stub, checkpoints):
+    with stub_target(str(checkpoints[0])) as other:
+        stub.change = lambda request, answer: (stub.over.wait(30), answer)[1]
+        folder = make("served.seconds=.3", "served.concurrency=5", addresses=[stub.address, other.address])
+    assert Counter(row["status"] for row in rows_of(folder)) == {"done": COUNT}
+
+
+def every_third(stub: StubTarget, fault):
+    """A fault for every third request, and a right answer otherwise."""
+
+    def change(request, answer):
+        return fault(request, answer) if len(stub.requests) % 3 == 0 else answer
+
+    return change
+
+
+def status(code: int, body: str = "", **headers: str):
+    def fault(request, answer):
+        raise Status(code, body, **headers)
+
+    return fault
+
+
+def hang_up(request, answer):
+    raise OSError
+
+
+FAULTS = {
+    "500": status(500), "503": status(503, Retry_After="0"), "429": status(429, Retry_After="0"), "hung up": hang_up,
+    "html": lambda request, answer: b"<html>busy</html>", "cut": lambda request, answer: b'{"choices": [',
+    "not UTF-8": lambda request, answer: b"\xff\xfe",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", FAULTS)
+def test_after_a_fault_it_is_asked_again(make, stub, kind):
+    stub.change = every_third(stub, FAULTS[kind])
+    folder = make("served.concurrency=1")
+    assert Counter(row["status"] for row in rows_of(folder)) == {"done": COUNT}
+    assert len(stub.requests) > COUNT
+
+
+def test_waits_double_and_the_server_may_ask_for_more(make, stub):
+    waits = iter([status(500), status(500), status(429, Retry_After="0.3")])
+    stub.change = lambda request, answer: next(waits, lambda *_: answer)(request, answer)
+    make("served.concurrency=1", "served.attempts=4", "served.backoff=.05")
+    gaps = [later - sooner for sooner, later in zip(stub.moments, stub.moments[1:4], strict=False)]
+    assert gaps[0] >= 0.05 and gaps[1] >= 0.1 and gaps[2] >= 0.3
+
+
+def test_one_refused_row_fails_alone_in_the_servers_words(make, stub):
+    long = json.dumps({"error": {"message": "maximum context length is 5"}})
+    stub.change = lambda request, answer: status(400, long)(0, 0) if len(request["prompt"]) > 5 else answer
+    folder = make("prompts.limit=7")
+    assert set(errors_of(folder)) == {"the endpoint refuses it: HTTP 400 Bad Request (maximum context length is 5)"}
+    assert 0 < len(errors_of(folder)) < 7
+
+
+@pytest.mark.parametrize("code", [401, 403, 404, 302])
+def test_a_wrong_key_or_address_ends_it_at_once(make, stub, code):
+    stub.change = status(code)
+    with pytest.raises(InputError, match=f"answers HTTP {code}.*expected endpoints and served.key_variable"):
+        make("served.concurrency=1")
+    assert len(stub.requests) == 1
+
+
+def test_another_model_than_the_one_asked_for_is_no_target(make, stub):
+    stub.serves = "other"
+    with pytest.raises(InputError, match="it serves other: expected served.model=tiny"):
+        make()
+    assert not stub.requests
+
+
+def test_a_field_that_a_server_does_not_know_is_refused_where_it_matters(make, stub):
+    stub.fields = tuple(name for name in FIELDS if name != "min_p")
+    with pytest.raises(InputError, match="it does not know min_p"):
+        make("sampling.min_p=.1")
+    folder = make(folder="neutral")
+    assert all("min_p" not in body for body in stub.requests)
+    assert [*read_manifest(folder)["served"]["fields"].values()] == [
+        "as its openapi.json lists them, min_p left out (neutral)"
+    ]
+    stub.fields = ()
+    told = read_manifest(make(folder="silent"))["served"]["fields"]
+    assert "may have been ignored" in next(iter(told.values()))
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        (["served.engine=openai", "sampling.top_k=3"], "sampling.top_k: engine=openai knows no top_k"),
+        (["+served.request.temperature=0"], "served.request.temperature: said by model, prompts and sampling"),
+        (["+served.request.top_p=null", "sampling.top_p=.5"], "served.request.top_p: said by"),
+        (["endpoints=[localhost:8000]"], "endpoints: expected an address like"),
+        (["endpoints=['http://a:b@host/v1']"], "expected an address without a password"),
+    ],
+)
+def test_what_cannot_be_asked_is_refused_at_once(make, stub, more, message):
+    with pytest.raises(InputError, match=message) as caught:
+        make(*more)
+    assert "a:b" not in str(caught.value) and not stub.requests
+
+
+# -- servers that lie -------------------------------------------------------------------------------------------------
+
+
+def choice(**changes):
+    """The right answer with a choice that says other things; functions change what was right."""
+
+    def lie(request, answer):
+        right = answer["choices"][0]
+        told = {name: value(right[name]) if callable(value) else value for name, value in changes.items()}
+        ids = told.get("token_ids", right["token_ids"])
+        usage = {**answer["usage"], "completion_tokens": len(ids)}
+        return {**answer, "choices": [{**right, **told}], "usage": usage}
+
+    return lie
+
+
+LIES = {
+    "too many tokens": (choice(token_ids=[5] * 7), "it returns 7 tokens, asked for were 1 to 6"),
+    "none": (choice(token_ids=[]), "it returns 0 tokens, asked for were 1 to 6"),
+    "outside the vocabulary": (choice(token_ids=[5, 10**6]), r"it returns the token 1000000: expected ids in \[0, "),
+    "negative": (choice(token_ids=[-1, 2]), "it returns the token -1"),
+    "no numbers": (choice(token_ids=["a", 2]), "it returns the token 'a'"),
+    "truth": (choice(token_ids=[True, 2]), "it returns the token True"),
+    "another prompt": (choice(prompt_token_ids=[4, 4]), "it has read another prompt"),
+    "a longer prompt": (
+        lambda request, answer: {**answer, "usage": {"prompt_tokens": 99}}, "it has read 99 tokens of a prompt, sent were",
+    ),
+    "miscounted": (
+        lambda request, answer: {**answer, "usage": {"completion_tokens": 1}}, "tokens and says that there are 1",
+    ),
+    "two choices": (lambda request, answer: {**answer, "choices": answer["choices"] * 2}, "expected one choice"),
+    "no choice": (lambda request, answer: {"object": "list"}, "expected one choice"),
+    "a list": (lambda request, answer: [answer], "expected one choice"),
+    "another model": (lambda request, answer: {**answer, "model": "small"}, "it answers as small, asked for was tiny"),
+    "aborted": (choice(finish_reason="abort"), "its finish_reason is 'abort'"),
+    "goes on": (choice(token_ids=[5, 2, 5], finish_reason="length"), "it goes on behind an end of text, token 2 of 3"),
+    "short": (choice(token_ids=[5, 6], finish_reason="length"), "it ends for its length after 2 tokens, asked for were 6"),
+    "another end": (choice(token_ids=[5, 6], finish_reason="stop"), "it stops at the token 6, which ends no text"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", LIES)
+def test_an_answer_to_something_else_is_not_believed(make, stub, kind):
+    lie, reason = LIES[kind]
+    wrong = stub.tokenizer("the cat 0").input_ids
+    stub.change = lambda request, answer: lie(request, answer) if request["prompt"] == wrong else answer
+    folder = make()
+    assert Counter(row["status"] for row in rows_of(folder)) == {"done": COUNT - 1, "failed": 1}
+    with pytest.raises(InputError, match=reason):
+        raise InputError(rows_of(folder)[0]["error"])
+    assert sum(body["prompt"] == wrong for body in stub.requests) == 2  # each turn once: the answer came
+
+
+def test_a_lie_that_is_told_once_costs_nothing(make, stub):
+    told = iter([True])
+    stub.change = lambda request, answer: LIES["negative"][0](request, answer) if next(told, False) else answer
+    assert Counter(row["status"] for row in rows_of(make())) == {"done": COUNT}
+
+
+def test_an_endpoint_that_always_lies_is_left_out(make, stub):
+    stub.change = LIES["another model"][0]
+    with pytest.raises(InputError, match="5 rows in a row got no answer, the last one: it answers as small"):
+        make("served.concurrency=1")
+    assert len(stub.requests) == 5
+
+
+# -- servers that return texts alone ----------------------------------------------------------------------------------
+
+
+def text_alone(request, answer):
+    right = answer["choices"][0]
+    return {**answer, "choices": [{name: right[name] for name in ("index", "text", "finish_reason")}]}
+
+
+def test_texts_are_encoded_again(make, stub):
+    stub.change = text_alone
+    folder = make()
+    said = [stub.response({"prompt": row["prompt_ids"], "max_tokens": 6}) for row in rows_of(folder)]
+    assert [row["token_ids"] for row in rows_of(folder)] == said
+    assert read_manifest(folder)["served"]["ids"] == {"encoded again": COUNT}
+
+
+def test_texts_of_other_tokens_are_dropped_and_counted(make, stub):
+    """The stub spells "the" letter by letter for one prompt: the same text, other tokens."""
+    spelt = [stub.tokenizer(letter, add_special_tokens=False).input_ids[0] for letter in "the"]
+    odd = stub.tokenizer("the cat 0").input_ids
+    usual = stub.response
+    stub.response = lambda request: [*spelt, 2] if request["prompt"] == odd else usual(request)  # type: ignore[method-assign]
+    stub.change = text_alone
+    folder = make()
+    (dropped,) = responses.read_rows(folder, ("skipped",))
+    assert dropped["row"] == 0 and dropped["error"].startswith(
+        "does not round-trip: the text is encoded to other tokens"
+    )
+    assert read_manifest(folder)["served"]["ids"] == {"encoded again": COUNT - 1, "does not round-trip": 1}
+    assert read_manifest(folder)["rows"]["skipped"] == 1
+
+
+def test_a_stop_string_that_is_not_shown_is_not_guessed(make, stub):
+    stub.change = text_alone
+    folder = make("sampling.stop=[zz]")
+    ended = [row for row in rows_of(folder) if row["error"]]
+    assert ended and all("which token has ended the text is not said" in row["error"] for row in ended)
+    assert {row["finish_reason"] for row in rows_of(folder) if not row["error"]} <= {"length", "stop"}
+
+
+def test_log_probabilities_may_say_the_tokens(make, stub):
+    def change(request, answer):
+        right = answer["choices"][0]
+        named = [f"token_id:{one}" for one in right["token_ids"]]
+        return {**answer, "choices": [{**text_alone(request, answer)["choices"][0], "logprobs": {"tokens": named}}]}
+
+    stub.change = change
+    stub.fields = (*FIELDS, "logprobs", "return_tokens_as_token_ids")
+    folder = make("+served.request={logprobs:0,return_tokens_as_token_ids:true}")
+    assert read_manifest(folder)["served"]["ids"] == {"returned": COUNT}
+    assert stub.requests[0]["return_tokens_as_token_ids"] is True
+
+
+def test_an_engine_that_takes_texts_is_asked_in_its_words(make, stub):
+    stub.fields, stub.change = (), text_alone
+    folder = make("served.engine=transformers", "sampling.temperature=.5", "sampling.top_k=7")
+    assert Counter(row["status"] for row in rows_of(folder)) == {"done": COUNT}
+    body = stub.requests[0]
+    assert isinstance(body["prompt"], str) and set(body) == {
+        "model",
+        "prompt",
+        "max_tokens",
+        "seed",
+        "generation_config",
+    }
+    assert json.loads(body["generation_config"]) == {
+        "do_sample": True, "max_new_tokens": 6, "temperature": 0.5, "top_k": 7, "top_p": 1.0, "repetition_penalty": 1.0,
+        "eos_token_id": [2], "pad_token_id": 2,
+    }  # fmt: skip
+
+
+# -- whole processes --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+def test_killed_at_random_moments_no_row_is_asked_twice(checkpoints, prompts_file, tmp_path, stub):
+    stub.change = lambda request, answer: (time.sleep(0.1), answer)[1]
+    said = words(checkpoints, prompts_file, tmp_path / "out", [stub.address], "served.concurrency=1")
+    kills = 0
+    for wanted in (2, 5, 8):
+        process = subprocess.Popen([sys.executable, "-m", "data_gen.responses", *said], stderr=subprocess.DEVNULL)
+        while process.poll() is None and len(stub.requests) < wanted:
+            time.sleep(0.01)
+        process.send_signal(signal.SIGKILL)
+        kills += process.wait() == -signal.SIGKILL
+    assert kills == 3
+    done = subprocess.run([sys.executable, "-m", "data_gen.responses", *said], capture_output=True, text=True)
+    assert done.returncode == 0 and f"{COUNT} done + 0 failed" in done.stdout
+    assert COUNT <= len(stub.requests) <= COUNT + 3  # what was under way at a kill
+
+
+@pytest.mark.slow
+def test_without_an_endpoint_the_command_says_one_line_and_ends_with_1(checkpoints, prompts_file, tmp_path):
+    said = words(checkpoints, prompts_file, tmp_path / "out", ["http://127.0.0.1:9/v1"])
+    done = subprocess.run([sys.executable, "-m", "data_gen.responses", *said], capture_output=True, text=True)
+    assert done.returncode == 1
+    assert [line for line in done.stderr.split("\n") if line.startswith("error: no endpoint is left")]
+    assert "Traceback" not in done.stderr

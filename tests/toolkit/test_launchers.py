@@ -1,0 +1,99 @@
+"""Hydra's launchers, run here: processes share a stage, finished jobs cost nothing, crashed ones are made again."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from data_gen import responses
+from toolkit.config import compose
+from toolkit.stage import read_manifest
+
+pytestmark = pytest.mark.slow
+# The classifiers of all three packages end at Python 3.10. They run on 3.11; Ray's needs a joblib below 1.6.
+PLUGINS = {"joblib": "hydra_joblib_launcher", "submitit_local": "hydra_submitit_launcher", "ray": "hydra_ray_launcher"}
+
+
+def needs(launcher: str):
+    """A mark: without the launcher's package the test is skipped, and says which extra is missing."""
+    missing = importlib.util.find_spec("hydra_plugins." + PLUGINS[launcher]) is None
+    extra = launcher.partition("_")[0]
+    return pytest.param(
+        launcher, marks=pytest.mark.skipif(missing, reason=f"the extra {extra} is not installed"), id=launcher
+    )
+
+
+LAUNCHERS = [needs(launcher) for launcher in PLUGINS]
+
+
+@pytest.fixture
+def words(checkpoints, tmp_path) -> list[str]:
+    path = tmp_path / "prompts.jsonl"
+    path.write_text("".join(json.dumps({"id": i, "prompt": f"the cat {i}"}) + "\n" for i in range(9)))
+    return [
+        f"pair.target={checkpoints[0]}", f"pair.draft={checkpoints[1]}", "prompts=jsonl", f"prompts.path={path}",
+        "shard_size=2", "sampling.max_new_tokens=5",
+    ]  # fmt: skip
+
+
+def launch(launcher: str, tmp_path: Path, words: list[str], *more: str) -> subprocess.CompletedProcess:
+    """A multirun of responses below tmp_path."""
+    said = ["-m", f"hydra/launcher={launcher}", f"paths.root_dir={tmp_path / 'out'}", *words, *more]
+    return subprocess.run(
+        [sys.executable, "-m", "data_gen.responses", *said], capture_output=True, text=True, timeout=500
+    )
+
+
+def made(tmp_path: Path) -> Path:
+    (folder,) = (tmp_path / "out").glob("responses-*")
+    return folder
+
+
+def shards(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in sorted(folder.glob("shard-*"))}
+
+
+@pytest.mark.parametrize("launcher", LAUNCHERS)
+def test_jobs_share_a_stage_finished_ones_cost_nothing_and_lost_parts_are_made_again(launcher, tmp_path, words):
+    ranks = ["world_size=2", "rank=0,1"]
+    done = launch(launcher, tmp_path, words, *ranks)
+    assert done.returncode == 0, done.stderr[-2000:]
+    for _ in range(100):  # the last of two that end together joins; on a file system that tells late, another try does
+        if read_manifest(made(tmp_path))["status"] == "finished":
+            break
+        time.sleep(0.1)
+    whole = responses.run(compose("responses", [*words, f"paths.output_dir={tmp_path / 'whole'}"]))
+    assert shards(made(tmp_path)) == shards(whole) and len(shards(whole)) == 5
+    stamps = {path.name: path.stat().st_mtime_ns for path in made(tmp_path).iterdir()}
+    assert launch(launcher, tmp_path, words, *ranks).returncode == 0
+    assert {path.name: path.stat().st_mtime_ns for path in made(tmp_path).iterdir()} == stamps
+    (made(tmp_path) / "shard-00003.jsonl").unlink()
+    assert launch(launcher, tmp_path, words, *ranks).returncode == 0
+    assert shards(made(tmp_path)) == shards(whole)
+    kept = {name for name, stamp in stamps.items() if (made(tmp_path) / name).stat().st_mtime_ns == stamp}
+    assert {f"shard-0000{n}.jsonl" for n in (0, 1, 2, 4)} <= kept
+
+
+@pytest.mark.parametrize("launcher", LAUNCHERS)
+def test_a_crashed_job_leaves_the_others_whole_and_is_made_again(launcher, tmp_path, words):
+    """One of two jobs cannot find its prompts; once they are there, only that one works."""
+    other = tmp_path / "other.jsonl"
+    both = [f"prompts.path={tmp_path / 'prompts.jsonl'},{other}"]
+    words = [word for word in words if not word.startswith("prompts.path")]
+    failed = launch(launcher, tmp_path, words, *both)
+    assert failed.returncode != 0 and "other.jsonl" in failed.stderr + failed.stdout
+    first = made(tmp_path)
+    stamps = {path.name: path.stat().st_mtime_ns for path in first.iterdir()}
+    assert read_manifest(first)["status"] == "finished"
+    other.write_text(json.dumps({"id": "x", "prompt": "a dog"}) + "\n")
+    done = launch(launcher, tmp_path, words, *both)
+    assert done.returncode == 0, done.stderr[-2000:]
+    folders = list((tmp_path / "out").glob("responses-*"))
+    assert len(folders) == 2 and all(read_manifest(folder)["status"] == "finished" for folder in folders)
+    assert {path.name: path.stat().st_mtime_ns for path in first.iterdir()} == stamps
