@@ -118,9 +118,13 @@ def _epoch(learning: Sequence[Member], data: ExampleData, epoch: int, metric: st
             member.learn(batch)
     sums = [member.module.new_scores() for member in learning]
     with torch.no_grad():
+        for member in learning:
+            member.module.head.eval()
         for batch in data.whole_validation():
             for member, scores in zip(learning, sums, strict=True):
                 member.module.add_scores(scores, batch)
+        for member in learning:
+            member.module.head.train()
     for member, scores in zip(learning, sums, strict=True):
         member.judged(float(member.module.named(scores)[metric]))
 

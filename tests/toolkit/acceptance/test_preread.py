@@ -13,7 +13,8 @@ from data_gen import traces
 from toolkit import ModelPair, generate, train
 from toolkit.acceptance import AcceptanceHead, PrereadHead
 from toolkit.acceptance.folder import head_hash, scorers
-from toolkit.acceptance.preread import NUM_STATISTICS, embedding_table, features
+from toolkit.acceptance.inputs import NUM_STATISTICS, newest_features
+from toolkit.acceptance.preread import embedding_table
 from toolkit.config import compose, instantiate
 from toolkit.errors import InputError
 from toolkit.trace.folders import read_traces
@@ -52,7 +53,7 @@ def test_features_are_scaled_and_say_what_was_drawn(pair):
     logits = torch.randn(3, pair.vocab_size, generator=generator) / 2  # no logarithm is cut off
     hidden = torch.randn(3, 16, generator=generator) * 5
     step = DraftStep(1, logits, (2 * logits).softmax(-1), hidden, torch.tensor([1, 2, 3]))
-    found = features(step, table)
+    found = newest_features(step, table)
     assert found.shape == (3, 16 + table.shape[1] + NUM_STATISTICS)
     assert torch.allclose(found[:, :16].square().mean(1), torch.ones(3), atol=1e-4)
     parallel = torch.cosine_similarity(found[:, 16 : 16 + table.shape[1]], table[step.tokens])
@@ -85,7 +86,7 @@ def test_samples_are_clean_positions_and_what_follows_accepted_ones(recorded, pa
             expected.append([whole.accept_prob[position], whole.alpha[position + 1] if follows else torch.nan])
     assert torch.equal(batch.labels.nan_to_num(-1), torch.tensor(expected).nan_to_num(-1))
     step = RecordedStep(whole, 1, torch.arange(int(states.first[1]), int(states.last[1])))
-    assert torch.equal(batch.hidden[-len(step.index) :], features(step, embedding_table(pair.draft)))
+    assert torch.equal(batch.hidden[-len(step.index) :], newest_features(step, embedding_table(pair.draft)))
 
 
 def test_a_run_leaves_a_head_that_learned(trained, recorded, tiny_overrides, tmp_path):
