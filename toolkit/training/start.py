@@ -49,7 +49,7 @@ def warm_start(head: SavedHead, from_pretrained: str | None, draft: Weights) -> 
         raise InputError(f"from_pretrained: the head in {from_pretrained} was trained for another draft ({reason})")
     for name in {**head.config, **trained.config}:
         here, there = head.config.get(name), trained.config.get(name)
-        if there != here and name != "log_w_rej":  # another class weight is another goal, not another head
+        if there != here and name not in ("log_w_rej", "dropout"):  # another goal or training, not another head
             raise InputError(f"from_pretrained: expected a head with {name}={here}, {from_pretrained} has {there}")
     head.load_state_dict(trained.state_dict())
 

@@ -13,10 +13,11 @@ from data_gen import traces
 from toolkit import ModelPair, generate, train
 from toolkit.acceptance import AcceptanceHead, PrereadHead
 from toolkit.acceptance.folder import head_hash, scorers
-from toolkit.acceptance.inputs import NUM_STATISTICS, newest_features
+from toolkit.acceptance.inputs import NUM_STATISTICS, Inputs, newest_features
 from toolkit.acceptance.preread import embedding_table
 from toolkit.config import compose, instantiate
 from toolkit.errors import InputError
+from toolkit.integrations.transformers import assistant
 from toolkit.trace.folders import read_traces
 from toolkit.trace.step import RecordedStep
 from toolkit.training import TracedData
@@ -151,6 +152,37 @@ def test_live_decoding_and_replay_see_the_same_scores(trained, pair, tiny_overri
         for number, generation in enumerate(live):
             for name, values in found.counts.items():
                 assert int(values[number]) == getattr(generation.counts, name), (name, overrides)
+
+
+def test_hard_labels_are_the_acceptance_draws_of_training_alone(recorded, pair):
+    data = TracedData(recorded, pair.draft, batch_size=4, hard_labels=True)
+    data.setup()
+    states, trace = data.states["train"], read_traces(recorded, None)
+    first, last = int(states.first[0]), int(states.last[0])
+    labels = states.batch([0]).labels
+    assert torch.equal(labels[:, 0], trace.accepted[first:last].float())
+    follows = [bool(trace.accepted[i]) and i + 1 < last for i in range(first, last)]
+    assert torch.equal(~labels[:, 1].isnan(), torch.tensor(follows))
+    assert labels[:, 1].nan_to_num(0).unique().tolist() in ([0.0, 1.0], [0.0], [1.0])
+    soft = data.states["validation"].batch([0]).labels[:, 0]
+    assert bool(((soft > 0) & (soft < 1)).any())  # scores are about chances
+    assert data.about()["label"].startswith("1 where")
+
+
+def test_a_head_that_reads_earlier_positions_is_trained_and_decodes(recorded, pair, tiny_overrides, tmp_path):
+    options = ["head.earlier=2", "head.likelihood=true", "head.dropout=0.1", "loss.gamma=1", "trainer.max_epochs=1"]
+    names = [f"data.path={recorded}", f"paths.output_dir={tmp_path}/run", *options, "loss.position_weights=[1,.5]"]
+    folder = train.run(compose("train", [*tiny_overrides, *SMALL, *names]))
+    head, about = PrereadHead.load(folder / "head")
+    assert head.inputs == Inputs(2, likelihood=True) and about["head"]["earlier"] == 2
+    texts = generate(pair, ["the cat"], method="rate", head=str(folder / "head"), max_new_tokens=8)
+    assert len(texts[0].token_ids) > 0
+    warm = ["head.earlier=0", "head.likelihood=false", f"from_pretrained={folder}/head"]
+    config = compose("train", [*tiny_overrides, *SMALL, *names, *warm, f"paths.output_dir={tmp_path}/warm"])
+    with pytest.raises(InputError, match="earlier=None"):
+        train.run(config)
+    with pytest.raises(InputError, match="transformers keeps no earlier states"):
+        assistant(pair.draft, "rate", head=folder / "head")
 
 
 def test_bad_input_is_named(trained, recorded, pair, tiny_pair, tiny_overrides, tiny_mix, tmp_path):
