@@ -16,6 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from analysis.figures.plots import label
 from analysis.replay import dynamic_program, upper_bound
 from analysis.replay.policies import Geometry, replay_starts
 from analysis.replay.recorded_heads import RecordedScorer, with_logits
@@ -216,9 +217,9 @@ def throughput_table(
                 row = one.loc[name]
                 low, high = row.upper_bound_share_low, row.upper_bound_share_high
                 shares.setdefault((cost_ratio, name), []).append(row.upper_bound_share)
-                share = f"{row.upper_bound_share:.0%}" + ("" if low == high else f" [{low:.0%}, {high:.0%}]")
+                share = f"{row.upper_bound_share:.0%}" + (f" [{low:.0%}, {high:.0%}]" if low < high else "")
                 texts.append(f"{row.throughput:.3f} | {share}")
-            lines.append(f"| {cost_ratio:g} | {name} | {' | '.join(texts)} |")
+            lines.append(f"| {cost_ratio:g} | {label(name)} | {' | '.join(texts)} |")
             print(lines[-1], flush=True)
         for other in (SHIPPED, RETRAINED):
             if other in heads:
