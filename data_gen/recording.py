@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from toolkit.acceptance.folder import Scorer
-from toolkit.acceptance.from_states import kept_logits
+from toolkit.acceptance.from_states import kept_logits, recorded_logits
 from toolkit.engine import engine_of
 from toolkit.errors import InputError
 from toolkit.pair import ModelPair
@@ -87,11 +87,25 @@ class Recorder:
             self._check_possible(text, target_logits, target_probs, seen)
             self._decide(text, target_probs, draft_probs)
             step = DraftStep(1, logits, draft_probs, hidden, text.drafted)
+            emitted = torch.tensor(text.produced, device=logits.device).unsqueeze(-1)
+            text.prob = step.raw_probs.gather(-1, emitted).squeeze(-1).float().cpu()
             on_path.append(self._facts(step, target_probs))
             distributions.append(-torch.special.xlogy(target_probs, target_probs).sum(-1).float().cpu())
         del scores, raw, states
         rolls = self._roll(batch, draft, target if self.upper_bound else None)
-        return self._assemble(batch, on_path, distributions, rolls)
+        return self._scored(self._assemble(batch, on_path, distributions, rolls))
+
+    def _scored(self, trace: Trace) -> Trace:
+        """With the logits of heads that read earlier positions: those are known once all steps are."""
+        if not self._late:
+            return trace
+        late = {name: recorded_logits(trace, self.heads[name], self.pair.device) for name in self._late}
+        estimates = {name: late[name] if name in late else trace.estimates[name] for name in self.heads}
+        return replace(trace, estimates=estimates, hidden=trace.hidden if self.hidden else None)
+
+    @property
+    def _late(self) -> list[str]:
+        return [name for name, head in self.heads.items() if getattr(head, "num_earlier", 0)]
 
     def record_all(
         self,
@@ -282,8 +296,9 @@ class Recorder:
             facts["accept_prob"] = (p / step.draft_prob).clamp(max=1).float()
             facts["alpha"] = torch.minimum(target_probs, step.probs).sum(-1).float()
         for name, head in self.heads.items():
-            facts[f"estimates/{name}"] = kept_logits(head, step)
-        if self.hidden:
+            if name not in self._late:
+                facts[f"estimates/{name}"] = kept_logits(head, step)
+        if self.hidden or self._late:
             facts["hidden"] = step.hidden.clone()
         return {name: value.cpu() for name, value in facts.items()}
 
@@ -310,7 +325,7 @@ class Recorder:
                 next_step += roll.length
             begin += len(text.produced)
         columns = {name: torch.cat([piece[name] for piece in pieces]) for name in on_path[0]}
-        estimates = {name: columns.pop(f"estimates/{name}") for name in self.heads}
+        estimates = {name: columns.pop(f"estimates/{name}") for name in self.heads if name not in self._late}
         return Trace(
             text_first=torch.tensor(_offsets(lengths.tolist())),
             room=torch.tensor([self._room] * len(batch)),
@@ -320,6 +335,8 @@ class Recorder:
             roll_first=roll_first,
             roll_length=roll_length,
             target_entropy=torch.cat(entropies),
+            text_tokens=torch.tensor([token for text in batch for token in text.produced], dtype=torch.int32),
+            text_prob=torch.cat([text.prob for text in batch]),
             max_drafted=self.max_drafted,
             estimates=estimates,
             **columns,  # type: ignore[arg-type]
@@ -367,6 +384,7 @@ class _Text:
         self.accepted: Any = None
         self.chance: Any = None
         self.drafted: Any = None
+        self.prob: Any = None  # of its tokens in the draft's unwarped distribution [N]
         self.rolls: list[_Roll] = []
         self.seen: Tensor | None = None  # tokens before each of the produced ones [N, V], for the repetition penalty
 

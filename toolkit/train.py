@@ -196,6 +196,7 @@ def build_module(cfg: Any, data: ExampleData, run_id: str) -> HeadTraining:
             "data=mixed, or model=preread_head data=traced"
         )
     head: SavedHead = instantiate(cfg.head)(**sizes, log_w_rej=loss.log_w_rej)
+    data.read_by(head)
     warm_start(head, OmegaConf.select(cfg, "from_pretrained"), data.weights)
     about = {**data.weights.facts(), "head": head.config, "wandb_run_id": run_id}
     module: HeadTraining = instantiate(cfg.model)(head=head, loss=loss, about=about)

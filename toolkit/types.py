@@ -6,14 +6,52 @@ Shapes: B batch slots, N proposed nodes, V vocabulary, D hidden size, L distribu
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
+SMALLEST = 1e-6  # probabilities below count as this where their logarithms are taken
 Prompt = str | Sequence[int] | Sequence[dict[str, str]]  # a text, its token ids, or chat messages
+
+
+@dataclass(frozen=True)
+class Earlier:
+    """What the draft showed at the H positions before one: a function of the text alone, wherever rounds start.
+
+    Positions begin with a response's first token; those before are absent. The newest position is the last one.
+
+    hidden [B, H, D]     the draft's final states there
+    tokens [B, H]        the tokens that came there
+    token_prob [B, H]    their unwarped probabilities
+    entropy [B, H]       of the unwarped distributions, nats
+    top_probs [B, H, 2]  their two largest probabilities
+    present [B, H]       bool: whether there is such a position; where not, all else is 0
+    likelihood [B]       sum of log token_prob over all positions before (each at least log SMALLEST)
+    count [B]            how many these are
+    """
+
+    hidden: Tensor
+    tokens: Tensor
+    token_prob: Tensor
+    entropy: Tensor
+    top_probs: Tensor
+    present: Tensor
+    likelihood: Tensor
+    count: Tensor
+
+    def last(self, count: int) -> Earlier:
+        """The `count` newest of the positions."""
+        first = self.tokens.shape[1] - count
+        return replace(self, **{name: values[:, first:] for name, values in self.positions.items()})
+
+    @property
+    def positions(self) -> dict[str, Tensor]:
+        """The fields that have an entry per position [B, H, ...]."""
+        names = ("hidden", "tokens", "token_prob", "entropy", "top_probs", "present")
+        return {name: getattr(self, name) for name in names}
 
 
 class Step(Protocol):
@@ -55,6 +93,9 @@ class Step(Protocol):
     def margin(self) -> Tensor:
         """Between them [B]."""
 
+    def earlier(self, count: int) -> Earlier | None:
+        """The `count` positions before this one; None where nothing keeps them."""
+
 
 class Drafted(Protocol):
     """What policies may ask of a round's `Proposal`, live or replayed."""
@@ -91,6 +132,7 @@ class DraftStep:
                  the context) and not y_k: an estimate made from it alone is about y_{k-1}
     tokens [B]   y_k, or None while it has not been drawn (`StoppingPolicy.read`)
     live   [B]   bool: the rows that are drafting, this token included; None: not said
+    before       the positions before, as many as the policy asks for (`StoppingPolicy.num_earlier`); None: not kept
 
     Some statistics below are of the unwarped distribution and say so. Warped ones are 1 and 0 at temperature 0, where
     training-free rules must still work.
@@ -102,6 +144,13 @@ class DraftStep:
     hidden: Tensor
     tokens: Tensor | None = None
     live: Tensor | None = None
+    before: Earlier | None = None
+
+    def earlier(self, count: int) -> Earlier | None:
+        """The `count` positions before this one; None if the proposer does not keep so many."""
+        if self.before is None or self.before.tokens.shape[1] < count:
+            return None
+        return self.before.last(count)
 
     @cached_property
     def raw_probs(self) -> Tensor:

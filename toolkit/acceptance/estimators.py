@@ -77,6 +77,11 @@ class PrereadEstimator:
     instead: HeadEstimator | None = None
     calibration: Calibration | None = None
 
+    @property
+    def num_earlier(self) -> int:
+        """How many positions before a step its head reads; recorded logits read none."""
+        return int(getattr(self.scorer, "num_earlier", 0))
+
     def bind(self, pair: Any) -> PrereadEstimator:
         """Load the head and check that it belongs to the pair's draft. Raises InputError."""
         folder = _folder(self.head, pair)

@@ -11,7 +11,10 @@ It needs no token mixing, since every position of a text of the target is a clea
 sample for `accepted`. If the acceptance draw accepts it, the next position is a sample for `following`
 (`toolkit.training.recorded_positions`).
 
-Shapes: D hidden size, E embedding size, F = D + E + 5 features.
+With `earlier` positions it also reads what the draft showed one to eight tokens before (`toolkit.acceptance.inputs`). Live
+decoding keeps that beside the draft's cache, for chains (`toolkit.decoding.earlier`).
+
+Shapes: D hidden size, E embedding size, F features: D + E + 5 without earlier positions.
 """
 
 from __future__ import annotations
@@ -20,29 +23,30 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Annotated, Any
 
-import torch
 from torch import Tensor, nn
-from torch.nn.functional import rms_norm
 
+from toolkit.acceptance.inputs import Inputs
 from toolkit.acceptance.saved import SavedHead
 from toolkit.errors import InputError
 from toolkit.schema.arguments import checked
 from toolkit.schema.ranges import AtLeast, Between
 from toolkit.types import Step
 
-NUM_STATISTICS = 5
-SMALLEST = 1e-6  # probabilities below count as this
-
 
 class PrereadHead(SavedHead):
     """An MLP from the features of drawn tokens [..., F] to the logits (accepted, following) [..., 2].
 
     width, depth  of the hidden layers; depth 0 is linear
+    earlier       how many positions before the newest one it reads, too (chains alone keep them)
+    earlier_states, earlier_tokens, earlier_statistics  what of them: draft states, tokens, the shape of q
+    likelihood    it reads the draft's mean log q of the text so far, too
+    dropout       of the hidden layers' outputs, in training
     log_w_rej     logarithm of the class weight it was trained with: `corrected` adds it
     """
 
     weights_file, config_file, what = "preread.safetensors", "preread.json", "a pre-read head"
     arguments = ("hidden_size", "embedding_size", "width", "depth", "log_w_rej")
+    inputs: Inputs
     method = "rate"
     summary = (
         "Predicts the chances that the target accepts a drafted token and the one after it, before the draft reads the "
@@ -57,37 +61,41 @@ class PrereadHead(SavedHead):
         width: Annotated[int, AtLeast(1)] = 256,
         depth: Annotated[int, AtLeast(0)] = 2,
         log_w_rej: Annotated[float, Between(-20, 20)] = 0.0,
+        earlier: Annotated[int, Between(0, 8)] = 0,
+        earlier_states: bool = True,
+        earlier_tokens: bool = True,
+        earlier_statistics: bool = True,
+        likelihood: bool = False,
+        dropout: Annotated[float, Between(0, 1, "[)")] = 0.0,
     ):
         super().__init__()
+        self.inputs = Inputs(earlier, earlier_states, earlier_tokens, earlier_statistics, likelihood)
+        self.dropout = dropout
         self.hidden_size, self.embedding_size = hidden_size, embedding_size
         self.width, self.depth, self.log_w_rej = width, depth, log_w_rej
-        sizes = [hidden_size + embedding_size + NUM_STATISTICS, *[width] * depth]
+        sizes = [self.inputs.size(hidden_size, embedding_size), *[width] * depth]
         layers = [layer for i, o in pairwise(sizes) for layer in (nn.Linear(i, o), nn.SiLU())]
         self.layers = nn.Sequential(*layers, nn.Linear(sizes[-1], 2))
 
     def forward(self, features: Tensor) -> Tensor:
         """Logits [..., 2] as trained (raw)."""
-        logits: Tensor = self.layers(features)
-        return logits
+        values = features
+        for layer in self.layers:
+            values = layer(values)
+            if self.dropout and isinstance(layer, nn.SiLU):
+                values = nn.functional.dropout(values, self.dropout, self.training)
+        return values
+
+    @property
+    def config(self) -> dict[str, Any]:
+        """What `__init__` needs to build it again; inputs that are not read, as in heads of older versions, are left out."""
+        own = {"dropout": self.dropout, **vars(self.inputs)}
+        usual = {"dropout": 0.0, **vars(Inputs())}
+        return {**super().config, **{name: value for name, value in own.items() if value != usual[name]}}
 
     def corrected(self, logits: Tensor) -> Tensor:
         """Raw logits with the class weight's shift undone."""
         return logits + self.log_w_rej
-
-
-def features(step: Step, table: Tensor) -> Tensor:
-    """What is known of drawn tokens [B, F]: of a step whose token is there. `table` [V, E] embeds tokens.
-
-    States and embeddings are scaled to unit mean square; of q: log q(y) warped and not, entropy, the two largest.
-    """
-    assert step.tokens is not None
-    hidden, embedded = step.hidden.float(), table[step.tokens].float()
-    statistics = torch.cat([
-        torch.stack([step.draft_prob, step.token_prob], -1).float().clamp(min=SMALLEST).log(),
-        step.entropy.float().unsqueeze(-1),
-        step.top_probs.float().clamp(min=SMALLEST).log(),
-    ], -1)  # fmt: skip
-    return torch.cat([rms_norm(hidden, hidden.shape[-1:]), rms_norm(embedded, embedded.shape[-1:]), statistics], -1)
 
 
 def embedding_table(draft: Any) -> Tensor:
@@ -106,5 +114,10 @@ class PrereadScorer:
     module: PrereadHead
     table: Tensor
 
+    @property
+    def num_earlier(self) -> int:
+        """How many positions before a step it reads."""
+        return self.module.inputs.num_earlier
+
     def __call__(self, step: Step) -> Tensor:
-        return self.module(features(step, self.table))
+        return self.module(self.module.inputs.features(step, self.table))

@@ -86,6 +86,12 @@ class Method:
                 f"method {self.name}: {type(self.policy).__name__} reads the states of one draft model, and "
                 f"{method.num_drafts(len(pair.drafts))} take part; expected a policy that does not, or one draft"
             )
+        if bounded.num_earlier and not self.proposer.keeps_earlier:
+            raise InputError(
+                f"method {self.name}: its head reads {bounded.num_earlier} earlier positions of the text, and "
+                f"{type(self.proposer).__name__} keeps none; expected a method that drafts chains, or a head with "
+                "head.earlier=0"
+            )
         if method.drafts and isinstance(self.proposer, ForestProposer) and self.beams is not None:
             self.beams.check_drafts(self.proposer.fewest)
         return method

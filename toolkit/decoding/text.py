@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from toolkit.decoding.batch import Batch, Clock, Job, Row, right_aligned
+from toolkit.decoding.earlier import EarlierPositions
 from toolkit.decoding.method import Method
 from toolkit.decoding.proposers.base import DraftContext, TextProposer
 from toolkit.engine import Sessions
@@ -28,19 +29,26 @@ class TextBatch(Batch[DraftContext, Proposal, Verdict]):
         proposer, rule = job.method.proposer, job.method.rule
         assert isinstance(proposer, TextProposer) and isinstance(rule, TextRule)  # checked by Method
         self.proposer, self.rule = proposer, rule
+        count = job.method.policy.num_earlier
+        self.earlier = EarlierPositions(len(rows), count) if count and self.drafts else None
 
     @staticmethod
     def capacity(method: Method, sampling: Sampling, longest: int) -> int:
         return sampling.longest_text(longest) + method.max_nodes + 1
 
     def join(self, slot: int) -> None:
-        """The row is all there is."""
+        if self.earlier is not None:
+            self.earlier.reset(slot)
 
     def select(self, slots: list[int]) -> None:
-        """Likewise."""
+        if self.earlier is not None:
+            self.earlier.select(slots)
 
     def unread(self, session: Session, slot: int) -> list[int]:
-        return self.rows[slot].context[session.lengths[slot] : -1]
+        context, end = self.rows[slot].context, -1
+        if self.earlier is not None and session is not self.target:  # from the prompt's last token on states are kept
+            end = min(len(context), len(self.rows[slot].generation.prompt_ids)) - 1
+        return context[session.lengths[slot] : end]
 
     # -- a round --------------------------------------------------------------------------------------------------
 
@@ -49,6 +57,12 @@ class TextBatch(Batch[DraftContext, Proposal, Verdict]):
             min(self.sampling.room(len(row.generation.prompt_ids)) - row.num_produced - 1, self.most) if busy else 0
             for row, busy in zip(self.rows, self.busy, strict=True)
         ]
+        if self.earlier is not None:
+            held = self.drafts[0].lengths
+            self.earlier.pending = [
+                max(0, min(len(row.context) - held[slot] - 1, row.num_produced)) if self.busy[slot] else 0
+                for slot, row in enumerate(self.rows)
+            ]
         return DraftContext(
             texts=[row.context for row in self.rows],
             sessions=self.drafts,
@@ -61,6 +75,7 @@ class TextBatch(Batch[DraftContext, Proposal, Verdict]):
             fit=self.pair.fit,
             seen=self._seen() if self.sampling.repetition_penalty != 1.0 else None,
             end_ids=self.end_ids,
+            earlier=self.earlier,
         )
 
     def propose(self, context: DraftContext) -> tuple[Proposal, State]:
@@ -147,6 +162,7 @@ class TextBatch(Batch[DraftContext, Proposal, Verdict]):
                 row.context = row.context[:1]
                 for session in self.sessions:
                     session.reset(slot)
+                self.join(slot)
 
 
 def _seen_at_nodes(context: DraftContext, proposal: Proposal) -> Tensor | None:

@@ -94,6 +94,11 @@ class StoppedDraft:
             raise InputError(f"max_drafted: expected at least 1, got {max_drafted}")
         self.draft = draft
         self.policy = Bounded(policy, min_drafted, max_drafted).bind(ModelPair(target=draft, draft=draft))
+        if self.policy.num_earlier:
+            raise InputError(
+                "transformers keeps no earlier states of the draft: expected a head that reads the newest position alone "
+                f"(head.earlier=0), got one with {self.policy.num_earlier}"
+            )
         self.generation_config = copy.deepcopy(draft.generation_config)
         self.generation_config.num_assistant_tokens = self.policy.limit
         self.generation_config.num_assistant_tokens_schedule = "constant"

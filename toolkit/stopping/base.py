@@ -39,6 +39,11 @@ class StoppingPolicy:
     uses_history: ClassVar[bool] = True
     couples_rows: ClassVar[bool] = False
 
+    @property
+    def num_earlier(self) -> int:
+        """How many positions before a step it looks at (`Step.earlier`), once bound: what its head reads."""
+        return int(getattr(getattr(self, "estimator", None), "num_earlier", 0))
+
     def bind(self, pair: object) -> StoppingPolicy:
         """Called once before decoding; estimators load and check their heads here."""
         return self

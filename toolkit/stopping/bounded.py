@@ -50,6 +50,10 @@ class Bounded(StoppingPolicy):
     def reads_states(self) -> bool:  # type: ignore[override]
         return self.policy.reads_states
 
+    @property
+    def num_earlier(self) -> int:
+        return self.policy.num_earlier
+
     def bind(self, pair: object) -> Bounded:
         return Bounded(self.policy.within(self.limit).bind(pair), self.min_drafted, self.max_drafted)
 

@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 
 from toolkit.errors import InputError
-from toolkit.trace.trace import Rows, Trace
+from toolkit.trace.trace import OLDER, Rows, Trace
+from toolkit.types import Earlier
 
 
 @dataclass
@@ -58,9 +59,34 @@ class RecordedStep:
     @property
     def hidden(self) -> Tensor:
         """States [B, D] that produced q_k, in the draft's number format (float16 in recordings of older versions)."""
+        found = self._hidden(self.index)
+        return found if self.device is None else found.to(self.device)
+
+    def earlier(self, count: int) -> Earlier:
+        """The `count` positions before, as live decoding keeps them. Raises InputError if the trace is too old for it."""
+        trace = self.trace
+        if trace.text_tokens is None or trace.text_prob is None:
+            raise InputError(OLDER)
+        steps = [self.index]
+        for _ in range(count):
+            steps.append(torch.where(steps[-1] < 0, -1, trace.steps_before[steps[-1].clamp(min=0)]))
+        following = torch.stack(steps[:-1][::-1], 1)  # which step came after each of them
+        before = torch.stack(steps[1:][::-1], 1)
+        present, at = before >= 0, before.clamp(min=0)
+        on_path = (following < trace.num_positions) & present  # there the text's own token came
+        place = torch.where(on_path, at, 0)
+        tokens = torch.where(on_path, trace.text_tokens[place], trace.tokens[at]).long()
+        token_prob = torch.where(on_path, trace.text_prob[place], trace.token_prob[at])
+        likelihood, number = (values[self.index] for values in trace.likelihood)
+        shown = (self._hidden(at), tokens, token_prob, trace.entropy[at], trace.top_probs[at])
+        known = (values * _aligned(present, values) for values in shown)
+        found = (*known, present, likelihood, number)
+        return Earlier(*(values if self.device is None else values.to(self.device) for values in found))
+
+    def _hidden(self, index: Tensor) -> Tensor:
         if self.trace.hidden is None:
             raise InputError("this trace holds no hidden states: record it with hidden=true, or with the policy's head")
-        return self._read(self.trace.hidden)
+        return self.trace.hidden[index]
 
     def estimate(self, name: str) -> Tensor:
         """The recorded raw logits of a head [B], or [B, 2] of a pre-read one."""
@@ -70,3 +96,8 @@ class RecordedStep:
                 f"this trace holds no estimates of {name} (held: {held}); record it with heads={{{name}: FOLDER}}"
             )
         return self._read(self.trace.estimates[name])
+
+
+def _aligned(present: Tensor, values: Tensor) -> Tensor:
+    """present [B, H] with as many dimensions as values [B, H, ...]."""
+    return present.view(*present.shape, *[1] * (values.dim() - 2))

@@ -19,6 +19,7 @@ import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -28,8 +29,11 @@ from torch import Tensor
 from toolkit.errors import InputError
 from toolkit.lines import first_line
 from toolkit.tensors import load_tensors, save_tensors
+from toolkit.types import SMALLEST
 
-PER_POSITION = ("accepted", "chance", "roll_first", "roll_length", "target_entropy")
+PER_POSITION = ("accepted", "chance", "roll_first", "roll_length", "target_entropy", "text_tokens", "text_prob")
+
+OLDER = "this recording does not hold the texts' own tokens, which heads with earlier positions read: record it again"
 
 
 class Rows:
@@ -83,6 +87,8 @@ class Trace:
     estimates           head's name -> its raw logits: [S] of an acceptance head, from the state that produced q, about the
                         token *before*; [S, 2] of a pre-read head, about the drawn token and the one after it
     hidden [S, D]       that state in the draft's number format, if it was recorded; `Rows` where it lies in several files
+    text_tokens [P]     the text's own token: the drafted one where it was accepted; None in recordings of older versions
+    text_prob [P]       its probability in the draft's unwarped distribution; likewise
     max_drafted         most steps of a round the roll-outs suffice for
     about               what the trace was made from
     """
@@ -105,6 +111,8 @@ class Trace:
     max_drafted: int
     estimates: Mapping[str, Tensor] = field(default_factory=dict)
     hidden: Tensor | Rows | None = None
+    text_tokens: Tensor | None = None
+    text_prob: Tensor | None = None
     about: Mapping[str, Any] = field(default_factory=dict)
 
     @property
@@ -128,6 +136,38 @@ class Trace:
         held = [*_tensors(self, but=("hidden",)).values(), *self.estimates.values()]
         states = 0 if self.hidden is None else math.prod(self.hidden.shape) * self.hidden.dtype.itemsize
         return sum(value.numel() * value.element_size() for value in held) + states
+
+    @cached_property
+    def steps_before(self) -> Tensor:
+        """The step before each one [S], the position that a roll-out is behind included; -1 of a text's first."""
+        before = torch.arange(self.num_steps) - 1
+        before[self.text_first[:-1]] = -1
+        behind = (self.roll_length > 0).nonzero().squeeze(1)
+        before[self.roll_first[behind]] = behind
+        return before
+
+    @cached_property
+    def likelihood(self) -> tuple[Tensor, Tensor]:
+        """Of the tokens of the text before each step, roll-outs' included: sum of log token_prob [S], and how many [S].
+
+        Raises InputError if the recording does not know the texts' own tokens.
+        """
+        text_prob = self.text_prob
+        if text_prob is None:
+            raise InputError(OLDER)
+        position = torch.arange(self.num_positions)
+        first = self.text_first[:-1].repeat_interleave(self.lengths())
+        said = _sums_before(text_prob, first, position)
+        behind = (self.roll_length > 0).nonzero().squeeze(1)
+        start = self.roll_first[behind].repeat_interleave(self.roll_length[behind])
+        place = behind.repeat_interleave(self.roll_length[behind])
+        step = start + _within(self.roll_length[behind])
+        total, count = torch.zeros(self.num_steps), torch.zeros(self.num_steps)
+        total[position], count[position] = said.float(), (position - first).float()
+        rolled = _sums_before(self.token_prob, start, step) + _logs(self.token_prob[place])
+        total[step] = (said[place] + rolled).float()
+        count[step] = (place - first[place] + 1 + step - start).float()
+        return total, count
 
     def lengths(self) -> Tensor:
         """Tokens of each text [T]."""
@@ -158,6 +198,22 @@ class Trace:
             ) from None
 
 
+def _logs(probs: Tensor) -> Tensor:
+    return probs.double().clamp(min=SMALLEST).log()
+
+
+def _sums_before(probs: Tensor, first: Tensor, last: Tensor) -> Tensor:
+    """Sums of logarithms over entries first..last - 1 of probs, for every pair of them."""
+    sums = torch.cat([torch.zeros(1, dtype=torch.float64), _logs(probs).cumsum(0)])
+    return sums[last] - sums[first]
+
+
+def _within(lengths: Tensor) -> Tensor:
+    """0, 1, ... within each of several runs of these lengths."""
+    ends = lengths.long().cumsum(0)
+    return torch.arange(int(lengths.sum())) - (ends - lengths).repeat_interleave(lengths)
+
+
 def recorded_name(head: str, kind: str) -> str:
     """Under which name the logits of one kind of head (`toolkit.acceptance.folder.KINDS`) are kept."""
     return head if kind == "survival" else f"{head}.{kind}"
@@ -173,9 +229,11 @@ def join(traces: Sequence[Trace], mapped: bool = False) -> Trace:
     first = traces[0]
     if len(traces) == 1:
         return first
-    held = [(set(trace.estimates), trace.hidden is None, trace.max_drafted) for trace in traces]
+    held = [
+        (set(trace.estimates), trace.hidden is None, trace.text_tokens is None, trace.max_drafted) for trace in traces
+    ]
     if any(one != held[0] for one in held):
-        raise InputError("traces to be joined must hold the same estimates, states and max_drafted")
+        raise InputError("traces to be joined must hold the same estimates, states, tokens and max_drafted")
     total = sum(trace.num_positions for trace in traces)
     parts: dict[str, list[Tensor]] = {}
     rolls_before = positions_before = 0

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from toolkit.acceptance.saved import SavedHead
 from toolkit.errors import InputError
 from toolkit.io import read_json
 from toolkit.training.batches import ExampleBatches
@@ -55,6 +56,10 @@ class ExampleData(ResumableData):
     @abstractmethod
     def head_sizes(self) -> dict[str, int]:
         """What a head must know of the draft to be built."""
+
+    def read_by(self, head: SavedHead) -> None:
+        """Told which head will be trained on it, before it is set up: heads may differ in what they read."""
+        return None
 
     @abstractmethod
     def about(self) -> dict[str, Any]:

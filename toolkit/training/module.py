@@ -69,6 +69,18 @@ class HeadTraining(WholeSteps):
         optimizer = self._optimizers()(self.head.parameters(), **found)
         return optimizer, None if self.make_scheduler is None else self.make_scheduler(optimizer, num_steps)
 
+    def on_fit_start(self) -> None:
+        self.first_seed = torch.initial_seed()
+
+    def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
+        """Random numbers of dropout: a function of the seed, the batch and the process, so that a resumed training has
+        those of the uninterrupted one."""
+        if getattr(self.head, "dropout", 0.0):
+            batches = int(self.trainer.fit_loop.total_batch_idx) + 1
+            torch.manual_seed(
+                (self.first_seed + 1) * 1_000_003 + batches * self.trainer.world_size + self.trainer.global_rank
+            )
+
     def training_step(self, batch: Positions, batch_idx: int) -> dict[str, Tensor]:
         total, weight = self.loss_of(self.head, batch)
         return self.share_of_step(total, weight, len(batch.labels))

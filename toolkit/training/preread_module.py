@@ -27,7 +27,8 @@ class PrereadTraining(HeadTraining):
 
     def loss_of(self, head: Any, batch: Positions) -> tuple[Tensor, Tensor]:
         known = ~batch.labels.isnan()
-        return self.loss(self.logits_of(head, batch)[known], batch.labels[known])
+        weights = self.loss.weights_of(batch.labels)[known]
+        return self.loss(self.logits_of(head, batch)[known], batch.labels[known], weights)
 
     def add_scores(self, scores: Mapping[str, CalibrationScores], batch: Positions, head: Any = None) -> None:
         head = self.head if head is None else head

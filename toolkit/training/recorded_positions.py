@@ -16,7 +16,9 @@ from typing import Annotated, Any
 import torch
 from torch import Tensor
 
-from toolkit.acceptance.preread import embedding_table, features
+from toolkit.acceptance.inputs import Inputs
+from toolkit.acceptance.preread import embedding_table
+from toolkit.acceptance.saved import SavedHead
 from toolkit.errors import InputError
 from toolkit.schema.ranges import AtLeast, Between
 from toolkit.stage import MANIFEST, read_manifest
@@ -29,14 +31,22 @@ from toolkit.training.states import Positions, States
 from toolkit.weights import Weights
 
 READS = "the draft's final hidden state that the token was drawn from, its embedding, and the shape of the draft's distribution"
+HARD_LABELS = (
+    "1 where the recording's acceptance draws accept the drafted token, and the one after an accepted token; else 0"
+)
 LABELS = "min(1, p/q) of the drafted token, and sum min(p, q) one position later where it was accepted"
 
 
 class TracedStates(States):
-    """The positions of some texts of a trace: features [P, F] and labels [P, 2], not a number where there is none."""
+    """The positions of some texts of a trace: features [P, F] and labels [P, 2], not a number where there is none.
 
-    def __init__(self, trace: Trace, texts: Sequence[int], table: Tensor):
-        self.trace, self.table = trace, table
+    inputs  what the head to be trained reads; hard: labels are the acceptance draws, not their chances
+    """
+
+    def __init__(
+        self, trace: Trace, texts: Sequence[int], table: Tensor, inputs: Inputs | None = None, hard: bool = False
+    ):
+        self.trace, self.table, self.inputs, self.hard = trace, table, inputs or Inputs(), hard
         self.first, self.last = trace.text_first[:-1][list(texts)], trace.text_first[1:][list(texts)]
         self.num_examples, self.num_positions = len(texts), int((self.last - self.first).sum())
 
@@ -45,10 +55,15 @@ class TracedStates(States):
         index = torch.cat(spans)
         ends = torch.cat([span == span[-1] for span in spans])
         known = self.trace.accepted[index] & ~ends
-        following = self.trace.alpha[(index + 1).clamp(max=self.trace.num_positions - 1)]
-        labels = torch.stack([self.trace.accept_prob[index], following.where(known, torch.nan)], 1)
+        after = (index + 1).clamp(max=self.trace.num_positions - 1)
+        here, there = (
+            (self.trace.accepted[index].float(), self.trace.accepted[after].float())
+            if self.hard
+            else (self.trace.accept_prob[index], self.trace.alpha[after])
+        )
+        labels = torch.stack([here, there.where(known, torch.nan)], 1)
         step = RecordedStep(self.trace, 1, index)
-        return Positions(features(step, self.table), labels, step.token_prob)
+        return Positions(self.inputs.features(step, self.table), labels, step.token_prob)
 
 
 class TracedData(ExampleData):
@@ -59,6 +74,7 @@ class TracedData(ExampleData):
     batch_size           texts per batch and process
     validation_fraction  of the texts; the replicates of a text stay together
     shuffle, seed        a new order of the training texts for every epoch
+    hard_labels          train on the recording's acceptance draws, 0 or 1, instead of their chances
 
     Raises InputError if the folder is not finished, holds no states, or the draft is another one.
     """
@@ -71,8 +87,10 @@ class TracedData(ExampleData):
         validation_fraction: Annotated[float, Between(0, 1, "()")] = 0.1,
         shuffle: bool = True,
         seed: int = 0,
+        hard_labels: bool = False,
     ):
         super().__init__(path, draft, batch_size, shuffle, seed)
+        self.hard_labels, self.head_inputs = hard_labels, Inputs()
         if not 0 < validation_fraction < 1:
             raise InputError(f"data.validation_fraction: expected a number between 0 and 1, got {validation_fraction}")
         self.validation_fraction = validation_fraction
@@ -103,7 +121,13 @@ class TracedData(ExampleData):
             texts = chosen.nonzero().squeeze(1).tolist()
             if not texts:
                 raise InputError(f"{self.path}: {len(different)} texts leave none for the {name} split; record more")
-            self.states[name] = TracedStates(trace, texts, table)
+            hard = self.hard_labels and name == "train"
+            self.states[name] = TracedStates(trace, texts, table, self.head_inputs, hard)
+
+    def read_by(self, head: SavedHead) -> None:
+        self.head_inputs = head.inputs  # type: ignore[assignment]
+        for states in self.states.values():
+            states.inputs = self.head_inputs  # type: ignore[attr-defined]
 
     def head_sizes(self) -> dict[str, int]:
         return {"hidden_size": hidden_size(self.draft), "embedding_size": embedding_table(self.draft).shape[1]}
@@ -116,5 +140,5 @@ class TracedData(ExampleData):
             "data": self.path.name,
             "num_positions": self.states["train"].num_positions,
             "hidden_state": READS,
-            "label": LABELS,
+            "label": HARD_LABELS if self.hard_labels else LABELS,
         }

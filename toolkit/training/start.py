@@ -48,9 +48,9 @@ def warm_start(head: SavedHead, from_pretrained: str | None, draft: Weights) -> 
     reason = None if known is None else known.other_than(draft)
     if reason is not None:
         raise InputError(f"from_pretrained: the head in {from_pretrained} was trained for another draft ({reason})")
-    for name, here in head.config.items():
-        there = trained.config[name]
-        if there != here and name != "log_w_rej":  # another class weight is another goal, not another head
+    for name in {**head.config, **trained.config}:
+        here, there = head.config.get(name), trained.config.get(name)
+        if there != here and name not in ("log_w_rej", "dropout"):  # another goal or training, not another head
             raise InputError(f"from_pretrained: expected a head with {name}={here}, {from_pretrained} has {there}")
     head.load_state_dict(trained.state_dict())
 
@@ -70,9 +70,10 @@ def check_resumable(checkpoint: Mapping[str, Any], head: SavedHead, draft: Weigh
     reason = None if known is None else known.other_than(draft)
     if reason is not None:
         raise InputError(f"{path} was made with another draft ({reason})")
-    for name, here in head.config.items():
-        if about["head"].get(name) != here:
-            raise InputError(f"{path} holds another head: expected {name}={here}, got {about['head'].get(name)}")
+    for name in {**head.config, **about["head"]}:
+        here, there = head.config.get(name), about["head"].get(name)
+        if there != here:
+            raise InputError(f"{path} holds another head: expected {name}={here}, got {there}")
 
 
 def check_metric(cfg: Any) -> None:

@@ -114,10 +114,14 @@ def _epoch(learning: Sequence[Member], data: ExampleData, epoch: int, metric: st
     learn_all(learning, epoch_batches(data, epoch))
     sums = [member.module.new_scores() for member in learning]
     with torch.no_grad():
+        for member in learning:
+            member.module.head.eval()
         for batch in data.whole_validation():
             read = learning[0].module.moved(batch)
             for member, scores in zip(learning, sums, strict=True):
                 member.module.add_scores(scores, read)
+        for member in learning:
+            member.module.head.train()
     for member, scores in zip(learning, sums, strict=True):
         member.judged(float(member.module.named(scores)[metric]))
 

@@ -13,9 +13,11 @@ from data_gen import traces
 from toolkit import ModelPair, generate, train
 from toolkit.acceptance import AcceptanceHead, PrereadHead
 from toolkit.acceptance.folder import head_hash, scorers
-from toolkit.acceptance.preread import NUM_STATISTICS, embedding_table, features
+from toolkit.acceptance.inputs import NUM_STATISTICS, Inputs, newest_features
+from toolkit.acceptance.preread import embedding_table
 from toolkit.config import compose, instantiate
 from toolkit.errors import InputError
+from toolkit.integrations.transformers import assistant
 from toolkit.trace.folders import read_traces
 from toolkit.trace.step import RecordedStep
 from toolkit.training import TracedData
@@ -52,7 +54,7 @@ def test_features_are_scaled_and_say_what_was_drawn(pair):
     logits = torch.randn(3, pair.vocab_size, generator=generator) / 2  # no logarithm is cut off
     hidden = torch.randn(3, 16, generator=generator) * 5
     step = DraftStep(1, logits, (2 * logits).softmax(-1), hidden, torch.tensor([1, 2, 3]))
-    found = features(step, table)
+    found = newest_features(step, table)
     assert found.shape == (3, 16 + table.shape[1] + NUM_STATISTICS)
     assert torch.allclose(found[:, :16].square().mean(1), torch.ones(3), atol=1e-4)
     parallel = torch.cosine_similarity(found[:, 16 : 16 + table.shape[1]], table[step.tokens])
@@ -85,7 +87,7 @@ def test_samples_are_clean_positions_and_what_follows_accepted_ones(recorded, pa
             expected.append([whole.accept_prob[position], whole.alpha[position + 1] if follows else torch.nan])
     assert torch.equal(batch.labels.nan_to_num(-1), torch.tensor(expected).nan_to_num(-1))
     step = RecordedStep(whole, 1, torch.arange(int(states.first[1]), int(states.last[1])))
-    assert torch.equal(batch.hidden[-len(step.index) :], features(step, embedding_table(pair.draft)))
+    assert torch.equal(batch.hidden[-len(step.index) :], newest_features(step, embedding_table(pair.draft)))
 
 
 def test_a_run_leaves_a_head_that_learned(trained, recorded, tiny_overrides, tmp_path):
@@ -150,6 +152,37 @@ def test_live_decoding_and_replay_see_the_same_scores(trained, pair, tiny_overri
         for number, generation in enumerate(live):
             for name, values in found.counts.items():
                 assert int(values[number]) == getattr(generation.counts, name), (name, overrides)
+
+
+def test_hard_labels_are_the_acceptance_draws_of_training_alone(recorded, pair):
+    data = TracedData(recorded, pair.draft, batch_size=4, hard_labels=True)
+    data.setup()
+    states, trace = data.states["train"], read_traces(recorded, None)
+    first, last = int(states.first[0]), int(states.last[0])
+    labels = states.batch([0]).labels
+    assert torch.equal(labels[:, 0], trace.accepted[first:last].float())
+    follows = [bool(trace.accepted[i]) and i + 1 < last for i in range(first, last)]
+    assert torch.equal(~labels[:, 1].isnan(), torch.tensor(follows))
+    assert labels[:, 1].nan_to_num(0).unique().tolist() in ([0.0, 1.0], [0.0], [1.0])
+    soft = data.states["validation"].batch([0]).labels[:, 0]
+    assert bool(((soft > 0) & (soft < 1)).any())  # scores are about chances
+    assert data.about()["label"].startswith("1 where")
+
+
+def test_a_head_that_reads_earlier_positions_is_trained_and_decodes(recorded, pair, tiny_overrides, tmp_path):
+    options = ["head.earlier=2", "head.likelihood=true", "head.dropout=0.1", "loss.gamma=1", "trainer.max_epochs=1"]
+    names = [f"data.path={recorded}", f"paths.output_dir={tmp_path}/run", *options, "loss.position_weights=[1,.5]"]
+    folder = train.run(compose("train", [*tiny_overrides, *SMALL, *names]))
+    head, about = PrereadHead.load(folder / "head")
+    assert head.inputs == Inputs(2, likelihood=True) and about["head"]["earlier"] == 2
+    texts = generate(pair, ["the cat"], method="rate", head=str(folder / "head"), max_new_tokens=8)
+    assert len(texts[0].token_ids) > 0
+    warm = ["head.earlier=0", "head.likelihood=false", f"from_pretrained={folder}/head"]
+    config = compose("train", [*tiny_overrides, *SMALL, *names, *warm, f"paths.output_dir={tmp_path}/warm"])
+    with pytest.raises(InputError, match="earlier=None"):
+        train.run(config)
+    with pytest.raises(InputError, match="transformers keeps no earlier states"):
+        assistant(pair.draft, "rate", head=folder / "head")
 
 
 def test_bad_input_is_named(trained, recorded, pair, tiny_pair, tiny_overrides, tiny_mix, tmp_path):

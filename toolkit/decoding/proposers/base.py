@@ -16,6 +16,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from toolkit.decoding.earlier import EarlierPositions
 from toolkit.sampling import Sampling
 from toolkit.session import Session
 from toolkit.stopping.base import State, StoppingPolicy
@@ -35,6 +36,7 @@ class DraftContext:
     vocab_size   V, the target's; `fit` brings a draft's logits to it, and to the target's device
     seen         tokens of the context [B, V] bool, for the repetition penalty; None if it is off
     end_ids      tokens that end a text: nothing is drafted behind them
+    earlier      what the draft showed at the positions before, if the policy looks at them; None: it does not
     """
 
     texts: Sequence[Sequence[int]]
@@ -48,6 +50,7 @@ class DraftContext:
     fit: Callable[[Tensor], Tensor]
     seen: Tensor | None
     end_ids: tuple[int, ...]
+    earlier: EarlierPositions | None = None
 
     @property
     def most(self) -> int:
@@ -63,6 +66,7 @@ class Proposer(ABC):
     uses_all_drafts     several draft models take part; else the first one drafts alone
     needs_draft_model   False: tokens come from elsewhere, and policies that look at a draft's distribution or states
                         have nothing to look at
+    keeps_earlier       True: its steps know the positions before them (`Step.earlier`), for heads that read those
     shows_live_rows     True: its steps say which rows are drafting (`Step.live`), for policies that decide for a batch
     """
 
@@ -71,6 +75,7 @@ class Proposer(ABC):
     uses_all_drafts: ClassVar[bool] = False
     needs_draft_model: ClassVar[bool] = True
     shows_live_rows: ClassVar[bool] = False
+    keeps_earlier: ClassVar[bool] = False
 
     def num_drafts(self, available: int) -> int:
         """How many of a pair's draft models take part."""

@@ -15,13 +15,14 @@ from toolkit.sampling import draw, warp
 from toolkit.session import Reading
 from toolkit.stopping.base import State, StoppingPolicy
 from toolkit.transfer import Gate
-from toolkit.types import DraftStep, Proposal, Verdict
+from toolkit.types import DraftStep, Earlier, Proposal, Verdict
 
 
 class ChainProposer(TextProposer):
     """One token after another from the first draft model."""
 
     shows_live_rows: ClassVar[bool] = True
+    keeps_earlier: ClassVar[bool] = True
 
     def max_nodes(self, limit: int) -> int:
         return limit
@@ -44,11 +45,13 @@ class ChainProposer(TextProposer):
             num_calls += drafting
             logits = context.fit(reading.logits[:, -1])
             probs = warp(logits, context.sampling, seen)
-            step = DraftStep(depth, logits, probs, reading.hidden[:, -1].to(device), live=drafting)
+            before = self._before(context, reading, depth)
+            step = DraftStep(depth, logits, probs, reading.hidden[:, -1].to(device), live=drafting, before=before)
             if policy.reads:
                 new_state, go_on = policy.read(step, state)
                 state, drafting = new_state if alone else frozen(new_state, state, drafting), drafting & go_on
                 if not gate.passes(drafting):
+                    self._note(context, step)
                     break
             step.tokens = drawn = self.draw(context, depth, probs)
             tokens.append(drawn)
@@ -56,6 +59,7 @@ class ChainProposer(TextProposer):
             num_drafted += drafting
             new_state, go_on = policy.step(step, state)
             state = new_state if alone else frozen(new_state, state, drafting)
+            self._note(context, step)
             drafting = drafting & go_on & (limits > depth)
             for end in context.end_ids:
                 drafting = drafting & (drawn != end)
@@ -73,7 +77,29 @@ class ChainProposer(TextProposer):
         if tokens:
             return session.extend(tokens[-1].unsqueeze(1).to(session.index.device))
         unread, counts = context.unread[0]
-        return session.extend(unread, counts=counts)
+        more = 0 if context.earlier is None else context.earlier.most_pending
+        return session.extend(unread, counts=counts, last=1 + more)
+
+    @staticmethod
+    def _before(context: DraftContext, reading: Reading, depth: int) -> Earlier | None:
+        """The positions before the one that a forward has just scored, if the policy looks at them."""
+        earlier = context.earlier
+        if earlier is None:
+            return None
+        if depth == 1:
+            more, device = earlier.most_pending, context.limits.device
+            tokens = context.unread[0][0].to(device)
+            logits, hidden = (
+                context.fit(reading.logits[:, -1 - more : -1]),
+                reading.hidden[:, -1 - more : -1].to(device),
+            )
+            earlier.begin(logits, hidden, tokens[:, tokens.shape[1] - more :])
+        return earlier.now
+
+    @staticmethod
+    def _note(context: DraftContext, step: DraftStep) -> None:
+        if context.earlier is not None:
+            context.earlier.note(step)
 
     def draw(self, context: DraftContext, depth: int, probs: Tensor) -> Tensor:
         """The token of every row [B] at a depth (from 1), from its distribution [B, V]."""
@@ -84,3 +110,5 @@ class ChainProposer(TextProposer):
     ) -> None:
         session = context.sessions[0]
         session.truncate([length + count for length, count in zip(lengths, accepted, strict=True)])
+        if context.earlier is not None:
+            context.earlier.commit(verdict.length, verdict.extra)

@@ -116,7 +116,7 @@ class TreeProposer(TextProposer):
             level = tree.read(context, depth)
             num_calls += level.num_calls
             if policy.reads:
-                step = DraftStep(depth, *(_flat(values) for values in (level.logits, level.probs, level.hidden)))
+                step = DraftStep(depth, _flat(level.logits), _flat(level.probs), _flat(level.hidden))
                 tree.state, go_on = policy.read(step, tree.state)
                 tree.growing = tree.growing & go_on.view_as(tree.growing)
                 if not gate.passes(tree.growing):
