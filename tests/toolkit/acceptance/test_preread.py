@@ -105,8 +105,14 @@ def test_a_run_leaves_a_head_that_learned(trained, recorded, tiny_overrides, tmp
     assert losses[-1] < 0.9 * losses[0]
 
 
-def test_a_resumed_training_ends_like_an_uninterrupted_one(trained, recorded, tiny_overrides, tmp_path, monkeypatch):
-    config = [*tiny_overrides, *SMALL, f"data.path={recorded}", f"paths.output_dir={tmp_path}/cut"]
+@pytest.mark.parametrize("dropout", [0.0, 0.3])
+def test_a_resumed_training_ends_like_an_uninterrupted_one(
+    trained, recorded, tiny_overrides, tmp_path, monkeypatch, dropout
+):
+    words = [*tiny_overrides, *SMALL, f"data.path={recorded}", f"head.dropout={dropout}"]
+    if dropout:
+        trained = train.run(compose("train", [*words, f"paths.output_dir={tmp_path}/whole"]))
+    config = [*words, f"paths.output_dir={tmp_path}/cut"]
 
     def stops(self, trainer, module):
         if trainer.current_epoch == 1:
