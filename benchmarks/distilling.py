@@ -32,8 +32,8 @@ AFTER = """\
 ## The rate rule, heads retrained
 
 `python -m toolkit.distill +experiment=distill_heads seed=SEED`: total variation, 150 training prompts per domain, six epochs
-at most. A pre-read head is trained for the shipped draft and one for the distilled draft, on the same responses. 100 test prompts
-per domain, replayed. Tokens per target-forward time at c = .2."""
+at most. A pre-read head is trained for the shipped draft and one for the distilled draft, on the same responses. 100 test
+prompts per domain, replayed. Tokens per target-forward time at c = .2."""
 
 
 def distillation() -> str:
