@@ -24,7 +24,7 @@ from toolkit.session import TabularModel
 from toolkit.stopping import Confidence
 from toolkit.stopping.base import State, StoppingPolicy
 from toolkit.transfer import Gate
-from toolkit.types import DraftStep, Drafted, Judged
+from toolkit.types import Drafted, DraftStep, Judged
 from toolkit.verification import get
 
 SAMPLING = Sampling(max_new_tokens=14, temperature=0.8, top_k=2, seed=3)
