@@ -83,6 +83,7 @@ SLOW = (  # whole outputs against distributions: minutes
     *_of("test_beams", "beams_follow_the", "beams_of_dynamic", "a_sampled_block", "a_block_from", "blocks_of_one"),
     *_of("test_beams", "the_beam_test_catches", "scores_are_the_likelihoods"),
     *_of("test_beam_stops", "beams_that_stop_follow", "the_test_tells_stopping"),
+    *_of("test_beam_stops", "every_method_stops_where_the_string_is_complete[dsbd"),
     *_of("test_trees", "greedy_trees_hold"),
     *_of("test_prompt_lookup", "whole_outputs"),
     *_of("test_capture", "decoding_does_not_depend"),
