@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import io
+import logging
 import signal
+import sys
 import traceback
 import warnings
 from collections.abc import Callable, Iterator
@@ -85,7 +87,15 @@ def _limited(seconds: float) -> Iterator[None]:
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Nothing is printed, nothing is warned of."""
+    """Nothing is printed, nothing is warned of.
+
+    Hydra closes all handlers of logs when it begins, and absl's close the stream they write to, unless it is standard error
+    at that moment. So handlers that write there get a stream of their own first.
+    """
+    for known in logging._handlerList:  # type: ignore[attr-defined]  # what logging.shutdown closes
+        handler = known()
+        if isinstance(handler, logging.StreamHandler) and handler.stream in (sys.stdout, sys.stderr):
+            handler.setStream(io.StringIO())
     with redirect_stdout(io.StringIO()), redirect_stderr(io.StringIO()), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         yield

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import io
+import logging
+import sys
+import weakref
+
 import pytest
 
 from benchmarks.fuzz import fuzz, table
 from benchmarks.fuzz_commands import GOOD
-from benchmarks.fuzz_outcomes import ACCEPTED, HANG, REFUSED, TRACEBACK, outcome
+from benchmarks.fuzz_outcomes import ACCEPTED, HANG, REFUSED, TRACEBACK, outcome, quiet
 from toolkit.errors import InputError
 from toolkit.schema.commands import COMMANDS
 
@@ -27,6 +32,17 @@ def test_what_is_accepted_runs():
     tally = fuzz(600, seed=2)
     assert not tally.wrong, "\n".join(tally.wrong)
     assert "| **all** | 600 |" in table(tally, 600, 2)
+
+
+def test_no_handler_of_logs_can_close_what_tests_print_to(monkeypatch):
+    """As absl's do when Hydra shuts all handlers down; they come with a metric of another test."""
+    printed = io.StringIO()
+    monkeypatch.setattr(sys, "stderr", printed)
+    handler = logging.StreamHandler()
+    handler.close = lambda: handler.stream.close()
+    with quiet():
+        logging.shutdown([weakref.ref(handler)])
+    assert not printed.closed
 
 
 def test_outcomes_are_told_apart():
