@@ -94,7 +94,7 @@ def quiet() -> Iterator[None]:
     """
     for known in logging._handlerList:  # type: ignore[attr-defined]  # what logging.shutdown closes
         handler = known()
-        if isinstance(handler, logging.StreamHandler) and handler.stream in (sys.stdout, sys.stderr):
+        if isinstance(handler, logging.StreamHandler) and vars(handler).get("stream") in (sys.stdout, sys.stderr):
             handler.setStream(io.StringIO())
     with redirect_stdout(io.StringIO()), redirect_stderr(io.StringIO()), warnings.catch_warnings():
         warnings.simplefilter("ignore")
