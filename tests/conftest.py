@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import tempfile
+from contextlib import suppress
 
 os.environ.setdefault("WANDB_MODE", "offline")
 os.environ.setdefault("OMP_NUM_THREADS", "2")
@@ -22,6 +23,12 @@ def pytest_configure(config: pytest.Config) -> None:
     cache = tempfile.TemporaryDirectory(prefix="acceptance-cache-")
     config.add_cleanup(cache.cleanup)
     os.environ["XDG_CACHE_HOME"] = cache.name
+    with suppress(
+        ImportError
+    ):  # a metric imports it; when Hydra shuts handlers down, it would close what pytest prints to
+        from absl import logging
+
+        logging.get_absl_handler().python_handler.close = lambda: None
 
 
 @pytest.fixture(scope="session")
