@@ -81,15 +81,16 @@ class StubTarget:
             self._at_once += 1
             self.most_at_once = max(self.most_at_once, self._at_once)
         try:
-            said = self.change(body, self.answer(body))
+            try:
+                said = self.change(body, self.answer(body))
+            finally:  # before the answer leaves: who has it may ask again at once
+                with self.lock:
+                    self._at_once -= 1
             send(handler, 200, said if isinstance(said, bytes) else json.dumps(said).encode())
         except Status as status:
             send(handler, status.code, status.body.encode(), **status.headers)
         except OSError:
             handler.close_connection = True
-        finally:
-            with self.lock:
-                self._at_once -= 1
 
     def get(self, handler: BaseHTTPRequestHandler) -> None:
         if handler.path == "/v1/models":
