@@ -87,7 +87,7 @@ def run(cfg: Any) -> Path:
         for method, reason in dev.left_out.items():
             print(f"{name}: {method} left out, {reason}")
         asked = [prompt.content for prompt in parts["dev"]]
-        costs = costs_of(cfg, one, number, asked, sampling, sizes, stage.folder)
+        costs = costs_of(cfg, one, number, asked, sampling, sizes, stage.folder, dev.methods)
         costs.save(stage.folder / f"costs-{number}.json")
         candidates.append(Candidate(name, dev, test, costs))
     table = choose(candidates, sizes, cfg.drops, Bootstrap(cfg.resamples, cfg.confidence, cfg.seed))

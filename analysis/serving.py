@@ -82,7 +82,8 @@ def run(cfg: Any) -> Path:
     for method, reason in recorded.left_out.items():
         print(f"{method} left out, {reason}")
     sizes = sorted({1, cfg.slots, *(min(size, cfg.slots) for size in plain(cfg.users))})
-    costs = costs_of(cfg, pair, 0, [prompt.content for prompt in prompts], sampling, sizes, stage.folder)
+    asked = [prompt.content for prompt in prompts]
+    costs = costs_of(cfg, pair, 0, asked, sampling, sizes, stage.folder, recorded.methods)
     costs.save(stage.folder / "costs.json")
     requests = [number % recorded.num_texts for number in range(cfg.requests)]
     table = _serve(recorded, costs, loads, requests)

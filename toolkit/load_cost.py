@@ -47,17 +47,32 @@ class CostGrid:
 
 
 @dataclass(frozen=True)
+class RuleSeconds:
+    """Seconds that a method's stopping policy takes itself, at batch sizes [b]: per round, and per draft forward."""
+
+    batch: tuple[float, ...]
+    round: tuple[float, ...]
+    step: tuple[float, ...]
+
+    def __call__(self, batch: float, calls: float) -> float:
+        """Seconds of a round of `batch` rows with `calls` draft forwards."""
+        return float(np.interp(batch, self.batch, self.round) + calls * np.interp(batch, self.batch, self.step))
+
+
+@dataclass(frozen=True)
 class LoadCost:
     """Both models' forwards under load.
 
     source  "measured", "modelled", "ratio" or the file it was read from
     about   machine, models, spread: what a reader of the table wants to know
+    rules   what stopping policies take themselves, by method; those that are not named count as free
     """
 
     draft: CostGrid
     target: CostGrid
     source: str
     about: Mapping[str, Any] = field(default_factory=dict)
+    rules: Mapping[str, RuleSeconds] = field(default_factory=dict)
 
     @checked
     def round(self, batch: Size, num_drafted: Size, context: Size = 0) -> float:
@@ -70,6 +85,8 @@ class LoadCost:
         for name in MODELS:
             grid = asdict(getattr(self, name))
             content[name] = grid | {"seconds": grid["seconds"].tolist()}
+        if self.rules:
+            content["rules"] = {name: asdict(rule) for name, rule in self.rules.items()}
         return write_text(path, json.dumps(content, indent=1) + "\n")
 
     @classmethod
@@ -167,10 +184,20 @@ def _from_json(path: Path, text: str) -> LoadCost:
                 (axes[0][b], axes[1][w], axes[2][x]): float(seconds[b, w, x]) for b, w, x in np.ndindex(*seconds.shape)
             }
             grids.append(grid_of(points, f"{path}, {name}"))
-        return LoadCost(grids[0], grids[1], str(content["source"]), content.get("about", {}))
-    except (KeyError, TypeError, ValueError, IndexError, RecursionError) as error:
+        rules = {str(name): _rule(part) for name, part in content.get("rules", {}).items()}
+        return LoadCost(grids[0], grids[1], str(content["source"]), content.get("about", {}), rules)
+    except (KeyError, TypeError, ValueError, IndexError, AttributeError, RecursionError) as error:
         if isinstance(error, InputError):
             raise
         raise InputError(
             f"{path} is not a cost table ({type(error).__name__}: {error}); write it with analysis.timing"
         ) from None
+
+
+def _rule(part: Any) -> RuleSeconds:
+    """Of its lists. Raises ValueError for those that do not fit together and for times below 0."""
+    batch, per_round, step = (tuple(float(value) for value in part[name]) for name in ("batch", "round", "step"))
+    fits = len(batch) == len(per_round) == len(step) > 0 and list(batch) == sorted(set(batch))
+    if not fits or not np.isfinite([*per_round, *step]).all() or min(*per_round, *step) < 0:
+        raise ValueError("rules: expected ascending batch sizes with times of at least 0 for each")
+    return RuleSeconds(batch, per_round, step)

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from analysis.loads.hardware import PRESETS, Shape, modelled
 from analysis.loads.measured import measured_costs
+from analysis.loads.rules import with_rules
 from toolkit.config import plain
+from toolkit.decoding import Method
 from toolkit.errors import InputError, unknown_name
 from toolkit.io import content_hash, write_text
 from toolkit.load_cost import LoadCost
@@ -27,8 +29,9 @@ def costs_of(
     sampling: Sampling,
     batch_sizes: Sequence[int],
     folder: Path,
+    methods: Mapping[str, Method],
 ) -> LoadCost:
-    """What forwards of this pair cost at these batch sizes.
+    """What forwards of this pair cost at these batch sizes; if they are measured here, these methods' policies, too.
 
     cfg      costs (a file, or one per draft), hardware and devices, rounds
     number   which of the drafts the pair's is
@@ -45,7 +48,7 @@ def costs_of(
     if cfg.hardware is not None:
         target, draft = _shapes(cfg, pair)
         return modelled(target, draft, cfg.hardware, cfg.devices, batch_sizes)
-    return _measured(cfg, pair, prompts, sampling, batch_sizes, folder)
+    return _measured(cfg, pair, prompts, sampling, batch_sizes, folder, methods)
 
 
 def _shapes(cfg: Any, pair: ModelPair) -> tuple[Shape, Shape]:
@@ -62,16 +65,26 @@ def _shapes(cfg: Any, pair: ModelPair) -> tuple[Shape, Shape]:
 
 
 def _measured(
-    cfg: Any, pair: ModelPair, prompts: Sequence[Any], sampling: Sampling, batch_sizes: Sequence[int], folder: Path
+    cfg: Any,
+    pair: ModelPair,
+    prompts: Sequence[Any],
+    sampling: Sampling,
+    batch_sizes: Sequence[int],
+    folder: Path,
+    methods: Mapping[str, Method],
 ) -> LoadCost:
     models = [fingerprint(model) for model in (pair.target, pair.draft)]
     key = content_hash([models, list(batch_sizes), cfg.rounds, str(pair.device)], length=16)
     path = folder / f"measured-{key}.json"
     if path.exists():
-        return LoadCost.load(path)
-    drafted = [length for length in DRAFTED if length <= cfg.max_drafted]
-    about = {"machine": provenance()["machine"], "rounds": cfg.rounds, "batch_sizes": list(batch_sizes)}
-    costs, cells = measured_costs(pair, prompts, sampling, batch_sizes, drafted, cfg.rounds, about)
-    write_text(path.with_suffix(".csv"), cells.to_csv(index=False))
-    costs.save(path)
-    return costs
+        costs = LoadCost.load(path)
+    else:
+        drafted = [length for length in DRAFTED if length <= cfg.max_drafted]
+        about = {"machine": provenance()["machine"], "rounds": cfg.rounds, "batch_sizes": list(batch_sizes)}
+        costs, cells = measured_costs(pair, prompts, sampling, batch_sizes, drafted, cfg.rounds, about)
+        write_text(path.with_suffix(".csv"), cells.to_csv(index=False))
+        costs.save(path)
+    known = with_rules(costs, pair, methods, prompts, sampling, batch_sizes, cfg.rounds)
+    if known is not costs:
+        known.save(path)
+    return known

@@ -17,7 +17,7 @@ from analysis.loads.simulator import Load, Served, serve
 from analysis.tables.grid import PLAIN, YARDSTICKS, Setting
 from analysis.tables.replayed_settings import Recording
 from analysis.tables.workbench import Workbench, reads_head
-from toolkit.decoding import ChainProposer
+from toolkit.decoding import ChainProposer, Method
 from toolkit.errors import InputError
 from toolkit.io import write_atomic
 from toolkit.load_cost import LoadCost
@@ -61,7 +61,17 @@ class RecordedPair:
         chosen = range(self.num_texts) if requests is None else requests
         trace = self.recording.trace_for(self._traced(setting))
         assert trace is not None
-        return serve(trace, self.prompt_tokens, self._policy(setting, costs), costs, load, chosen)
+        rule = costs.rules.get(setting.method)
+        return serve(trace, self.prompt_tokens, self._policy(setting, costs), costs, load, chosen, rule)
+
+    @property
+    def methods(self) -> dict[str, Method]:
+        """One method of every name that drafts, at its first setting, with the head that it reads."""
+        found: dict[str, Method] = {}
+        for setting in self.settings:
+            if setting.method != PLAIN:
+                found.setdefault(setting.method, self.bench.methods[setting.name])
+        return found
 
     def _traced(self, setting: Setting) -> Setting:
         """Plain decoding is walked on any trace: the first setting's."""

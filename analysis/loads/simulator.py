@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from analysis.replay.policies import Geometry, Judged, Sent, draft
-from toolkit.load_cost import LoadCost
+from toolkit.load_cost import LoadCost, RuleSeconds
 from toolkit.stopping import StoppingPolicy
 from toolkit.stopping.base import State
 from toolkit.trace import Trace
@@ -106,13 +106,15 @@ def serve(
     costs: LoadCost,
     load: Load,
     requests: Sequence[int],
+    rule: RuleSeconds | None = None,
 ) -> Served:
     """Serve texts `requests` [Q] of the trace in this order.
 
     prompt_tokens [T]  tokens of each text's prompt
     policy             bound, its heads replaced by recorded ones
+    rule               seconds that the policy takes itself; None: it is free
     """
-    return _Server(trace, np.asarray(prompt_tokens), policy, costs, load, np.asarray(requests)).run()
+    return _Server(trace, np.asarray(prompt_tokens), policy, costs, load, np.asarray(requests), rule).run()
 
 
 # -- inside -----------------------------------------------------------------------------------------------------------
@@ -129,9 +131,10 @@ class _Server:
         costs: LoadCost,
         load: Load,
         requests: NDArray[np.int64],
+        rule: RuleSeconds | None,
     ):
         self.trace, self.prompt_tokens, self.policy, self.costs, self.load = trace, prompt_tokens, policy, costs, load
-        self.requests, count = requests, len(requests)
+        self.requests, self.rule, count = requests, rule, len(requests)
         self.geometry = Geometry.of(trace)
         self.run_of, self.left_of = self.geometry.run.numpy(), self.geometry.left.numpy()
         self.first_of = trace.text_first.numpy()
@@ -233,12 +236,12 @@ class _Server:
     # -- costs ----------------------------------------------------------------------------------------------------
 
     def _seconds(self, batch: int, calls: int, width: int, context: float) -> float:
-        """Of a round: the batch's draft forwards, and the target's at the widest draft."""
+        """Of a round: the batch's draft forwards, the target's at the widest draft, and what the policy takes itself."""
         key = (batch, calls, width, round(context / 16))
         if key not in self.seconds:
-            self.seconds[key] = calls * self.costs.draft(batch, 1, context) + self.costs.target(
-                batch, width + 1, context
-            )
+            target = self.costs.target(batch, width + 1, context)
+            own = self.rule(batch, calls) if self.rule is not None else 0.0
+            self.seconds[key] = calls * self.costs.draft(batch, 1, context) + target + own
         return self.seconds[key]
 
     def _reading(self, joined: list[int]) -> float:

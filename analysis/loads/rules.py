@@ -1,0 +1,137 @@
+"""Seconds that stopping policies themselves take in a round: a head's forward, the policy's arithmetic. Measured live.
+
+Ours. Every method decodes a few rounds at every batch size. Its policy is asked and timed, but not obeyed: every round drafts
+`DRAFTED` tokens, so that a policy that would stop early is timed as often as any. The cost table's rounds were measured with
+fixed draft lengths (`analysis.loads.measured`), so the seconds of `Fixed` are taken off. The device is waited for
+before and after every call.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from time import perf_counter
+from typing import Any, TypeVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from toolkit.decoding import Method, Sampling, decode
+from toolkit.load_cost import LoadCost, RuleSeconds
+from toolkit.pair import ModelPair
+from toolkit.stopping import Bounded, Fixed
+from toolkit.stopping.base import State
+from toolkit.types import Drafted, Judged, Step
+from toolkit.verification import get
+
+DRAFTED = 4
+WARM_UP = 2  # rounds
+
+Decision = tuple[State, Tensor]
+T = TypeVar("T")
+
+
+def with_rules(
+    costs: LoadCost,
+    pair: ModelPair,
+    methods: Mapping[str, Method],
+    prompts: Sequence[Any],
+    sampling: Sampling,
+    batch_sizes: Sequence[int],
+    num_rounds: int = 24,
+) -> LoadCost:
+    """The cost table with the seconds of these methods' policies; methods that it knows already are not measured again.
+
+    methods     by name; chains
+    num_rounds  timed rounds per method and batch size
+    """
+    missing = {name: method for name, method in methods.items() if name not in costs.rules}
+    if not missing:
+        return costs
+    sizes = sorted(set(batch_sizes))
+    usual = [_timed(pair, _like(None), prompts, sampling, size, num_rounds) for size in sizes]
+    rules = dict(costs.rules)
+    for name, method in missing.items():
+        times = [_timed(pair, _like(method), prompts, sampling, size, num_rounds) for size in sizes]
+        beyond = [
+            [max(a - b, 0.0) for a, b in zip(found, base, strict=True)]
+            for found, base in zip(times, usual, strict=True)
+        ]
+        rules[name] = RuleSeconds(
+            tuple(map(float, sizes)), tuple(one[0] for one in beyond), tuple(one[1] for one in beyond)
+        )
+    return replace(costs, rules=rules)
+
+
+@dataclass
+class Watch:
+    """Seconds of every call, by what was asked; per round, or per drafted token."""
+
+    device: torch.device
+    rounds: list[float] = field(default_factory=list)
+    steps: list[float] = field(default_factory=list)
+
+    def call(self, into: list[float], function: Callable[[], T]) -> T:
+        """The function's value; its seconds are noted."""
+        started = self._now()
+        value = function()
+        into.append(self._now() - started)
+        return value
+
+    def _now(self) -> float:
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+        return perf_counter()
+
+
+@dataclass(frozen=True)
+class Watched(Bounded):
+    """A policy that is asked and timed; whatever it says, drafting goes on."""
+
+    watch: Watch = field(default_factory=lambda: Watch(torch.device("cpu")))
+
+    def bind(self, pair: object) -> Watched:
+        return replace(self, policy=self.policy.bind(pair))
+
+    def within(self, max_drafted: int) -> Watched:
+        return replace(self, policy=self.policy.within(max_drafted))
+
+    def begin(self, live: Tensor, state: State) -> Decision:
+        state, _ = self.watch.call(self.watch.rounds, lambda: self.policy.begin(live, state))
+        return state, torch.ones_like(live)
+
+    def step(self, step: Step, state: State) -> Decision:
+        state, go_on = self.watch.call(self.watch.steps, lambda: self.policy.step(step, state))
+        return state, torch.ones_like(go_on)
+
+    def read(self, step: Step, state: State) -> Decision:
+        state, go_on = self.watch.call(self.watch.steps, lambda: self.policy.read(step, state))
+        return state, torch.ones_like(go_on)
+
+    def observe(self, proposal: Drafted, verdict: Judged, state: State) -> State:
+        return self.watch.call(self.watch.rounds, lambda: self.policy.observe(proposal, verdict, state))
+
+
+# -- inside -----------------------------------------------------------------------------------------------------------
+
+
+def _like(method: Method | None) -> Method:
+    """The method, or a fixed length, with rounds of `DRAFTED` tokens."""
+    found = Method("fixed", Fixed(DRAFTED), get("rejection")) if method is None else method
+    return replace(found, min_drafted=0, max_drafted=DRAFTED)
+
+
+def _timed(
+    pair: ModelPair, method: Method, prompts: Sequence[Any], sampling: Sampling, batch: int, num_rounds: int
+) -> tuple[float, float]:
+    """Median seconds of a policy's calls per round, and per drafted token."""
+    watch = Watch(pair.device)
+    limit = replace(sampling, max_new_tokens=(WARM_UP + num_rounds) * (DRAFTED + 1), max_length=None, stop=())
+    chosen = [prompts[i % len(prompts)] for i in range(batch)]
+    watched = replace(method, policy=Watched(method.policy, 0, DRAFTED, watch))
+    decode(replace(pair, draft=None, end_ids=()), chosen, watched, limit, batch_size=batch)
+    begins, observes = watch.rounds[2 * WARM_UP :: 2], watch.rounds[2 * WARM_UP + 1 :: 2]
+    asked = 2 if method.policy.reads else 1
+    steps = watch.steps[asked * DRAFTED * WARM_UP :]
+    return float(np.median(begins) + np.median(observes)), float(np.mean(steps) * asked) if steps else 0.0
