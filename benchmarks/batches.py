@@ -18,6 +18,7 @@ from tempfile import TemporaryDirectory
 from time import perf_counter
 from typing import Any
 
+import numpy as np
 import torch
 
 import analysis.serving
@@ -46,6 +47,9 @@ PADDED: dict[str, Any] = {
 }
 PADDED_PROMPTS, PADDED_TOKENS, PADDED_TURNS = 48, 24, 4
 TOGETHER = ("batch_rate", "batch_rate_confidence")
+SHOWN_SIZES = (1, 4, 16)
+SHOWN = ("autoregressive", "speculative K=4", "rate", "batch_rate_confidence")
+LATENCY = "Seconds of a request, from its slot to its answer; intervals from the lowest to the highest turn:"
 ENOUGH = 0.97  # of the best other contender
 
 
@@ -76,12 +80,14 @@ def study(pair: ModelPair, sizes: Sequence[int], count: int, tokens: int, turns:
         costs = with_rules(costs, pair, recorded.methods, others, sampling, sizes)
         lines = []
         for size in sizes:
-            speeds = _decoded(pair, prompts[:count], settings, sampling, size, turns)
+            speeds, latencies = _decoded(pair, prompts[:count], settings, sampling, size, turns)
             for setting in settings:
                 served = recorded.serve(setting, costs, Load(size, drops="half"))
+                figures = served.figures()
                 lines.append({
                     "batch": size, "name": _name(setting), "method": setting.method, "speeds": speeds[setting.name],
-                    "predicted": served.tokens_per_second, "drafted": served.figures()["drafted_per_round"],
+                    "latencies": latencies[setting.name], "predicted": served.tokens_per_second,
+                    "predicted_latencies": (figures["latency"], figures["latency_95"]),
                 })  # fmt: skip
     return lines
 
@@ -128,6 +134,24 @@ def table(lines: Sequence[dict[str, Any]]) -> str:
     return "\n".join(text)
 
 
+def latencies(lines: Sequence[dict[str, Any]]) -> str:
+    """Seconds from a request's slot to its answer, decoded and simulated: median and 95th percentile over requests."""
+    text = [
+        "| batch | contender | median, decoded | simulated | 95 %, decoded | simulated |",
+        "|---:|---|---:|---:|---:|---:|",
+    ]
+    for size, part in _by_size(lines).items():
+        for line in part:
+            if size in SHOWN_SIZES and line["name"] in SHOWN:
+                cells = []
+                for at in (0, 1):
+                    found = sorted(turn[at] for turn in line["latencies"])
+                    cells.append(f"{statistics.median(found):.3f} [{found[0]:.3f}, {found[-1]:.3f}]")
+                    cells.append(f"{line['predicted_latencies'][at]:.3f}")
+                text.append(f"| {size} | {line['name']} | {' | '.join(cells)} |")
+    return "\n".join(text)
+
+
 def shortfalls(lines: Sequence[dict[str, Any]]) -> list[str]:
     """Where a batch's rule was below `ENOUGH` of the best other contender in every turn."""
     found = []
@@ -160,8 +184,7 @@ def batches() -> str:
         ("Toy pair, target padded to 20 M parameters", padded(), PADDED_PROMPTS, PADDED_TOKENS, PADDED_TURNS),
     ):
         lines = study(pair, SIZES, count, tokens, turns)
-        below = shortfalls(lines)
-        said = "nowhere" if not below else ", ".join(below)
+        said = ", ".join(shortfalls(lines)) or "nowhere"
         head = f"A queue of {count} prompts, at most {tokens} tokens, {turns} turns behind a warm-up."
         parts += [
             f"## {name}",
@@ -210,21 +233,37 @@ def _decoded(
     sampling: Sampling,
     size: int,
     turns: int,
-) -> dict[str, list[float]]:
-    """Tokens per second of every contender, turn by turn."""
+) -> tuple[dict[str, list[float]], dict[str, list[tuple[float, float]]]]:
+    """Of every contender, turn by turn: tokens per second; seconds of a request, median and 95th percentile."""
     methods = {setting.name: config.instantiate(config.plain(setting.method_config())) for setting in settings}
     speeds: dict[str, list[float]] = {name: [] for name in methods}
+    seconds: dict[str, list[tuple[float, float]]] = {name: [] for name in methods}
     names = list(methods)
     for turn in range(turns + 1):
         first = turn * 5 % len(names)
         for name in [*names[first:], *names[:first]]:
             some = prompts if turn else prompts[: 2 * size + 4]
+            ends: list[float] = []
             started = perf_counter()
-            generations = decode(pair, some, methods[name], sampling, batch_size=size)
-            seconds = perf_counter() - started
+            generations = decode(
+                pair,
+                some,
+                methods[name],
+                sampling,
+                batch_size=size,
+                on_finish=lambda _, to=ends: to.append(perf_counter()),
+            )
             if turn:
-                speeds[name].append(sum(len(g.token_ids) for g in generations) / seconds)
-    return speeds
+                speeds[name].append(sum(len(g.token_ids) for g in generations) / (perf_counter() - started))
+                seconds[name].append(_latency(started, ends, size))
+    return speeds, seconds
+
+
+def _latency(started: float, ends: Sequence[float], size: int) -> tuple[float, float]:
+    """Median and 95th percentile of a request's seconds: the k-th joins when the (k - size)-th has ended."""
+    joined = [started] * size + list(ends)
+    found = [end - start for start, end in zip(joined, ends, strict=False)]
+    return float(np.median(found)), float(np.quantile(found, 0.95))
 
 
 def _by_size(lines: Sequence[dict[str, Any]]) -> dict[int, list[dict[str, Any]]]:

@@ -13,14 +13,13 @@ import argparse
 import os
 import platform
 import shutil
-import subprocess
-import sys
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from time import perf_counter
 
 from benchmarks import (
+    advising,
     assisted,
     batches,
     beams,
@@ -43,11 +42,11 @@ from benchmarks import (
     startup,
 )
 from benchmarks.conclusions import COMMAND, opening
+from benchmarks.processes import ROOT, run
 from toolkit.io import write_text
 from toolkit.lines import lines_of
 from toolkit.stage import provenance
 
-ROOT = Path(__file__).resolve().parent.parent
 FOLDER = ROOT / "docs" / "evidence"
 
 INDEX = "index.md"
@@ -129,6 +128,7 @@ FIGURES: dict[str, Callable[[], str]] = {
     "mtjd": beams.mtjd,
     "beam_memory": beams.beam_memory,
     "beam_texts": beams.beam_texts,
+    "advice": advising.advice,
     "batches": batches.batches,
     "serving": batches.serving,
     "sandbox": escaping.sandbox,
@@ -138,16 +138,6 @@ FIGURES: dict[str, Callable[[], str]] = {
     "multirun": multirun,
     "quickstart": quickstart,
 }
-
-
-def run(words: list[str], **environment: str) -> str:
-    """Output of a Python command of this project; its errors end this program."""
-    result = subprocess.run(
-        [sys.executable, *words], cwd=ROOT, env={**os.environ, **environment}, capture_output=True, text=True
-    )
-    if result.returncode:
-        sys.exit(f"{' '.join(words)} failed:\n{result.stderr[-3000:]}")
-    return result.stdout
 
 
 def table_of(card: Path) -> str:
