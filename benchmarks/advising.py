@@ -8,6 +8,7 @@ prompts, at every batch size, in an order that rotates.
 from __future__ import annotations
 
 import json
+import re
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -80,7 +81,7 @@ def advice() -> str:
         }
         test = [prompt.content for prompt in split(prompts)["test"]]
         lines = [line for size in SIZES for line in _lines(table, size, drafts, out, test)]
-    sentences = [line for line in lines_of(said) if line.startswith("batch ")]
+    sentences = [line for line in lines_of(said) if re.match(r"batch \d+: ", line)]
     return "\n\n".join([_conclusion(lines, seconds), *(f"- {line}" for line in sentences), _table(lines)])
 
 

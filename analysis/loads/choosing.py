@@ -57,7 +57,7 @@ def choose(
                 parts.append(_report(one, best, Load(batch, drops=drops), bootstrap))
             table = pd.concat(parts, ignore_index=True)
             table.insert(0, "batch", batch)
-            table["advised"] = table.index == table.dev_tokens_per_second.idxmax()
+            table["advised"] = table.index == _advised(table)
             lines.append(table)
     return pd.concat(lines, ignore_index=True)
 
@@ -69,7 +69,7 @@ def sentences(table: pd.DataFrame) -> list[str]:
         advised = part[part.advised].iloc[0]
         fixed = part[(part.method == FIXED) & ~part.greedy]
         fixed = fixed.loc[fixed.dev_tokens_per_second.idxmax()] if len(fixed) else None
-        if advised.method == PLAIN or advised.speedup_low <= 1:
+        if advised.method == PLAIN:
             best = part[part.method != PLAIN]
             best = best.loc[best.dev_tokens_per_second.idxmax()]
             said.append(
@@ -82,16 +82,27 @@ def sentences(table: pd.DataFrame) -> list[str]:
 
 
 def best_lengths(table: pd.DataFrame, draft: str, greedy: bool) -> dict[int, int]:
-    """The best fixed draft length of one draft by batch size; 0 where plain decoding is faster on the dev prompts."""
+    """The best fixed draft length of one draft by batch size, chosen on the dev prompts; 0 where it does not surely pay.
+
+    It surely pays where its speed-up over plain decoding lies above 1 on the test prompts with its whole interval.
+    """
     found: dict[int, int] = {}
     for batch, part in table[table.draft == draft].groupby("batch", sort=True):
-        fixed, plain = part[(part.method == FIXED) & (part.greedy == greedy)], part[part.method == PLAIN]
-        pays = len(fixed) and fixed.dev_tokens_per_second.max() > plain.dev_tokens_per_second.max()
+        fixed = part[(part.method == FIXED) & (part.greedy == greedy)]
+        pays = len(fixed) and fixed.speedup_low.iloc[0] > 1
         found[int(str(batch))] = int(fixed.setting.iloc[0].split("K=")[1].split()[0]) if pays else 0
     return found
 
 
 # -- inside -----------------------------------------------------------------------------------------------------------
+
+
+def _advised(table: pd.DataFrame) -> int:
+    """The line of one batch size to advise: the fastest on dev, or plain decoding where that does not surely pay on test."""
+    fastest = int(table.dev_tokens_per_second.idxmax())
+    if table.speedup_low[fastest] > 1:
+        return fastest
+    return int(table.index[table.method == PLAIN][0])
 
 
 def _best(one: Candidate, load: Load, tick: Callable[[], object]) -> Best:
