@@ -8,7 +8,7 @@ import pandas as pd
 import pytest
 
 from analysis import advise, serving
-from analysis.loads.choosing import best_lengths, sentences
+from analysis.loads.choosing import _advised, best_lengths, sentences
 from analysis.loads.exports import LARGEST, triples
 from analysis.loads.hardware import DEVICES, PRESETS, Shape, modelled
 from data_gen.frozen import load_frozen
@@ -159,6 +159,15 @@ def test_the_sentence_says_do_not_draft_where_it_does_not_pay():
     assert said.startswith("batch 1: do not draft; the best that drafts (d, fixed K=4) makes 0.80")
     assert best_lengths(table_of(autoregressive=1.0, speculative_K4=0.8), "d", greedy=False) == {1: 0}
     assert best_lengths(table_of(autoregressive=1.0, speculative_K4=1.8), "d", greedy=False) == {1: 4}
+
+
+def test_what_does_not_surely_pay_is_not_advised():
+    """Faster on dev, but its interval on test holds 1: plain decoding is advised, and engines are told a length of 0."""
+    unsure = table_of(autoregressive=1.0, speculative_K4=1.05)
+    assert unsure.method[_advised(unsure)] == "autoregressive"
+    assert best_lengths(unsure, "d", greedy=False) == {1: 0}
+    sure = table_of(autoregressive=1.0, speculative_K4=1.2)
+    assert sure.method[_advised(sure)] == "speculative"
 
 
 def test_modelled_costs():
