@@ -22,6 +22,7 @@ import numpy as np
 import torch
 
 import analysis.serving
+from analysis.loads.hardware import Shape, modelled
 from analysis.loads.measured import measured_costs
 from analysis.loads.recorded import RecordedPair
 from analysis.loads.rules import with_rules
@@ -32,6 +33,7 @@ from analysis.tables.workbench import Workbench
 from data_gen.frozen import load_frozen
 from toolkit import ModelPair, config
 from toolkit.decoding import Sampling, decode
+from toolkit.load_cost import LoadCost
 from toolkit.padding import pad_model
 from toolkit.prompts import Prompt
 
@@ -50,6 +52,8 @@ TOGETHER = ("batch_rate", "batch_rate_confidence")
 SHOWN_SIZES = (1, 4, 16)
 SHOWN = ("autoregressive", "speculative K=4", "rate", "batch_rate_confidence")
 LATENCY = "Seconds of a request, from its slot to its answer; intervals from the lowest to the highest turn:"
+CONTEXT = 64
+MODELLED = "What forwards cost, measured here in the decoding loop and modelled for a CPU (`hardware=cpu`):"
 ENOUGH = 0.97  # of the best other contender
 
 
@@ -66,8 +70,10 @@ def contenders(costs: Path) -> list[Setting]:
     return [Setting("autoregressive"), *fixed, *alone, *together]
 
 
-def study(pair: ModelPair, sizes: Sequence[int], count: int, tokens: int, turns: int) -> list[dict[str, Any]]:
-    """One line per batch size and contender: tokens/s of every turn, tokens per round, and what the simulator predicts."""
+def study(
+    pair: ModelPair, sizes: Sequence[int], count: int, tokens: int, turns: int
+) -> tuple[list[dict[str, Any]], LoadCost]:
+    """One line per batch size and contender: tokens/s and seconds of every turn, and what the simulator predicts; the costs."""
     sampling = Sampling(temperature=1.0, max_new_tokens=tokens, seed=5)
     both = zip(*(load_frozen(domain, "test") for domain in ("math", "code")), strict=False)
     prompts = [example.prompt for pair_of in both for example in pair_of][: count + 32]
@@ -89,7 +95,7 @@ def study(pair: ModelPair, sizes: Sequence[int], count: int, tokens: int, turns:
                     "latencies": latencies[setting.name], "predicted": served.tokens_per_second,
                     "predicted_latencies": (figures["latency"], figures["latency_95"]),
                 })  # fmt: skip
-    return lines
+    return lines, costs
 
 
 def summary(lines: Sequence[dict[str, Any]]) -> str:
@@ -152,6 +158,18 @@ def latencies(lines: Sequence[dict[str, Any]]) -> str:
     return "\n".join(text)
 
 
+def modelled_beside(costs: LoadCost, pair: ModelPair) -> str:
+    """Milliseconds of forwards: measured here, and modelled from the configs and the figures of `hardware=cpu`."""
+    known = modelled(Shape.of(pair.target), Shape.of(pair.draft), "cpu", 1, SIZES)
+    text = ["| batch | forward | measured, ms | modelled, ms | modelled / measured |", "|---:|---|---:|---:|---:|"]
+    for size in SHOWN_SIZES:
+        for name, width in (("draft", 1), ("target", 1), ("target", 5)):
+            found, thought = (getattr(table, name)(size, width, CONTEXT) for table in (costs, known))
+            about = f"{name}, {width} token{'s' if width > 1 else ''} per row"
+            text.append(f"| {size} | {about} | {1000 * found:.2f} | {1000 * thought:.2f} | {thought / found:.2f} |")
+    return "\n".join(text)
+
+
 def shortfalls(lines: Sequence[dict[str, Any]]) -> list[str]:
     """Where a batch's rule was below `ENOUGH` of the best other contender in every turn."""
     found = []
@@ -168,7 +186,9 @@ def shortfalls(lines: Sequence[dict[str, Any]]) -> list[str]:
 def padded() -> ModelPair:
     """The toy pair with its target grown to 20 M parameters: a draft forward costs a small part of a target forward."""
     pair = ModelPair.toy()
-    return replace(pair, target=pad_model(pair.target, **PADDED), name="toy, padded to 20 M")
+    return replace(
+        pair, target=pad_model(pair.target, **PADDED), draft=None, drafts=pair.drafts, name="toy, padded to 20 M"
+    )
 
 
 def batches() -> str:
@@ -183,16 +203,12 @@ def batches() -> str:
         ("Toy pair", ModelPair.toy(), PROMPTS, TOKENS, TURNS),
         ("Toy pair, target padded to 20 M parameters", padded(), PADDED_PROMPTS, PADDED_TOKENS, PADDED_TURNS),
     ):
-        lines = study(pair, SIZES, count, tokens, turns)
+        lines, costs = study(pair, SIZES, count, tokens, turns)
         said = ", ".join(shortfalls(lines)) or "nowhere"
         head = f"A queue of {count} prompts, at most {tokens} tokens, {turns} turns behind a warm-up."
-        parts += [
-            f"## {name}",
-            head,
-            f"Below {ENOUGH} of the best other in every turn: {said}.",
-            summary(lines),
-            table(lines),
-        ]
+        below = f"Below {ENOUGH} of the best other in every turn: {said}."
+        parts += [f"## {name}", head, below, summary(lines), table(lines)]
+        parts += [LATENCY, latencies(lines), MODELLED, modelled_beside(costs, pair)]
     return "\n\n".join(parts)
 
 
@@ -300,7 +316,7 @@ def main() -> None:
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     pair = padded() if options.padded else ModelPair.toy()
-    lines = study(pair, options.sizes, options.prompts, options.tokens, options.turns)
+    lines, _ = study(pair, options.sizes, options.prompts, options.tokens, options.turns)
     if options.out:
         Path(options.out).write_text(json.dumps(lines))
     print(f"{summary(lines)}\n\n{table(lines)}")
