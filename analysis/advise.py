@@ -1,11 +1,11 @@
 """python -m analysis.advise pair.target=T pair.draft=[D1,D2] prompts.path=P.jsonl batch_sizes=[1,4,16]: which draft, how far?
 
 From two or more models and a prompts file to one sentence per batch size. The prompts are split into dev and test by their
-ids. The target answers all of them once; every draft is recorded beside it; what forwards cost is measured on this
-machine, modelled from a device's peak figures (hardware=h100) or read from a file (costs=FILE). Then every policy of the
-grid is served at every batch size by simulation: chosen on dev, reported on test. A second call with other batch sizes, costs
-or policies keeps responses and recordings and only replays. With train_heads=true two further parts of the prompts train and
-calibrate heads for every draft, which are advised on with the other methods. Files:
+ids. The target answers all of them once, and every draft is recorded along the answers. The cost of forwards is measured
+on this machine, modelled from a device's peak figures (hardware=h100), or read from a file (costs=FILE). A simulation then
+serves every policy of the grid at every batch size. Settings are chosen on dev and reported on test. A second call with
+other batch sizes, costs or policies keeps responses and recordings and only replays. With train_heads=true two further
+parts of the prompts train and calibrate heads for every draft. The advice then compares these with the other methods. Files:
 
     advice      one line per batch size, draft and method: its setting, tokens per second, speed-up over plain decoding
     advice.md   the sentences and the table

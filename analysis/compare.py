@@ -1,14 +1,14 @@
 """python -m analysis.compare prompts=toy_math: methods side by side, in speed, forwards, memory, energy and quality.
 
-Every setting (one method with one setting) decodes every group of prompts; settings take turns on each group, in an order that
-rotates, so that whatever else the machine does hits all of them. Only decoding is inside the timed and metered windows;
-texts are judged afterwards. A group is written whole when all settings have decoded it: run again to go on. Files:
+Every setting of every method decodes every group of prompts. On each group the settings take turns, in an order that rotates.
+So whatever else the machine does disturbs all of them. Only decoding is inside the timed and metered windows; the texts
+are scored afterwards. A group is written whole when all settings have decoded it: run the same line again to go on. Files:
 
     parts/<group>.json   what each setting made of a group: texts, counts, seconds, joules, bytes of cache
     rows                 one line per setting and group, with the counted quantities of every metric
     comparison           one line per setting: every figure with its interval over groups, and speed against the baseline's; its
-                         parameters, and the mean length of the prompts in tokens; with `dev_share`, `dev_tokens_per_second`
-                         on the groups to choose on, and everything else on the others
+                         parameters, and the mean length of the prompts in tokens. With `dev_share`, `dev_tokens_per_second`
+                         is measured on the groups to choose on, and everything else on the others
     comparison.md        the same for readers, how to read it, and figures
     figures/             quality against speed, against forwards and against energy; mean width against each
 """

@@ -1,9 +1,9 @@
 """python -m analysis.heads traces=FOLDER heads=[A,B,C]: what every head predicts, and what decoding with it is worth.
 
 Paper: SpecDec++ (arXiv:2405.19715), Table 3: heads over depth and w_rej, their binary KL, the best throughput and its
-threshold. Ours: any heads, acceptance and pre-read ones, replayed on one recording; thresholds chosen on texts that no number
-is reported on; AUROC and calibration beside the KL; intervals over texts. Deviation: the paper's best threshold is the
-best on the reported prompts.
+threshold. This command takes any heads, acceptance and pre-read ones, and replays them on one recording. Thresholds are chosen
+on texts that no number is reported on. AUROC and calibration stand beside the KL, and intervals are over texts. Deviation:
+the paper's best threshold is the best on the reported prompts.
 
     heads       one line per head, and the best fixed K: settings, scores, threshold, throughput, rates
     results     the same as people read it

@@ -330,7 +330,7 @@ class _Progress:
             self._show()
 
     def end(self, setting: Setting, rows: pd.DataFrame) -> None:
-        """A setting is there, made now or before. Yardsticks are no settings one could choose."""
+        """A setting is there, made now or before. References are no settings one could choose."""
         throughput = metrics.throughput(counts_of(rows[list(COUNTS)].sum()), self.cost_ratio)
         if setting.method not in YARDSTICKS and throughput > self.best:
             self.best, self.best_name = throughput, setting.name

@@ -120,7 +120,7 @@ def cell(value: Any) -> str:
 
 
 def as_markdown_text(text: str) -> str:
-    """Text of a model, a prompt or a user for Markdown: shown, never read as a tag, a link, code or the end of a cell."""
+    """Text of a model, a prompt or a user for Markdown. It is shown, and never read as markup or as the end of a cell."""
     escaped = html.escape(text, quote=False)
     return BREAKS.sub(" ", escaped.replace("|", "\\|").replace("`", "\\`").replace("](", "]\\("))
 
