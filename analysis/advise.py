@@ -31,7 +31,8 @@ from analysis.loads.exports import write_exports
 from analysis.loads.recorded import RecordedPair
 from analysis.loads.trained_heads import CALIBRATION, TRAINING, HeadTrainer, named_drafts, with_calibrated
 from analysis.tables.bootstrap import Bootstrap
-from analysis.tables.files import markdown, save_table, show
+from analysis.tables.console import show
+from analysis.tables.files import markdown, save_table
 from analysis.tables.grid import PLAIN, Setting, expand
 from analysis.tables.workbench import Workbench
 from toolkit.config import instantiate, plain
@@ -189,7 +190,8 @@ def _publish(
     write_exports(folder / "exports", where[best], best_lengths(table, best, greedy=False), greedy, overrides)
     text = [f"# Advice ({about})", *(f"- {line}" for line in said), markdown(readable(table))]
     write_text(folder / "advice.md", "\n\n".join(text) + "\n")
-    show(readable(table), f"{table.batch.nunique()} batch sizes, {about}")
+    first = ("batch", "method", "times plain", "note", "tokens/s")
+    show(readable(table), f"{table.batch.nunique()} batch sizes, {about}", folder / "advice.md", first)
     print("\n" + "\n".join(said) + f"\nfiles for serving engines: {folder / 'exports'}")
     with wandb_run("advise", plain(cfg), folder, track=cfg.track) as wandb:
         log_table(wandb, "advise/advice", table)

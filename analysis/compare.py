@@ -26,9 +26,11 @@ from tqdm.auto import tqdm
 
 from analysis import quality
 from analysis.tables.bootstrap import Bootstrap
-from analysis.tables.files import save_table, show
+from analysis.tables.console import show, show_page
+from analysis.tables.files import save_table
 from analysis.tables.grid import YARDSTICKS, Setting, expand
 from analysis.tables.method_table import (
+    LABELS,
     about_settings,
     as_markdown,
     check_baseline,
@@ -60,7 +62,7 @@ def run(cfg: Any) -> Path:
     wanted = asked(cfg, IGNORED)
     known = finished_stage("compare", said, inputs=prompt_files(cfg), ignore=IGNORED)
     if known is not None and known.manifest.get("asked") == wanted:
-        print((known.folder / "comparison.md").read_text(encoding="utf-8"))
+        show_page(known.folder / "comparison.md")
         return known.folder
     metrics = _metrics(cfg)
     bench = Workbench(instantiate(cfg.pair), instantiate(cfg.prompts).load(), instantiate(cfg.sampling), cfg.group_size)
@@ -89,7 +91,8 @@ def run(cfg: Any) -> Path:
     said_of = [*(f"{name}: {about}." for name, about in judged.items()), unscored_note(unscored)]
     notes = " ".join(filter(None, [_energy_note(loaded), *said_of]))
     write_text(stage.folder / "comparison.md", as_markdown(title, shown, figures, notes, cfg.cost_ratio))
-    show(shown, title)
+    first = ("method", "setting", LABELS["tokens_per_second"], LABELS["speedup"])
+    show(shown, title, stage.folder / "comparison.md", first)
     _log(cfg, stage.folder, table, figures, title, bench.parameters())
     counted = {"num_prompts": len(bench.prompts), "num_groups": len(groups)}
     return stage.finish(**counted, asked=wanted, judged=judged, unscored=unscored)

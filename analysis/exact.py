@@ -22,7 +22,8 @@ import torch
 from torch import Tensor
 
 from analysis.multi_draft.target_texts import Judge
-from analysis.tables.files import read_table, save_table, show
+from analysis.tables.console import show
+from analysis.tables.files import read_table, save_table
 from toolkit.config import plain
 from toolkit.errors import InputError
 from toolkit.stage import command, open_stage
@@ -54,7 +55,8 @@ def run(cfg: Any) -> Path:
         with wandb_run("exact", plain(cfg), stage.folder, track=cfg.track, name=" ".join(plain(cfg.methods))) as wandb:
             log_table(wandb, "exact/table", table)
         stage.finish()
-    show(read_table(stage.folder, "exact"), "exact acceptance")
+    first = ("method", "K", "acceptance", "drafted", "optimum")
+    show(read_table(stage.folder, "exact"), "exact acceptance", stage.folder / "exact.csv", first)
     return stage.folder
 
 

@@ -30,7 +30,8 @@ from analysis.replay.policies import sweep_levels
 from analysis.replay.recorded_heads import threshold_policy
 from analysis.replay.tally import Replayed
 from analysis.tables.bootstrap import Bootstrap
-from analysis.tables.files import markdown, read_table, save_table, show
+from analysis.tables.console import show
+from analysis.tables.files import markdown, read_table, save_table
 from analysis.tables.frontier_tables import Cost
 from analysis.tables.rows import COUNTS, Array, counts_of, throughput
 from toolkit import metrics
@@ -95,7 +96,12 @@ def run(cfg: Any) -> Path:
             log_table(wandb, "heads/table", table)
             log_image(wandb, "heads/pareto", figure)
         stage.finish(heads=[one.name for one in contenders])
-    show(results, title)
+    show(
+        results,
+        title,
+        stage.folder / "heads.md",
+        ("head", "throughput", f"over {FIXED}", "AUROC", "binary KL", "setting"),
+    )
     return stage.folder
 
 

@@ -22,7 +22,8 @@ import pandas as pd
 from analysis.figures.plots import label
 from analysis.frontier import by_dataset, read_sides
 from analysis.tables.bootstrap import Bootstrap
-from analysis.tables.files import markdown, read_table, save_table, show
+from analysis.tables.console import show
+from analysis.tables.files import markdown, read_table, save_table
 from analysis.tables.frontier_tables import Cost, compare
 from analysis.tables.grid import PLAIN
 from analysis.tables.rows import totals
@@ -54,7 +55,9 @@ def run(cfg: Any) -> Path:
         stage.finish(datasets=sorted(set(found.dataset)))
     found = read_table(stage.folder, "standing")
     for ratio, table in found.groupby("cost_ratio", sort=False):
-        show(side_by_side(table), f"c = {ratio:g}")
+        shown = side_by_side(table)
+        first = [name for name in shown if ": way to" not in name]
+        show(shown, f"c = {ratio:g}", stage.folder / "standing.md", first)
     return stage.folder
 
 

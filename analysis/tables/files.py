@@ -1,4 +1,4 @@
-"""Tables: written as Parquet (exact) and CSV (readable), shown in the terminal, rendered as Markdown."""
+"""Tables: written as Parquet (exact) and CSV (readable), rendered as Markdown."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import html
 import json
 import math
 import re
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -87,21 +86,6 @@ def with_interval(value: float, low: float, high: float) -> str:
         return f"{value:.3g}"
     decimals = 4 if high <= low else min(max(1 - math.floor(math.log10(high - low)), 0), 4)
     return f"{value:.{decimals}f} [{low:.{decimals}f}, {high:.{decimals}f}]"
-
-
-def show(frame: pd.DataFrame, title: str) -> None:
-    """Print a table."""
-    from rich.console import Console
-    from rich.table import Table
-
-    table = Table(title=title, title_justify="left", title_style="bold", box=None, pad_edge=False)
-    rows = [[cell(value) for value in row] for row in frame.itertuples(index=False)]
-    for name, numeric in zip(frame.columns, numeric_columns(rows, len(frame.columns)), strict=True):
-        table.add_column(str(name), justify="right" if numeric else "left")
-    for row in rows:
-        table.add_row(*row)
-    print()
-    Console(width=None if sys.stdout.isatty() else 200, highlight=False, markup=False).print(table)
 
 
 def numeric_columns(rows: list[list[str]], width: int) -> list[bool]:
