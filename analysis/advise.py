@@ -28,7 +28,7 @@ from analysis.figures.loads import speedups
 from analysis.loads.choosing import FIXED, Candidate, best_lengths, choose, sentences
 from analysis.loads.costs import costs_of
 from analysis.loads.exports import write_exports
-from analysis.loads.recorded import RecordedPair
+from analysis.loads.recorded import HEADLESS, RecordedPair
 from analysis.loads.trained_heads import CALIBRATION, TRAINING, HeadTrainer, named_drafts, with_calibrated
 from analysis.tables.bootstrap import Bootstrap
 from analysis.tables.console import show
@@ -86,7 +86,8 @@ def run(cfg: Any) -> Path:
         benches = [Workbench(one, parts[part], sampling, cfg.batch_size) for part in ("dev", "test")]
         dev, test = (RecordedPair(bench, wanted, stage.folder, cfg.max_drafted, cfg.hidden) for bench in benches)
         for method, reason in dev.left_out.items():
-            print(f"{name}: {method} left out, {reason}")
+            hint = "; train_heads=true trains one" if reason == HEADLESS and not cfg.train_heads else ""
+            print(f"{name}: {method} left out, {reason}{hint}")
         asked = [prompt.content for prompt in parts["dev"]]
         costs = costs_of(cfg, one, number, asked, sampling, sizes, stage.folder)
         costs.save(stage.folder / f"costs-{number}.json")

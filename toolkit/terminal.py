@@ -62,7 +62,8 @@ def print_table(
 
 def _fitting(needed: Sequence[int], available: int) -> list[int]:
     """Indices of the columns to show, in order."""
-    shown, used = [], 0
+    shown: list[int] = []
+    used = 0
     for i, wanted in enumerate(needed):
         if not shown or used + GAP + wanted <= available:
             used += wanted + (GAP if shown else 0)

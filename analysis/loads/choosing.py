@@ -131,7 +131,7 @@ def _report(one: Candidate, best: Best, load: Load, bootstrap: Bootstrap) -> pd.
 
 def _name(line: pd.Series) -> str:
     method = "fixed" if line.method == FIXED else line.method
-    return f"{line.draft}, {f'{method} {line.setting}'.strip()}"
+    return f"{line.draft}, {f'{method} {line.setting}'.strip()}".replace("draft_temperature=0", "with greedy drafts")
 
 
 def _speed(line: pd.Series) -> str:

@@ -24,6 +24,8 @@ from toolkit.load_cost import LoadCost
 from toolkit.stopping import BatchRate, Bounded, StoppingPolicy
 from toolkit.verification.rules.rejection import Rejection
 
+HEADLESS = "needs a trained head"
+
 
 class RecordedPair:
     """Settings of one pair that chains can be replayed for, and what serving them costs.
@@ -81,7 +83,7 @@ class RecordedPair:
             self.left_out[setting.method] = "a bound, not a method"
             return False
         if self.bench.lacks_head(setting):
-            self.left_out[setting.method] = "needs an acceptance head"
+            self.left_out[setting.method] = HEADLESS
             return False
         self.bench.prepare(setting)
         method = self.bench.methods[setting.name]
