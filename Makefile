@@ -4,7 +4,7 @@ VENV ?= .venv
 RUN = $(VENV)/bin/python
 READY = $(VENV)/.ready
 
-.PHONY: help quickstart test test-slow check format bench gpu-check evidence papers docs soak fuzz mutants toy wheel-test clean
+.PHONY: help install quickstart test test-slow check format bench gpu-check evidence papers docs soak fuzz mutants toy wheel-test clean
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
 
@@ -13,6 +13,8 @@ $(READY): pyproject.toml constraints.txt
 	test -x $(RUN) || $(PYTHON) -m venv $(VENV)
 	$(RUN) -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[dev]"
 	touch $(READY)
+
+install: $(READY) ## the virtual environment alone
 
 quickstart: $(READY) ## the main job on the embedded toy pair: responses, data, head, sweep, frontier
 	$(RUN) -m toolkit.train +experiment=quickstart

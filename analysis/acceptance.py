@@ -33,7 +33,8 @@ from analysis.multi_draft.target_texts import Judge, Walk
 from analysis.multi_draft.texts import Text
 from analysis.multi_draft.tree_advice import TreeCost, advise, as_sentence
 from analysis.tables.bootstrap import Bootstrap
-from analysis.tables.files import markdown, read_table, save_table, show
+from analysis.tables.console import show, show_page
+from analysis.tables.files import markdown, read_table, save_table
 from analysis.tables.rows import check_comparable, labels, load_rows
 from toolkit.config import instantiate, method_config, plain
 from toolkit.errors import InputError
@@ -73,7 +74,7 @@ def run(cfg: Any) -> Path:
     wanted = asked(cfg, IGNORED, methods_used=[plain(method_config(name, plain(cfg.overrides))) for name in methods])
     known = finished_stage("acceptance", cfg, ignore=IGNORED, repairs=True)
     if known is not None and known.manifest.get("asked") == wanted:
-        print((known.folder / "acceptance.md").read_text(encoding="utf-8"))
+        show_page(known.folder / "acceptance.md")
         return known.folder
     walk = _walk(cfg)
     judges = [Judge.of(name, plain(cfg.overrides), walk.sampling, len(walk.pair.drafts)) for name in methods]
@@ -163,10 +164,11 @@ def _publish(folder: Path, tables: dict[str, pd.DataFrame], cost: TreeCost, cfg:
             curves = table[table.dataset == dataset]
             title = f"{dataset}: acceptance over the number of candidates"
             log_lines(wandb, f"acceptance/{path.stem}-curves", curves, "K", "acceptance", "method", title)
+    page = folder / "acceptance.md"
     for dataset, rows in table.groupby("dataset", sort=False):
-        show(acceptance_table.compact(rows), f"{dataset}: acceptance, {acceptance_table.headline(rows)}")
+        show(acceptance_table.compact(rows), f"{dataset}: acceptance, {acceptance_table.headline(rows)}", page)
     for dataset, rows in tables.get("block_efficiency", table[:0]).groupby("dataset", sort=False):
-        show(readable_shapes(rows), f"{dataset}: tokens per target forward, {rows.prompts.iloc[0]} prompts")
+        show(readable_shapes(rows), f"{dataset}: tokens per target forward, {rows.prompts.iloc[0]} prompts", page)
     print("\nadvice:")
     for sentence in sentences:
         print(f"  {sentence}")

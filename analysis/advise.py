@@ -1,11 +1,11 @@
 """python -m analysis.advise pair.target=T pair.draft=[D1,D2] prompts.path=P.jsonl batch_sizes=[1,4,16]: which draft, how far?
 
 From two or more models and a prompts file to one sentence per batch size. The prompts are split into dev and test by their
-ids. The target answers all of them once; every draft is recorded beside it; what forwards cost is measured on this
-machine, modelled from a device's peak figures (hardware=h100) or read from a file (costs=FILE). Then every policy of the
-grid is served at every batch size by simulation: chosen on dev, reported on test. A second call with other batch sizes, costs
-or policies keeps responses and recordings and only replays. With train_heads=true two further parts of the prompts train and
-calibrate heads for every draft, which are advised on with the other methods. Files:
+ids. The target answers all of them once, and every draft is recorded along the answers. The cost of forwards is measured
+on this machine, modelled from a device's peak figures (hardware=h100), or read from a file (costs=FILE). A simulation then
+serves every policy of the grid at every batch size. Settings are chosen on dev and reported on test. A second call with
+other batch sizes, costs or policies keeps responses and recordings and only replays. With train_heads=true two further
+parts of the prompts train and calibrate heads for every draft. The advice then compares these with the other methods. Files:
 
     advice      one line per batch size, draft and method: its setting, tokens per second, speed-up over plain decoding
     advice.md   the sentences and the table
@@ -28,10 +28,11 @@ from analysis.figures.loads import speedups
 from analysis.loads.choosing import FIXED, Candidate, best_lengths, choose, sentences
 from analysis.loads.costs import costs_of
 from analysis.loads.exports import write_exports
-from analysis.loads.recorded import RecordedPair
+from analysis.loads.recorded import HEADLESS, RecordedPair
 from analysis.loads.trained_heads import CALIBRATION, TRAINING, HeadTrainer, named_drafts, with_calibrated
 from analysis.tables.bootstrap import Bootstrap
-from analysis.tables.files import markdown, save_table, show
+from analysis.tables.console import show
+from analysis.tables.files import markdown, save_table
 from analysis.tables.grid import PLAIN, Setting, expand
 from analysis.tables.workbench import Workbench
 from toolkit.config import instantiate, plain
@@ -85,7 +86,8 @@ def run(cfg: Any) -> Path:
         benches = [Workbench(one, parts[part], sampling, cfg.batch_size) for part in ("dev", "test")]
         dev, test = (RecordedPair(bench, wanted, stage.folder, cfg.max_drafted, cfg.hidden) for bench in benches)
         for method, reason in dev.left_out.items():
-            print(f"{name}: {method} left out, {reason}")
+            hint = "; train_heads=true trains one" if reason == HEADLESS and not cfg.train_heads else ""
+            print(f"{name}: {method} left out, {reason}{hint}")
         asked = [prompt.content for prompt in parts["dev"]]
         costs = costs_of(cfg, one, number, asked, sampling, sizes, stage.folder, dev.methods)
         costs.save(stage.folder / f"costs-{number}.json")
@@ -189,7 +191,8 @@ def _publish(
     write_exports(folder / "exports", where[best], best_lengths(table, best, greedy=False), greedy, overrides)
     text = [f"# Advice ({about})", *(f"- {line}" for line in said), markdown(readable(table))]
     write_text(folder / "advice.md", "\n\n".join(text) + "\n")
-    show(readable(table), f"{table.batch.nunique()} batch sizes, {about}")
+    first = ("batch", "method", "times plain", "note", "tokens/s")
+    show(readable(table), f"{table.batch.nunique()} batch sizes, {about}", folder / "advice.md", first)
     print("\n" + "\n".join(said) + f"\nfiles for serving engines: {folder / 'exports'}")
     with wandb_run("advise", plain(cfg), folder, track=cfg.track) as wandb:
         log_table(wandb, "advise/advice", table)

@@ -15,7 +15,8 @@ from typing import Any
 import pandas as pd
 
 from analysis.tables.bootstrap import Bootstrap
-from analysis.tables.files import read_table, save_table, show
+from analysis.tables.console import show
+from analysis.tables.files import read_table, save_table
 from analysis.tables.rows import COUNTS, SETTING, check_comparable, counts_of, load_rows
 from analysis.tables.standing import gain_over
 from toolkit import metrics
@@ -41,7 +42,8 @@ def run(cfg: Any) -> Path:
         stage.finish()
     found = read_table(stage.folder, "agreement")
     outside = int(((found.low > 0) | (found.high < 0)).sum())
-    show(found, f"decoded against replayed, c = {cfg.cost_ratio:g}: {outside} of {len(found)} intervals leave out 0")
+    title = f"decoded against replayed, c = {cfg.cost_ratio:g}: {outside} of {len(found)} intervals leave out 0"
+    show(found, title, stage.folder / "agreement.csv", ("method", "setting", "difference", "low", "high"))
     return stage.folder
 
 

@@ -22,7 +22,8 @@ import pandas as pd
 from analysis.figures.calibration import diagrams
 from analysis.replay.calibrating import Scored, fit_beside, judge
 from analysis.replay.head_folders import Contender, find_contenders
-from analysis.tables.files import markdown, read_table, save_table, show
+from analysis.tables.console import show
+from analysis.tables.files import markdown, read_table, save_table
 from toolkit.config import instantiate, plain
 from toolkit.errors import InputError
 from toolkit.io import read_json, write_text
@@ -52,7 +53,9 @@ def run(cfg: Any) -> Path:
         save_table(pd.concat(bins, ignore_index=True), stage.folder, "bins")
         _draw(stage.folder)
         stage.finish(heads=[one.name for one in contenders])
-    show(readable(read_table(stage.folder, "scores")), f"calibration, fitted to {', '.join(fitted)}")
+    first = ("head", "dataset", "scope", "version", "ECE", "log_loss")
+    scores_found = readable(read_table(stage.folder, "scores"))
+    show(scores_found, f"calibration, fitted to {', '.join(fitted)}", stage.folder / "scores.csv", first)
     print(f"the head with its calibration: {stage.folder / HEAD} (method.policy.estimator.calibrated=true)")
     return stage.folder
 

@@ -1,14 +1,14 @@
 """python -m analysis.compare prompts=toy_math: methods side by side, in speed, forwards, memory, energy and quality.
 
-Every setting (one method with one setting) decodes every group of prompts; settings take turns on each group, in an order that
-rotates, so that whatever else the machine does hits all of them. Only decoding is inside the timed and metered windows;
-texts are judged afterwards. A group is written whole when all settings have decoded it: run again to go on. Files:
+Every setting of every method decodes every group of prompts. On each group the settings take turns, in an order that rotates.
+So whatever else the machine does disturbs all of them. Only decoding is inside the timed and metered windows; the texts
+are scored afterwards. A group is written whole when all settings have decoded it: run the same line again to go on. Files:
 
     parts/<group>.json   what each setting made of a group: texts, counts, seconds, joules, bytes of cache
     rows                 one line per setting and group, with the counted quantities of every metric
     comparison           one line per setting: every figure with its interval over groups, and speed against the baseline's; its
-                         parameters, and the mean length of the prompts in tokens; with `dev_share`, `dev_tokens_per_second`
-                         on the groups to choose on, and everything else on the others
+                         parameters, and the mean length of the prompts in tokens. With `dev_share`, `dev_tokens_per_second`
+                         is measured on the groups to choose on, and everything else on the others
     comparison.md        the same for readers, how to read it, and figures
     figures/             quality against speed, against forwards and against energy; mean width against each
 """
@@ -26,9 +26,11 @@ from tqdm.auto import tqdm
 
 from analysis import quality
 from analysis.tables.bootstrap import Bootstrap
-from analysis.tables.files import save_table, show
+from analysis.tables.console import show, show_page
+from analysis.tables.files import save_table
 from analysis.tables.grid import YARDSTICKS, Setting, expand
 from analysis.tables.method_table import (
+    LABELS,
     about_settings,
     as_markdown,
     check_baseline,
@@ -60,7 +62,7 @@ def run(cfg: Any) -> Path:
     wanted = asked(cfg, IGNORED)
     known = finished_stage("compare", said, inputs=prompt_files(cfg), ignore=IGNORED)
     if known is not None and known.manifest.get("asked") == wanted:
-        print((known.folder / "comparison.md").read_text(encoding="utf-8"))
+        show_page(known.folder / "comparison.md")
         return known.folder
     metrics = _metrics(cfg)
     bench = Workbench(instantiate(cfg.pair), instantiate(cfg.prompts).load(), instantiate(cfg.sampling), cfg.group_size)
@@ -89,7 +91,8 @@ def run(cfg: Any) -> Path:
     said_of = [*(f"{name}: {about}." for name, about in judged.items()), unscored_note(unscored)]
     notes = " ".join(filter(None, [_energy_note(loaded), *said_of]))
     write_text(stage.folder / "comparison.md", as_markdown(title, shown, figures, notes, cfg.cost_ratio))
-    show(shown, title)
+    first = ("method", "setting", LABELS["tokens_per_second"], LABELS["speedup"])
+    show(shown, title, stage.folder / "comparison.md", first)
     _log(cfg, stage.folder, table, figures, title, bench.parameters())
     counted = {"num_prompts": len(bench.prompts), "num_groups": len(groups)}
     return stage.finish(**counted, asked=wanted, judged=judged, unscored=unscored)

@@ -24,7 +24,8 @@ from numpy.typing import NDArray
 from analysis.replay.tally import Replayed
 from analysis.replay.upper_bound import fixed
 from analysis.tables.bootstrap import Bootstrap
-from analysis.tables.files import markdown, read_table, save_table, show, with_interval
+from analysis.tables.console import show
+from analysis.tables.files import markdown, read_table, save_table, with_interval
 from data_gen.recording import Recorder
 from data_gen.texts import Responses, fingerprints, read_responses
 from toolkit.config import instantiate, plain
@@ -54,7 +55,9 @@ def run(cfg: Any) -> Path:
         save_table(table, stage.folder, "drafts")
         write_text(stage.folder / "drafts.md", markdown(readable(table)) + "\n")
         stage.finish(drafts=list(drafts), domains=list(folders))
-    show(readable(read_table(stage.folder, "drafts")), f"drafts of {cfg.pair.target}, c = {cfg.cost_ratio:g}")
+    found = readable(read_table(stage.folder, "drafts"))
+    first = [name for name in found if name not in ("texts", "tokens")]
+    show(found, f"drafts of {cfg.pair.target}, c = {cfg.cost_ratio:g}", stage.folder / "drafts.md", first)
     return stage.folder
 
 

@@ -3,9 +3,10 @@
 No model: every tuple of candidates is enumerated, so vocabularies are small. The optimum is Khisti et al.'s (arXiv:2410.18234,
 Theorem 3) for two i.i.d. candidates, and its counterpart for other numbers and schemes (`toolkit.verification.optimal`).
 
-    exact   one line per row of draft_probs, K and method: q_1, q_2, ... (the row), scheme, acceptance (a candidate is emitted
-            by acceptance), drafted (the emitted token is a candidate), optimum (the most that `drafted` can be); the optimum
-            has a line of its own as the method "optimum"
+    exact   one line per row of draft_probs, K and method: q_1, q_2, ... (the row) and scheme;
+            acceptance  probability that a candidate is emitted by acceptance
+            drafted     probability that the emitted token is a candidate
+            optimum     the most that `drafted` can be; it has a line of its own as the method "optimum"
 
 Shapes: P rows of draft_probs, K candidates, V vocabulary.
 """
@@ -21,7 +22,8 @@ import torch
 from torch import Tensor
 
 from analysis.multi_draft.target_texts import Judge
-from analysis.tables.files import read_table, save_table, show
+from analysis.tables.console import show
+from analysis.tables.files import read_table, save_table
 from toolkit.config import plain
 from toolkit.errors import InputError
 from toolkit.stage import command, open_stage
@@ -53,7 +55,8 @@ def run(cfg: Any) -> Path:
         with wandb_run("exact", plain(cfg), stage.folder, track=cfg.track, name=" ".join(plain(cfg.methods))) as wandb:
             log_table(wandb, "exact/table", table)
         stage.finish()
-    show(read_table(stage.folder, "exact"), "exact acceptance")
+    first = ("method", "K", "acceptance", "drafted", "optimum")
+    show(read_table(stage.folder, "exact"), "exact acceptance", stage.folder / "exact.csv", first)
     return stage.folder
 
 

@@ -29,7 +29,8 @@ import pandas as pd
 from analysis.figures import plots
 from analysis.tables import definitions
 from analysis.tables.bootstrap import Bootstrap
-from analysis.tables.files import markdown, read_table, save_table, show
+from analysis.tables.console import show
+from analysis.tables.files import markdown, read_table, save_table
 from analysis.tables.frontier_tables import Cost, compare, cost_ratios, costs_table, over_costs
 from analysis.tables.grid import PLAIN
 from analysis.tables.rows import apart, as_one_part, check_comparable, load_rows, same_texts, totals
@@ -69,7 +70,9 @@ def run(cfg: Any) -> Path:
         _log(stage.folder, figures, cfg)
         stage.finish(datasets=sorted(set(frontier.dataset)), **_made_with(test_folders[0]))
     for _, table in frontier.groupby("dataset", sort=False):
-        show(readable(table), _headline(table))
+        shown = readable(table)
+        first = [*shown.columns[:4], "note", "way to the upper bound"]
+        show(shown, _headline(table), stage.folder / "frontier.md", first)
     print(f"\n{definitions.as_text()}\n")
     return stage.folder
 

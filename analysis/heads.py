@@ -1,9 +1,9 @@
 """python -m analysis.heads traces=FOLDER heads=[A,B,C]: what every head predicts, and what decoding with it is worth.
 
 Paper: SpecDec++ (arXiv:2405.19715), Table 3: heads over depth and w_rej, their binary KL, the best throughput and its
-threshold. Ours: any heads, acceptance and pre-read ones, replayed on one recording; thresholds chosen on texts that no number
-is reported on; AUROC and calibration beside the KL; intervals over texts. Deviation: the paper's best threshold is the
-best on the reported prompts.
+threshold. This command takes any heads, acceptance and pre-read ones, and replays them on one recording. Thresholds are chosen
+on texts that no number is reported on. AUROC and calibration stand beside the KL, and intervals are over texts. Deviation:
+the paper's best threshold is the best on the reported prompts.
 
     heads       one line per head, and the best fixed K: settings, scores, threshold, throughput, rates
     results     the same as people read it
@@ -30,7 +30,8 @@ from analysis.replay.policies import sweep_levels
 from analysis.replay.recorded_heads import threshold_policy
 from analysis.replay.tally import Replayed
 from analysis.tables.bootstrap import Bootstrap
-from analysis.tables.files import markdown, read_table, save_table, show
+from analysis.tables.console import show
+from analysis.tables.files import markdown, read_table, save_table
 from analysis.tables.frontier_tables import Cost
 from analysis.tables.rows import COUNTS, Array, counts_of, throughput
 from toolkit import metrics
@@ -95,7 +96,12 @@ def run(cfg: Any) -> Path:
             log_table(wandb, "heads/table", table)
             log_image(wandb, "heads/pareto", figure)
         stage.finish(heads=[one.name for one in contenders])
-    show(results, title)
+    show(
+        results,
+        title,
+        stage.folder / "heads.md",
+        ("head", "throughput", f"over {FIXED}", "AUROC", "binary KL", "setting"),
+    )
     return stage.folder
 
 

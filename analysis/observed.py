@@ -29,7 +29,8 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from analysis.tables.bootstrap import Bootstrap
-from analysis.tables.files import markdown, read_table, save_table, show, with_interval
+from analysis.tables.console import show
+from analysis.tables.files import markdown, read_table, save_table, with_interval
 from toolkit.errors import InputError
 from toolkit.io import write_text
 from toolkit.prompts import numbered_lines
@@ -52,7 +53,7 @@ def run(cfg: Any) -> Path:
         write_text(stage.folder / "observed.md", _page(lengths, positions, len(histograms), skipped, cfg.cost_ratio))
         stage.finish(num_requests=len(histograms), num_skipped=skipped)
     lengths = read_table(stage.folder, "lengths")
-    show(readable(lengths), f"{len(histograms)} requests, c = {cfg.cost_ratio:g}")
+    show(readable(lengths), f"{len(histograms)} requests, c = {cfg.cost_ratio:g}", stage.folder / "observed.md")
     if skipped:
         print(f"{skipped} lines are left out: no counts, or rounds of changing length")
     print(sentence(lengths))

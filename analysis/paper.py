@@ -18,7 +18,8 @@ import pandas as pd
 from analysis.papers import figure, page
 from analysis.papers.cells import Runs, as_frame, cells_of
 from analysis.papers.spec import PaperTable, of_config
-from analysis.tables.files import save_table, show
+from analysis.tables.console import show
+from analysis.tables.files import save_table
 from toolkit.config import plain
 from toolkit.errors import InputError
 from toolkit.io import write_text
@@ -43,7 +44,8 @@ def run(cfg: Any) -> Path:
         make(spec, runs, cfg, stage.folder)
         stage.finish(paper=spec.paper, item=spec.item)
     if spec.rows:
-        show(page.side_by_side(spec, cells_of(spec, runs)), f"{spec.paper}, {spec.item}: {spec.title}")
+        shown = page.side_by_side(spec, cells_of(spec, runs))
+        show(shown, f"{spec.paper}, {spec.item}: {spec.title}", stage.folder / PAGE)
     print(f"page: {stage.folder / PAGE}")
     return stage.folder
 

@@ -29,7 +29,8 @@ from analysis.replay.dynamic_program import best_policy, head_inputs, stopping_v
 from analysis.replay.head_folders import find_contenders
 from analysis.replay.policies import Geometry
 from analysis.replay.recorded_heads import threshold_policy
-from analysis.tables.files import markdown, save_table, show
+from analysis.tables.console import show, show_page
+from analysis.tables.files import markdown, save_table
 from toolkit import metrics
 from toolkit.acceptance import PrereadHead
 from toolkit.config import instantiate, plain
@@ -50,7 +51,7 @@ def run(cfg: Any) -> Path:
     one = next((head for head in found_heads if head.kind == "preread"), found_heads[0])
     stage = open_stage("price", cfg, inputs=[folder / SUMMARY, *one.files])
     if stage.finished:
-        print((stage.folder / "prices.md").read_text(encoding="utf-8"))
+        show_page(stage.folder / "prices.md")
         return stage.folder
     scored = one.scored(trace, instantiate(cfg.draft) if one.needs_draft else None)
     policy = threshold_policy(one.head, one.estimate, corrected=True)
@@ -86,7 +87,7 @@ def _publish(folder: Path, tables: dict[str, pd.DataFrame], title: str) -> None:
         save_table(table, folder, name)
         shown = table.round(4)
         parts += [markdown(shown)] if name == "prices" else [f"## {name}", markdown(shown)]
-        show(shown, title if name == "prices" else name)
+        show(shown, title if name == "prices" else name, folder / f"{name}.csv", ("c", "lambda", "override"))
     write_text(folder / "prices.md", "\n\n".join(parts) + "\n")
 
 

@@ -1,7 +1,8 @@
 """python -m analysis.report inputs=[FOLDER,...]: what output folders found, on one page.
 
-    report.html  self-contained, no network: the result in one sentence, charts with counts under the pointer, texts token by
-                 token, every table, settings and provenance; light and dark, for screens of any width and for print
+    report.html  one self-contained page that needs no network. It has the result in one sentence, charts with counts under the
+                 pointer, texts token by token, every table, settings and provenance. It comes in light and dark, for screens
+                 of any width and for print
     report.md    tables and figures for readers without a browser, the figures beside it
     report.json  the report's specification: `python -m analysis.publish` makes a W&B report of it
 

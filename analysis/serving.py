@@ -23,7 +23,8 @@ from analysis.figures.loads import over_plain
 from analysis.loads.costs import costs_of
 from analysis.loads.recorded import RecordedPair
 from analysis.loads.simulator import Load
-from analysis.tables.files import save_table, show
+from analysis.tables.console import show
+from analysis.tables.files import save_table
 from analysis.tables.grid import PLAIN, expand
 from analysis.tables.workbench import Workbench
 from toolkit.config import instantiate, plain
@@ -91,7 +92,8 @@ def run(cfg: Any) -> Path:
     about = f"{cfg.slots} slots, costs {costs.source}" + ("" if costs.source == "measured" else ", not measured")
     figure = over_plain(table, stage.folder / "serving.png", about)
     best = table.loc[table.groupby(["load", "method"], sort=False).tokens_per_second.idxmax()]
-    show(best[SHOWN], f"{about}; the best setting of every method")
+    first = ("load", "method", "setting", "tokens_per_second", "times_plain", "note")
+    show(best[SHOWN], f"{about}; the best setting of every method", stage.folder / "serving.csv", first)
     print("\n".join(break_even(table)))
     with wandb_run("serving", plain(cfg), stage.folder, track=cfg.track) as wandb:
         log_table(wandb, "serving/serving", table)

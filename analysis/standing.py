@@ -1,10 +1,10 @@
 """python -m analysis.standing dev=[SWEEP,...] test=[SWEEP,...]: how far every method comes, at several cost ratios.
 
 At each cost ratio, every method's setting is chosen on the dev rows and reported on the test rows. Without `test` these
-are the other half of the same prompts. The baseline is the best fixed K. Sweeps hold two references, and the share of
-the way to each is given: the policy that knows p and q (`upper_bound`), and the one that knows the acceptance draws
-(`oracle`). A line is marked where a method loses to plain decoding or to the baseline beyond its interval. For a pair
-of your own:
+are the other half of the same prompts. The baseline is the best fixed K. Sweeps hold two references: the policy that knows
+p and q (`upper_bound`), and the one that knows the acceptance draws (`oracle`). The table gives the share of the way from
+the baseline to each. A line is marked where a method loses to plain decoding or to the baseline beyond its interval. For a
+pair of your own:
 
     python -m analysis.sweep grid=policies pair.target=T pair.draft=D prompts=jsonl prompts.path=P.jsonl
     python -m analysis.standing dev=[SWEEP]
@@ -22,7 +22,8 @@ import pandas as pd
 from analysis.figures.plots import label
 from analysis.frontier import by_dataset, read_sides
 from analysis.tables.bootstrap import Bootstrap
-from analysis.tables.files import markdown, read_table, save_table, show
+from analysis.tables.console import show
+from analysis.tables.files import markdown, read_table, save_table
 from analysis.tables.frontier_tables import Cost, compare
 from analysis.tables.grid import PLAIN
 from analysis.tables.rows import totals
@@ -54,7 +55,9 @@ def run(cfg: Any) -> Path:
         stage.finish(datasets=sorted(set(found.dataset)))
     found = read_table(stage.folder, "standing")
     for ratio, table in found.groupby("cost_ratio", sort=False):
-        show(side_by_side(table), f"c = {ratio:g}")
+        shown = side_by_side(table)
+        first = [name for name in shown if ": way to" not in name]
+        show(shown, f"c = {ratio:g}", stage.folder / "standing.md", first)
     return stage.folder
 
 

@@ -23,7 +23,8 @@ import pandas as pd
 from analysis.figures import plots
 from analysis.figures.pareto import highlighted
 from analysis.tables.bootstrap import Bootstrap
-from analysis.tables.files import read_parquet, read_table, save_table, show, write_parquet
+from analysis.tables.console import show
+from analysis.tables.files import read_parquet, read_table, save_table, write_parquet
 from analysis.tables.grid import ORACLE, PARAMETERS, PLAIN, UPPER_BOUND, YARDSTICKS, Setting, expand
 from analysis.tables.positions import acceptance_positions, bound_notes, length_table
 from analysis.tables.replayed_settings import Recording
@@ -278,7 +279,8 @@ def _show(folder: Path, cfg: Any, num_prompts: int) -> str:
     names = labels(cfg)
     title = f"{names['dataset']} {names['split']}, {num_prompts} prompts"
     summary = read_table(folder, "summary").drop(columns=["dataset", "split", "lossless", *COUNTS])
-    show(summary, f"{title}, c = {cfg.cost_ratio:g}")
+    first = [name for name in ("method", "setting", "throughput", *summary.columns) if name != "prompts"]
+    show(summary, f"{title}, c = {cfg.cost_ratio:g}", folder / "summary.csv", list(dict.fromkeys(first)))
     for line in bound_notes(read_table(folder, "lengths"), summary, cfg.max_drafted):
         print(line)
     return title
@@ -330,7 +332,7 @@ class _Progress:
             self._show()
 
     def end(self, setting: Setting, rows: pd.DataFrame) -> None:
-        """A setting is there, made now or before. Yardsticks are no settings one could choose."""
+        """A setting is there, made now or before. References are no settings one could choose."""
         throughput = metrics.throughput(counts_of(rows[list(COUNTS)].sum()), self.cost_ratio)
         if setting.method not in YARDSTICKS and throughput > self.best:
             self.best, self.best_name = throughput, setting.name

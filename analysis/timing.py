@@ -30,7 +30,8 @@ import pandas as pd
 from analysis.figures import plots
 from analysis.loads.measured import measured_costs
 from analysis.tables.bootstrap import Bootstrap
-from analysis.tables.files import read_table, save_table, show
+from analysis.tables.console import show
+from analysis.tables.files import read_table, save_table
 from toolkit.config import instantiate, method_config, plain
 from toolkit.cost import fit_rounds, least_squares
 from toolkit.decoding import decode
@@ -82,9 +83,10 @@ def run(cfg: Any) -> Path:
 
 def _shown(stage: Stage) -> Path:
     counted = stage.manifest["num_prompts"] - stage.manifest["config"]["warm_up"]
-    show(read_table(stage.folder, "timing"), f"seconds per forward, {counted} prompts, batch 1")
+    title = f"seconds per forward, {counted} prompts, batch 1"
+    show(read_table(stage.folder, "timing"), title, stage.folder / "timing.csv")
     if stage.manifest["config"].get("batch_sizes"):
-        show(read_table(stage.folder, "loads"), "seconds per forward under load")
+        show(read_table(stage.folder, "loads"), "seconds per forward under load", stage.folder / "loads.csv")
         print(f"cost table: {stage.folder / 'costs.json'}")
     return stage.folder
 

@@ -1,7 +1,7 @@
 """The sentence that each page of docs/evidence opens with: `python -m benchmarks.evidence --openings` puts them in front.
 
-The sentences are written by hand in conclusions.toml. Every number of a sentence has to stand in the page's figures: a page
-that is made again with other figures loses its sentence until that is mended, and this program and a test say so.
+The sentences are written by hand in conclusions.toml. Every number of a sentence has to stand in the page's figures. A page
+that is made again with other figures loses its sentence until the sentence is mended. This program and a test say so.
 """
 
 from __future__ import annotations

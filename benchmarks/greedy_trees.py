@@ -1,7 +1,7 @@
 """Draft trees at temperature 0: their block efficiency, and what the ranks of the target's tokens predict for it.
 
-At temperature 0 a node's children are the draft's likeliest tokens, and the walk goes on iff the target's own token is among
-them (MCSD, arXiv:2401.06706, section 3). The text is the target's greedy text, whatever is drafted. So the rank of each of its
+At temperature 0 a node's children are the draft's likeliest tokens. The walk goes on iff the target's own token is among them
+(MCSD, arXiv:2401.06706, section 3). The text is the target's greedy text, whatever is drafted. So the rank of each of its
 tokens in the draft's distribution there says exactly how every round ends.
 
 Shapes: N tokens of a text.

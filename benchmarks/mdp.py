@@ -1,6 +1,6 @@
 """The stopping problem of SpecDec++ (Theorems 4.2 and 4.3), solved on recordings of the toy pair, against the rate rule.
 
-The rate rule looks one token ahead; the value function looks ahead to the end of the round; a threshold on
+The rate rule looks one token ahead. The value function looks ahead to the end of the round. A threshold on
 P(some rejection) is the form that the paper's theorem gives. All three see the same head.
 """
 
@@ -48,8 +48,8 @@ def mdp() -> str:
     about = f"""\
 {SPLITS["test"]} test prompts per domain; lambda of the rate rule and the one threshold h on P(some rejection) are those that
 are best on {SPLITS["dev"]} dev prompts; the value function is fitted to the texts of both, each text decided by fits to others,
-and is a yardstick. c = {COST:g}, rounds of 1 to {MAX_DRAFTED} tokens, T = 1. In brackets 95 % intervals, paired bootstrap over
-prompts. Below: h after k drafted tokens by the value function (Theorem 4.3), beside what the rate rule's lambda says."""
+and is a reference only. c = {COST:g}, rounds of 1 to {MAX_DRAFTED} tokens, T = 1. In brackets 95 % intervals, paired bootstrap
+over prompts. Below: h after k drafted tokens by the value function (Theorem 4.3), beside what the rate rule's lambda says."""
     return "\n".join([about, "", *lines, "", *thresholds])
 
 
@@ -64,7 +64,7 @@ def _policies(pair: ModelPair, head: str) -> tuple[Any, Any]:
 
 
 def _solved(pair: ModelPair, head: str, dev: Trace, test: Trace, cost_ratio: float) -> tuple[str, str]:
-    """One cell of both tables."""
+    """One entry of both tables."""
     rate, survival = _policies(pair, head)
     solved = upper_bound.solve_policy(dev, rate, cost_ratio)
     priced = replace(rate, cost_ratio=cost_ratio, rate=solved.price)

@@ -2,8 +2,8 @@
 
 A session keeps, for each layer, keys and values [B, capacity + 1, heads, head size], allocated once per call of `decode`:
 
-    bytes = 2 * layers * B * (capacity + 1) * key-value heads * head size * bytes per number
-    capacity = longest prompt + max_new_tokens + most proposed tokens of a round + 1, rounded up to a multiple of 128
+    bytes     = 2 * layers * B * (capacity + 1) * key-value heads * head size * bytes per number
+    capacity  = longest prompt + max_new_tokens + most proposed tokens of a round + 1, rounded up to a multiple of 128
 
 The slot beyond the capacity is scratch for padding.
 """

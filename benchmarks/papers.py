@@ -82,9 +82,9 @@ def index() -> str:
     told = listed()
     parts = [
         "# The papers' tables and figures",
-        "Every table and figure of the five papers: made here on the toy pair by one command, with the published figures "
-        "beside ours, or why not. Add `pair=NAME` for a paper's own models; `dry_run=true` prints the plan. "
-        "[Where each equation is](equations.md) in the code.",
+        "One command makes each table and figure of the five papers on the toy pair, with the published figures beside ours. "
+        "Where that is not done, the reason is given. Add `pair=NAME` for a paper's own models; `dry_run=true` prints the "
+        "plan. [Where each equation is](equations.md) in the code.",
     ]
     for key, paper in told["items"].items():
         lines = ["| | what | where |", "| --- | --- | --- |"]

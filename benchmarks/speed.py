@@ -64,13 +64,14 @@ RUNS = {
                            "--contenders", *FEW]),
 }  # fmt: skip
 QUEUE = ("Toy pair, 96 prompts in one call, places refilled, two threads", 96, (1, 4, 8, 16))
-NOTES = """Everybody samples at T = 1 from the same prompts (test prompts of `math` and `code`, alternating) to the same length
-limit; contenders take turns on every group of prompts, in an order that rotates. Speeds are new tokens over seconds, with 95 %
-intervals: bootstrap over groups, the same draws for all. transformers' assisted generation takes one prompt at a time. *Outside
-forwards*: share of the time that is not spent inside the models' forwards (replays of captured ones included). *Not captured*:
-the same without replaying forwards of recurring shapes. Large float32 layers multiply by packed weights (`pair.cpu_packing`);
-*not packed*: by the model's own; *packed* after one of transformers' contenders: with this engine's packed weights under its
-generate, which it does not offer. Not yet run on a GPU (`make gpu-check`)."""
+NOTES = """Every contender samples at T = 1 from the same prompts (test prompts of `math` and `code`, alternating) to the same
+length limit. Contenders take turns on every group of prompts, in an order that rotates. Speeds are new tokens over seconds,
+with 95 % bootstrap intervals over groups, the same draws for all. transformers' assisted generation takes one prompt at a
+time. *Outside forwards* is the share of the time that is not spent inside the models' forwards (replays of captured ones
+included). *Not captured* is the same without replaying forwards of recurring shapes. Large float32 layers multiply by packed
+weights (`pair.cpu_packing`). *Not packed* means by the model's own weights. *Packed* after one of transformers' contenders
+means that its generate ran on this engine's packed weights, which transformers does not offer. None of it has run on a GPU
+yet (`make gpu-check`)."""
 
 
 def queued() -> str:

@@ -1,7 +1,7 @@
 """A recording for further heads from one that differs in nothing but its heads: its states are read, no model runs.
 
-A finished folder of data_gen.traces beside this one, of the same responses, pair, draws and lengths, recorded with
-hidden=true, holds all that a head looks at.
+Such a recording is a finished folder of data_gen.traces beside this one, made with hidden=true. It has the same responses,
+pair, draws and lengths. So it holds all that a head looks at.
 """
 
 from __future__ import annotations
@@ -40,9 +40,10 @@ class Kept:
 def find_kept(stage: Stage, facts: Mapping[str, Any], states: str) -> Kept | None:
     """The finished recording beside a stage's folder whose states suffice for the stage; None if there is none.
 
-    facts  of the stage: fingerprints of the models, and the sampling
-    states the draft's number format: states of another one (of older versions: float16) are not what a head would have read
-    Says in one line how a recording would have sufficed, if one is there that lacks the states alone.
+    facts   of the stage: fingerprints of the models, and the sampling
+    states  the draft's number format. A head would not have read states of another format (older versions: float16)
+
+    If a recording is there that lacks the states alone, one line says how it would have sufficed.
     """
     stateless = False
     for path in sorted(stage.folder.parent.glob(f"*/{MANIFEST}")):

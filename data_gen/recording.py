@@ -1,8 +1,9 @@
 """Record traces: make the acceptance draws of speculative sampling for given texts, and let the draft roll on behind
 rejections.
 
-One teacher-forced pass of each model, then one draft forward per depth of the roll-outs: all of a text's roll-outs are
-branches of one tree in the draft's cache, so that they share the text. With `upper_bound` the target reads the branches, too.
+Each model makes one teacher-forced pass. Then the draft makes one forward per depth of the roll-outs. All roll-outs of a text
+are branches of one tree in the draft's cache, so that they share the text. With `upper_bound` the target reads the branches,
+too.
 
 A repetition penalty changes p and q of a position by the tokens before it: those of the text, and in a roll-out its own.
 A draft does not know of stop strings: where the last token of a text was accepted, there is a roll-out behind it, too.

@@ -69,7 +69,7 @@ class AskTell(Sweeper):
                 search.tell(trial, _scores(returned, folder, search.settings))
             write_results(search)
         lines = write_results(search)
-        print_table(f"search {folder.name}", lines)
+        print_table(f"search {folder.name}", lines, folder / "trials.csv")
         print(f"table: {folder / 'trials.csv'}")
         if (path := draw(search)) is not None:
             print(f"figure: {path}")

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import importlib
 import json
+import os
 import re
 import shlex
+import subprocess
 import sys
 from pathlib import Path
 
@@ -45,6 +47,22 @@ def test_the_examples_of_extending_run(tmp_path, monkeypatch):
         if name.startswith("my_"):
             del sys.modules[name]
     assert "metric" in namespace and "method" in namespace
+
+
+@pytest.mark.parametrize("number", range(4))
+def test_the_command_lines_of_extending_compose(tmp_path, number):
+    for _, title, text in blocks(DOCS / "extending.md"):
+        if title:
+            (tmp_path / title).parent.mkdir(parents=True, exist_ok=True)
+            (tmp_path / title).write_text(text)
+    texts = [text for language, _, text in plain_blocks(DOCS / "extending.md") if not language]
+    lines = [shlex.split(line) for text in texts for line in lines_of(text) if line.startswith("python -m")]
+    assert len(lines) == 4
+    known = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), str(tmp_path)])}
+    shown = subprocess.run(
+        [sys.executable, *lines[number][1:], "--cfg", "job"], cwd=tmp_path, env=known, capture_output=True, text=True
+    )
+    assert shown.returncode == 0, shown.stderr
 
 
 def test_the_readmes_python_runs():
@@ -105,7 +123,9 @@ def documented() -> list[list[str]]:
 
 def plain_blocks(page: Path) -> list[tuple[str, str, str]]:
     """Blocks of code, those without a language, too."""
-    found = re.finditer(r"^```(\w*)\n(.*?)^```$", page.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
+    found = re.finditer(
+        r'^```(\w*)(?: title="[^"]+")?\n(.*?)^```$', page.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL
+    )
     return [(one[1], "", one[2]) for one in found]
 
 

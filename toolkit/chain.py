@@ -77,10 +77,11 @@ def compose_for(
 ) -> Any:
     """The composed config of a stage, its output below `root_dir`, with folders instead of their names in braces.
 
-    within  a node of the config that the overrides come from: "${key}" is that config's text, and so is
-            "${oc.select:key,default}", or the default
-    inherit nodes of that config that replace the composed config's own, whole: [pair]
-    The overrides hold a mark for each folder, which no text contains, while they are parsed.
+    within   a node of the config that the overrides come from. "${key}" is that config's text; so is
+             "${oc.select:key,default}", or the default
+    inherit  nodes of that config that replace the composed config's own, whole: [pair]
+
+    While the overrides are parsed, a mark stands for each folder; no text contains such a mark.
     """
     from omegaconf import OmegaConf
 

@@ -1,8 +1,8 @@
 """The command line before anything is run: tidied, `--help` answered, every fault said in one line.
 
-All of it needs neither torch nor the command's own module. `toolkit/__init__.py` calls `before_imports`, so that a fault
-is said before `python -m analysis.sweep` imports what the sweep needs; `toolkit.stage.command` asks again, for commands
-that are started in another way.
+None of it needs torch or the command's own module. `toolkit/__init__.py` calls `before_imports`, so that a fault is
+reported before `python -m analysis.sweep` imports what the sweep needs. `toolkit.stage.command` checks again, for
+commands that are started in another way.
 """
 
 from __future__ import annotations

@@ -53,8 +53,8 @@ _METHODS: dict[tuple[object, ...], Any] = {}
 def compose(config_name: str, overrides: Sequence[str] = (), *, checked: bool = True) -> Any:
     """The composed config `conf/<config_name>.yaml`, inside or outside a running Hydra application.
 
-    checked  raise InputError, one line, for unknown keys, wrong types and numbers out of range (`toolkit.schema`); keys
-             without a value yet (???) are left to the code that needs them
+    checked  raise InputError, one line, for unknown keys, wrong types and numbers out of range (`toolkit.schema`). Keys
+             that have no value yet (???) are left to the code that needs them
     """
     from toolkit.schema.check import check
     from toolkit.schema.complaints import composed

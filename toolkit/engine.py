@@ -38,6 +38,7 @@ class EngineOptions:
     self_check     "auto" or "off": a model's architecture is tried on a tiny copy before its first text is decoded. It
                    is refused if it is decoded wrong (`toolkit.session.selfcheck`). off: it is decoded on trust, with a
                    warning
+
     Models whose parameters ask for gradients, that have hooks, or that lie on several devices, are never captured nor packed.
     """
 
@@ -123,8 +124,9 @@ class Engine:
         """Empty caches for the target and for each draft, of at least this capacity.
 
         captured  False: forwards are run as they are; for work whose shapes hardly recur
-        Where captured forwards belong to the caches they were made with, those of an earlier call are used again. Raises
-        InputError if a model is in training mode, or of an architecture that is not decoded right.
+
+        Captured forwards may belong to the caches they were made with; then caches of an earlier call are used again.
+        Raises InputError if a model is in training mode, or of an architecture that is not decoded right.
         """
         capacity = -(-capacity // CAPACITY_GRANULE) * CAPACITY_GRANULE
         with self._lock:

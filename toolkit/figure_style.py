@@ -1,7 +1,8 @@
 """One look for every figure: colours, sizes for one and two columns, and files in three formats.
 
-A figure is drawn on axes from `figure` and is on disk, whole, when the block ends: PNG to look at, PDF and SVG beside it to
-print and to edit. The same data give the same bytes. Nothing here needs a display, and no global setting stays changed.
+A figure is drawn on axes from `figure` and is on disk, whole, when the block ends. PNG is for the screen; PDF and SVG beside
+it are for print and editing. The same data give the same bytes. Nothing here needs a display, and no global setting stays
+changed.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 
     python -m data_gen.traces -m responses=FOLDER world_size=4 rank=0,1,2,3 hydra/launcher=joblib
 
-`rank` and `world_size` do not name the folder. A process that ends early, or is run again, makes what is missing of its
-own parts; with world_size=1 a process makes all that is missing. What is joined equals what one process would have made.
+`rank` and `world_size` are no part of the folder's name. A process that is run again makes what is missing of its own parts.
+With world_size=1 a process makes all that is missing. The joined result equals what one process would have made.
 """
 
 from __future__ import annotations

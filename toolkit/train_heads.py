@@ -52,7 +52,8 @@ def run(cfg: Any) -> Path:
         lines = [list(rows[0]), ["---"] * len(rows[0]), *(list(row.values()) for row in rows)]
         write_text(stage.folder / "table.md", "".join(f"| {' | '.join(line)} |\n" for line in lines))
         stage.finish(heads=[row["head"] for row in rows])
-    print_table("heads", list(csv.DictReader(lines_of((stage.folder / "table.csv").read_text()))))
+    path = stage.folder / "table.csv"
+    print_table("heads", list(csv.DictReader(lines_of(path.read_text()))), path)
     print(f"next: python -m analysis.heads traces=FOLDER heads=[{stage.folder}/depth-...,...]")
     return stage.folder
 

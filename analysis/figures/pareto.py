@@ -16,7 +16,7 @@ from analysis.tables.grid import ORACLE, PLAIN, YARDSTICKS
 from analysis.tables.selection import undominated
 from toolkit.figure_style import MUTED, REST, Width, figure
 
-FEW = 5  # methods in colour, yardsticks not counted
+FEW = 5  # methods in colour, references not counted
 
 
 def pareto(
@@ -92,7 +92,7 @@ def _shown_curves(settings: pd.DataFrame, width: Width) -> list[tuple[str, pd.Da
 
 
 def _zoom(axes: Any, settings: pd.DataFrame) -> int:
-    """Limits that hold every undominated setting and the yardsticks; how many others lie outside."""
+    """Limits that hold every undominated setting and the references; how many others lie outside."""
     x, y = settings.verification_rate, settings.discard_rate
     inside = settings.undominated.astype(bool) | settings.method.isin(YARDSTICKS)
     inside |= settings.chosen.astype(bool) if "chosen" in settings else False

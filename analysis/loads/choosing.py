@@ -1,8 +1,8 @@
 """Which setting to take at which load: chosen on one half of the prompts, reported on the other, with intervals.
 
-Ours. At every batch size every setting is served by the simulator; the fastest on the dev prompts is the advised one, and so is
-the best fixed length and the best of every method. Speed-ups over plain decoding are ratios of totals over the test
-prompts, with bootstrap intervals over prompts, the same draws for both sides.
+The procedure is ours. The simulator serves every setting at every batch size. The setting that is fastest on the dev prompts is
+advised. The best fixed length and the best setting of every method are chosen in the same way. Speed-ups over plain decoding
+are ratios of totals over the test prompts. Their bootstrap intervals are over prompts, with the same draws for both sides.
 """
 
 from __future__ import annotations
@@ -41,9 +41,12 @@ def choose(
 ) -> pd.DataFrame:
     """One line per batch size, draft and method: its best setting on dev, and its figures on test.
 
-    Columns: batch, draft, method, greedy (the draft's likeliest tokens at a sampling target), setting, parameters (JSON of
-    the overrides), dev_tokens_per_second, tokens_per_second, speedup with speedup_low and speedup_high, latency, latency_95,
-    token_seconds, drafted_per_round, advised, loses (the interval lies below 1).
+    Columns: batch, draft, method, setting, dev_tokens_per_second, tokens_per_second, speedup, speedup_low, speedup_high,
+    latency, latency_95, token_seconds, drafted_per_round, advised; and
+
+    greedy      whether the draft proposes its likeliest tokens while the target samples
+    parameters  the overrides, as JSON
+    loses       whether the speed-up's interval lies below 1
     """
     from tqdm.auto import tqdm
 
@@ -139,7 +142,7 @@ def _report(one: Candidate, best: Best, load: Load, bootstrap: Bootstrap) -> pd.
 
 def _name(line: pd.Series) -> str:
     method = "fixed" if line.method == FIXED else line.method
-    return f"{line.draft}, {f'{method} {line.setting}'.strip()}"
+    return f"{line.draft}, {f'{method} {line.setting}'.strip()}".replace("draft_temperature=0", "with greedy drafts")
 
 
 def _speed(line: pd.Series) -> str:

@@ -1,14 +1,14 @@
 """Costs modelled from a device's public peak figures and the models' configs: for pairs that are not on this machine.
 
 A forward of `batch` rows and `width` tokens each reads all weights and every row's keys and values, and multiplies every
-token by all weights. It takes the longer of the two at the device's peaks, over what is reached of them in practice, and never
-less than launching its kernels takes. Over several devices, bytes and products are divided, and every layer adds two
-all-reduces. A model, not a measurement: tables say so.
+token by all weights. Its time is the longer of the two at the device's peaks, divided by the share of them that is reached in
+practice. It never takes less than launching its kernels. Over several devices, bytes and products are divided, and every
+layer adds two all-reduces. This is a model, not a measurement: tables say so.
 
     seconds = max(bytes / bandwidth, operations / arithmetic) / REACHED + layers * (kernel floor + reductions)
 
-Peaks are the vendors' data sheets: dense bfloat16 without sparsity, memory bandwidth of the SXM parts. Mixtures of experts are
-refused: which experts a batch reads is not in a config.
+Peaks come from the vendors' data sheets: dense bfloat16 without sparsity, and the memory bandwidth of the SXM parts. Mixtures
+of experts are refused, because a config does not say which experts a batch reads.
 """
 
 from __future__ import annotations

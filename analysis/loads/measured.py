@@ -1,9 +1,10 @@
 """Seconds of draft and target forwards by batch size, tokens per row and context, measured in the decoding loop itself.
 
-Ours. Every batch size decodes with every fixed draft length, settings interleaved, texts kept from ending; rounds in which all
-slots hold a text are timed. A draft forward's seconds are its round's draft seconds over the draft length; a target
-forward's are the rest of the round: checking, and the loop's own work around it. So a round's cost is what a round costs,
-Python included, not what a bare forward costs. The device is waited for at both seams.
+The method is ours. Every batch size decodes with every fixed draft length; settings are interleaved and texts are kept from
+ending. Rounds in which all batch slots hold a text are timed. The seconds of a draft forward are its round's draft seconds
+divided by the draft length. The rest of the round counts for the target forward: checking, and the loop's own work. So the
+table holds what a round costs, Python included, not what a bare forward costs. The clock is read when
+the device has finished, at both boundaries between drafting and checking.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from toolkit.types import Generation
 from toolkit.verification import get
 
 WARM_UP = 3  # rounds of a batch that are left out: the first one reads the prompts
-WIDEST_INTERVAL = 0.4  # of a cell's median: wider ones are refused
+WIDEST_INTERVAL = 0.4  # of an entry's median: wider ones are refused
 
 
 def measured_costs(
@@ -39,7 +40,7 @@ def measured_costs(
     about: dict[str, Any] | None = None,
     passes: int = 4,
 ) -> tuple[LoadCost, pd.DataFrame]:
-    """A cost table and its cells; measured again, up to `passes` times, while the times vary too much.
+    """A cost table and its entries; it is measured again, up to `passes` times, while the times vary too much.
 
     Raises InputError if they still do.
     """
@@ -89,9 +90,9 @@ def measure_loads(
 
 
 def cost_table(forwards: pd.DataFrame, about: dict[str, Any]) -> tuple[LoadCost, pd.DataFrame]:
-    """The table, and its cells: median seconds with a 95 % interval, at two contexts.
+    """The table, and its entries: median seconds with a 95 % interval, at two lengths of context.
 
-    Raises InputError if a cell's interval is wider than 40 % of its median: the machine is not quiet enough.
+    Raises InputError if an entry's interval is wider than 40 % of its median: the machine is not quiet enough.
     """
     contexts = [float(part.mean()) for part in _halves(forwards.context)]
     contexts = sorted({round(context) for context in contexts})

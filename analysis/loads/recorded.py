@@ -1,7 +1,7 @@
 """One pair's settings on one recording of one prompt set, ready to be served by the simulator.
 
-The target's responses are decoded once and kept, a trace per draft temperature is recorded once and kept; both are named by
-what they depend on, so a second call with other costs or loads only replays.
+The target's responses are decoded once and kept, and so is one trace per draft temperature. Their folders are named by what
+they depend on. So a second call with other costs or loads only replays.
 """
 
 from __future__ import annotations
@@ -23,6 +23,8 @@ from toolkit.io import write_atomic
 from toolkit.load_cost import LoadCost
 from toolkit.stopping import BatchRate, Bounded, StoppingPolicy
 from toolkit.verification.rules.rejection import Rejection
+
+HEADLESS = "needs a trained head"
 
 
 class RecordedPair:
@@ -91,7 +93,7 @@ class RecordedPair:
             self.left_out[setting.method] = "a bound, not a method"
             return False
         if self.bench.lacks_head(setting):
-            self.left_out[setting.method] = "needs an acceptance head"
+            self.left_out[setting.method] = HEADLESS
             return False
         self.bench.prepare(setting)
         method = self.bench.methods[setting.name]

@@ -1,10 +1,10 @@
 """Continuous batching over recorded texts: what a policy makes of a queue of requests, by a table of costs. No model runs.
 
-Slots of a batch hold requests; a request that ends makes room for the next one. Every round all slots draft, as deep as the
-deepest of them, and one forward of the target checks them. Its seconds come from the cost table: draft forwards at
-this batch size, the target's at the widest draft, and reading the prompts of requests that have just joined. Which
-tokens are drafted and accepted is the trace's, exactly as in a replay; policies that decide for a batch together decide
-for the batch that is there.
+Batch slots hold requests; a request that ends makes room for the next one. In every round all slots draft, as deep as the
+deepest of them, and one forward of the target checks them. The seconds of a round come from the cost table. They are
+the draft forwards' at this batch size, the target forward's at the widest draft, and those of reading prompts that have just
+joined. The trace says which tokens are drafted and accepted, exactly as in a replay. Policies that decide for a whole batch
+decide for the requests that are in it.
 
 Shapes: Q requests, T texts of the trace, B slots, P positions.
 """

@@ -1,18 +1,19 @@
 """The chance that a rule emits one of the candidates, and the best chance any rule has, at given p and q.
 
-A rule says this for given candidates (`SelectionRule.distribution`). The mean over candidates is wanted, and they are
-drawn here a few times per position. Noise is taken out by control variates whose means are known. With a(x) = min(1,
+A rule states this chance for given candidates (`SelectionRule.distribution`). What is wanted is its mean over candidates, which
+are drawn here a few times per position. Control variates, whose means are known, reduce the noise. With a(x) = min(1,
 p(x)/q(x)) and alpha = sum_x min(p, q), the mean of a(x) over q,
 
     i.i.d., independent  1 - prod_k (1 - a(x_k)) has mean 1 - prod_k (1 - alpha_k);  its deviation is subtracted
     without replacement  a(x_1) has mean alpha;                                      (1 - alpha)^(K - 1) of its deviation is
 
-Both leave the mean what it is, and with one candidate no noise at all, for rules that accept so. The draws of a position
-are spread evenly besides (`spread_uniforms`). What noise is left is part of the intervals.
-Top-k candidates are not drawn: one look is exact.
+Neither changes the mean. With one candidate no noise is left, for rules that accept with probability a. The draws of a
+position are also spread evenly (`spread_uniforms`). The noise that remains is part of the intervals.
+Top-k candidates are not drawn: they are always the same, so one evaluation is exact.
 
-Shapes: N positions, R draws, K candidates, V vocabulary. The draft's side is q [N, V]; with independent candidates
-[N, K, V], one per candidate; with the top-k scheme the draft's logits [N, V], whose largest are the candidates.
+Shapes: N positions, R draws, K candidates, V vocabulary. The draft's side is q [N, V]. With independent candidates it is
+[N, K, V], one distribution per candidate. With the top-k scheme it is the draft's logits [N, V]; the largest ones are the
+candidates.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
 """Which tree to draft: the shape of most tokens per time, from the acceptance of every method and number of candidates.
 
 A tree with K_1, K_2, ... children per level yields 1 + a(K_1) + a(K_1) a(K_2) + ... tokens per round, the extra one
-included. Its cost is c D + 1 + v n: one draft forward (c) per level, one target forward (1), and v for each of the n
-nodes beyond it.
-Approximation: a(K) is the chance that the emitted token is among K candidates. It is taken as the mean over target text
-at every level, and levels as independent. In a text easy positions follow easy ones, so deep trees are worth more than
-this. A chain's survival is the mean of a product, not the product of the means. Shapes of equal depth compare well.
+included. A tree of D levels and n nodes costs c D + 1 + v n. It pays c for the draft forward of each level and 1 for the target
+forward. It also pays v for each of the n nodes that this forward reads.
+Approximation: a(K) is the probability that the emitted token is among K candidates. Its mean over target text is used at every
+level, and levels are treated as independent. In a text easy positions follow easy ones, so deep trees are worth more than
+this formula says. A chain's survival is the mean of a product, not the product of the means. Trees of equal depth compare well.
 """
 
 from __future__ import annotations

@@ -1,14 +1,15 @@
 """What a table or figure of a paper shows: rows, columns, where each cell's number comes from, and what was published.
 
-A cell is told by a mapping, put together from the table's (`cell`), its row's and its column's, the later ones winning
-(`where` and `over` are merged key by key):
+A mapping says where a cell's number comes from. It is merged from the table's (`cell`), its row's and its column's mapping, and
+the later ones win. `where` and `over` are merged key by key. The keys are:
 
     run     name of a run in `runs`; "{pair}" in it stands for `pair`
     runs    several of them, instead: the mean of their cells
     pair    name of a pair: rows tell the run, columns the pair, or the other way round
     table   its table: frontier, comparison, acceptance, ... (a .parquet file of the run)
     where   {column: value, or list of values; null: any}: the lines looked at
-    like    a mapping that replaces keys of the cell, and `column`: only lines that have the same there as the line it tells of
+    like    a mapping that replaces keys of the cell, and `column`: only lines that agree in this column with the line that the
+            changed cell finds
     best    "max COLUMN" or "min COLUMN": of several lines, the one to take
     value   column of the number; or several: the first one that the table has
     over    a mapping that replaces keys of the cell: the number is divided by that other cell's (a speed-up)

@@ -74,8 +74,8 @@ class Scored:
         for depth in range(1, max_depth + 1):
             step, drawn = step_at(trace, geometry, starts, depth)
             said, known = (step, drawn) if self.preread else step_at(trace, geometry, starts, depth + 1)
-            # A round that was not recorded this far says nothing of what is further on; nor does one whose tokens were all
-            # accepted up to a stop string: what the target thinks of those behind it is not known.
+            # A round that was not recorded this far says nothing of deeper tokens. Nor does a round whose tokens were all
+            # accepted up to a stop string: the target's probabilities behind the string are not known.
             judged = (geometry.run < geometry.left) | (geometry.left >= depth)
             every = every & drawn & known & judged
             product = torch.where(every, product * given[said], product)

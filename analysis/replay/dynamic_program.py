@@ -1,24 +1,27 @@
 """What a head's information is worth: the best stopping policy that sees a given head's outputs, by dynamic programming.
 
-A round is an optimal stopping problem. After k drafted tokens a policy has seen x_k (the head's outputs so far); drafting
-one more yields g_{k+1} - lambda c, g being how many more tokens the round then produces (1 if all k + 1 drafted ones are
-accepted, 0 else, cut at the text's end), and the right to decide again:
+A round is an optimal stopping problem. After k drafted tokens a policy has seen x_k, the head's outputs so far. Drafting
+one more yields g_{k+1} - lambda c and the right to decide again. Here g_{k+1} is the number of tokens that the round gains
+by it. It is 1 if all k + 1 drafted tokens are accepted, else 0, and it is 0 behind the text's end. So the value of drafting is
 
     Q_k(x) = E[ g_{k+1} - lambda c + max(0, Q_{k+1}(x_{k+1})) | x_k = x ],      draft another iff Q_k(x_k) > 0
 
-Backwards over k, what the policy found so far really earns from there (Longstaff and Schwartz 2001: no maximum over fitted
-values, so no optimism) is fitted by boosted trees, as a correction to what the head itself says of the next token;
-cross-fitted: each text is decided by functions fitted to other texts. lambda is the rate the policy itself achieves
-(Dinkelbach), as in `analysis.replay.upper_bound`.
-Deviation: all starts of a round weigh alike in the fit, whether or not the policy's rounds would start there. What that and the
-noise of the fits cost is bounded by a choice: the one-step look-ahead at many prices and the survival threshold at many
-levels see the same, and each text is played by whichever candidate costs least on the texts of the other folds.
+The fit goes backwards over k. Boosted trees are fitted to what the policy found so far really earns from there on. So no
+maximum is taken over fitted values, and there is no optimism (Longstaff and Schwartz 2001). They correct what the head
+itself says of the next token. The fit is crossed: each text is decided by functions fitted to other texts. lambda is the
+rate that the policy itself achieves (Dinkelbach), as in `analysis.replay.upper_bound`.
+Deviation: all starts of a round have equal weight in the fit, whether or not the policy's rounds would start there. A choice
+bounds what that and the noise of the fits cost. Two simpler kinds of policy see the same outputs: the one-step look-ahead at
+many prices, and the survival threshold at many levels. Each text is played by the candidate that costs least on the texts of
+the other folds.
 
-Paper: SpecDec++ (arXiv:2405.19715), Theorem 4.2 (a stationary optimal policy exists and solves the Bellman equation: Q here)
-and Theorem 4.3 (stop where P(some rejection) >= (c2 + Delta)/(c1 + c2 + Delta), with c1 a draft forward, c1 + c2 a target
-forward and Delta unknown). With lambda, the policy's own rate, for the unknown (renewal form) the one-step look-ahead stops
-where P(all drafted tokens and the next one are accepted) < lambda c; where the next token is sure to be accepted if all
-before it are, that is Theorem 4.3 with h = 1 - lambda c, Delta = 1/lambda - 1 target forwards. `stopping_values` gives Q.
+Paper: SpecDec++ (arXiv:2405.19715). By Theorem 4.2 a stationary optimal policy exists and solves the Bellman equation, Q here.
+By Theorem 4.3 one stops where P(some rejection) >= (c2 + Delta)/(c1 + c2 + Delta). There c1 is the cost of a draft forward,
+c1 + c2 that of a target forward, and Delta is unknown. The renewal form replaces the unknown by lambda, the policy's own rate.
+Its one-step look-ahead stops where P(all drafted tokens and the next one are accepted) < lambda c. Suppose
+that the next token is sure to be accepted when all before it are. Then this is Theorem 4.3 with h = 1 - lambda c and
+Delta = 1/lambda - 1 target forwards.
+`stopping_values` gives Q.
 
 Shapes: P starts, M most tokens of a round, C candidates, T texts.
 """
@@ -100,8 +103,8 @@ class Values:
 def head_inputs(trace: Trace, geometry: Geometry, estimator: Any, most: int) -> Seen:
     """What a policy sees of a head: survival, the newest token's chance, the next one's, worth, k.
 
-    estimator  a pre-read head's (`drawn_probs`); or an acceptance head's (`read_prob`), which has scored all but the newest
-               token, and whose last score stands for the newest and the next
+    estimator  a pre-read head's (`drawn_probs`), or an acceptance head's (`read_prob`). The latter has scored all but the
+               newest token; its last score is used for the newest and for the next one
     """
     survival, possible = torch.ones(trace.num_positions), torch.zeros(trace.num_positions, dtype=torch.long)
     rows = []

@@ -1,10 +1,10 @@
 """How well a head predicts the acceptance of drafted tokens, on a trace.
 
 The samples are the tokens that a draft draws behind accepted text, one per position of a response, given the acceptance
-draws: where they were accepted the text's own tokens, else those drafted instead. Each counts with its true chance
-min(1, p/q). An acceptance head has spoken of such a token at the step that has read it: the next one on path, or the
-first of the roll-out; tokens that were never read (the last of a text, an end of text) are left out, for pre-read
-heads, too.
+draws. Where the draw accepts, the sample is the text's own token; elsewhere it is the token drafted instead. Each sample counts
+with its true acceptance probability min(1, p/q). An acceptance head scores such a token at the step that has read it. That is
+the next step on path, or the first of the roll-out. Tokens that were never read are left out, for pre-read heads, too: the
+last of a text, and an end of text.
 
 Shapes: T texts, P positions, S steps, n samples.
 """

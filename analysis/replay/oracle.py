@@ -1,18 +1,19 @@
 """The clairvoyant oracle: it never drafts a token that will be rejected. No policy can do better with this pair.
 
-Given a text X_1..X_N drawn from the target, the joint distribution of (drafted token, accepted, emitted token) under
-speculative sampling says that position i is an accepted draft with probability
+Let X_1..X_N be a text drawn from the target. Speculative sampling has a joint distribution of (drafted token, accepted, emitted
+token). Given the text, it makes position i an accepted draft with probability
 
     a_i = min(1, q(X_i) / p(X_i)),        p and q warped as in decoding, given X_<i,
 
-independently for all i. An oracle that knows these acceptance draws drafts exactly the accepted positions: every other
-one costs a target forward, which produces its token as the extra one of a round. The last token is never drafted,
+independently for all i. An oracle that knows these acceptance draws drafts exactly the accepted positions. Every other
+position costs a target forward, which produces its token as the extra one of a round. The last token is never drafted,
 because the forward that ends the last round yields it for free. So nothing is discarded, and
 
     E[draft calls]  = sum of a_i over i < N          E[target calls] = 1 + sum of (1 - a_i) over i < N
 
-With at most `max_drafted` tokens in a round, a position that follows a full round is produced by its target forward,
-whatever its acceptance draw says; the expectation then is a dynamic program over the tokens drafted so far in the round.
+A round has at most `max_drafted` drafted tokens. The position that follows a full round is produced by the round's target
+forward, whatever its acceptance draw says. The expectation then is a dynamic program over the tokens drafted so far in the
+round.
 
 Shapes: N produced tokens, M max_drafted.
 """

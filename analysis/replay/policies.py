@@ -1,11 +1,11 @@
 """Replay stopping policies on a trace: the counts live decoding would have had, without decoding.
 
-`replay` runs the policy objects of the live loop round after round, all texts at once; it serves every policy, those that
-remember earlier rounds included. `replay_starts` asks a policy without memory once for every place a round could start
-at; `sweep_levels` does that for many thresholds of one score. All three give the same counts.
+`replay` runs the policy objects of the live loop round after round, all texts at once. It serves every policy, including those
+that remember earlier rounds. `replay_starts` asks a policy without memory once for every place where a round could start.
+`sweep_levels` does that for many thresholds of one score. All three give the same counts.
 
-A round that starts after s tokens drafts K of them. With r = how many are accepted before the first rejection behind s,
-n = min(r, K) enter the text and one more follows, corrected (n < K) or bonus; the text's end cuts what is too much.
+A round that starts after s tokens drafts K of them. Let r be the number of tokens accepted before the first rejection behind s.
+Then n = min(r, K) enter the text. One more token follows: corrected if n < K, else bonus. Tokens behind the text's end are cut.
 
 Shapes: T texts, P positions, S steps of the trace; B rows that draft at a time.
 """

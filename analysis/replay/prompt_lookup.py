@@ -1,7 +1,7 @@
 """Replay of prompt lookup from texts alone: no recording is needed.
 
-Its q is a point mass, so a drafted token y at position i is accepted with p(y); and if it is not, the token drawn instead
-is another one (the residual has nothing left at y). Given the emitted token X_i, y was accepted iff y = X_i, for certain.
+Its q is a point mass, so a drafted token y at position i is accepted with probability p(y). If it is rejected, the token drawn
+instead is another one, because the residual has no mass left at y. So, given the emitted token X_i, y was accepted iff y = X_i.
 """
 
 from __future__ import annotations

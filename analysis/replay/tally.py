@@ -19,10 +19,12 @@ class Replayed:
     """Totals per text, and how often each round length came up.
 
     counts  name of `toolkit.types.Counts` -> [T]
-    accepted, drafted, judged [T, M + 1]  rounds of each text that accepted so many tokens; that drafted so many; that
-            drafted so many before and including the first rejected one, or up to the text's end
-    lengths [M + 1] rounds that drafted so many tokens
-    reached, passed [M]  rounds whose draft reached depth k with everything before accepted; whose k-th was accepted
+    accepted [T, M + 1]  rounds of each text that accepted so many tokens
+    drafted [T, M + 1]  rounds of each text that drafted so many tokens
+    judged [T, M + 1]  the same, counting tokens up to and including the first rejected one, or up to the text's end
+    lengths [M + 1]  rounds that drafted so many tokens
+    reached [M]  rounds whose draft reached depth k with everything before it accepted
+    passed [M]  those of them whose k-th token was accepted
     """
 
     counts: dict[str, NDArray[np.int64]]

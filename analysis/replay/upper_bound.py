@@ -1,14 +1,14 @@
 """How good could a policy be on this trace? Best fixed K, the true-probability policy, the clairvoyant oracle.
 
-The oracle knows the acceptance draws, which no method can. The **true-probability policy** knows p and q at every position, on
-path and along the roll-outs, but not the acceptance draws: it drafts one more token iff
+The oracle knows the acceptance draws, which no method can. The **true-probability policy** does not know them. It knows p and q
+at every position, on path and along the roll-outs, and drafts one more token iff
 
     (product of min(1, p/q) over the drafted tokens) * alpha at the next position > lambda * c
 
-with lambda its own rate of tokens per target-forward time (Dinkelbach). It is what any predictor of acceptance
-that stops by one-step look-ahead can reach at best, so the honest yardstick of policies. One step ahead is not the optimum:
-drafting on also buys the right to decide again. A price below lambda c makes up for much of that (`at_price`, which sweeps
-try at many prices; docs/log.md has numbers), and `solve` keeps the best price that its iteration meets.
+with lambda its own rate of tokens per target-forward time (Dinkelbach). No predictor of acceptance that stops by one-step
+look-ahead can do better, so this is the upper bound that policies are compared with. One step ahead is not the optimum:
+drafting on also buys the right to decide again. A price below lambda c makes up for much of that; docs/log.md has numbers.
+`at_price` replays one price, and sweeps try many. `solve` keeps the best price that its iteration meets.
 
 Shapes: P positions, M most tokens of a round, G policies.
 """

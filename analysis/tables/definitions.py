@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import textwrap
+
+from toolkit.terminal import width
+
 DEFINITIONS = {
     "throughput": "produced tokens per target-forward time, N / (c * draft calls + target calls), each summed over "
     "prompts first; plain decoding has 1",
@@ -30,6 +34,8 @@ def as_markdown() -> str:
 
 
 def as_text() -> str:
-    """The definitions as lines for a terminal."""
-    width = max(map(len, DEFINITIONS))
-    return "\n".join(f"  {term:<{width}}  {meaning}" for term, meaning in DEFINITIONS.items())
+    """The definitions as lines for a terminal, as wide as it is."""
+    column = max(map(len, DEFINITIONS)) + 4
+    lines = [f"  {term:<{column - 2}}{meaning}" for term, meaning in DEFINITIONS.items()]
+    room = max(width(), 2 * column)
+    return "\n".join(textwrap.fill(line, room, subsequent_indent=" " * column) for line in lines)

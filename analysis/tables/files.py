@@ -1,4 +1,4 @@
-"""Tables: written as Parquet (exact) and CSV (readable), shown in the terminal, rendered as Markdown."""
+"""Tables: written as Parquet (exact) and CSV (readable), rendered as Markdown."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import html
 import json
 import math
 import re
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -89,21 +88,6 @@ def with_interval(value: float, low: float, high: float) -> str:
     return f"{value:.{decimals}f} [{low:.{decimals}f}, {high:.{decimals}f}]"
 
 
-def show(frame: pd.DataFrame, title: str) -> None:
-    """Print a table."""
-    from rich.console import Console
-    from rich.table import Table
-
-    table = Table(title=title, title_justify="left", title_style="bold", box=None, pad_edge=False)
-    rows = [[cell(value) for value in row] for row in frame.itertuples(index=False)]
-    for name, numeric in zip(frame.columns, numeric_columns(rows, len(frame.columns)), strict=True):
-        table.add_column(str(name), justify="right" if numeric else "left")
-    for row in rows:
-        table.add_row(*row)
-    print()
-    Console(width=None if sys.stdout.isatty() else 200, highlight=False, markup=False).print(table)
-
-
 def numeric_columns(rows: list[list[str]], width: int) -> list[bool]:
     """Which columns of text cells hold numbers, possibly with intervals, and nothing else."""
     columns = [[row[i] for row in rows if row[i]] for i in range(width)]
@@ -120,7 +104,7 @@ def cell(value: Any) -> str:
 
 
 def as_markdown_text(text: str) -> str:
-    """Text of a model, a prompt or a user for Markdown: shown, never read as a tag, a link, code or the end of a cell."""
+    """Text of a model, a prompt or a user for Markdown. It is shown, and never read as markup or as the end of a cell."""
     escaped = html.escape(text, quote=False)
     return BREAKS.sub(" ", escaped.replace("|", "\\|").replace("`", "\\`").replace("](", "]\\("))
 

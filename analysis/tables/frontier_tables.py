@@ -45,7 +45,7 @@ class Cost:
 def compare(
     test: pd.DataFrame, choice: Choice, baseline: str, cost: Cost, bootstrap: Bootstrap, hindsight: bool = False
 ) -> pd.DataFrame:
-    """One line per method with its chosen setting, yardsticks last: throughput, gain over the baseline, shares of the way.
+    """One line per method with its chosen setting, references last: throughput, gain over the baseline, shares of the way.
 
     See `standing`. hindsight: with the baseline's best setting per prompt.
     """
@@ -127,7 +127,7 @@ def _ends(
 
 
 def costs_table(curves: pd.DataFrame, ratios: Sequence[float]) -> pd.DataFrame:
-    """One line per data set and method, yardsticks last, one column of throughputs per cost ratio: `over_costs` as a table."""
+    """One line per data set and method, references last, one column of throughputs per cost ratio: `over_costs` as a table."""
     key = ["dataset", "method"]
     wide = curves[curves.cost_ratio.isin(ratios)].pivot(index=key, columns="cost_ratio", values="throughput")
     lines = curves[key].drop_duplicates()
@@ -147,7 +147,7 @@ def _aligned_counts(rows: pd.DataFrame, choice: Choice) -> Array:
 
 
 def _place(method: str) -> int:
-    """Where a table shows a method: in the order it has, yardsticks last."""
+    """Where a table shows a method: in the order it has, references last."""
     return YARDSTICKS.index(method) + 1 if method in YARDSTICKS else 0
 
 

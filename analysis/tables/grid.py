@@ -8,8 +8,8 @@
 
 Keys are methods of `conf/method/` and overrides relative to them, nested or dotted; `head` is a list of head folders,
 null being the pair's own. Lists are multiplied out, the last one fastest; `impossible: skip` leaves out combinations whose
-values contradict each other, and says so. Two references are no methods: `oracle` knows the acceptance draws,
-`upper_bound` knows p and q and drafts on while the next token's chance to enter the text reaches the price.
+values contradict each other, and says so. Two references are no methods. `oracle` knows the acceptance draws. `upper_bound`
+knows p and q, and drafts on while the next token's chance to enter the text reaches the price.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ class Setting:
 
 
 def expand(grid: Mapping[str, Any], with_plain: bool = False, max_drafted: int | None = None) -> list[Setting]:
-    """The settings of a grid, the yardsticks' last; they bring plain decoding along, whose responses they score.
+    """The settings of a grid, the references last; these bring plain decoding along, whose responses they score.
 
     with_plain   plain decoding comes first in any case: its responses are what the others are replayed on
     max_drafted  the most tokens of a round, for methods that leave this bound at its default

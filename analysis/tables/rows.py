@@ -162,7 +162,7 @@ def apart(rows: pd.DataFrame, names: Sequence[str]) -> pd.DataFrame:
     """The rows with settings of one method as methods of their own, by the parameters that are named as labels say them.
 
     names  e.g. head: the settings of every head are then chosen for it alone. Methods with one value of it stay as they are,
-           and so do yardsticks, which use knowledge that no method has.
+           and so do references, which use knowledge that no method has.
     Raises InputError for a name that no setting has.
     """
     settings = rows.loc[~rows.method.isin(YARDSTICKS), ["method", "setting"]].drop_duplicates()

@@ -110,7 +110,7 @@ def in_both(dev: pd.DataFrame, test: pd.DataFrame) -> pd.DataFrame:
 
 
 def settings_table(rows: pd.DataFrame, cost_ratio: float, node_cost: float = 0.0) -> pd.DataFrame:
-    """Totals, marking what is undominated among lossless settings; yardsticks are no settings one could choose."""
+    """Totals, marking what is undominated among lossless settings; references are no settings one could choose."""
     table = at_cost(totals(rows), cost_ratio, node_cost)
     eligible = table.lossless.to_numpy(dtype=bool) & ~table.method.isin(YARDSTICKS).to_numpy()
     flags = np.zeros(len(table), dtype=bool)

@@ -1,4 +1,4 @@
-"""Where methods stand on the same prompts: throughput, gain over a baseline, share of the way to the yardsticks.
+"""Where methods stand on the same prompts: throughput, gain over a baseline, share of the way to the references.
 
 All with intervals over prompts; in every resample all methods have the same prompts, so that gains and shares are paired.
 
@@ -28,10 +28,10 @@ def standing(
     bootstrap: Bootstrap,
     node_cost: float = 0.0,
 ) -> pd.DataFrame:
-    """One line per method: `throughput`, `gain` over the baseline, and SHARES where there is such a yardstick.
+    """One line per method: `throughput`, `gain` over the baseline, and SHARES where there is such a reference.
 
     counts [n, m, k]. Each figure comes with `<name>_low` and `<name>_high`. gain = throughput / baseline's - 1; a share is
-    (throughput - baseline's) / (yardstick's - baseline's).
+    (throughput - baseline's) / (reference's - baseline's).
     """
     drawn, base = bootstrap.totals(counts.reshape(len(counts), -1)), list(methods).index(baseline)
     whole = rates(counts.sum(0, keepdims=True), methods, cost_ratio, node_cost)  # [1, m]
@@ -51,7 +51,7 @@ def standing(
 def notes(table: pd.DataFrame, baseline: str) -> list[str]:
     """What a reader must not miss of each line of `standing`: that a method loses beyond its interval.
 
-    baseline  as tables call it. Plain decoding and the yardsticks have no note.
+    baseline  as tables call it. Plain decoding and the references have no note.
     """
     return ["" if row.method in (PLAIN, *YARDSTICKS) else _note(row, baseline) for row in table.itertuples()]
 
@@ -93,6 +93,6 @@ def _gain(found: Array, base: int) -> Array:
 
 
 def _share(found: Array, base: int, end: int) -> Array:
-    """Part of the way from the baseline to a yardstick; not a number where there is no way to go."""
+    """Part of the way from the baseline to a reference; not a number where there is no way to go."""
     way = found[:, [end]] - found[:, [base]]
     return np.divide(found - found[:, [base]], way, out=np.full_like(found, np.nan), where=way > 0)

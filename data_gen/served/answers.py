@@ -1,8 +1,8 @@
 """What came back from an endpoint, judged: the tokens of one response, or why they are not believed.
 
 Token ids are taken as they are returned (`token_ids` of vLLM and SGLang, or log-probabilities whose tokens are written
-"token_id:7"). From a server that returns text alone, the text is encoded again. Other tokens can have the same text, so the
-result must decode to that text, and count as many tokens as the server says it has produced.
+"token_id:7"). If a server returns text alone, the text is encoded again. Other tokens can have the same text. So the result
+must decode to that text, and have as many tokens as the server says it has produced.
 """
 
 from __future__ import annotations

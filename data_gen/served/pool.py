@@ -1,9 +1,9 @@
 """Many requests to several endpoints at once: what fails is tried again, and an endpoint that fails for good is left out.
 
-Every endpoint has `concurrency` threads that take rows from one queue. A row is tried `attempts` times in a row, with twice
-as long a wait each time, or as long as the server asks for (which then holds for all of the endpoint's threads). After a
-second such turn a row has failed. An endpoint is left out where it does not answer a plain question either, where its key or
-address is wrong, or after GIVE_UP rows without an answer in a row; its rows go to the others.
+Every endpoint has `concurrency` threads that take rows from one queue. A row is tried `attempts` times in succession. Each wait
+is twice the one before it, or as long as the server asks for; then all threads of the endpoint wait. After a second such
+turn a row has failed. An endpoint is left out if it does not answer a plain question either, or if its key or address is wrong.
+The same holds after GIVE_UP successive rows without an answer. Its rows go to the others.
 """
 
 from __future__ import annotations

@@ -24,9 +24,10 @@ def evaluate(
 ) -> dict[str, float]:
     """One domain's measures.
 
-    `exact_match_*`: share of right answers at temperature 0 (where there are answers); `loss_*`: nats per token of the
-    reference responses; `alpha`: mean over positions of sum_x min(p(x), q(x)) along responses sampled from the target
-    at temperature 1; `response_tokens`: their mean length, end of text included.
+    exact_match_*    share of right answers at temperature 0 (where there are answers)
+    loss_*           nats per token of the reference responses
+    alpha            mean over positions of sum_x min(p(x), q(x)) along responses sampled from the target at temperature 1
+    response_tokens  mean length of these responses, end of text included
     """
     models = {"target": target, "draft": draft}
     prompts = [example.prompt for example in examples]

@@ -216,6 +216,7 @@ def test_every_command_names_the_keys_it_misses(root):
         ("decode", ["sampling.top_p=2"], "sampling.top_p: expected a number in (0, 1], got 2"),
         ("decode", ["sampling.temperature=hot"], "sampling.temperature: expected a number of at least 0, got 'hot'"),
         ("decode", ["pair.revision=x"], "pair.revision is not in the config yet: expected +pair.revision=VALUE"),
+        ("sweep", ["grid={tail: {}}"], "grid is chosen by name: for a mapping of your own expected ~grid"),
         ("decode", ["+batch_size=3"], "batch_size is in the config already: expected batch_size=VALUE"),
         ("decode", ["batch_size=1,2"], "batch_size=1,2: expected one value"),
         ("decode", ["batch_size=true"], "batch_size: expected an integer of at least 1, got true"),

@@ -23,13 +23,15 @@ class Beams:
     selection       "sample": i.i.d. draws from the joint distribution of beams and tokens; "top": the likeliest pairs
                     (beam search)
     threshold       t of DSBD: a drafted layer asks for as many beams as it gets with a chance of at least t; None: for W
-    min_width       W_min of DSBD: the fewest it asks for
-    collapse_after  after so many layers one beam is kept: MTJD's gamma, or, with collapse_to=best and 1, after every round,
-                    DSBD's variant with one cache. Not lossless: the distribution of the text is no longer that of plain beams
-    collapse_to     "distribution": a draw from the beams' joint distribution since the last collapse, warped over the
-                    beams as one distribution (at temperature 0 the likeliest); "draw": one of the sampled beams, all alike
-                    (MTJD by beam sampling; after every layer that is plain sampling); "best": the likeliest per token
-                    (lowest perplexity)
+    min_width       W_min of DSBD: the fewest beams that a layer asks for
+    collapse_after  after so many layers one beam is kept. This is MTJD's gamma. With collapse_to=best and 1 it happens
+                    after every round: DSBD's variant with one cache. It is not lossless: the distribution of the text is
+                    no longer that of plain beams
+    collapse_to     which beam is kept. "distribution": a draw from the beams' joint distribution since the last collapse,
+                    warped over the beams as one distribution; at temperature 0 the likeliest beam. "draw": one of the
+                    sampled beams, each with the same chance (MTJD by beam sampling); after every layer this is plain
+                    sampling. "best": the beam that is likeliest per token, so of the lowest perplexity
+
     Raises InputError for settings that contradict each other.
     """
 

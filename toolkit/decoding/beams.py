@@ -1,16 +1,16 @@
 """Several texts per row: beams, as the leaves of one tree per cache.
 
-A row's beams share their prefixes in the cache; what all of them share is the context. Each beam's newest token has not
-been read yet: it goes to the target together with the next proposal.
+A row's beams share their prefixes in the cache; the prefix that all of them share is the context. Each beam's newest token
+has not been read yet: it goes to the target together with the next proposal.
 
-A beam ends with an end of text, or with the token that completes a stop string, and both alike. Drafts do not look for stop
-strings: what they draft behind one has p = 0.
+A beam ends with an end of text, or with the token that completes a stop string; both count alike. Drafts do not look for
+stop strings: a token drafted behind one has p = 0.
 
-What a beam weighs, stated so that the distribution is definite: p_beam is over the living beams and their next tokens, in
-proportion to the target's likelihood of the whole response so far. A beam that ends leaves: it has no mass
-in p_beam from then on, and waits among the finished ones with its score, log-likelihood / length. A row is done when no
-beam lives, as many are finished as it has beams, or the length limit is reached; living ones then count as finished. Its
-beams are the best scored, the best one is its text.
+The weights of beams define the distribution. p_beam is a distribution over the living beams and their next tokens, in
+proportion to the target's likelihood of the whole response so far. A beam that ends has no mass in p_beam from then on. It
+waits among the finished ones with its score, log-likelihood / length. A row is done when no beam lives, when it has as many
+finished beams as it asked for, or at the length limit. Living beams then count as finished. The row keeps the beams with
+the best scores, and the best one is its text.
 
 Shapes: B batch slots, W living beams at most, N nodes, V vocabulary.
 """
@@ -335,8 +335,10 @@ class BeamBatch(Batch[ForestContext, Forest, BeamVerdict]):
 
 
 def _shares(beams: RowBeams, widths: list[int]) -> list[float]:
-    """The chance of each living and each finished beam of a block if a beam of every layer is drawn, all alike, until it
-    has ended or the block has. widths: beams of each layer, ended ones included; those end with their layer's share.
+    """The chance of each living and each finished beam of a block.
+
+    In every layer one beam is drawn, each with the same chance, until the drawn one has ended or the block has.
+    widths: beams of each layer, ended ones included; those end with their layer's share.
     """
     choices = beams.living + beams.finished
     layers = [len(beam.tokens) - beams.length_then for beam in choices]

@@ -45,8 +45,9 @@ def decode(
     prompts    strings, lists of token ids or lists of chat messages
     row_ids    what seeds each row beside `sampling.seed` and names it in errors; None: 0, 1, ...
     on_finish  called with each generation when it ends
+
     A prompt that cannot be decoded (empty, too long, distributions that are not numbers) comes back with `.error` set; the
-    others finish. Needs torch and transformers only.
+    others finish. Decoding needs torch and transformers only.
     """
     decoded = decode_measured(
         pair, prompts, method, sampling, batch_size=batch_size, row_ids=row_ids, on_finish=on_finish

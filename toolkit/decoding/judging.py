@@ -1,8 +1,8 @@
 """The target's verdict on a forest, layer by layer; without a forest, one layer of plain beams.
 
-Paper: Dynamic-Width Speculative Beam Decoding (arXiv:2409.16560), Algorithm 1. A layer that keeps as many beams as it
-asks for passes. The first one that does not is filled up from the residual (one beam) and from p_beam (the rest). It
-ends the round. If all pass, one more layer is drawn from p_beam. Draft beams whose parent was not kept have p = 0.
+Paper: Dynamic-Width Speculative Beam Decoding (arXiv:2409.16560), Algorithm 1. A layer passes if it keeps as many beams as
+it asks for. The first layer that does not pass is filled up: one beam comes from the residual, the rest from p_beam. This
+layer ends the round. If all layers pass, one more is drawn from p_beam. Draft beams whose parent was not kept have p = 0.
 
 Shapes: B rows, W input beams, W_S draft beams, N nodes, L layers drafted, V vocabulary.
 """

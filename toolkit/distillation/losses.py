@@ -30,7 +30,7 @@ LOWEST = -1e4  # log of a probability that is exactly 0 in every format; finite,
 class Outlook:
     """What both sides expect at n positions.
 
-    target_log_probs [n, C], draft_log_probs [n, C]  log p and log q; C categories that add up to 1
+    target_log_probs [n, C], draft_log_probs [n, C]  log p and log q; C categories that add up to 1.
     token_log_probs [n]  log q of the token that the text has there
     """
 

@@ -81,7 +81,8 @@ class StoppedDraft:
     draft   the model; policy: any of `toolkit.stopping` that decides after a token was drawn (`lag=0` does not)
     min_drafted, max_drafted  bounds of a round, inclusive. In transformers a round has at least one token: a policy
             that wants a round without a draft gets a round of one
-    One text at a time, as in transformers; for several threads make several wrappers.
+
+    It decodes one text at a time, as transformers does; for several threads make several wrappers.
     """
 
     def __init__(self, draft: Any, policy: StoppingPolicy, min_drafted: int = 1, max_drafted: int = 20):

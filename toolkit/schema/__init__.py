@@ -8,7 +8,7 @@
     check      a composed config against all of this
     help       `--help`, printed from it
 
-A key of a class (a policy, a rule, a proposer, ...) is declared by the class alone: the annotation of its constructor
-or of its dataclass field, `Annotated[float, Between(0, 1)]` where the type is not enough, and the line "name  meaning"
-of its docstring.
+A key of a class (a policy, a rule, a proposer, ...) is declared by the class alone. Its type is the annotation of the
+constructor or of the dataclass field, `Annotated[float, Between(0, 1)]` where the type is not enough. Its meaning is the
+line "name  meaning" of the docstring.
 """

@@ -79,6 +79,8 @@ def _no_such_key(key: str, config_name: str, overrides: Sequence[str]) -> InputE
         before = {}
     parent, _, name = key.rpartition(".")
     known = list(keys_at(before, config_name, parent))
+    if any(word.startswith(f"{key}={{") for word in overrides) and configs.choices(key):
+        return InputError(f"{key} is chosen by name: for a mapping of your own expected ~{key} '+{key}={{...}}'")
     if name in known or (not parent and configs.choices(key)):
         return InputError(f"{key} is not in the config yet: expected +{key}=VALUE, with a +")
     return unknown_name("key", key, [f"{parent}.{one}".lstrip(".") for one in known])

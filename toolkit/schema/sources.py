@@ -303,8 +303,10 @@ def _described(keys: Keys, docstrings: Iterable[str | None]) -> Keys:
 
 
 def meanings_in(docstring: str, names: Iterable[str]) -> dict[str, str]:
-    """What a docstring says of names: lines "name  meaning" (or "a, b  meaning"), going on in deeper lines; and, for the
-    others, "name: meaning" up to a semicolon.
+    """What a docstring says of names.
+
+    It is read from lines "name  meaning" (or "a, b  meaning"), which go on in deeper lines. For the other names it is
+    read from "name: meaning", up to a semicolon.
     """
     one = "|".join(map(re.escape, names)) or "(?!)"
     start = re.compile(rf"^(\s*)((?:{one})(?:, (?:{one}))*)(?:  +|: +)(\S.*)$")

@@ -34,7 +34,7 @@ def scores_of(folder: Path, names: Sequence[str]) -> list[float]:
 
 
 def _only_setting(path: Path) -> dict[str, float]:
-    """Numbers of the one setting of a sweep that is no yardstick."""
+    """Numbers of the one setting of a sweep that is no reference."""
     lines = list(csv.DictReader(lines_of(path.read_text(encoding="utf-8"))))
     rows = [row for row in lines if row.get("method") not in NO_CHOICE]
     if len(rows) != 1:

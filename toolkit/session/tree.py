@@ -4,7 +4,7 @@ A row's slots are filled from 0 without gaps. The first `context` of them are a 
 of a tree whose root is the end of the context. Node i of a row lives in slot context + i; its parent is an earlier node or
 -1, the end of the context. A chain is the case without nodes, and costs no masks beyond the causal one.
 
-Shapes: b rows of a call, T tokens of a block, N tree nodes at its end, R nodes a row holds at most, S visible slots.
+Shapes: b rows of a call, T tokens of a block, N tree nodes at the block's end, R most nodes of a row. S slots are visible.
 """
 
 from __future__ import annotations

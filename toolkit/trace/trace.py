@@ -1,10 +1,10 @@
 """A Trace: a record of responses from which any stopping policy can be replayed, exactly in distribution.
 
-For a lossless chain rule the text does not depend on the policy. Given a text X_1..X_N of the target, position i holds an
-accepted draft with probability min(1, q(X_i)/p(X_i)); else the draft's token there is drawn from norm((q - p)+) and X_i
-is the correction. That is the joint distribution of (drafted token, accepted, emitted token) given the emitted one, and
-its acceptance draws are tossed once, when the trace is recorded. Behind every rejected position the draft has rolled
-on: what a policy sees that does not know of the rejection yet (nor of the stop string that has ended the text).
+For a lossless chain rule the text does not depend on the policy. Let X_1..X_N be a text of the target. Position i holds an
+accepted draft with probability min(1, q(X_i)/p(X_i)). Else the draft's token there is drawn from norm((q - p)+), and X_i
+is the correction. This is the joint distribution of (drafted token, accepted, emitted token) given the emitted token. Its
+acceptance draws are made once, when the trace is recorded. Behind every rejected position the draft has rolled on. A policy
+sees this roll-out, because it does not know of the rejection yet, nor of the stop string that has ended the text.
 
 A **step** is one drafted token with what its draft forward showed. Steps 0..P-1 are the positions of all texts, one text
 after another ("on path"); the roll-outs' steps follow. A round that starts after s tokens of a text visits the text's

@@ -6,13 +6,15 @@ import logging
 import sys
 import warnings
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import pytorch_lightning as pl
 from pytorch_lightning.callbacks import RichProgressBar
 from rich.console import Console
-from rich.table import Table
 from rich.tree import Tree
+
+from toolkit import terminal
 
 
 def print_config(config: Mapping[str, Any]) -> None:
@@ -24,28 +26,24 @@ def print_config(config: Mapping[str, Any]) -> None:
 
 def print_scores(scores: Mapping[str, float], suffixes: Sequence[str]) -> None:
     """Validation scores, one column per set of them (`HeadTraining.suffixes`)."""
-    table = Table("validation", *(suffix.lstrip("_") or "raw" for suffix in suffixes), title="exported head")
-    for name in [key.removesuffix(suffixes[-1]) for key in scores if key.endswith(suffixes[-1])]:
-        table.add_row(name, *(f"{scores[name + suffix]:.4f}" for suffix in suffixes))
-    _console().print(table)
+    names = [key.removesuffix(suffixes[-1]) for key in scores if key.endswith(suffixes[-1])]
+    rows = [[name, *(f"{scores[name + suffix]:.4f}" for suffix in suffixes)] for name in names]
+    headings = ["validation", *(suffix.lstrip("_") or "raw" for suffix in suffixes)]
+    terminal.print_table("exported head", headings, rows, [False, *(True for _ in suffixes)])
 
 
 def print_comparison(lines: Sequence[tuple[str, float, float]], complaint: str | None) -> None:
     """The head beside simpler predictors (`toolkit.training.yardsticks`), and a warning if it is no better."""
-    table = Table("validation", "AUROC", "calibrated log loss", title="compared with simpler predictors")
-    for who, auroc, log_loss in lines:
-        table.add_row(who, f"{auroc:.4f}", f"{log_loss:.4f}")
-    _console().print(table)
+    rows = [[name, f"{auroc:.4f}", f"{log_loss:.4f}"] for name, auroc, log_loss in lines]
+    headings = ["validation", "AUROC", "calibrated log loss"]
+    terminal.print_table("compared with simpler predictors", headings, rows, [False, True, True])
     if complaint is not None:
         print(complaint, flush=True)
 
 
-def print_table(title: str, rows: Sequence[Mapping[str, str]]) -> None:
-    """Rows with the same keys."""
-    table = Table(*rows[0], title=title)
-    for row in rows:
-        table.add_row(*row.values())
-    _console().print(table)
+def print_table(title: str, rows: Sequence[Mapping[str, str]], rest: Path) -> None:
+    """Rows with the same keys: the columns that fit. rest: the file with all of them."""
+    terminal.print_table(title, list(rows[0]), [list(row.values()) for row in rows], rest=rest)
 
 
 def quiet_lightning() -> None:
@@ -105,5 +103,5 @@ def _grow(tree: Tree, config: Mapping[str, Any]) -> None:
 
 
 def _console() -> Console:
-    """Rich picks colours by itself; where there is no terminal, lines are not to be cut to a guessed width."""
-    return Console() if on_terminal() else Console(width=160)
+    """Rich picks colours by itself."""
+    return Console(width=terminal.width())

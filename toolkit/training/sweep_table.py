@@ -59,7 +59,7 @@ class SweepTable(Callback):
         folder = Path(config.hydra.sweep.dir)
         rows = table_rows(folder)
         if rows:
-            print_table(f"sweep {folder.name}", rows)
+            print_table(f"sweep {folder.name}", rows, folder / "table.csv")
             print(f"table: {folder / 'table.csv'}")
             log_sweep(folder, rows)
 

@@ -1,11 +1,12 @@
 """The best any exact rule can do: the optimal chance that the emitted token is one of the candidates.
 
 Paper: Hu et al., Towards Optimal Multi-draft Speculative Decoding (arXiv:2502.18779).
-    alpha* = 1 + min over H of [p(H) - Q(H)],  Q(H) = P(all candidates in H)
+    alpha* = 1 + min over H of [p(H) - Q(H)],  Q(H) = P(all candidates in H).
 The minimiser is empty or a prefix of the tokens by p/q, increasing, so sorting finds it.
 
     iid                  Q(H) = q(H)^K
-    without_replacement  K = 2: Q(H) = q(H) - q(H^c) sum_H q/(1 - q); any K, with a clock of rate q(x) at every token:
+    without_replacement  K = 2: Q(H) = q(H) - q(H^c) sum_H q/(1 - q).
+                         Any K, with an exponential clock of rate q(x) at every token:
                          Q(H) = integral over t > 0 of P(K of H have rung by t) q(H^c) exp(-q(H^c) t) dt
     greedy               T = the K - 1 likeliest of q, r = q/(1 - q(T)) on the rest: alpha* = p(T) + sum_rest min(p, r)
 

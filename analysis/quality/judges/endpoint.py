@@ -1,7 +1,7 @@
 """A judge behind an endpoint that speaks OpenAI's chat completions: GPT-4, or whatever vLLM and its like serve.
 
-Silence, dropped connections, "too many requests", faults of the server and answers that are no completion are tried again, each
-time after twice as long a wait (or as long as the server asks for): `toolkit.endpoint`.
+A request is repeated (`toolkit.endpoint`) after silence, a dropped connection, "too many requests", a fault of the server,
+or an answer that is no completion. Each wait is twice the one before it, or as long as the server asks for.
 """
 
 from __future__ import annotations

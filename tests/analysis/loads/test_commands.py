@@ -41,7 +41,7 @@ def test_from_two_drafts_and_a_file_to_an_answer(tmp_path, capsys):
     folder = advise.run(composed("advise", tmp_path, "batch_sizes=[1,8]", *shared))
     said = capsys.readouterr().out
     assert "batch 1: " in said and "batch 8: " in said
-    assert "batch_rate left out, needs an acceptance head" in said
+    assert "batch_rate left out, needs a trained head; train_heads=true trains one" in said
     table = pd.read_csv(folder / "advice.csv")
     assert set(table.batch) == {1, 8} and set(table.draft) == {"draft", "target"}
     assert (table[table.draft == "target"].speedup.max() < 1.3) and table.groupby("batch").advised.sum().tolist() == [

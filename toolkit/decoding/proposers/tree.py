@@ -12,8 +12,8 @@ With several drafts, or temperatures, first-level child j and everything below i
 model reads its own chains only.
 Deviation: a stopping policy may leave a node without children. Drawn candidates are never withdrawn.
 
-Shapes: B rows, C chains of a level (the product of the levels' widths), k children per chain, W distinct nodes of a
-level, S sources, V vocabulary, D hidden size.
+Shapes: B rows, k children per chain, W distinct nodes of a level, S sources, V vocabulary, D hidden size. C is the number of
+chains of a level, the product of the levels' widths.
 """
 
 from __future__ import annotations

@@ -9,8 +9,9 @@ Optimum. Given x, the output may be x or in T. Send P(x) = r(x) to x itself, at 
 sum_{x not in T} min(p, r) = b. What is left of the draws, 1 - b, may all go to T, which takes p(T) at most. As
 b <= 1 - p(T), the whole of T fits: alpha* = p(T) + sum_{x not in T} min(p(x), r(x)).
 Rule. Ordinary rejection of x against p with the distribution r: accept with min(1, p(x)/r(x)), else draw y from norm((p - r)+).
-It is exact (x has distribution r), and as r = 0 on T that draw gives T its whole p(T): P(y is a candidate) = b + p(T) = alpha*.
-Exact for any T that x was drawn without, so without replacement as well, where it is not optimal and not declared.
+It is exact, because x has the distribution r. As r = 0 on T, the draw of y gives T its whole p(T). So P(y is a candidate) =
+b + p(T) = alpha*. The rule is exact for any T that x was drawn without, so for draws without replacement as well. It is not
+optimal there, and does not declare them.
 """
 
 from __future__ import annotations

@@ -7,20 +7,19 @@ its high-probability subset -> the kept tokens, p_I -> chosen.
 
 Of two candidates with distributions q_1 and q_2 the pair {i, j} gives i with chance w_ij. Sorted by p - q_1 q_2, decreasing,
 w_ij is free between the first s tokens, and otherwise 1 for i before j. The chosen candidate has the distribution
-    P_I(i) = q_1(i) q_2(i) + sum_{j != i} (q_1(i) q_2(j) + q_1(j) q_2(i)) w_ij,
-and is accepted with min(1, p/P_I), else the extra token comes from norm((p - P_I)+): exact whatever the weights.
+    P_I(i) = q_1(i) q_2(i) + sum_{j != i} (q_1(i) q_2(j) + q_1(j) q_2(i)) w_ij.
+It is accepted with min(1, p/P_I), else the extra token comes from norm((p - P_I)+). This is exact whatever the weights.
 
 Deviation: the LP is solved exactly through its 2^s cuts (`pair_weights`), for all nodes at once, without a solver.
 Deviation: different drafts share w_ij = 1 - w_ji, too. P_I depends on what a pair gives in total: nothing is lost.
 Deviation: tokens that are not kept lose against kept ones; among themselves those with p > q win, then the first
 candidate. Their distribution has a closed form then, and nothing of the vocabulary's size is sorted.
 
-The fixed order suits distributions that are concentrated on few tokens. On flat ones its first tokens win too often,
-more so the more candidates there are, and acceptance can fall below a single draft's: `importance_grouped` does not
-have that.
+The fixed order suits distributions that are concentrated on few tokens. On flat ones its first tokens win too often, and
+more so with more candidates. Acceptance can then fall below a single draft's. `importance_grouped` has no such fault.
 
-Memory of the 2^s cuts was measured on the host. Masks that are kept take 1 MiB at s = 8, 8 MiB at s = 12, and 81 MiB at
-s = 15 (216 MiB while they are made). Float32 numbers take 0.5 MiB per node and match at s = 15. One match of 8 nodes
+Memory of the 2^s cuts was measured on the host. The masks take 1 MiB at s = 8, 8 MiB at s = 12, and 81 MiB at s = 15
+(216 MiB while they are made). Float32 numbers take 0.5 MiB per node and match at s = 15. One match of 8 nodes
 takes .0002 s, .01 s and .1 s at s = 5, 12 and 15.
 """
 

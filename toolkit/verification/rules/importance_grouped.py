@@ -30,8 +30,8 @@ from toolkit.verification.successive import choose_and_accept
 class GroupedImportance(SelectionRule):
     """Pairs choose until one candidate is left; accept it with min(1, p/P_I), else draw from norm((p - P_I)+).
 
-    num_groups  of tokens, even in p/q from 0 to 2, the last one from 2 on (P_I/q is at most 2; q is the mean of the two
-                candidates' distributions); the cuts are 2^num_groups
+    num_groups  groups of tokens, even in p/q from 0 to 2; the last one is from 2 on. P_I/q is at most 2; q is the mean
+                of the two candidates' distributions. There are 2^num_groups cuts
 
     Candidate k's chance is P(k chosen) min(1, p/P_I); of equal candidates the first is chosen.
     """

@@ -6,7 +6,8 @@ theirs -> ours: p -> draft_probs (q in formulas), q -> target_probs (p), beta_y(
 
     maximise sum_y sum_S f(S, y)  with  sum_y f(S, y) <= P(candidates are S),  sum_S f(S, y) <= p(y),  y in S
     choice(S, y) = (f(S, y) + what S has left / |S|) / P(S),  P_I(y) = sum_S P(S) choice(S, y)
-then accept the chosen y with min(1, p/P_I), else draw from norm((p - P_I)+): exact even where the solver is not.
+
+Then accept the chosen y with min(1, p/P_I), else draw from norm((p - P_I)+). This is exact even where the solver is not.
 
 Deviation: variables are per **set** of values instead of per tuple; the optimum depends on sets alone.
 """

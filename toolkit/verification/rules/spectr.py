@@ -2,7 +2,8 @@
 
 Paper: Sun et al., SpecTr (arXiv:2310.15141), k-sequential selection (K-SEQ).
 theirs -> ours: p -> draft_probs, q -> target_probs, rho -> rho, beta(rho) = b -> overlap, k -> K. With our letters:
-    1 - (1 - b)^K = rho b,  b = b(rho) = sum_x min(q(x), p(x)/rho),  rho in [1, K]
+    1 - (1 - b)^K = rho b,  b = b(rho) = sum_x min(q(x), p(x)/rho),  rho in [1, K].
+
 Deviation: the bracket around rho is not halved but cut into up to 1024 sections at once. At all their edges b comes
 from two histograms over p/q, at the price of about three halvings.
 """
@@ -22,8 +23,10 @@ from toolkit.verification.base import SelectionRule, acceptances, first_ones, no
 class SpecTr(SelectionRule):
     """Accept x with min(1, p(x)/(rho q(x))); if none, draw from norm(p - min(q, p/rho) (1 - (1 - b)^K)/b).
 
-    num_halvings  how often (at least) the bracket around rho is halved; its upper end is used. Exact after any number,
-                  for from the root on no weight of the extra token is negative; 20 leave less than 1e-6 of the acceptance
+    num_halvings  how often (at least) the bracket around rho is halved; its upper end is used. The rule is exact after
+                  any number, as no weight of the extra token is negative from the root on. 20 cost less than 1e-6 of
+                  the acceptance
+
     Every candidate has its own chance, repeated ones too.
     """
 

@@ -1,7 +1,7 @@
 """The job of the process that holds the candidate program: run it once, then answer questions about it, nothing else.
 
-Question and answer are messages (`frames`) of literal values (`values`): (nonce, what, ...) and (nonce, how, ...), the nonce
-of the answer being the question's, so that nothing written in advance is an answer.
+Question and answer are messages (`frames`) of literal values (`values`): (nonce, what, ...) and (nonce, how, ...). The answer
+carries the question's nonce, so that nothing written in advance is an answer.
 
     describe  names               -> described {name: kind, ...}    kinds: see `_kind`
     call      place, args, kwargs, keep -> value x
