@@ -207,7 +207,9 @@ def call(module: str, arguments: list[str], known: dict[str, str], root: Path) -
     words = [f"paths.root_dir={config.quoted(str(root))}", *tiny, *told]
     try:
         return Path(command.run(compose(config_name, words)))
-    except InputError as error:  # this machine is busy with other tests, and the command says so: then without measuring
+    except (
+        InputError
+    ) as error:  # this machine is busy with other tests, and the command says so: then without measuring
         if module not in UNMEASURED or "use a quieter machine" not in str(error):
             raise
         return Path(command.run(compose(config_name, [*words, UNMEASURED[module]])))

@@ -30,7 +30,11 @@ def pair():
 
 @pytest.mark.parametrize(
     ("name", "overrides", "asked"),
-    [("confidence", ["policy.threshold=1.0"], 1), ("specdec_pp", ["policy.threshold=0.0", "policy.lag=0"], 2), ("batch_rate", [], 1)],
+    [
+        ("confidence", ["policy.threshold=1.0"], 1),
+        ("specdec_pp", ["policy.threshold=0.0", "policy.lag=0"], 2),
+        ("batch_rate", [], 1),
+    ],
 )
 def test_a_watched_policy_is_asked_at_every_token_and_not_obeyed(pair, name, overrides, asked):
     method = config.method(name, overrides)
@@ -63,8 +67,13 @@ def test_seconds_by_hand_kept_and_read_again(tmp_path):
 
 @pytest.mark.parametrize(
     "broken",
-    [[], {"rate": 3}, {"rate": {"batch": [1], "round": [1, 2], "step": [1]}}, {"rate": {"batch": [1], "round": [-1], "step": [0]}}],
-)  # fmt: skip
+    [
+        [],
+        {"rate": 3},
+        {"rate": {"batch": [1], "round": [1, 2], "step": [1]}},
+        {"rate": {"batch": [1], "round": [-1], "step": [0]}},
+    ],
+)
 def test_broken_seconds_are_refused_by_name(tmp_path, broken):
     path = LoadCost.ratio(0.2).save(tmp_path / "costs.json")
     path.write_text(json.dumps({**json.loads(path.read_text()), "rules": broken}))
