@@ -18,7 +18,7 @@ from torch import Tensor
 
 from analysis.figures.plots import label
 from analysis.replay import dynamic_program, upper_bound
-from analysis.replay.policies import Geometry, replay_starts
+from analysis.replay.policies import replay_starts
 from analysis.replay.recorded_heads import RecordedScorer, with_logits
 from analysis.tables.bootstrap import Bootstrap
 from analysis.tables.grid import UPPER_BOUND
@@ -40,6 +40,7 @@ from toolkit.acceptance.inputs import NUM_EARLIER_STATISTICS, NUM_LIKELIHOOD, In
 from toolkit.acceptance.preread import PrereadScorer, embedding_table
 from toolkit.stopping import Bounded, Rate
 from toolkit.trace import Trace, join
+from toolkit.trace.rounds import Geometry
 from toolkit.trace.step import RecordedStep
 from toolkit.training import WeightedBCE
 from toolkit.training.recorded_positions import TracedStates

@@ -16,7 +16,7 @@ from pytorch_lightning.loggers import WandbLogger
 
 from analysis.figures import plots
 from analysis.replay.policies import sweep_levels
-from analysis.replay.recorded_heads import scorer_of, threshold_policy, with_logits
+from analysis.replay.recorded_heads import check_replayable, scorer_of, threshold_policy, with_logits
 from analysis.tables.files import save_table
 from toolkit import metrics
 from toolkit.errors import InputError
@@ -48,6 +48,7 @@ class ReplayedFrontier(pl.Callback):
 
     def on_fit_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """What cannot be replayed is said before the training, not after it."""
+        check_replayable(pl_module.head, "that is trained")
         (summary,) = TracedData.inputs(Path(self.traces))
         there, here = Weights.recorded(read_json(summary)), trainer.datamodule.weights  # type: ignore[attr-defined]
         reason = None if there is None else there.other_than(here)

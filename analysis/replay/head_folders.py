@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from analysis.replay.recorded_heads import scorer_of, with_logits
+from analysis.replay.recorded_heads import check_replayable, scorer_of, with_logits
 from toolkit.acceptance import PrereadHead
 from toolkit.acceptance.folder import KINDS, head_hash, inside
 from toolkit.errors import InputError
@@ -100,6 +100,7 @@ def _contender(
     given: Path, folder: Path, kind: str, digest: str, traces: Sequence[Path], summaries: Sequence[Mapping[str, Any]]
 ) -> Contender:
     head, about = KINDS[kind].load(folder)
+    check_replayable(head, f"in {folder}")
     for place, summary in zip(traces, summaries, strict=True):
         trained, recorded_with = Weights.recorded(about), Weights.recorded(summary)
         reason = None if trained is None or recorded_with is None else trained.other_than(recorded_with)

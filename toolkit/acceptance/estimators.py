@@ -68,6 +68,7 @@ class PrereadEstimator:
     calibrated  give the chances of the calibration that lies beside the head (`analysis.calibration`)
     A folder with an acceptance head alone will do. Then y_{k-1} is scored instead of y_k, once it has been read.
     Nothing is known of y_k and the token after it. A policy that multiplies the estimates then is SpecDec++'s.
+    judges_blocks  its head's chances are block verification's P_k, of the whole round: set by `bind`
     """
 
     head: str | None = None
@@ -76,6 +77,7 @@ class PrereadEstimator:
     log_w_rej: float = 0.0
     instead: HeadEstimator | None = None
     calibration: Calibration | None = None
+    judges_blocks: bool = False
 
     @property
     def num_earlier(self) -> int:
@@ -88,8 +90,9 @@ class PrereadEstimator:
         if not PrereadHead.is_in(folder):
             return replace(self, head=folder, instead=HeadEstimator(folder, True, self.calibrated).bind(pair))
         found = scorer(pair, folder, "preread")
-        calibration = needed(folder, PrereadHead) if self.calibrated else None
-        return replace(self, head=folder, scorer=found, log_w_rej=found.module.log_w_rej, calibration=calibration)
+        calibration, blocks = needed(folder, PrereadHead) if self.calibrated else None, found.module.output == "block"
+        shift = found.module.log_w_rej
+        return replace(self, head=folder, scorer=found, log_w_rej=shift, calibration=calibration, judges_blocks=blocks)
 
     def rescored(self, find: Find) -> PrereadEstimator:
         """The same estimator with another source of logits."""
@@ -98,7 +101,7 @@ class PrereadEstimator:
         return replace(self, scorer=find(_bound(self.head), "preread"))
 
     def drawn_probs(self, step: Step) -> tuple[Tensor, Tensor]:
-        """P(y_k accepted) and P(y_{k+1} accepted) [B] each, given that the ones before are."""
+        """P(y_k accepted) and P(y_{k+1} accepted) [B] each, given that the ones before are; P_k and P_{k+1} of blocks."""
         if self.instead is not None:
             certain = torch.ones(step.entropy.shape, device=step.entropy.device)
             return (certain if step.depth == 1 else self.instead.read_prob(step)), certain

@@ -31,8 +31,14 @@ class SurvivalScorer:
 
     module: AcceptanceHead
 
+    @property
+    def reads_depth(self) -> bool:
+        """Whether a step's score depends on where its round starts."""
+        return self.module.inputs.round_depth > 0
+
     def __call__(self, step: Step) -> Tensor:
-        logits: Tensor = self.module(step.hidden.to(self.module.readout.weight.dtype))
+        features = self.module.inputs.state_features(step.hidden, step.depth - 1)  # of the token before
+        logits: Tensor = self.module(features.to(self.module.readout.weight.dtype))
         return logits
 
 

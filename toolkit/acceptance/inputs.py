@@ -2,7 +2,8 @@
 
 The newest position always gives its state, the drawn token and the shape of q. Earlier positions are those of the text,
 prompt apart, whatever rounds it was made in: so one score per step serves every start of a round. The likelihood of the
-text so far is the draft's, per token.
+text so far is the draft's, per token. The depth in the round depends on where the round starts. A step then has one score
+per start (`toolkit.acceptance.from_states`).
 
 Shapes: B rows, D hidden size, E embedding size, H earlier positions, F features.
 """
@@ -10,7 +11,7 @@ Shapes: B rows, D hidden size, E embedding size, H earlier positions, F features
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, Any
 
 import torch
 from torch import Tensor
@@ -34,6 +35,7 @@ class Inputs:
     earlier_tokens      the embeddings of the tokens that came there
     earlier_statistics  log q of these tokens, entropy and the two largest probabilities of q there
     likelihood          the mean log q of the text's tokens so far, and the logarithm of their number
+    round_depth         how many drafted tokens its round has, one-hot: 1 to so many, more of them counting as that; 0: not read
     """
 
     earlier: Annotated[int, Between(0, 8)] = 0
@@ -41,6 +43,11 @@ class Inputs:
     earlier_tokens: bool = True
     earlier_statistics: bool = True
     likelihood: bool = False
+    round_depth: Annotated[int, Between(0, 64)] = 0
+
+    def read(self) -> dict[str, Any]:
+        """Its settings, as far as they are not the usual ones."""
+        return {name: value for name, value in vars(self).items() if value != vars(Inputs())[name]}
 
     @property
     def num_earlier(self) -> int:
@@ -56,14 +63,32 @@ class Inputs:
             1,  # whether there is such a position
         )
         newest = hidden_size + embedding_size + NUM_STATISTICS
-        return newest + self.earlier * sum(parts) + self.likelihood * NUM_LIKELIHOOD
+        return newest + self.earlier * sum(parts) + self.likelihood * NUM_LIKELIHOOD + self.round_depth
 
-    def features(self, step: Step, table: Tensor) -> Tensor:
+    def features(self, step: Step, table: Tensor, depth: Tensor | int | None = None) -> Tensor:
         """What is known of drawn tokens [B, F]: of a step whose token is there. `table` [V, E] embeds tokens.
 
+        depth  in the round, of every row [B] or of all; None: the step's
         States and embeddings are scaled to unit mean square, probabilities are logarithms. What is absent is 0.
         Raises InputError where the step does not know the positions before it.
         """
+        parts = [self._of_text(step, table)]
+        if self.round_depth:
+            parts.append(depth_features(step.depth if depth is None else depth, self.round_depth, parts[0]))
+        return torch.cat(parts, -1)
+
+    def state_size(self, hidden_size: int) -> int:
+        """F of `state_features`."""
+        return hidden_size + self.round_depth
+
+    def state_features(self, hidden: Tensor, depth: Tensor | int) -> Tensor:
+        """What an acceptance head reads [B, F]: states [B, D] that have read a token, as they are, and that token's depth."""
+        if not self.round_depth:
+            return hidden
+        return torch.cat([hidden, depth_features(depth, self.round_depth, hidden)], -1)
+
+    def _of_text(self, step: Step, table: Tensor) -> Tensor:
+        """The features that do not depend on where the round starts."""
         newest = newest_features(step, table)
         if not self.num_earlier:
             return newest
@@ -93,6 +118,12 @@ class Inputs:
             statistics = [_log(before.token_prob).unsqueeze(-1), before.entropy.unsqueeze(-1), _log(before.top_probs)]
             parts.append(torch.cat([values.float() for values in statistics], -1) * present)
         return torch.cat(parts, -1).flatten(1)
+
+
+def depth_features(depth: Tensor | int, most: int, like: Tensor) -> Tensor:
+    """Depths from 1, of all rows or of each [B], as one-hot rows [B, most]; deeper ones count as the last, 0 as none."""
+    own = min(depth, most) if isinstance(depth, int) else depth.clamp(max=most).unsqueeze(-1)
+    return (torch.arange(1, most + 1, device=like.device) == own).to(like.dtype).expand(len(like), -1)
 
 
 def newest_features(step: Step, table: Tensor) -> Tensor:

@@ -58,7 +58,7 @@ class ExampleData(ResumableData):
         """What a head must know of the draft to be built."""
 
     def read_by(self, head: SavedHead) -> None:
-        """Told which head will be trained on it, before it is set up: heads may differ in what they read."""
+        """Told which head will be trained on it, before it is set up: heads may differ in what they read and learn."""
         return None
 
     @abstractmethod

@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from toolkit.training.depths import drawn_depths
 from toolkit.training.states import check_labels
 
 
@@ -30,8 +31,10 @@ class MixedTexts:
     def __init__(self, split: Any, where: str, mend: str):
         table = split.with_format("arrow")[:]
         self._tokens, mask, labels = (_flat(table[name]) for name in ("input_ids", "mask", "labels"))
+        self._chances, self._drafted = labels, np.flatnonzero(mask)
+        prompts = table["prompt_length"].to_numpy() if "prompt_length" in table.column_names else 0
         ends = np.cumsum([len(row) for row in table["input_ids"]], dtype=np.int64)
-        drafted = np.flatnonzero(mask)
+        drafted = self._drafted
         rows = np.searchsorted(ends, drafted, side="right")
         counts = np.bincount(rows, minlength=len(ends))
         kept = np.flatnonzero(counts)
@@ -43,6 +46,20 @@ class MixedTexts:
         self._ends = np.cumsum(self.counts)
         self.lengths = self._places[self._ends - 1] + 1 if len(kept) else self.counts
         self.num_examples, self.num_positions = len(kept), len(drafted)
+        self._first = np.repeat(starts + prompts, np.diff(ends, prepend=0))
+
+    def depths(self, most: int, seed: int) -> Tensor:
+        """Depths in the round of all drafted tokens [num_positions], in 1..most (`toolkit.training.depths`).
+
+        Labels are chances of the token drafted at a place, whichever token the text goes on with there.
+        """
+        generator, chances = torch.Generator().manual_seed(seed), torch.from_numpy(self._chances.copy())
+        found = drawn_depths(chances, torch.from_numpy(self._first), most, generator)
+        return found[torch.from_numpy(self._drafted)]
+
+    def span(self, example: int) -> slice:
+        """Where the drafted tokens of an example are among those of all."""
+        return slice(int(self._ends[example] - self.counts[example]), int(self._ends[example]))
 
     def tokens(self, example: int) -> list[int]:
         """Token ids of an example, prompt included, up to its last drafted token."""
@@ -52,7 +69,7 @@ class MixedTexts:
 
     def drafted(self, example: int) -> tuple[Tensor, Tensor]:
         """Places [n] of the drafted tokens within an example, and their labels [n]."""
-        span = slice(self._ends[example] - self.counts[example], self._ends[example])
+        span = self.span(example)
         return torch.from_numpy(self._places[span]), self._labels[span]
 
 

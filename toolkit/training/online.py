@@ -10,6 +10,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
+import torch
+
+from toolkit.acceptance.inputs import Inputs
 from toolkit.teacher import hidden_size, pad_right, picked, states_and_logits_of
 from toolkit.training.mixed_texts import MixedTexts
 from toolkit.training.states import Positions, States, joined
@@ -22,11 +25,16 @@ MOST_PADDING = 0.05  # of its length as padding, and another forward begins
 class OnlineStates(States):
     """At most `batch_size` examples in one forward of the draft.
 
+    inputs  what the head to be trained reads beside the states; seed: of the depths in the round
+    width   features of a position
     tokens_read, tokens_computed  of all forwards so far; what the second has more is padding
     """
 
-    def __init__(self, draft: Any, texts: MixedTexts, batch_size: int):
-        self.draft, self.texts, self.batch_size = draft, texts, batch_size
+    def __init__(self, draft: Any, texts: MixedTexts, batch_size: int, inputs: Inputs | None = None, seed: int = 0):
+        self.draft, self.texts, self.batch_size, self.inputs = draft, texts, batch_size, inputs or Inputs()
+        most = self.inputs.round_depth
+        self.depths = texts.depths(most, seed) if most else torch.ones(texts.num_positions, dtype=torch.long)
+        self.width = self.inputs.state_size(hidden_size(draft))
         self.num_examples, self.num_positions = texts.num_examples, texts.num_positions
         self.tokens_read = self.tokens_computed = 0
 
@@ -49,7 +57,7 @@ class OnlineStates(States):
 
     def most_examples(self) -> int:
         """How many examples of mean length are computed together: MOST_EXAMPLES, fewer if they exceed MOST_BYTES."""
-        mean = self.num_positions / max(self.num_examples, 1) * hidden_size(self.draft) * self.draft.dtype.itemsize
+        mean = self.num_positions / max(self.num_examples, 1) * self.width * self.draft.dtype.itemsize
         return max(min(MOST_EXAMPLES, int(MOST_BYTES / max(mean, 1))), 1)
 
     def gather(self, examples: Iterable[int]) -> dict[int, Positions]:
@@ -86,5 +94,6 @@ class OnlineStates(States):
             read = places.to(states.device)
             before = logits[row, (places - 1).to(logits.device)].float().log_softmax(-1).exp()
             confidence = picked(before, tokens[row, places].to(before.device)).to(states.device)
-            found.append(Positions(states[row, read], labels, confidence))
+            depth = self.depths[self.texts.span(example)].to(states.device)
+            found.append(Positions(self.inputs.state_features(states[row, read], depth), labels, confidence))
         return found
