@@ -27,6 +27,7 @@ from toolkit.chain import fill_folders, plan_stages, run_stages
 from toolkit.config import escaped, instantiate, plain, quoted
 from toolkit.errors import InputError
 from toolkit.io import read_json, write_text
+from toolkit.session.states import check_layers, layers_of
 from toolkit.stage import Stage, command, open_stage, provenance
 from toolkit.tracking import log_summary, overrides_name, parameter_counts
 from toolkit.training.checkpoints import BEST, LAST, folder_of, read_checkpoint
@@ -196,6 +197,7 @@ def build_module(cfg: Any, data: ExampleData, run_id: str) -> HeadTraining:
             "data=mixed, or model=preread_head data=traced"
         )
     head: SavedHead = instantiate(cfg.head)(**sizes, log_w_rej=loss.log_w_rej)
+    check_layers(head.inputs.layers, layers_of(data.draft), "head.layers reads", "this draft gives")
     data.read_by(head)
     warm_start(head, OmegaConf.select(cfg, "from_pretrained"), data.weights)
     about = {**data.weights.facts(), "head": head.config, "wandb_run_id": run_id}

@@ -13,6 +13,7 @@ from toolkit.acceptance import PrereadHead
 from toolkit.acceptance.folder import KINDS, head_hash, inside
 from toolkit.errors import InputError
 from toolkit.io import read_json
+from toolkit.session.states import check_layers
 from toolkit.stage import MANIFEST, read_manifest
 from toolkit.trace import Trace, recorded_name
 from toolkit.trace.folders import SUMMARY
@@ -102,6 +103,8 @@ def _contender(
     head, about = KINDS[kind].load(folder)
     check_replayable(head, f"in {folder}")
     for place, summary in zip(traces, summaries, strict=True):
+        theirs = summary.get("draft_layers", [])
+        check_layers(head.inputs.layers, theirs, f"the head in {folder} reads", f"the traces in {place} hold")
         trained, recorded_with = Weights.recorded(about), Weights.recorded(summary)
         reason = None if trained is None or recorded_with is None else trained.other_than(recorded_with)
         if reason is not None:

@@ -17,6 +17,7 @@ from toolkit.acceptance.saved import SavedHead
 from toolkit.engine import engine_of
 from toolkit.errors import InputError
 from toolkit.io import content_hash, file_hash, read_json
+from toolkit.session.states import check_layers, layers_of
 from toolkit.trace import recorded_name
 from toolkit.types import Step
 from toolkit.weights import Weights
@@ -119,8 +120,9 @@ def _files(kind: type[SavedHead], folder: Path | str) -> list[Path]:
 
 def check_draft(about: Mapping[str, Any], draft: Any, where: str) -> None:
     """Raises InputError unless the head was trained on this draft's hidden states, in whatever number format it is here."""
+    check_layers(about["head"].get("layers", []), layers_of(draft), f"the head in {where} reads", "this draft gives")
     hidden_size = about["head"]["hidden_size"]
-    own = getattr(getattr(draft, "config", None), "hidden_size", hidden_size)
+    own = getattr(getattr(draft, "config", None), "hidden_size", 0) * (1 + len(layers_of(draft))) or hidden_size
     if hidden_size != own:
         raise InputError(f"the head in {where} reads states of size {hidden_size}, this draft's have {own}")
     trained = Weights.recorded(about)

@@ -8,7 +8,7 @@ ours unless `tied=True`. The depth in the round is an input of ours: e_i + W (on
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any
 
 from torch import Tensor, nn
@@ -37,6 +37,7 @@ class AcceptanceHead(SavedHead):
     tied       one block applied D times, as in the published code
     log_w_rej  logarithm of the class weight w_rej the head was trained with. Added to the logit by `corrected`, it
                undoes the shift from weighting rejections
+    layers     earlier layers of the draft, whose states lie behind the final one in hidden_size (`pair.draft_layers`)
     round_depth  it reads the token's depth in the round, from 1; more than so many count as that; 0: it does not, as published
     """
 
@@ -56,9 +57,10 @@ class AcceptanceHead(SavedHead):
         tied: bool = False,
         log_w_rej: Annotated[float, Between(-20, 20)] = 0.0,
         round_depth: Annotated[int, Between(0, 64)] = 0,
+        layers: Sequence[int] = (),
     ):
         super().__init__()
-        self.inputs = Inputs(round_depth=round_depth)
+        self.inputs = Inputs(round_depth=round_depth, layers=tuple(layers))
         self.hidden_size, self.depth, self.tied, self.log_w_rej = hidden_size, depth, tied, log_w_rej
         self.blocks = nn.ModuleList(ResidualBlock(hidden_size) for _ in range(min(depth, 1) if tied else depth))
         self.readout = nn.Linear(hidden_size, 1)

@@ -35,6 +35,7 @@ class Inputs:
     earlier_tokens      the embeddings of the tokens that came there
     earlier_statistics  log q of these tokens, entropy and the two largest probabilities of q there
     likelihood          the mean log q of the text's tokens so far, and the logarithm of their number
+    layers              earlier layers of the draft whose states lie behind the final one, which are scaled one by one
     round_depth         how many drafted tokens its round has, one-hot: 1 to so many, more of them counting as that; 0: not read
     """
 
@@ -44,10 +45,12 @@ class Inputs:
     earlier_statistics: bool = True
     likelihood: bool = False
     round_depth: Annotated[int, Between(0, 64)] = 0
+    layers: tuple[int, ...] = ()
 
     def read(self) -> dict[str, Any]:
         """Its settings, as far as they are not the usual ones."""
-        return {name: value for name, value in vars(self).items() if value != vars(Inputs())[name]}
+        found = {name: value for name, value in vars(self).items() if value != vars(Inputs())[name]}
+        return {name: list(value) if isinstance(value, tuple) else value for name, value in found.items()}
 
     @property
     def num_earlier(self) -> int:
@@ -89,7 +92,7 @@ class Inputs:
 
     def _of_text(self, step: Step, table: Tensor) -> Tensor:
         """The features that do not depend on where the round starts."""
-        newest = newest_features(step, table)
+        newest = newest_features(step, table, 1 + len(self.layers))
         if not self.num_earlier:
             return newest
         before = step.earlier(self.num_earlier)
@@ -111,7 +114,7 @@ class Inputs:
         present = before.present.float().unsqueeze(-1)
         parts = [present]
         if self.earlier_states:
-            parts.append(_scaled(before.hidden))
+            parts.append(_scaled(before.hidden, 1 + len(self.layers)))
         if self.earlier_tokens:
             parts.append(_scaled(table[before.tokens.clamp(max=len(table) - 1)]) * present)
         if self.earlier_statistics:
@@ -126,17 +129,23 @@ def depth_features(depth: Tensor | int, most: int, like: Tensor) -> Tensor:
     return (torch.arange(1, most + 1, device=like.device) == own).to(like.dtype).expand(len(like), -1)
 
 
-def newest_features(step: Step, table: Tensor) -> Tensor:
-    """Of the step alone [B, D + E + 5]: state, embedding; of q: log q(y) warped and not, entropy, the two largest."""
+def newest_features(step: Step, table: Tensor, num_states: int = 1) -> Tensor:
+    """Of the step alone [B, D + E + 5]: state, embedding; of q: log q(y) warped and not, entropy, the two largest.
+
+    num_states  how many layers' states lie side by side in D
+    """
     assert step.tokens is not None
     probs = torch.stack([step.draft_prob, step.token_prob], -1).float()
     statistics = [_log(probs), step.entropy.float().unsqueeze(-1), _log(step.top_probs.float())]
-    return torch.cat([_scaled(step.hidden), _scaled(table[step.tokens]), *statistics], -1)
+    return torch.cat([_scaled(step.hidden, num_states), _scaled(table[step.tokens]), *statistics], -1)
 
 
-def _scaled(values: Tensor) -> Tensor:
-    """values [..., D] with unit mean square."""
-    return rms_norm(values.float(), values.shape[-1:])
+def _scaled(values: Tensor, num_parts: int = 1) -> Tensor:
+    """values [..., D], each of so many equal parts with unit mean square."""
+    if num_parts == 1:
+        return rms_norm(values.float(), values.shape[-1:])
+    parts = values.float().unflatten(-1, (num_parts, -1))
+    return rms_norm(parts, parts.shape[-1:]).flatten(-2)
 
 
 def _log(probs: Tensor) -> Tensor:

@@ -25,6 +25,7 @@ Shapes: D hidden size, E embedding size, F features: D + E + 5 without earlier p
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Annotated, Any, Literal
@@ -46,6 +47,7 @@ class PrereadHead(SavedHead):
     earlier       how many positions before the newest one it reads, too (chains alone keep them)
     earlier_states, earlier_tokens, earlier_statistics  what of them: draft states, tokens, the shape of q
     likelihood    it reads the draft's mean log q of the text so far, too
+    layers        earlier layers of the draft, whose states lie behind the final one (`pair.draft_layers`)
     round_depth   it reads the token's depth in the round, from 1; more than so many count as that; 0: it does not
     dropout       of the hidden layers' outputs, in training
     output        token: chances of single tokens; block: of the whole round, under block verification
@@ -74,17 +76,19 @@ class PrereadHead(SavedHead):
         earlier_statistics: bool = True,
         likelihood: bool = False,
         round_depth: Annotated[int, Between(0, 64)] = 0,
+        layers: Sequence[int] = (),
         dropout: Annotated[float, Between(0, 1, "[)")] = 0.0,
         output: Literal["token", "block"] = "token",
     ):
         super().__init__()
-        self.inputs = Inputs(earlier, earlier_states, earlier_tokens, earlier_statistics, likelihood, round_depth)
+        parts = (earlier_states, earlier_tokens, earlier_statistics)
+        self.inputs = Inputs(earlier, *parts, likelihood, round_depth, tuple(layers))
         self.dropout, self.output = dropout, output
         self.hidden_size, self.embedding_size = hidden_size, embedding_size
         self.width, self.depth, self.log_w_rej = width, depth, log_w_rej
         sizes = [self.inputs.size(hidden_size, embedding_size), *[width] * depth]
-        layers = [layer for i, o in pairwise(sizes) for layer in (nn.Linear(i, o), nn.SiLU())]
-        self.layers = nn.Sequential(*layers, nn.Linear(sizes[-1], 2))
+        hidden = [layer for i, o in pairwise(sizes) for layer in (nn.Linear(i, o), nn.SiLU())]
+        self.layers = nn.Sequential(*hidden, nn.Linear(sizes[-1], 2))
 
     def forward(self, features: Tensor) -> Tensor:
         """Logits [..., 2] as trained (raw)."""

@@ -22,6 +22,7 @@ from toolkit.acceptance.preread import embedding_table
 from toolkit.acceptance.saved import SavedHead
 from toolkit.errors import InputError
 from toolkit.schema.ranges import AtLeast, Between
+from toolkit.session.states import check_layers, layers_of
 from toolkit.stage import MANIFEST, read_manifest
 from toolkit.teacher import hidden_size
 from toolkit.trace import Trace
@@ -110,6 +111,8 @@ class TracedData(ExampleData):
         self.hard_labels, self.head_inputs, self.output = hard_labels, Inputs(), "token"
         if not 0 < validation_fraction < 1:
             raise InputError(f"data.validation_fraction: expected a number between 0 and 1, got {validation_fraction}")
+        recorded, given = self.summary.get("draft_layers", []), layers_of(draft)
+        check_layers(recorded, given, f"the states in {path} hold", "this draft gives")
         self.validation_fraction = validation_fraction
 
     @staticmethod
