@@ -191,12 +191,13 @@ def build_module(cfg: Any, data: ExampleData, run_id: str) -> HeadTraining:
     loss = instantiate(cfg.loss)
     sizes = data.head_sizes()
     known = inspect.signature(get_class(cfg.head._target_)).parameters
-    if {name for name in known if name.endswith("_size")} != set(sizes):
+    if {name for name, one in known.items() if name.endswith("_size") and one.default is one.empty} != set(sizes):
         raise InputError(
             f"the model and the data do not go together (the data know {', '.join(sizes)}): expected model=acceptance_head "
             "data=mixed, or model=preread_head data=traced"
         )
-    head: SavedHead = instantiate(cfg.head)(**sizes, log_w_rej=loss.log_w_rej)
+    more = {name: size for name, size in data.further_sizes().items() if name in known}
+    head: SavedHead = instantiate(cfg.head)(**sizes, **more, log_w_rej=loss.log_w_rej)
     check_layers(head.inputs.layers, layers_of(data.draft), "head.layers reads", "this draft gives")
     data.read_by(head)
     warm_start(head, OmegaConf.select(cfg, "from_pretrained"), data.weights)

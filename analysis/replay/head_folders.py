@@ -9,8 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from analysis.replay.recorded_heads import check_replayable, scorer_of, with_logits
-from toolkit.acceptance import PrereadHead
-from toolkit.acceptance.folder import KINDS, head_hash, inside
+from toolkit.acceptance.folder import KINDS, head_hash, inside, reads_embeddings
 from toolkit.errors import InputError
 from toolkit.io import read_json
 from toolkit.session.states import check_layers
@@ -48,7 +47,7 @@ class Contender:
     @property
     def needs_draft(self) -> bool:
         """Whether its logits have to be computed with the draft's embeddings."""
-        return self.recorded is None and isinstance(self.head, PrereadHead)
+        return self.recorded is None and reads_embeddings(self.head)
 
     @property
     def files(self) -> list[Path]:

@@ -9,9 +9,8 @@ from typing import Any
 from torch import Tensor
 
 from toolkit.acceptance import HeadEstimator, PrereadEstimator, PrereadHead
-from toolkit.acceptance.folder import Scorer, SurvivalScorer
+from toolkit.acceptance.folder import Scorer, scorer_with
 from toolkit.acceptance.from_states import recorded_logits
-from toolkit.acceptance.preread import PrereadScorer, embedding_table
 from toolkit.errors import InputError
 from toolkit.stopping import Bounded, Rate, StoppingPolicy, Survival
 from toolkit.trace import Trace, recorded_name
@@ -51,10 +50,8 @@ def with_recorded_heads(policy: StoppingPolicy, names: Mapping[str, str]) -> Sto
 
 
 def scorer_of(head: Any, draft: Any) -> Scorer:
-    """A head at work on a trace's states; a pre-read one reads the draft's embeddings, too."""
-    if isinstance(head, PrereadHead):
-        return PrereadScorer(head, embedding_table(draft).cpu())
-    return SurvivalScorer(head)
+    """A head at work on a trace's states; some read the draft's embeddings, too."""
+    return scorer_with(head, draft, "cpu")
 
 
 def with_logits(trace: Trace, name: str, scorer: Scorer) -> Trace:

@@ -41,6 +41,11 @@ class HeadEstimator:
     log_w_rej: float = 0.0
     calibration: Calibration | None = None
 
+    @property
+    def num_earlier(self) -> int:
+        """How many positions before a step its head reads; recorded logits read none."""
+        return int(getattr(self.scorer, "num_earlier", 0))
+
     def bind(self, pair: Any) -> HeadEstimator:
         """Load the head and check that it belongs to the pair's draft. Raises InputError."""
         folder = _folder(self.head, pair)
@@ -82,7 +87,7 @@ class PrereadEstimator:
     @property
     def num_earlier(self) -> int:
         """How many positions before a step its head reads; recorded logits read none."""
-        return int(getattr(self.scorer, "num_earlier", 0))
+        return int(getattr(self.scorer, "num_earlier", 0)) if self.instead is None else self.instead.num_earlier
 
     def bind(self, pair: Any) -> PrereadEstimator:
         """Load the head and check that it belongs to the pair's draft. Raises InputError."""

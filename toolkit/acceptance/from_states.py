@@ -51,7 +51,8 @@ def _by_round(trace: Trace, scorer: Scorer, place: torch.device) -> Tensor:
         parts = [
             kept_logits(scorer, RecordedStep(trace, depth, part, device=place)) for part in index[exists].split(CHUNK)
         ]
-        found = torch.cat(parts).view(int(exists.sum()), -1)
+        found = torch.cat(parts)
+        found = found if found.dim() > 1 else found.unsqueeze(-1)
         columns.append(found.new_zeros(len(starts), found.shape[1]))
         columns[-1][exists] = found
     return torch.stack(columns, 1)

@@ -1,6 +1,7 @@
-"""What a pre-read head sees of a drafted token: features of its step, and of the positions before it.
+"""What a head sees of a drafted token: features of its step, and of the positions before it.
 
-The newest position always gives its state, the drawn token and the shape of q. Earlier positions are those of the text,
+To a pre-read head the newest position always gives its state, the drawn token and the shape of q; to an acceptance head the
+state that has read the token. The first position before that one is the token's own. Earlier positions are those of the text,
 prompt apart, whatever rounds it was made in: so one score per step serves every start of a round. The likelihood of the
 text so far is the draft's, per token. The depth in the round depends on where the round starts. A step then has one score
 per start (`toolkit.acceptance.from_states`).
@@ -59,14 +60,17 @@ class Inputs:
 
     def size(self, hidden_size: int, embedding_size: int) -> int:
         """F of a draft's sizes."""
+        return hidden_size + embedding_size + NUM_STATISTICS + self.size_of_more(hidden_size, embedding_size)
+
+    def size_of_more(self, hidden_size: int, embedding_size: int) -> int:
+        """How many of F come behind the newest position's."""
         parts = (
             self.earlier_states * hidden_size,
             self.earlier_tokens * embedding_size,
             self.earlier_statistics * NUM_EARLIER_STATISTICS,
             1,  # whether there is such a position
         )
-        newest = hidden_size + embedding_size + NUM_STATISTICS
-        return newest + self.earlier * sum(parts) + self.likelihood * NUM_LIKELIHOOD + self.round_depth
+        return self.earlier * sum(parts) + self.likelihood * NUM_LIKELIHOOD + self.round_depth
 
     def features(self, step: Step, table: Tensor, depth: Tensor | int | None = None) -> Tensor:
         """What is known of drawn tokens [B, F]: of a step whose token is there. `table` [V, E] embeds tokens.
@@ -75,47 +79,41 @@ class Inputs:
         States and embeddings are scaled to unit mean square, probabilities are logarithms. What is absent is 0.
         Raises InputError where the step does not know the positions before it.
         """
-        parts = [self._of_text(step, table)]
-        if self.round_depth:
-            parts.append(depth_features(step.depth if depth is None else depth, self.round_depth, parts[0]))
-        return torch.cat(parts, -1)
-
-    def state_size(self, hidden_size: int) -> int:
-        """F of `state_features`."""
-        return hidden_size + self.round_depth
-
-    def state_features(self, hidden: Tensor, depth: Tensor | int) -> Tensor:
-        """What an acceptance head reads [B, F]: states [B, D] that have read a token, as they are, and that token's depth."""
-        if not self.round_depth:
-            return hidden
-        return torch.cat([hidden, depth_features(depth, self.round_depth, hidden)], -1)
-
-    def _of_text(self, step: Step, table: Tensor) -> Tensor:
-        """The features that do not depend on where the round starts."""
         newest = newest_features(step, table, 1 + len(self.layers))
+        return self.with_more(newest, self.before(step), table, step.depth if depth is None else depth)
+
+    def before(self, step: Step) -> Earlier | None:
+        """The positions before a step that it reads; None: none. Raises InputError where the step does not know them."""
         if not self.num_earlier:
-            return newest
+            return None
         before = step.earlier(self.num_earlier)
         if before is None:
             raise InputError(
                 "this head reads earlier positions of the text, and only chains of toolkit.decode keep them: expected a "
                 "method that drafts chains, or a head with head.earlier=0"
             )
+        return before
+
+    def with_more(self, newest: Tensor, before: Earlier | None, table: Tensor | None, depth: Tensor | int) -> Tensor:
+        """The newest position's features [B, ...] with the others behind them: earlier positions, likelihood, depth."""
         parts = [newest]
-        if self.earlier:
-            parts.append(self._of_earlier(before.last(self.earlier), table))
-        if self.likelihood:
+        if before is not None and self.earlier:
+            parts.append(self._of_earlier(before.last(self.earlier), table).to(newest.dtype))
+        if before is not None and self.likelihood:
             mean = before.likelihood / before.count.clamp(min=1)
             parts.append(torch.stack([mean, before.count.log1p()], -1).to(newest.dtype))
-        return torch.cat(parts, -1)
+        if self.round_depth:
+            parts.append(depth_features(depth, self.round_depth, newest))
+        return newest if len(parts) == 1 else torch.cat(parts, -1)
 
-    def _of_earlier(self, before: Earlier, table: Tensor) -> Tensor:
+    def _of_earlier(self, before: Earlier, table: Tensor | None) -> Tensor:
         """Features of the earlier positions [B, H * ...], oldest first."""
         present = before.present.float().unsqueeze(-1)
         parts = [present]
         if self.earlier_states:
             parts.append(_scaled(before.hidden, 1 + len(self.layers)))
         if self.earlier_tokens:
+            assert table is not None
             parts.append(_scaled(table[before.tokens.clamp(max=len(table) - 1)]) * present)
         if self.earlier_statistics:
             statistics = [_log(before.token_prob).unsqueeze(-1), before.entropy.unsqueeze(-1), _log(before.top_probs)]

@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal
 
 from toolkit import journal
 from toolkit.acceptance.inputs import Inputs
+from toolkit.acceptance.preread import embedding_table
 from toolkit.acceptance.saved import SavedHead
 from toolkit.errors import InputError
 from toolkit.io import content_hash
@@ -87,6 +88,9 @@ class MixedData(ExampleData):
 
     def head_sizes(self) -> dict[str, int]:
         return {"hidden_size": hidden_size(self.draft)}
+
+    def further_sizes(self) -> dict[str, int]:
+        return {"embedding_size": embedding_table(self.draft).shape[1]}
 
     def read_by(self, head: SavedHead) -> None:
         if head.inputs != self.head_inputs:

@@ -155,6 +155,15 @@ def test_traces_with_such_logits_are_joined_kept_and_calibrated(pair, folder, tr
     assert any(torch.isclose(chances.prod(), value) for value in products[3])
 
 
+def test_depths_that_no_round_reaches_have_no_logits(pair, folder, trace):
+    """Every draft rejected, and no roll-out: rounds end at depth 1."""
+    none = torch.zeros_like(trace.accepted)
+    alone = replace(trace, accepted=none, roll_length=torch.zeros_like(trace.roll_length))
+    for kind in (PrereadHead, AcceptanceHead):
+        found = with_logits(alone, "x", scorer_of(kind.load(folder)[0], pair.draft)).estimates["x"]
+        assert found.shape[:2] == (trace.num_positions, MOST + 1) and found[:, 0].any() and not found[:, 1:].any()
+
+
 # -- training ---------------------------------------------------------------------------------------------------------
 
 
