@@ -1,6 +1,6 @@
 """What earlier layers buy a head, heads of whole rounds under block verification, and acceptance heads with earlier positions.
 
-    python -m benchmarks.head_kinds --part 0.05     a small version: a twentieth of the texts and prompts
+    python -m benchmarks.head_kinds --part 0.2      a small version: a fifth of the texts and prompts, ten minutes
 
 The evidence page `inputs` holds the whole one. Heads of one table learn from the same texts, with the training of
 `benchmarks.head_inputs`, and are judged on frozen test prompts.
