@@ -123,23 +123,19 @@ class ModelPair:
         dtype          "float32", "bfloat16", ... or "auto"; device_map as in transformers (needs accelerate)
         quantization   "8bit" or "4bit" through bitsandbytes, for the target; None: none
         chat_template_options  for prompts that are messages: {"enable_thinking": False}
-        draft_layers   earlier layers of the drafts whose states heads read beside the final ones: 0 is the embedding
+        draft_layers   earlier layers of the drafts that heads read beside the final one: 0 is the embedding
         Raises InputError if the tokenizers differ, naming the first token that does.
         """
-        sources = [resolve(source) for source in _draft_names(draft, drafts)]
-        target = resolve(target)
+        target, sources = resolve(target), [resolve(source) for source in _draft_names(draft, drafts)]
         options: dict[str, Any] = {"dtype": _dtype(dtype), "trust_remote_code": trust_remote_code}
-        if attn_implementation is not None:
-            options["attn_implementation"] = attn_implementation
+        options |= {} if attn_implementation is None else {"attn_implementation": attn_implementation}
         big = dict(options, revision=revision, **_placement(device_map, quantization))
         tokenizer = _load_tokenizer(target, revision, trust_remote_code)
         for source in sources:
             other = _load_tokenizer(source, draft_revision, trust_remote_code)
             check_same_tokenizer(tokenizer, other, f"draft {source}")
         model = _load_model(target, big, None if device_map or quantization else device)
-        small = [_load_model(source, dict(options, revision=draft_revision), device) for source in sources]
-        for one in small:
-            give_layers(one, draft_layers)
+        small = [_load_model(one, dict(options, revision=draft_revision), device, draft_layers) for one in sources]
         return cls(
             target=model,
             tokenizer=tokenizer,
@@ -270,9 +266,7 @@ def load_draft(
     options: dict[str, Any] = {"dtype": _dtype(dtype), "trust_remote_code": trust_remote_code, "revision": revision}
     if attn_implementation is not None:
         options["attn_implementation"] = attn_implementation
-    model = _load_model(resolve(source), options, device)
-    give_layers(model, layers)
-    return model
+    return _load_model(resolve(source), options, device, layers)
 
 
 def load_tokenizer(source: str | Path, revision: str | None = None, trust_remote_code: bool = False) -> Any:
@@ -362,7 +356,7 @@ def _load_tokenizer(source: str | Path, revision: str | None, trust_remote_code:
         raise InputError(f"could not load a tokenizer from {source}: {first_line(error)}") from error
 
 
-def _load_model(source: str | Path, options: dict[str, Any], device: str | None) -> Any:
+def _load_model(source: str | Path, options: dict[str, Any], device: str | None, layers: Sequence[int] = ()) -> Any:
     import transformers
     from transformers import AutoModelForCausalLM
 
@@ -373,6 +367,7 @@ def _load_model(source: str | Path, options: dict[str, Any], device: str | None)
     except Exception as error:  # as above
         raise InputError(f"could not load a causal language model from {source}: {first_line(error)}") from error
     model.requires_grad_(False)
+    give_layers(model, layers)
     if device is not None:
         model.to(torch.device(device))  # type: ignore[arg-type]
     return model.eval()
