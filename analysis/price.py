@@ -27,7 +27,6 @@ import pandas as pd
 from analysis.replay import upper_bound
 from analysis.replay.dynamic_program import best_policy, head_inputs, stopping_values
 from analysis.replay.head_folders import find_contenders
-from analysis.replay.policies import Geometry
 from analysis.replay.recorded_heads import threshold_policy
 from analysis.tables.console import show, show_page
 from analysis.tables.files import markdown, save_table
@@ -38,6 +37,7 @@ from toolkit.errors import InputError
 from toolkit.io import write_text
 from toolkit.stage import command, open_stage
 from toolkit.trace.folders import SUMMARY, read_traces
+from toolkit.trace.rounds import Geometry
 
 
 def run(cfg: Any) -> Path:

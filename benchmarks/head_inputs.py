@@ -8,9 +8,10 @@ Shapes: P positions, F features of the widest inputs, T texts, R bins of scores.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from time import perf_counter
+from typing import TypeVar
 
 import numpy as np
 import torch
@@ -18,7 +19,7 @@ from torch import Tensor
 
 from analysis.figures.plots import label
 from analysis.replay import dynamic_program, upper_bound
-from analysis.replay.policies import Geometry, replay_starts
+from analysis.replay.policies import replay_starts
 from analysis.replay.recorded_heads import RecordedScorer, with_logits
 from analysis.tables.bootstrap import Bootstrap
 from analysis.tables.grid import UPPER_BOUND
@@ -38,15 +39,17 @@ from toolkit.acceptance.calibration.scores import auroc, label_entropies, log_lo
 from toolkit.acceptance.folder import load_for
 from toolkit.acceptance.inputs import NUM_EARLIER_STATISTICS, NUM_LIKELIHOOD, Inputs
 from toolkit.acceptance.preread import PrereadScorer, embedding_table
+from toolkit.acceptance.saved import SavedHead
 from toolkit.stopping import Bounded, Rate
 from toolkit.trace import Trace, join
+from toolkit.trace.rounds import Geometry
 from toolkit.trace.step import RecordedStep
 from toolkit.training import WeightedBCE
 from toolkit.training.recorded_positions import TracedStates
 from toolkit.training.schedule import cosine
 from toolkit.types import DraftStep
 
-WIDEST = Inputs(4, likelihood=True)
+WIDEST = Inputs(4, likelihood=True, round_depth=8)
 TODAY = "the newest position (today's inputs)"
 VARIANTS = {
     TODAY: Inputs(),
@@ -57,6 +60,8 @@ VARIANTS = {
     "+ 2, states alone": Inputs(2, earlier_tokens=False, earlier_statistics=False),
     "+ 2, statistics alone": Inputs(2, earlier_states=False, earlier_tokens=False),
     "+ likelihood of the text so far": Inputs(likelihood=True),
+    "+ depth in the round": Inputs(round_depth=8),
+    "+ 2, depth in the round": Inputs(2, round_depth=8),
 }
 BATCH, RATE, DECAY = 2048, 2.5e-3, 0.01
 EPOCHS = 3  # of the table of inputs; BEST_EPOCHS of the head that is decoded with
@@ -66,6 +71,7 @@ PROGRAM = "DP value of the best new head (cross-fitted)"
 SIZES = {"width": 512, "depth": 2, "dropout": 0.2}
 BINS, BOOTSTRAP = 1024, Bootstrap(1000)
 WANTED = (0.75, 0.75, 0.6)  # of the way to the upper bound, by domain
+Head = TypeVar("Head", bound=SavedHead)
 Shares = dict[tuple[float, str], list[float]]  # by cost ratio and policy, in the order of the domains
 
 
@@ -102,23 +108,30 @@ def columns(inputs: Inputs, hidden_size: int, embedding_size: int) -> Tensor:
             found += range(at, at + size) if back <= inputs.earlier and kept[name] else ()
             at += size
     found += range(at, at + NUM_LIKELIHOOD) if inputs.likelihood else ()
+    found += range(at + NUM_LIKELIHOOD, at + NUM_LIKELIHOOD + WIDEST.round_depth) if inputs.round_depth else ()
     return torch.tensor(found)
 
 
 def fitted(
     inputs: Inputs, examples: Examples, table: Tensor, hidden_size: int, epochs: int, **sizes: float
 ) -> PrereadHead:
-    """A head trained on all examples: AdamW with a cosine, weighted BCE with weights of 1, its last state."""
+    """A pre-read head trained on all examples."""
     torch.manual_seed(0)
     head = PrereadHead(hidden_size, table.shape[1], **{**vars(inputs), **sizes})  # type: ignore[arg-type]
-    chosen, count = columns(inputs, hidden_size, table.shape[1]), len(examples.labels)
+    chosen = columns(inputs, hidden_size, table.shape[1])
+    return learned(head, lambda part: examples.features[part][:, chosen].float(), examples.labels, epochs)
+
+
+def learned(head: Head, features_of: Callable[[Tensor], Tensor], labels: Tensor, epochs: int) -> Head:
+    """The head's last state: AdamW with a cosine, weighted BCE with weights of 1. Labels [P] or [P, O]."""
+    count, every = len(labels), labels
     optimizer = torch.optim.AdamW(head.parameters(), lr=RATE, weight_decay=DECAY)
     batches = [part for _ in range(epochs) for part in torch.randperm(count).split(BATCH)]
     schedule, loss = cosine(optimizer, len(batches)), WeightedBCE()
     for part in batches:
-        labels = examples.labels[part]
+        labels = every[part]
         known = ~labels.isnan()
-        total, weight = loss(head(examples.features[part][:, chosen].float())[known], labels[known])
+        total, weight = loss(head(features_of(part))[known], labels[known])
         optimizer.zero_grad()
         (total / weight).backward()
         optimizer.step()
@@ -131,14 +144,19 @@ def scores(head: PrereadHead, examples: Examples, table: Tensor) -> str:
     """Of drawn tokens: share of the way from the prior's log loss to perfect knowledge, and AUROC, with intervals."""
     chosen = columns(head.inputs, head.hidden_size, table.shape[1])
     parts = [head(part[:, chosen].float())[:, 0] for part in examples.features.split(16384)]
-    logits, labels = torch.cat(parts).double(), examples.labels[:, 0].double()
+    return scores_of(torch.cat(parts), examples.labels[:, 0], examples.text)
+
+
+def scores_of(logits: Tensor, labels: Tensor, text: Tensor) -> str:
+    """The same of logits, labels and texts [n] each."""
+    logits, labels = logits.double(), labels.double()
     sums = [torch.ones_like(labels), labels, log_losses(logits, labels), label_entropies(labels)]
-    size = int(examples.text.max()) + 1
-    totals = torch.stack([torch.bincount(examples.text, values, size) for values in sums], 1)
+    size = int(text.max()) + 1
+    totals = torch.stack([torch.bincount(text, values, size) for values in sums], 1)
     edges = torch.quantile(
         logits[torch.linspace(0, len(logits) - 1, 20_000).long()], torch.linspace(0, 1, BINS).double()
     )
-    place = examples.text * (BINS + 1) + torch.searchsorted(edges, logits)
+    place = text * (BINS + 1) + torch.searchsorted(edges, logits)
     ranks = [torch.bincount(place, w, size * (BINS + 1)).view(size, -1) for w in (labels, 1 - labels)]
     values = torch.cat([totals, *ranks], 1).numpy()
     drawn, whole = BOOTSTRAP.totals(values), values.sum(0, keepdims=True)
@@ -327,7 +345,7 @@ known). DP: the best policy on the best new head's outputs."""
 def _cost(costs: str) -> str:
     return (
         f"Milliseconds per score of one row, one thread: {costs}. Scores depend on the text alone, so a replay computes "
-        "one per recorded step. Nothing is evaluated per start and depth."
+        "one per recorded step. A head that reads the depth is evaluated per start and depth."
     )
 
 

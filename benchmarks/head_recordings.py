@@ -18,6 +18,7 @@ from toolkit.config import compose, method
 from toolkit.decoding import decode
 from toolkit.io import content_hash
 from toolkit.pair import fingerprint
+from toolkit.session.states import layers_of
 from toolkit.trace import Trace, join
 from toolkit.trace.folders import read_traces
 
@@ -40,17 +41,30 @@ def sliced_draft() -> Path:
     return folder
 
 
-def training(draft: str = "toy/draft", limits: Mapping[str, int] | None = None) -> Trace:
-    """Positions of training texts of all domains, with the states of a draft; no roll-outs. limits: of texts."""
+def training_texts(domain: str, count: int) -> Path:
+    """Responses to so many training prompts of a domain."""
+    words = [f"prompts=toy_{domain}", "prompts.split=train", f"prompts.limit={count}", "batch_size=64"]
+    return responses.run(compose("responses", [*words, "shard_size=1000", f"paths.root_dir={FOLDER}"]))
+
+
+def training(
+    draft: str = "toy/draft",
+    limits: Mapping[str, int] | None = None,
+    more: Sequence[str] = (),
+    prompts: Mapping[str, int] = TRAINING,
+) -> Trace:
+    """Positions of training texts of all domains, with the states of a draft; no roll-outs.
+
+    limits  of texts; more: further options of the recording; prompts: how many responses there are
+    """
     shared = [f"paths.root_dir={FOLDER}"]
     parts = []
-    for domain, count in TRAINING.items():
-        words = [f"prompts=toy_{domain}", "prompts.split=train", f"prompts.limit={count}", "batch_size=64"]
-        texts = responses.run(compose("responses", [*words, "shard_size=1000", *shared]))
+    for domain, count in prompts.items():
+        texts = training_texts(domain, count)
         options = ["hidden=true", "upper_bound=false", "max_drafted=1", "heads={}", "batch_size=32", "shard_size=1000"]
         if limits is not None:
             options += [f"limit={limits[domain]}", f"pair.draft={draft}"]
-        folder = traces.run(compose("traces", [f"responses={texts}", *options, *shared]))
+        folder = traces.run(compose("traces", [f"responses={texts}", *options, *more, *shared]))
         parts.append(read_traces(folder))
     return join(parts)
 
@@ -58,7 +72,8 @@ def training(draft: str = "toy/draft", limits: Mapping[str, int] | None = None) 
 def judging(pair: ModelPair, domain: str, split: str, splits: Mapping[str, int] = SPLITS) -> Trace:
     """Texts of frozen prompts with roll-outs, states, and p and q everywhere; kept below outputs/ for the next time."""
     count = splits[split]
-    about = [[fingerprint(m) for m in (pair.target, pair.draft)], vars(SAMPLING), MAX_DRAFTED, ROWS, count]
+    models = [fingerprint(m) for m in (pair.target, pair.draft)]
+    about = [models, vars(SAMPLING), MAX_DRAFTED, ROWS, count, "target_prob", *layers_of(pair.draft)]
     path = FOLDER / f"{domain}-{split}-{content_hash(about)}.safetensors"
     if not path.exists():
         prompts = [example.prompt for example in load_frozen(domain, split)[:count]]

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from analysis.replay import dynamic_program, upper_bound
-from analysis.replay.policies import Geometry, replay_starts, sweep_levels
+from analysis.replay.policies import replay_starts, sweep_levels
 from analysis.tables.rows import throughput
 from analysis.tables.standing import gain_over
 from benchmarks.recorded import reading
@@ -21,6 +21,7 @@ from toolkit import ModelPair, metrics
 from toolkit.acceptance import HeadEstimator, PrereadEstimator
 from toolkit.stopping import Bounded, Rate, Survival
 from toolkit.trace import Trace, join
+from toolkit.trace.rounds import Geometry
 
 COST = 0.2  # draft forward / target forward
 SPLITS = {"dev": 100, "test": 200}

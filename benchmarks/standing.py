@@ -17,7 +17,7 @@ from torch import Tensor
 
 from analysis.figures.plots import label
 from analysis.replay import dynamic_program, upper_bound
-from analysis.replay.policies import Geometry, replay, replay_starts, sweep_levels
+from analysis.replay.policies import replay, replay_starts, sweep_levels
 from analysis.replay.tally import Replayed
 from analysis.tables.bootstrap import Bootstrap
 from analysis.tables.grid import ORACLE, PLAIN, UPPER_BOUND
@@ -48,6 +48,7 @@ from toolkit.stopping import (
 )
 from toolkit.stopping.base import DrawnEstimator
 from toolkit.trace import Trace, join
+from toolkit.trace.rounds import Geometry
 from toolkit.types import Step
 
 Array = NDArray[np.float64]

@@ -97,7 +97,7 @@ class Recorder:
         return self._scored(self._assemble(batch, on_path, distributions, rolls))
 
     def _scored(self, trace: Trace) -> Trace:
-        """With the logits of heads that read earlier positions: those are known once all steps are."""
+        """With the logits of heads that read earlier positions or the depth: known once all steps are."""
         if not self._late:
             return trace
         late = {name: recorded_logits(trace, self.heads[name], self.pair.device) for name in self._late}
@@ -106,7 +106,8 @@ class Recorder:
 
     @property
     def _late(self) -> list[str]:
-        return [name for name, head in self.heads.items() if getattr(head, "num_earlier", 0)]
+        heads = self.heads.items()
+        return [name for name, head in heads if getattr(head, "num_earlier", 0) or getattr(head, "reads_depth", False)]
 
     def record_all(
         self,
@@ -291,10 +292,12 @@ class Recorder:
             "top_probs": step.top_probs.float(),
         }
         if target_probs is None:
-            facts["accept_prob"] = facts["alpha"] = torch.full_like(facts["entropy"], torch.nan)
+            unknown = torch.full_like(facts["entropy"], torch.nan)
+            facts["accept_prob"] = facts["alpha"] = facts["target_prob"] = unknown
         else:
             p = target_probs.gather(-1, step.tokens.unsqueeze(-1)).squeeze(-1)
             facts["accept_prob"] = (p / step.draft_prob).clamp(max=1).float()
+            facts["target_prob"] = p.float()
             facts["alpha"] = torch.minimum(target_probs, step.probs).sum(-1).float()
         for name, head in self.heads.items():
             if name not in self._late:

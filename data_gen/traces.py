@@ -25,6 +25,7 @@ from toolkit.errors import InputError
 from toolkit.io import content_hash, write_json
 from toolkit.ranks import RANKS, all_there, joining, part_of, share
 from toolkit.sampling import Sampling
+from toolkit.session.states import layers_of
 from toolkit.stage import Stage, command, finished_stage, open_stage
 from toolkit.trace.folders import SUMMARY, file_name, read_file
 
@@ -61,6 +62,8 @@ def run(cfg: Any) -> Path:
     stage = open_stage("traces", said, inputs=responses.inputs, ignore=IGNORED, shared=part)
     if stage.finished:
         return stage.folder
+    if layers := layers_of(pair.draft):
+        facts["draft_layers"] = list(layers)
     job = content_hash([stage.identity, sorted(stage.inputs.values()), facts])
     shards = [rows[first : first + cfg.shard_size] for first in range(0, len(rows), cfg.shard_size)]
     paths = [stage.folder / file_name(n, r) for r in range(cfg.replicates) for n in range(len(shards))]

@@ -21,6 +21,7 @@ from toolkit.models import devices_of, end_ids, fit_logits, max_positions, vocab
 from toolkit.schema.arguments import check_ranges, checked
 from toolkit.schema.others import DEVICE
 from toolkit.schema.values import shown
+from toolkit.session.states import give_layers
 from toolkit.types import Prompt
 from toolkit.weights import fingerprint as fingerprint
 
@@ -114,6 +115,7 @@ class ModelPair:
         cpu_packing: OnOff = "auto",
         self_check: Literal["auto", "off"] | bool = "auto",
         chat_template_options: Mapping[str, Any] | None = None,
+        draft_layers: Sequence[int] = (),
     ) -> ModelPair:
         """Load both models and compare their tokenizers token by token.
 
@@ -121,20 +123,19 @@ class ModelPair:
         dtype          "float32", "bfloat16", ... or "auto"; device_map as in transformers (needs accelerate)
         quantization   "8bit" or "4bit" through bitsandbytes, for the target; None: none
         chat_template_options  for prompts that are messages: {"enable_thinking": False}
+        draft_layers   earlier layers of the drafts that heads read beside the final one: 0 is the embedding
         Raises InputError if the tokenizers differ, naming the first token that does.
         """
-        sources = [resolve(source) for source in _draft_names(draft, drafts)]
-        target = resolve(target)
+        target, sources = resolve(target), [resolve(source) for source in _draft_names(draft, drafts)]
         options: dict[str, Any] = {"dtype": _dtype(dtype), "trust_remote_code": trust_remote_code}
-        if attn_implementation is not None:
-            options["attn_implementation"] = attn_implementation
+        options |= {} if attn_implementation is None else {"attn_implementation": attn_implementation}
         big = dict(options, revision=revision, **_placement(device_map, quantization))
         tokenizer = _load_tokenizer(target, revision, trust_remote_code)
         for source in sources:
             other = _load_tokenizer(source, draft_revision, trust_remote_code)
             check_same_tokenizer(tokenizer, other, f"draft {source}")
         model = _load_model(target, big, None if device_map or quantization else device)
-        small = [_load_model(source, dict(options, revision=draft_revision), device) for source in sources]
+        small = [_load_model(one, dict(options, revision=draft_revision), device, draft_layers) for one in sources]
         return cls(
             target=model,
             tokenizer=tokenizer,
@@ -256,12 +257,16 @@ def load_draft(
     revision: str | None = None,
     attn_implementation: str | None = None,
     trust_remote_code: bool = False,
+    layers: Sequence[int] = (),
 ) -> Any:
-    """A draft without its target: training a head needs only the draft's states. Arguments as in `from_pretrained`."""
+    """A draft without its target: training a head needs only the draft's states. Arguments as in `from_pretrained`.
+
+    layers  its `draft_layers`
+    """
     options: dict[str, Any] = {"dtype": _dtype(dtype), "trust_remote_code": trust_remote_code, "revision": revision}
     if attn_implementation is not None:
         options["attn_implementation"] = attn_implementation
-    return _load_model(resolve(source), options, device)
+    return _load_model(resolve(source), options, device, layers)
 
 
 def load_tokenizer(source: str | Path, revision: str | None = None, trust_remote_code: bool = False) -> Any:
@@ -351,7 +356,7 @@ def _load_tokenizer(source: str | Path, revision: str | None, trust_remote_code:
         raise InputError(f"could not load a tokenizer from {source}: {first_line(error)}") from error
 
 
-def _load_model(source: str | Path, options: dict[str, Any], device: str | None) -> Any:
+def _load_model(source: str | Path, options: dict[str, Any], device: str | None, layers: Sequence[int] = ()) -> Any:
     import transformers
     from transformers import AutoModelForCausalLM
 
@@ -362,6 +367,7 @@ def _load_model(source: str | Path, options: dict[str, Any], device: str | None)
     except Exception as error:  # as above
         raise InputError(f"could not load a causal language model from {source}: {first_line(error)}") from error
     model.requires_grad_(False)
+    give_layers(model, layers)
     if device is not None:
         model.to(torch.device(device))  # type: ignore[arg-type]
     return model.eval()

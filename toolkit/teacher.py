@@ -19,6 +19,7 @@ from toolkit.pair import ModelPair, vocab_size
 from toolkit.sampling import Sampling, penalized, warp
 from toolkit.session import open_session
 from toolkit.session.settled import check_evaluation
+from toolkit.session.states import state_size, watched_states
 
 PADDING = 0
 Text = tuple[Sequence[int], Sequence[int]]  # prompt ids, produced ids
@@ -124,18 +125,14 @@ def states_of(model: Any, tokens: Tensor) -> Tensor:
     tokens = _readable(model, tokens)
     if _is_tabular(model):
         return open_session(model, *tokens.shape).extend(tokens, last=tokens.shape[1]).hidden
-    caught: list[Tensor] = []
-
-    def catch(module: Any, args: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-        caught.append(args[0])
-        return (args[0][:, -1:],)  # the logits are not used: compute one column of them
-
-    hook = model.get_output_embeddings().register_forward_pre_hook(catch)
-    try:
-        model(input_ids=tokens, use_cache=False)
-    finally:
-        hook.remove()
-    return caught[0]
+    with watched_states(model) as states:
+        # The logits are not used: compute one column of them. This hook comes after the one that reads the states.
+        hook = model.get_output_embeddings().register_forward_pre_hook(lambda module, args: (args[0][:, -1:],))
+        try:
+            model(input_ids=tokens, use_cache=False)
+        finally:
+            hook.remove()
+    return states[0]
 
 
 @torch.no_grad()
@@ -145,18 +142,14 @@ def states_and_logits_of(model: Any, tokens: Tensor) -> tuple[Tensor, Tensor]:
     if _is_tabular(model):
         out = open_session(model, *tokens.shape).extend(tokens, last=tokens.shape[1])
         return out.hidden, out.logits
-    caught: list[Tensor] = []
-    hook = model.get_output_embeddings().register_forward_pre_hook(lambda module, args: caught.append(args[0]))
-    try:
+    with watched_states(model) as states:
         logits = model(input_ids=tokens, use_cache=False).logits
-    finally:
-        hook.remove()
-    return caught[0], logits
+    return states[0], logits
 
 
 def hidden_size(model: Any) -> int:
     """D: the width of what `states_of` returns."""
-    return model.probs.shape[0] if _is_tabular(model) else int(model.get_output_embeddings().weight.shape[1])
+    return model.probs.shape[0] if _is_tabular(model) else state_size(model)
 
 
 def _readable(model: Any, tokens: Tensor) -> Tensor:

@@ -27,6 +27,7 @@ from toolkit.chain import fill_folders, plan_stages, run_stages
 from toolkit.config import escaped, instantiate, plain, quoted
 from toolkit.errors import InputError
 from toolkit.io import read_json, write_text
+from toolkit.session.states import check_layers, layers_of
 from toolkit.stage import Stage, command, open_stage, provenance
 from toolkit.tracking import log_summary, overrides_name, parameter_counts
 from toolkit.training.checkpoints import BEST, LAST, folder_of, read_checkpoint
@@ -190,12 +191,14 @@ def build_module(cfg: Any, data: ExampleData, run_id: str) -> HeadTraining:
     loss = instantiate(cfg.loss)
     sizes = data.head_sizes()
     known = inspect.signature(get_class(cfg.head._target_)).parameters
-    if {name for name in known if name.endswith("_size")} != set(sizes):
+    if {name for name, one in known.items() if name.endswith("_size") and one.default is one.empty} != set(sizes):
         raise InputError(
             f"the model and the data do not go together (the data know {', '.join(sizes)}): expected model=acceptance_head "
             "data=mixed, or model=preread_head data=traced"
         )
-    head: SavedHead = instantiate(cfg.head)(**sizes, log_w_rej=loss.log_w_rej)
+    more = {name: size for name, size in data.further_sizes().items() if name in known}
+    head: SavedHead = instantiate(cfg.head)(**sizes, **more, log_w_rej=loss.log_w_rej)
+    check_layers(head.inputs.layers, layers_of(data.draft), "head.layers reads", "this draft gives")
     data.read_by(head)
     warm_start(head, OmegaConf.select(cfg, "from_pretrained"), data.weights)
     about = {**data.weights.facts(), "head": head.config, "wandb_run_id": run_id}

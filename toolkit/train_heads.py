@@ -45,8 +45,6 @@ def run(cfg: Any) -> Path:
     stage = open_stage("train_heads", cfg, inputs=data_class_of(cfg).all_inputs(folder, cfg.data))
     if not stage.finished:
         data: ExampleData = instantiate(OmegaConf.merge(cfg.data, {"path": str(folder)}))
-        data.prepare_data()
-        data.setup("fit")
         rows = _train(cfg, stage, data)
         write_text(stage.folder / "table.csv", _as_csv(rows))
         lines = [list(rows[0]), ["---"] * len(rows[0]), *(list(row.values()) for row in rows)]
@@ -74,6 +72,8 @@ def modules_of(cfg: Any, data: ExampleData) -> dict[str, HeadTraining]:
 def _train(cfg: Any, stage: Stage, data: ExampleData) -> list[dict[str, str]]:
     """Train all heads and export them; the lines of their table."""
     modules = modules_of(cfg, data)
+    data.prepare_data()
+    data.setup("fit")
     members = train_together(modules, data, stage.folder, cfg.max_epochs, cfg.patience, cfg.optimized_metric)
     others = yardsticks(data.shuffled_training(), data.whole_validation(), members[0].module.outputs)
     return [_exported(cfg, member, data, stage.folder / member.name, others) for member in members]

@@ -20,11 +20,12 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from analysis.replay.policies import Geometry, Judged, Sent, draft
+from analysis.replay.policies import Judged, Sent, draft
 from toolkit.load_cost import LoadCost, RuleSeconds
 from toolkit.stopping import StoppingPolicy
 from toolkit.stopping.base import State
 from toolkit.trace import Trace
+from toolkit.trace.rounds import Geometry
 
 Floats = NDArray[np.float64]
 READ_ALONE = 8  # a prompt of more tokens joins a running batch through a forward of its own

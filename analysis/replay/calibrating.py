@@ -23,7 +23,6 @@ from torch import Tensor
 
 from analysis.replay.head_folders import Contender
 from analysis.replay.head_scores import drawn_samples
-from analysis.replay.policies import Geometry, step_at
 from toolkit.acceptance import PrereadHead
 from toolkit.acceptance.calibration import stored
 from toolkit.acceptance.calibration.fit import fit_map, fit_temperature
@@ -32,6 +31,7 @@ from toolkit.acceptance.calibration.scores import CalibrationScores
 from toolkit.errors import InputError
 from toolkit.io import copy_file
 from toolkit.trace import Trace
+from toolkit.trace.rounds import Geometry, logits_at, step_at
 
 Chances = Callable[[Tensor], Tensor]  # of raw logits [..., O or none]
 SMALLEST = 1e-9  # distance of a chance from 0 and 1 when it becomes a logit again
@@ -39,7 +39,7 @@ SMALLEST = 1e-9  # distance of a chance from 0 and 1 when it becomes a logit aga
 
 @dataclass(frozen=True)
 class Scored:
-    """A trace with one head's raw logits [S] or [S, 2]."""
+    """A trace with one head's raw logits, per step or per start and depth (`toolkit.trace.rounds.logits_at`)."""
 
     trace: Trace
     logits: Tensor
@@ -61,7 +61,7 @@ class Scored:
         ends = torch.zeros(trace.num_positions, dtype=torch.bool)
         ends[trace.text_first[1:] - 1] = True
         known = (trace.accepted & ~ends).nonzero().squeeze(1)
-        return self.logits[known, 1], trace.alpha[known + 1]
+        return logits_at(trace, self.logits, known, 1)[:, 1], trace.alpha[known + 1]
 
     def products(self, chances: Chances, max_depth: int) -> Iterator[tuple[int, Tensor, Tensor]]:
         """Per depth k: (k, product of the first k tokens' chances [n], chance that all are accepted [n])."""
@@ -69,8 +69,6 @@ class Scored:
         starts = torch.arange(trace.num_positions)
         product = torch.ones(len(starts), dtype=torch.float64)
         every = torch.ones(len(starts), dtype=torch.bool)
-        given = chances(self.logits.double())
-        given = given[:, 0] if self.preread else given
         for depth in range(1, max_depth + 1):
             step, drawn = step_at(trace, geometry, starts, depth)
             said, known = (step, drawn) if self.preread else step_at(trace, geometry, starts, depth + 1)
@@ -78,7 +76,8 @@ class Scored:
             # accepted up to a stop string: the target's probabilities behind the string are not known.
             judged = (geometry.run < geometry.left) | (geometry.left >= depth)
             every = every & drawn & known & judged
-            product = torch.where(every, product * given[said], product)
+            given = chances(logits_at(trace, self.logits, said, depth if self.preread else depth + 1).double())
+            product = torch.where(every, product * (given[:, 0] if self.preread else given), product)
             alive = geometry.run[starts] >= depth - 1
             accepted = torch.where(alive, trace.accept_prob[step].double(), 0.0)
             yield depth, product[every], accepted[every]

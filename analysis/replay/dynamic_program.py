@@ -36,11 +36,12 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from analysis.replay.policies import GROUP, Geometry, first_below, visits, walk
+from analysis.replay.policies import GROUP, first_below, visits, walk
 from analysis.replay.tally import Replayed
 from analysis.replay.upper_bound import Solved
 from toolkit import metrics
 from toolkit.trace import Trace
+from toolkit.trace.rounds import Geometry
 from toolkit.trace.step import RecordedStep
 
 Array = NDArray[np.float64]

@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from analysis.replay.recorded_heads import scorer_of, with_logits
-from toolkit.acceptance import PrereadHead
-from toolkit.acceptance.folder import KINDS, head_hash, inside
+from analysis.replay.recorded_heads import check_replayable, scorer_of, with_logits
+from toolkit.acceptance.folder import KINDS, head_hash, inside, reads_embeddings
 from toolkit.errors import InputError
 from toolkit.io import read_json
+from toolkit.session.states import check_layers
 from toolkit.stage import MANIFEST, read_manifest
 from toolkit.trace import Trace, recorded_name
 from toolkit.trace.folders import SUMMARY
@@ -47,7 +47,7 @@ class Contender:
     @property
     def needs_draft(self) -> bool:
         """Whether its logits have to be computed with the draft's embeddings."""
-        return self.recorded is None and isinstance(self.head, PrereadHead)
+        return self.recorded is None and reads_embeddings(self.head)
 
     @property
     def files(self) -> list[Path]:
@@ -100,7 +100,10 @@ def _contender(
     given: Path, folder: Path, kind: str, digest: str, traces: Sequence[Path], summaries: Sequence[Mapping[str, Any]]
 ) -> Contender:
     head, about = KINDS[kind].load(folder)
+    check_replayable(head, f"in {folder}")
     for place, summary in zip(traces, summaries, strict=True):
+        theirs = summary.get("draft_layers", [])
+        check_layers(head.inputs.layers, theirs, f"the head in {folder} reads", f"the traces in {place} hold")
         trained, recorded_with = Weights.recorded(about), Weights.recorded(summary)
         reason = None if trained is None or recorded_with is None else trained.other_than(recorded_with)
         if reason is not None:

@@ -15,20 +15,23 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from analysis.replay.policies import Geometry, step_at
 from analysis.tables.bootstrap import Bootstrap
 from toolkit.acceptance import PrereadHead
 from toolkit.acceptance.calibration.scores import CalibrationScores, label_entropies, log_losses
 from toolkit.acceptance.saved import SavedHead
 from toolkit.errors import InputError
 from toolkit.trace import Trace
+from toolkit.trace.rounds import Geometry, logits_at, step_at
 
 
 def drawn_samples(trace: Trace, logits: Tensor, preread: bool) -> tuple[Tensor, Tensor, Tensor]:
-    """Raw logits, labels and texts [n] each. logits: [S] of an acceptance head, [S, 2] of a pre-read one."""
+    """Raw logits, labels and texts [n] each. logits: [S] of an acceptance head, [S, 2] of a pre-read one.
+
+    Heads that read the depth in the round are asked about its first token: a round may start anywhere.
+    """
     starts = torch.arange(trace.num_positions)
     reading, exists = step_at(trace, Geometry.of(trace), starts, 2)
-    said = logits[starts, 0] if preread else logits[reading]
+    said = logits_at(trace, logits, starts, 1)[:, 0] if preread else logits_at(trace, logits, reading, 2)
     text = torch.repeat_interleave(torch.arange(trace.num_texts), trace.lengths())
     return said[exists], trace.accept_prob[starts][exists], text[exists]
 

@@ -13,7 +13,7 @@ Shapes: T texts, P positions, S steps of the trace; B rows that draft at a time.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -24,6 +24,7 @@ from toolkit.errors import InputError
 from toolkit.stopping import StoppingPolicy, Thresholded
 from toolkit.stopping.base import State
 from toolkit.trace import Trace
+from toolkit.trace.rounds import Geometry, step_at
 from toolkit.trace.step import RecordedStep
 
 GROUP = 50  # policies walked together
@@ -46,55 +47,6 @@ class Judged:
     """What `observe` may ask of a Verdict."""
 
     length: Tensor
-
-
-@dataclass(frozen=True)
-class Geometry:
-    """What follows from the acceptance draws alone, for a round that starts before position i (all [P]).
-
-    run    accepted positions from i on, before the first rejected one or the text's end
-    left   positions from i to the text's end
-    room   how many tokens a round may draft there
-    steps  what `step_at` says of every start and depth, index and existence [M + 1, P] each, where it is asked often
-    """
-
-    run: Tensor
-    left: Tensor
-    room: Tensor
-    steps: tuple[Tensor, Tensor] | None = None
-
-    def with_steps(self, trace: Trace) -> Geometry:
-        """The same with `steps` worked out, for rounds of few starts at a time."""
-        starts = torch.arange(trace.num_positions)
-        found = [step_at(trace, self, starts, depth) for depth in range(1, trace.max_drafted + 2)]
-        index, exists = (torch.stack(values) for values in zip(*found, strict=True))
-        return replace(self, steps=(index, exists))
-
-    @classmethod
-    def of(cls, trace: Trace) -> Geometry:
-        position = torch.arange(trace.num_positions)
-        text = torch.repeat_interleave(torch.arange(trace.num_texts), trace.lengths())
-        end = trace.text_first[1:][text]
-        rejected = torch.where(trace.accepted, trace.num_positions, position)
-        first_rejected = torch.minimum(rejected.flip(0).cummin(0).values.flip(0), end)
-        produced = position - trace.text_first[:-1][text]
-        room = (trace.room[text] - produced).clamp(min=0)
-        return cls(first_rejected - position, end - position, room)
-
-
-def step_at(trace: Trace, geometry: Geometry, starts: Tensor, depth: int) -> tuple[Tensor, Tensor]:
-    """Which step a round visits at `depth` (from 1): its index [B], and whether the recording reaches there [B]."""
-    if geometry.steps is not None and depth <= len(geometry.steps[0]):
-        return geometry.steps[0][depth - 1, starts], geometry.steps[1][depth - 1, starts]
-    ahead = depth - 1
-    edge = torch.minimum(
-        geometry.run[starts], geometry.left[starts] - 1
-    )  # the first rejected position, or the text's last
-    place = starts + edge.clamp(max=ahead)
-    behind = ahead - edge - 1  # steps into the roll-out
-    index = torch.where(behind < 0, place, trace.roll_first[place] + behind)
-    exists = (behind < 0) | (behind < trace.roll_length[place])
-    return torch.where(exists, index, 0), exists
 
 
 def draft(

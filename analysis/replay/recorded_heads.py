@@ -9,9 +9,8 @@ from typing import Any
 from torch import Tensor
 
 from toolkit.acceptance import HeadEstimator, PrereadEstimator, PrereadHead
-from toolkit.acceptance.folder import Scorer, SurvivalScorer
+from toolkit.acceptance.folder import Scorer, scorer_with
 from toolkit.acceptance.from_states import recorded_logits
-from toolkit.acceptance.preread import PrereadScorer, embedding_table
 from toolkit.errors import InputError
 from toolkit.stopping import Bounded, Rate, StoppingPolicy, Survival
 from toolkit.trace import Trace, recorded_name
@@ -51,15 +50,22 @@ def with_recorded_heads(policy: StoppingPolicy, names: Mapping[str, str]) -> Sto
 
 
 def scorer_of(head: Any, draft: Any) -> Scorer:
-    """A head at work on a trace's states; a pre-read one reads the draft's embeddings, too."""
-    if isinstance(head, PrereadHead):
-        return PrereadScorer(head, embedding_table(draft).cpu())
-    return SurvivalScorer(head)
+    """A head at work on a trace's states; some read the draft's embeddings, too."""
+    return scorer_with(head, draft, "cpu")
 
 
 def with_logits(trace: Trace, name: str, scorer: Scorer) -> Trace:
     """The trace with a head's raw logits of all its steps, under `name`, and no others. Needs recorded states."""
     return replace(trace, estimates={name: recorded_logits(trace, scorer)})
+
+
+def check_replayable(head: Any, where: str) -> None:
+    """Raises InputError for a head that speaks of rounds under block verification: recordings hold single tokens' draws."""
+    if getattr(head, "output", "token") == "block":
+        raise InputError(
+            f"the head {where} speaks of whole rounds under block verification (head.output=block), which no recording can "
+            "replay: decode with method=block_rate, or expected a head with head.output=token"
+        )
 
 
 def threshold_policy(head: Any, name: str, corrected: bool) -> Rate | Survival:
@@ -68,6 +74,7 @@ def threshold_policy(head: Any, name: str, corrected: bool) -> Rate | Survival:
     SpecDec++'s rule; of a pre-read head the rate rule's score, P(all accepted and the next one, too), in its place.
     corrected  undo the class weight's shift of an acceptance head (a pre-read head's is undone always)
     """
+    check_replayable(head, name)
     shift, recorded = head.config["log_w_rej"], RecordedScorer(name)
     if isinstance(head, PrereadHead):
         return Rate(PrereadEstimator(name, scorer=recorded, log_w_rej=shift), rate=1.0)

@@ -9,9 +9,10 @@ from typing import Any
 
 import torch
 
-from analysis.replay.policies import Geometry, replay_rounds, step_at
+from analysis.replay.policies import replay_rounds
 from toolkit.stopping import StoppingPolicy
 from toolkit.trace import Trace
+from toolkit.trace.rounds import Geometry, logits_at, step_at
 
 
 def token_rounds(trace: Trace, policy: StoppingPolicy, texts: list[int], tokenizer: Any) -> list[list[dict[str, Any]]]:
@@ -62,10 +63,10 @@ def _first(trace: Trace, place: int) -> int:
 def _predicted(trace: Trace, geometry: Geometry, start: torch.Tensor, depth: int) -> float | None:
     """P(accept) of the token at a depth by the first recorded head: an acceptance head says it one forward later."""
     for logits in trace.estimates.values():
-        ahead = 0 if logits.dim() > 1 else 1
+        ahead = 1 if logits.dim() == 1 or (logits.dim() == 3 and logits.shape[-1] == 1) else 0  # of acceptance heads
         index, exists = step_at(trace, geometry, start, depth + ahead)
         if bool(exists):
-            value = logits[index][0]
+            value = logits_at(trace, logits, index, depth + ahead)[0]
             return _number(torch.sigmoid((value[0] if value.dim() else value).float()))
         return None
     return None

@@ -21,12 +21,13 @@ import torch
 from torch import Tensor
 
 from analysis.replay.oracle import expected_counts
-from analysis.replay.policies import Geometry, first_below, replay_starts, score_table, visits, walk
+from analysis.replay.policies import first_below, replay_starts, score_table, visits, walk
 from analysis.replay.tally import Replayed
 from toolkit import metrics
 from toolkit.errors import InputError
 from toolkit.stopping import Bounded, Fixed, Thresholded
 from toolkit.trace import Trace
+from toolkit.trace.rounds import Geometry
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""The inputs' page: features of every set of inputs are columns of the widest, and its shares are those of the scores."""
+"""The inputs' page: columns of the widest inputs, shares from sums, products along chains."""
 
 from __future__ import annotations
 
@@ -7,7 +7,9 @@ import pytest
 import torch
 
 from benchmarks.head_inputs import BINS, VARIANTS, WIDEST, _auroc, _share, columns
+from benchmarks.head_kinds import Scale, products_at
 from data_gen.recording import Recorder
+from tests.analysis.replay.plain import Text, small_trace
 from toolkit.acceptance.calibration.scores import CalibrationScores
 from toolkit.config import method
 from toolkit.decoding import decode
@@ -41,3 +43,22 @@ def test_shares_and_aurocs_of_sums():
     place = torch.searchsorted(logits.sort().values, logits)
     ranks = [torch.bincount(place, w, BINS + 1).numpy()[None] for w in (labels, 1 - labels)]
     assert float(_auroc(np.concatenate([sums, *ranks], 1))[0]) == pytest.approx(float(expected["auroc"]), abs=2e-3)
+
+
+def test_products_run_along_the_chain_of_every_start():
+    trace = small_trace(count=9, upper_bound=True)
+    generator = torch.Generator().manual_seed(1)
+    logits = torch.randn(trace.num_steps, generator=generator)
+    chains = [Text(trace, n).visited(s) for n in range(9) for s in range(Text(trace, n).first, Text(trace, n).end)]
+    depths = torch.tensor(
+        [1 + (number * 7) % min(len(chain), trace.max_drafted) for number, chain in enumerate(chains)]
+    )
+    found = products_at(logits, trace, depths)
+    for chain, depth, product in zip(chains, depths.tolist(), found, strict=True):
+        assert float(product) == pytest.approx(float(torch.sigmoid(logits[chain[:depth]].double()).prod()))
+    assert len(depths.unique()) > 2
+
+
+def test_a_part_of_the_scale_has_something_of_everything():
+    small = Scale().part(0.001)
+    assert set(small.texts.values()) == set(small.splits.values()) == {4} and small.texts.keys() == Scale().texts.keys()

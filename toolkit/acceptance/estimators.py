@@ -41,6 +41,11 @@ class HeadEstimator:
     log_w_rej: float = 0.0
     calibration: Calibration | None = None
 
+    @property
+    def num_earlier(self) -> int:
+        """How many positions before a step its head reads; recorded logits read none."""
+        return int(getattr(self.scorer, "num_earlier", 0))
+
     def bind(self, pair: Any) -> HeadEstimator:
         """Load the head and check that it belongs to the pair's draft. Raises InputError."""
         folder = _folder(self.head, pair)
@@ -68,6 +73,7 @@ class PrereadEstimator:
     calibrated  give the chances of the calibration that lies beside the head (`analysis.calibration`)
     A folder with an acceptance head alone will do. Then y_{k-1} is scored instead of y_k, once it has been read.
     Nothing is known of y_k and the token after it. A policy that multiplies the estimates then is SpecDec++'s.
+    judges_blocks  its head's chances are block verification's P_k, of the whole round: set by `bind`
     """
 
     head: str | None = None
@@ -76,11 +82,12 @@ class PrereadEstimator:
     log_w_rej: float = 0.0
     instead: HeadEstimator | None = None
     calibration: Calibration | None = None
+    judges_blocks: bool = False
 
     @property
     def num_earlier(self) -> int:
         """How many positions before a step its head reads; recorded logits read none."""
-        return int(getattr(self.scorer, "num_earlier", 0))
+        return int(getattr(self.scorer, "num_earlier", 0)) if self.instead is None else self.instead.num_earlier
 
     def bind(self, pair: Any) -> PrereadEstimator:
         """Load the head and check that it belongs to the pair's draft. Raises InputError."""
@@ -88,8 +95,9 @@ class PrereadEstimator:
         if not PrereadHead.is_in(folder):
             return replace(self, head=folder, instead=HeadEstimator(folder, True, self.calibrated).bind(pair))
         found = scorer(pair, folder, "preread")
-        calibration = needed(folder, PrereadHead) if self.calibrated else None
-        return replace(self, head=folder, scorer=found, log_w_rej=found.module.log_w_rej, calibration=calibration)
+        calibration, blocks = needed(folder, PrereadHead) if self.calibrated else None, found.module.output == "block"
+        shift = found.module.log_w_rej
+        return replace(self, head=folder, scorer=found, log_w_rej=shift, calibration=calibration, judges_blocks=blocks)
 
     def rescored(self, find: Find) -> PrereadEstimator:
         """The same estimator with another source of logits."""
@@ -98,7 +106,7 @@ class PrereadEstimator:
         return replace(self, scorer=find(_bound(self.head), "preread"))
 
     def drawn_probs(self, step: Step) -> tuple[Tensor, Tensor]:
-        """P(y_k accepted) and P(y_{k+1} accepted) [B] each, given that the ones before are."""
+        """P(y_k accepted) and P(y_{k+1} accepted) [B] each, given that the ones before are; P_k and P_{k+1} of blocks."""
         if self.instead is not None:
             certain = torch.ones(step.entropy.shape, device=step.entropy.device)
             return (certain if step.depth == 1 else self.instead.read_prob(step)), certain

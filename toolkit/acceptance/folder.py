@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from toolkit.acceptance.calibration.stored import path_of
@@ -17,6 +18,7 @@ from toolkit.acceptance.saved import SavedHead
 from toolkit.engine import engine_of
 from toolkit.errors import InputError
 from toolkit.io import content_hash, file_hash, read_json
+from toolkit.session.states import check_layers, layers_of
 from toolkit.trace import recorded_name
 from toolkit.types import Step
 from toolkit.weights import Weights
@@ -27,12 +29,27 @@ KINDS: dict[str, type[SavedHead]] = {"survival": AcceptanceHead, "preread": Prer
 
 @dataclass(frozen=True)
 class SurvivalScorer:
-    """An acceptance head at work: raw logits [B] of the token that a step's state has read."""
+    """An acceptance head at work: raw logits [B] of the token that a step's state has read.
+
+    table  the draft's embeddings [V, E], for heads that read earlier positions
+    """
 
     module: AcceptanceHead
+    table: Tensor | None = None
+
+    @property
+    def num_earlier(self) -> int:
+        """How many positions before a step it reads."""
+        return self.module.inputs.num_earlier
+
+    @property
+    def reads_depth(self) -> bool:
+        """Whether a step's score depends on where its round starts."""
+        return self.module.inputs.round_depth > 0
 
     def __call__(self, step: Step) -> Tensor:
-        logits: Tensor = self.module(step.hidden.to(self.module.readout.weight.dtype))
+        inputs, hidden = self.module.inputs, step.hidden.to(self.module.readout.weight.dtype)
+        logits: Tensor = self.module(inputs.with_more(hidden, inputs.before(step), self.table, step.depth - 1))
         return logits
 
 
@@ -54,9 +71,19 @@ def load_for(pair: Any, folder: Path | str, kind: type[SavedHead]) -> Any:
 def scorer(pair: Any, folder: Path | str, kind: str) -> SurvivalScorer | PrereadScorer:
     """One kind of head in a folder at work. Raises InputError if it is missing, or another draft's."""
     head = load_for(pair, folder, KINDS[kind])
-    if kind == "survival":
-        return SurvivalScorer(head)
-    return PrereadScorer(head, embedding_table(pair.draft).to(pair.device))
+    return scorer_with(head, pair.draft, pair.device)
+
+
+def scorer_with(head: Any, draft: Any, device: torch.device | str) -> SurvivalScorer | PrereadScorer:
+    """A head at work, where it lies. Raises InputError if it reads the draft's embeddings, and there are none."""
+    if isinstance(head, PrereadHead):
+        return PrereadScorer(head, embedding_table(draft).to(device))
+    return SurvivalScorer(head, embedding_table(draft).to(device) if reads_embeddings(head) else None)
+
+
+def reads_embeddings(head: Any) -> bool:
+    """Whether a head reads the draft's embeddings of tokens."""
+    return isinstance(head, PrereadHead) or bool(head.inputs.earlier and head.inputs.earlier_tokens)
 
 
 def scorers(pair: Any, folder: Path | str) -> dict[str, Scorer]:
@@ -113,8 +140,9 @@ def _files(kind: type[SavedHead], folder: Path | str) -> list[Path]:
 
 def check_draft(about: Mapping[str, Any], draft: Any, where: str) -> None:
     """Raises InputError unless the head was trained on this draft's hidden states, in whatever number format it is here."""
+    check_layers(about["head"].get("layers", []), layers_of(draft), f"the head in {where} reads", "this draft gives")
     hidden_size = about["head"]["hidden_size"]
-    own = getattr(getattr(draft, "config", None), "hidden_size", hidden_size)
+    own = getattr(getattr(draft, "config", None), "hidden_size", 0) * (1 + len(layers_of(draft))) or hidden_size
     if hidden_size != own:
         raise InputError(f"the head in {where} reads states of size {hidden_size}, this draft's have {own}")
     trained = Weights.recorded(about)

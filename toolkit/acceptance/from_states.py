@@ -3,6 +3,9 @@
 The states are the very ones that the head would have read while recording, in the draft's own number format, and the other
 columns that a pre-read head looks at are recorded too: the logits are those of a recording made with the head, up to the
 rounding of differently shaped products.
+
+A head that reads the depth in the round scores a step anew for every round that visits it. Of P positions and M, the most
+tokens of a round, that is up to P (M + 1) passes over the head instead of S. Features are never held for more than CHUNK steps.
 """
 
 from __future__ import annotations
@@ -12,6 +15,7 @@ from torch import Tensor
 
 from toolkit.acceptance.folder import Scorer
 from toolkit.trace import Trace
+from toolkit.trace.rounds import Geometry, step_at
 from toolkit.trace.step import RecordedStep
 from toolkit.types import Step
 
@@ -29,7 +33,26 @@ def recorded_logits(trace: Trace, scorer: Scorer, device: torch.device | str = "
     """Raw logits of all steps of a trace, on the CPU: [S], or [S, 2] of a pre-read head.
 
     device  where the head lies. Raises InputError if the trace holds no states.
+    Of a head that reads the depth: of every start and depth 1..M + 1, [P, M + 1, 1] or [P, M + 1, 2]; 0 where a round from
+    that start never gets to that depth.
     """
-    steps = torch.arange(trace.num_steps).split(CHUNK)
     place = torch.device(device)
+    if getattr(scorer, "reads_depth", False):
+        return _by_round(trace, scorer, place)
+    steps = torch.arange(trace.num_steps).split(CHUNK)
     return torch.cat([kept_logits(scorer, RecordedStep(trace, 1, index, device=place)) for index in steps])
+
+
+def _by_round(trace: Trace, scorer: Scorer, place: torch.device) -> Tensor:
+    geometry, starts = Geometry.of(trace), torch.arange(trace.num_positions)
+    columns = []
+    for depth in range(1, trace.max_drafted + 2):
+        index, exists = step_at(trace, geometry, starts, depth)
+        parts = [
+            kept_logits(scorer, RecordedStep(trace, depth, part, device=place)) for part in index[exists].split(CHUNK)
+        ]
+        found = torch.cat(parts)
+        found = found if found.dim() > 1 else found.unsqueeze(-1)
+        columns.append(found.new_zeros(len(starts), found.shape[1]))
+        columns[-1][exists] = found
+    return torch.stack(columns, 1)

@@ -3,16 +3,18 @@
 Paper: SpecDec++ (arXiv:2405.19715), section 3.1. theirs -> ours: e_i -> hidden, f -> AcceptanceHead, D -> depth.
 Deviation: the paper's two-class read-out is one logit here (their difference), which is the same function.
 Published code applies *one* residual block D times (weights tied by accident); the paper's blocks are untied, and so are
-ours unless `tied=True`.
+ours unless `tied=True`. What else a head reads is ours: x, earlier positions, the likelihood so far and the depth in the round
+(`toolkit.acceptance.inputs`). e_i + W x then takes the place of e_i.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Annotated
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any
 
 from torch import Tensor, nn
 
+from toolkit.acceptance.inputs import Inputs
 from toolkit.acceptance.saved import SavedHead
 from toolkit.schema.arguments import checked
 from toolkit.schema.ranges import AtLeast, Between
@@ -36,6 +38,12 @@ class AcceptanceHead(SavedHead):
     tied       one block applied D times, as in the published code
     log_w_rej  logarithm of the class weight w_rej the head was trained with. Added to the logit by `corrected`, it
                undoes the shift from weighting rejections
+    earlier    how many positions before the state it reads, too: the token's own first (chains alone keep them)
+    earlier_states, earlier_tokens, earlier_statistics  what of them: draft states, tokens, the shape of q
+    likelihood  it reads the draft's mean log q of the text so far, too
+    embedding_size  of the draft; needed with earlier positions alone
+    layers     earlier layers of the draft, whose states lie behind the final one in hidden_size (`pair.draft_layers`)
+    round_depth  it reads the token's depth in the round, from 1; more than so many count as that; 0: it does not, as published
     """
 
     weights_file, config_file, what = "head.safetensors", "config.json", "an acceptance head"
@@ -53,15 +61,41 @@ class AcceptanceHead(SavedHead):
         depth: Annotated[int, AtLeast(0)] = 0,
         tied: bool = False,
         log_w_rej: Annotated[float, Between(-20, 20)] = 0.0,
+        round_depth: Annotated[int, Between(0, 64)] = 0,
+        layers: Sequence[int] = (),
+        earlier: Annotated[int, Between(0, 8)] = 0,
+        earlier_states: bool = True,
+        earlier_tokens: bool = True,
+        earlier_statistics: bool = True,
+        likelihood: bool = False,
+        embedding_size: Annotated[int, AtLeast(0)] = 0,
     ):
         super().__init__()
+        parts = (earlier_states, earlier_tokens, earlier_statistics)
+        self.inputs = Inputs(earlier, *parts, likelihood, round_depth, tuple(layers))
+        self.embedding_size = embedding_size
         self.hidden_size, self.depth, self.tied, self.log_w_rej = hidden_size, depth, tied, log_w_rej
         self.blocks = nn.ModuleList(ResidualBlock(hidden_size) for _ in range(min(depth, 1) if tied else depth))
         self.readout = nn.Linear(hidden_size, 1)
+        if self.num_more:
+            self.more = nn.Linear(self.num_more, hidden_size, bias=False)
+
+    @property
+    def num_more(self) -> int:
+        """Features that it reads behind the state."""
+        return self.inputs.size_of_more(self.hidden_size, self.embedding_size)
+
+    @property
+    def config(self) -> dict[str, Any]:
+        """What `__init__` needs to build it again; inputs that are not read, as in heads of older versions, are left out."""
+        own = {"embedding_size": self.embedding_size} if self.inputs.earlier else {}
+        return {**super().config, **own, **self.inputs.read()}
 
     def forward(self, hidden: Tensor) -> Tensor:
-        """Logits [...] as trained (raw) of hidden states [..., hidden_size]."""
+        """Logits [...] as trained (raw) of hidden states [..., hidden_size], with the other features behind them."""
         x = hidden
+        if self.num_more:
+            x = hidden[..., : self.hidden_size] + self.more(hidden[..., self.hidden_size :])
         for i in range(self.depth):
             x = self.blocks[0 if self.tied else i](x)
         return self.readout(x).squeeze(-1)

@@ -1,8 +1,10 @@
-"""What a pre-read head sees of a drafted token: features of its step, and of the positions before it.
+"""What a head sees of a drafted token: features of its step, and of the positions before it.
 
-The newest position always gives its state, the drawn token and the shape of q. Earlier positions are those of the text,
+To a pre-read head the newest position always gives its state, the drawn token and the shape of q; to an acceptance head the
+state that has read the token. The first position before that one is the token's own. Earlier positions are those of the text,
 prompt apart, whatever rounds it was made in: so one score per step serves every start of a round. The likelihood of the
-text so far is the draft's, per token.
+text so far is the draft's, per token. The depth in the round depends on where the round starts. A step then has one score
+per start (`toolkit.acceptance.from_states`).
 
 Shapes: B rows, D hidden size, E embedding size, H earlier positions, F features.
 """
@@ -10,7 +12,7 @@ Shapes: B rows, D hidden size, E embedding size, H earlier positions, F features
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, Any
 
 import torch
 from torch import Tensor
@@ -34,6 +36,8 @@ class Inputs:
     earlier_tokens      the embeddings of the tokens that came there
     earlier_statistics  log q of these tokens, entropy and the two largest probabilities of q there
     likelihood          the mean log q of the text's tokens so far, and the logarithm of their number
+    layers              earlier layers of the draft whose states lie behind the final one, which are scaled one by one
+    round_depth         how many drafted tokens its round has, one-hot: 1 to so many, more of them counting as that; 0: not read
     """
 
     earlier: Annotated[int, Between(0, 8)] = 0
@@ -41,6 +45,13 @@ class Inputs:
     earlier_tokens: bool = True
     earlier_statistics: bool = True
     likelihood: bool = False
+    round_depth: Annotated[int, Between(0, 64)] = 0
+    layers: tuple[int, ...] = ()
+
+    def read(self) -> dict[str, Any]:
+        """Its settings, as far as they are not the usual ones."""
+        found = {name: value for name, value in vars(self).items() if value != vars(Inputs())[name]}
+        return {name: list(value) if isinstance(value, tuple) else value for name, value in found.items()}
 
     @property
     def num_earlier(self) -> int:
@@ -49,45 +60,60 @@ class Inputs:
 
     def size(self, hidden_size: int, embedding_size: int) -> int:
         """F of a draft's sizes."""
+        return hidden_size + embedding_size + NUM_STATISTICS + self.size_of_more(hidden_size, embedding_size)
+
+    def size_of_more(self, hidden_size: int, embedding_size: int) -> int:
+        """How many of F come behind the newest position's."""
         parts = (
             self.earlier_states * hidden_size,
             self.earlier_tokens * embedding_size,
             self.earlier_statistics * NUM_EARLIER_STATISTICS,
             1,  # whether there is such a position
         )
-        newest = hidden_size + embedding_size + NUM_STATISTICS
-        return newest + self.earlier * sum(parts) + self.likelihood * NUM_LIKELIHOOD
+        return self.earlier * sum(parts) + self.likelihood * NUM_LIKELIHOOD + self.round_depth
 
-    def features(self, step: Step, table: Tensor) -> Tensor:
+    def features(self, step: Step, table: Tensor, depth: Tensor | int | None = None) -> Tensor:
         """What is known of drawn tokens [B, F]: of a step whose token is there. `table` [V, E] embeds tokens.
 
+        depth  in the round, of every row [B] or of all; None: the step's
         States and embeddings are scaled to unit mean square, probabilities are logarithms. What is absent is 0.
         Raises InputError where the step does not know the positions before it.
         """
-        newest = newest_features(step, table)
+        newest = newest_features(step, table, 1 + len(self.layers))
+        return self.with_more(newest, self.before(step), table, step.depth if depth is None else depth)
+
+    def before(self, step: Step) -> Earlier | None:
+        """The positions before a step that it reads; None: none. Raises InputError where the step does not know them."""
         if not self.num_earlier:
-            return newest
+            return None
         before = step.earlier(self.num_earlier)
         if before is None:
             raise InputError(
                 "this head reads earlier positions of the text, and only chains of toolkit.decode keep them: expected a "
                 "method that drafts chains, or a head with head.earlier=0"
             )
+        return before
+
+    def with_more(self, newest: Tensor, before: Earlier | None, table: Tensor | None, depth: Tensor | int) -> Tensor:
+        """The newest position's features [B, ...] with the others behind them: earlier positions, likelihood, depth."""
         parts = [newest]
-        if self.earlier:
-            parts.append(self._of_earlier(before.last(self.earlier), table))
-        if self.likelihood:
+        if before is not None and self.earlier:
+            parts.append(self._of_earlier(before.last(self.earlier), table).to(newest.dtype))
+        if before is not None and self.likelihood:
             mean = before.likelihood / before.count.clamp(min=1)
             parts.append(torch.stack([mean, before.count.log1p()], -1).to(newest.dtype))
-        return torch.cat(parts, -1)
+        if self.round_depth:
+            parts.append(depth_features(depth, self.round_depth, newest))
+        return newest if len(parts) == 1 else torch.cat(parts, -1)
 
-    def _of_earlier(self, before: Earlier, table: Tensor) -> Tensor:
+    def _of_earlier(self, before: Earlier, table: Tensor | None) -> Tensor:
         """Features of the earlier positions [B, H * ...], oldest first."""
         present = before.present.float().unsqueeze(-1)
         parts = [present]
         if self.earlier_states:
-            parts.append(_scaled(before.hidden))
+            parts.append(_scaled(before.hidden, 1 + len(self.layers)))
         if self.earlier_tokens:
+            assert table is not None
             parts.append(_scaled(table[before.tokens.clamp(max=len(table) - 1)]) * present)
         if self.earlier_statistics:
             statistics = [_log(before.token_prob).unsqueeze(-1), before.entropy.unsqueeze(-1), _log(before.top_probs)]
@@ -95,17 +121,29 @@ class Inputs:
         return torch.cat(parts, -1).flatten(1)
 
 
-def newest_features(step: Step, table: Tensor) -> Tensor:
-    """Of the step alone [B, D + E + 5]: state, embedding; of q: log q(y) warped and not, entropy, the two largest."""
+def depth_features(depth: Tensor | int, most: int, like: Tensor) -> Tensor:
+    """Depths from 1, of all rows or of each [B], as one-hot rows [B, most]; deeper ones count as the last, 0 as none."""
+    own = min(depth, most) if isinstance(depth, int) else depth.clamp(max=most).unsqueeze(-1)
+    return (torch.arange(1, most + 1, device=like.device) == own).to(like.dtype).expand(len(like), -1)
+
+
+def newest_features(step: Step, table: Tensor, num_states: int = 1) -> Tensor:
+    """Of the step alone [B, D + E + 5]: state, embedding; of q: log q(y) warped and not, entropy, the two largest.
+
+    num_states  how many layers' states lie side by side in D
+    """
     assert step.tokens is not None
     probs = torch.stack([step.draft_prob, step.token_prob], -1).float()
     statistics = [_log(probs), step.entropy.float().unsqueeze(-1), _log(step.top_probs.float())]
-    return torch.cat([_scaled(step.hidden), _scaled(table[step.tokens]), *statistics], -1)
+    return torch.cat([_scaled(step.hidden, num_states), _scaled(table[step.tokens]), *statistics], -1)
 
 
-def _scaled(values: Tensor) -> Tensor:
-    """values [..., D] with unit mean square."""
-    return rms_norm(values.float(), values.shape[-1:])
+def _scaled(values: Tensor, num_parts: int = 1) -> Tensor:
+    """values [..., D], each of so many equal parts with unit mean square."""
+    if num_parts == 1:
+        return rms_norm(values.float(), values.shape[-1:])
+    parts = values.float().unflatten(-1, (num_parts, -1))
+    return rms_norm(parts, parts.shape[-1:]).flatten(-2)
 
 
 def _log(probs: Tensor) -> Tensor:

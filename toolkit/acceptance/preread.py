@@ -7,21 +7,28 @@ and the shape of q_k. It gives two chances,
     accepted   P(y_k accepted), given that all before it are
     following  P(y_{k+1} accepted), given that y_k is, too: the mean of sum_x min(p, q)(x) one position later
 
+With `output="block"` they are block verification's (`toolkit.verification.rules.block`), and no product is taken:
+
+    accepted   P_k, the chance that at least k tokens of the round are kept
+    following  the mean of P_{k+1}, before y_{k+1} is drawn
+
 It needs no token mixing, since every position of a text of the target is a clean prefix. There a y drawn from q is a
 sample for `accepted`. If the acceptance draw accepts it, the next position is a sample for `following`
 (`toolkit.training.recorded_positions`).
 
 With `earlier` positions it also reads what the draft showed one to eight tokens before (`toolkit.acceptance.inputs`). Live
-decoding keeps that beside the draft's cache, for chains (`toolkit.decoding.earlier`).
+decoding keeps that beside the draft's cache, for chains (`toolkit.decoding.earlier`). With `round_depth` it knows how far the
+round has gone, too.
 
 Shapes: D hidden size, E embedding size, F features: D + E + 5 without earlier positions.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from torch import Tensor, nn
 
@@ -40,13 +47,15 @@ class PrereadHead(SavedHead):
     earlier       how many positions before the newest one it reads, too (chains alone keep them)
     earlier_states, earlier_tokens, earlier_statistics  what of them: draft states, tokens, the shape of q
     likelihood    it reads the draft's mean log q of the text so far, too
+    layers        earlier layers of the draft, whose states lie behind the final one (`pair.draft_layers`)
+    round_depth   it reads the token's depth in the round, from 1; more than so many count as that; 0: it does not
     dropout       of the hidden layers' outputs, in training
+    output        token: chances of single tokens; block: of the whole round, under block verification
     log_w_rej     logarithm of the class weight it was trained with: `corrected` adds it
     """
 
     weights_file, config_file, what = "preread.safetensors", "preread.json", "a pre-read head"
     arguments = ("hidden_size", "embedding_size", "width", "depth", "log_w_rej")
-    inputs: Inputs
     method = "rate"
     summary = (
         "Predicts the chances that the target accepts a drafted token and the one after it, before the draft reads the "
@@ -66,16 +75,20 @@ class PrereadHead(SavedHead):
         earlier_tokens: bool = True,
         earlier_statistics: bool = True,
         likelihood: bool = False,
+        round_depth: Annotated[int, Between(0, 64)] = 0,
+        layers: Sequence[int] = (),
         dropout: Annotated[float, Between(0, 1, "[)")] = 0.0,
+        output: Literal["token", "block"] = "token",
     ):
         super().__init__()
-        self.inputs = Inputs(earlier, earlier_states, earlier_tokens, earlier_statistics, likelihood)
-        self.dropout = dropout
+        parts = (earlier_states, earlier_tokens, earlier_statistics)
+        self.inputs = Inputs(earlier, *parts, likelihood, round_depth, tuple(layers))
+        self.dropout, self.output = dropout, output
         self.hidden_size, self.embedding_size = hidden_size, embedding_size
         self.width, self.depth, self.log_w_rej = width, depth, log_w_rej
         sizes = [self.inputs.size(hidden_size, embedding_size), *[width] * depth]
-        layers = [layer for i, o in pairwise(sizes) for layer in (nn.Linear(i, o), nn.SiLU())]
-        self.layers = nn.Sequential(*layers, nn.Linear(sizes[-1], 2))
+        hidden = [layer for i, o in pairwise(sizes) for layer in (nn.Linear(i, o), nn.SiLU())]
+        self.layers = nn.Sequential(*hidden, nn.Linear(sizes[-1], 2))
 
     def forward(self, features: Tensor) -> Tensor:
         """Logits [..., 2] as trained (raw)."""
@@ -89,9 +102,10 @@ class PrereadHead(SavedHead):
     @property
     def config(self) -> dict[str, Any]:
         """What `__init__` needs to build it again; inputs that are not read, as in heads of older versions, are left out."""
-        own = {"dropout": self.dropout, **vars(self.inputs)}
-        usual = {"dropout": 0.0, **vars(Inputs())}
-        return {**super().config, **{name: value for name, value in own.items() if value != usual[name]}}
+        own: dict[str, Any] = {"dropout": self.dropout} if self.dropout else {}
+        if self.output != "token":
+            own["output"] = self.output
+        return {**super().config, **own, **self.inputs.read()}
 
     def corrected(self, logits: Tensor) -> Tensor:
         """Raw logits with the class weight's shift undone."""
@@ -118,6 +132,11 @@ class PrereadScorer:
     def num_earlier(self) -> int:
         """How many positions before a step it reads."""
         return self.module.inputs.num_earlier
+
+    @property
+    def reads_depth(self) -> bool:
+        """Whether a step's score depends on where its round starts."""
+        return self.module.inputs.round_depth > 0
 
     def __call__(self, step: Step) -> Tensor:
         return self.module(self.module.inputs.features(step, self.table))

@@ -14,6 +14,7 @@ from huggingface_hub import ModelCard, PyTorchModelHubMixin, snapshot_download
 from torch import nn
 
 from toolkit.acceptance import card
+from toolkit.acceptance.inputs import Inputs
 from toolkit.errors import InputError
 from toolkit.io import content_hash, read_json, write_json, write_text
 from toolkit.lines import first_line
@@ -29,6 +30,7 @@ class SavedHead(nn.Module, PyTorchModelHubMixin, library_name=card.LIBRARY, tags
     weights_file, config_file  names within the head's folder; what: how messages call it
     summary, method            for its card: what it predicts, and a method that uses it
     about                      what was recorded with it: the draft's fingerprint, sampling, metrics and so on
+    inputs                     what it reads beside the newest state
     """
 
     weights_file: ClassVar[str]
@@ -37,6 +39,7 @@ class SavedHead(nn.Module, PyTorchModelHubMixin, library_name=card.LIBRARY, tags
     summary: ClassVar[str]
     method: ClassVar[str]
     arguments: ClassVar[tuple[str, ...]]
+    inputs: Inputs
 
     def __init__(self) -> None:
         super().__init__()

@@ -31,6 +31,7 @@ from toolkit.decoding.proposers import ChainProposer
 from toolkit.errors import InputError
 from toolkit.pair import ModelPair
 from toolkit.schema.arguments import checked
+from toolkit.session.states import watched_states
 from toolkit.stopping import Bounded, StoppingPolicy
 from toolkit.types import DraftStep
 
@@ -100,6 +101,11 @@ class StoppedDraft:
                 "transformers keeps no earlier states of the draft: expected a head that reads the newest position alone "
                 f"(head.earlier=0), got one with {self.policy.num_earlier}"
             )
+        if self.policy.judges_blocks:
+            raise InputError(
+                "transformers verifies token by token: expected a head with head.output=token, got one of whole rounds under "
+                "block verification (head.output=block)"
+            )
         self.generation_config = copy.deepcopy(draft.generation_config)
         self.generation_config.num_assistant_tokens = self.policy.limit
         self.generation_config.num_assistant_tokens_schedule = "constant"
@@ -166,18 +172,13 @@ def _watched(model: Any) -> Iterator[dict[str, Tensor]]:
     """The last position's unwarped logits [B, V] and final hidden state [B, D] of the newest forward, while it lasts."""
     seen: dict[str, Tensor] = {}
 
-    def keep_hidden(module: Any, args: tuple[Tensor, ...]) -> None:
-        seen["hidden"] = args[0][:, -1]
+    with watched_states(model) as states:
 
-    def keep_logits(module: Any, args: Any, output: Any) -> None:
-        seen["logits"] = output.logits[:, -1]
+        def keep(module: Any, args: Any, output: Any) -> None:
+            seen["logits"], seen["hidden"] = output.logits[:, -1], states.pop()[:, -1]
 
-    hooks = [
-        model.get_output_embeddings().register_forward_pre_hook(keep_hidden),
-        model.register_forward_hook(keep_logits),
-    ]
-    try:
-        yield seen
-    finally:
-        for hook in hooks:
+        hook = model.register_forward_hook(keep)
+        try:
+            yield seen
+        finally:
             hook.remove()

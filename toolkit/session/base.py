@@ -17,7 +17,8 @@ class Reading:
     """What a forward returned for the last T' tokens of its block.
 
     logits [b, T', V]   next-token logits, unwarped
-    hidden [b, T', D]   final hidden states (after the final norm): the state that has read the token
+    hidden [b, T', D]   final hidden states (after the final norm): the state that has read the token; earlier layers behind
+                        it, where the model gives them (`toolkit.session.states`)
     """
 
     logits: Tensor

@@ -1,8 +1,8 @@
 """Sessions for stock Hugging Face causal language models.
 
 The model's own forward runs unchanged. It is handed a `Cache` whose layers write keys and values where the TreeIndex
-says, a ready 4-D additive mask, and positions. The final hidden state is read where the model feeds it to its output
-embedding. So logit scaling and soft-capping are left to the model.
+says, a ready 4-D additive mask, and positions. Hidden states are read by `toolkit.session.states`. Logit scaling and
+soft-capping are left to the model.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from toolkit.models import forwards_lock, max_positions
 from toolkit.session.base import Reading, Session
 from toolkit.session.capture import Captures
 from toolkit.session.packing import PackedLinears
+from toolkit.session.states import watched_states
 from toolkit.session.tree import Placement
 from toolkit.transfer import tensor_on
 
@@ -119,10 +120,8 @@ class HFSession(Session):
         self._offsets = torch.arange(num_rows, device=model.device).unsqueeze(1) * (capacity + 1)
         self.num_embeddings = int(model.get_input_embeddings().weight.shape[0])
         self._keeps_last = "logits_to_keep" in _parameters(model.__class__)
-        head = model.get_output_embeddings()
-        if head is None:
+        if model.get_output_embeddings() is None:
             raise InputError(f"expected a causal language model with an output embedding, got {type(model).__name__}")
-        self._head = head
         self._lock = forwards_lock(model)
         self.captures, self.packed = captures, packed
         if captures is not None:
@@ -171,20 +170,15 @@ class HFSession(Session):
         """One forward of the model. inputs: tokens, positions, masks in the order of `reaches`."""
         tokens, positions, *masks = inputs
         self.block = block
-        states: list[Tensor] = []
-        hook = self._head.register_forward_pre_hook(lambda module, args: states.append(args[0]))
-        try:
-            with self.packed or nullcontext():
-                output = self.model(
-                    input_ids=tokens,
-                    position_ids=positions,
-                    attention_mask=masks[0] if self.one_mask else dict(zip(self.reaches, masks, strict=True)),
-                    past_key_values=self.cache,
-                    use_cache=True,
-                    **({"logits_to_keep": last} if self._keeps_last else {}),
-                )
-        finally:
-            hook.remove()
+        with watched_states(self.model) as states, self.packed or nullcontext():
+            output = self.model(
+                input_ids=tokens,
+                position_ids=positions,
+                attention_mask=masks[0] if self.one_mask else dict(zip(self.reaches, masks, strict=True)),
+                past_key_values=self.cache,
+                use_cache=True,
+                **({"logits_to_keep": last} if self._keeps_last else {}),
+            )
         return output.logits, states[-1]
 
     def replay(self, inputs: Sequence[Tensor], visible: int, last: int) -> tuple[Tensor, Tensor]:

@@ -44,6 +44,11 @@ class StoppingPolicy:
         """How many positions before a step it looks at (`Step.earlier`), once bound: what its head reads."""
         return int(getattr(getattr(self, "estimator", None), "num_earlier", 0))
 
+    @property
+    def judges_blocks(self) -> bool:
+        """Whether its head, once bound, speaks of rounds under block verification instead of single tokens."""
+        return bool(getattr(getattr(self, "estimator", None), "judges_blocks", False))
+
     def bind(self, pair: object) -> StoppingPolicy:
         """Called once before decoding; estimators load and check their heads here."""
         return self
@@ -100,6 +105,17 @@ class DrawnEstimator(Protocol):
 
     def drawn_probs(self, step: Step) -> tuple[Tensor, Tensor]:
         """P(y_k accepted) and P(y_{k+1} accepted) [B] each, given that the ones before are."""
+
+
+def chances_to_enter(estimator: DrawnEstimator, step: Step, survival: Tensor) -> tuple[Tensor, Tensor]:
+    """P(y_k enters the text) and P(y_{k+1} does, too) [B] each, from that of y_{k-1}: products of estimates.
+
+    Estimates of block verification are these chances already: P_k and P_{k+1} take the place of the running product.
+    """
+    accepted, following = (chances.to(survival.dtype) for chances in estimator.drawn_probs(step))
+    if getattr(estimator, "judges_blocks", False):
+        return accepted, following
+    return survival * accepted, survival * accepted * following
 
 
 class Thresholded(StoppingPolicy, ABC):

@@ -31,7 +31,7 @@ from torch import Tensor
 from toolkit.load_cost import LoadCost
 from toolkit.schema.arguments import check_ranges
 from toolkit.schema.ranges import AtLeast, Between
-from toolkit.stopping.base import DrawnEstimator, State, StoppingPolicy
+from toolkit.stopping.base import DrawnEstimator, State, StoppingPolicy, chances_to_enter
 from toolkit.transfer import floats_on
 from toolkit.types import Drafted, Judged, Step
 
@@ -112,13 +112,12 @@ class BatchRate(StoppingPolicy):
 
     def step(self, step: Step, state: State) -> tuple[State, Tensor]:
         assert step.live is not None, "the proposer says which rows are live"
-        accepted, following = self.estimator.drawn_probs(step)
-        survival = state["survival"] * accepted.to(state["survival"].dtype)
+        survival, following = chances_to_enter(self.estimator, step, state["survival"])
         cost = self._known(len(survival), survival.device)[0]
         left = len(cost) - 1 - step.depth
         if not left:
             return {**state, "survival": survival}, torch.zeros_like(step.live)
-        gain = (survival * following.to(survival.dtype) * step.live) @ state["ahead"][:, :left]
+        gain = (following * step.live) @ state["ahead"][:, :left]
         price = state["rate"][0, 0] * (cost[step.depth + 1 :] - cost[step.depth])
         return {**state, "survival": survival}, (gain > price).any().expand_as(step.live)
 

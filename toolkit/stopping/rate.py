@@ -9,6 +9,8 @@ lambda is the rate achieved itself. It is tracked while decoding, prompt by prom
 `rate`. There `analysis.price` keeps the best one met on the way to the fixed point. With an acceptance head instead of
 a pre-read one this is SpecDec++'s rule at the threshold that theory gives, h = 1 - lambda c.
 Looking one step ahead is not the optimum: what the next token's score will show is worth something, too.
+Under block verification P(at least k + 1 tokens are kept) is P_{k+1}, whose mean a head of output=block gives: it takes the
+place of the product.
 """
 
 from __future__ import annotations
@@ -21,7 +23,7 @@ from torch import Tensor
 
 from toolkit.schema.arguments import check_ranges
 from toolkit.schema.ranges import Above, AtLeast, Between
-from toolkit.stopping.base import DrawnEstimator, State, Thresholded
+from toolkit.stopping.base import DrawnEstimator, State, Thresholded, chances_to_enter
 from toolkit.types import Drafted, Judged, Step
 
 
@@ -72,9 +74,8 @@ class Rate(Thresholded):
         return state, score >= state["tokens"] / state["cost"] * self.cost_ratio
 
     def score(self, step: Step, state: State) -> tuple[State, Tensor]:
-        accepted, following = self.estimator.drawn_probs(step)
-        survival = state["survival"] * accepted
-        return {**state, "survival": survival}, survival * following
+        survival, following = chances_to_enter(self.estimator, step, state["survival"])
+        return {**state, "survival": survival}, following
 
     def foresee(self, step: Step) -> Tensor:
         return self.estimator.drawn_probs(step)[1]

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from toolkit.errors import InputError
+from toolkit.trace.rounds import logits_at
 from toolkit.trace.trace import OLDER, Rows, Trace
 from toolkit.types import Earlier
 
@@ -95,7 +96,8 @@ class RecordedStep:
             raise InputError(
                 f"this trace holds no estimates of {name} (held: {held}); record it with heads={{{name}: FOLDER}}"
             )
-        return self._read(self.trace.estimates[name])
+        found = logits_at(self.trace, self.trace.estimates[name], self.index, self.depth)
+        return found if self.device is None else found.to(self.device)
 
 
 def _aligned(present: Tensor, values: Tensor) -> Tensor:

@@ -85,10 +85,12 @@ class Trace:
     accept_prob [S]     min(1, p/q)(token), given that all before it are accepted; not a number where not recorded
     alpha [S]           sum_x min(p, q)(x) there; likewise
     estimates           head's name -> its raw logits: [S] of an acceptance head, from the state that produced q, about the
-                        token *before*; [S, 2] of a pre-read head, about the drawn token and the one after it
+                        token *before*; [S, 2] of a pre-read head, about the drawn token and the one after it. Of heads
+                        that read the depth in the round per start and depth (`toolkit.trace.rounds.logits_at`)
     hidden [S, D]       that state in the draft's number format, if it was recorded; `Rows` where it lies in several files
     text_tokens [P]     the text's own token: the drafted one where it was accepted; None in recordings of older versions
     text_prob [P]       its probability in the draft's unwarped distribution; likewise
+    target_prob [S]     p(token), warped, where accept_prob is recorded, else not a number; None in older recordings
     max_drafted         most steps of a round the roll-outs suffice for
     about               what the trace was made from
     """
@@ -113,6 +115,7 @@ class Trace:
     hidden: Tensor | Rows | None = None
     text_tokens: Tensor | None = None
     text_prob: Tensor | None = None
+    target_prob: Tensor | None = None
     about: Mapping[str, Any] = field(default_factory=dict)
 
     @property
@@ -145,6 +148,19 @@ class Trace:
         behind = (self.roll_length > 0).nonzero().squeeze(1)
         before[self.roll_first[behind]] = behind
         return before
+
+    @cached_property
+    def places(self) -> Tensor:
+        """Where each step [S] is, counted in positions: a roll-out's steps go on behind the rejected one. A round that
+        visits a step at depth k starts k - 1 positions before it."""
+        found = torch.arange(self.num_steps)
+        behind = (self.roll_length > 0).nonzero().squeeze(1)
+        lengths = self.roll_length[behind].long()
+        within = _within(lengths)
+        found[self.roll_first[behind].repeat_interleave(lengths) + within] = (
+            behind.repeat_interleave(lengths) + 1 + within
+        )
+        return found
 
     @cached_property
     def likelihood(self) -> tuple[Tensor, Tensor]:
@@ -229,8 +245,10 @@ def join(traces: Sequence[Trace], mapped: bool = False) -> Trace:
     first = traces[0]
     if len(traces) == 1:
         return first
+    optional = ("hidden", "text_tokens", "target_prob")
     held = [
-        (set(trace.estimates), trace.hidden is None, trace.text_tokens is None, trace.max_drafted) for trace in traces
+        (set(trace.estimates), trace.max_drafted, *(getattr(trace, name) is None for name in optional))
+        for trace in traces
     ]
     if any(one != held[0] for one in held):
         raise InputError("traces to be joined must hold the same estimates, states, tokens and max_drafted")
@@ -247,7 +265,7 @@ def join(traces: Sequence[Trace], mapped: bool = False) -> Trace:
         positions_before += trace.num_positions
         rolls_before += trace.num_steps - trace.num_positions
     joined: dict[str, Any] = {name: _joined(name, values, traces) for name, values in parts.items()}
-    estimates = {name: _steps([t.estimates[name] for t in traces], traces) for name in first.estimates}
+    estimates = {name: _logits([t.estimates[name] for t in traces], traces) for name in first.estimates}
     if mapped and first.hidden is not None:
         joined["hidden"] = Rows(_in_order([trace.hidden for trace in traces], traces))
     return Trace(**joined, estimates=estimates, max_drafted=first.max_drafted, about=first.about)
@@ -259,6 +277,10 @@ def _joined(name: str, values: list[Tensor], traces: Sequence[Trace]) -> Tensor:
     if name in ("room", "rows", *PER_POSITION):
         return torch.cat(values)
     return _steps(values, traces)
+
+
+def _logits(values: list[Tensor], traces: Sequence[Trace]) -> Tensor:
+    return torch.cat(values) if values[0].dim() > 2 else _steps(values, traces)
 
 
 def _steps(values: list[Tensor], traces: Sequence[Trace]) -> Tensor:

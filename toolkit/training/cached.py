@@ -11,7 +11,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from toolkit.errors import InputError
-from toolkit.teacher import hidden_size
 from toolkit.training.online import OnlineStates
 from toolkit.training.shards import INSTEAD, Shards, size_of
 from toolkit.training.states import Positions, States
@@ -66,7 +65,7 @@ def announce(folder: Path, shards: Mapping[str, Shards], online: Mapping[str, On
     folder.mkdir(parents=True, exist_ok=True)
     free = shutil.disk_usage(folder).free
     positions = sum(one.num_positions for one in online.values())
-    width = max(hidden_size(one.draft) for one in online.values())
+    width = max(one.width for one in online.values())
     print(
         f"hidden states: {positions:,} positions x {width} x 16 bits = {everything:,} bytes in {folder}; "
         f"{missing:,} bytes to be written, {free:,} free",
@@ -112,4 +111,4 @@ def check_present(shards: Mapping[str, Shards], online: Mapping[str, OnlineState
 
 def _size(online: OnlineStates, examples: Sequence[int]) -> int:
     positions = sum(online.texts.counts[list(examples)].tolist())
-    return size_of(len(examples), positions, hidden_size(online.draft))
+    return size_of(len(examples), positions, online.width)

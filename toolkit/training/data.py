@@ -7,6 +7,9 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from toolkit import journal
+from toolkit.acceptance.inputs import Inputs
+from toolkit.acceptance.preread import embedding_table
+from toolkit.acceptance.saved import SavedHead
 from toolkit.errors import InputError
 from toolkit.io import content_hash
 from toolkit.lines import first_line
@@ -66,6 +69,7 @@ class MixedData(ExampleData):
             raise InputError(f"data.on_missing={on_missing} is for data.features=cached, got data.features={features}")
         self.features, self.on_missing, self.draft_batch_size = features, on_missing, draft_batch_size
         self._online: dict[str, OnlineStates] = {}
+        self.head_inputs = Inputs()
 
     @staticmethod
     def inputs(folder: Path) -> list[Path]:
@@ -85,10 +89,19 @@ class MixedData(ExampleData):
     def head_sizes(self) -> dict[str, int]:
         return {"hidden_size": hidden_size(self.draft)}
 
+    def further_sizes(self) -> dict[str, int]:
+        return {"embedding_size": embedding_table(self.draft).shape[1]}
+
+    def read_by(self, head: SavedHead) -> None:
+        if head.inputs != self.head_inputs:
+            self.head_inputs, self.states, self._online = head.inputs, {}, {}
+
     @property
     def cache_folder(self) -> Path:
         """Where the states of this draft over these data are kept."""
-        held = [self._owner, str(FORMAT), Positions._fields]
+        held: list[Any] = [self._owner, str(FORMAT), Positions._fields]
+        if self.head_inputs != Inputs():  # files hold what heads read: for other inputs there are others
+            held += [self.head_inputs.read(), self.seed]
         return self.path / f"hidden-{content_hash(held)}"
 
     def prepare_data(self) -> None:
@@ -151,7 +164,7 @@ class MixedData(ExampleData):
             place = self.path / "dataset"
             for name, split in self._load(place).items():
                 texts = MixedTexts(split, f"{place} ({name})", MEND)
-                self._online[name] = OnlineStates(self.draft, texts, self.draft_batch_size)
+                self._online[name] = OnlineStates(self.draft, texts, self.draft_batch_size, self.head_inputs, self.seed)
         return self._online
 
     def _load(self, place: Path) -> Any:

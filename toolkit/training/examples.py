@@ -57,8 +57,12 @@ class ExampleData(ResumableData):
     def head_sizes(self) -> dict[str, int]:
         """What a head must know of the draft to be built."""
 
+    def further_sizes(self) -> dict[str, int]:
+        """What it may know beside: heads that read more than the newest state ask for it."""
+        return {}
+
     def read_by(self, head: SavedHead) -> None:
-        """Told which head will be trained on it, before it is set up: heads may differ in what they read."""
+        """Told which head will be trained on it, before it is set up: heads may differ in what they read and learn."""
         return None
 
     @abstractmethod

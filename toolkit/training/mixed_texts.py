@@ -12,6 +12,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from toolkit.errors import InputError
+from toolkit.training.depths import drawn_depths
 from toolkit.training.states import check_labels
 
 
@@ -30,8 +32,9 @@ class MixedTexts:
     def __init__(self, split: Any, where: str, mend: str):
         table = split.with_format("arrow")[:]
         self._tokens, mask, labels = (_flat(table[name]) for name in ("input_ids", "mask", "labels"))
+        self._chances, self._drafted = labels, np.flatnonzero(mask)
         ends = np.cumsum([len(row) for row in table["input_ids"]], dtype=np.int64)
-        drafted = np.flatnonzero(mask)
+        drafted = self._drafted
         rows = np.searchsorted(ends, drafted, side="right")
         counts = np.bincount(rows, minlength=len(ends))
         kept = np.flatnonzero(counts)
@@ -43,6 +46,35 @@ class MixedTexts:
         self._ends = np.cumsum(self.counts)
         self.lengths = self._places[self._ends - 1] + 1 if len(kept) else self.counts
         self.num_examples, self.num_positions = len(kept), len(drafted)
+        self._where, self._first, self._row_lengths = where, None, np.diff(ends, prepend=0)
+        if "prompt_length" in table.column_names:
+            self._first = starts + table["prompt_length"].to_numpy()
+        self._kept = kept
+
+    def depths(self, most: int, seed: int) -> Tensor:
+        """Depths in the round of all drafted tokens [num_positions], in 1..most (`toolkit.training.depths`).
+
+        Labels are chances of the token drafted at a place, whichever token the text goes on with there.
+        """
+        generator, chances = torch.Generator().manual_seed(seed), torch.from_numpy(self._chances.copy())
+        first = torch.from_numpy(np.repeat(self._responses(), self._row_lengths))
+        found = drawn_depths(chances, first, most, generator)
+        return found[torch.from_numpy(self._drafted)]
+
+    def response_start(self, example: int) -> int:
+        """The place within an example where its response begins. Raises InputError if the data do not say."""
+        return int(self._responses()[self._kept[example]] - self._starts[example])
+
+    def _responses(self) -> np.ndarray:
+        if self._first is None:
+            raise InputError(
+                f"{self._where} does not say where prompts end, which this head needs: run data_gen.mix again"
+            )
+        return self._first
+
+    def span(self, example: int) -> slice:
+        """Where the drafted tokens of an example are among those of all."""
+        return slice(int(self._ends[example] - self.counts[example]), int(self._ends[example]))
 
     def tokens(self, example: int) -> list[int]:
         """Token ids of an example, prompt included, up to its last drafted token."""
@@ -52,7 +84,7 @@ class MixedTexts:
 
     def drafted(self, example: int) -> tuple[Tensor, Tensor]:
         """Places [n] of the drafted tokens within an example, and their labels [n]."""
-        span = slice(self._ends[example] - self.counts[example], self._ends[example])
+        span = self.span(example)
         return torch.from_numpy(self._places[span]), self._labels[span]
 
 

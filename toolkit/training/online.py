@@ -10,7 +10,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
+import torch
+from torch import Tensor
+
+from toolkit.acceptance.inputs import Inputs
+from toolkit.acceptance.preread import embedding_table
 from toolkit.teacher import hidden_size, pad_right, picked, states_and_logits_of
+from toolkit.training.earlier_places import earlier_at
 from toolkit.training.mixed_texts import MixedTexts
 from toolkit.training.states import Positions, States, joined
 
@@ -22,11 +28,18 @@ MOST_PADDING = 0.05  # of its length as padding, and another forward begins
 class OnlineStates(States):
     """At most `batch_size` examples in one forward of the draft.
 
+    inputs  what the head to be trained reads beside the states; seed: of the depths in the round
+    width   features of a position
     tokens_read, tokens_computed  of all forwards so far; what the second has more is padding
     """
 
-    def __init__(self, draft: Any, texts: MixedTexts, batch_size: int):
-        self.draft, self.texts, self.batch_size = draft, texts, batch_size
+    def __init__(self, draft: Any, texts: MixedTexts, batch_size: int, inputs: Inputs | None = None, seed: int = 0):
+        self.draft, self.texts, self.batch_size, self.inputs = draft, texts, batch_size, inputs or Inputs()
+        most = self.inputs.round_depth
+        self.depths = texts.depths(most, seed) if most else torch.ones(texts.num_positions, dtype=torch.long)
+        self.table = embedding_table(draft) if self.inputs.earlier else None
+        size = hidden_size(draft)
+        self.width = size + self.inputs.size_of_more(size, 0 if self.table is None else self.table.shape[1])
         self.num_examples, self.num_positions = texts.num_examples, texts.num_positions
         self.tokens_read = self.tokens_computed = 0
 
@@ -49,7 +62,7 @@ class OnlineStates(States):
 
     def most_examples(self) -> int:
         """How many examples of mean length are computed together: MOST_EXAMPLES, fewer if they exceed MOST_BYTES."""
-        mean = self.num_positions / max(self.num_examples, 1) * hidden_size(self.draft) * self.draft.dtype.itemsize
+        mean = self.num_positions / max(self.num_examples, 1) * self.width * self.draft.dtype.itemsize
         return max(min(MOST_EXAMPLES, int(MOST_BYTES / max(mean, 1))), 1)
 
     def gather(self, examples: Iterable[int]) -> dict[int, Positions]:
@@ -86,5 +99,17 @@ class OnlineStates(States):
             read = places.to(states.device)
             before = logits[row, (places - 1).to(logits.device)].float().log_softmax(-1).exp()
             confidence = picked(before, tokens[row, places].to(before.device)).to(states.device)
-            found.append(Positions(states[row, read], labels, confidence))
+            found.append(
+                Positions(self._features(states[row], logits[row], texts[row], read, example), labels, confidence)
+            )
         return found
+
+    def _features(self, states: Tensor, logits: Tensor, text: Sequence[int], places: Tensor, example: int) -> Tensor:
+        """What a head reads [n, F] at places [n] of a text, from what the draft says of it: states [T, D], logits [T, V]."""
+        before, length = None, len(text)
+        if self.inputs.num_earlier:
+            tokens, said = torch.tensor(text, device=states.device), logits[:length].to(states.device)
+            first, count = self.texts.response_start(example), self.inputs.num_earlier
+            before = earlier_at(states[:length], said, tokens, places, first, count)
+        depth = self.depths[self.texts.span(example)].to(states.device)
+        return self.inputs.with_more(states[places], before, self.table, depth)

@@ -4,7 +4,8 @@ On path a trace holds clean samples, and no token mixing is needed. At every pos
 drafted token follows the draft's distribution given that text. Its label is its chance of acceptance. Where the
 acceptance draw accepted it, it is the text's own token. Then the next position's alpha = sum_x min(p, q)(x) is the
 chance that the token after it is accepted. (The acceptance draw does by sampling what weighting every text token by
-min(1, q/p) would do; more replicates of the recording make it finer.)
+min(1, q/p) would do; more replicates of the recording make it finer.) For heads that read the depth in the round every
+position is given one (`toolkit.training.depths`).
 """
 
 from __future__ import annotations
@@ -21,12 +22,15 @@ from toolkit.acceptance.preread import embedding_table
 from toolkit.acceptance.saved import SavedHead
 from toolkit.errors import InputError
 from toolkit.schema.ranges import AtLeast, Between
+from toolkit.session.states import check_layers, layers_of
 from toolkit.stage import MANIFEST, read_manifest
 from toolkit.teacher import hidden_size
 from toolkit.trace import Trace
 from toolkit.trace.folders import SUMMARY, read_traces
 from toolkit.trace.step import RecordedStep
+from toolkit.training.depths import drawn_depths
 from toolkit.training.examples import ExampleData
+from toolkit.training.recorded_blocks import BlockStates
 from toolkit.training.states import Positions, States
 from toolkit.weights import Weights
 
@@ -34,6 +38,7 @@ READS = "the draft's final hidden state that the token was drawn from, its embed
 HARD_LABELS = (
     "1 where the recording's acceptance draws accept the drafted token, and the one after an accepted token; else 0"
 )
+BLOCK_LABELS = "block verification's P_k of the round's k drafted tokens, and P_{k+1} of the token drawn next"
 LABELS = "min(1, p/q) of the drafted token, and sum min(p, q) one position later where it was accepted"
 
 
@@ -41,12 +46,24 @@ class TracedStates(States):
     """The positions of some texts of a trace: features [P, F] and labels [P, 2], not a number where there is none.
 
     inputs  what the head to be trained reads; hard: labels are the acceptance draws, not their chances
+    seed    of the depths that positions are given, once for all epochs
     """
 
     def __init__(
-        self, trace: Trace, texts: Sequence[int], table: Tensor, inputs: Inputs | None = None, hard: bool = False
+        self,
+        trace: Trace,
+        texts: Sequence[int],
+        table: Tensor,
+        inputs: Inputs | None = None,
+        hard: bool = False,
+        seed: int = 0,
     ):
         self.trace, self.table, self.inputs, self.hard = trace, table, inputs or Inputs(), hard
+        self.depths = None
+        if self.inputs.round_depth:
+            first = trace.text_first[:-1].repeat_interleave(trace.lengths())
+            generator = torch.Generator().manual_seed(seed)
+            self.depths = drawn_depths(trace.accepted, first, self.inputs.round_depth, generator)
         self.first, self.last = trace.text_first[:-1][list(texts)], trace.text_first[1:][list(texts)]
         self.num_examples, self.num_positions = len(texts), int((self.last - self.first).sum())
 
@@ -63,7 +80,8 @@ class TracedStates(States):
         )
         labels = torch.stack([here, there.where(known, torch.nan)], 1)
         step = RecordedStep(self.trace, 1, index)
-        return Positions(self.inputs.features(step, self.table), labels, step.token_prob)
+        depth = None if self.depths is None else self.depths[index]
+        return Positions(self.inputs.features(step, self.table, depth), labels, step.token_prob)
 
 
 class TracedData(ExampleData):
@@ -90,9 +108,11 @@ class TracedData(ExampleData):
         hard_labels: bool = False,
     ):
         super().__init__(path, draft, batch_size, shuffle, seed)
-        self.hard_labels, self.head_inputs = hard_labels, Inputs()
+        self.hard_labels, self.head_inputs, self.output = hard_labels, Inputs(), "token"
         if not 0 < validation_fraction < 1:
             raise InputError(f"data.validation_fraction: expected a number between 0 and 1, got {validation_fraction}")
+        recorded, given = self.summary.get("draft_layers", []), layers_of(draft)
+        check_layers(recorded, given, f"the states in {path} hold", "this draft gives")
         self.validation_fraction = validation_fraction
 
     @staticmethod
@@ -122,12 +142,19 @@ class TracedData(ExampleData):
             if not texts:
                 raise InputError(f"{self.path}: {len(different)} texts leave none for the {name} split; record more")
             hard = self.hard_labels and name == "train"
-            self.states[name] = TracedStates(trace, texts, table, self.head_inputs, hard)
+            if self.output == "block":
+                self.states[name] = BlockStates(trace, texts, table, self.head_inputs, self.seed)
+            else:
+                self.states[name] = TracedStates(trace, texts, table, self.head_inputs, hard, self.seed)
 
     def read_by(self, head: SavedHead) -> None:
-        self.head_inputs = head.inputs  # type: ignore[assignment]
-        for states in self.states.values():
-            states.inputs = self.head_inputs  # type: ignore[attr-defined]
+        found = (head.inputs, getattr(head, "output", "token"))
+        if found[1] == "block" and self.hard_labels:
+            raise InputError(
+                "data.hard_labels: recordings hold no acceptance draws of whole rounds (head.output=block)"
+            )
+        if found != (self.head_inputs, self.output):
+            (self.head_inputs, self.output), self.states = found, {}
 
     def head_sizes(self) -> dict[str, int]:
         return {"hidden_size": hidden_size(self.draft), "embedding_size": embedding_table(self.draft).shape[1]}
@@ -140,5 +167,5 @@ class TracedData(ExampleData):
             "data": self.path.name,
             "num_positions": self.states["train"].num_positions,
             "hidden_state": READS,
-            "label": HARD_LABELS if self.hard_labels else LABELS,
+            "label": BLOCK_LABELS if self.output == "block" else HARD_LABELS if self.hard_labels else LABELS,
         }

@@ -10,9 +10,9 @@ import torch
 
 from analysis.replay import dynamic_program, upper_bound
 from analysis.replay.dynamic_program import Seen
-from analysis.replay.policies import Geometry
 from tests.analysis.replay.plain import MOST, Text, same, small_trace, while_
 from toolkit import metrics
+from toolkit.trace.rounds import Geometry
 from toolkit.trace.step import RecordedStep
 
 

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from analysis.replay.calibrating import Scored
-from analysis.replay.policies import Geometry, replay, replay_starts, step_at, sweep_levels, walk
+from analysis.replay.policies import replay, replay_starts, sweep_levels, walk
 from analysis.replay.recorded_heads import RecordedScorer, with_recorded_heads
 from data_gen.frozen import load_frozen
 from data_gen.recording import Recorder
@@ -18,6 +18,7 @@ from toolkit.errors import InputError
 from toolkit.sampling import Sampling
 from toolkit.stopping import Bounded, Confidence, Fixed, Heuristic, Survival, Svip, Tail
 from toolkit.trace import Trace, join
+from toolkit.trace.rounds import Geometry, step_at
 from toolkit.trace.step import RecordedStep
 from toolkit.types import Counts, Verdict
 from toolkit.verification import TextRule

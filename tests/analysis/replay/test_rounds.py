@@ -10,11 +10,12 @@ import pytest
 import torch
 
 from analysis.replay import policies, token_view, upper_bound
-from analysis.replay.policies import Geometry, replay, replay_starts, step_at, sweep_levels
+from analysis.replay.policies import replay, replay_starts, sweep_levels
 from tests.analysis.replay.plain import MOST, NAMES, Text, same, small_trace, while_
 from toolkit import metrics
 from toolkit.errors import InputError
 from toolkit.stopping import Bounded, Confidence, Fixed, StoppingPolicy
+from toolkit.trace.rounds import Geometry, step_at
 from toolkit.types import Counts
 
 

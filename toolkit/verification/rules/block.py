@@ -12,6 +12,15 @@ from torch import Tensor
 from toolkit.verification.base import PathRule
 
 
+def survival(before: Tensor, target_prob: Tensor, draft_prob: Tensor) -> Tensor:
+    """P_i [...] from P_{i-1}, p(x_i) and q(x_i): the chance that at least i tokens are kept, given x_1..x_i (Lemma 3).
+
+    It does not depend on how many are drafted behind them. So another token is worth E[P_{i+1}], which is the sum of
+    min(P_i p, q) over tokens.
+    """
+    return (before * (target_prob / draft_prob.clamp(min=torch.finfo(draft_prob.dtype).tiny))).clamp(max=1.0)
+
+
 class Block(PathRule):
     """P_i = min(P_{i-1} r_i, 1); keep the longest prefix i with U_i < h_i, then draw from norm((P_i p - q)+)."""
 
@@ -51,10 +60,9 @@ class Block(PathRule):
         index = tokens.unsqueeze(-1)
         p = target_probs[..., :-1, :].gather(-1, index).squeeze(-1)
         q = draft_probs.gather(-1, index).squeeze(-1)
-        ratio = p / q.clamp(min=torch.finfo(q.dtype).tiny)
         weights = [torch.ones_like(target_probs[..., 0, 0])]
         for i in range(tokens.shape[-1]):
-            weights.append((weights[-1] * ratio[..., i]).clamp(max=1.0))
+            weights.append(survival(weights[-1], p[..., i], q[..., i]))
         weight = torch.stack(weights, -1)
         left = (weight[..., :-1, None] * target_probs[..., :-1, :] - draft_probs).clamp(min=0).sum(-1)  # Z_i, i < K
         below = left + 1 - weight[..., :-1]

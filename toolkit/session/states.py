@@ -1,0 +1,89 @@
+"""What heads read of a model's forward: its final hidden state, with those of chosen earlier layers behind it.
+
+Every forward whose states are wanted is watched here: those of sessions, teacher-forced ones, and transformers' own loop. The
+final state is read where the model feeds it to its output embedding. Earlier layers are what transformers calls
+`hidden_states`: 0 is the embedding, i the i-th layer's output, before the last norm. A model says once, when it is loaded,
+which of them it gives.
+
+Shapes: b rows, T tokens, D width of a state, n earlier layers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from toolkit.errors import InputError
+
+GIVEN = "layers_given"  # attribute of a model
+
+
+def give_layers(model: Any, layers: Sequence[int]) -> None:
+    """Let a model's states hold these layers behind the final one; negative ones count from the end, where -1 is final.
+
+    Raises InputError if it has no such layers, or states of several widths.
+    """
+    if not layers:
+        return
+    config: Any = model.config.get_text_config() if hasattr(model, "config") else None
+    count = getattr(config, "num_hidden_layers", 0)
+    wrong = [layer for layer in layers if not -count <= layer <= count]
+    if not count or wrong:
+        raise InputError(f"draft_layers: expected layers from {-count} to {count} of this draft, got {list(layers)}")
+    final, width = state_width(model), config.hidden_size
+    if final != width:
+        raise InputError(
+            f"draft_layers: this draft's final state has {final} numbers and its layers {width}: expected []"
+        )
+    setattr(model, GIVEN, tuple(sorted({layer % (count + 1) for layer in layers} - {count})))
+
+
+def layers_of(model: Any) -> tuple[int, ...]:
+    """The earlier layers that a model's states hold, counted from its embedding, 0."""
+    found: tuple[int, ...] = getattr(model, GIVEN, ())
+    return found
+
+
+def check_layers(wanted: Sequence[int], given: Sequence[int], who: str, where: str) -> None:
+    """Raises InputError unless what is wanted, by `who`, are the earlier layers that are given, by `where`."""
+    if tuple(wanted) != tuple(given):
+        raise InputError(
+            f"{who} layers {list(wanted)} beside the final state, {where} {list(given)}: set +pair.draft_layers={list(wanted)}"
+        )
+
+
+def state_width(model: Any) -> int:
+    """D of the final state."""
+    return int(model.get_output_embeddings().weight.shape[1])
+
+
+def state_size(model: Any) -> int:
+    """Width of what heads read: (1 + n) D."""
+    return state_width(model) * (1 + len(layers_of(model)))
+
+
+@contextmanager
+def watched_states(model: Any) -> Iterator[list[Tensor]]:
+    """States [b, T, (1 + n) D] of every forward while it lasts; T as many as the model computes logits for."""
+    states: list[Tensor] = []
+    hooks = [model.get_output_embeddings().register_forward_pre_hook(lambda module, args: states.append(args[0]))]
+    layers = layers_of(model)
+
+    def ask(module: Any, args: Any, given: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+        return args, {**given, "output_hidden_states": True}
+
+    def append(module: Any, args: Any, output: Any) -> None:
+        last = states[-1].shape[1]
+        states[-1] = torch.cat([states[-1], *(output.hidden_states[layer][:, -last:] for layer in layers)], -1)
+
+    if layers:
+        hooks += [model.register_forward_pre_hook(ask, with_kwargs=True), model.register_forward_hook(append)]
+    try:
+        yield states
+    finally:
+        for hook in hooks:
+            hook.remove()

@@ -1,0 +1,76 @@
+"""Which steps of a recording a round visits, by where it starts: what follows from the acceptance draws alone.
+
+Logits of a head lie per step [S], or [S, 2]. Those of a head that reads the depth in the round lie per start and depth,
+[P, M + 1, 1] or [P, M + 1, 2]: one step is visited at as many depths as rounds can reach it.
+
+Shapes: P positions, S steps of the trace, M max_drafted; B rows.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from toolkit.errors import InputError
+from toolkit.trace.trace import Trace
+
+
+@dataclass(frozen=True)
+class Geometry:
+    """What follows from the acceptance draws alone, for a round that starts before position i (all [P]).
+
+    run    accepted positions from i on, before the first rejected one or the text's end
+    left   positions from i to the text's end
+    room   how many tokens a round may draft there
+    steps  what `step_at` says of every start and depth, index and existence [M + 1, P] each, where it is asked often
+    """
+
+    run: Tensor
+    left: Tensor
+    room: Tensor
+    steps: tuple[Tensor, Tensor] | None = None
+
+    def with_steps(self, trace: Trace) -> Geometry:
+        """The same with `steps` worked out, for rounds of few starts at a time."""
+        starts = torch.arange(trace.num_positions)
+        found = [step_at(trace, self, starts, depth) for depth in range(1, trace.max_drafted + 2)]
+        index, exists = (torch.stack(values) for values in zip(*found, strict=True))
+        return replace(self, steps=(index, exists))
+
+    @classmethod
+    def of(cls, trace: Trace) -> Geometry:
+        position = torch.arange(trace.num_positions)
+        text = torch.repeat_interleave(torch.arange(trace.num_texts), trace.lengths())
+        end = trace.text_first[1:][text]
+        rejected = torch.where(trace.accepted, trace.num_positions, position)
+        first_rejected = torch.minimum(rejected.flip(0).cummin(0).values.flip(0), end)
+        produced = position - trace.text_first[:-1][text]
+        room = (trace.room[text] - produced).clamp(min=0)
+        return cls(first_rejected - position, end - position, room)
+
+
+def step_at(trace: Trace, geometry: Geometry, starts: Tensor, depth: int) -> tuple[Tensor, Tensor]:
+    """Which step a round visits at `depth` (from 1): its index [B], and whether the recording reaches there [B]."""
+    if geometry.steps is not None and depth <= len(geometry.steps[0]):
+        return geometry.steps[0][depth - 1, starts], geometry.steps[1][depth - 1, starts]
+    ahead = depth - 1
+    edge = torch.minimum(
+        geometry.run[starts], geometry.left[starts] - 1
+    )  # the first rejected position, or the text's last
+    place = starts + edge.clamp(max=ahead)
+    behind = ahead - edge - 1  # steps into the roll-out
+    index = torch.where(behind < 0, place, trace.roll_first[place] + behind)
+    exists = (behind < 0) | (behind < trace.roll_length[place])
+    return torch.where(exists, index, 0), exists
+
+
+def logits_at(trace: Trace, logits: Tensor, index: Tensor, depth: int) -> Tensor:
+    """A head's logits [B], or [B, 2], at steps [B] that rounds visit at a depth. Raises InputError for one not recorded."""
+    if logits.dim() < 3:
+        return logits[index]
+    if depth > logits.shape[1]:
+        raise InputError(f"this head's logits are recorded up to depth {logits.shape[1]}, got {depth}: lower max_depth")
+    found = logits[(trace.places[index] - (depth - 1)).clamp(min=0), depth - 1]
+    return found.squeeze(-1) if found.shape[-1] == 1 else found

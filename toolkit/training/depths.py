@@ -1,0 +1,51 @@
+"""Depths in the round for training: a recorded position belongs to no round, so one is drawn for it.
+
+Rounds of 1 to M tokens may start at every token of a response, all alike. Of a start only those rounds go on that had
+everything accepted so far. So a position i is at depth d with a probability proportional to
+
+    c_{i-1} c_{i-2} ... c_{i-d+1},      d = 1 .. min(i - first + 1, M)
+
+c_j being the chance that the drafted token at j is accepted: 0 or 1 in a trace, where acceptance draws are known. There d
+is uniform over the starts whose round reaches i. No policy is presumed: how long rounds are, and so where they start, is
+what the head shall decide. Replay and dynamic program weigh starts alike, too. Rounds of one policy start mostly behind
+its rejections and are deeper there.
+
+Shapes: n positions.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+def drawn_depths(chances: Tensor, first: Tensor, most: int, generator: torch.Generator) -> Tensor:
+    """A depth in 1..most of every position [n].
+
+    chances [n]  c of every position; first [n]: where the response begins that the position is in
+    """
+    chances = chances.double()
+    place = torch.arange(len(chances))
+    level = torch.rand(len(chances), generator=generator, dtype=torch.float64) * _weights(chances, first, most)
+    found, reached, weight = torch.ones_like(place), torch.zeros_like(level), torch.ones_like(level)
+    for depth in range(1, most):
+        reached = reached + weight
+        weight = _deeper(weight, chances, place, first, depth)
+        found += (level >= reached) & (weight > 0)
+    return found
+
+
+def _weights(chances: Tensor, first: Tensor, most: int) -> Tensor:
+    """Sums over depths [n]."""
+    place = torch.arange(len(chances))
+    total = weight = torch.ones_like(chances)
+    for depth in range(1, most):
+        weight = _deeper(weight, chances, place, first, depth)
+        total = total + weight
+    return total
+
+
+def _deeper(weight: Tensor, chances: Tensor, place: Tensor, first: Tensor, depth: int) -> Tensor:
+    """From the weights of a depth [n] to those of the next one."""
+    before = place - depth
+    return torch.where(before >= first, weight * chances[before.clamp(min=0)], 0.0)
