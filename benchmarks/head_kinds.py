@@ -2,7 +2,7 @@
 
     python -m benchmarks.head_kinds --part 0.2      a small version: a fifth of the texts and prompts, ten minutes
 
-The evidence page `inputs` holds the whole one. Heads of one table learn from the same texts, with the training of
+The evidence page `head_kinds` holds half of them. Heads of one table learn from the same texts, with the training of
 `benchmarks.head_inputs`, and are judged on frozen test prompts.
 """
 
@@ -23,7 +23,7 @@ from analysis.replay.head_scores import drawn_samples
 from analysis.replay.policies import sweep_levels
 from analysis.replay.recorded_heads import scorer_of, threshold_policy, with_logits
 from analysis.tables.standing import gain_over
-from benchmarks.head_inputs import BOOTSTRAP, EPOCHS, inputs, learned, scores_of
+from benchmarks.head_inputs import BOOTSTRAP, EPOCHS, learned, scores_of
 from benchmarks.head_recordings import FOLDER, SLICED_SPLITS, SLICED_TEXTS, judging, training, training_texts
 from benchmarks.standing import DOMAINS, MAX_DRAFTED, SAMPLING, Array
 from data_gen import mix
@@ -46,6 +46,7 @@ from toolkit.types import Counts
 from toolkit.verification.rules.block import Block
 from toolkit.verification.rules.rejection import Rejection
 
+PART = 0.5  # of the texts and prompts, on the evidence page
 CHAIN, COST = 8, 0.2  # most tokens of a chain to learn from; c
 LAYERS = (0,)  # the toy draft has one layer: its embedding is the only earlier state
 LEVELS = [0.05 * i for i in range(1, 20)]
@@ -216,9 +217,10 @@ def table_head(first: str, *more: str) -> list[str]:
     return [f"| {first} | {' | '.join(names)} |", "|---|" + "---:|" * ((2 + len(more)) * len(DOMAINS))]
 
 
-def page() -> str:
-    """What heads read and predict, what each input buys, and how far the best head brings the rate rule."""
-    return "\n".join([inputs(), "", *kinds()])
+def head_kinds() -> str:
+    """What further inputs and outputs buy: earlier layers, whole rounds under block verification, acceptance heads with more."""
+    torch.set_num_threads(1)
+    return "\n".join(kinds(Scale().part(PART)))
 
 
 def kinds(scale: Scale | None = None, epochs: int = EPOCHS) -> Sequence[str]:
