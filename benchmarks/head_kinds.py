@@ -218,7 +218,7 @@ def table_head(first: str, *more: str) -> list[str]:
 
 
 def head_kinds() -> str:
-    """What further inputs and outputs buy: earlier layers, whole rounds under block verification, acceptance heads with more."""
+    """What heads gain by earlier layers, by whole rounds under block verification, and acceptance heads by more inputs."""
     torch.set_num_threads(1)
     return "\n".join(kinds(Scale().part(PART)))
 
