@@ -143,15 +143,22 @@ def test_a_trained_head_is_replayed_and_its_best_threshold_told(recorded_folder,
 
 def test_what_cannot_be_replayed_is_said_before_the_training(recorded_folder):
     trainer = SimpleNamespace(datamodule=SimpleNamespace(weights=Weights("f")))
+    module = SimpleNamespace(head=AcceptanceHead(8))
     good = recorded_folder("good")
-    ReplayedFrontier(str(good)).on_fit_start(trainer, None)
-    ReplayedFrontier(str(recorded_folder("unsaid", fingerprint=None))).on_fit_start(trainer, None)
+    ReplayedFrontier(str(good)).on_fit_start(trainer, module)
+    ReplayedFrontier(str(recorded_folder("unsaid", fingerprint=None))).on_fit_start(trainer, module)
     other = recorded_folder("other", fingerprint="g")
     words = rf"^callbacks.frontier.traces: {other} was recorded with another draft \(fingerprint g, this one f\)$"
     with pytest.raises(InputError, match=words):
-        ReplayedFrontier(str(other)).on_fit_start(trainer, None)
+        ReplayedFrontier(str(other)).on_fit_start(trainer, module)
     blind = recorded_folder("blind", hidden=False)
     with pytest.raises(
         InputError, match=f"^callbacks.frontier.traces: {blind} holds no hidden states; record it with hidden"
     ):
-        ReplayedFrontier(str(blind)).on_fit_start(trainer, None)
+        ReplayedFrontier(str(blind)).on_fit_start(trainer, module)
+    layered = SimpleNamespace(head=AcceptanceHead(8, layers=(2,)))
+    with pytest.raises(InputError, match=r"^the head reads layers \[2\] .* set \+pair.draft_layers=\[2\]$"):
+        ReplayedFrontier(str(good)).on_fit_start(trainer, layered)
+    blocks = SimpleNamespace(head=PrereadHead(8, 8, output="block"))
+    with pytest.raises(InputError, match="that is trained"):
+        ReplayedFrontier(str(good)).on_fit_start(trainer, blocks)

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 
-from analysis.replay import calibrating, head_folders, recorded_heads
+from analysis.replay import calibrating, head_folders
 from analysis.replay.calibrating import Scored
 from analysis.replay.head_scores import drawn_samples, head_scores
 from analysis.replay.recorded_heads import RecordedScorer, scorer_of, threshold_policy, with_logits, with_recorded_heads
@@ -22,7 +22,7 @@ from toolkit import testing
 from toolkit.acceptance import AcceptanceHead, HeadEstimator, PrereadEstimator, PrereadHead, from_states
 from toolkit.acceptance.calibration.scores import CalibrationScores
 from toolkit.acceptance.folder import head_hash
-from toolkit.acceptance.preread import embedding_table
+from toolkit.acceptance.preread import PrereadScorer, embedding_table
 from toolkit.errors import InputError
 from toolkit.io import write_json
 from toolkit.stopping import Bounded, Confidence, Fixed, Rate, Survival
@@ -78,7 +78,7 @@ def test_logits_are_those_of_the_head_on_every_state(trace, heads, monkeypatch, 
     assert torch.allclose(found.estimates["x"], acceptance(trace.hidden.float()), atol=1e-6)
     found = with_logits(trace, "y", scorer_of(preread, draft)).estimates["y"]
     step = RecordedStep(trace, 1, torch.arange(trace.num_steps))
-    known = recorded_heads.PrereadScorer(preread, embedding_table(draft).cpu())(step)
+    known = PrereadScorer(preread, embedding_table(draft).cpu())(step)
     assert found.shape == (trace.num_steps, 2) and torch.allclose(found, known.float(), atol=1e-6)
     assert not found.requires_grad
 
