@@ -65,7 +65,7 @@ class LoadCost:
 
     source  "measured", "modelled", "ratio" or the file it was read from
     about   machine, models, spread: what a reader of the table wants to know
-    rules   what stopping policies take themselves, by method; those that are not named count as free
+    rules   what stopping policies take themselves, by method and head; those that are not named count as free
     """
 
     draft: CostGrid

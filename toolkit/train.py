@@ -27,7 +27,7 @@ from toolkit.chain import fill_folders, plan_stages, run_stages
 from toolkit.config import escaped, instantiate, plain, quoted
 from toolkit.errors import InputError
 from toolkit.io import read_json, write_text
-from toolkit.session.states import check_layers, layers_of
+from toolkit.session.states import check_layers, counted, layers_of
 from toolkit.stage import Stage, command, open_stage, provenance
 from toolkit.tracking import log_summary, overrides_name, parameter_counts
 from toolkit.training.checkpoints import BEST, LAST, folder_of, read_checkpoint
@@ -101,7 +101,8 @@ def run(cfg: Any) -> Path:
     kind: type[SavedHead] = get_class(cfg.head._target_)
     named = {"head": stage.folder / HEAD, "pair.target": cfg.pair.target, "pair.draft": cfg.pair.draft}
     words = [f"{key}={value if PLAIN.fullmatch(str(value)) else quoted(str(value))}" for key, value in named.items()]
-    print(f"next: python -m toolkit.decode method={kind.method} {shlex.join(words)}")
+    use = kind.use_of(kind.load(stage.folder / HEAD)[0].config)
+    print(f"next: python -m toolkit.decode {use} {shlex.join(words)}")
     return stage.folder
 
 
@@ -196,7 +197,9 @@ def build_module(cfg: Any, data: ExampleData, run_id: str) -> HeadTraining:
             f"the model and the data do not go together (the data know {', '.join(sizes)}): expected model=acceptance_head "
             "data=mixed, or model=preread_head data=traced"
         )
-    more = {name: size for name, size in data.further_sizes().items() if name in known}
+    more: dict[str, Any] = {name: size for name, size in data.further_sizes().items() if name in known}
+    if asked := OmegaConf.select(cfg, "head.layers"):
+        more["layers"] = counted(asked, data.draft.config.get_text_config().num_hidden_layers)
     head: SavedHead = instantiate(cfg.head)(**sizes, **more, log_w_rej=loss.log_w_rej)
     check_layers(head.inputs.layers, layers_of(data.draft), "head.layers reads", "this draft gives")
     data.read_by(head)

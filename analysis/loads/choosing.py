@@ -1,29 +1,30 @@
 """Which setting to take at which load: chosen on one half of the prompts, reported on the other, with intervals.
 
 The procedure is ours. The simulator serves every setting at every batch size. The setting that is fastest on the dev prompts is
-advised. The best fixed length and the best setting of every method are chosen in the same way. Speed-ups over plain decoding
-are ratios of totals over the test prompts. Their bootstrap intervals are over prompts, with the same draws for both sides.
+advised, if its speed-up over plain decoding surely exceeds 1 there; else plain decoding is. The best fixed length and the best
+setting of every method are chosen in the same way. What is reported comes from the test prompts. Speed-ups are ratios of
+totals, with bootstrap intervals over prompts and the same draws for both sides.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import pandas as pd
 
 from analysis.loads.recorded import RecordedPair, per_request
-from analysis.loads.simulator import Load
+from analysis.loads.simulator import Load, Served
 from analysis.tables.bootstrap import Bootstrap
 from analysis.tables.grid import PLAIN, Setting
 from toolkit.load_cost import LoadCost
 
 FIXED = "speculative"
-Best = dict[
-    tuple[str, bool], tuple[Setting, float]
-]  # (method, greedy drafts): its setting, and tokens per second on dev
+GREEDY = dict.fromkeys(("draft_temperature=0", "draft_temperature=0.0"), "with greedy drafts")
+Key = tuple[str, bool]  # method, greedy drafts
+Best = dict[Key, tuple[Setting, Served]]  # its setting, and how it serves the dev prompts
 
 
 @dataclass(frozen=True)
@@ -41,7 +42,8 @@ def choose(
 ) -> pd.DataFrame:
     """One line per batch size, draft and method: its best setting on dev, and its figures on test.
 
-    Columns: batch, draft, method, setting, dev_tokens_per_second, tokens_per_second, speedup, speedup_low, speedup_high,
+    Columns: batch, draft, method, setting, dev_tokens_per_second, dev_speedup_low (where the interval on dev begins),
+    tokens_per_second, speedup, speedup_low, speedup_high,
     latency, latency_95, token_seconds, drafted_per_round, advised; and
 
     greedy      whether the draft proposes its likeliest tokens while the target samples
@@ -87,12 +89,12 @@ def sentences(table: pd.DataFrame) -> list[str]:
 def best_lengths(table: pd.DataFrame, draft: str, greedy: bool) -> dict[int, int]:
     """The best fixed draft length of one draft by batch size, chosen on the dev prompts; 0 where it does not surely pay.
 
-    It surely pays where its speed-up over plain decoding lies above 1 on the test prompts with its whole interval.
+    It surely pays where its speed-up over plain decoding lies above 1 on the dev prompts with its whole interval.
     """
     found: dict[int, int] = {}
     for batch, part in table[table.draft == draft].groupby("batch", sort=True):
         fixed = part[(part.method == FIXED) & (part.greedy == greedy)]
-        pays = len(fixed) and fixed.speedup_low.iloc[0] > 1
+        pays = len(fixed) and fixed.dev_speedup_low.iloc[0] > 1
         found[int(str(batch))] = int(fixed.setting.iloc[0].split("K=")[1].split()[0]) if pays else 0
     return found
 
@@ -101,48 +103,58 @@ def best_lengths(table: pd.DataFrame, draft: str, greedy: bool) -> dict[int, int
 
 
 def _advised(table: pd.DataFrame) -> int:
-    """The line of one batch size to advise: the fastest on dev, or plain decoding where that does not surely pay on test."""
+    """The line of one batch size to advise: the fastest on dev, or plain decoding where that does not surely pay there."""
     fastest = int(table.dev_tokens_per_second.idxmax())
-    if table.speedup_low[fastest] > 1:
+    if table.dev_speedup_low[fastest] > 1:
         return fastest
     return int(table.index[table.method == PLAIN][0])
 
 
 def _best(one: Candidate, load: Load, tick: Callable[[], object]) -> Best:
-    """Each method's fastest setting on the dev prompts, and its tokens per second."""
+    """Each method's fastest setting on the dev prompts, and how it serves them."""
     best: Best = {}
     for setting in one.dev.settings:
         key = (setting.method, setting.parameters.get("draft_temperature") == 0)
-        speed = one.dev.serve(setting, one.costs, load).tokens_per_second
-        if key not in best or speed > best[key][1]:
-            best[key] = (setting, speed)
+        served = one.dev.serve(setting, one.costs, load)
+        if key not in best or served.tokens_per_second > best[key][1].tokens_per_second:
+            best[key] = (setting, served)
         tick()
     return best
 
 
 def _report(one: Candidate, best: Best, load: Load, bootstrap: Bootstrap) -> pd.DataFrame:
     served = {key: one.test.serve(setting, one.costs, load) for key, (setting, _) in best.items()}
-    values = np.concatenate([per_request(found) for found in served.values()], axis=1)
-    samples, totals = bootstrap.totals(values), values.sum(0)
-    plain = 2 * list(served).index((PLAIN, False))
+    tried = _speedups({key: found for key, (_, found) in best.items()}, bootstrap)
     lines = []
-    for number, (key, found) in enumerate(served.items()):
-        setting, speed = best[key]
-        at = 2 * number
-        ratio = (totals[at] / totals[at + 1]) / (totals[plain] / totals[plain + 1])
-        spread = (samples[:, at] / samples[:, at + 1]) / (samples[:, plain] / samples[:, plain + 1])
-        figure = bootstrap.figure("speedup", ratio, spread)
+    for key, figure in _speedups(served, bootstrap).items():
+        setting, dev = best[key]
         lines.append({
             "draft": one.draft, "method": setting.method, "greedy": key[1], "setting": setting.label,
-            "parameters": json.dumps(dict(setting.parameters)), "dev_tokens_per_second": speed, **figure,
-            **found.figures(), "loses": figure["speedup_high"] < 1,
+            "parameters": json.dumps(dict(setting.parameters)), "dev_tokens_per_second": dev.tokens_per_second,
+            "dev_speedup_low": tried[key]["speedup_low"], **figure, **served[key].figures(),
+            "loses": figure["speedup_high"] < 1,
         })  # fmt: skip
     return pd.DataFrame(lines)
 
 
+def _speedups(served: Mapping[Key, Served], bootstrap: Bootstrap) -> dict[Key, dict[str, float]]:
+    """Speed-up over plain decoding, with its interval over the requests."""
+    values = np.concatenate([per_request(found) for found in served.values()], axis=1)
+    samples, totals = bootstrap.totals(values), values.sum(0)
+    plain = 2 * list(served).index((PLAIN, False))
+    figures = {}
+    for number, key in enumerate(served):
+        at = 2 * number
+        ratio = (totals[at] / totals[at + 1]) / (totals[plain] / totals[plain + 1])
+        spread = (samples[:, at] / samples[:, at + 1]) / (samples[:, plain] / samples[:, plain + 1])
+        figures[key] = bootstrap.figure("speedup", ratio, spread)
+    return figures
+
+
 def _name(line: pd.Series) -> str:
     method = "fixed" if line.method == FIXED else line.method
-    return f"{line.draft}, {f'{method} {line.setting}'.strip()}".replace("draft_temperature=0", "with greedy drafts")
+    words = [GREEDY.get(word, word) for word in f"{method} {line.setting}".split()]
+    return f"{line.draft}, {' '.join(words)}"
 
 
 def _speed(line: pd.Series) -> str:

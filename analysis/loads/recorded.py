@@ -17,6 +17,7 @@ from analysis.loads.simulator import Load, Served, serve
 from analysis.tables.grid import PLAIN, YARDSTICKS, Setting
 from analysis.tables.replayed_settings import Recording
 from analysis.tables.workbench import Workbench, reads_head
+from toolkit.acceptance.folder import head_hash
 from toolkit.decoding import ChainProposer, Method
 from toolkit.errors import InputError
 from toolkit.io import write_atomic
@@ -63,17 +64,23 @@ class RecordedPair:
         chosen = range(self.num_texts) if requests is None else requests
         trace = self.recording.trace_for(self._traced(setting))
         assert trace is not None
-        rule = costs.rules.get(setting.method)
+        rule = costs.rules.get(self.rule_name(setting))
         return serve(trace, self.prompt_tokens, self._policy(setting, costs), costs, load, chosen, rule)
 
     @property
     def methods(self) -> dict[str, Method]:
-        """One method of every name that drafts, at its first setting, with the head that it reads."""
+        """The methods whose policies take seconds of their own, by `rule_name`."""
         found: dict[str, Method] = {}
         for setting in self.settings:
             if setting.method != PLAIN:
-                found.setdefault(setting.method, self.bench.methods[setting.name])
+                found.setdefault(self.rule_name(setting), self.bench.methods[setting.name])
         return found
+
+    def rule_name(self, setting: Setting) -> str:
+        """What a policy's own seconds depend on: its method, the head that it reads by content, and when it reads it."""
+        head = (setting.head or self.bench.pair.head) if reads_head(setting) else None
+        parts = [setting.method, head and head_hash(head)[:16], setting.parameters.get("policy.lag")]
+        return " ".join(str(part) for part in parts if part is not None)
 
     def _traced(self, setting: Setting) -> Setting:
         """Plain decoding is walked on any trace: the first setting's."""

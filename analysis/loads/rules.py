@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from toolkit.decoding import Method, Sampling, decode
+from toolkit.errors import InputError
 from toolkit.load_cost import LoadCost, RuleSeconds
 from toolkit.pair import ModelPair
 from toolkit.stopping import Bounded, Fixed
@@ -130,8 +131,15 @@ def _timed(
     limit = replace(sampling, max_new_tokens=(WARM_UP + num_rounds) * (DRAFTED + 1), max_length=None, stop=())
     chosen = [prompts[i % len(prompts)] for i in range(batch)]
     watched = replace(method, policy=Watched(method.policy, 0, DRAFTED, watch))
-    decode(replace(pair, draft=None, end_ids=()), chosen, watched, limit, batch_size=batch)
+    found = decode(replace(pair, draft=None, end_ids=()), chosen, watched, limit, batch_size=batch)
+    failed = next((one.error for one in found if one.error is not None), None)
+    if failed is not None:
+        raise InputError(
+            f"the policies' own seconds are measured on {limit.max_new_tokens} tokens behind every prompt, and {failed}; "
+            "expected shorter prompts, fewer rounds (rounds=N), or costs=FILE"
+        )
     begins, observes = watch.rounds[2 * WARM_UP :: 2], watch.rounds[2 * WARM_UP + 1 :: 2]
     asked = 2 if method.policy.reads else 1
     steps = watch.steps[asked * DRAFTED * WARM_UP :]
-    return float(np.median(begins) + np.median(observes)), float(np.mean(steps) * asked) if steps else 0.0
+    step = sum(float(np.median(steps[question::asked])) for question in range(asked))
+    return float(np.median(begins) + np.median(observes)), step

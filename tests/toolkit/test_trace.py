@@ -126,6 +126,7 @@ def test_traces_that_do_not_go_together_are_not_joined(three):
     with pytest.raises(InputError, match="^expected at least one trace, got none$"):
         join([])
     assert join([one]) is one
+    assert join([replace(one, target_prob=None), other]).target_prob is None  # files that an older version began
     bare = join([replace(trace, hidden=None) for trace in three], mapped=True)
     assert bare.hidden is None and bare.num_steps == 19
 

@@ -25,7 +25,7 @@ Shapes: D hidden size, E embedding size, F features: D + E + 5 without earlier p
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Annotated, Any, Literal
@@ -38,6 +38,11 @@ from toolkit.errors import InputError
 from toolkit.schema.arguments import checked
 from toolkit.schema.ranges import AtLeast, Between
 from toolkit.types import Step
+
+BLOCK_SUMMARY = (
+    "Predicts the chances that block verification keeps a drafted round up to a token and up to the one after it, before the "
+    "draft reads the token."
+)
 
 
 class PrereadHead(SavedHead):
@@ -98,6 +103,14 @@ class PrereadHead(SavedHead):
             if self.dropout and isinstance(layer, nn.SiLU):
                 values = nn.functional.dropout(values, self.dropout, self.training)
         return values
+
+    @classmethod
+    def summary_of(cls, config: Mapping[str, Any]) -> str:
+        return BLOCK_SUMMARY if config.get("output") == "block" else cls.summary
+
+    @classmethod
+    def method_of(cls, config: Mapping[str, Any]) -> str:
+        return "block_rate" if config.get("output") == "block" else cls.method
 
     @property
     def config(self) -> dict[str, Any]:

@@ -45,6 +45,23 @@ class SavedHead(nn.Module, PyTorchModelHubMixin, library_name=card.LIBRARY, tags
         super().__init__()
         self.about: dict[str, Any] = {}
 
+    @classmethod
+    def summary_of(cls, config: Mapping[str, Any]) -> str:
+        """What a head of this config predicts."""
+        return cls.summary
+
+    @classmethod
+    def method_of(cls, config: Mapping[str, Any]) -> str:
+        """A method that uses a head of this config."""
+        return cls.method
+
+    @classmethod
+    def use_of(cls, config: Mapping[str, Any]) -> str:
+        """The words of a command that decodes with a head of this config, its folder apart."""
+        layers = config.get("layers") or []
+        given = [f"+pair.draft_layers={list(layers)}"] if layers else []
+        return " ".join([f"method={cls.method_of(config)}", *given])
+
     @property
     def config(self) -> dict[str, Any]:
         """What `__init__` needs to build it again."""

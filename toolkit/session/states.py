@@ -39,7 +39,12 @@ def give_layers(model: Any, layers: Sequence[int]) -> None:
         raise InputError(
             f"draft_layers: this draft's final state has {final} numbers and its layers {width}: expected []"
         )
-    setattr(model, GIVEN, tuple(sorted({layer % (count + 1) for layer in layers} - {count})))
+    setattr(model, GIVEN, counted(layers, count))
+
+
+def counted(layers: Sequence[int], count: int) -> tuple[int, ...]:
+    """Earlier layers of a model of `count` layers: each once, counted from the embedding, 0; the final one is always there."""
+    return tuple(sorted({layer % (count + 1) for layer in layers} - {count}))
 
 
 def layers_of(model: Any) -> tuple[int, ...]:

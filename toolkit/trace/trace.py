@@ -18,7 +18,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -242,10 +242,12 @@ def join(traces: Sequence[Trace], mapped: bool = False) -> Trace:
     """
     if not traces:
         raise InputError("expected at least one trace, got none")
-    first = traces[0]
     if len(traces) == 1:
-        return first
-    optional = ("hidden", "text_tokens", "target_prob")
+        return traces[0]
+    if any(trace.target_prob is None for trace in traces):  # files that an older version has begun lack it
+        traces = [replace(trace, target_prob=None) for trace in traces]
+    first = traces[0]
+    optional = ("hidden", "text_tokens")
     held = [
         (set(trace.estimates), trace.max_drafted, *(getattr(trace, name) is None for name in optional))
         for trace in traces

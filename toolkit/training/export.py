@@ -70,7 +70,7 @@ Compared with simpler predictors on the same positions, each scaled and shifted 
 def _card(head: SavedHead, about: Mapping[str, Any], scores: Mapping[str, float], suffixes: Sequence[str]) -> str:
     return f"""# {title(type(head))}
 
-{head.summary} It fits one draft only: the one below, by fingerprint.
+{head.summary_of(head.config)} It fits one draft only: the one below, by fingerprint.
 
 {facts_table({"head": head.config, **about})}
 
@@ -81,5 +81,5 @@ weights' shift.
 
 ![Reliability]({DIAGRAM})
 
-Use it: `python -m toolkit.decode method={head.method} head=FOLDER/{HEAD}`
+Use it: `python -m toolkit.decode {head.use_of(head.config)} head=FOLDER/{HEAD}`
 """

@@ -26,7 +26,10 @@ from toolkit.trace.step import RecordedStep
 from toolkit.training.states import Positions, States
 from toolkit.verification.rules.block import survival
 
-MEND = "record them again with upper_bound=true and max_drafted of 2 or more"
+MEND = (
+    "record them with upper_bound=true and max_drafted of 2 or more; those that an older version recorded so, again, with "
+    "overwrite=true"
+)
 
 
 class BlockStates(States):

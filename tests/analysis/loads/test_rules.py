@@ -9,14 +9,19 @@ import numpy as np
 import pytest
 import torch
 
+from analysis.loads.recorded import RecordedPair
 from analysis.loads.rules import DRAFTED, Watch, Watched, with_rules
 from analysis.loads.simulator import Load, serve
+from analysis.tables.grid import Setting
+from analysis.tables.workbench import Workbench
 from data_gen.frozen import load_frozen
 from data_gen.recording import Recorder
 from toolkit import ModelPair, config
+from toolkit.acceptance import PrereadHead
 from toolkit.decoding import Sampling, decode
 from toolkit.errors import InputError
 from toolkit.load_cost import LoadCost, RuleSeconds
+from toolkit.prompts import Prompt
 from toolkit.stopping import Bounded, Fixed
 
 SAMPLING = Sampling(temperature=0.0, max_new_tokens=16)
@@ -56,6 +61,36 @@ def test_what_a_table_knows_is_not_measured_again(pair):
     assert set(costs.rules) == set(methods) and costs.rules["rate"].batch == (1.0, 2.0)
     assert min(*costs.rules["rate"].step) > 0  # a head's forward is never free
     assert with_rules(costs, pair, methods, PROMPTS, SAMPLING, [1, 2]) is costs
+
+
+def test_prompts_that_leave_no_room_are_refused_in_one_line(pair):
+    long = [PROMPTS[0] * 8]
+    with pytest.raises(
+        InputError, match="^the policies' own seconds are measured on 2030 tokens behind every prompt, and"
+    ):
+        with_rules(LoadCost.ratio(0.2), pair, {"tail": config.method("tail")}, long, SAMPLING, [1], num_rounds=404)
+
+
+def test_another_head_is_another_rule(pair, tmp_path):
+    """Seconds are kept by method and by what the head holds: one head is never charged another's."""
+    other = _copied_head(pair, tmp_path)
+    settings = [Setting("rate"), Setting("rate", {"head": str(other)}), Setting("tail", {"policy.threshold": 0.2})]
+    bench = Workbench(pair, [Prompt("a", PROMPTS[0])], SAMPLING, 4)
+    recorded = RecordedPair(bench, settings, tmp_path / "kept", 20)
+    names = list(recorded.methods)
+    assert len(names) == 3 and names[0].startswith("rate ") and names[1].startswith("rate ") and names[2] == "tail"
+    rules = {names[1]: RuleSeconds((1.0,), (1000.0,), (0.0,))}
+    costs = replace(LoadCost.ratio(0.2), rules=rules)
+    first, second = (recorded.serve(setting, costs, Load(1)).answered.max() for setting in settings[:2])
+    assert first < 1000 <= second
+
+
+def _copied_head(pair, folder):
+    """The pair's pre-read head with its last layer negated: another head for the same draft."""
+    head, about = PrereadHead.load(pair.head)
+    with torch.no_grad():
+        head.layers[-1].weight.neg_()
+    return head.save(folder / "other", about)
 
 
 def test_seconds_by_hand_kept_and_read_again(tmp_path):

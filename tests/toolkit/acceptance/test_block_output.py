@@ -124,7 +124,7 @@ def test_depths_weigh_as_the_chance_that_the_block_was_kept_so_far(trace):
 def test_recordings_that_lack_something_are_refused():
     plain = small_trace(count=4, hidden=True)
     for lacking in (plain, replace(plain, target_prob=None)):
-        with pytest.raises(InputError, match="which these traces lack: record them again with upper_bound=true"):
+        with pytest.raises(InputError, match="which these traces lack: record them with upper_bound=true"):
             block_chances(lacking)
     with pytest.raises(InputError, match="these traces hold single ones"):
         chosen_steps(small_trace(count=4, most=1, upper_bound=True), torch.Generator())
@@ -257,6 +257,16 @@ def test_a_head_of_blocks_is_trained_on_roll_outs(tiny_overrides, tiny_responses
     data.read_by(found)
     data.setup()
     assert isinstance(data.states["train"], BlockStates)
+
+
+def test_cards_name_the_method_that_takes_the_head(tmp_path):
+    """The words after training decode: `block_rate` for blocks, and the layers that the draft must give."""
+    folder = PrereadHead(4, 3, output="block", layers=(1,)).save(tmp_path / "head")
+    said = (folder / "README.md").read_text()
+    assert "`toolkit.decode method=block_rate +pair.draft_layers=[1] head=FOLDER`" in said
+    assert "block verification keeps a drafted round" in said
+    plain = (PrereadHead(4, 3).save(tmp_path / "plain") / "README.md").read_text()
+    assert "`toolkit.decode method=rate head=FOLDER`" in plain and PrereadHead.summary in plain
 
 
 def _names(overrides):

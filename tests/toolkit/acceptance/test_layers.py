@@ -21,7 +21,7 @@ from toolkit.integrations.transformers import _watched
 from toolkit.pair import load_draft
 from toolkit.sampling import Sampling
 from toolkit.session import open_session
-from toolkit.session.states import give_layers, layers_of, state_size
+from toolkit.session.states import counted, give_layers, layers_of, state_size
 from toolkit.stopping import Bounded, Rate, Survival
 from toolkit.teacher import hidden_size, states_and_logits_of, states_of
 from toolkit.training import MixedData
@@ -144,6 +144,8 @@ def test_a_pre_read_head_is_trained_on_recorded_layers(layered, recorded, words,
     assert head.inputs == Inputs(layers=(1,)) and head.hidden_size == 32
     (one,) = find_contenders([folder], [recorded])
     assert one.head.config["layers"] == [1]
+    backwards = train.run(compose("train", [*layered, *words, "head.layers=[-2]", f"paths.output_dir={tmp_path}/back"]))
+    assert PrereadHead.load(backwards / "head")[0].inputs == Inputs(layers=(1,))  # of two layers, the last but one
     names = {word.split(".")[1].split("=")[0]: word.split("=", 1)[1] for word in tiny_overrides}
     plain, given = ModelPair.from_pretrained(**names), ModelPair.from_pretrained(**names, draft_layers=[1])
     rate = Method("rate", Rate(PrereadEstimator(str(folder / "head")), rate=1.0), Rejection())
@@ -201,3 +203,8 @@ def test_layers_that_a_draft_does_not_have_are_refused():
         check_draft(about, draft, "here")
     give_layers(draft, [1])
     check_draft(about, draft, "here")
+
+
+def test_layers_are_counted_once_from_the_embedding():
+    assert counted([-2, 2, 0, -1, 3], 3) == (0, 2)
+    assert counted([3, -1], 3) == ()
