@@ -32,7 +32,7 @@ from toolkit.lines import lines_of
 from toolkit.pair import TOY
 from toolkit.prompts import Prompt
 
-SLICED, PROMPTS, TOKENS, TURNS = 64, 128, 48, 7
+SLICED, PROMPTS, TOKENS, TURNS = 64, 96, 48, 4
 SIZES = (1, 4, 16)
 THREADS = 1
 BOUND = 0.05  # how far the speed-up decoded live may be from the predicted one
