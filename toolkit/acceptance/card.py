@@ -58,7 +58,7 @@ def facts_table(about: Mapping[str, Any]) -> str:
     weights = ("w_acc", "w_rej")
     rows = {
         **models,
-        "reads": about.get("hidden_state"),
+        "reads": _read(about.get("hidden_state"), about["head"]),
         "head": ", ".join(f"{name} {value}" for name, value in about["head"].items()),
         "label": about.get("label"),
         "sampling of responses and labels": _listed(about.get("sampling")),
@@ -74,6 +74,18 @@ def facts_table(about: Mapping[str, Any]) -> str:
         "trained on": about.get("machine"),
     }
     return "\n".join(["| | |", "|---|---|", *(f"| {k} | {v} |" for k, v in rows.items() if v not in (None, ""))])
+
+
+def _read(newest: str | None, config: Mapping[str, Any]) -> str | None:
+    """What the head reads: of the newest position, and what its config adds to that."""
+    more = {
+        "layers": "the states of the layers {} there",
+        "earlier": "{} earlier positions of the text",
+        "round_depth": "the depth in the round, up to {}",
+    }
+    added = [words.format(config[name]) for name, words in more.items() if config.get(name)]
+    added += ["the likelihood of the text so far"] if config.get("likelihood") else []
+    return newest if newest is None else "; ".join([newest, *added])
 
 
 def _listed(values: Mapping[str, Any] | None) -> str | None:

@@ -265,6 +265,12 @@ def test_cards_name_the_method_that_takes_the_head(tmp_path):
     said = (folder / "README.md").read_text()
     assert "`toolkit.decode method=block_rate +pair.draft_layers=[1] head=FOLDER`" in said
     assert "block verification keeps a drafted round" in said
+    more = PrereadHead(4, 3, earlier=2, likelihood=True, round_depth=8)
+    card = (more.save(tmp_path / "more", {"hidden_state": "its state"}) / "README.md").read_text()
+    reads = (
+        "its state; 2 earlier positions of the text; the depth in the round, up to 8; the likelihood of the text so far"
+    )
+    assert f"| reads | {reads} |" in card
     plain = (PrereadHead(4, 3).save(tmp_path / "plain") / "README.md").read_text()
     assert "`toolkit.decode method=rate head=FOLDER`" in plain and PrereadHead.summary in plain
 
