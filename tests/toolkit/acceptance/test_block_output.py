@@ -123,13 +123,12 @@ def test_depths_weigh_as_the_chance_that_the_block_was_kept_so_far(trace):
 
 def test_recordings_that_lack_something_are_refused():
     plain = small_trace(count=4, hidden=True)
-    for lacking in (plain, replace(plain, target_prob=None)):
+    older = replace(plain, target_prob=None)
+    for lacking in (plain, older, join([plain, older])):
         with pytest.raises(InputError, match="which these traces lack: record them with upper_bound=true"):
             block_chances(lacking)
     with pytest.raises(InputError, match="these traces hold single ones"):
         chosen_steps(small_trace(count=4, most=1, upper_bound=True), torch.Generator())
-    with pytest.raises(InputError, match="to be joined"):
-        join([plain, replace(plain, target_prob=None)])
 
 
 # -- policies ---------------------------------------------------------------------------------------------------------
