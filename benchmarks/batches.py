@@ -39,7 +39,7 @@ from toolkit.prompts import Prompt
 
 FOLDER = Path(__file__).resolve().parent.parent / "docs" / "evidence"
 SIZES, PROMPTS, THREADS = (1, 2, 4, 8, 16, 32), 96, 1
-TOKENS, TURNS = 32, 3
+TOKENS, TURNS = 24, 3
 PADDED: dict[str, Any] = {
     "hidden_size": 512,
     "intermediate_size": 1408,
@@ -47,7 +47,7 @@ PADDED: dict[str, Any] = {
     "num_heads": 8,
     "num_kv_heads": 8,
 }
-PADDED_PROMPTS, PADDED_TOKENS, PADDED_TURNS = 32, 16, 3
+PADDED_PROMPTS, PADDED_TOKENS, PADDED_TURNS = 32, 16, 2
 TOGETHER = ("batch_rate", "batch_rate_confidence")
 SHOWN_SIZES = (1, 4, 16)
 SHOWN = ("autoregressive", "speculative K=4", "rate", "batch_rate_confidence")
