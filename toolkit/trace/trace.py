@@ -37,7 +37,7 @@ OLDER = "this recording does not hold the texts' own tokens, which heads with ea
 
 
 class Rows:
-    """Rows of several tensors [n_i, D] as those of one. Files that are mapped into memory are read row by row."""
+    """Rows of several tensors [n_i, D] as those of one. Of memory-mapped files only the wanted rows are read."""
 
     def __init__(self, parts: Sequence[Tensor]):
         self.parts = list(parts)
