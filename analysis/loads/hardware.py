@@ -1,9 +1,9 @@
 """Costs modelled from a device's public peak figures and the models' configs: for pairs that are not on this machine.
 
 A forward of `batch` rows and `width` tokens each reads all weights and every row's keys and values, and multiplies every
-token by all weights. Its time is the longer of the two at the device's peaks, divided by the share of them that is reached in
-practice. It never takes less than launching its kernels. Over several devices, bytes and products are divided, and every
-layer adds two all-reduces. This is a model, not a measurement: tables say so.
+token by all weights. The longer of reading and multiplying at the device's peaks counts, divided by the share of the peaks
+that is reached in practice. The time to launch every layer's kernels is added. Over several devices, bytes and products are
+divided, and every layer adds two all-reduces. This is a model, not a measurement, and tables say so.
 
     seconds = max(bytes / bandwidth, operations / arithmetic) / REACHED + layers * (kernel floor + reductions)
 

@@ -1,7 +1,7 @@
 """One pair's settings on one recording of one prompt set, ready to be served by the simulator.
 
-The target's responses are decoded once and kept, and so is one trace per draft temperature. Their folders are named by what
-they depend on. So a second call with other costs or loads only replays.
+The target's responses are decoded once and kept, and so is one trace per draft temperature. The names of their folders hold a
+hash of everything that they depend on. So a second call with other costs or loads only replays.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Seconds that stopping policies themselves take in a round: a head's forward, the policy's arithmetic. Measured live.
 
-Ours. Every method decodes a few rounds at every batch size. Its policy is asked and timed, but not obeyed: every round drafts
-`DRAFTED` tokens, so that a policy that would stop early is timed as often as any. The cost table's rounds were measured with
-fixed draft lengths (`analysis.loads.measured`), so the seconds of `Fixed` are taken off. The device is waited for
-before and after every call.
+The method is ours. Every method decodes a few rounds at every batch size. Its policy is called and timed, but its decisions are
+ignored. Every round drafts `DRAFTED` tokens, so a policy that would stop early is timed as often as any other. The cost
+table's rounds were measured with fixed draft lengths (`analysis.loads.measured`), so the seconds of `Fixed` are subtracted.
+The clock waits for the device before and after every call.
 """
 
 from __future__ import annotations
