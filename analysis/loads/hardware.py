@@ -56,7 +56,7 @@ class Shape:
 
     @classmethod
     def of(cls, model: Any) -> Shape:
-        """Of a loaded model, or one on the meta device. Raises InputError for mixtures of experts."""
+        """The shape of a loaded model, or of one on the meta device. Raises InputError for mixtures of experts."""
         config = getattr(model, "config", None)
         if config is None:
             raise InputError("modelled costs need a model with a config; this one has none")
@@ -77,7 +77,7 @@ class Shape:
         )
 
     def seconds(self, device: Device, devices: int, batch: float, width: float, context: float) -> float:
-        """Of one forward."""
+        """Seconds of one forward."""
         read = self.bytes_each * (self.parameters + batch * (context + width) * self.kv_numbers)
         attention = 4 * self.layers * self.hidden * (context + width)
         operations = batch * width * (2 * self.parameters + attention)

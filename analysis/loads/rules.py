@@ -67,7 +67,7 @@ def with_rules(
 
 @dataclass
 class Watch:
-    """Seconds of every call, by what was asked; per round, or per drafted token."""
+    """Seconds of every call: `rounds` of calls once per round, `steps` of calls once per drafted token."""
 
     device: torch.device
     rounds: list[float] = field(default_factory=list)
@@ -88,7 +88,7 @@ class Watch:
 
 @dataclass(frozen=True)
 class Watched(Bounded):
-    """A policy that is asked and timed; whatever it says, drafting goes on."""
+    """A policy that is called and timed; drafting goes on whatever it decides."""
 
     watch: Watch = field(default_factory=lambda: Watch(torch.device("cpu")))
 
