@@ -1,8 +1,8 @@
 """`analysis.advise` from two drafts and a prompts file to its answer, and the answer decoded live.
 
-The toy target with the shipped draft and with one sliced to states of 64. The command runs as a user runs it, in a process of
-its own. Then plain decoding and every method at the setting that the advice chose for it decode the test half of the
-prompts, at every batch size, in an order that rotates.
+The drafts for the toy target are the shipped one and one sliced to states of 64. The command runs as a user runs it, in a
+process of its own. Then the test half of the prompts is decoded at every batch size, in an order that rotates: by plain
+decoding, and by every method with the settings that the advice chose for it.
 """
 
 from __future__ import annotations
@@ -123,7 +123,7 @@ def _contenders(part: pd.DataFrame, drafts: Mapping[str, ModelPair], out: Path) 
 
 
 def _decoded(contenders: Mapping[str, Contender], size: int, prompts: Sequence[str]) -> dict[str, list[float]]:
-    """Tokens per second of every contender, turn by turn, behind a warm-up."""
+    """Tokens per second of every contender, turn by turn, after a warm-up."""
     sampling = Sampling(temperature=1.0, max_new_tokens=TOKENS, seed=11)
     names, speeds = list(contenders), {name: list[float]() for name in contenders}
     for turn in range(TURNS + 1):

@@ -1,7 +1,7 @@
-"""Batches of the toy pair and of a padded one: does deciding together keep up with the best, whatever the batch size?
+"""Batches of the toy pair and of a padded one: does deciding for all rows keep up with the best method at every batch size?
 
-Every contender decodes one queue of prompts at every batch size, in turn, in an order that rotates; the first turn is for
-warming up. The costs that the batch's rules are told, and that the simulator predicts with, are measured on other prompts.
+Every contender decodes one queue of prompts at every batch size, in turn, in an order that rotates. The first turn is for
+warming up. The batch rules and the simulator use the same costs, which are measured on other prompts.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ def contenders(costs: Path) -> list[Setting]:
 def study(
     pair: ModelPair, sizes: Sequence[int], count: int, tokens: int, turns: int
 ) -> tuple[list[dict[str, Any]], LoadCost]:
-    """One line per batch size and contender: tokens/s and seconds of every turn, and what the simulator predicts; the costs."""
+    """One line per batch size and contender: tokens/s and seconds of every turn, and the simulator's prediction; the costs."""
     sampling = Sampling(temperature=1.0, max_new_tokens=tokens, seed=5)
     both = zip(*(load_frozen(domain, "test") for domain in ("math", "code")), strict=False)
     prompts = [example.prompt for pair_of in both for example in pair_of][: count + 32]
@@ -99,7 +99,7 @@ def study(
 
 
 def summary(lines: Sequence[dict[str, Any]]) -> str:
-    """By batch size: the batch's rules over the best other contender, and how often the simulator orders as measured."""
+    """By batch size: the batch rules' speed over the best other contender's, and how often the simulator orders alike."""
     text = [
         "| batch | best of the others | batch_rate over it | batch_rate_confidence over it | gaps beyond their interval | "
         "ordered alike by the simulator |",
@@ -304,7 +304,7 @@ def _name(setting: Setting) -> str:
 
 
 def main() -> None:
-    """The study with other numbers, for trying things out."""
+    """The study with other numbers, for experiments."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--sizes", type=int, nargs="+", default=list(SIZES))
     parser.add_argument("--prompts", type=int, default=PROMPTS)

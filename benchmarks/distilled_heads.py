@@ -1,4 +1,4 @@
-"""What the rate rule makes of a distilled draft: `+experiment=distill_heads`, a head retrained on each draft, seed by seed."""
+"""The rate rule with a distilled draft: `+experiment=distill_heads`, a head retrained on each draft, seed by seed."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""What a distilled draft is worth: the toy pair's, trained on with several losses, beside the same training with cross entropy.
+"""What a distilled draft gains: the toy pair's draft, trained further with several losses and, as a control, cross entropy.
 
-Everything goes through the commands: responses, distill, drafts. What they make is kept below outputs/.
+Everything goes through the commands responses, distill and drafts. Their results are kept below outputs/.
 """
 
 from __future__ import annotations
@@ -109,7 +109,7 @@ def _run(module: Any, config: str, words: Sequence[str]) -> Path:
 
 
 def _summary(table: pd.DataFrame, rates: dict[str, float]) -> pd.DataFrame:
-    """One line per loss and domain: the shipped draft's figures, and what each seed gains."""
+    """One line per loss and domain: the shipped draft's figures, and the gain of each seed."""
     lines = []
     for domain in DOMAINS:
         of = table[table.domain == domain].set_index("draft")

@@ -1,7 +1,7 @@
-"""What a pre-read head's inputs buy: log loss and AUROC by input, then the rate rule's throughput with the best of them.
+"""What each input of a pre-read head adds: log loss and AUROC by input, then the rate rule's throughput with the best inputs.
 
-Heads of one kind learn from the same training texts, in the same order. They differ in what they read. `Inputs` of the
-widest hold those of all others as columns, so features are computed once.
+Heads of one kind learn from the same training texts, in the same order. They differ in their inputs. The widest `Inputs`
+hold those of all other heads as columns, so features are computed once.
 
 Shapes: P positions, F features of the widest inputs, T texts, R bins of scores.
 """
@@ -141,7 +141,7 @@ def learned(head: Head, features_of: Callable[[Tensor], Tensor], labels: Tensor,
 
 @torch.inference_mode()
 def scores(head: PrereadHead, examples: Examples, table: Tensor) -> str:
-    """Of drawn tokens: share of the way from the prior's log loss to perfect knowledge, and AUROC, with intervals."""
+    """For drawn tokens: share of the way from the prior's log loss to perfect knowledge, and AUROC, with intervals."""
     chosen = columns(head.inputs, head.hidden_size, table.shape[1])
     parts = [head(part[:, chosen].float())[:, 0] for part in examples.features.split(16384)]
     return scores_of(torch.cat(parts), examples.labels[:, 0], examples.text)
@@ -168,7 +168,7 @@ def scores_of(logits: Tensor, labels: Tensor, text: Tensor) -> str:
 
 
 def _share(totals: Array) -> Array:
-    """Of the way from the prior's log loss to the entropy of the labels, from sums [n, ...]."""
+    """The share of the way from the prior's log loss to the entropy of the labels, from sums [n, ...]."""
     count, accepted, loss, least = totals[:, :4].T
     rate = accepted / count
     prior = -count * (rate * np.log(rate) + (1 - rate) * np.log(1 - rate))
@@ -255,7 +255,7 @@ def _over(mine: Array, theirs: Array, cost_ratio: float) -> str:
 
 @torch.inference_mode()
 def milliseconds(head: PrereadHead, table: Tensor, hidden_size: int, rounds: int = 500) -> float:
-    """Of one score of one row on one thread, features included; the earlier positions are at hand."""
+    """The time of one score of one row on one thread, features included; earlier positions are given."""
     before = None
     if head.inputs.num_earlier:
         trace = judging(ModelPair.toy(), DOMAINS[0], "dev")

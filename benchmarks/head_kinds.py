@@ -1,9 +1,9 @@
-"""What earlier layers buy a head, heads of whole rounds under block verification, and acceptance heads with earlier positions.
+"""What heads gain from earlier layers, from whole rounds under block verification, and from earlier positions.
 
     python -m benchmarks.head_kinds --part 0.2      a small version: a fifth of the texts and prompts, ten minutes
 
-The evidence page `head_kinds` holds half of them. Heads of one table learn from the same texts, with the training of
-`benchmarks.head_inputs`, and are judged on frozen test prompts.
+The evidence page `head_kinds` uses half of the texts and prompts. Heads of one table learn from the same texts, with the
+training of `benchmarks.head_inputs`, and are judged on frozen test prompts.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ SURVIVAL = {
 
 @dataclass(frozen=True)
 class Scale:
-    """How many training texts per domain, and how many prompts are judged on."""
+    """How many training texts there are per domain, and how many prompts heads are judged on."""
 
     texts: Mapping[str, int] = field(default_factory=lambda: dict(SLICED_TEXTS))
     splits: Mapping[str, int] = field(default_factory=lambda: dict(SLICED_SPLITS))
@@ -142,7 +142,7 @@ def blocks_table(scale: Scale, epochs: int) -> list[str]:
 
 
 def products_at(logits: Tensor, trace: Trace, depths: Tensor) -> Tensor:
-    """The running products [P] of a head's chances, logits [S], over the first tokens of every start, so many as depths [P]."""
+    """Products [P] of a head's chances, from logits [S], over the first tokens of every start; depths [P]: how many."""
     said, geometry, starts = torch.sigmoid(logits.double()), Geometry.of(trace), torch.arange(trace.num_positions)
     product, chosen = torch.ones(len(starts), dtype=torch.float64), torch.zeros(len(starts), dtype=torch.float64)
     for depth in range(1, trace.max_drafted + 1):

@@ -1,1 +1,1 @@
-"""Costs under load: measured here, modelled from peak figures, and what a served queue makes of them."""
+"""Costs under load: measured here or modelled from peak figures, and a simulated queue that is served at these costs."""

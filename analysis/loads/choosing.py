@@ -1,9 +1,9 @@
 """Which setting to take at which load: chosen on one half of the prompts, reported on the other, with intervals.
 
 The procedure is ours. The simulator serves every setting at every batch size. The setting that is fastest on the dev prompts is
-advised, if its speed-up over plain decoding surely exceeds 1 there; else plain decoding is. The best fixed length and the best
-setting of every method are chosen in the same way. What is reported comes from the test prompts. Speed-ups are ratios of
-totals, with bootstrap intervals over prompts and the same draws for both sides.
+advised if the interval of its speed-up over plain decoding lies above 1 there. Otherwise plain decoding is advised. The best
+fixed length and the best setting of every method are chosen in the same way. All reported figures come from the test prompts.
+Speed-ups are ratios of totals, with bootstrap intervals over prompts and the same draws for both sides.
 """
 
 from __future__ import annotations
@@ -87,9 +87,9 @@ def sentences(table: pd.DataFrame) -> list[str]:
 
 
 def best_lengths(table: pd.DataFrame, draft: str, greedy: bool) -> dict[int, int]:
-    """The best fixed draft length of one draft by batch size, chosen on the dev prompts; 0 where it does not surely pay.
+    """The best fixed draft length of one draft by batch size, chosen on the dev prompts; 0 where drafting does not pay.
 
-    It surely pays where its speed-up over plain decoding lies above 1 on the dev prompts with its whole interval.
+    Drafting pays where the whole interval of the speed-up over plain decoding lies above 1 on the dev prompts.
     """
     found: dict[int, int] = {}
     for batch, part in table[table.draft == draft].groupby("batch", sort=True):
@@ -103,7 +103,7 @@ def best_lengths(table: pd.DataFrame, draft: str, greedy: bool) -> dict[int, int
 
 
 def _advised(table: pd.DataFrame) -> int:
-    """The line of one batch size to advise: the fastest on dev, or plain decoding where that does not surely pay there."""
+    """The line to advise at one batch size: the fastest on dev, or plain decoding where the interval there reaches 1."""
     fastest = int(table.dev_tokens_per_second.idxmax())
     if table.dev_speedup_low[fastest] > 1:
         return fastest

@@ -31,7 +31,9 @@ def costs_of(
     folder: Path,
     methods: Mapping[str, Method],
 ) -> LoadCost:
-    """What forwards of this pair cost at these batch sizes; if they are measured here, these methods' policies, too.
+    """The cost table of this pair's forwards at these batch sizes.
+
+    If the forwards are measured here, the policies of `methods` are measured, too.
 
     cfg      costs (a file, or one per draft), hardware and devices, rounds
     number   which of the drafts the pair's is

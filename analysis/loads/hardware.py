@@ -1,9 +1,9 @@
 """Costs modelled from a device's public peak figures and the models' configs: for pairs that are not on this machine.
 
 A forward of `batch` rows and `width` tokens each reads all weights and every row's keys and values, and multiplies every
-token by all weights. Its time is the longer of the two at the device's peaks, divided by the share of them that is reached in
-practice. It never takes less than launching its kernels. Over several devices, bytes and products are divided, and every
-layer adds two all-reduces. This is a model, not a measurement: tables say so.
+token by all weights. The longer of reading and multiplying at the device's peaks counts, divided by the share of the peaks
+that is reached in practice. The time to launch every layer's kernels is added. Over several devices, bytes and products are
+divided, and every layer adds two all-reduces. This is a model, not a measurement, and tables say so.
 
     seconds = max(bytes / bandwidth, operations / arithmetic) / REACHED + layers * (kernel floor + reductions)
 
@@ -56,7 +56,7 @@ class Shape:
 
     @classmethod
     def of(cls, model: Any) -> Shape:
-        """Of a loaded model, or one on the meta device. Raises InputError for mixtures of experts."""
+        """The shape of a loaded model, or of one on the meta device. Raises InputError for mixtures of experts."""
         config = getattr(model, "config", None)
         if config is None:
             raise InputError("modelled costs need a model with a config; this one has none")
@@ -77,7 +77,7 @@ class Shape:
         )
 
     def seconds(self, device: Device, devices: int, batch: float, width: float, context: float) -> float:
-        """Of one forward."""
+        """Seconds of one forward."""
         read = self.bytes_each * (self.parameters + batch * (context + width) * self.kv_numbers)
         attention = 4 * self.layers * self.hidden * (context + width)
         operations = batch * width * (2 * self.parameters + attention)

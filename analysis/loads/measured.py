@@ -1,10 +1,10 @@
 """Seconds of draft and target forwards by batch size, tokens per row and context, measured in the decoding loop itself.
 
-The method is ours. Every batch size decodes with every fixed draft length; settings are interleaved and texts are kept from
+The method is ours. Every batch size decodes with every fixed draft length. Settings are interleaved, and texts are kept from
 ending. Rounds in which all batch slots hold a text are timed. The seconds of a draft forward are its round's draft seconds
-divided by the draft length. The rest of the round counts for the target forward: checking, and the loop's own work. So the
-table holds what a round costs, Python included, not what a bare forward costs. The clock is read when
-the device has finished, at both boundaries between drafting and checking.
+divided by the draft length. The rest of the round, checking and the loop's own work, counts for the target forward. So the
+table holds the cost of a whole round, Python included, and not that of a bare forward. The clock is read when the device has
+finished, at both boundaries between drafting and checking.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def measured_costs(
 ) -> tuple[LoadCost, pd.DataFrame]:
     """A cost table and its entries; it is measured again, up to `passes` times, while the times vary too much.
 
-    Raises InputError if they still do.
+    Raises InputError if the times of the last pass still vary too much.
     """
     found: list[pd.DataFrame] = []
     for number in range(passes):
@@ -76,7 +76,7 @@ def measure_loads(
     endless = replace(pair, draft=None, end_ids=())
     settings = [(batch, length) for batch in batch_sizes for length in sorted({0, *drafted})]
     lines: list[dict[str, Any]] = []
-    for repeat in range(repeats + 1):  # the first one captures forwards and is thrown away
+    for repeat in range(repeats + 1):  # the first repeat captures forwards and is discarded
         for batch, length in tqdm(settings, desc=f"timing, pass {repeat} of {repeats}", unit="setting"):
             rounds = WARM_UP + (num_rounds if repeat else 2)
             limit = replace(sampling, max_new_tokens=rounds * (length + 1) + 1, max_length=None, stop=())

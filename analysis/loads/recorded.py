@@ -1,7 +1,7 @@
 """One pair's settings on one recording of one prompt set, ready to be served by the simulator.
 
-The target's responses are decoded once and kept, and so is one trace per draft temperature. Their folders are named by what
-they depend on. So a second call with other costs or loads only replays.
+The target's responses are decoded once and kept, and so is one trace per draft temperature. Their folders are
+named after everything that they depend on. So a second call with other costs or loads only replays.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ class RecordedPair:
         return " ".join(str(part) for part in parts if part is not None)
 
     def _traced(self, setting: Setting) -> Setting:
-        """Plain decoding is walked on any trace: the first setting's."""
+        """The setting whose trace is replayed: for plain decoding, which needs any trace, the first one that drafts."""
         return setting if setting.method != PLAIN else next(s for s in self.settings if s.method != PLAIN)
 
     def _policy(self, setting: Setting, costs: LoadCost) -> StoppingPolicy:

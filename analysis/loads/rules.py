@@ -1,9 +1,9 @@
 """Seconds that stopping policies themselves take in a round: a head's forward, the policy's arithmetic. Measured live.
 
-Ours. Every method decodes a few rounds at every batch size. Its policy is asked and timed, but not obeyed: every round drafts
-`DRAFTED` tokens, so that a policy that would stop early is timed as often as any. The cost table's rounds were measured with
-fixed draft lengths (`analysis.loads.measured`), so the seconds of `Fixed` are taken off. The device is waited for
-before and after every call.
+The method is ours. Every method decodes a few rounds at every batch size. Its policy is called and timed, but its decisions are
+ignored. Every round drafts `DRAFTED` tokens, so a policy that would stop early is timed as often as any other. The cost
+table's rounds were measured with fixed draft lengths (`analysis.loads.measured`), so the seconds of `Fixed` are subtracted.
+The clock waits for the device before and after every call.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ def with_rules(
 
 @dataclass
 class Watch:
-    """Seconds of every call, by what was asked; per round, or per drafted token."""
+    """Seconds of every call: `rounds` of calls once per round, `steps` of calls once per drafted token."""
 
     device: torch.device
     rounds: list[float] = field(default_factory=list)
@@ -88,7 +88,7 @@ class Watch:
 
 @dataclass(frozen=True)
 class Watched(Bounded):
-    """A policy that is asked and timed; whatever it says, drafting goes on."""
+    """A policy that is called and timed; drafting goes on whatever it decides."""
 
     watch: Watch = field(default_factory=lambda: Watch(torch.device("cpu")))
 

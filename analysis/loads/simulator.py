@@ -1,10 +1,10 @@
-"""Continuous batching over recorded texts: what a policy makes of a queue of requests, by a table of costs. No model runs.
+"""Continuous batching over recorded texts: how a policy serves a queue of requests, by a table of costs. No model runs.
 
-Batch slots hold requests; a request that ends makes room for the next one. In every round all slots draft, as deep as the
-deepest of them, and one forward of the target checks them. The seconds of a round come from the cost table. They are
-the draft forwards' at this batch size, the target forward's at the widest draft, and those of reading prompts that have just
+Batch slots hold requests. When a request ends, its slot takes the next one. In every round all slots draft, as deep as the
+deepest of them, and one forward of the target checks them. The seconds of a round come from the cost table. They are the sum
+of the draft forwards at this batch size, the target forward at the widest draft, and the reading of prompts that have just
 joined. The trace says which tokens are drafted and accepted, exactly as in a replay. Policies that decide for a whole batch
-decide for the requests that are in it.
+decide for the requests that are in the batch.
 
 Shapes: Q requests, T texts of the trace, B slots, P positions.
 """
@@ -34,7 +34,7 @@ SEED = 0
 
 @dataclass(frozen=True)
 class Load:
-    """Who asks, and how many at a time are decoded.
+    """How requests arrive, and how many are decoded at a time.
 
     slots     B, requests decoded side by side
     users     a fixed number of users, each sending its next request when the last one is answered; None: `rate`
@@ -163,7 +163,7 @@ class _Server:
         )  # fmt: skip
 
     def _fill(self) -> list[int]:
-        """Requests that have been sent take free slots; which slots those are. Free ones behind them are dropped."""
+        """Requests that have been sent take free slots. Returns these slots; the free slots behind them are dropped."""
         joined: list[int] = []
         for slot, request in enumerate(self.slot):
             if request < 0 and self._waiting():
@@ -218,7 +218,7 @@ class _Server:
         self._advance(request, busy, drafted, calls, produced)
 
     def _advance(self, request: Any, busy: Any, drafted: Any, calls: Any, produced: Any) -> None:
-        """Take what a round produced into the texts; requests that end leave their slots."""
+        """Add the tokens of a round to the texts; requests that end leave their slots."""
         who = request[busy]
         self.first[who] = np.where(self.tokens[who] == 0, self.clock, self.first[who])
         self.tokens[who] += produced[busy]
@@ -237,7 +237,7 @@ class _Server:
     # -- costs ----------------------------------------------------------------------------------------------------
 
     def _seconds(self, batch: int, calls: int, width: int, context: float) -> float:
-        """Of a round: the batch's draft forwards, the target's at the widest draft, and what the policy takes itself."""
+        """Seconds of a round: the batch's draft forwards, the target's at the widest draft, and the policy's own."""
         key = (batch, calls, width, round(context / 16))
         if key not in self.seconds:
             target = self.costs.target(batch, width + 1, context)
@@ -246,7 +246,7 @@ class _Server:
         return self.seconds[key]
 
     def _reading(self, joined: list[int]) -> float:
-        """Of the prompts of requests that have just joined: one forward of each model that takes part."""
+        """Seconds to read the prompts of requests that have just joined: one forward of each model that takes part."""
         if not joined:
             return 0.0
         longest = max(int(self.prompt_tokens[self.requests[self.slot[slot]]]) for slot in joined) - 1

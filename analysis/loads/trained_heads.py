@@ -1,9 +1,9 @@
 """Heads for advice: trained on one part of the prompts, calibrated on another, for every draft of a target.
 
 The target answers both parts once. A draft's pre-read head (rate rules) is trained on a recording of the training part.
-Where a method of the grid reads an acceptance head (SpecDec++), that is trained, too, on mixed data of the same answers.
-The calibration is fitted to a recording of its own part, which no head was trained on. All of it runs the ordinary
-commands, and what each has finished is kept.
+Where a method of the grid reads an acceptance head (SpecDec++), this head is trained, too, on mixed data of the same
+answers. The calibration is fitted to a recording of its own part, which no head was trained on. Every step runs an ordinary
+command, and the finished work of each command is kept.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class HeadTrainer:
     cfg      the advice's config: its pair, sampling and output root
     folder   its output folder: the parts of the prompts and the joint folders of heads lie there
     parts    prompts by part, disjoint
-    settings what will be advised on: they say which kinds of heads are needed
+    settings those to choose from, which say which kinds of heads are needed
     """
 
     cfg: Any
@@ -112,7 +112,7 @@ class HeadTrainer:
 
 
 def with_calibrated(settings: Sequence[Setting]) -> list[Setting]:
-    """The settings, and those that read a head a second time, with its calibrated chances: the dev prompts choose."""
+    """The settings, with a second, calibrated version of those that read a head; the dev prompts choose between them."""
     calibrated = [
         replace(setting, parameters={**setting.parameters, CALIBRATED: True})
         for setting in settings

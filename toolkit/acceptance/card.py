@@ -49,7 +49,7 @@ def title(kind: Kind) -> str:
 
 
 def facts_table(about: Mapping[str, Any]) -> str:
-    """A table of what a head's config records; what is not known has no line."""
+    """A table of what a head's config records; facts that are not known have no line."""
     models = {
         role: f"`{about[role]}` ({about.get(f'{role}_fingerprint', 'weights not recorded')})"
         for role in ("target", "draft")

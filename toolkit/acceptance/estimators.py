@@ -1,7 +1,7 @@
-"""Estimators: P(accepted) in [0, 1] of a drafted token, from what the draft shows. Policies turn them into stop or go.
+"""Estimators give P(accepted) in [0, 1] of a drafted token, from the draft's outputs. Policies turn them into stop or go.
 
-Each says which token it is about. `read_prob` is about the one the state has just read (y_{k-1}), `drawn_prob` about
-the one just drawn (y_k). `drawn_probs` is about the one just drawn and the one after it.
+The name of a method says which token it is about. `read_prob` is about the token that the state has just read (y_{k-1}),
+and `drawn_prob` about the token just drawn (y_k). `drawn_probs` is about the token just drawn and the one after it.
 """
 
 from __future__ import annotations
@@ -71,8 +71,8 @@ class PrereadEstimator:
 
     head        folder of heads; None: the one that ships with the pair
     calibrated  give the chances of the calibration that lies beside the head (`analysis.calibration`)
-    A folder with an acceptance head alone will do. Then y_{k-1} is scored instead of y_k, once it has been read.
-    Nothing is known of y_k and the token after it. A policy that multiplies the estimates then is SpecDec++'s.
+    The folder may also hold an acceptance head alone. Then y_{k-1} is scored instead of y_k, once it has been read.
+    The chances of y_k and of the token after it count as 1. A policy that multiplies the estimates then is SpecDec++'s.
     judges_blocks  its head's chances are block verification's P_k, of the whole round: set by `bind`
     """
 

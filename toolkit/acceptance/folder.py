@@ -69,13 +69,16 @@ def load_for(pair: Any, folder: Path | str, kind: type[SavedHead]) -> Any:
 
 
 def scorer(pair: Any, folder: Path | str, kind: str) -> SurvivalScorer | PrereadScorer:
-    """One kind of head in a folder at work. Raises InputError if it is missing, or another draft's."""
+    """The scorer of one kind of head in a folder. Raises InputError if the head is missing, or another draft's."""
     head = load_for(pair, folder, KINDS[kind])
     return scorer_with(head, pair.draft, pair.device)
 
 
 def scorer_with(head: Any, draft: Any, device: torch.device | str) -> SurvivalScorer | PrereadScorer:
-    """A head at work, where it lies. Raises InputError if it reads the draft's embeddings, and there are none."""
+    """The scorer of a head, on the head's device.
+
+    Raises InputError if the head reads the draft's embeddings, and the draft has none.
+    """
     if isinstance(head, PrereadHead):
         return PrereadScorer(head, embedding_table(draft).to(device))
     return SurvivalScorer(head, embedding_table(draft).to(device) if reads_embeddings(head) else None)
@@ -87,7 +90,10 @@ def reads_embeddings(head: Any) -> bool:
 
 
 def scorers(pair: Any, folder: Path | str) -> dict[str, Scorer]:
-    """What the heads in a folder can score, by kind (`KINDS`). Raises InputError if it holds none, or another draft's."""
+    """The scorers of the heads in a folder, by kind (`KINDS`).
+
+    Raises InputError if the folder holds no head, or another draft's.
+    """
     folder = inside(folder)
     kinds = [kind for kind, head in KINDS.items() if head.is_in(folder)] or ["survival"]
     return {kind: scorer(pair, folder, kind) for kind in kinds}
@@ -105,7 +111,8 @@ def recorded_scorers(pair: Any, folders: Mapping[str, Path | str]) -> dict[str, 
 def inside(folder: str | Path) -> Path:
     """Where the heads are: the folder itself, or its head/ if it is the output folder of a training.
 
-    For a head in the layout of the published SpecDec++ code: where it has been rewritten in ours.
+    A head in the layout of the published SpecDec++ code is rewritten in ours, and the folder of the rewritten head is
+    returned.
     """
     here = Path(folder)
     if is_published(here):
@@ -114,7 +121,10 @@ def inside(folder: str | Path) -> Path:
 
 
 def head_hash(folder: str | Path) -> str:
-    """Hash of the weights of all heads in a folder, and of their calibrations. Raises InputError if it holds none."""
+    """Hash of the weights of all heads in a folder, and of their calibrations.
+
+    Raises InputError if the folder holds no head.
+    """
     folder = inside(folder)
     kinds = [kind for kind in KINDS.values() if kind.is_in(folder)]
     if not kinds:
@@ -139,7 +149,10 @@ def _files(kind: type[SavedHead], folder: Path | str) -> list[Path]:
 
 
 def check_draft(about: Mapping[str, Any], draft: Any, where: str) -> None:
-    """Raises InputError unless the head was trained on this draft's hidden states, in whatever number format it is here."""
+    """Raises InputError unless the head was trained on this draft's hidden states.
+
+    The draft's number format may be another one here.
+    """
     check_layers(about["head"].get("layers", []), layers_of(draft), f"the head in {where} reads", "this draft gives")
     hidden_size = about["head"]["hidden_size"]
     own = getattr(getattr(draft, "config", None), "hidden_size", 0) * (1 + len(layers_of(draft))) or hidden_size

@@ -1,11 +1,11 @@
 """A head on a finished recording: its raw logits from the states that the recording holds. No model runs.
 
-The states are the very ones that the head would have read while recording, in the draft's own number format, and the other
-columns that a pre-read head looks at are recorded too: the logits are those of a recording made with the head, up to the
-rounding of differently shaped products.
+The states are those that the head would have read while recording, in the draft's own number format. The other columns that a
+pre-read head reads are recorded, too. So the logits equal those of a recording made with the head, up to the rounding of
+differently shaped products.
 
-A head that reads the depth in the round scores a step anew for every round that visits it. Of P positions and M, the most
-tokens of a round, that is up to P (M + 1) passes over the head instead of S. Features are never held for more than CHUNK steps.
+A head that reads the depth in the round scores a step anew for every round that visits it. With P positions and at most M
+tokens per round, the head runs on up to P (M + 1) inputs instead of S. Features are never held for more than CHUNK steps.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ CHUNK = 16384  # steps scored at a time
 
 
 def kept_logits(scorer: Scorer, step: Step) -> Tensor:
-    """Raw logits of a step as recordings hold them: float32 on the CPU; float64 if that is what comes."""
+    """Raw logits of a step as recordings hold them: float32 on the CPU, or float64 if the head gives float64."""
     logits = scorer(step)
     return (logits if logits.dtype == torch.float64 else logits.float()).cpu()
 
@@ -32,9 +32,10 @@ def kept_logits(scorer: Scorer, step: Step) -> Tensor:
 def recorded_logits(trace: Trace, scorer: Scorer, device: torch.device | str = "cpu") -> Tensor:
     """Raw logits of all steps of a trace, on the CPU: [S], or [S, 2] of a pre-read head.
 
-    device  where the head lies. Raises InputError if the trace holds no states.
-    Of a head that reads the depth: of every start and depth 1..M + 1, [P, M + 1, 1] or [P, M + 1, 2]; 0 where a round from
-    that start never gets to that depth.
+    device  where the head lies
+    A head that reads the depth gives logits of every start and depth 1..M + 1: [P, M + 1, 1] or [P, M + 1, 2]. They are 0
+    where a round from that start never gets to that depth.
+    Raises InputError if the trace holds no states.
     """
     place = torch.device(device)
     if getattr(scorer, "reads_depth", False):

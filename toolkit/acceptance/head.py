@@ -2,9 +2,9 @@
 
 Paper: SpecDec++ (arXiv:2405.19715), section 3.1. theirs -> ours: e_i -> hidden, f -> AcceptanceHead, D -> depth.
 Deviation: the paper's two-class read-out is one logit here (their difference), which is the same function.
-Published code applies *one* residual block D times (weights tied by accident); the paper's blocks are untied, and so are
-ours unless `tied=True`. What else a head reads is ours: x, earlier positions, the likelihood so far and the depth in the round
-(`toolkit.acceptance.inputs`). e_i + W x then takes the place of e_i.
+The published code applies *one* residual block D times (weights tied by accident). The paper's blocks are untied, and so are
+ours unless `tied=True`. The further inputs x are ours: earlier positions, the likelihood so far and the depth in the round
+(`toolkit.acceptance.inputs`). With them, e_i + W x takes the place of e_i.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
 """What a head sees of a drafted token: features of its step, and of the positions before it.
 
-To a pre-read head the newest position always gives its state, the drawn token and the shape of q; to an acceptance head the
-state that has read the token. The first position before that one is the token's own. Earlier positions are those of the text,
-prompt apart, whatever rounds it was made in: so one score per step serves every start of a round. The likelihood of the
-text so far is the draft's, per token. The depth in the round depends on where the round starts. A step then has one score
-per start (`toolkit.acceptance.from_states`).
+A pre-read head always reads the newest position: its state, the drawn token and the shape of q. An acceptance head always reads
+the state that has read the token. For this head, the first earlier position is the token's own. Earlier positions are those of
+the text without the prompt. They do not depend on the rounds that made the text, so one score per step serves every start of
+a round. The likelihood of the text so far is the draft's, per token. The depth in the round depends on where the round
+starts. With this input a step has one score per start (`toolkit.acceptance.from_states`).
 
 Shapes: B rows, D hidden size, E embedding size, H earlier positions, F features.
 """
@@ -49,21 +49,21 @@ class Inputs:
     layers: tuple[int, ...] = ()
 
     def read(self) -> dict[str, Any]:
-        """Its settings, as far as they are not the usual ones."""
+        """The settings that differ from the defaults."""
         found = {name: value for name, value in vars(self).items() if value != vars(Inputs())[name]}
         return {name: list(value) if isinstance(value, tuple) else value for name, value in found.items()}
 
     @property
     def num_earlier(self) -> int:
-        """Positions that have to be kept for it."""
+        """How many earlier positions have to be kept for the head."""
         return max(self.earlier, int(self.likelihood))
 
     def size(self, hidden_size: int, embedding_size: int) -> int:
-        """F of a draft's sizes."""
+        """F, from a draft's sizes."""
         return hidden_size + embedding_size + NUM_STATISTICS + self.size_of_more(hidden_size, embedding_size)
 
     def size_of_more(self, hidden_size: int, embedding_size: int) -> int:
-        """How many of F come behind the newest position's."""
+        """How many of the F features come behind those of the newest position."""
         parts = (
             self.earlier_states * hidden_size,
             self.earlier_tokens * embedding_size,
@@ -73,17 +73,20 @@ class Inputs:
         return self.earlier * sum(parts) + self.likelihood * NUM_LIKELIHOOD + self.round_depth
 
     def features(self, step: Step, table: Tensor, depth: Tensor | int | None = None) -> Tensor:
-        """What is known of drawn tokens [B, F]: of a step whose token is there. `table` [V, E] embeds tokens.
+        """Features of drawn tokens [B, F], from a step whose token has been drawn. `table` [V, E] embeds tokens.
 
         depth  in the round, of every row [B] or of all; None: the step's
-        States and embeddings are scaled to unit mean square, probabilities are logarithms. What is absent is 0.
-        Raises InputError where the step does not know the positions before it.
+        States and embeddings are scaled to unit mean square, and logarithms of probabilities are taken. Features of
+        absent positions are 0. Raises InputError where the step does not know the positions before it.
         """
         newest = newest_features(step, table, 1 + len(self.layers))
         return self.with_more(newest, self.before(step), table, step.depth if depth is None else depth)
 
     def before(self, step: Step) -> Earlier | None:
-        """The positions before a step that it reads; None: none. Raises InputError where the step does not know them."""
+        """The positions before a step that the head reads; None if it reads none.
+
+        Raises InputError where the step does not know them.
+        """
         if not self.num_earlier:
             return None
         before = step.earlier(self.num_earlier)
@@ -122,13 +125,18 @@ class Inputs:
 
 
 def depth_features(depth: Tensor | int, most: int, like: Tensor) -> Tensor:
-    """Depths from 1, of all rows or of each [B], as one-hot rows [B, most]; deeper ones count as the last, 0 as none."""
+    """Depths from 1, of all rows or of each [B], as one-hot rows [B, most].
+
+    A depth above `most` counts as `most`. Depth 0 gives a row of zeros.
+    """
     own = min(depth, most) if isinstance(depth, int) else depth.clamp(max=most).unsqueeze(-1)
     return (torch.arange(1, most + 1, device=like.device) == own).to(like.dtype).expand(len(like), -1)
 
 
 def newest_features(step: Step, table: Tensor, num_states: int = 1) -> Tensor:
-    """Of the step alone [B, D + E + 5]: state, embedding; of q: log q(y) warped and not, entropy, the two largest.
+    """Features of the step alone [B, D + E + 5]: state, embedding and five numbers about q.
+
+    The five are log q(y), warped and unwarped, the entropy, and the logarithms of the two largest probabilities.
 
     num_states  how many layers' states lie side by side in D
     """
@@ -139,7 +147,7 @@ def newest_features(step: Step, table: Tensor, num_states: int = 1) -> Tensor:
 
 
 def _scaled(values: Tensor, num_parts: int = 1) -> Tensor:
-    """values [..., D], each of so many equal parts with unit mean square."""
+    """values [..., D]: each of `num_parts` equal parts is scaled to unit mean square."""
     if num_parts == 1:
         return rms_norm(values.float(), values.shape[-1:])
     parts = values.float().unflatten(-1, (num_parts, -1))

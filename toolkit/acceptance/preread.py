@@ -1,24 +1,24 @@
-"""The pre-read head: what the forward that produced q_k, and the token y_k drawn from it, say before y_k is read.
+"""The pre-read head: chances of acceptance of y_k and of y_{k+1}, before the draft reads y_k.
 
-Ours; no paper has it. Reading y_k *is* the next draft forward, so a score that needs the state after y_k comes one
-forward late (SpecDec++). This head takes what is paid for already: the state that produced q_k, the embedding of y_k
-and the shape of q_k. It gives two chances,
+The head is ours; no paper has it. Reading y_k *is* the next draft forward, so a score that needs the state after y_k comes
+one forward late (SpecDec++). This head reads only what is already computed: the state that produced q_k, the embedding of
+y_k and the shape of q_k. It gives two chances,
 
     accepted   P(y_k accepted), given that all before it are
     following  P(y_{k+1} accepted), given that y_k is, too: the mean of sum_x min(p, q)(x) one position later
 
-With `output="block"` they are block verification's (`toolkit.verification.rules.block`), and no product is taken:
+With `output="block"` the chances are block verification's (`toolkit.verification.rules.block`), and no product is taken:
 
     accepted   P_k, the chance that at least k tokens of the round are kept
     following  the mean of P_{k+1}, before y_{k+1} is drawn
 
-It needs no token mixing, since every position of a text of the target is a clean prefix. There a y drawn from q is a
-sample for `accepted`. If the acceptance draw accepts it, the next position is a sample for `following`
-(`toolkit.training.recorded_positions`).
+Its training needs no token mixing, since every position of a text of the target is a clean prefix. A token y drawn from q
+there is a training example for `accepted`. If the acceptance draw accepts y, the next position is a training example for
+`following` (`toolkit.training.recorded_positions`).
 
-With `earlier` positions it also reads what the draft showed one to eight tokens before (`toolkit.acceptance.inputs`). Live
-decoding keeps that beside the draft's cache, for chains (`toolkit.decoding.earlier`). With `round_depth` it knows how far the
-round has gone, too.
+With `earlier` positions the head also reads the draft's outputs one to eight tokens before (`toolkit.acceptance.inputs`). Live
+decoding keeps these beside the draft's cache, for chains (`toolkit.decoding.earlier`). With `round_depth` the head reads the
+depth in the round, too.
 
 Shapes: D hidden size, E embedding size, F features: D + E + 5 without earlier positions.
 """
@@ -126,7 +126,7 @@ class PrereadHead(SavedHead):
 
 
 def embedding_table(draft: Any) -> Tensor:
-    """The draft's input embeddings [V, E], in its own number format. Raises InputError for models without any."""
+    """The draft's input embeddings [V, E], in its own number format. Raises InputError for models without embeddings."""
     layer = draft.get_input_embeddings() if hasattr(draft, "get_input_embeddings") else None
     if layer is None:
         raise InputError("a pre-read head needs the draft's input embeddings; this draft has none")

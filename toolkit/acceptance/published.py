@@ -4,9 +4,9 @@
     model.safetensors, pytorch_model.bin   model.0.linear.{weight, bias}: one block, applied `depth` times; and
                                            model.{depth}.{weight, bias}: a read-out of two classes, class 1 accepts
 
-Such files hold each tensor of the one block once, or under a name per block. Blocks that differ are refused: they are of
-another program. What the files do not say stays unknown here, too: the draft (only the size of its states is compared) and
-w_rej. The chances are taken as the head gives them, which is what the published decoder does.
+Such files hold each tensor of the one block once, or under a name per block. Blocks that differ are refused, because another
+program must have written them. The files name neither the draft nor w_rej, so both stay unknown here, and only the size of the
+draft's states is compared. The chances are taken as the head gives them, as in the published decoder.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ def _tensors(path: Path) -> dict[str, Tensor]:
         return load_tensors(path, "file of a published head's weights", MEND)[0]
     try:
         found = torch.load(path, map_location="cpu", weights_only=True)
-    except Exception as error:  # zip, pickle and torch each have their own for what is no such file
+    except Exception as error:  # zip, pickle and torch each raise their own errors for other files
         raise InputError(f"{path} is not a file of tensors: {first_line(error)}; {MEND}") from None
     if not isinstance(found, Mapping) or not all(isinstance(value, Tensor) for value in found.values()):
         raise InputError(f"{path}: expected a mapping of names to tensors; {MEND}")

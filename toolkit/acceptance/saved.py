@@ -1,7 +1,8 @@
 """What every trained head shares: weights, config and card, written whole and read strictly; and the way to the Hub.
 
-`save` and `load` are the format. `save_pretrained`, `from_pretrained` and `push_to_hub` are those of huggingface_hub,
-over the same files. The mixin's own readers and writers know one file of weights per folder and load it loosely.
+`save` and `load` define the format. `save_pretrained`, `from_pretrained` and `push_to_hub` are those of huggingface_hub,
+over the same files. The mixin's own readers and writers are not used: they know one file of weights per folder and load
+it loosely.
 """
 
 from __future__ import annotations
@@ -69,7 +70,7 @@ class SavedHead(nn.Module, PyTorchModelHubMixin, library_name=card.LIBRARY, tags
 
     @checked
     def save(self, folder: Path | str, about: Mapping[str, Any] | None = None) -> Path:
-        """Write weights, config and card; `about` records what is known of it, None: what it was loaded with."""
+        """Write weights, config and card; `about` records what is known of the head, None: what it was loaded with."""
         folder = Path(folder)
         said = {"head": self.config, **(self.about if about is None else about)}
         save_tensors(folder / self.weights_file, self.state_dict(), {"what": self.what})
@@ -79,7 +80,7 @@ class SavedHead(nn.Module, PyTorchModelHubMixin, library_name=card.LIBRARY, tags
 
     @classmethod
     def is_in(cls, folder: Path | str) -> bool:
-        """Whether the folder holds one."""
+        """Whether the folder holds a head of this kind."""
         try:
             return all((Path(folder) / name).exists() for name in (cls.weights_file, cls.config_file))
         except (OSError, ValueError):  # a name that no file can have

@@ -1,9 +1,9 @@
-"""What the draft showed at the newest positions of every text, kept beside its cache for heads that read it.
+"""The draft's outputs at the newest positions of every text, kept beside its cache for heads that read them.
 
-A position's entry is the state that its token was drawn from, the token that came there and the shape of q: a function
-of the text alone. Within a round drafted tokens stand for the text; after it only the accepted ones stay, and the
-corrected token takes the place of the rejected one. The state before a bonus token has not been read then. It comes with
-the next round's first forward.
+A position's entry holds the state that its token was drawn from, the token at this position and the shape of q. The entry is
+a function of the text alone. Within a round, the drafted tokens count as text. After the round only the accepted ones stay,
+and the corrected token takes the place of the rejected one. The state before a bonus token has not been computed at this
+moment. The next round's first forward gives it.
 
 Shapes: B batch slots, H positions kept, n new positions, D hidden size, V vocabulary.
 """
@@ -42,9 +42,10 @@ class EarlierPositions:
         return max(self.pending)
 
     def begin(self, logits: Tensor, hidden: Tensor, tokens: Tensor) -> None:
-        """The round's first forward: what it says at the n = `most_pending` tokens before the newest one.
+        """Take the outputs of the round's first forward at the n = `most_pending` tokens before the newest one.
 
-        logits [B, n, V], hidden [B, n, D], and the tokens [B, n] that came there; a slot's own ones are the last.
+        logits [B, n, V], hidden [B, n, D], and the tokens [B, n] at these positions. Of the n, a slot's own pending
+        tokens are the last ones.
         """
         if self.now is None:
             self.now = _nothing(self.num_rows, self.count, hidden)
@@ -64,7 +65,7 @@ class EarlierPositions:
         self._start = self.now
 
     def note(self, step: DraftStep) -> None:
-        """A forward and the token drawn from it, if there is one: a position of the round."""
+        """Add a position of the round: a forward, and the token drawn from it if one was drawn."""
         assert self.now is not None, "a round begins with `begin`"
         self._steps.append(step)
         new = _entry(step)
@@ -72,7 +73,7 @@ class EarlierPositions:
         self.now = _moved(self.now, new, index, torch.ones_like(new["present"]))
 
     def commit(self, length: Tensor, extra: Tensor) -> None:
-        """Keep what was accepted, `length` [B] tokens, and the token `extra` [B] behind it if its state was read."""
+        """Keep the `length` [B] accepted tokens, and the token `extra` [B] behind them if its state was computed."""
         if not self._steps or self._start is None:
             return
         most, device = len(self._steps), length.device
@@ -129,7 +130,7 @@ def _positions(hidden: Tensor, tokens: Tensor, token_prob: Tensor, entropy: Tens
 
 
 def _moved(old: Earlier, new: Positions, index: Tensor, mine: Tensor) -> Earlier:
-    """Old positions and new ones, of which the kept ones are at index [B, H]; mine [B, n]: the new ones of each text."""
+    """The positions at index [B, H] of old and new ones side by side. mine [B, n]: the new ones that each text has."""
     rows = torch.arange(len(index), device=index.device).unsqueeze(1)
     joined = {
         name: torch.cat([values, new[name].to(values.dtype)], 1)[rows, index] for name, values in old.positions.items()

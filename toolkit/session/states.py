@@ -1,9 +1,8 @@
 """What heads read of a model's forward: its final hidden state, with those of chosen earlier layers behind it.
 
-Every forward whose states are wanted is watched here: those of sessions, teacher-forced ones, and transformers' own loop. The
-final state is read where the model feeds it to its output embedding. Earlier layers are what transformers calls
-`hidden_states`: 0 is the embedding, i the i-th layer's output, before the last norm. A model says once, when it is loaded,
-which of them it gives.
+All states are taken here: those of sessions, of teacher-forced forwards, and of transformers' own loop. The final state is
+taken where the model feeds it to its output embedding. Earlier layers are numbered as in transformers' `hidden_states`: 0 is
+the embedding, i the i-th layer's output, before the last norm. The layers that a model gives are set once, when it is loaded.
 
 Shapes: b rows, T tokens, D width of a state, n earlier layers.
 """
@@ -23,9 +22,9 @@ GIVEN = "layers_given"  # attribute of a model
 
 
 def give_layers(model: Any, layers: Sequence[int]) -> None:
-    """Let a model's states hold these layers behind the final one; negative ones count from the end, where -1 is final.
+    """Let a model's states hold these layers behind the final one. Negative numbers count from the end: -1 is final.
 
-    Raises InputError if it has no such layers, or states of several widths.
+    Raises InputError if the model has no such layers, or states of several widths.
     """
     if not layers:
         return
@@ -43,7 +42,10 @@ def give_layers(model: Any, layers: Sequence[int]) -> None:
 
 
 def counted(layers: Sequence[int], count: int) -> tuple[int, ...]:
-    """Earlier layers of a model of `count` layers: each once, counted from the embedding, 0; the final one is always there."""
+    """Earlier layers of a model of `count` layers: each once, counted from the embedding, 0.
+
+    The final layer is left out, because its state is always read.
+    """
     return tuple(sorted({layer % (count + 1) for layer in layers} - {count}))
 
 
@@ -54,7 +56,7 @@ def layers_of(model: Any) -> tuple[int, ...]:
 
 
 def check_layers(wanted: Sequence[int], given: Sequence[int], who: str, where: str) -> None:
-    """Raises InputError unless what is wanted, by `who`, are the earlier layers that are given, by `where`."""
+    """Raises InputError unless the earlier layers that `who` wants are those that `where` gives."""
     if tuple(wanted) != tuple(given):
         raise InputError(
             f"{who} layers {list(wanted)} beside the final state, {where} {list(given)}: set +pair.draft_layers={list(wanted)}"
@@ -73,7 +75,7 @@ def state_size(model: Any) -> int:
 
 @contextmanager
 def watched_states(model: Any) -> Iterator[list[Tensor]]:
-    """States [b, T, (1 + n) D] of every forward while it lasts; T as many as the model computes logits for."""
+    """States [b, T, (1 + n) D] of every forward inside the context; T counts the tokens that have logits."""
     states: list[Tensor] = []
     hooks = [model.get_output_embeddings().register_forward_pre_hook(lambda module, args: states.append(args[0]))]
     layers = layers_of(model)

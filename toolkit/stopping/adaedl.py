@@ -3,7 +3,7 @@
 Paper: AdaEDL (arXiv:2410.18351), section 3. theirs -> ours: gamma -> factor, lambda -> threshold, alpha -> target_rate,
 beta_1 -> rate_decay, beta_2 -> threshold_decay, epsilon -> rate_step.
 After each round the acceptance rate is averaged (rate_decay). The threshold moves up by `step_size` if the average is
-below the wanted rate, and down if it is above. It is averaged itself (threshold_decay).
+below the wanted rate, and down if the average is above it. The threshold itself is averaged, too (threshold_decay).
 """
 
 from __future__ import annotations

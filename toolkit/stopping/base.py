@@ -1,6 +1,6 @@
-"""What every stopping policy is: small, explicit state per row, two decisions.
+"""The interface of every stopping policy: small, explicit state per row, two decisions.
 
-A drawn token is always sent to the target: a policy only says whether to draw the next one.
+A drawn token is always sent to the target. A policy only decides whether to draw the next one.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ State = dict[str, Tensor]
 
 
 class StoppingPolicy:
-    """Stop or go, per row.
+    """A policy decides between stop and go, per row.
 
     The state is a dict of tensors with a leading row dimension, fresh per prompt. Rows may be selected, replaced or
     repeated (for the nodes of a tree) by indexing every tensor alike. Quantities of one round are reset in `observe`.
 
-    limit              the most tokens it can ever ask for in a round; None: no own limit
-    reads              True: it also decides after a forward, before its token is drawn (`read`)
-    uses_history       False: a round's decisions do not depend on the rounds before, so that a replay may ask for all at
-                       once
-    reads_states       True: it looks at the draft's hidden states (trained heads do)
-    needs_draft_model  False: it looks at no distribution and no state of a draft, so that tokens may come from elsewhere
+    limit              the most tokens that the policy can ever ask for in a round; None: no limit of its own
+    reads              True: it also decides after a forward, before the forward's token is drawn (`read`)
+    uses_history       False: a round's decisions do not depend on the rounds before, so that a replay may ask for all
+                       rounds at once
+    reads_states       True: it reads the draft's hidden states (trained heads do)
+    needs_draft_model  False: it reads no distribution and no state of a draft, so that tokens may come from elsewhere
     couples_rows       True: a row's decisions depend on its neighbours in the batch. Every row still follows the target's
                        distribution, independently of the others, but which text it gets depends on the batch
     """
@@ -41,12 +41,12 @@ class StoppingPolicy:
 
     @property
     def num_earlier(self) -> int:
-        """How many positions before a step it looks at (`Step.earlier`), once bound: what its head reads."""
+        """How many positions before a step the policy's head reads (`Step.earlier`), once bound."""
         return int(getattr(getattr(self, "estimator", None), "num_earlier", 0))
 
     @property
     def judges_blocks(self) -> bool:
-        """Whether its head, once bound, speaks of rounds under block verification instead of single tokens."""
+        """Whether the policy's head, once bound, scores rounds under block verification instead of single tokens."""
         return bool(getattr(getattr(self, "estimator", None), "judges_blocks", False))
 
     def bind(self, pair: object) -> StoppingPolicy:
@@ -54,7 +54,7 @@ class StoppingPolicy:
         return self
 
     def within(self, max_drafted: int) -> StoppingPolicy:
-        """Told the most tokens that a round may have; policies that plan ahead plan no further."""
+        """The policy for rounds of at most `max_drafted` tokens; policies that plan ahead plan no further."""
         return self
 
     def init(self, num_rows: int, device: torch.device) -> State:
@@ -74,12 +74,14 @@ class StoppingPolicy:
         return state, torch.ones_like(step.tokens, dtype=torch.bool)
 
     def foresee(self, step: Step) -> Tensor | None:
-        """P(the token after y_k is accepted, if y_k is) [B], for policies that know it: forests are drafted as wide as
-        that asks for."""
+        """P(the token after y_k is accepted, if y_k is) [B]; None for policies that do not know this chance.
+
+        The width of drafted forests depends on it.
+        """
         return None
 
     def read(self, step: Step, state: State) -> tuple[State, Tensor]:
-        """After forward k has read y_{k-1}, before y_k is drawn: whether to draw it [B]. Only if `reads`."""
+        """After forward k has read y_{k-1}, before y_k is drawn: whether to draw y_k [B]. Called only if `reads`."""
         return state, torch.ones_like(step.entropy, dtype=torch.bool)
 
     def observe(self, proposal: Drafted, verdict: Judged, state: State) -> State:
@@ -88,27 +90,27 @@ class StoppingPolicy:
 
 
 class ReadEstimator(Protocol):
-    """Says of the token that a state has read how likely it was accepted."""
+    """Gives the chance that the token which a state has read is accepted."""
 
     def bind(self, pair: Any) -> ReadEstimator:
-        """Load and check what it needs of a pair."""
+        """Load and check what the estimator needs of a pair."""
 
     def read_prob(self, step: Step) -> Tensor:
         """P(y_{k-1} accepted) [B], given that the ones before it are."""
 
 
 class DrawnEstimator(Protocol):
-    """Says of the token just drawn, and of the one after it, how likely they are accepted."""
+    """Gives the chances that the token just drawn, and the one after it, are accepted."""
 
     def bind(self, pair: Any) -> DrawnEstimator:
-        """Load and check what it needs of a pair."""
+        """Load and check what the estimator needs of a pair."""
 
     def drawn_probs(self, step: Step) -> tuple[Tensor, Tensor]:
         """P(y_k accepted) and P(y_{k+1} accepted) [B] each, given that the ones before are."""
 
 
 def chances_to_enter(estimator: DrawnEstimator, step: Step, survival: Tensor) -> tuple[Tensor, Tensor]:
-    """P(y_k enters the text) and P(y_{k+1} does, too) [B] each, from that of y_{k-1}: products of estimates.
+    """P(y_k enters the text) and P(y_{k+1} does, too) [B] each: products of `survival`, that of y_{k-1}, and estimates.
 
     Estimates of block verification are these chances already: P_k and P_{k+1} take the place of the running product.
     """
@@ -119,7 +121,7 @@ def chances_to_enter(estimator: DrawnEstimator, step: Step, survival: Tensor) ->
 
 
 class Thresholded(StoppingPolicy, ABC):
-    """Goes on while a score stays at or above a level: a replay then needs the scores once for any number of levels."""
+    """Goes on while a score stays at or above a level. A replay needs the scores only once for any number of levels."""
 
     uses_history: ClassVar[bool] = False
 

@@ -1,22 +1,22 @@
 """Batch rate: the rate rule for a batch whose rows draft side by side. No threshold; plain decoding is one of its choices.
 
-Ours, from renewal-reward theory as `rate` is. In a batch, every row pays for the deepest one. A draft forward and one
-more column of the target's forward cost the same whether one row wants them or all. So the batch decides together.
-With B rows, C(d) is the cost of a round of depth d. The batch reaches lambda tokens per unit of cost. Drafting goes on
-behind depth k iff for some depth d > k
+The rule is ours, from renewal-reward theory as `rate` is. In a batch, every row pays for the deepest one. A draft forward
+and one more column of the target's forward cost the same whether one row wants them or all. So all rows decide
+together. With B rows, C(d) is the cost of a round of depth d. The batch reaches lambda tokens per unit of cost. Drafting
+goes on behind depth k iff for some depth d > k
 
     sum over live rows, j = k+1 .. d, of P(the first j tokens are accepted)  >  lambda * (C(d) - C(k))
 
-One step ahead P comes from the estimator. Further ahead, and before anything is drafted, it comes from the rows'
-running acceptance of first tokens and of later ones. Looking further than one step matters where the first extra column
-is dear and the next ones are not. Depth d = 0 is plain decoding: a batch for which drafting does not pay drafts
-nothing.
+One step ahead, P comes from the estimator. Further ahead, and before anything is drafted, P comes from the rows'
+running acceptance rates of first tokens and of later ones. Looking further than one step matters where the first extra
+column is expensive and the next ones are cheap. Depth d = 0 is plain decoding: a batch for which drafting does not pay
+drafts nothing.
 
-lambda is the best rate of a fixed depth by the running acceptance and the costs. It is multiplied by the ratio of
-achieved to planned tokens so far. The factor is there because stopping inside a round beats every fixed depth. Costs
-are those of a table, never of a clock: equal batches give equal texts.
+lambda is the best rate of a fixed depth by the running acceptance rates and the costs. It is multiplied by the ratio of
+achieved to planned tokens so far. This factor is needed because stopping inside a round beats every fixed depth. Costs
+come from a table, never from a clock, so equal batches give equal texts.
 
-Rows depend on their neighbours in their text, not in distribution. The depth of a round is decided before its
+A row's text depends on its neighbours, but its distribution does not. The depth of a round is decided before its
 acceptance draws are looked at (`couples_rows`).
 """
 
@@ -35,14 +35,14 @@ from toolkit.stopping.base import DrawnEstimator, State, StoppingPolicy, chances
 from toolkit.transfer import floats_on
 from toolkit.types import Drafted, Judged, Step
 
-# What a row has seen, older rounds counting less [B, 3, 2]. For first and for later drafted tokens: how many were
-# accepted and how many tried. Then tokens made and tokens planned.
+# Entries of `seen` [B, 3, 2], the counts of a row's rounds, in which older rounds count less. For first and for later
+# drafted tokens they say how many were accepted and how many were tried. The last entry has tokens made and planned.
 FIRST, LATER, MADE = 0, 1, 2
 
 
 @dataclass(frozen=True)
 class BatchRate(StoppingPolicy):
-    """Draft on while the batch's expected tokens exceed what they cost at the batch's rate.
+    """Draft on while the tokens that the batch expects exceed their cost times the batch's rate.
 
     estimator   gives `drawn_probs(step)`, P(y_k accepted) and P(y_{k+1} accepted), before y_k is read
     costs       a table by batch size, a JSON or CSV file (`toolkit.load_cost`); None: `cost_ratio` and `column_cost`
@@ -80,8 +80,11 @@ class BatchRate(StoppingPolicy):
         return replace(self, estimator=self.estimator.bind(pair), table=table, known={})
 
     def init(self, num_rows: int, device: torch.device) -> State:
-        """Per row: survival of the round; its lambda and planned rate [B, 2]; who takes part; what was seen [B, 3, 2].
-        Also ahead [B, D]: how many tokens are accepted of the next j, if the first one is."""
+        """The state per row.
+
+        survival [B] of the round; rate [B, 2]: lambda and the planned rate; live [B]: whether the row takes part;
+        seen [B, 3, 2]: counts of older rounds; ahead [B, D]: how many tokens of the next j are accepted if the first is.
+        """
         one = torch.ones(num_rows, device=device)
         seen = torch.zeros(num_rows, 3, 2, device=device)
         seen[:, MADE] = self.memory
@@ -100,7 +103,7 @@ class BatchRate(StoppingPolicy):
         seen = state["seen"] * weight.view(-1, 1, 1)
         total = seen.sum(0)
         pooled = (total[:2, 0] + self.memory * priors) / (total[:2, 1] + self.memory)
-        # a row's own acceptance, drawn to the batch's, and that to the prior: [B, 2], of first and of later tokens
+        # a row's acceptance rates of first and later tokens [B, 2], shrunk to the batch's, which are shrunk to the prior
         chances = (seen[:, :2, 0] + self.memory * pooled) / (seen[:, :2, 1] + self.memory)
         ahead = (chances[:, LATER:] ** powers).cumsum(1)
         gained = torch.nn.functional.pad((weight * chances[:, FIRST]) @ ahead, (1, 0))

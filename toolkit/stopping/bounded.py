@@ -16,7 +16,7 @@ from toolkit.types import Drafted, Judged, Step
 
 @dataclass(frozen=True)
 class Bounded(StoppingPolicy):
-    """`policy` between bounds. A policy that asks for no draft at all (`begin`) is not overruled."""
+    """`policy` between bounds. If the policy asks for no draft at all (`begin`), the round has no draft."""
 
     policy: StoppingPolicy
     min_drafted: Annotated[int, AtLeast(0)] = 1

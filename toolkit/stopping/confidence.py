@@ -1,6 +1,6 @@
 """Stop at a token the draft itself is not sure of.
 
-Known as transformers' `assistant_confidence_threshold` (their default t = .4) and llama.cpp's `draft-p-min`.
+The rule is known as transformers' `assistant_confidence_threshold` (their default t = .4) and llama.cpp's `draft-p-min`.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Dynamic confidence: the confidence rule with a threshold fitted anew after every round.
 
-Known as transformers' dynamic speculation (default since 4.45): the threshold that minimises FPR + 3 FNR over the
+The rule is known as transformers' dynamic speculation (default since 4.45). Its threshold minimises FPR + 3 FNR over the
 tokens verified so far. Their class counts a token as positive if it was accepted. A false positive is an unaccepted
 token above the threshold, a false negative an accepted one below it.
 Deviation: the history is per prompt (theirs runs on over prompts), so that a row does not depend on its neighbours.
@@ -72,7 +72,7 @@ class DynamicConfidence(StoppingPolicy):
         }
 
     def _fit(self, scores: Tensor, labels: Tensor, old: Tensor) -> Tensor:
-        """The observed score that minimises FPR + miss_cost * FNR, per row; the old one until both classes were seen."""
+        """The observed score that minimises FPR + miss_cost * FNR, per row; `old` until both classes were observed."""
         scores, order = scores.masked_fill(labels < 0, torch.inf).sort(dim=1)  # empty positions come last
         labels = labels.gather(1, order)
         accepted, rejected = (labels == 1).float(), (labels == 0).float()

@@ -1,6 +1,6 @@
 """Draft more after a round that was accepted whole, less after one that was not.
 
-Known as transformers' `num_assistant_tokens_schedule="heuristic"`: K + 2 after full acceptance, else max(1, K - 1).
+The rule is transformers' `num_assistant_tokens_schedule="heuristic"`: K + 2 after full acceptance, else max(1, K - 1).
 """
 
 from __future__ import annotations

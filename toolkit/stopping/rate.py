@@ -1,16 +1,16 @@
 """Rate: draft one more token while it pays, at the rate of tokens per target-forward time that is reached. No threshold.
 
-Ours, from renewal-reward theory (Dinkelbach's fixed point). The aim is to maximise E[tokens of a round] / E[cost of a
-round]; lambda is the best such rate. Looking one step ahead, another draft forward of cost c is worth it iff
+The rule is ours, from renewal-reward theory (Dinkelbach's fixed point). The aim is to maximise E[tokens of a round] /
+E[cost of a round]; lambda is the best such rate. Looking one step ahead, another draft forward of cost c is worth it iff
 
     P(all drafted so far accepted) * P(the next one accepted)  >  lambda * c
 
-lambda is the rate achieved itself. It is tracked while decoding, prompt by prompt, or solved on traces and given as
-`rate`. There `analysis.price` keeps the best one met on the way to the fixed point. With an acceptance head instead of
-a pre-read one this is SpecDec++'s rule at the threshold that theory gives, h = 1 - lambda c.
-Looking one step ahead is not the optimum: what the next token's score will show is worth something, too.
-Under block verification P(at least k + 1 tokens are kept) is P_{k+1}, whose mean a head of output=block gives: it takes the
-place of the product.
+lambda is the rate that the rule itself achieves. It is tracked while decoding, prompt by prompt, or solved on traces
+and given as `rate`. For the latter, `analysis.price` keeps the best rate found on the way to the fixed point. With an
+acceptance head instead of a pre-read one, this is SpecDec++'s rule at the threshold that theory gives, h = 1 - lambda c.
+Looking one step ahead is not optimal, because the next token's score is information with a value of its own.
+Under block verification, P(at least k + 1 tokens are kept) is P_{k+1}. A head of output=block gives the mean of P_{k+1},
+which takes the place of the product.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class Rate(Thresholded):
         return replace(self, estimator=self.estimator.bind(pair))
 
     def init(self, num_rows: int, device: torch.device) -> State:
-        """survival of the round; and, if the rate is tracked, tokens and cost of the prompt's rounds so far."""
+        """The state: survival of the round and, if the rate is tracked, tokens and cost of the prompt's rounds so far."""
         one = torch.ones(num_rows, device=device)
         if self.rate is not None:
             return {"survival": one}

@@ -19,7 +19,7 @@ def file_name(shard: int, replicate: int) -> str:
 def read_traces(folder: Path | str, replicate: int | None = 0) -> Trace:
     """The traces of a finished folder as one: one replicate, or all of them (None), one after another.
 
-    States stay in the files until they are asked for.
+    States stay in the files until they are read.
     Raises InputError if the folder is not finished, or a file is missing, cut short or of another job.
     """
     folder = Path(folder)

@@ -1,7 +1,7 @@
-"""Which steps of a recording a round visits, by where it starts: what follows from the acceptance draws alone.
+"""Which steps of a recording a round visits, by where it starts. This follows from the acceptance draws alone.
 
 Logits of a head lie per step [S], or [S, 2]. Those of a head that reads the depth in the round lie per start and depth,
-[P, M + 1, 1] or [P, M + 1, 2]: one step is visited at as many depths as rounds can reach it.
+[P, M + 1, 1] or [P, M + 1, 2], because rounds from different starts visit a step at different depths.
 
 Shapes: P positions, S steps of the trace, M max_drafted; B rows.
 """
@@ -19,12 +19,12 @@ from toolkit.trace.trace import Trace
 
 @dataclass(frozen=True)
 class Geometry:
-    """What follows from the acceptance draws alone, for a round that starts before position i (all [P]).
+    """Properties of a round that starts before position i (all [P]). They follow from the acceptance draws alone.
 
     run    accepted positions from i on, before the first rejected one or the text's end
     left   positions from i to the text's end
     room   how many tokens a round may draft there
-    steps  what `step_at` says of every start and depth, index and existence [M + 1, P] each, where it is asked often
+    steps  index and existence [M + 1, P] each, as `step_at` gives them for every start and depth; None: not worked out
     """
 
     run: Tensor
@@ -33,7 +33,7 @@ class Geometry:
     steps: tuple[Tensor, Tensor] | None = None
 
     def with_steps(self, trace: Trace) -> Geometry:
-        """The same with `steps` worked out, for rounds of few starts at a time."""
+        """The same with `steps` worked out, which is faster where `step_at` is called often for few starts at a time."""
         starts = torch.arange(trace.num_positions)
         found = [step_at(trace, self, starts, depth) for depth in range(1, trace.max_drafted + 2)]
         index, exists = (torch.stack(values) for values in zip(*found, strict=True))
@@ -67,7 +67,10 @@ def step_at(trace: Trace, geometry: Geometry, starts: Tensor, depth: int) -> tup
 
 
 def logits_at(trace: Trace, logits: Tensor, index: Tensor, depth: int) -> Tensor:
-    """A head's logits [B], or [B, 2], at steps [B] that rounds visit at a depth. Raises InputError for one not recorded."""
+    """A head's logits [B], or [B, 2], at steps [B] that rounds visit at a depth.
+
+    Raises InputError for a depth that is not recorded.
+    """
     if logits.dim() < 3:
         return logits[index]
     if depth > logits.shape[1]:

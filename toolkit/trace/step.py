@@ -1,4 +1,4 @@
-"""A step of a trace, with the names of a DraftStep: what policies and heads see when nothing is computed anew."""
+"""A step of a trace, with the names of a DraftStep. Policies and heads read it where nothing is computed anew."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from toolkit.types import Earlier
 
 @dataclass
 class RecordedStep:
-    """A DraftStep read from a trace: same names, for the statistics a policy may ask for."""
+    """A DraftStep read from a trace, with the same names for the statistics that a policy may ask for."""
 
     trace: Trace
     depth: int
@@ -44,7 +44,7 @@ class RecordedStep:
 
     @property
     def entropy(self) -> Tensor:
-        """Of the unwarped distribution [B], nats."""
+        """Entropy of the unwarped distribution [B], nats."""
         return self._read(self.trace.entropy)
 
     @property
@@ -54,7 +54,7 @@ class RecordedStep:
 
     @property
     def margin(self) -> Tensor:
-        """Between them [B]."""
+        """Difference of the two largest unwarped probabilities [B]."""
         return self.top_probs[:, 0] - self.top_probs[:, 1]
 
     @property
@@ -64,7 +64,10 @@ class RecordedStep:
         return found if self.device is None else found.to(self.device)
 
     def earlier(self, count: int) -> Earlier:
-        """The `count` positions before, as live decoding keeps them. Raises InputError if the trace is too old for it."""
+        """The `count` positions before the step, as live decoding keeps them.
+
+        Raises InputError if the trace is too old to hold the texts' own tokens.
+        """
         trace = self.trace
         if trace.text_tokens is None or trace.text_prob is None:
             raise InputError(OLDER)
@@ -74,7 +77,7 @@ class RecordedStep:
         following = torch.stack(steps[:-1][::-1], 1)  # which step came after each of them
         before = torch.stack(steps[1:][::-1], 1)
         present, at = before >= 0, before.clamp(min=0)
-        on_path = (following < trace.num_positions) & present  # there the text's own token came
+        on_path = (following < trace.num_positions) & present  # these positions hold the text's own token
         place = torch.where(on_path, at, 0)
         tokens = torch.where(on_path, trace.text_tokens[place], trace.tokens[at]).long()
         token_prob = torch.where(on_path, trace.text_prob[place], trace.token_prob[at])

@@ -2,9 +2,9 @@
 
 For a lossless chain rule the text does not depend on the policy. Let X_1..X_N be a text of the target. Position i holds an
 accepted draft with probability min(1, q(X_i)/p(X_i)). Else the draft's token there is drawn from norm((q - p)+), and X_i
-is the correction. This is the joint distribution of (drafted token, accepted, emitted token) given the emitted token. Its
-acceptance draws are made once, when the trace is recorded. Behind every rejected position the draft has rolled on. A policy
-sees this roll-out, because it does not know of the rejection yet, nor of the stop string that has ended the text.
+is the correction. This is the joint distribution of (drafted token, accepted, emitted token) given the emitted token. The
+acceptance draws are made once, when the trace is recorded. Behind every rejected position the draft goes on drafting. A
+policy sees this roll-out, because it does not know of the rejection yet, nor of the stop string that has ended the text.
 
 A **step** is one drafted token with what its draft forward showed. Steps 0..P-1 are the positions of all texts, one text
 after another ("on path"); the roll-outs' steps follow. A round that starts after s tokens of a text visits the text's
@@ -37,7 +37,7 @@ OLDER = "this recording does not hold the texts' own tokens, which heads with ea
 
 
 class Rows:
-    """Rows of several tensors [n_i, D] as those of one: files that are mapped into memory are read where rows are asked for."""
+    """Rows of several tensors [n_i, D] as those of one. Of memory-mapped files only the wanted rows are read."""
 
     def __init__(self, parts: Sequence[Tensor]):
         self.parts = list(parts)
@@ -142,7 +142,10 @@ class Trace:
 
     @cached_property
     def steps_before(self) -> Tensor:
-        """The step before each one [S], the position that a roll-out is behind included; -1 of a text's first."""
+        """The step before each step [S]; -1 for a text's first one.
+
+        Before a roll-out's first step comes the position that the roll-out is behind.
+        """
         before = torch.arange(self.num_steps) - 1
         before[self.text_first[:-1]] = -1
         behind = (self.roll_length > 0).nonzero().squeeze(1)
@@ -151,8 +154,11 @@ class Trace:
 
     @cached_property
     def places(self) -> Tensor:
-        """Where each step [S] is, counted in positions: a roll-out's steps go on behind the rejected one. A round that
-        visits a step at depth k starts k - 1 positions before it."""
+        """Where each step [S] is, counted in positions.
+
+        A roll-out's steps count on from the rejected position. A round that visits a step at depth k starts k - 1
+        positions before it.
+        """
         found = torch.arange(self.num_steps)
         behind = (self.roll_length > 0).nonzero().squeeze(1)
         lengths = self.roll_length[behind].long()
@@ -164,9 +170,9 @@ class Trace:
 
     @cached_property
     def likelihood(self) -> tuple[Tensor, Tensor]:
-        """Of the tokens of the text before each step, roll-outs' included: sum of log token_prob [S], and how many [S].
+        """The sum of log token_prob [S] over the text's tokens before each step, and how many tokens these are [S].
 
-        Raises InputError if the recording does not know the texts' own tokens.
+        Tokens of roll-outs count, too. Raises InputError if the recording does not know the texts' own tokens.
         """
         text_prob = self.text_prob
         if text_prob is None:
@@ -198,7 +204,7 @@ class Trace:
 
     @classmethod
     def load(cls, path: Path | str) -> Trace:
-        """Memory-mapped. Raises InputError if the file is missing, cut short or not what was written."""
+        """Read a file, memory-mapped. Raises InputError if it is missing, cut short or not what was written."""
         tensors, metadata = load_tensors(path, "trace", "delete it and record it again")
         try:
             estimates = {k.split("/", 1)[1]: tensors.pop(k) for k in list(tensors) if k.startswith("estimates/")}
@@ -238,7 +244,7 @@ def recorded_name(head: str, kind: str) -> str:
 def join(traces: Sequence[Trace], mapped: bool = False) -> Trace:
     """Several traces as one; all must hold the same estimates. `about` is the first one's.
 
-    mapped  leave states where they lie (`Rows`): they are most of a trace, and may be more than memory holds
+    mapped  leave states in their files (`Rows`), because they are most of a trace and may exceed the memory
     """
     if not traces:
         raise InputError("expected at least one trace, got none")

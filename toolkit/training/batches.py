@@ -19,7 +19,7 @@ class Examples(ABC):
         """Some of them, by number."""
 
     def batches(self, parts: Sequence[Sequence[int]], start: int = 0) -> Iterator[Any]:
-        """The batches of an epoch, from number `start` on; what they hold does not depend on `start`."""
+        """The batches of an epoch, from number `start` on; their contents do not depend on `start`."""
         for part in parts[start:]:
             yield self.batch(part)
 
@@ -34,8 +34,8 @@ class ExampleBatches:
     position     says where the training stands, (epoch, batch); asked when the first batch of an epoch is wanted. After
                  a resume in mid-epoch only the rest of that epoch comes out
 
-    Lightning's way, a loader with `load_state_dict`, is not used. Version 2.6 does not call it if the schedule has
-    asked for the number of steps, and never at the end of an epoch.
+    Lightning's own mechanism, a loader with `load_state_dict`, is not used. Version 2.6 does not call this method if the
+    schedule has asked for the number of steps, and never calls it at the end of an epoch.
     """
 
     def __init__(

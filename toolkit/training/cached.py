@@ -1,7 +1,7 @@
-"""States that are kept in files: made before the training (`cached`), or when they are first asked for (`hybrid`).
+"""States that are kept in files: made before the training (`cached`), or when they are first needed (`hybrid`).
 
-Both read what the files hold, float16, in every epoch. So heads are the same, bit for bit, whichever of the two wrote
-them.
+Both read the float16 states of the files in every epoch. So heads are the same, bit for bit, whichever of the two wrote
+the files.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from toolkit.training.states import Positions, States
 
 
 class CachedStates(States):
-    """The examples of a split that the files hold; those that they lack are left out."""
+    """The examples of a split that the files hold; examples without states in a file are left out."""
 
     def __init__(self, shards: Shards, num_examples: int):
         self.shards = shards
@@ -59,7 +59,7 @@ class HybridStates(States):
 
 
 def announce(folder: Path, shards: Mapping[str, Shards], online: Mapping[str, OnlineStates]) -> None:
-    """Print the size of all states and of those to be written. Raises InputError if the disk has no room for these."""
+    """Print the size of all states and of those to be written. Raises InputError if the disk has no room for the latter."""
     everything = sum(_size(one, range(one.num_examples)) for one in online.values())
     missing = sum(_size(one, shards[name].missing(range(one.num_examples))) for name, one in online.items())
     folder.mkdir(parents=True, exist_ok=True)
@@ -93,7 +93,10 @@ def fill(shards: Shards, online: OnlineStates) -> None:
 
 
 def check_present(shards: Mapping[str, Shards], online: Mapping[str, OnlineStates], may_lack: bool) -> None:
-    """Say how many examples have no states. Raises InputError, one line, if there are any and none may lack them."""
+    """Print how many examples have no states.
+
+    Raises InputError, one line, if there are such examples and `may_lack` is False.
+    """
     lacking = {name: len(shards[name].missing(range(one.num_examples))) for name, one in online.items()}
     if not any(lacking.values()):
         return

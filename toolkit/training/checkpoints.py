@@ -1,9 +1,9 @@
 """Checkpoints from which training goes on as if it had never stopped.
 
-Two files in the run folder's checkpoints/: last.ckpt, written every so many steps and at every epoch's end, and
-best.ckpt. Each is whole or absent, also if the process is killed while writing: Lightning's own writer goes through a
-temporary file in the system's temporary folder. It copies that file if it lies in another file system, which is not one
-step.
+The run folder's checkpoints/ holds two files: last.ckpt, written every so many steps and at every epoch's end, and
+best.ckpt. Each is whole or absent, also if the process is killed while writing. Lightning's own writer does not ensure
+this. It writes a file in the system's temporary folder and copies it if that lies in another file system, which is not
+one step.
 """
 
 from __future__ import annotations
@@ -103,9 +103,9 @@ def folder_of(run_folder: Path | str) -> Path:
 
 
 def read_checkpoint(path: Path | str) -> dict[str, Any]:
-    """A checkpoint's content on the CPU. Raises InputError if there is none, it is damaged, or none of ours.
+    """A checkpoint's content on the CPU. Raises InputError if it is missing, damaged, or not one of toolkit.train.
 
-    A checkpoint is a zip archive with a checksum (CRC-32) of every record, which torch.load does not look at.
+    A checkpoint is a zip archive with a checksum (CRC-32) of every record. torch.load does not check these.
     """
     mend = "delete it to go on without it, or give another one as ckpt_path"
     journal.check(path, mend)
@@ -120,7 +120,7 @@ def read_checkpoint(path: Path | str) -> dict[str, Any]:
         raise InputError(f"ckpt_path: expected a checkpoint at {path}, found none") from None
     except InputError:
         raise
-    except Exception as error:  # zip, pickle and torch each have their own for what is no checkpoint
+    except Exception as error:  # zip, pickle and torch each raise their own errors for other files
         raise InputError(f"{path} is not a checkpoint: {first_line(error)}; {mend}") from None
     if not isinstance(checkpoint, dict) or "about" not in checkpoint or "state_dict" not in checkpoint:
         raise InputError(f"{path} was not written by toolkit.train")

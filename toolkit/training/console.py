@@ -47,7 +47,7 @@ def print_table(title: str, rows: Sequence[Mapping[str, str]], rest: Path) -> No
 
 
 def quiet_lightning() -> None:
-    """Without the banners about accelerators, and advice that does not hold here.
+    """Suppress Lightning's banners about accelerators, and its advice that does not hold here.
 
     The batches find their position by themselves, and the scores are added up over processes before they are logged.
     """
@@ -68,7 +68,7 @@ def progress() -> pl.Callback:
 
 
 def on_terminal() -> bool:
-    """Whether somebody is watching."""
+    """Whether the output goes to a terminal."""
     return sys.stdout.isatty()
 
 

@@ -13,14 +13,14 @@ from torch import Tensor
 class Curves(pl.Callback):
     """Logs train/loss, train/lr and perf/tokens_per_second (positions with a label).
 
-    The loss is the quotient of sums over all batches and processes since the last line. The sums travel in checkpoints, so
-    that a resumed training logs the same lines. As a callback, and not in the module, this comes before the checkpoint
-    that is saved at the same step.
+    The loss is the quotient of sums over all batches and processes since the last line. Checkpoints hold the sums, so that
+    a resumed training logs the same lines. As a callback, and not in the module, this runs before the checkpoint of the
+    same step is saved.
     """
 
     def __init__(self) -> None:
         super().__init__()
-        # Scalar tensors on the device: to read them every step would be to wait for it every step.
+        # These are scalar tensors on the device: reading them every step would mean waiting for the device every step.
         self.total: Tensor | float = 0.0
         self.weight: Tensor | float = 0.0
         self.num_positions: Tensor | int = 0

@@ -105,7 +105,7 @@ class MixedData(ExampleData):
         return self.path / f"hidden-{content_hash(held)}"
 
     def prepare_data(self) -> None:
-        """Write the states that are to be there before the training, on one process of a machine."""
+        """Write the states that the training needs from the start, in one process of each machine."""
         if self.features == "online":
             return
         shards, online = self._shards(), self._computed()
@@ -159,7 +159,10 @@ class MixedData(ExampleData):
         return {name: Shards(self.cache_folder, name, self._owner) for name in SPLITS}
 
     def _computed(self) -> dict[str, OnlineStates]:
-        """Both splits, read once. Raises InputError, one line, if a file of the data set is damaged, or a label no chance."""
+        """Both splits, read once.
+
+        Raises InputError, one line, if a file of the data set is damaged, or if a label is not in [0, 1].
+        """
         if not self._online:
             place = self.path / "dataset"
             for name, split in self._load(place).items():

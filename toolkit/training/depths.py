@@ -1,14 +1,14 @@
-"""Depths in the round for training: a recorded position belongs to no round, so one is drawn for it.
+"""Depths in the round for training: a recorded position belongs to no round, so a depth is drawn for it.
 
-Rounds of 1 to M tokens may start at every token of a response, all alike. Of a start only those rounds go on that had
-everything accepted so far. So a position i is at depth d with a probability proportional to
+Rounds of 1 to M tokens may start at every token of a response, with equal probability. A round goes on only while all its
+drafted tokens are accepted. So a position i is at depth d with a probability proportional to
 
     c_{i-1} c_{i-2} ... c_{i-d+1},      d = 1 .. min(i - first + 1, M)
 
-c_j being the chance that the drafted token at j is accepted: 0 or 1 in a trace, where acceptance draws are known. There d
-is uniform over the starts whose round reaches i. No policy is presumed: how long rounds are, and so where they start, is
-what the head shall decide. Replay and dynamic program weigh starts alike, too. Rounds of one policy start mostly behind
-its rejections and are deeper there.
+c_j is the chance that the drafted token at j is accepted. It is 0 or 1 in a trace, where acceptance draws are known. There d
+is uniform over the starts whose round reaches i. No policy is presumed, because the head shall decide how long rounds are,
+and so where they start. Replay and dynamic program weigh starts alike, too. In contrast, rounds of one policy start mostly
+behind its rejections and are deeper there.
 
 Shapes: n positions.
 """
@@ -22,7 +22,8 @@ from torch import Tensor
 def drawn_depths(chances: Tensor, first: Tensor, most: int, generator: torch.Generator) -> Tensor:
     """A depth in 1..most of every position [n].
 
-    chances [n]  c of every position; first [n]: where the response begins that the position is in
+    chances [n]  c of every position
+    first [n]    where the position's response begins
     """
     chances = chances.double()
     place = torch.arange(len(chances))

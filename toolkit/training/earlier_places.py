@@ -1,6 +1,6 @@
-"""What the draft showed at earlier places of a mixed text, as live decoding keeps it (`toolkit.types.Earlier`).
+"""The draft's outputs at earlier places of a mixed text, in the form that live decoding keeps (`toolkit.types.Earlier`).
 
-A place's entry is the state that its token was drawn from, the token that came there, drafted or the target's, and the shape
+A place's entry holds the state that its token was drawn from, the token at this place (drafted or the target's) and the shape
 of q. Places are those of the response. Distributions are the draft's own, over its whole output layer.
 
 Shapes: T tokens of a text, n places, H earlier ones, D width of the states, V vocabulary.
@@ -15,7 +15,7 @@ from toolkit.types import SMALLEST, Earlier
 
 
 def earlier_at(states: Tensor, logits: Tensor, tokens: Tensor, places: Tensor, first: int, count: int) -> Earlier:
-    """The `count` newest places up to each of `places` [n], that one included: what is known once its token was read.
+    """The `count` newest places up to and including each of `places` [n]: what is known once the token there was read.
 
     states [T, D], logits [T, V] after every token, tokens [T]; first: the response's first place, from 1
     """

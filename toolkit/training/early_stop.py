@@ -11,7 +11,7 @@ from toolkit.schema.ranges import AtLeast
 
 
 class EarlyStop(EarlyStopping):
-    """Lightning's, and a training that is resumed after it has stopped does not go on.
+    """Lightning's callback, except that a training that has stopped early does not go on when it is resumed.
 
     monitor   the validation score
     mode      whether small is good (min), or large (max)

@@ -46,11 +46,11 @@ class ExampleData(ResumableData):
     @staticmethod
     @abstractmethod
     def inputs(folder: Path) -> list[Path]:
-        """The files that say what is in a folder of data. Raises InputError if it is not one, or not finished."""
+        """The files that describe a folder of data. Raises InputError if it is not a folder of data, or not finished."""
 
     @classmethod
     def all_inputs(cls, folder: Path, settings: Mapping[str, Any]) -> list[Path]:
-        """`inputs`, and what else the batches depend on. settings: the data's keys."""
+        """`inputs`, and the other files that the batches depend on. settings: the data's keys."""
         return cls.inputs(folder)
 
     @abstractmethod
@@ -58,11 +58,11 @@ class ExampleData(ResumableData):
         """What a head must know of the draft to be built."""
 
     def further_sizes(self) -> dict[str, int]:
-        """What it may know beside: heads that read more than the newest state ask for it."""
+        """Further sizes, which heads that read more than the newest state need."""
         return {}
 
     def read_by(self, head: SavedHead) -> None:
-        """Told which head will be trained on it, before it is set up: heads may differ in what they read and learn."""
+        """Tell the data which head they will train, before `setup`: heads may differ in what they read and learn."""
         return None
 
     @abstractmethod

@@ -1,11 +1,12 @@
-"""The learning rate a head needs: a short trial of a few, around what its width says.
+"""The learning rate of a head: short trials of a few rates around the one that its width suggests.
 
-Adam moves every weight by about the rate per step, so a sum over `width` inputs moves by rate * width. The rate that
-suits falls as 1 / width (Yang et al., arXiv:2203.03466, table 3). SpecDec++'s 5e-5 is for drafts of 4,096 dimensions;
-the same product, about .2, is 2e-3 at 96. The number of steps and the size of the states count, too, and are not known
-beforehand. So three rates are tried: a third, once and three times that. Each trains a copy of the head for a tenth of
-the steps, with its own cosine. The one of the least calibrated log loss on validation is kept. If that is the largest,
-three times it is tried, too, and so on; likewise if it is the smallest.
+Adam moves every weight by about the rate per step, so a sum over `width` inputs moves by rate * width. The best rate
+falls as 1 / width (Yang et al., arXiv:2203.03466, table 3). SpecDec++'s 5e-5 is for drafts of 4,096 dimensions. The same
+product of rate and width, about .2, gives 2e-3 at 96 dimensions. The best rate also depends on the number of steps and
+the size of the states, in a way that is not known beforehand. So three rates are tried: a third of the suggested rate,
+the rate itself and three times the rate. Each trains a copy of the head for a tenth of the steps, with its own cosine.
+The rate of the least calibrated log loss on validation is kept. If this is the largest rate, three times it is tried,
+too, and so on. If it is the smallest, a third of it is tried, and so on.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ Optimizers = Callable[..., torch.optim.Optimizer]
 
 
 def rates_of_width(head: nn.Module) -> list[float]:
-    """The rates that are tried, ascending, of a head with linear layers: its width is the most inputs of one."""
+    """The rates that are tried for a head, ascending. Its width is the largest number of inputs of a linear layer."""
     width = max(layer.in_features for layer in head.modules() if isinstance(layer, nn.Linear))
     return [RATE_TIMES_WIDTH / width * factor for factor in FACTORS]
 

@@ -1,6 +1,6 @@
 """Where a training run writes its curves: metrics.csv in the run folder and Weights & Biases, as context managers.
 
-Each `open_*` yields a Lightning logger, or None if there is nothing to log to (another process of the run does it).
+Each `open_*` yields a Lightning logger, or None if another process of the run logs.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ METRICS, RUN_ID = "metrics.csv", "wandb_run_id.txt"
 class MetricsFile(Logger):
     """One line per step that something was logged at, in metrics.csv.
 
-    Lightning's CSVLogger empties its file when a run goes on. This one keeps the lines before `first_step` (the
-    checkpoint's) and rewrites the file in one step. It drops later lines, which the interrupted run had logged and this
-    one will log again.
+    Lightning's CSVLogger empties its file when a run is resumed. This logger keeps the lines before `first_step` (the
+    checkpoint's) and rewrites the file in one step. It drops the lines from there on, because the resumed run logs
+    them again.
     """
 
     def __init__(self, folder: Path | str, first_step: int = 0):

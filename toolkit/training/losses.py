@@ -10,14 +10,14 @@ It scales a batch's gradient and does not move the optimum, which is at
 
     logit P^ = logit P - log(w_rej / w_acc)
 
-so that adding log(w_rej / w_acc) to a trained head's logit gives back a probability (`AcceptanceHead.corrected`).
+So adding log(w_rej / w_acc) to a trained head's logit gives back a probability (`AcceptanceHead.corrected`).
 
-With gamma > 0 it is the focal loss (Lin et al., arXiv:1708.02002, equation 5; theirs -> ours: p_t -> P^_i or 1 - P^_i,
-alpha_t -> w_acc or w_rej), its two terms weighted by soft labels:
+With gamma > 0 the loss is the focal loss (Lin et al., arXiv:1708.02002, equation 5; theirs -> ours: p_t -> P^_i or
+1 - P^_i, alpha_t -> w_acc or w_rej). Its two terms are weighted by soft labels:
 
     numerator = sum_i [ -w_acc P_i (1 - P^_i)^gamma log P^_i - w_rej (1 - P_i) P^_i^gamma log(1 - P^_i) ]
 
-Its optimum is no probability for soft labels: chances come from `analysis.calibration`.
+For soft labels its optimum is not a probability, so chances come from `analysis.calibration`.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """A split of mixed data as flat arrays: tokens of all rows, and the places that hold a drafted token with their labels.
 
-Rows without a drafted token are left out. A row is read up to its last drafted token: what follows has no label, and the
-draft's states do not depend on it.
+Rows without a drafted token are left out. A row is read up to its last drafted token. The tokens behind it have no label, and
+the draft's states before them do not depend on them.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class MixedTexts:
     def depths(self, most: int, seed: int) -> Tensor:
         """Depths in the round of all drafted tokens [num_positions], in 1..most (`toolkit.training.depths`).
 
-        Labels are chances of the token drafted at a place, whichever token the text goes on with there.
+        Labels are chances of the token drafted at a place, even where the text goes on with another token.
         """
         generator, chances = torch.Generator().manual_seed(seed), torch.from_numpy(self._chances.copy())
         first = torch.from_numpy(np.repeat(self._responses(), self._row_lengths))
@@ -73,7 +73,7 @@ class MixedTexts:
         return self._first
 
     def span(self, example: int) -> slice:
-        """Where the drafted tokens of an example are among those of all."""
+        """Where the drafted tokens of an example are among the drafted tokens of all examples."""
         return slice(int(self._ends[example] - self.counts[example]), int(self._ends[example]))
 
     def tokens(self, example: int) -> list[int]:

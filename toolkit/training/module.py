@@ -20,7 +20,7 @@ from toolkit.training.whole_steps import WholeSteps
 
 
 class HeadTraining(WholeSteps):
-    """A head, its loss, its optimizer; validation is reported raw and with the class weight undone.
+    """A head, its loss and its optimizer. Validation is reported raw and with the class weight undone.
 
     head       built for the draft's hidden size
     loss       returns numerator and denominator of a batch; the head learns from their quotient
@@ -73,8 +73,10 @@ class HeadTraining(WholeSteps):
         self.first_seed = torch.initial_seed()
 
     def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
-        """Random numbers of dropout: a function of the seed, the batch and the process, so that a resumed training has
-        those of the uninterrupted one."""
+        """Seed the random numbers of dropout with a function of the seed, the batch and the process.
+
+        So a resumed training has the random numbers of the uninterrupted one.
+        """
         if getattr(self.head, "dropout", 0.0):
             batches = int(self.trainer.fit_loop.total_batch_idx) + 1
             torch.manual_seed(
@@ -90,7 +92,7 @@ class HeadTraining(WholeSteps):
         return self.loss(self.logits_of(head, batch), batch.labels)
 
     def logits_of(self, head: Any, batch: Positions) -> Tensor:
-        """A head's logits of a batch, in float32 at least: what follows is not computed in bfloat16."""
+        """A head's logits of a batch, in float32 at least, so that loss and scores are not computed in bfloat16."""
         logits: Tensor = head(self._read(batch))
         return logits.float() if logits.dtype.itemsize < 4 else logits
 
@@ -113,7 +115,7 @@ class HeadTraining(WholeSteps):
             self.about["learning_rate"] = checkpoint["about"]["learning_rate"]
 
     def add_scores(self, scores: Mapping[str, CalibrationScores], batch: Positions, head: Any = None) -> None:
-        """Add a batch to the sets of scores, by suffix; of another head of the same kind if one is given."""
+        """Add a batch to the sets of scores, by suffix. head: another head of the same kind; None: the module's own."""
         head = self.head if head is None else head
         logits = self.logits_of(head, batch)
         scores[""].update(logits, batch.labels)
@@ -129,7 +131,10 @@ class HeadTraining(WholeSteps):
         return [f"val/{name}{suffix}" for suffix in cls.suffixes for name in NAMES]
 
     def evaluate(self, batches: Iterable[Positions], head: Any = None) -> dict[str, CalibrationScores]:
-        """The sets of scores over batches, in this process alone and where the head is; of another head if one is given."""
+        """The sets of scores over batches, in this process alone and on the head's device.
+
+        head  another head of the same kind; None: the module's own
+        """
         scores = self.new_scores()
         with torch.no_grad():
             for batch in batches:
@@ -137,11 +142,11 @@ class HeadTraining(WholeSteps):
         return scores
 
     def new_scores(self) -> dict[str, CalibrationScores]:
-        """Empty sets of scores, by suffix, where the head is."""
+        """Empty sets of scores, by suffix, on the head's device."""
         return {suffix: CalibrationScores(sync_on_compute=False).to(self._place) for suffix in self.suffixes}
 
     def moved(self, batch: Positions) -> Positions:
-        """A batch where the head is, its states in the head's number format."""
+        """A batch on the head's device, its states in the head's number format."""
         return Positions(self._read(batch).to(self._place), *(values.to(self._place) for values in batch[1:]))
 
     def _find_rate(self, data: ExampleData, num_steps: int, shares: int) -> float:
@@ -166,9 +171,9 @@ class HeadTraining(WholeSteps):
         return rate
 
     def _optimizers(self) -> partial[torch.optim.Optimizer]:
-        """The optimizer with one kernel for all weights, where it has one: small heads spend much of a step there.
+        """The optimizer with one kernel for all weights, where it has one: small heads spend much of a step in it.
 
-        Not under mixed precision: Lightning clips no gradients of such optimizers there.
+        Mixed precision does without it, because Lightning then clips no gradients of such optimizers.
         """
         mixed = self._trainer is not None and "mixed" in str(self.trainer.precision)
         known = inspect.signature(self.make_optimizer.func).parameters

@@ -1,8 +1,8 @@
-"""States computed by the draft when they are asked for.
+"""States that the draft computes when a batch needs them.
 
-The rows of several batches are read together, sorted by length, so that little of a forward is padding. What comes out
-holds none: positions lie one after another. Which batches are read together is a function of their numbers alone. So a
-training that goes on in mid-epoch computes the very numbers that an uninterrupted one does.
+The rows of several batches are read together, sorted by length, so that little of a forward is padding. The resulting
+positions lie one after another, without padding. Which batches are read together is a function of their numbers alone.
+So a training that goes on in mid-epoch computes the same numbers as an uninterrupted one.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from toolkit.training.mixed_texts import MixedTexts
 from toolkit.training.states import Positions, States, joined
 
 MOST_EXAMPLES, MOST_BYTES = 512, 2**27  # of states that are computed together, in the draft's number format
-ENOUGH_TOKENS = 1024  # of a forward: from here on it takes no row with
-MOST_PADDING = 0.05  # of its length as padding, and another forward begins
+ENOUGH_TOKENS = 1024  # a forward of at least so many tokens takes no further row whose padding exceeds
+MOST_PADDING = 0.05  # of the longest row; another forward begins with that row
 
 
 class OnlineStates(States):
@@ -30,7 +30,7 @@ class OnlineStates(States):
 
     inputs  what the head to be trained reads beside the states; seed: of the depths in the round
     width   features of a position
-    tokens_read, tokens_computed  of all forwards so far; what the second has more is padding
+    tokens_read, tokens_computed  of all forwards so far; their difference is padding
     """
 
     def __init__(self, draft: Any, texts: MixedTexts, batch_size: int, inputs: Inputs | None = None, seed: int = 0):
@@ -54,7 +54,7 @@ class OnlineStates(States):
                 yield joined([found[example] for example in part])
 
     def groups(self, parts: Sequence[Sequence[int]], start: int = 0) -> Iterator[tuple[int, Sequence[Sequence[int]]]]:
-        """Number of the first batch and the batches of every group that is read together, from that of `start` on."""
+        """Of every group that is read together, from that of `start` on: its first batch's number, and its batches."""
         largest = max((len(part) for part in parts), default=1)
         width = max(self.most_examples() // largest, 1)
         for first in range(start // width * width, len(parts), width):
@@ -105,7 +105,7 @@ class OnlineStates(States):
         return found
 
     def _features(self, states: Tensor, logits: Tensor, text: Sequence[int], places: Tensor, example: int) -> Tensor:
-        """What a head reads [n, F] at places [n] of a text, from what the draft says of it: states [T, D], logits [T, V]."""
+        """A head's inputs [n, F] at places [n] of a text, from the draft's states [T, D] and logits [T, V]."""
         before, length = None, len(text)
         if self.inputs.num_earlier:
             tokens, said = torch.tensor(text, device=states.device), logits[:length].to(states.device)

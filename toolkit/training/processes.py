@@ -4,10 +4,10 @@
     torchrun --nproc-per-node 4 -m toolkit.train ... trainer=ddp trainer.devices=4
     srun python -m toolkit.train ... trainer=ddp trainer.devices=4 trainer.num_nodes=2
 
-Each process runs the whole command. The first one makes the data and opens the output folder; the others wait until it
-has, and find the data made. Under torchrun and Slurm they wait at a barrier. Lightning starts its own only then.
+Each process runs the whole command. The first process makes the data and opens the output folder. The others wait for it
+and find the data made. Under torchrun and Slurm they wait at a barrier. Lightning starts its own processes only then.
 
-What a step's loss is then: `toolkit.training.whole_steps`.
+`toolkit.training.whole_steps` says how the loss of a step is computed.
 """
 
 from __future__ import annotations
@@ -106,13 +106,13 @@ class Processes:
         self.group = distributed.new_group(timeout=PATIENCE, backend="gloo")
 
     def wait(self) -> None:
-        """Until all processes are here."""
+        """Wait until all processes have called this."""
         if self.group is not None:
             distributed.barrier(self.group)
 
 
 def check_number(trainer: Mapping[str, Any], started: int) -> None:
-    """Raises InputError if the trainer's config speaks of another number of processes than were started."""
+    """Raises InputError if the trainer's config asks for another number of processes than were started."""
     devices, nodes = trainer.get("devices", 1), trainer.get("num_nodes", 1)
     if isinstance(devices, int) and devices > 0 and devices * nodes != started:
         raise InputError(

@@ -1,12 +1,12 @@
 """Traces for training pre-read heads with output=block: drafted chains from every start, with block verification's P_i.
 
-A round may start at every position of a text. What the draft draws from there is recorded: on path up to the first rejected
-token, then its roll-out. With p and q of every drafted token, P_i follows (`toolkit.verification.rules.block.survival`).
-An example is a start and a depth k. Its labels are P_k, and P_{k+1} of the token that was drawn next: one sample of the
-mean that the second output stands for.
+A round may start at every position of a text. The tokens that the draft draws from there are recorded: on path up to the first
+rejected token, then its roll-out. P_i follows from p and q of every drafted token
+(`toolkit.verification.rules.block.survival`). An example is a start and a depth k. Its labels are P_k, and P_{k+1} of the
+token that was drawn next. The second label is one sample of the mean that the second output predicts.
 
-Depths 1 to M of a start's chain weigh as P_{k-1}, the chance that the block was kept so far: a policy seldom gets further.
-One is drawn per start, once for all epochs. Starts weigh alike, as in `toolkit.training.depths`.
+Depth k in 1..M of a start's chain has weight P_{k-1}, the chance that the block was kept so far, because a policy seldom gets
+further. One depth is drawn per start, once for all epochs. All starts weigh alike, as in `toolkit.training.depths`.
 
 Shapes: P positions, M most tokens of a recorded round, F features.
 """
@@ -53,7 +53,7 @@ class BlockStates(States):
 
 
 def block_chances(trace: Trace) -> tuple[Tensor, Tensor]:
-    """Of every depth 1..M and start: the step there [M, P], and P_depth [M, P], not a number beyond the chain's end.
+    """For every depth 1..M and start: the step there [M, P], and P_depth [M, P], not a number beyond the chain's end.
 
     Raises InputError if the recording does not hold p of all drafted tokens.
     """

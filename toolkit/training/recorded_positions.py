@@ -1,11 +1,11 @@
 """Traces for training pre-read heads: the output folder of data_gen.traces (hidden=true) as a LightningDataModule.
 
-On path a trace holds clean samples, and no token mixing is needed. At every position of a text of the target, the
-drafted token follows the draft's distribution given that text. Its label is its chance of acceptance. Where the
-acceptance draw accepted it, it is the text's own token. Then the next position's alpha = sum_x min(p, q)(x) is the
-chance that the token after it is accepted. (The acceptance draw does by sampling what weighting every text token by
-min(1, q/p) would do; more replicates of the recording make it finer.) For heads that read the depth in the round every
-position is given one (`toolkit.training.depths`).
+On path a trace holds clean training examples, and no token mixing is needed. At every position of a text of the target,
+the drafted token follows the draft's distribution given that text. Its label is its chance of acceptance. Where the
+acceptance draw accepted the drafted token, it is the text's own token. Then the next position's alpha =
+sum_x min(p, q)(x) is the chance that the token after it is accepted. (The acceptance draw samples what weighting every
+text token by min(1, q/p) would compute. More replicates of the recording reduce the sampling error.) For heads that read
+the depth in the round, every position is given a depth (`toolkit.training.depths`).
 """
 
 from __future__ import annotations
@@ -132,7 +132,7 @@ class TracedData(ExampleData):
         trace, table = read_traces(self.path, replicate=None), embedding_table(self.draft).cpu()
         if trace.hidden is None:
             raise InputError(f"the traces in {self.path} hold no hidden states: record them with hidden=true")
-        generator = torch.Generator().manual_seed(0)  # the split is not a matter of the training's seed
+        generator = torch.Generator().manual_seed(0)  # the split does not depend on the training's seed
         different = trace.rows.unique()  # each text once, whatever the replicates
         num_held_out = round(len(different) * self.validation_fraction)
         held_out = different[torch.randperm(len(different), generator=generator)[:num_held_out]]

@@ -1,4 +1,4 @@
-"""Data of a training that can stop and go on anywhere: which batches are left is known from how many the trainer has seen."""
+"""Data of a training that can stop and go on anywhere: the number of batches seen determines which ones are left."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class ResumableData(pl.LightningDataModule):
         }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Raises InputError if a checkpoint saw other batches: the rest of them would not be the rest."""
+        """Raises InputError if the checkpoint's training had other batches: their rest is not the rest of these."""
         for name, here in self.state_dict().items():
             there = state_dict.get(name)
             if there != here:
@@ -70,7 +70,7 @@ class ResumableData(pl.LightningDataModule):
         return int(self.trainer.world_size)
 
     def _position(self) -> tuple[int, int]:
-        """(epoch, batch) of the next training batch: a function of how many the trainer has seen in all."""
+        """(epoch, batch) of the next training batch: a function of how many batches the trainer has seen in all."""
         assert self.trainer is not None
         seen = self.trainer.fit_loop.total_batch_idx + 1
         return divmod(seen, int(self.trainer.num_training_batches))

@@ -2,10 +2,10 @@
 
     hidden-<hash of draft and data>/
         train-0000000-<hash>.safetensors      examples [E], ends [E], hidden [P, D] float16, labels [P], confidence [P];
-                                              example examples[i] being positions ends[i-1] .. ends[i]
+                                              example examples[i] has positions ends[i-1] .. ends[i]
 
-A file is whole or absent, and says itself which examples it holds. So a cache needs no index: an interrupted one lacks
-some files, and the next training makes those alone.
+A file is whole or absent, and its contents name the examples that it holds. So a cache needs no index. An interrupted cache
+lacks some files, and the next training makes only those.
 
 Shapes: E examples of a file, P positions of it, D hidden size.
 """
@@ -60,7 +60,10 @@ class Shards:
         return joined([Positions(*(values[i:j] for values in positions)) for positions, i, j in spans])
 
     def write(self, found: Mapping[int, Positions]) -> float:
-        """One file of these examples, on the disk when this returns; the share of the states' norm that rounding lost."""
+        """Write one file of these examples, which is on the disk when this returns.
+
+        Returns the share of the states' norm that rounding lost.
+        """
         examples = sorted(found)
         all_of_them = joined([found[example] for example in examples])
         hidden, lost = rounded(all_of_them.hidden)
@@ -96,7 +99,7 @@ class Shards:
 def rounded(hidden: Tensor) -> tuple[Tensor, float]:
     """States [P, D] as float16 on the CPU, and the share of their norm that this loses.
 
-    Raises InputError, one line, if they do not fit: beyond 65,504, no numbers, or so small that much is lost.
+    Raises InputError, one line, if states do not fit: they exceed 65,504, are not numbers, or are too small for float16.
     """
     hidden = hidden.cpu()
     largest = float(hidden.abs().max())

@@ -1,7 +1,7 @@
 """Where a training begins: with fresh weights, with a trained head's, or with a checkpoint.
 
 from_pretrained=FOLDER   the weights of that head; optimizer, schedule and data from the beginning
-ckpt_path=FILE           everything as it was then
+ckpt_path=FILE           the whole state of a checkpoint
 neither                  the run folder's own last checkpoint if there is one, else fresh weights
 """
 
@@ -77,7 +77,7 @@ def check_resumable(checkpoint: Mapping[str, Any], head: SavedHead, draft: Weigh
 
 
 def check_metric(cfg: Any) -> None:
-    """Raises InputError unless `optimized_metric`, and what callbacks look at, are scores that this training will have."""
+    """Raises InputError unless this training gives the scores that `optimized_metric` and the callbacks name."""
     training: type[HeadTraining] = get_class(cfg.model._target_)
     every: Mapping[str, Any] = OmegaConf.select(cfg, "callbacks") or {}
     callbacks = {name: spec for name, spec in every.items() if spec is not None}

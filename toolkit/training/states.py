@@ -1,6 +1,6 @@
 """What heads are trained on: the draft's states at the positions that hold a drafted token, and their labels.
 
-Where they come from is chosen by `data.features`: `OnlineStates`, `CachedStates` or `HybridStates`.
+`data.features` chooses the source of the states: `OnlineStates`, `CachedStates` or `HybridStates`.
 
 Shapes: P positions, D hidden size.
 """
@@ -36,7 +36,10 @@ class Positions(NamedTuple):
 
 
 class States(Examples):
-    """Positions of one split, by example. Examples without any are left out, so example numbers differ from the data set's."""
+    """Positions of one split, by example.
+
+    Examples without positions are left out, so example numbers differ from the data set's.
+    """
 
     num_positions: int
 

@@ -1,8 +1,9 @@
 """One table for all jobs of a sweep: a Hydra callback, switched on in conf/train.yaml.
 
-Every job's folder in the sweep's gets a job.json (what was varied, how it ended, its scores). After each job table.csv
-and table.md are written anew from these. So the table is there even if a later job fails, and whichever process ran the
-jobs. At the end of the sweep the table is logged to W&B as well, if the jobs had runs there. It gets a run of its own.
+Every job's folder within the sweep's folder gets a job.json (what was varied, how the job ended, its scores). After each
+job, table.csv and table.md are written anew from these files. So the table is there even if a later job fails, and
+whichever process ran the jobs. At the end of the sweep the table is also logged to W&B, in a run of its own, if the jobs
+had runs there.
 """
 
 from __future__ import annotations
@@ -53,7 +54,7 @@ class SweepTable(Callback):
         write_table(folder.parent)
 
     def on_multirun_end(self, config: DictConfig, **kwargs: Any) -> None:
-        """Print the table and where it is; log it to where the jobs were logged."""
+        """Print the table and its path; log it to the project of the jobs' runs."""
         from toolkit.training.console import print_table
 
         folder = Path(config.hydra.sweep.dir)
@@ -116,7 +117,7 @@ def log_sweep(folder: Path, rows: list[dict[str, str]]) -> None:
 
 
 def _numbers(column: pd.Series) -> pd.Series:
-    """A column of texts as numbers, if all that are there are."""
+    """A column of texts as numbers, if all texts that are there are numbers."""
     numbers = pd.to_numeric(column, errors="coerce")
     return numbers if bool((numbers.notna() | (column == "")).all()) else column
 

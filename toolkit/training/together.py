@@ -1,7 +1,8 @@
 """Many heads on one stream of features: every batch is read once, and every head learns from it as if it were alone.
 
-Each has its own weights, optimizer, learning rate, schedule, early stop and best state. They share the data, which is
-most of the work where the draft has to run or the states come from a disk. A head that has stopped costs nothing more.
+Each head has its own weights, optimizer, learning rate, schedule, early stop and best state. All heads share the data.
+Reading the data is most of the work where the draft has to run or the states come from a disk. A head that has stopped
+costs nothing more.
 
     together.pt   the state after the last whole epoch, written whole: the same command goes on from there
 """
@@ -28,7 +29,11 @@ STATE = "together.pt"
 
 @dataclass
 class Member:
-    """One head under way. best: its best state so far and that state's score; waited: validations since then."""
+    """One head in training.
+
+    best, best_score  its best state so far and that state's score
+    waited            validations since then
+    """
 
     name: str
     module: HeadTraining
@@ -134,7 +139,7 @@ def epoch_batches(data: ExampleData, epoch: int) -> ExampleBatches:
 
 
 def learn_all(learning: Sequence[Member], batches: Iterable[Positions]) -> None:
-    """One step of every head on every batch; a batch is brought to the heads once."""
+    """One step of every head on every batch; a batch is moved to the heads' device once."""
     for batch in batches:
         read = learning[0].module.moved(batch)
         for member in learning:

@@ -1,4 +1,4 @@
-"""Lightning's trainer, as every training here runs it."""
+"""Lightning's trainer with the settings that all trainings here share."""
 
 from __future__ import annotations
 

@@ -4,8 +4,8 @@
 
 A mean of the batches' own quotients would weigh positions of short batches more. Lightning divides each batch's loss by the
 number of accumulated batches, and averages gradients over processes. So a batch's numerator is divided by a fixed number,
-and before the optimizer's step the gradients are brought to what the whole weight says. A training that accumulates two
-batches, or runs in two processes, thus equals one with twice the batch, up to rounding.
+and before the optimizer's step the gradients are rescaled by the whole weight. A training that accumulates two batches, or
+runs in two processes, thus equals one with twice the batch, up to rounding.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class WholeSteps(pl.LightningModule):
         self.step_weight = torch.zeros(())
 
     def trained(self) -> Iterable[torch.nn.Parameter]:
-        """What gradients are of."""
+        """The parameters that have gradients."""
         return self.parameters()
 
     @property

@@ -1,7 +1,7 @@
-"""What a head has to beat: a linear probe on the same states, and the draft's own confidence in the token.
+"""Simpler predictors to compare a head with: a linear probe on the same states, and the draft's confidence in the token.
 
 All three are compared by AUROC and by calibrated log loss (`toolkit.acceptance.calibration.scores`), on the same validation
-positions. A head that is no better than these was trained badly, or there is nothing more in the states.
+positions. If a head is no better than these, it was trained badly, or the states tell nothing more.
 
 probe       logistic regression from the states (or features), each scaled to unit variance, with a ridge penalty of
             RIDGE. It is fitted by L-BFGS to soft labels of at most PROBE_POSITIONS training positions
@@ -44,7 +44,7 @@ class LinearProbe(nn.Module):
 
 
 def fit_probe(batches: Iterable[Positions]) -> LinearProbe:
-    """The probe of the first PROBE_POSITIONS positions."""
+    """The probe, fitted to the first PROBE_POSITIONS positions."""
     inputs, labels = _first(batches, PROBE_POSITIONS)
     deviation = inputs.std(0, correction=0)
     probe = LinearProbe(inputs.mean(0), torch.where(deviation > 1e-6, deviation, 1.0), labels.shape[1])
@@ -68,7 +68,7 @@ def yardsticks(
 ) -> dict[str, float]:
     """probe/auroc, probe/log_loss_calibrated, confidence/... on the validation positions.
 
-    suffixes  of the head's outputs ("" of the only one); the confidence speaks of the first
+    suffixes  of the head's outputs ("" of the only one); the confidence is compared with the first output
     """
     probe = fit_probe(train)
     probed = [CalibrationScores(sync_on_compute=False) for _ in suffixes]
@@ -89,7 +89,7 @@ def yardsticks(
 
 
 def comparison(scores: Mapping[str, float], suffixes: Sequence[str]) -> list[tuple[str, float, float]]:
-    """(who, AUROC, calibrated log loss) of the head, the probe and the confidence, per output; those that are known."""
+    """(name, AUROC, calibrated log loss) of the head, the probe and the confidence, per output, where they are known."""
     names = {"val": "head", PROBE: "linear probe", CONFIDENCE: "draft confidence"}
     lines = []
     for suffix in suffixes:

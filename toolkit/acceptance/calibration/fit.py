@@ -1,6 +1,6 @@
-"""Fitting calibrations with scikit-learn, to soft labels: P samples that say accepted and 1 - P that say rejected.
+"""Fitting calibrations with scikit-learn to soft labels. A label P counts as P accepted and 1 - P rejected samples.
 
-The prompts must be others than the head was trained on: a head is more certain of what it has seen.
+The prompts must differ from those that the head was trained on, because a head is more certain on prompts it has seen.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ LOWEST, HIGHEST = 0.05, 20.0  # temperatures of the product that are looked at
 
 
 def fit_map(kind: str, logits: Array, labels: Array) -> ChanceMap:
-    """The map of a kind (`maps.KINDS`) that suits corrected logits [n] and chances of acceptance [n] best.
+    """The map of a kind (`maps.KINDS`) that best fits corrected logits [n] to chances of acceptance [n].
 
-    Least log loss of platt and temperature, least squares of isotonic. Raises InputError without samples.
+    Platt and temperature minimise the log loss, isotonic the squared error. Raises InputError without samples.
     """
     if kind not in KINDS:
         raise unknown_name("calibration", kind, KINDS)

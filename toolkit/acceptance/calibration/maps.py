@@ -3,11 +3,11 @@
     platt        sigmoid(scale * logit + shift)                    Platt (1999)
     temperature  the same without a shift, scale = 1 / T           Guo et al. (arXiv:1706.04599)
     isotonic     a nondecreasing line through knots                Zadrozny and Elkan (2002)
-    cumulative   (P_1 ... P_k)^(1/T): what a policy multiplies. It is the product of P_i^(1/T), so it is applied token by token
-                 and a policy needs to know nothing of it
+    cumulative   (P_1 ... P_k)^(1/T), for policies that multiply chances. It is the product of P_i^(1/T), so it is applied token
+                 by token, and a policy needs to know nothing of it
 
-A logit is corrected when the class weight's shift is undone (`AcceptanceHead.corrected`). All maps are nondecreasing: they
-change no order within a token's scores, but they do change how scores of different tokens multiply.
+A corrected logit is one whose class weight's shift is undone (`AcceptanceHead.corrected`). All maps are nondecreasing. They
+keep the order of one output's scores, but they change the products of different tokens' chances.
 
 Shapes: N knots.
 """
@@ -91,12 +91,12 @@ class Calibration:
     def probs(self, logits: Tensor) -> Tensor:
         """Chances of corrected logits: [...] of a head with one output, [..., outputs] of one with several.
 
-        With the temperature of the product in them: what a policy multiplies.
+        They include the temperature of the product: a policy multiplies them.
         """
         return self.chances(logits) ** (1 / self.temperature)
 
     def chances(self, logits: Tensor) -> Tensor:
-        """The same without the temperature of the product: each token's own."""
+        """Each token's own chance: as `probs`, without the temperature of the product."""
         if len(self.maps) == 1:
             return self.maps[0](logits)
         return torch.stack([one(logits[..., output]) for output, one in enumerate(self.maps)], -1)
@@ -107,7 +107,7 @@ class Calibration:
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> Calibration:
-        """Read strictly. Raises InputError for what is missing, unknown or of the wrong type."""
+        """Read strictly. Raises InputError for fields that are missing, unknown or of the wrong type."""
         if not isinstance(value, Mapping) or set(value) != {"maps", "temperature"}:
             raise InputError("calibration: expected maps and temperature, and nothing else")
         try:

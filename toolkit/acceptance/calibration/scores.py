@@ -10,11 +10,11 @@ For labels 0 and 1 that is the usual definition.
     ECE        sum_b n_b/n |mean P^ in b - mean P in b|     over equal-width bins b of P^ ("expected calibration error")
     AUROC      chance that an accepted sample scores above a rejected one, ties counting half
     log loss, calibrated   the least log loss of any scale * logit + shift (Platt's map, fitted to these very
-               positions). It measures what a score tells apart, whatever its scale. So heads, probes and the draft's
-               confidence can be compared
+               positions). It measures how well a score separates accepted from rejected, whatever its scale. So heads,
+               probes and the draft's confidence can be compared
 
-`CalibrationScores` adds these up over a stream in fixed memory, so that batches and processes are added as sums and
-divided once. Deviation from torchmetrics' BinaryCalibrationError: soft labels, and nothing is kept per position.
+`CalibrationScores` adds these up over a stream in fixed memory. Batches and processes are added as sums, which are divided
+once. Deviation from torchmetrics' BinaryCalibrationError: labels are soft, and nothing is kept per position.
 
 Shapes: P positions, B reliability bins, R score bins of the ROC curve.
 """
@@ -53,7 +53,7 @@ def brier_scores(logits: Tensor, labels: Tensor) -> Tensor:
 def auroc(accepted: Tensor, rejected: Tensor) -> Tensor:
     """AUROC (a scalar) from the weight of accepted and rejected samples [R] in bins of increasing score.
 
-    Samples of one bin are ties. Not a number unless there are both.
+    Samples of one bin are ties. The result is not a number unless there are both accepted and rejected samples.
     """
     rejected_below = rejected.cumsum(0) - rejected
     wins = (accepted * (rejected_below + rejected / 2)).sum()

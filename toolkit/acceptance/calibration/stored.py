@@ -18,7 +18,7 @@ def path_of(folder: Path | str, kind: type[SavedHead]) -> Path:
 
 
 def save(folder: Path | str, kind: type[SavedHead], calibration: Calibration, about: Mapping[str, Any]) -> Path:
-    """Write it beside the head; it remembers which weights it is for. about: what it was fitted on."""
+    """Write a calibration beside its head, with the hash of the head's weights. about: what it was fitted on."""
     weights = file_hash(Path(folder) / kind.weights_file)
     return write_json(path_of(folder, kind), {"weights": weights, **calibration.as_json(), "about": dict(about)})
 
@@ -46,7 +46,7 @@ def load(folder: Path | str, kind: type[SavedHead]) -> Calibration | None:
 
 
 def needed(folder: Path | str, kind: type[SavedHead]) -> Calibration:
-    """The same. Raises InputError if there is none."""
+    """The calibration of a head, as by `load`. Raises InputError if there is none."""
     found = load(folder, kind)
     if found is None:
         raise InputError(
