@@ -14,7 +14,7 @@ from toolkit.acceptance.calibration.stored import path_of
 from toolkit.acceptance.head import AcceptanceHead
 from toolkit.acceptance.preread import PrereadHead, PrereadScorer, embedding_table
 from toolkit.acceptance.published import is_published, rewritten
-from toolkit.acceptance.saved import SavedHead
+from toolkit.acceptance.saved import AtWork, SavedHead
 from toolkit.engine import engine_of
 from toolkit.errors import InputError
 from toolkit.io import content_hash, file_hash, read_json
@@ -28,7 +28,7 @@ KINDS: dict[str, type[SavedHead]] = {"survival": AcceptanceHead, "preread": Prer
 
 
 @dataclass(frozen=True)
-class SurvivalScorer:
+class SurvivalScorer(AtWork):
     """An acceptance head at work: raw logits [B] of the token that a step's state has read.
 
     table  the draft's embeddings [V, E], for heads that read earlier positions
@@ -36,16 +36,6 @@ class SurvivalScorer:
 
     module: AcceptanceHead
     table: Tensor | None = None
-
-    @property
-    def num_earlier(self) -> int:
-        """How many positions before a step it reads."""
-        return self.module.inputs.num_earlier
-
-    @property
-    def reads_depth(self) -> bool:
-        """Whether a step's score depends on where its round starts."""
-        return self.module.inputs.round_depth > 0
 
     def __call__(self, step: Step) -> Tensor:
         inputs, hidden = self.module.inputs, step.hidden.to(self.module.readout.weight.dtype)

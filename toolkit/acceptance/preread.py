@@ -33,7 +33,7 @@ from typing import Annotated, Any, Literal
 from torch import Tensor, nn
 
 from toolkit.acceptance.inputs import Inputs
-from toolkit.acceptance.saved import SavedHead
+from toolkit.acceptance.saved import AtWork, SavedHead
 from toolkit.errors import InputError
 from toolkit.schema.arguments import checked
 from toolkit.schema.ranges import AtLeast, Between
@@ -129,27 +129,17 @@ def embedding_table(draft: Any) -> Tensor:
     """The draft's input embeddings [V, E], in its own number format. Raises InputError for models without embeddings."""
     layer = draft.get_input_embeddings() if hasattr(draft, "get_input_embeddings") else None
     if layer is None:
-        raise InputError("a pre-read head needs the draft's input embeddings; this draft has none")
+        raise InputError("this head reads the draft's input embeddings; this draft has none")
     table: Tensor = layer.weight.detach()
     return table
 
 
 @dataclass(frozen=True)
-class PrereadScorer:
+class PrereadScorer(AtWork):
     """A pre-read head at work: raw logits [B, 2] of a step."""
 
     module: PrereadHead
     table: Tensor
-
-    @property
-    def num_earlier(self) -> int:
-        """How many positions before a step it reads."""
-        return self.module.inputs.num_earlier
-
-    @property
-    def reads_depth(self) -> bool:
-        """Whether a step's score depends on where its round starts."""
-        return self.module.inputs.round_depth > 0
 
     def __call__(self, step: Step) -> Tensor:
         return self.module(self.module.inputs.features(step, self.table))

@@ -25,6 +25,22 @@ from toolkit.tensors import CHECKSUM, load_tensors, save_tensors
 MEND = "export the head again (run its training's command once more), or copy it from where it is whole"
 
 
+class AtWork:
+    """What the scorers of all kinds of heads say of their head, `module`."""
+
+    module: SavedHead
+
+    @property
+    def num_earlier(self) -> int:
+        """How many positions before a step it reads."""
+        return self.module.inputs.num_earlier
+
+    @property
+    def reads_depth(self) -> bool:
+        """Whether a step's score depends on where its round starts."""
+        return self.module.inputs.round_depth > 0
+
+
 class SavedHead(nn.Module, PyTorchModelHubMixin, library_name=card.LIBRARY, tags=[*card.TAGS]):
     """A module whose constructor arguments are its attributes of the same names (`arguments`).
 

@@ -8,10 +8,10 @@ from dataclasses import dataclass, replace
 import pytest
 import torch
 
-from analysis.replay.policies import replay_rounds
-from analysis.replay.recorded_heads import scorer_of, with_recorded_heads
+from analysis.replay.recorded_heads import scorer_of
 from data_gen.frozen import load_frozen
 from data_gen.recording import Recorder
+from tests.toolkit.acceptance.live_rounds import lengths_alike
 from toolkit import ModelPair, generate
 from toolkit.acceptance import PrereadEstimator, PrereadHead
 from toolkit.acceptance.folder import scorer
@@ -163,18 +163,7 @@ def test_live_rounds_are_replayed_rounds(toy_head, batch_size):
     lengths = set()
     for rate in (1.0, 2.5):
         policy = Bounded(Rate(PrereadEstimator(toy_head), 0.2, rate), 1, 8)
-        live = decode(pair, asked, Method("rate", policy, Rejection(), max_drafted=8), greedy, batch_size=batch_size)
-        found = [[] for _ in asked]
-        for text, _, drafted, calls, accepted, produced in replay_rounds(
-            trace, with_recorded_heads(policy.bind(pair), {toy_head: "mine"})
-        ):
-            for number, *counts in zip(*(v.tolist() for v in (text, drafted, calls, accepted, produced)), strict=True):
-                found[number].append(tuple(counts))
-        for generation, other, rounds in zip(live, plain, found, strict=True):
-            assert generation.token_ids == other.token_ids
-            counted = [(r.num_drafted, r.num_draft_calls, r.num_produced) for r in generation.rounds]
-            assert counted == [(drafted, calls, produced) for drafted, calls, _, produced in rounds]
-            lengths |= {one[0] for one in counted}
+        lengths |= lengths_alike(pair, asked, plain, trace, policy, {toy_head: "mine"}, greedy, batch_size)
     assert len(lengths) > 4
 
 

@@ -6,10 +6,9 @@ import pytest
 import torch
 
 from analysis.replay.head_folders import find_contenders
-from analysis.replay.policies import replay_rounds
-from analysis.replay.recorded_heads import with_recorded_heads
 from data_gen import traces
 from data_gen.recording import Recorder
+from tests.toolkit.acceptance.live_rounds import lengths_alike
 from toolkit import ModelPair, testing, train
 from toolkit.acceptance import AcceptanceHead, HeadEstimator, PrereadEstimator, PrereadHead
 from toolkit.acceptance.folder import check_draft, scorer
@@ -87,16 +86,7 @@ def test_live_rounds_are_replayed_rounds(kind, tmp_path):
         Survival(HeadEstimator(folder, corrected=True), 0.5),
     ):
         bounded = Bounded(policy, 1, MOST)
-        live = decode(pair, asked, Method("m", bounded, Rejection(), max_drafted=MOST), GREEDY, batch_size=2)
-        found = [[] for _ in asked]
-        replayed = replay_rounds(trace, with_recorded_heads(bounded.bind(pair), {folder: "mine"}))
-        for text, _, drafted, calls, _, produced in replayed:
-            for number, *counts in zip(*(v.tolist() for v in (text, drafted, calls, produced)), strict=True):
-                found[number].append(tuple(counts))
-        for generation, other, rounds in zip(live, plain, found, strict=True):
-            assert generation.token_ids == other.token_ids
-            assert [(r.num_drafted, r.num_draft_calls, r.num_produced) for r in generation.rounds] == rounds
-            lengths |= {one[0] for one in rounds}
+        lengths |= lengths_alike(pair, asked, plain, trace, bounded, {folder: "mine"}, GREEDY, batch_size=2)
     assert len(lengths) > 2
 
 

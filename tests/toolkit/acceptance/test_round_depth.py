@@ -8,17 +8,18 @@ import pytest
 import torch
 
 from analysis.replay.calibrating import Scored
-from analysis.replay.policies import replay, replay_rounds, replay_starts
-from analysis.replay.recorded_heads import scorer_of, threshold_policy, with_logits, with_recorded_heads
+from analysis.replay.policies import replay, replay_starts
+from analysis.replay.recorded_heads import scorer_of, threshold_policy, with_logits
 from data_gen.frozen import load_frozen
 from data_gen.recording import Recorder
+from tests.toolkit.acceptance.live_rounds import lengths_alike
 from toolkit import ModelPair
 from toolkit.acceptance import AcceptanceHead, HeadEstimator, PrereadEstimator, PrereadHead, from_states
 from toolkit.acceptance.folder import scorer
 from toolkit.acceptance.inputs import Inputs, depth_features
 from toolkit.acceptance.preread import embedding_table
 from toolkit.config import method
-from toolkit.decoding import Method, decode
+from toolkit.decoding import decode
 from toolkit.errors import InputError
 from toolkit.sampling import Sampling
 from toolkit.stopping import Bounded, Rate, Survival
@@ -28,7 +29,6 @@ from toolkit.trace.step import RecordedStep
 from toolkit.training import MixedData
 from toolkit.training.depths import drawn_depths
 from toolkit.training.recorded_positions import TracedStates
-from toolkit.verification.rules.rejection import Rejection
 
 MOST = 8
 GREEDY = Sampling(temperature=0.0, max_new_tokens=40)
@@ -78,17 +78,7 @@ def test_live_rounds_are_replayed_rounds(pair, folder, texts, batch_size):
     assert trace.estimates["mine.preread"].shape == (trace.num_positions, MOST + 1, 2)
     lengths = set()
     for policy in (Bounded(one, 1, MOST) for one in policies(folder)):
-        live = decode(pair, asked, Method("m", policy, Rejection(), max_drafted=MOST), GREEDY, batch_size=batch_size)
-        found = [[] for _ in asked]
-        for text, _, drafted, calls, _, produced in replay_rounds(
-            trace, with_recorded_heads(policy.bind(pair), {folder: "mine"})
-        ):
-            for number, *counts in zip(*(v.tolist() for v in (text, drafted, calls, produced)), strict=True):
-                found[number].append(tuple(counts))
-        for generation, other, rounds in zip(live, plain, found, strict=True):
-            assert generation.token_ids == other.token_ids
-            assert [(r.num_drafted, r.num_draft_calls, r.num_produced) for r in generation.rounds] == rounds
-            lengths |= {one[0] for one in rounds}
+        lengths |= lengths_alike(pair, asked, plain, trace, policy, {folder: "mine"}, GREEDY, batch_size)
     assert len(lengths) > 4
 
 

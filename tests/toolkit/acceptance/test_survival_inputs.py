@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 
-from analysis.replay.policies import replay_rounds
-from analysis.replay.recorded_heads import scorer_of, with_recorded_heads
+from analysis.replay.recorded_heads import scorer_of
 from data_gen.frozen import load_frozen
 from data_gen.recording import Recorder
+from tests.toolkit.acceptance.live_rounds import lengths_alike
 from tests.toolkit.acceptance.test_inputs import H, check, slow
 from toolkit import ModelPair, train
 from toolkit.acceptance import AcceptanceHead, HeadEstimator, PrereadEstimator
@@ -17,7 +17,7 @@ from toolkit.acceptance.from_states import recorded_logits
 from toolkit.acceptance.inputs import Inputs
 from toolkit.acceptance.preread import embedding_table
 from toolkit.config import compose, method
-from toolkit.decoding import Method, decode
+from toolkit.decoding import decode
 from toolkit.errors import InputError
 from toolkit.integrations.transformers import StoppedDraft
 from toolkit.pair import load_draft
@@ -28,7 +28,6 @@ from toolkit.trace.rounds import Geometry, step_at
 from toolkit.training import MixedData
 from toolkit.training.earlier_places import earlier_at
 from toolkit.training.mixed_texts import MixedTexts
-from toolkit.verification.rules.rejection import Rejection
 
 MOST = 8
 GREEDY = Sampling(temperature=0.0, max_new_tokens=40)
@@ -62,16 +61,7 @@ def test_live_rounds_are_replayed_rounds(folder, batch_size):
     assert trace.estimates["mine"].shape == (trace.num_positions, MOST + 1, 1) and trace.hidden is None
     lengths = set()
     for policy in (Bounded(one, 1, MOST) for one in policies(folder)):
-        live = decode(pair, asked, Method("m", policy, Rejection(), max_drafted=MOST), GREEDY, batch_size=batch_size)
-        found = [[] for _ in asked]
-        replayed = replay_rounds(trace, with_recorded_heads(policy.bind(pair), {folder: "mine"}))
-        for text, _, drafted, calls, _, produced in replayed:
-            for number, *counts in zip(*(v.tolist() for v in (text, drafted, calls, produced)), strict=True):
-                found[number].append(tuple(counts))
-        for generation, other, rounds in zip(live, plain, found, strict=True):
-            assert generation.token_ids == other.token_ids
-            assert [(r.num_drafted, r.num_draft_calls, r.num_produced) for r in generation.rounds] == rounds
-            lengths |= {one[0] for one in rounds}
+        lengths |= lengths_alike(pair, asked, plain, trace, policy, {folder: "mine"}, GREEDY, batch_size)
     assert len(lengths) > 4
 
 
