@@ -197,7 +197,8 @@ def build_module(cfg: Any, data: ExampleData, run_id: str) -> HeadTraining:
             f"the model and the data do not go together (the data know {', '.join(sizes)}): expected model=acceptance_head "
             "data=mixed, or model=preread_head data=traced"
         )
-    more: dict[str, Any] = {name: size for name, size in data.further_sizes().items() if name in known}
+    further = data.further_sizes() if OmegaConf.select(cfg, "head.earlier") else {}
+    more: dict[str, Any] = {name: size for name, size in further.items() if name in known}
     if asked := OmegaConf.select(cfg, "head.layers"):
         more["layers"] = counted(asked, data.draft.config.get_text_config().num_hidden_layers)
     head: SavedHead = instantiate(cfg.head)(**sizes, **more, log_w_rej=loss.log_w_rej)

@@ -162,3 +162,11 @@ def test_heads_without_them_are_as_published():
         "readout.weight",
         "readout.bias",
     }
+
+
+def test_a_draft_without_embeddings_trains_heads_that_read_none(tiny_mix, tiny_overrides, tmp_path, monkeypatch):
+    """Only heads that read earlier positions ask for the draft's embeddings."""
+    monkeypatch.setattr("toolkit.training.data.embedding_table", lambda draft: pytest.fail("asked for embeddings"))
+    words = ["head.depth=0", "trainer.max_epochs=1", "data.batch_size=8", "logger=none", f"data.path={tiny_mix}"]
+    folder = train.run(compose("train", [*tiny_overrides, *words, f"paths.output_dir={tmp_path}/run"]))
+    assert AcceptanceHead.load(folder / "head")[0].embedding_size == 0
