@@ -187,6 +187,7 @@ def _publish(
     if answer.method.startswith("batch_rate"):
         number = [one.draft for one in candidates].index(answer.draft)
         overrides.append(f"method.policy.costs={(folder / f'costs-{number}.json').resolve()}")
+        overrides.append(f"method.policy.context={candidates[number].dev.context}")
     greedy = best_lengths(table, best, greedy=True) if table.greedy.any() else None
     write_exports(folder / "exports", where[best], best_lengths(table, best, greedy=False), greedy, overrides)
     text = [f"# Advice ({about})", *(f"- {line}" for line in said), markdown(readable(table))]

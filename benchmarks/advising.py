@@ -92,7 +92,7 @@ def _lines(
     table: pd.DataFrame, size: int, drafts: Mapping[str, ModelPair], out: Path, prompts: Sequence[str]
 ) -> list[dict[str, Any]]:
     """One line per contender at a batch size: the speed-up predicted, and those decoded, turn by turn."""
-    contenders = _contenders(table[(table.batch == size) & ~table.greedy], drafts, out)
+    contenders = _contenders(table[(table.batch == size) & (~table.greedy | table.advised)], drafts, out)
     speeds = _decoded(contenders, size, prompts)
     plain = next(name for name, one in contenders.items() if one.line.method == PLAIN)
     return [

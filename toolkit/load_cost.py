@@ -79,6 +79,11 @@ class LoadCost:
         """Seconds of a round of `batch` rows that draft `num_drafted` tokens each: draft forwards and one of the target."""
         return num_drafted * self.draft(batch, 1, context) + self.target(batch, num_drafted + 1, context)
 
+    @property
+    def middle(self) -> float:
+        """The middle of the contexts that the target was timed at, in tokens."""
+        return float(np.median(self.target.context))
+
     def save(self, path: Path | str) -> Path:
         """As JSON, whole or not at all."""
         content: dict[str, Any] = {"source": self.source, "about": dict(self.about)}

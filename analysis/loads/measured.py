@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+from sklearn.isotonic import IsotonicRegression
 
 from toolkit.decoding import ChainProposer, Method, Sampling
 from toolkit.decoding.decode import decode_measured
@@ -92,12 +93,12 @@ def measure_loads(
 def cost_table(forwards: pd.DataFrame, about: dict[str, Any]) -> tuple[LoadCost, pd.DataFrame]:
     """The table, and its entries: median seconds with a 95 % interval, at two lengths of context.
 
-    Raises InputError if an entry's interval is wider than 40 % of its median: the machine is not quiet enough.
+    In the table more tokens per row never take less time: medians that say otherwise are noise, and isotonic regression
+    gives them a common value. Raises InputError if an entry's interval is wider than 40 % of its median: the machine is not quiet enough.
     """
     contexts = [float(part.mean()) for part in _halves(forwards.context)]
     contexts = sorted({round(context) for context in contexts})
     cells: list[dict[str, Any]] = []
-    points: dict[str, dict[tuple[float, float, float], float]] = {"draft": {}, "target": {}}
     for (model, batch, width), part in forwards.groupby(["model", "batch", "width"]):
         middle, low, high = _median(part.seconds.to_numpy())
         slope = _slope(part)
@@ -105,9 +106,6 @@ def cost_table(forwards: pd.DataFrame, about: dict[str, Any]) -> tuple[LoadCost,
             "model": model, "batch": batch, "width": width, "context": part.context.mean(), "seconds": middle,
             "low": low, "high": high, "per_context": slope, "forwards": len(part),
         })  # fmt: skip
-        for context in contexts:
-            value = middle + slope * (context - part.context.mean())
-            points[str(model)][float(batch), float(width), float(context)] = max(value, middle / 10)
     table = pd.DataFrame(cells)
     noisy = table[(table.high - table.low) > WIDEST_INTERVAL * table.seconds]
     if len(noisy):
@@ -117,7 +115,7 @@ def cost_table(forwards: pd.DataFrame, about: dict[str, Any]) -> tuple[LoadCost,
             f"{one.batch}, {one.width} tokens per row: {one.low:.2g} to {one.high:.2g} s); expected intervals below "
             f"{WIDEST_INTERVAL:.0%} of the median: use a quieter machine or raise num_rounds"
         )
-    draft, target = (grid_of(points[name], name) for name in ("draft", "target"))
+    draft, target = (grid_of(_points(table[table.model == name], contexts), name) for name in ("draft", "target"))
     return LoadCost(draft, target, "measured", about), table
 
 
@@ -147,6 +145,18 @@ def _forwards(generations: Sequence[Generation], length: int) -> list[dict[str, 
                 lines.append({"model": "draft", "width": 1, **shared, "seconds": first.draft_seconds / length})
         texts = [text + r.num_produced for text, r in zip(texts, rounds, strict=True)]
     return lines
+
+
+def _points(entries: pd.DataFrame, contexts: Sequence[int]) -> dict[tuple[float, float, float], float]:
+    """Seconds at (batch, width, context), not falling in the width."""
+    points: dict[tuple[float, float, float], float] = {}
+    for context in contexts:
+        seconds = entries.seconds + entries.per_context * (context - entries.context)
+        for batch, part in entries.assign(seconds=seconds.clip(lower=entries.seconds / 10)).groupby("batch"):
+            rising = IsotonicRegression().fit_transform(part.width, part.seconds, sample_weight=part.forwards)
+            for width, value in zip(part.width, rising, strict=True):
+                points[float(batch), float(width), float(context)] = float(value)
+    return points
 
 
 def _halves(values: pd.Series) -> tuple[pd.Series, pd.Series]:

@@ -54,6 +54,12 @@ class RecordedPair:
         """Texts that can be served."""
         return len(self.prompt_tokens)
 
+    @property
+    def context(self) -> int:
+        """Tokens behind the middle of a text: its prompt and half of its response, on average."""
+        texts = self.responses.token_ids.iloc[self.recording.usable]
+        return round(float(np.mean(self.prompt_tokens) + np.mean([len(ids) for ids in texts]) / 2))
+
     def head_of(self, method: str) -> str | None:
         """Folder of the head that a method reads; None: it reads none."""
         setting = next(setting for setting in self.settings if setting.method == method)
@@ -92,7 +98,8 @@ class RecordedPair:
         policy = self.recording.policy_for(setting)
         inner = policy.policy if isinstance(policy, Bounded) else policy
         if isinstance(inner, BatchRate) and inner.costs is None and isinstance(policy, Bounded):
-            return replace(policy, policy=replace(inner, table=costs, known={}))
+            context = self.context if inner.context is None else inner.context
+            return replace(policy, policy=replace(inner, table=costs, context=context, known={}))
         return policy
 
     def _takes(self, setting: Setting, max_drafted: int) -> bool:

@@ -7,10 +7,10 @@ goes on behind depth k iff for some depth d > k
 
     sum over live rows, j = k+1 .. d, of P(the first j tokens are accepted)  >  lambda * (C(d) - C(k))
 
-One step ahead, P comes from the estimator. Further ahead, and before anything is drafted, P comes from the rows'
-running acceptance rates of first tokens and of later ones. Looking further than one step matters where the first extra
-column is expensive and the next ones are cheap. Depth d = 0 is plain decoding: a batch for which drafting does not pay
-drafts nothing.
+One step ahead, P comes from the estimator. Before anything is drafted, P comes from each row's running acceptance rate of
+first tokens. Further ahead, each token is accepted with the live rows' mean running rate of later tokens. Looking further
+than one step matters where the first extra column is expensive and the next ones are cheap. Depth d = 0 is plain
+decoding: a batch for which drafting does not pay drafts nothing.
 
 lambda is the best rate of a fixed depth by the running acceptance rates and the costs. It is multiplied by the ratio of
 achieved to planned tokens so far. This factor is needed because stopping inside a round beats every fixed depth. Costs
@@ -35,9 +35,30 @@ from toolkit.stopping.base import DrawnEstimator, State, StoppingPolicy, chances
 from toolkit.transfer import floats_on
 from toolkit.types import Drafted, Judged, Step
 
-# Entries of `seen` [B, 3, 2], the counts of a row's rounds, in which older rounds count less. For first and for later
-# drafted tokens they say how many were accepted and how many were tried. The last entry has tokens made and planned.
+# Columns of `seen` [B, 2, 3], in which older rounds count less: drafted tokens that were accepted, out of those that were
+# tried, for a round's first token and for later ones; tokens made, out of those that were planned.
 FIRST, LATER, MADE = 0, 1, 2
+NEVER = float("inf")
+
+
+@dataclass(frozen=True)
+class Known:
+    """What follows from the costs of a batch of one size, planned to depth D.
+
+    cost   C(d), d = 0 .. D, as numbers
+    plain  1 / C(0), tokens that plain decoding makes per row and unit of cost []
+    deeper [D]        C(1) .. C(D)
+    gaps [D + 1, D]   C(k + j) - C(k) for k = 0 .. D, j = 1 .. D; infinite beyond D
+    powers [D]        0 .. D - 1
+    prior [2, 3]      what `seen` starts from
+    """
+
+    cost: list[float]
+    plain: Tensor
+    deeper: Tensor
+    gaps: Tensor
+    powers: Tensor
+    prior: Tensor
 
 
 @dataclass(frozen=True)
@@ -48,11 +69,11 @@ class BatchRate(StoppingPolicy):
     costs       a table by batch size, a JSON or CSV file (`toolkit.load_cost`); None: `cost_ratio` and `column_cost`
     cost_ratio  c, draft forward / target forward, whatever the batch
     column_cost  what one more token per row adds to a target forward, as a share of it
-    context     tokens behind a forward that costs are taken at
+    context     tokens behind a forward that costs are taken at; None: the middle of those that the table was measured at
     first, later  acceptance of a round's first token, and of one behind accepted ones, before anything is known
     memory      how many tries that counts for, and how many rounds the past is remembered for
     deepest     the deepest round that is planned for: set by `within`
-    table       costs, and `known`, C(d) by batch size: set by `bind`
+    table       costs, and `known`, what follows from them by batch size: set by `bind`
     """
 
     reads_states: ClassVar[bool] = True
@@ -61,13 +82,13 @@ class BatchRate(StoppingPolicy):
     costs: str | None = None
     cost_ratio: Annotated[float, AtLeast(0)] = 0.2
     column_cost: Annotated[float, AtLeast(0)] = 0.0
-    context: Annotated[int, AtLeast(0)] = 256
+    context: Annotated[int, AtLeast(0)] | None = None
     first: Annotated[float, Between(0, 1, "()")] = 0.75
     later: Annotated[float, Between(0, 1, "()")] = 0.75
     memory: Annotated[float, Between(1, 1e9)] = 20.0
     deepest: int = 20
     table: LoadCost | None = None
-    known: dict[int, tuple[Tensor, Tensor, Tensor]] = field(default_factory=dict, compare=False, repr=False)
+    known: dict[int, Known] = field(default_factory=dict, compare=False, repr=False)
 
     def __post_init__(self) -> None:
         check_ranges(self, "policy.")
@@ -82,64 +103,61 @@ class BatchRate(StoppingPolicy):
     def init(self, num_rows: int, device: torch.device) -> State:
         """The state per row.
 
-        survival [B] of the round; rate [B, 2]: lambda and the planned rate; live [B]: whether the row takes part;
-        seen [B, 3, 2]: counts of older rounds; ahead [B, D]: how many tokens of the next j are accepted if the first is.
+        survival [B] of the round; seen [B, 2, 3]: counts of older rounds; planned [B]: tokens per row and unit of cost;
+        needed [B, D + 1]: what the live rows' chances must exceed in sum behind depth k.
         """
+        seen = torch.zeros(num_rows, 2, 3, device=device)
+        seen[:, :, MADE] = self.memory
         one = torch.ones(num_rows, device=device)
-        seen = torch.zeros(num_rows, 3, 2, device=device)
-        seen[:, MADE] = self.memory
-        ahead = torch.ones(num_rows, self.deepest, device=device)
-        return {
-            "survival": one,
-            "rate": torch.ones(num_rows, 2, device=device),
-            "live": one,
-            "seen": seen,
-            "ahead": ahead,
-        }
+        needed = torch.zeros(num_rows, self.deepest + 1, device=device)
+        return {"survival": one, "seen": seen, "planned": one.clone(), "needed": needed}
 
     def begin(self, live: Tensor, state: State) -> tuple[State, Tensor]:
-        cost, powers, priors = self._known(len(live), live.device)
-        weight = live.to(cost.dtype)
-        seen = state["seen"] * weight.view(-1, 1, 1)
-        total = seen.sum(0)
-        pooled = (total[:2, 0] + self.memory * priors) / (total[:2, 1] + self.memory)
-        # a row's acceptance rates of first and later tokens [B, 2], shrunk to the batch's, which are shrunk to the prior
-        chances = (seen[:, :2, 0] + self.memory * pooled) / (seen[:, :2, 1] + self.memory)
-        ahead = (chances[:, LATER:] ** powers).cumsum(1)
-        gained = torch.nn.functional.pad((weight * chances[:, FIRST]) @ ahead, (1, 0))
-        best, depth = ((weight.sum() + gained) / cost).max(0)  # tokens per unit of cost, of the best fixed depth
-        beyond = (total[MADE, 0] / total[MADE, 1].clamp(min=1e-9)).clamp(min=1.0)
-        rate = torch.stack([best * beyond, best]).expand(len(live), 2)
-        new = {"survival": torch.ones_like(weight), "rate": rate, "live": weight, "seen": state["seen"], "ahead": ahead}
-        return new, (depth > 0).expand_as(live)
+        known, seen = self._known(len(live), live.device), state["seen"]
+        weight = live.to(seen.dtype)
+        rows = weight.sum().clamp(min=1)
+        got, tried = (weight @ seen.flatten(1)).view(2, 3) + known.prior
+        batch = got / tried  # the batch's acceptance of first and later tokens, shrunk to the prior; tokens over planned
+        of_rows = torch.add(seen[:, 0], batch, alpha=self.memory) / (seen[:, 1] + self.memory)  # shrunk to the batch's
+        first, later, _ = (weight @ of_rows / rows).unbind()
+        ahead = (later**known.powers).cumsum(0)  # [D]: accepted of the next j tokens if the first is
+        drafting = ((1 + first * ahead) / known.deeper).amax()  # per row and unit of cost, at the best fixed depth
+        planned = torch.maximum(drafting, known.plain)
+        rate = rows * planned * batch[MADE].clamp(min=1)
+        needed = rate * (known.gaps / ahead).amin(1)
+        new = {
+            "survival": torch.ones_like(weight),
+            "seen": seen,
+            "planned": planned.expand_as(weight),
+            "needed": needed.expand_as(state["needed"]),
+        }
+        return new, (drafting > known.plain).expand_as(live)
 
     def step(self, step: Step, state: State) -> tuple[State, Tensor]:
         assert step.live is not None, "the proposer says which rows are live"
         survival, following = chances_to_enter(self.estimator, step, state["survival"])
-        cost = self._known(len(survival), survival.device)[0]
-        left = len(cost) - 1 - step.depth
-        if not left:
-            return {**state, "survival": survival}, torch.zeros_like(step.live)
-        gain = (following * step.live) @ state["ahead"][:, :left]
-        price = state["rate"][0, 0] * (cost[step.depth + 1 :] - cost[step.depth])
-        return {**state, "survival": survival}, (gain > price).any().expand_as(step.live)
+        goes_on = (following * step.live).sum() > state["needed"][0, step.depth]
+        return {**state, "survival": survival}, goes_on.expand_as(step.live)
 
     def observe(self, proposal: Drafted, verdict: Judged, state: State) -> State:
-        drafted, length, weight = proposal.num_drafted, verdict.length, state["live"]
-        cost = self._known(len(drafted), drafted.device)[0]
-        planned = cost[drafted.max().clamp(max=len(cost) - 1)] * state["rate"][:, 1] / weight.sum().clamp(min=1)
-        later = torch.minimum(length, drafted - 1).clamp(min=0)  # tried behind an accepted first one
-        counts = [length.clamp(max=1), drafted.clamp(max=1), (length - 1).clamp(min=0), later, length + 1, planned]
-        kept = 1 - 1 / self.memory
-        seen = kept * state["seen"] + torch.stack(counts, 1).view(-1, 3, 2)
-        return {**state, "seen": torch.where(weight.view(-1, 1, 1) > 0, seen, state["seen"])}
+        drafted, length = proposal.num_drafted, verdict.length
+        cost = self._known(len(drafted), drafted.device).cost
+        first, tried = length.clamp(max=1), drafted.clamp(max=1)
+        later = torch.minimum(length, drafted - tried)  # tried behind an accepted first one
+        promised = cost[min(proposal.num_nodes, self.deepest)] * state["planned"]
+        counts = torch.stack([first, length - first, length + 1, tried, later, promised], 1).view(-1, 2, 3)
+        return {**state, "seen": torch.add(counts, state["seen"], alpha=1 - 1 / self.memory)}
 
-    def _known(self, batch: int, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
-        """C(d) of a batch [D + 1], d from 0; the exponents 0..D-1; the priors [2]."""
+    def _known(self, batch: int, device: torch.device) -> Known:
         assert self.table is not None, "bind the policy to a pair first"
         if batch not in self.known:
-            costs = [self.table.round(batch, depth, self.context) for depth in range(self.deepest + 1)]
-            numbers = (costs, [float(power) for power in range(self.deepest)], [self.first, self.later])
-            first, second, third = (floats_on(device, values) for values in numbers)
-            self.known[batch] = (first, second, third)
+            depths = range(self.deepest + 1)
+            context = self.table.middle if self.context is None else self.context
+            cost = [self.table.round(batch, depth, context) for depth in depths]
+            gaps = [[cost[k + j] - cost[k] if k + j in depths else NEVER for j in depths[1:]] for k in depths]
+            tried = self.memory
+            prior = [[tried * self.first, tried * self.later, 0.0], [tried, tried, 1e-9]]
+            tensors = ([1 / cost[0]], cost[1:], gaps, [float(depth) for depth in depths[:-1]], prior)
+            plain, deeper, further, powers, start = (floats_on(device, values) for values in tensors)
+            self.known[batch] = Known(cost, plain[0], deeper, further, powers, start)
         return self.known[batch]
