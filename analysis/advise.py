@@ -85,12 +85,13 @@ def run(cfg: Any) -> Path:
         one = _single(pair, number, heads, name)
         benches = [Workbench(one, parts[part], sampling, cfg.batch_size) for part in ("dev", "test")]
         dev, test = (RecordedPair(bench, wanted, stage.folder, cfg.max_drafted, cfg.hidden) for bench in benches)
+        test.usual = dev.usual
         for method, reason in dev.left_out.items():
             hint = "; train_heads=true trains one" if reason == HEADLESS and not cfg.train_heads else ""
             print(f"{name}: {method} left out, {reason}{hint}")
         asked = [prompt.content for prompt in parts["dev"]]
         costs = costs_of(cfg, one, number, asked, sampling, sizes, stage.folder, dev.methods)
-        costs.save(stage.folder / f"costs-{number}.json")
+        replace(costs, about={**costs.about, "usual": dev.usual}).save(stage.folder / f"costs-{number}.json")
         candidates.append(Candidate(name, dev, test, costs))
     table = choose(candidates, sizes, cfg.drops, Bootstrap(cfg.resamples, cfg.confidence, cfg.seed))
     _publish(cfg, stage.folder, table, candidates, sizes)
@@ -187,7 +188,7 @@ def _publish(
     if answer.method.startswith("batch_rate"):
         number = [one.draft for one in candidates].index(answer.draft)
         overrides.append(f"method.policy.costs={(folder / f'costs-{number}.json').resolve()}")
-        overrides.append(f"method.policy.context={candidates[number].dev.context}")
+        overrides += [f"method.policy.{name}={value}" for name, value in candidates[number].dev.usual.items()]
     greedy = best_lengths(table, best, greedy=True) if table.greedy.any() else None
     write_exports(folder / "exports", where[best], best_lengths(table, best, greedy=False), greedy, overrides)
     text = [f"# Advice ({about})", *(f"- {line}" for line in said), markdown(readable(table))]

@@ -11,7 +11,7 @@ import json
 import re
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from time import perf_counter
@@ -29,10 +29,11 @@ from toolkit import ModelPair, config
 from toolkit.decoding import Method, Sampling, decode
 from toolkit.io import write_text
 from toolkit.lines import lines_of
+from toolkit.load_cost import LoadCost
 from toolkit.pair import TOY
 from toolkit.prompts import Prompt
 
-SLICED, PROMPTS, TOKENS, TURNS = 64, 96, 48, 4
+SLICED, PROMPTS, TOKENS, TURNS = 64, 96, 48, 3
 SIZES = (1, 4, 16)
 THREADS = 1
 BOUND = 0.05  # how far the speed-up decoded live may be from the predicted one
@@ -79,7 +80,7 @@ def advice() -> str:
             "draft": toy,
             f"sliced-{SLICED}": ModelPair.from_pretrained("toy/target", str(folder / f"sliced-{SLICED}")),
         }
-        test = [prompt.content for prompt in split(prompts)["test"]]
+        test = [str(prompt.content) for prompt in split(prompts)["test"]]
         lines = [line for size in SIZES for line in _lines(table, size, drafts, out, test)]
     sentences = [line for line in lines_of(said) if re.match(r"batch \d+: ", line)]
     return "\n\n".join([_conclusion(lines, seconds), *(f"- {line}" for line in sentences), _table(lines)])
@@ -115,7 +116,9 @@ def _contenders(part: pd.DataFrame, drafts: Mapping[str, ModelPair], out: Path) 
             continue
         parameters = {name: value for name, value in json.loads(str(line.parameters)).items() if name != "head"}
         if str(line.method).startswith("batch_rate"):
-            parameters["policy.costs"] = str(out / f"costs-{list(drafts).index(str(line.draft))}.json")
+            costs = out / f"costs-{list(drafts).index(str(line.draft))}.json"
+            usual = {f"policy.{name}": value for name, value in LoadCost.load(costs).about["usual"].items()}
+            parameters |= {"policy.costs": str(costs), **usual}
         method = config.instantiate(config.plain(Setting(str(line.method), parameters).method_config()))
         one = Contender(line, drafts[str(line.draft)], method)
         found[one.name] = one
@@ -126,13 +129,13 @@ def _decoded(contenders: Mapping[str, Contender], size: int, prompts: Sequence[s
     """Tokens per second of every contender, turn by turn, after a warm-up."""
     sampling = Sampling(temperature=1.0, max_new_tokens=TOKENS, seed=11)
     names, speeds = list(contenders), {name: list[float]() for name in contenders}
+    pairs = {id(one.pair): replace(one.pair, draft=None) for one in contenders.values()}  # captures of this batch size
     for turn in range(TURNS + 1):
         first = turn * 3 % len(names)
         for name in [*names[first:], *names[:first]]:
             one = contenders[name]
-            some = prompts if turn else prompts[: 2 * size + 4]
             started = perf_counter()
-            generations = decode(one.pair, some, one.method, sampling, batch_size=size)
+            generations = decode(pairs[id(one.pair)], prompts, one.method, sampling, batch_size=size)
             if turn:
                 speeds[name].append(sum(len(g.token_ids) for g in generations) / (perf_counter() - started))
     return speeds

@@ -41,7 +41,7 @@ from toolkit.prompts import Prompt
 
 FOLDER = Path(__file__).resolve().parent.parent / "docs" / "evidence"
 SIZES, PROMPTS, THREADS = (1, 2, 4, 8, 16, 32), 96, 1
-TOKENS, TURNS, LONGEST = 24, 5, 64
+TOKENS, TURNS, LONGEST = 24, 4, 64
 PADDED: dict[str, Any] = {
     "hidden_size": 512,
     "intermediate_size": 1408,
@@ -49,7 +49,7 @@ PADDED: dict[str, Any] = {
     "num_heads": 8,
     "num_kv_heads": 8,
 }
-PADDED_PROMPTS, PADDED_TURNS = 32, 4
+PADDED_PROMPTS, PADDED_TURNS = 32, 3
 TOGETHER = ("batch_rate", "batch_rate_confidence")
 SHOWN_SIZES = (1, 4, 16)
 SHOWN = ("autoregressive", "speculative K=4", "rate", "batch_rate_confidence")
@@ -59,8 +59,11 @@ MODELLED = "What forwards cost, measured here in the decoding loop and modelled 
 ENOUGH = 0.97  # of the best other contender
 
 
-def contenders(costs: Path) -> list[Setting]:
-    """Plain decoding, fixed lengths, rules that decide row by row, and those that decide for the batch."""
+def contenders(costs: Path, usual: dict[str, Any]) -> list[Setting]:
+    """Plain decoding, fixed lengths, rules that decide row by row, and those that decide for the batch.
+
+    usual  what the latter start from, as `RecordedPair.usual` of other prompts
+    """
     fixed = [Setting("speculative", {"policy.num_drafted": length}) for length in range(1, 9)]
     alone = [
         Setting("confidence", {"policy.threshold": 0.4}),
@@ -68,7 +71,8 @@ def contenders(costs: Path) -> list[Setting]:
         Setting("rate", {}),
         Setting("dynamic_confidence", {}),
     ]
-    together = [Setting(name, {"policy.costs": str(costs)}) for name in TOGETHER]
+    known = {f"policy.{name}": value for name, value in {"costs": str(costs), **usual}.items()}
+    together = [Setting(name, known) for name in TOGETHER]
     return [Setting("autoregressive"), *fixed, *alone, *together]
 
 
@@ -82,8 +86,9 @@ def study(
     others = prompts[count:]
     with TemporaryDirectory() as scratch:
         costs, _ = measured_costs(pair, others, sampling, sizes, (1, 2, 4, 8), 24, passes=8)
-        settings = contenders(costs.save(Path(scratch) / "costs.json"))
-        bench = Workbench(pair, [Prompt(str(i), text) for i, text in enumerate(prompts[:count])], sampling, 32)
+        before = RecordedPair(_bench(pair, others, sampling), [Setting("speculative")], Path(scratch), 20)
+        settings = contenders(costs.save(Path(scratch) / "costs.json"), before.usual)
+        bench = _bench(pair, prompts[:count], sampling)
         recorded = RecordedPair(bench, settings, Path(scratch), 20)
         costs = with_rules(costs, pair, recorded.methods, others, sampling, sizes)
         lines = []
@@ -263,18 +268,18 @@ def _decoded(
 ) -> tuple[dict[str, list[float]], dict[str, list[tuple[float, float]]]]:
     """Of every contender, turn by turn: tokens per second; seconds of a request, median and 95th percentile."""
     methods = {setting.name: config.instantiate(config.plain(setting.method_config())) for setting in settings}
+    fresh = replace(pair, draft=None)  # its captured forwards are those of this batch size
     speeds: dict[str, list[float]] = {name: [] for name in methods}
     seconds: dict[str, list[tuple[float, float]]] = {name: [] for name in methods}
     names = list(methods)
     for turn in range(turns + 1):
         first = turn * 5 % len(names)
         for name in [*names[first:], *names[:first]]:
-            some = prompts if turn else prompts[: 2 * size + 4]
             ends: list[float] = []
             started = perf_counter()
             generations = decode(
-                pair,
-                some,
+                fresh,
+                prompts,
                 methods[name],
                 sampling,
                 batch_size=size,
@@ -308,6 +313,10 @@ def _shown(middle: float, low: float, high: float) -> str:
     return f"{middle:.3f} [{low:.3f}, {high:.3f}]"
 
 
+def _bench(pair: ModelPair, prompts: Sequence[str], sampling: Sampling) -> Workbench:
+    return Workbench(pair, [Prompt(str(number), text) for number, text in enumerate(prompts)], sampling, 32)
+
+
 def _short(pair: ModelPair, domain: str) -> list[str]:
     """Test prompts of at most `LONGEST` tokens."""
     prompts = [example.prompt for example in load_frozen(domain, "test")]
@@ -315,8 +324,7 @@ def _short(pair: ModelPair, domain: str) -> list[str]:
 
 
 def _name(setting: Setting) -> str:
-    parameters = {name: value for name, value in setting.parameters.items() if name != "policy.costs"}
-    return Setting(setting.method, parameters).name
+    return setting.method if setting.method in TOGETHER else setting.name
 
 
 def main() -> None:

@@ -1,17 +1,20 @@
 """Seconds of draft and target forwards by batch size, tokens per row and context, measured in the decoding loop itself.
 
-The method is ours. Every batch size decodes with every fixed draft length. Settings are interleaved, and texts are kept from
-ending. Rounds in which all batch slots hold a text are timed. The seconds of a draft forward are its round's draft seconds
-divided by the draft length. The rest of the round, checking and the loop's own work, counts for the target forward. So the
-table holds the cost of a whole round, Python included, and not that of a bare forward. The clock is read when the device has
-finished, at both boundaries between drafting and checking.
+The method is ours. Every batch size decodes with every fixed draft length. The lengths are interleaved, and texts are kept
+from ending. A first pass captures forwards, as a long-running decoder has captured them, and is discarded. Rounds in which all
+batch slots hold a text are timed. The seconds of a draft forward are its round's draft seconds divided by the draft length. The
+rest of the round, checking and the loop's own work, counts for the target forward. So the table holds the cost of a round,
+Python included, and not that of a bare forward. The clock is read when the device has finished, at both boundaries between
+drafting and checking.
 """
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -23,11 +26,16 @@ from toolkit.decoding.decode import decode_measured
 from toolkit.errors import InputError
 from toolkit.load_cost import LoadCost, grid_of
 from toolkit.pair import ModelPair
+from toolkit.session.capture import PROOFS, TracedForward
 from toolkit.stopping import Fixed
 from toolkit.types import Generation
 from toolkit.verification import get
 
 WARM_UP = 3  # rounds of a batch that are left out: the first one reads the prompts
+SETTLED = 3 * (
+    TracedForward.after + PROOFS
+)  # rounds until a CPU's forwards are captured: per 64 tokens of context, about 34
+BRIEF = 0.02  # seconds: longer rounds gain nothing from captured forwards
 WIDEST_INTERVAL = 0.4  # of an entry's median: wider ones are refused
 
 
@@ -74,19 +82,22 @@ def measure_loads(
     """
     from tqdm.auto import tqdm
 
-    endless = replace(pair, draft=None, end_ids=())
-    settings = [(batch, length) for batch in batch_sizes for length in sorted({0, *drafted})]
+    lengths = sorted({0, *drafted})
     lines: list[dict[str, Any]] = []
-    for repeat in range(repeats + 1):  # the first repeat captures forwards and is discarded
-        for batch, length in tqdm(settings, desc=f"timing, pass {repeat} of {repeats}", unit="setting"):
-            rounds = WARM_UP + (num_rounds if repeat else 2)
-            limit = replace(sampling, max_new_tokens=rounds * (length + 1) + 1, max_length=None, stop=())
-            chosen = [prompts[i % len(prompts)] for i in range(batch)]
-            generations = decode_measured(
-                endless, chosen, _fixed(length), limit, batch_size=batch, timed=True
-            ).generations
+    bar = tqdm(total=len(batch_sizes) * len(lengths) * (repeats + 1), desc="timing", unit="setting")
+    for batch in batch_sizes:
+        endless = replace(pair, draft=None, end_ids=())  # with room for captured forwards of this batch size
+        chosen = [prompts[i % len(prompts)] for i in range(batch)]
+        decoded = partial(_decoded, endless, chosen, sampling, rounds=WARM_UP + num_rounds)
+        for repeat, length in itertools.product(range(repeats + 1), lengths):
+            timed = decoded(length)
             if repeat:
-                lines += [{**line, "repeat": repeat} for line in _forwards(generations, length)]
+                lines += [{**line, "repeat": repeat} for line in _forwards(timed, length)]
+            elif min(one.target_seconds for one in timed[0].rounds) < BRIEF:
+                for _ in range(SETTLED // (WARM_UP + num_rounds) + 1):  # of the same shapes
+                    decoded(length)
+            bar.update()
+    bar.close()
     return pd.DataFrame(lines)
 
 
@@ -94,7 +105,9 @@ def cost_table(forwards: pd.DataFrame, about: dict[str, Any]) -> tuple[LoadCost,
     """The table, and its entries: median seconds with a 95 % interval, at two lengths of context.
 
     In the table more tokens per row never take less time: medians that say otherwise are noise, and isotonic regression
-    gives them a common value. Raises InputError if an entry's interval is wider than 40 % of its median: the machine is not quiet enough.
+    gives them a common value.
+
+    Raises InputError if an entry's interval is wider than 40 % of its median: the machine is not quiet enough.
     """
     contexts = [float(part.mean()) for part in _halves(forwards.context)]
     contexts = sorted({round(context) for context in contexts})
@@ -128,6 +141,12 @@ def _fixed(length: int) -> Method:
     )
 
 
+def _decoded(pair: ModelPair, prompts: Sequence[Any], sampling: Sampling, length: int, rounds: int) -> list[Generation]:
+    """At least this many timed rounds of every prompt, all side by side."""
+    limit = replace(sampling, max_new_tokens=rounds * (length + 1) + 1, max_length=None, stop=())
+    return decode_measured(pair, prompts, _fixed(length), limit, batch_size=len(prompts), timed=True).generations
+
+
 def _forwards(generations: Sequence[Generation], length: int) -> list[dict[str, Any]]:
     """The timed forwards of rounds that all rows took part in, with full drafts."""
     failed = next((g.error for g in generations if g.error), None)
@@ -147,7 +166,7 @@ def _forwards(generations: Sequence[Generation], length: int) -> list[dict[str, 
     return lines
 
 
-def _points(entries: pd.DataFrame, contexts: Sequence[int]) -> dict[tuple[float, float, float], float]:
+def _points(entries: pd.DataFrame, contexts: Sequence[float]) -> dict[tuple[float, float, float], float]:
     """Seconds at (batch, width, context), not falling in the width."""
     points: dict[tuple[float, float, float], float] = {}
     for context in contexts:

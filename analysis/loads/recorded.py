@@ -8,7 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -23,6 +25,7 @@ from toolkit.errors import InputError
 from toolkit.io import write_atomic
 from toolkit.load_cost import LoadCost
 from toolkit.stopping import BatchRate, Bounded, StoppingPolicy
+from toolkit.trace.rounds import Geometry
 from toolkit.verification.rules.rejection import Rejection
 
 HEADLESS = "needs a trained head"
@@ -54,11 +57,23 @@ class RecordedPair:
         """Texts that can be served."""
         return len(self.prompt_tokens)
 
-    @property
-    def context(self) -> int:
-        """Tokens behind the middle of a text: its prompt and half of its response, on average."""
+    @cached_property
+    def usual(self) -> dict[str, Any]:
+        """What `BatchRate` starts from: tokens behind the middle of a text, and how often drafted tokens are accepted.
+
+        first  a round's first token;  later  one behind an accepted one: means over all positions of the texts
+        """
         texts = self.responses.token_ids.iloc[self.recording.usable]
-        return round(float(np.mean(self.prompt_tokens) + np.mean([len(ids) for ids in texts]) / 2))
+        context = np.mean(self.prompt_tokens) + np.mean([len(ids) for ids in texts]) / 2
+        trace = self.recording.trace_for(self._traced(Setting(PLAIN)))
+        assert trace is not None
+        run = Geometry.of(trace).run.numpy()
+        first, second = (float((run >= count).sum()) for count in (1, 2))
+        return {
+            "context": round(float(context)),
+            "first": round((first + 1) / (len(run) + 2), 3),
+            "later": round((second + 1) / (first + 2), 3),
+        }
 
     def head_of(self, method: str) -> str | None:
         """Folder of the head that a method reads; None: it reads none."""
@@ -66,7 +81,7 @@ class RecordedPair:
         return setting.head or (self.bench.pair.head if reads_head(setting) else None)
 
     def serve(self, setting: Setting, costs: LoadCost, load: Load, requests: Sequence[int] | None = None) -> Served:
-        """Serve these texts (None: each once) with a setting; policies told no costs of their own get `costs`."""
+        """Serve these texts (None: each once) with a setting; policies told no costs of their own get `costs` and `usual`."""
         chosen = range(self.num_texts) if requests is None else requests
         trace = self.recording.trace_for(self._traced(setting))
         assert trace is not None
@@ -98,8 +113,8 @@ class RecordedPair:
         policy = self.recording.policy_for(setting)
         inner = policy.policy if isinstance(policy, Bounded) else policy
         if isinstance(inner, BatchRate) and inner.costs is None and isinstance(policy, Bounded):
-            context = self.context if inner.context is None else inner.context
-            return replace(policy, policy=replace(inner, table=costs, context=context, known={}))
+            known = {name: value for name, value in self.usual.items() if f"policy.{name}" not in setting.parameters}
+            return replace(policy, policy=replace(inner, table=costs, known={}, **known))
         return policy
 
     def _takes(self, setting: Setting, max_drafted: int) -> bool:
