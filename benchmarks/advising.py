@@ -33,7 +33,7 @@ from toolkit.load_cost import LoadCost
 from toolkit.pair import TOY
 from toolkit.prompts import Prompt
 
-SLICED, PROMPTS, TOKENS, TURNS = 64, 96, 48, 3
+SLICED, PROMPTS, TOKENS, TURNS = 64, 96, 32, 3
 SIZES = (1, 4, 16)
 THREADS = 1
 BOUND = 0.05  # how far the speed-up decoded live may be from the predicted one

@@ -71,8 +71,8 @@ class RecordedPair:
         first, second = (float((run >= count).sum()) for count in (1, 2))
         return {
             "context": round(float(context)),
-            "first": round((first + 1) / (len(run) + 2), 3),
-            "later": round((second + 1) / (first + 2), 3),
+            "first": _share(first, len(run)),
+            "later": _share(second, first),
         }
 
     def head_of(self, method: str) -> str | None:
@@ -153,3 +153,8 @@ class RecordedPair:
 def per_request(served: Served) -> np.ndarray[tuple[int, int], np.dtype[np.float64]]:
     """Tokens and seconds of every request [Q, 2]; a round's seconds are shared by the requests in it."""
     return np.stack([served.tokens.astype(np.float64), served.seconds], axis=1)
+
+
+def _share(count: float, of: float) -> float:
+    """A share as a number between 0 and 1, neither of them."""
+    return min(max(round((count + 1) / (of + 2), 3), 0.001), 0.999)

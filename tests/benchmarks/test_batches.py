@@ -1,10 +1,12 @@
-"""The page on batch sizes: which gaps count, what falls short, and when a request has joined its batch."""
+"""The page on batch sizes: what a ratio says, which gaps count, what falls short, and when a request has joined its batch."""
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
+from scipy.stats import ttest_rel
 
-from benchmarks.batches import _latency, order, shortfalls, summary
+from benchmarks.batches import _latency, order, ratio, shortfalls, summary
 
 
 def line(name, method, speeds, predicted, batch=4):
@@ -12,23 +14,32 @@ def line(name, method, speeds, predicted, batch=4):
 
 
 PART = [
-    line("autoregressive", "autoregressive", [100.0, 110.0], 90.0),
-    line("K=2", "speculative", [150.0, 140.0], 80.0),
-    line("batch_rate", "batch_rate", [160.0, 130.0], 160.0),
-    line("batch_rate_confidence", "batch_rate_confidence", [120.0, 120.0], 120.0),
+    line("autoregressive", "autoregressive", [100.0, 110.0, 104.0, 108.0], 90.0),
+    line("K=2", "speculative", [150.0, 140.0, 146.0, 144.0], 80.0),
+    line("batch_rate", "batch_rate", [160.0, 130.0, 150.0, 140.0], 160.0),
+    line("batch_rate_confidence", "batch_rate_confidence", [120.0, 121.0, 119.0, 120.0], 120.0),
 ]
 
 
-def test_only_gaps_of_one_sign_in_every_turn_count():
+def test_a_ratio_has_the_interval_of_a_paired_t_test():
+    a, b = PART[0]["speeds"], PART[1]["speeds"]
+    middle, low, high = ratio(a, b)
+    known = ttest_rel(np.log(a), np.log(b)).confidence_interval(0.95)
+    assert np.log([low, high]) == pytest.approx([known.low, known.high])
+    assert middle == pytest.approx(np.prod([x / y for x, y in zip(a, b, strict=True)]) ** 0.25)
+    assert ratio([2.0], [1.0]) == (2.0, 0.0, np.inf), "one turn says nothing"
+
+
+def test_gaps_count_where_their_interval_leaves_out_one():
     clear, alike = order(PART)
-    # plain < K=2, plain < both batch rules, K=2 > batch_rate_confidence, batch_rate > batch_rate_confidence
+    # plain < all others, K=2 and batch_rate > batch_rate_confidence; K=2 and batch_rate are equal
     assert clear == 5
     assert alike == 3  # the simulator has K=2 below plain decoding and below batch_rate_confidence
 
 
-def test_a_shortfall_is_below_in_every_turn():
-    assert shortfalls(PART) == ["batch_rate_confidence at batch 4 (0.83)"]
-    assert "| 4 | K=2 | 0.998 [0.929, 1.067] | 0.829 [0.800, 0.857] | 5 | 3 |" in summary(PART)
+def test_a_shortfall_has_its_whole_interval_below():
+    assert shortfalls(PART) == ["batch_rate_confidence at batch 4 (0.828)"]
+    assert "| 4 | K=2 | 0.999 [0.896, 1.114] | 0.828 [0.786, 0.872] | 5 | 3 |" in summary(PART)
 
 
 def test_a_request_joins_when_the_one_before_it_in_line_has_ended():

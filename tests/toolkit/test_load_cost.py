@@ -30,6 +30,7 @@ def test_what_is_saved_is_loaded(tmp_path):
     assert again.source == "measured" and dict(again.about) == {"machine": "here"}
     np.testing.assert_array_equal(again.target.seconds, costs.target.seconds)
     assert again.round(3, 2, 70) == costs.round(3, 2, 70)
+    assert again.middle == 50.0
 
 
 def lines(*rows: str) -> str:

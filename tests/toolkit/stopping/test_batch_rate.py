@@ -207,6 +207,17 @@ def test_costs_are_those_behind_the_given_context():
     table = LoadCost(*(CostGrid((1.0,), (1.0,), (0.0, 100.0), seconds) for _ in range(2)), "test")
     policy = replace(bound(most=2), table=table, context=50, known={})
     assert policy._known(1, torch.device("cpu")).cost == [2.0, 4.0, 6.0]
+    middle = replace(policy, context=None, known={})  # the middle of 0 and 100
+    assert middle._known(1, torch.device("cpu")).cost == [2.0, 4.0, 6.0]
+
+
+def test_a_round_without_drafts_teaches_nothing_but_lets_the_past_fade():
+    policy = bound(memory=10.0)
+    live = torch.tensor([True, True])
+    state, _ = policy.begin(live, policy.init(2, live.device))
+    state = policy.observe(*judged([4, 4], [2, 0]), state)
+    faded = policy.observe(*judged([0, 0], [0, 0]), state)
+    torch.testing.assert_close(faded["seen"], 0.9 * state["seen"])
 
 
 class Bindable(Probabilities):
