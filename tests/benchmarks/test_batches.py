@@ -39,7 +39,7 @@ def test_gaps_count_where_their_interval_leaves_out_one():
 
 def test_a_shortfall_has_its_whole_interval_below():
     assert shortfalls(PART) == ["batch_rate_confidence at batch 4 (0.828)"]
-    assert "| 4 | K=2 | 0.999 [0.896, 1.114] | 0.828 [0.786, 0.872] | 5 | 3 |" in summary(PART)
+    assert "| 4 | K=2 | 0.997 [0.905, 1.099] | 0.828 [0.785, 0.873] | 5 | 3 |" in summary(PART)
 
 
 def test_a_request_joins_when_the_one_before_it_in_line_has_ended():

@@ -34,7 +34,9 @@ def test_more_tokens_per_row_never_take_less_time():
 
 
 def test_times_that_vary_too_much_are_refused():
-    with pytest.raises(InputError, match="the times of 1 of 3 settings vary too much .*first: target, batch 1, 2 tokens"):
+    with pytest.raises(
+        InputError, match="the times of 1 of 3 settings vary too much .*first: target, batch 1, 2 tokens"
+    ):
         measured.cost_table(forwards(spread=0.1, w1=4.0, w2=1.0), {})
 
 

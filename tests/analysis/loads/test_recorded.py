@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import numpy as np
 import pytest
 
@@ -32,7 +34,7 @@ def test_acceptance_of_first_and_later_tokens(recorded):
         accepted = trace.accepted[start:end].tolist()
         positions += len(accepted)
         firsts += sum(accepted)
-        seconds += sum(a and b for a, b in zip(accepted, accepted[1:], strict=False))
+        seconds += sum(a and b for a, b in pairwise(accepted))
     assert recorded.usual["first"] == pytest.approx((firsts + 1) / (positions + 2), abs=1e-3)
     assert recorded.usual["later"] == pytest.approx((seconds + 1) / (firsts + 2), abs=1e-3)
     lengths = [len(ids) for ids in recorded.responses.token_ids]
