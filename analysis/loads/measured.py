@@ -93,7 +93,7 @@ def measure_loads(
             timed = decoded(length)
             if repeat:
                 lines += [{**line, "repeat": repeat} for line in _forwards(timed, length)]
-            elif min(one.target_seconds for one in timed[0].rounds) < BRIEF:
+            elif min((one.target_seconds for one in timed[0].rounds), default=BRIEF) < BRIEF:
                 for _ in range(SETTLED // (WARM_UP + num_rounds) + 1):  # of the same shapes
                     decoded(length)
             bar.update()

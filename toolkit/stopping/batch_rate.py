@@ -104,45 +104,42 @@ class BatchRate(StoppingPolicy):
         """The state per row.
 
         survival [B] of the round; seen [B, 2, 3]: counts of older rounds; planned [B]: tokens per row and unit of cost;
-        rate [B]: lambda; ahead [B, D]: how many of the next j tokens are accepted if the first is; needed [B, D + 1]: what
-        the live rows' chances must exceed in sum behind depth k, worked out in the round's first step.
+        rate [B]: lambda; needed [B, D + 1]: what the live rows' chances must exceed in sum behind depth k.
         """
         seen = torch.zeros(num_rows, 2, 3, device=device)
         seen[:, :, MADE] = self.memory
         one = torch.ones(num_rows, device=device)
-        ahead = torch.ones(num_rows, self.deepest, device=device)
         needed = torch.zeros(num_rows, self.deepest + 1, device=device)
-        return {"survival": one, "seen": seen, "planned": one, "rate": one, "ahead": ahead, "needed": needed}
+        return {"survival": one, "seen": seen, "planned": one, "rate": one, "needed": needed}
 
     def begin(self, live: Tensor, state: State) -> tuple[State, Tensor]:
         known, seen = self._known(len(live), live.device), state["seen"]
         weight = live.to(seen.dtype)
         rows = weight.sum().clamp(min=1)
         got, tried = (weight @ seen.flatten(1)).view(2, 3) + known.prior
-        batch = (
-            got / tried
-        )  # the batch's acceptance of first and later tokens, shrunk to the prior; tokens over planned
+        # the batch's acceptance of first and later tokens, shrunk to the prior; tokens made over planned ones
+        batch = got / tried
         of_rows = torch.add(seen[:, 0], batch, alpha=self.memory) / (seen[:, 1] + self.memory)  # shrunk to the batch's
         first, later, _ = (weight @ of_rows / rows).unbind()
         ahead = (later**known.powers).cumsum(0)  # [D]: accepted of the next j tokens if the first is
         drafting = ((1 + first * ahead) / known.deeper).amax()  # per row and unit of cost, at the best fixed depth
         planned = torch.maximum(drafting, known.plain)
+        rate = rows * planned * batch[MADE].clamp(min=1)
+        needed = rate * (known.gaps / ahead).amin(1)
         new = {
             "survival": torch.ones_like(weight),
             "seen": seen,
             "planned": planned.expand_as(weight),
-            "rate": (rows * planned * batch[MADE].clamp(min=1)).expand_as(weight),
-            "ahead": ahead.expand_as(state["ahead"]),
-            "needed": state["needed"],
+            "rate": rate.expand_as(weight),
+            "needed": needed.expand_as(state["needed"]),
         }
         return new, (drafting > known.plain).expand_as(live)
 
     def step(self, step: Step, state: State) -> tuple[State, Tensor]:
         assert step.live is not None, "the proposer says which rows are live"
         survival, following = chances_to_enter(self.estimator, step, state["survival"])
-        needed = state["needed"] if step.depth > 1 else self._needed(state)
-        goes_on = (following * step.live).sum() > needed[0, step.depth]
-        return {**state, "survival": survival, "needed": needed}, goes_on.expand_as(step.live)
+        goes_on = (following * step.live).sum() > state["needed"][0, step.depth]
+        return {**state, "survival": survival}, goes_on.expand_as(step.live)
 
     def observe(self, proposal: Drafted, verdict: Judged, state: State) -> State:
         kept = 1 - 1 / self.memory
@@ -155,11 +152,6 @@ class BatchRate(StoppingPolicy):
         promised = cost[min(proposal.num_nodes, self.deepest)] * state["planned"]
         counts = torch.stack([first, length - first, length + 1, tried, later, promised], 1).view(-1, 2, 3)
         return {**state, "seen": torch.add(counts, state["seen"], alpha=kept)}
-
-    def _needed(self, state: State) -> Tensor:
-        """What the live rows' chances must exceed in sum behind every depth [B, D + 1]; rows are equal."""
-        gaps = self._known(len(state["rate"]), state["rate"].device).gaps
-        return (state["rate"][0] * (gaps / state["ahead"][0]).amin(1)).expand_as(state["needed"])
 
     def _known(self, batch: int, device: torch.device) -> Known:
         assert self.table is not None, "bind the policy to a pair first"

@@ -62,3 +62,10 @@ def test_forwards_are_captured_before_the_clock_counts(monkeypatch):
     assert discarded == 2 + 2 * (measured.SETTLED // (measured.WARM_UP + 24) + 1)
     assert made and sum(number > discarded for number in made) <= 1, "at most one of a rare window of context"
     assert set(found.repeat) == {1, 2} and set(found[found.model == "target"].width) == {1, 2}
+
+
+def test_a_prompt_that_does_not_fit_is_named():
+    pair = ModelPair.toy()
+    longest = pair.target.config.max_position_embeddings
+    with pytest.raises(InputError, match="a prompt cannot be timed: "):
+        measured.measure_loads(pair, [[5] * (longest - 2)], Sampling(seed=1), [1], [1], num_rounds=2)

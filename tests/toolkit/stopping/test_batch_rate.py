@@ -9,6 +9,7 @@ import torch
 
 from toolkit import config
 from toolkit.decoding import ChainProposer, Method, Sampling, TreeProposer, decode
+from toolkit.decoding.proposers.base import frozen
 from toolkit.errors import InputError
 from toolkit.load_cost import CostGrid, LoadCost
 from toolkit.stopping import BatchRate, Bounded
@@ -71,6 +72,18 @@ def test_rows_that_have_stopped_count_for_nothing():
     state, _ = policy.begin(torch.tensor([True, True]), policy.init(2, torch.device("cpu")))
     assert policy.step(step_of(1, 0.9, 0.9), state)[1].tolist() == [True, True]
     assert policy.step(step_of(1, 0.9, 0.45, live=[False, True]), state)[1].tolist() == [False, False]
+
+
+@pytest.mark.parametrize("live", [[True, False], [False, True]])
+def test_a_free_slot_does_not_bring_an_older_threshold(live):
+    """Rows that do not draft keep their state in a round: the batch's threshold must not be theirs."""
+    policy, marks = bound(cost_ratio=0.2, first=0.6, later=0.5), torch.tensor(live)
+    old, _ = policy.begin(marks, policy.init(2, marks.device))
+    for chosen in (0.9, 0.45):
+        new, going = policy.step(step_of(1, chosen, chosen, live=live), old)
+        state = frozen(new, old, marks)
+        assert going.tolist() == [chosen > 0.8] * 2
+        assert policy.step(step_of(2, 0.7, 0.7, live=live), state)[1].tolist() == [chosen > 0.8] * 2
 
 
 def test_a_batch_drafts_nothing_where_drafting_does_not_pay():
