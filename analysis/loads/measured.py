@@ -32,9 +32,8 @@ from toolkit.types import Generation
 from toolkit.verification import get
 
 WARM_UP = 3  # rounds of a batch that are left out: the first one reads the prompts
-SETTLED = 3 * (
-    TracedForward.after + PROOFS
-)  # rounds until a CPU's forwards are captured: per 64 tokens of context, about 34
+# Rounds until a CPU's forwards are captured, with texts that grow over three windows of context (64 tokens each).
+SETTLED = 3 * (TracedForward.after + PROOFS)
 BRIEF = 0.02  # seconds: longer rounds gain nothing from captured forwards
 WIDEST_INTERVAL = 0.4  # of an entry's median: wider ones are refused
 

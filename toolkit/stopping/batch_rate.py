@@ -104,13 +104,13 @@ class BatchRate(StoppingPolicy):
         """The state per row.
 
         survival [B] of the round; seen [B, 2, 3]: counts of older rounds; planned [B]: tokens per row and unit of cost;
-        rate [B]: lambda; needed [B, D + 1]: what the live rows' chances must exceed in sum behind depth k.
+        needed [B, D + 1]: what the live rows' chances must exceed in sum behind depth k.
         """
         seen = torch.zeros(num_rows, 2, 3, device=device)
         seen[:, :, MADE] = self.memory
         one = torch.ones(num_rows, device=device)
         needed = torch.zeros(num_rows, self.deepest + 1, device=device)
-        return {"survival": one, "seen": seen, "planned": one, "rate": one, "needed": needed}
+        return {"survival": one, "seen": seen, "planned": one, "needed": needed}
 
     def begin(self, live: Tensor, state: State) -> tuple[State, Tensor]:
         known, seen = self._known(len(live), live.device), state["seen"]
@@ -130,7 +130,6 @@ class BatchRate(StoppingPolicy):
             "survival": torch.ones_like(weight),
             "seen": seen,
             "planned": planned.expand_as(weight),
-            "rate": rate.expand_as(weight),
             "needed": needed.expand_as(state["needed"]),
         }
         return new, (drafting > known.plain).expand_as(live)
