@@ -1,8 +1,10 @@
 """Batches of the toy pair and of a padded one: does deciding for all rows keep up with the best method at every batch size?
 
-Every contender decodes one queue of prompts at every batch size, in turn, in an order that rotates. The first turn is for
-warming up. The batch rules and the simulator use the same costs, which are measured on other prompts. Prompts of more than
-`LONGEST` tokens are left out: their reading costs every contender alike and would hide what the rules are worth.
+Every contender decodes one queue of prompts at every batch size, in turn, in an order that rotates. The first turns are for
+warming up, and captured forwards are every contender's own, as on a server that runs one method. Every turn has a seed of
+its own, so that intervals over turns contain the chance of the texts. Responses differ in length: with a short limit, all
+plain responses would end together, and the next prompts would be read in one forward.
+The batch rules and the simulator use the same costs, which are measured on other prompts.
 """
 
 from __future__ import annotations
@@ -41,7 +43,8 @@ from toolkit.prompts import Prompt
 
 FOLDER = Path(__file__).resolve().parent.parent / "docs" / "evidence"
 SIZES, PROMPTS, THREADS = (1, 2, 4, 8, 16, 32), 96, 1
-TOKENS, TURNS, LONGEST = 24, 4, 64
+DOMAINS = ("instruct", "math")  # alternating: short and longer responses
+TOKENS, TURNS, WARM_UPS = 96, 3, 3
 PADDED: dict[str, Any] = {
     "hidden_size": 512,
     "intermediate_size": 1408,
@@ -49,7 +52,7 @@ PADDED: dict[str, Any] = {
     "num_heads": 8,
     "num_kv_heads": 8,
 }
-PADDED_PROMPTS, PADDED_TURNS = 32, 3
+PADDED_PROMPTS, PADDED_TOKENS, PADDED_WARM_UPS = 32, 48, 1
 TOGETHER = ("batch_rate", "batch_rate_confidence")
 SHOWN_SIZES = (1, 4, 16)
 SHOWN = ("autoregressive", "speculative K=4", "rate", "batch_rate_confidence")
@@ -77,12 +80,12 @@ def contenders(costs: Path, usual: dict[str, Any]) -> list[Setting]:
 
 
 def study(
-    pair: ModelPair, sizes: Sequence[int], count: int, tokens: int, turns: int
+    pair: ModelPair, sizes: Sequence[int], count: int, tokens: int, turns: int, warm_ups: int = WARM_UPS
 ) -> tuple[list[dict[str, Any]], LoadCost]:
     """One line per batch size and contender: tokens/s and seconds of every turn, and the simulator's prediction; the costs."""
     sampling = Sampling(temperature=1.0, max_new_tokens=tokens, seed=5)
-    both = zip(*(_short(pair, domain) for domain in ("math", "code")), strict=False)
-    prompts = [prompt for pair_of in both for prompt in pair_of][: count + 32]
+    both = zip(*(load_frozen(domain, "test") for domain in DOMAINS), strict=False)
+    prompts = [example.prompt for pair_of in both for example in pair_of][: count + 32]
     others = prompts[count:]
     with TemporaryDirectory() as scratch:
         costs, _ = measured_costs(pair, others, sampling, sizes, (1, 2, 4, 8), 24, passes=8)
@@ -93,7 +96,7 @@ def study(
         costs = with_rules(costs, pair, recorded.methods, others, sampling, sizes)
         lines = []
         for size in sizes:
-            speeds, latencies = _decoded(pair, prompts[:count], settings, sampling, size, turns)
+            speeds, latencies = _decoded(pair, prompts[:count], settings, sampling, size, turns, warm_ups)
             for setting in settings:
                 served = recorded.serve(setting, costs, Load(size, drops="half"))
                 figures = served.figures()
@@ -212,16 +215,16 @@ def batches() -> str:
         "Ratios compare speeds of the same turn: their geometric mean with a 95 % interval over turns (Student's t). The best "
         "of the others is the one with the highest median in these turns, so it is flattered by chance. A gap is beyond its "
         "interval if the interval of two contenders' ratio leaves out 1. Costs were measured on other prompts, and so were the "
-        f"seconds of the policies themselves. T = 1, {THREADS} thread, `math` and `code` alternating, prompts of at most "
-        f"{LONGEST} tokens; a turn of every contender, then the next turn.",
+        f"seconds of the policies themselves. T = 1, {THREADS} thread, test prompts of `instruct` and `math` alternating; a "
+        "turn of every contender, then the next turn with another seed.",
     ]
-    for name, pair, count, turns in (
-        ("Toy pair", ModelPair.toy(), PROMPTS, TURNS),
-        ("Toy pair, target padded to 20 M parameters", padded(), PADDED_PROMPTS, PADDED_TURNS),
+    for name, pair, count, tokens, warm_ups in (
+        ("Toy pair", ModelPair.toy(), PROMPTS, TOKENS, WARM_UPS),
+        ("Toy pair, target padded to 20 M parameters", padded(), PADDED_PROMPTS, PADDED_TOKENS, PADDED_WARM_UPS),
     ):
-        lines, costs = study(pair, SIZES, count, TOKENS, turns)
+        lines, costs = study(pair, SIZES, count, tokens, TURNS, warm_ups)
         said = ", ".join(shortfalls(lines)) or "nowhere"
-        head = f"A queue of {count} prompts, at most {TOKENS} tokens each, {turns} turns behind a warm-up."
+        head = f"A queue of {count} prompts, responses of at most {tokens} tokens, {TURNS} turns behind {warm_ups} to warm up."
         below = f"With its whole interval below {ENOUGH} of the best other: {said}."
         parts += [f"## {name}", head, below, summary(lines), table(lines)]
         parts += [LATENCY, latencies(lines), MODELLED, modelled_beside(costs, pair)]
@@ -265,27 +268,28 @@ def _decoded(
     sampling: Sampling,
     size: int,
     turns: int,
+    warm_ups: int,
 ) -> tuple[dict[str, list[float]], dict[str, list[tuple[float, float]]]]:
     """Of every contender, turn by turn: tokens per second; seconds of a request, median and 95th percentile."""
     methods = {setting.name: config.instantiate(config.plain(setting.method_config())) for setting in settings}
-    fresh = replace(pair, draft=None)  # its captured forwards are those of this batch size
+    pairs = {name: replace(pair, draft=None) for name in methods}  # with captured forwards of their own
     speeds: dict[str, list[float]] = {name: [] for name in methods}
     seconds: dict[str, list[tuple[float, float]]] = {name: [] for name in methods}
     names = list(methods)
-    for turn in range(turns + 1):
+    for turn in range(warm_ups + turns):
         first = turn * 5 % len(names)
         for name in [*names[first:], *names[:first]]:
             ends: list[float] = []
             started = perf_counter()
             generations = decode(
-                fresh,
+                pairs[name],
                 prompts,
                 methods[name],
-                sampling,
+                replace(sampling, seed=(sampling.seed or 0) + turn),
                 batch_size=size,
                 on_finish=lambda _, to=ends: to.append(perf_counter()),
             )
-            if turn:
+            if turn >= warm_ups:
                 speeds[name].append(sum(len(g.token_ids) for g in generations) / (perf_counter() - started))
                 seconds[name].append(_latency(started, ends, size))
     return speeds, seconds
@@ -315,12 +319,6 @@ def _shown(middle: float, low: float, high: float) -> str:
 
 def _bench(pair: ModelPair, prompts: Sequence[str], sampling: Sampling) -> Workbench:
     return Workbench(pair, [Prompt(str(number), text) for number, text in enumerate(prompts)], sampling, 32)
-
-
-def _short(pair: ModelPair, domain: str) -> list[str]:
-    """Test prompts of at most `LONGEST` tokens."""
-    prompts = [example.prompt for example in load_frozen(domain, "test")]
-    return [prompt for prompt in prompts if len(pair.encode(prompt)) <= LONGEST]
 
 
 def _name(setting: Setting) -> str:

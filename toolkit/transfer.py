@@ -37,14 +37,19 @@ class Gate:
         self.asked: deque[tuple[Tensor, Any]] = deque()
         self.num_open = 0  # leading questions known to have been answered with yes
 
-    def passes(self, going: Tensor) -> bool:
-        """Add the question whether any of `going` (bool) is true; False once a question was answered with no."""
+    def passes(self, going: Tensor, now: bool = False) -> bool:
+        """Add the question whether any of `going` (bool) is true; False once a question was answered with no.
+
+        now  wait for the answer to this question, too
+        """
         flag, event = going.any(), None
         if self.on_gpu:
             flag = torch.empty((), dtype=torch.bool, pin_memory=True).copy_(flag, non_blocking=True)
             event = torch.cuda.Event()
             event.record()
         self.asked.append((flag, event))
+        if now:
+            return all(self._answer() for _ in range(len(self.asked)))
         return len(self.asked) <= self.ahead or self._answer()
 
     def settle(self) -> int:

@@ -5,7 +5,8 @@ from ending. A first pass captures forwards, as a long-running decoder has captu
 batch slots hold a text are timed. The seconds of a draft forward are its round's draft seconds divided by the draft length. The
 rest of the round, checking and the loop's own work, counts for the target forward. So the table holds the cost of a round,
 Python included, and not that of a bare forward. The clock is read when the device has finished, at both boundaries between
-drafting and checking.
+drafting and checking. The reading of prompts is timed in first rounds behind prompts cut to one length. These forwards are
+not captured, as prompts differ in length.
 """
 
 from __future__ import annotations
@@ -14,7 +15,6 @@ import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -34,7 +34,11 @@ from toolkit.verification import get
 WARM_UP = 3  # rounds of a batch that are left out: the first one reads the prompts
 # Rounds until a CPU's forwards are captured, with texts that grow over three windows of context (64 tokens each).
 SETTLED = 3 * (TracedForward.after + PROOFS)
+READS = 16  # timed readings of prompts per batch size
+FARTHEST = 512  # tokens: contexts behind longer responses are reached by continuing the line
+APART = 16  # tokens: contexts that are closer say nothing about what a token of context costs
 BRIEF = 0.02  # seconds: longer rounds gain nothing from captured forwards
+NEAR, FAR, PROMPT = "near", "far", "prompt"  # the texts behind which forwards are timed
 WIDEST_INTERVAL = 0.4  # of an entry's median: wider ones are refused
 
 
@@ -73,53 +77,59 @@ def measure_loads(
     num_rounds: int = 24,
     repeats: int = 2,
 ) -> pd.DataFrame:
-    """One line per timed forward: model, batch, width, context (mean of the rows), seconds, repeat.
+    """One line per timed forward.
 
     prompts     token ids or texts; taken in turn until a batch is full
     drafted     draft lengths; 0 is added: plain decoding
-    num_rounds  timed rounds per batch size, draft length and repeat
+    num_rounds  timed rounds per batch size, draft length, texts and repeat
+
+    Columns: model, batch, width, context (mean of the rows), seconds, repeat, and texts: rounds behind the prompts ("near"),
+    rounds where the longest responses end ("far"), and readings of prompts of the median length ("prompt", context 0).
     """
     from tqdm.auto import tqdm
 
-    lengths = sorted({0, *drafted})
+    lengths, prompts = sorted({0, *drafted}), [pair.encode(prompt) for prompt in prompts]
+    usual = max(int(np.median([len(prompt) for prompt in prompts])), max(lengths) + 2)
+    rounds = WARM_UP + num_rounds
+    texts = _texts(pair, prompts, sampling, rounds * (max(lengths) + 1) + 1)
     lines: list[dict[str, Any]] = []
-    bar = tqdm(total=len(batch_sizes) * len(lengths) * (repeats + 1), desc="timing", unit="setting")
+    settings = list(itertools.product(range(repeats + 1), texts, lengths))
+    bar = tqdm(total=len(batch_sizes) * (len(settings) + 1), desc="timing", unit="setting")
     for batch in batch_sizes:
         endless = replace(pair, draft=None, end_ids=())  # with room for captured forwards of this batch size
-        chosen = [prompts[i % len(prompts)] for i in range(batch)]
-        decoded = partial(_decoded, endless, chosen, sampling, rounds=WARM_UP + num_rounds)
-        for repeat, length in itertools.product(range(repeats + 1), lengths):
-            timed = decoded(length)
+        lines += _readings(endless, _filled(batch, [_of_length(prompt, usual) for prompt in prompts]), sampling)
+        bar.update()
+        for repeat, where, length in settings:
+            chosen = _filled(batch, texts[where])
+            timed = _decoded(endless, chosen, sampling, length, rounds)
             if repeat:
-                lines += [{**line, "repeat": repeat} for line in _forwards(timed, length)]
+                lines += [{**line, "repeat": repeat, "texts": where} for line in _forwards(timed, length)]
             elif min((one.target_seconds for one in timed[0].rounds), default=BRIEF) < BRIEF:
-                for _ in range(SETTLED // (WARM_UP + num_rounds) + 1):  # of the same shapes
-                    decoded(length)
+                for _ in range(SETTLED // rounds + 1):  # of the same shapes
+                    _decoded(endless, chosen, sampling, length, rounds)
             bar.update()
     bar.close()
     return pd.DataFrame(lines)
 
 
 def cost_table(forwards: pd.DataFrame, about: dict[str, Any]) -> tuple[LoadCost, pd.DataFrame]:
-    """The table, and its entries: median seconds with a 95 % interval, at two lengths of context.
+    """The table, at up to two contexts, and its entries: median seconds with a 95 % interval.
 
-    In the table more tokens per row never take less time: medians that say otherwise are noise, and isotonic regression
-    gives them a common value.
+    In the table neither more tokens per row nor a longer context takes less time. Medians that say otherwise are noise:
+    isotonic regression gives them a common value.
 
-    Raises InputError if an entry's interval is wider than 40 % of its median: the machine is not quiet enough.
+    Raises InputError if an entry's interval is wider than 40 % of its median: the machine is not quiet enough. Readings of
+    prompts may vary more: they are few and happen once per text.
     """
-    contexts = [float(part.mean()) for part in _halves(forwards.context)]
-    contexts = sorted({round(context) for context in contexts})
     cells: list[dict[str, Any]] = []
-    for (model, batch, width), part in forwards.groupby(["model", "batch", "width"]):
+    for (model, batch, width, where), part in forwards.groupby(["model", "batch", "width", "texts"]):
         middle, low, high = _median(part.seconds.to_numpy())
-        slope = _slope(part)
         cells.append({
-            "model": model, "batch": batch, "width": width, "context": part.context.mean(), "seconds": middle,
-            "low": low, "high": high, "per_context": slope, "forwards": len(part),
+            "model": model, "batch": batch, "width": width, "texts": where, "context": part.context.mean(),
+            "seconds": middle, "low": low, "high": high, "forwards": len(part),
         })  # fmt: skip
     table = pd.DataFrame(cells)
-    noisy = table[(table.high - table.low) > WIDEST_INTERVAL * table.seconds]
+    noisy = table[(table.high - table.low > WIDEST_INTERVAL * table.seconds) & (table.texts != PROMPT)]
     if len(noisy):
         one = noisy.iloc[0]
         raise InputError(
@@ -127,6 +137,8 @@ def cost_table(forwards: pd.DataFrame, about: dict[str, Any]) -> tuple[LoadCost,
             f"{one.batch}, {one.width} tokens per row: {one.low:.2g} to {one.high:.2g} s); expected intervals below "
             f"{WIDEST_INTERVAL:.0%} of the median: use a quieter machine or raise num_rounds"
         )
+    rounds = forwards[forwards.texts != PROMPT]
+    contexts = sorted({round(context) for context in rounds.groupby("texts").context.mean()})
     draft, target = (grid_of(_points(table[table.model == name], contexts), name) for name in ("draft", "target"))
     return LoadCost(draft, target, "measured", about), table
 
@@ -148,9 +160,7 @@ def _decoded(pair: ModelPair, prompts: Sequence[Any], sampling: Sampling, length
 
 def _forwards(generations: Sequence[Generation], length: int) -> list[dict[str, Any]]:
     """The timed forwards of rounds that all rows took part in, with full drafts."""
-    failed = next((g.error for g in generations if g.error), None)
-    if failed is not None:
-        raise InputError(f"a prompt cannot be timed: {failed}")
+    _refuse_failed(generations)
     lines: list[dict[str, Any]] = []
     texts = [len(g.prompt_ids) for g in generations]
     for number in range(min(len(g.rounds) for g in generations) - 1):
@@ -165,31 +175,67 @@ def _forwards(generations: Sequence[Generation], length: int) -> list[dict[str, 
     return lines
 
 
+def _texts(
+    pair: ModelPair, prompts: Sequence[Sequence[int]], sampling: Sampling, room: int
+) -> dict[str, list[list[int]]]:
+    """Prompts of rounds near and far: these, and as long as with the longest response, if `room` more tokens fit behind."""
+    longest = max(len(prompt) for prompt in prompts)
+    more = min(sampling.max_new_tokens, FARTHEST, pair.max_length - longest - room)
+    near = [list(prompt) for prompt in prompts]
+    return {NEAR: near} | ({FAR: [_of_length(prompt, len(prompt) + more) for prompt in near]} if more >= APART else {})
+
+
+def _filled(batch: int, prompts: Sequence[list[int]]) -> list[list[int]]:
+    return [prompts[i % len(prompts)] for i in range(batch)]
+
+
+def _readings(pair: ModelPair, prompts: Sequence[list[int]], sampling: Sampling) -> list[dict[str, Any]]:
+    """First rounds, in which the draft reads the prompts, all of one length, and the target reads them and a drafted token."""
+    lines: list[dict[str, Any]] = []
+    for repeat in range(READS + 1):
+        generations = _decoded(pair, prompts, sampling, 1, rounds=1)
+        _refuse_failed(generations)
+        first, width = generations[0].rounds[0], len(prompts[0])
+        shared = {"batch": len(prompts), "context": 0.0, "repeat": repeat, "texts": PROMPT}
+        lines += [
+            {"model": "draft", "width": width, **shared, "seconds": first.draft_seconds},
+            {"model": "target", "width": width + 1, **shared, "seconds": first.target_seconds},
+        ]
+    return lines[2:]
+
+
+def _of_length(tokens: Sequence[int], count: int) -> list[int]:
+    """A prompt of `count` tokens: this one's last, which are repeated if there are fewer."""
+    return (list(tokens) * -(-count // len(tokens)))[-count:]
+
+
+def _refuse_failed(generations: Sequence[Generation]) -> None:
+    failed = next((g.error for g in generations if g.error), None)
+    if failed is not None:
+        raise InputError(f"a prompt cannot be timed: {failed}")
+
+
 def _points(entries: pd.DataFrame, contexts: Sequence[float]) -> dict[tuple[float, float, float], float]:
-    """Seconds at (batch, width, context), not falling in the width."""
+    """Seconds at (batch, width, context), falling neither in the width nor in the context."""
     points: dict[tuple[float, float, float], float] = {}
-    for context in contexts:
-        seconds = entries.seconds + entries.per_context * (context - entries.context)
-        for batch, part in entries.assign(seconds=seconds.clip(lower=entries.seconds / 10)).groupby("batch"):
-            rising = IsotonicRegression().fit_transform(part.width, part.seconds, sample_weight=part.forwards)
-            for width, value in zip(part.width, rising, strict=True):
+    for batch, part in entries.groupby("batch"):
+        widths = sorted(set(part.width))
+        lines = {width: _line(part[part.width == width]) for width in widths}
+        for context in contexts:
+            seconds = [max(start + slope * (context - at), start / 2) for start, slope, at in lines.values()]
+            weights = [len(part)] * len(widths)
+            rising = IsotonicRegression().fit_transform(widths, seconds, sample_weight=weights)
+            for width, value in zip(widths, rising, strict=True):
                 points[float(batch), float(width), float(context)] = float(value)
     return points
 
 
-def _halves(values: pd.Series) -> tuple[pd.Series, pd.Series]:
-    middle = values.median()
-    return values[values <= middle], values[values >= middle]
-
-
-def _slope(part: pd.DataFrame) -> float:
-    """Seconds per token of context: between the medians of the shorter and the longer half; never below 0."""
-    middle = part.context.median()
-    near, far = part[part.context <= middle], part[part.context > middle]
-    if len(far) < 5 or far.context.mean() - near.context.mean() < 16:
-        return 0.0
-    rise = far.seconds.median() - near.seconds.median()
-    return float(max(rise / (far.context.mean() - near.context.mean()), 0.0))
+def _line(entries: pd.DataFrame) -> tuple[float, float, float]:
+    """Seconds of one width at a context, what a further token of context adds (never below 0), and that context."""
+    near, far = entries.iloc[entries.context.argmin()], entries.iloc[entries.context.argmax()]
+    further = far.context - near.context
+    slope = max((far.seconds - near.seconds) / further, 0.0) if further >= APART else 0.0
+    return float(near.seconds if slope else entries.seconds.mean()), float(slope), float(near.context)
 
 
 def _median(values: np.ndarray[Any, np.dtype[np.float64]]) -> tuple[float, float, float]:

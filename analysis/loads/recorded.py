@@ -59,18 +59,21 @@ class RecordedPair:
 
     @cached_property
     def usual(self) -> dict[str, Any]:
-        """What `BatchRate` starts from: tokens behind the middle of a text, and how often drafted tokens are accepted.
+        """What `BatchRate` starts from: how long texts are, and how often drafted tokens are accepted.
 
+        context  tokens before the middle of a response;  prompt, response  tokens, mean over the texts
         first  a round's first token;  later  one behind an accepted one: means over all positions of the texts
         """
         texts = self.responses.token_ids.iloc[self.recording.usable]
-        context = np.mean(self.prompt_tokens) + np.mean([len(ids) for ids in texts]) / 2
+        prompt, response = float(np.mean(self.prompt_tokens)), float(np.mean([len(ids) for ids in texts]))
         trace = self.recording.trace_for(self._traced(Setting(PLAIN)))
         assert trace is not None
         run = Geometry.of(trace).run.numpy()
         first, second = (float((run >= count).sum()) for count in (1, 2))
         return {
-            "context": round(float(context)),
+            "context": round(prompt + response / 2),
+            "prompt": max(round(prompt), 1),
+            "response": max(round(response), 1),
             "first": _share(first, len(run)),
             "later": _share(second, first),
         }

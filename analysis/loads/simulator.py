@@ -3,8 +3,9 @@
 Batch slots hold requests. When a request ends, its slot takes the next one. In every round all slots draft, as deep as the
 deepest of them, and one forward of the target checks them. The seconds of a round come from the cost table. They are the sum
 of the draft forwards at this batch size, the target forward at the widest draft, and the reading of prompts that have just
-joined. The trace says which tokens are drafted and accepted, exactly as in a replay. Policies that decide for a whole batch
-decide for the requests that are in the batch.
+joined. A draft model reads nothing while the batch does not draft, and catches up when it drafts again. The trace says which
+tokens are drafted and accepted, exactly as in a replay. Policies that decide for a whole batch decide for the requests that
+are in the batch.
 
 Shapes: Q requests, T texts of the trace, B slots, P positions.
 """
@@ -146,6 +147,10 @@ class _Server:
         self.tokens, self.rounds, self.num_drafted, self.num_calls = (np.zeros(count, dtype=np.int64) for _ in range(4))
         self.slot: list[int] = []  # the request in each slot, -1: free
         self.at = np.zeros(0, dtype=np.int64)  # the position where each slot's next round starts
+        self.unread = np.zeros(
+            (2, 0), dtype=np.int64
+        )  # tokens that draft and target lack of each slot, less the newest
+        self.drafting = True  # whether the last round drafted at all
         self.state: State = policy.init(0, torch.device("cpu"))
         self.next, self.clock, self.forwards = 0, 0.0, [0, 0]
         self.seconds: dict[tuple[Any, ...], float] = {}
@@ -171,14 +176,14 @@ class _Server:
                 joined.append(slot)
         while len(self.slot) < self.load.slots and self._waiting():
             self.slot.append(-1)
-            self.at = np.append(self.at, 0)
+            self.at, self.unread = np.append(self.at, 0), np.append(self.unread, [[0], [0]], 1)
             fresh = self.policy.init(1, torch.device("cpu"))
             self.state = {key: torch.cat([self.state[key], fresh[key]]) for key in fresh}
             self._join(len(self.slot) - 1)
             joined.append(len(self.slot) - 1)
         busy = [slot for slot, request in enumerate(self.slot) if request >= 0]
         if self.load.drops == "always" or 2 * len(busy) <= len(self.slot):
-            self.slot, self.at = [self.slot[slot] for slot in busy], self.at[busy]
+            self.slot, self.at, self.unread = [self.slot[slot] for slot in busy], self.at[busy], self.unread[:, busy]
             self.state = {key: value[busy] for key, value in self.state.items()}
             joined = [busy.index(slot) for slot in joined]
         return joined
@@ -191,6 +196,7 @@ class _Server:
         self.next += 1
         self.joined[request] = self.clock
         self.at[slot] = self.first_of[self.requests[request]]
+        self.unread[:, slot] = self.prompt_tokens[self.requests[request]] - 1
         for key, value in self.policy.init(1, torch.device("cpu")).items():
             self.state[key][slot] = value[0]
 
@@ -207,12 +213,12 @@ class _Server:
             self.state = self.policy.observe(Sent(torch.from_numpy(drafted), torch.from_numpy(calls)), judged, state)
         texts = self.requests[request[busy]]
         context = float((self.prompt_tokens[texts] + starts[busy] - self.first_of[texts]).mean())
-        reading = self._reading(joined)
+        reading = self._reading(int(calls.max()) > 0, int(drafted.max()) + 1)
         seconds = self._seconds(len(self.slot), int(calls.max()), int(drafted.max()), context)
         self.clock += reading + seconds
         self.shares[request[busy]] += seconds / busy.sum()
-        if joined:
-            self.shares[request[joined]] += reading / len(joined)
+        readers = joined or np.flatnonzero(busy)
+        self.shares[request[readers]] += reading / len(readers)
         self.forwards[0] += int(calls.max())
         self.forwards[1] += 1
         self._advance(request, busy, drafted, calls, produced)
@@ -226,10 +232,13 @@ class _Server:
         self.num_drafted[who] += drafted[busy]
         self.num_calls[who] += calls[busy]
         self.at = np.where(busy, self.at + produced, self.at)
+        self.drafting = bool(calls.any())
+        if not self.drafting:
+            self.unread[0] += np.where(busy, produced, 0)
         for slot in np.flatnonzero(busy):
             if self.at[slot] >= self.first_of[self.requests[request[slot]] + 1]:
                 self.answered[request[slot]] = self.clock
-                self.slot[slot] = -1
+                self.slot[slot], self.unread[:, slot] = -1, 0
                 unsent = np.flatnonzero(np.isinf(self.sent))
                 if len(unsent):  # the user's next request
                     self.sent[unsent[0]] = self.clock
@@ -241,21 +250,33 @@ class _Server:
         key = (batch, calls, width, round(context / 16))
         if key not in self.seconds:
             target = self.costs.target(batch, width + 1, context)
-            own = self.rule(batch, calls) if self.rule is not None else 0.0
+            own = self.rule(batch, calls) if self.rule is not None and calls else 0.0
             self.seconds[key] = calls * self.costs.draft(batch, 1, context) + target + own
         return self.seconds[key]
 
-    def _reading(self, joined: list[int]) -> float:
-        """Seconds to read the prompts of requests that have just joined: one forward of each model that takes part."""
-        if not joined:
-            return 0.0
-        longest = max(int(self.prompt_tokens[self.requests[self.slot[slot]]]) for slot in joined) - 1
-        if longest < READ_ALONE:
-            return 0.0
-        key = ("read", len(joined), longest)
+    def _reading(self, drafts: bool, width: int) -> float:
+        """Seconds of a round beyond its forwards, the target's of `width` tokens per row: for what the models have not read.
+
+        Rows that join a running batch read in a forward of their own, unless the draft model rests.
+        """
+        seconds = 0.0
+        for number, now, alone, of in ((0, drafts, self.drafting and self.drafts, 1), (1, True, True, width)):
+            unread = self.unread[number]
+            behind = unread >= READ_ALONE
+            if alone and behind.any() and not behind.all():
+                seconds += self._forward(number, int(behind.sum()), int(unread[behind].max()))
+                unread[behind] = 0
+            if now and unread.any():
+                wider = of + int(unread.max())
+                seconds += self._forward(number, len(unread), wider) - self._forward(number, len(unread), of)
+                unread[:] = 0
+        return seconds
+
+    def _forward(self, number: int, batch: int, width: int) -> float:
+        """Seconds of a forward of the draft (0) or the target (1) that reads a prompt."""
+        key = ("read", number, batch, width)
         if key not in self.seconds:
-            draft = self.costs.draft(len(joined), longest) if self.drafts else 0.0
-            self.seconds[key] = self.costs.target(len(joined), longest) + draft
+            self.seconds[key] = (self.costs.draft, self.costs.target)[number](batch, width)
         return self.seconds[key]
 
     # -- drafting -------------------------------------------------------------------------------------------------

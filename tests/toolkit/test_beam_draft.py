@@ -90,7 +90,7 @@ def draft_context(pair: ModelPair, sampling: Sampling, limits: list[int], unifor
     return DraftContext(
         texts=PROMPTS,
         sessions=drafts,
-        unread=[(torch.tensor([[0] * (width - len(p)) + p for p in PROMPTS]), [len(p) for p in PROMPTS])],
+        unread=lambda draft: (torch.tensor([[0] * (width - len(p)) + p for p in PROMPTS]), [len(p) for p in PROMPTS]),
         limits=torch.tensor(limits),
         room=limits,
         uniforms=uniforms,

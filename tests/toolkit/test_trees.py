@@ -158,7 +158,7 @@ def drafted_tree(pair, proposer, rows, seed, num_new=9, temperature=1.0):
     uniforms = torch.rand(rows, 40, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
     unread = (torch.tensor([[0, 1]] * rows), [2] * rows)
     context = DraftContext(
-        texts=[[0, 1]] * rows, sessions=sessions.drafts, unread=[unread] * len(sessions.drafts),
+        texts=[[0, 1]] * rows, sessions=sessions.drafts, unread=lambda draft: unread,
         limits=torch.full((rows,), num_new), room=[num_new] * rows, uniforms=uniforms,
         sampling=Sampling(temperature=temperature), vocab_size=3, fit=pair.fit, seen=None, end_ids=(),
     )  # fmt: skip

@@ -5,6 +5,8 @@ Shapes: B batch slots, N proposed nodes, V vocabulary.
 
 from __future__ import annotations
 
+from functools import cache
+
 import torch
 from torch import Tensor
 
@@ -66,7 +68,7 @@ class TextBatch(Batch[DraftContext, Proposal, Verdict]):
         return DraftContext(
             texts=[row.context for row in self.rows],
             sessions=self.drafts,
-            unread=[self._unread(session) for session in self.drafts],
+            unread=cache(lambda draft: self._unread(self.drafts[draft])),
             limits=tensor_on(self.device, room),
             room=room,
             uniforms=uniforms[:, : self.most],

@@ -12,6 +12,10 @@ first tokens. Further ahead, each token is accepted with the live rows' mean run
 than one step matters where the first extra column is expensive and the next ones are cheap. Depth d = 0 is plain
 decoding: a batch for which drafting does not pay drafts nothing.
 
+A draft model that has not read a row's prompt must read it first. These seconds are spread over the tokens of a usual
+response, and only rows that have not been drafted for count (`prompt`, `response`). Rounds without drafts teach nothing.
+So a batch that does not draft is asked again only after `REST` rounds.
+
 lambda is the best rate of a fixed depth by the running acceptance rates and the costs. It is multiplied by the ratio of
 achieved to planned tokens so far. This factor is needed because stopping inside a round beats every fixed depth. Costs
 come from a table, never from a clock, so equal batches give equal texts.
@@ -32,12 +36,13 @@ from toolkit.load_cost import LoadCost
 from toolkit.schema.arguments import check_ranges
 from toolkit.schema.ranges import AtLeast, Between
 from toolkit.stopping.base import DrawnEstimator, State, StoppingPolicy, chances_to_enter
-from toolkit.transfer import floats_on
+from toolkit.transfer import Gate, floats_on
 from toolkit.types import Drafted, Judged, Step
 
 # Columns of `seen` [B, 2, 3], in which older rounds count less: drafted tokens that were accepted, out of those that were
 # tried, for a round's first token and for later ones; tokens made, out of those that were planned.
 FIRST, LATER, MADE = 0, 1, 2
+REST = 8  # rounds without drafts before the batch decides again
 NEVER = float("inf")
 
 
@@ -47,6 +52,7 @@ class Known:
 
     cost   C(d), d = 0 .. D, as numbers
     plain  1 / C(0), tokens that plain decoding makes per row and unit of cost []
+    reading  cost of a draft's reading of all rows' prompts, per token of a response
     deeper [D]        C(1) .. C(D)
     gaps [D + 1, D]   C(k + j) - C(k) for k = 0 .. D, j = 1 .. D; infinite beyond D
     powers [D]        0 .. D - 1
@@ -54,6 +60,7 @@ class Known:
     """
 
     cost: list[float]
+    reading: float
     plain: Tensor
     deeper: Tensor
     gaps: Tensor
@@ -70,6 +77,7 @@ class BatchRate(StoppingPolicy):
     cost_ratio  c, draft forward / target forward, whatever the batch
     column_cost  what one more token per row adds to a target forward, as a share of it
     context     tokens behind a forward that costs are taken at; None: the middle of those that the table was measured at
+    prompt, response  tokens of a usual prompt, and of its response; without both, reading prompts counts as free
     first, later  acceptance of a round's first token, and of one behind accepted ones, before anything is known
     memory      how many tries that counts for, and how many rounds the past is remembered for
     deepest     the deepest round that is planned for: set by `within`
@@ -83,6 +91,8 @@ class BatchRate(StoppingPolicy):
     cost_ratio: Annotated[float, AtLeast(0)] = 0.2
     column_cost: Annotated[float, AtLeast(0)] = 0.0
     context: Annotated[int, AtLeast(0)] | None = None
+    prompt: Annotated[int, AtLeast(1)] | None = None
+    response: Annotated[int, AtLeast(1)] | None = None
     first: Annotated[float, Between(0, 1, "()")] = 0.75
     later: Annotated[float, Between(0, 1, "()")] = 0.75
     memory: Annotated[float, Between(1, 1e9)] = 20.0
@@ -104,15 +114,25 @@ class BatchRate(StoppingPolicy):
         """The state per row.
 
         survival [B] of the round; seen [B, 2, 3]: counts of older rounds; planned [B]: tokens per row and unit of cost;
-        needed [B, D + 1]: what the live rows' chances must exceed in sum behind depth k.
+        needed [B, D + 1]: what the live rows' chances must exceed in sum behind depth k; unread [B]: 1 until the row is
+        drafted for; rest [B]: rounds without drafts until the batch decides again.
         """
         seen = torch.zeros(num_rows, 2, 3, device=device)
         seen[:, :, MADE] = self.memory
         one = torch.ones(num_rows, device=device)
         needed = torch.zeros(num_rows, self.deepest + 1, device=device)
-        return {"survival": one, "seen": seen, "planned": one, "needed": needed}
+        return {
+            "survival": one,
+            "seen": seen,
+            "planned": one,
+            "needed": needed,
+            "unread": one,
+            "rest": torch.zeros_like(one),
+        }
 
     def begin(self, live: Tensor, state: State) -> tuple[State, Tensor]:
+        if Gate(live.device).passes(state["rest"] > 0, now=True):
+            return {**state, "rest": state["rest"] - 1}, torch.zeros_like(live)
         known, seen = self._known(len(live), live.device), state["seen"]
         weight = live.to(seen.dtype)
         rows = weight.sum().clamp(min=1)
@@ -124,15 +144,21 @@ class BatchRate(StoppingPolicy):
         ahead = (later**known.powers).cumsum(0)  # [D]: accepted of the next j tokens if the first is
         drafting = ((1 + first * ahead) / known.deeper).amax()  # per row and unit of cost, at the best fixed depth
         planned = torch.maximum(drafting, known.plain)
+        pays = drafting > known.plain
+        if known.reading:
+            unread = torch.dot(weight, state["unread"]) / rows
+            pays = drafting > known.plain * (1 + unread * known.reading * drafting)
         rate = rows * planned * batch[MADE].clamp(min=1)
         needed = rate * (known.gaps / ahead).amin(1)
         new = {
             "survival": torch.ones_like(weight),
-            "seen": seen,
+            "seen": torch.where(pays, seen, (1 - 1 / self.memory) ** REST * seen),  # fades while the batch rests
             "planned": planned.expand_as(weight),
             "needed": needed.expand_as(state["needed"]),
+            "unread": state["unread"],
+            "rest": torch.where(pays, 0.0, float(REST)).expand_as(weight),
         }
-        return new, (drafting > known.plain).expand_as(live)
+        return new, pays.expand_as(live)
 
     def step(self, step: Step, state: State) -> tuple[State, Tensor]:
         assert step.live is not None, "the proposer says which rows are live"
@@ -141,16 +167,16 @@ class BatchRate(StoppingPolicy):
         return {**state, "survival": survival}, goes_on.expand_as(step.live)
 
     def observe(self, proposal: Drafted, verdict: Judged, state: State) -> State:
-        kept = 1 - 1 / self.memory
         if not proposal.num_nodes:  # nothing learned
-            return {**state, "seen": kept * state["seen"]}
-        drafted, length = proposal.num_drafted, verdict.length
+            return state
+        kept, drafted, length = 1 - 1 / self.memory, proposal.num_drafted, verdict.length
         cost = self._known(len(drafted), drafted.device).cost
         first, tried = length.clamp(max=1), drafted.clamp(max=1)
         later = torch.minimum(length, drafted - tried)  # tried behind an accepted first one
         promised = cost[min(proposal.num_nodes, self.deepest)] * state["planned"]
         counts = torch.stack([first, length - first, length + 1, tried, later, promised], 1).view(-1, 2, 3)
-        return {**state, "seen": torch.add(counts, state["seen"], alpha=kept)}
+        seen = torch.add(counts, state["seen"], alpha=kept)
+        return {**state, "seen": seen, "unread": torch.zeros_like(state["unread"])}
 
     def _known(self, batch: int, device: torch.device) -> Known:
         assert self.table is not None, "bind the policy to a pair first"
@@ -159,9 +185,12 @@ class BatchRate(StoppingPolicy):
             context = self.table.middle if self.context is None else self.context
             cost = [self.table.round(batch, depth, context) for depth in depths]
             gaps = [[cost[k + j] - cost[k] if k + j in depths else NEVER for j in depths[1:]] for k in depths]
+            reading = 0.0
+            if self.prompt is not None and self.response is not None:
+                reading = batch * self.table.draft(1, self.prompt) / self.response
             tried = self.memory
             prior = [[tried * self.first, tried * self.later, 0.0], [tried, tried, 1e-9]]
             tensors = ([1 / cost[0]], cost[1:], gaps, [float(depth) for depth in depths[:-1]], prior)
             plain, deeper, further, powers, start = (floats_on(device, values) for values in tensors)
-            self.known[batch] = Known(cost, plain[0], deeper, further, powers, start)
+            self.known[batch] = Known(cost, reading, plain[0], deeper, further, powers, start)
         return self.known[batch]

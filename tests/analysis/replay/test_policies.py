@@ -63,7 +63,7 @@ class ForcedProposer(ChainProposer):
         self.first, self.num_prompt = int(trace.text_first[text]), num_prompt
 
     def propose(self, context, policy, state):
-        (_, counts), session = context.unread[0], context.sessions[0]
+        (_, counts), session = context.unread(0), context.sessions[0]
         self.start = self.first + session.lengths[0] + counts[0] - self.num_prompt
         return super().propose(context, policy, state)
 

@@ -29,7 +29,8 @@ class DraftContext:
 
     texts        per row: the context, prompt and produced tokens
     sessions     one per draft model
-    unread       per draft: tokens [B, U] of the context that its cache lacks, right-aligned, and how many per row
+    unread       of a draft, by number: tokens [B, U] of the context that its cache lacks before the round, right-aligned, and
+                 how many per row; collected when first asked for
     limits [B]   the most tokens each row may draft (its length limit, less one for the token after them)
     room         the same on the host; `most` is the largest
     uniforms     [B, M] one per node
@@ -41,7 +42,7 @@ class DraftContext:
 
     texts: Sequence[Sequence[int]]
     sessions: list[Session]
-    unread: list[tuple[Tensor, list[int]]]
+    unread: Callable[[int], tuple[Tensor, list[int]]]
     limits: Tensor
     room: Sequence[int]
     uniforms: Tensor

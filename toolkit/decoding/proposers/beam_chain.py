@@ -126,7 +126,7 @@ class BeamChainProposer(TextProposer):
         """The draft reads the context, or the newest beams."""
         session = context.sessions[0]
         if len(levels) == 1:
-            tokens, counts = context.unread[0]
+            tokens, counts = context.unread(0)
             return session.extend(tokens, counts=counts)
         tokens, parents = levels[-1].tokens, levels[-1].parents
         first = (len(levels) - 3) * self.num_beams  # id of the first node of the level before

@@ -39,7 +39,8 @@ class ChainProposer(TextProposer):
         seen = context.seen
         tokens: list[Tensor] = []
         draft_probs: list[Tensor] = []
-        while len(tokens) < context.most and gate.passes(drafting):
+        # Whether to draft at all is worth waiting for: nothing is launched for a round without drafts.
+        while len(tokens) < context.most and gate.passes(drafting, now=policy.couples_rows and not tokens):
             depth = len(tokens) + 1
             reading = self._read(context, tokens)
             num_calls += drafting
@@ -76,7 +77,7 @@ class ChainProposer(TextProposer):
         session = context.sessions[0]
         if tokens:
             return session.extend(tokens[-1].unsqueeze(1).to(session.index.device))
-        unread, counts = context.unread[0]
+        unread, counts = context.unread(0)
         more = 0 if context.earlier is None else context.earlier.most_pending
         return session.extend(unread, counts=counts, last=1 + more)
 
@@ -88,7 +89,7 @@ class ChainProposer(TextProposer):
             return None
         if depth == 1:
             more, device = earlier.most_pending, context.limits.device
-            tokens = context.unread[0][0].to(device)
+            tokens = context.unread(0)[0].to(device)
             logits, hidden = (
                 context.fit(reading.logits[:, -1 - more : -1]),
                 reading.hidden[:, -1 - more : -1].to(device),

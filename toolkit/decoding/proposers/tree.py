@@ -237,7 +237,7 @@ class _Tree:
         """Logits [B, W, V] and states [B, W, D] at the draft's newest nodes."""
         nodes, device = self.own_nodes[draft], self.growing.device
         if not nodes.tokens:
-            tokens, counts = context.unread[draft]
+            tokens, counts = context.unread(draft)
             reading = session.extend(tokens, counts=counts)
         else:
             here = session.index.device
