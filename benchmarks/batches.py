@@ -44,7 +44,7 @@ from toolkit.prompts import Prompt
 FOLDER = Path(__file__).resolve().parent.parent / "docs" / "evidence"
 SIZES, PROMPTS, THREADS = (1, 2, 4, 8, 16, 32), 96, 1
 DOMAINS = ("instruct", "math")  # alternating: short and longer responses
-TOKENS, TURNS, WARM_UPS = 96, 3, 3
+TOKENS, TURNS, WARM_UPS = 96, 3, 2
 PADDED: dict[str, Any] = {
     "hidden_size": 512,
     "intermediate_size": 1408,

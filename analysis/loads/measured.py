@@ -23,17 +23,19 @@ from sklearn.isotonic import IsotonicRegression
 
 from toolkit.decoding import ChainProposer, Method, Sampling
 from toolkit.decoding.decode import decode_measured
+from toolkit.engine import engine_of
 from toolkit.errors import InputError
 from toolkit.load_cost import LoadCost, grid_of
 from toolkit.pair import ModelPair
-from toolkit.session.capture import PROOFS, TracedForward
+from toolkit.session.capture import PROOFS
 from toolkit.stopping import Fixed
 from toolkit.types import Generation
 from toolkit.verification import get
 
 WARM_UP = 3  # rounds of a batch that are left out: the first one reads the prompts
+EAGER = 8  # uses before a shape is captured while costs are measured: all shapes of a setting recur
 # Rounds until a CPU's forwards are captured, with texts that grow over three windows of context (64 tokens each).
-SETTLED = 3 * (TracedForward.after + PROOFS)
+SETTLED = 3 * (EAGER + PROOFS)
 READS = 16  # timed readings of prompts per batch size
 FARTHEST = 512  # tokens: contexts behind longer responses are reached by continuing the line
 APART = 16  # tokens: contexts that are closer say nothing about what a token of context costs
@@ -99,6 +101,9 @@ def measure_loads(
         endless = replace(pair, draft=None, end_ids=())  # with room for captured forwards of this batch size
         lines += _readings(endless, _filled(batch, [_of_length(prompt, usual) for prompt in prompts]), sampling)
         bar.update()
+        for captures in engine_of(endless).captures:
+            if captures is not None:
+                captures.after = min(captures.after, EAGER)
         for repeat, where, length in settings:
             chosen = _filled(batch, texts[where])
             timed = _decoded(endless, chosen, sampling, length, rounds)

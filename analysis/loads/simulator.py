@@ -24,7 +24,7 @@ from torch import Tensor
 from analysis.replay.policies import Judged, Sent, draft
 from toolkit.load_cost import LoadCost, RuleSeconds
 from toolkit.stopping import StoppingPolicy
-from toolkit.stopping.base import State
+from toolkit.stopping.base import State, with_fresh
 from toolkit.trace import Trace
 from toolkit.trace.rounds import Geometry
 
@@ -197,8 +197,7 @@ class _Server:
         self.joined[request] = self.clock
         self.at[slot] = self.first_of[self.requests[request]]
         self.unread[:, slot] = self.prompt_tokens[self.requests[request]] - 1
-        for key, value in self.policy.init(1, torch.device("cpu")).items():
-            self.state[key][slot] = value[0]
+        self.state = with_fresh(self.policy, self.state, slot)
 
     def _round(self, joined: list[int]) -> None:
         request = np.array(self.slot)

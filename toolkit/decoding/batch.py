@@ -27,7 +27,7 @@ from toolkit.engine import Sessions
 from toolkit.pair import ModelPair
 from toolkit.sampling import Sampling
 from toolkit.session import Session
-from toolkit.stopping.base import State
+from toolkit.stopping.base import State, with_fresh
 from toolkit.transfer import tensor_on
 from toolkit.types import Drafted, Generation, Judged
 from toolkit.verification.base import num_uniforms
@@ -226,9 +226,7 @@ class Batch(ABC, Generic[ContextT, ProposalT, VerdictT]):
         for slot in range(len(self.rows)):
             if not self.busy[slot] and self.job.queue:
                 self.rows[slot], self.busy[slot] = self.job.queue.popleft(), True
-                fresh = self.method.policy.init(1, self.device)
-                for key, value in fresh.items():
-                    self.state[key][slot] = value[0]
+                self.state = with_fresh(self.method.policy, self.state, slot)
                 self.join(slot)
         busy = [slot for slot, is_busy in enumerate(self.busy) if is_busy]
         if busy and 2 * len(busy) <= len(self.rows) and not self.target.fixed_rows:

@@ -120,6 +120,7 @@ class Captures:
         self.kind, self.num_layers = kind, num_layers
         self.most = max(kind.layers // num_layers, 4)
         self.refusals: list[str] = [] if refusals is None else refusals
+        self.after = kind.after  # uses before a shape is captured
         self.made = 0
         self.uses: dict[tuple[int, ...], int] = {}
         self.unproven: dict[tuple[int, ...], int] = {}  # replays still to be compared with the forward itself
@@ -153,7 +154,7 @@ class Captures:
                 if self.unproven[key]
                 else captured(inputs, buffers)
             )
-        if self.uses[key] >= self.kind.after and not self.refused and self._has_room(key):
+        if self.uses[key] >= self.after and not self.refused and self._has_room(key):
             self._capture(key, forward, inputs, buffers)
         return forward(*inputs, *buffers)
 

@@ -11,6 +11,7 @@ from typing import Any, ClassVar, Protocol
 import torch
 from torch import Tensor
 
+from toolkit.transfer import tensor_on
 from toolkit.types import Drafted, Judged, Step
 
 State = dict[str, Tensor]
@@ -87,6 +88,15 @@ class StoppingPolicy:
     def observe(self, proposal: Drafted, verdict: Judged, state: State) -> State:
         """After the target's verdict: learn from it and be ready for the next round."""
         return state
+
+
+def with_fresh(policy: StoppingPolicy, state: State, row: int) -> State:
+    """The state with one row as a prompt starts it. The tensors are new: those of a policy may share memory between rows."""
+    if not state:
+        return state
+    device = next(iter(state.values())).device
+    fresh, at = policy.init(1, device), tensor_on(device, [row])
+    return {key: value.index_copy(0, at, fresh[key].to(value.dtype)) for key, value in state.items()}
 
 
 class ReadEstimator(Protocol):

@@ -156,7 +156,7 @@ class BatchRate(StoppingPolicy):
             "planned": planned.expand_as(weight),
             "needed": needed.expand_as(state["needed"]),
             "unread": state["unread"],
-            "rest": torch.where(pays, 0.0, float(REST)).expand_as(weight),
+            "rest": torch.full_like(weight, REST).masked_fill(pays, 0.0),
         }
         return new, pays.expand_as(live)
 

@@ -13,16 +13,24 @@ from toolkit.errors import InputError
 from toolkit.session.capture import TracedForward
 
 
-def forwards(spread: float = 0.0, **seconds: float) -> pd.DataFrame:
+def forwards(spread: float = 0.0, texts: str = "near", context: float = 50.0, **seconds: float) -> pd.DataFrame:
     """Ten timed forwards each of a draft, and of a target at widths w1, w2, ..."""
     lines = []
     for number in range(10):
-        shared = {"batch": 1, "context": 50.0 + number, "repeat": 1}
+        shared = {"batch": 1, "context": context + number, "repeat": 1, "texts": texts}
         lines.append({"model": "draft", "width": 1, **shared, "seconds": 0.1})
         for name, value in seconds.items():
             noise = spread * (number - 4.5)
             lines.append({"model": "target", "width": int(name[1:]), **shared, "seconds": value + noise})
     return pd.DataFrame(lines)
+
+
+def readings(*seconds: float) -> pd.DataFrame:
+    """Forwards of both models that read a prompt of 30 tokens."""
+    shared = {"batch": 1, "width": 30, "context": 0.0, "repeat": 1, "texts": "prompt"}
+    return pd.DataFrame(
+        [{"model": model, **shared, "seconds": one} for model in ("draft", "target") for one in seconds]
+    )
 
 
 def test_more_tokens_per_row_never_take_less_time():
@@ -31,6 +39,29 @@ def test_more_tokens_per_row_never_take_less_time():
     assert costs.draft(1, 1, 50) == pytest.approx(0.1)
     found = entries[entries.model == "target"].seconds.tolist()
     assert found == pytest.approx([1.0, 3.0, 2.0, 4.0]), "the entries are the medians themselves"
+
+
+def test_costs_rise_with_the_context_as_far_as_they_were_timed():
+    """Width 1 takes 2 more seconds over 100 more tokens; width 2 takes less, which is noise: its mean, 3.5."""
+    found = pd.concat([forwards(w1=1.0, w2=4.0), forwards(texts="far", context=150.0, w1=3.0, w2=3.0)])
+    costs, entries = measured.cost_table(found, {})
+    assert costs.target.context == (54, 154)
+    assert [costs.target(1, 1, context) for context in (54.5, 104.5, 154.5)] == pytest.approx([1, 2, 3], abs=0.02)
+    assert [costs.target(1, 2, context) for context in (54.5, 154.5)] == pytest.approx([3.5, 3.5])
+    assert set(entries.texts) == {"near", "far"}
+
+
+def test_contexts_that_hardly_differ_are_one():
+    found = pd.concat([forwards(w1=1.0), forwards(texts="far", context=52.0, w1=3.0)])
+    costs, _ = measured.cost_table(found, {})
+    assert costs.target(1, 1, 50) == costs.target(1, 1, 60) == pytest.approx(2.0)
+
+
+def test_the_reading_of_prompts_is_a_width_of_both_models():
+    costs, entries = measured.cost_table(pd.concat([forwards(w1=1.0, w2=2.0), readings(5.0, 9.0, 8.0)]), {})
+    assert costs.draft.width == (1, 30) and costs.target.width == (1, 2, 30)
+    assert costs.draft(1, 30, 50) == costs.target(1, 30, 50) == pytest.approx(8.0), "however much they vary"
+    assert entries[entries.texts == "prompt"].context.tolist() == [0, 0]
 
 
 def test_times_that_vary_too_much_are_refused():
@@ -58,10 +89,29 @@ def test_forwards_are_captured_before_the_clock_counts(monkeypatch):
     pair = ModelPair.toy()
     prompt = min((e.prompt for e in load_frozen("math", "dev")), key=lambda text: len(pair.encode(text)))
     found = measured.measure_loads(pair, [prompt], Sampling(seed=1), [1], [1], num_rounds=24)
-    discarded = len(passes) - 4  # two lengths, two timed passes
-    assert discarded == 2 + 2 * (measured.SETTLED // (measured.WARM_UP + 24) + 1)
+    timed = 2 * 2 * 2  # two lengths, two contexts, two passes
+    discarded = len(passes) - timed
+    settling = measured.SETTLED // (measured.WARM_UP + 24) + 1
+    assert discarded == measured.READS + 1 + 2 * 2 * (1 + settling)
     assert made and sum(number > discarded for number in made) <= 1, "at most one of a rare window of context"
-    assert set(found.repeat) == {1, 2} and set(found[found.model == "target"].width) == {1, 2}
+    rounds = found[found.texts != "prompt"]
+    assert set(rounds.repeat) == {1, 2} and set(rounds[rounds.model == "target"].width) == {1, 2}
+    means = rounds.groupby("texts").context.mean()
+    assert means["far"] - means["near"] == pytest.approx(Sampling().max_new_tokens, abs=8)
+    reading = found[found.texts == "prompt"]
+    assert len(reading) == 2 * measured.READS and (reading.context == 0).all()
+    length = len(pair.encode(prompt))
+    assert set(reading[reading.model == "draft"].width) == {length}
+    assert set(reading[reading.model == "target"].width) == {length + 1}
+
+
+def test_where_no_longer_text_fits_costs_are_timed_behind_the_prompts_only():
+    pair = ModelPair.toy()
+    room = pair.max_length - 20 - (measured.WARM_UP + 2) * 2 - 1
+    for length, expected in ((room - 100, {"near", "far"}), (room, {"near"})):
+        texts = measured._texts(pair, [[5] * length], Sampling(), (measured.WARM_UP + 2) * 2 + 1)
+        assert set(texts) == expected
+        assert max(map(len, texts.get("far", [[]]))) <= pair.max_length
 
 
 def test_a_prompt_that_does_not_fit_is_named():

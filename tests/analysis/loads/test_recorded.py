@@ -38,6 +38,8 @@ def test_acceptance_of_first_and_later_tokens(recorded):
     assert recorded.usual["first"] == pytest.approx((firsts + 1) / (positions + 2), abs=1e-3)
     assert recorded.usual["later"] == pytest.approx((seconds + 1) / (firsts + 2), abs=1e-3)
     lengths = [len(ids) for ids in recorded.responses.token_ids]
+    assert recorded.usual["prompt"] == round(np.mean(recorded.prompt_tokens))
+    assert recorded.usual["response"] == round(np.mean(lengths))
     assert recorded.usual["context"] == round(np.mean(recorded.prompt_tokens) + np.mean(lengths) / 2)
 
 

@@ -10,11 +10,14 @@ import torch
 from toolkit import config
 from toolkit.decoding import ChainProposer, Method, Sampling, TreeProposer, decode
 from toolkit.decoding.proposers.base import frozen
+from toolkit.decoding.text import TextBatch
 from toolkit.errors import InputError
 from toolkit.load_cost import CostGrid, LoadCost
 from toolkit.stopping import BatchRate, Bounded
-from toolkit.stopping.batch_rate import FIRST, LATER, MADE
+from toolkit.stopping.base import with_fresh
+from toolkit.stopping.batch_rate import FIRST, LATER, MADE, REST
 from toolkit.testing_batches import coupled_error
+from toolkit.transfer import Gate
 from toolkit.types import DraftStep, Proposal, Verdict
 from toolkit.verification import get
 from toolkit.verification.chain_enumeration import PrefixTables
@@ -121,10 +124,28 @@ class SlowBatchRate:
     """The rule as its file's head says it, row by row in plain numbers."""
 
     def __init__(self, policy: BatchRate, rows: int):
-        self.policy, self.cost = policy, policy._known(rows, torch.device("cpu")).cost
-        self.seen = [[[0.0, 0.0], [0.0, 0.0], [policy.memory, policy.memory]] for _ in range(rows)]
+        known = policy._known(rows, torch.device("cpu"))
+        self.policy, self.cost, self.reading = policy, known.cost, known.reading
+        self.seen, self.unread, self.rest = [self.nothing() for _ in range(rows)], [True] * rows, [0] * rows
+
+    def nothing(self) -> list[list[float]]:
+        return [[0.0, 0.0], [0.0, 0.0], [self.policy.memory, self.policy.memory]]
+
+    def join(self, row: int) -> None:
+        self.seen[row], self.unread[row], self.rest[row] = self.nothing(), True, 0
 
     def begin(self, live: list[bool]) -> bool:
+        if any(left > 0 for left in self.rest):
+            self.rest = [left - 1 for left in self.rest]
+            return False
+        pays = self.plan(live)
+        if not pays:
+            self.rest = [REST] * len(live)
+            kept = (1 - 1 / self.policy.memory) ** REST
+            self.seen = [[[kept * count for count in kind] for kind in seen] for seen in self.seen]
+        return pays
+
+    def plan(self, live: list[bool]) -> bool:
         policy, deepest = self.policy, self.policy.deepest
         self.live, self.survival = [row for row, here in enumerate(live) if here], [1.0] * len(live)
         total = lambda kind, part: sum(self.seen[row][kind][part] for row in self.live)
@@ -137,7 +158,8 @@ class SlowBatchRate:
         rates = [(len(self.live) + gained(d)) / self.cost[d] for d in range(deepest + 1)]
         self.planned_rate = max(rates)
         self.rate = self.planned_rate * max(1.0, total(MADE, 0) / total(MADE, 1) if self.live else 1.0)
-        return rates.index(max(rates)) > 0
+        read_now = sum(self.unread[row] for row in self.live) * self.reading  # per token of every live row
+        return bool(self.live) and (len(self.live) / max(rates[1:]) + read_now / len(self.live)) < self.cost[0]
 
     def ahead(self, count: int) -> float:
         """Tokens accepted of the next `count`, if the first is."""
@@ -152,12 +174,13 @@ class SlowBatchRate:
         return any(worth(d) > self.rate * (self.cost[d] - self.cost[depth]) for d in deeper)
 
     def observe(self, drafted: list[int], length: list[int]) -> None:
+        if not any(drafted):
+            return
+        self.unread = [False] * len(drafted)
         planned = self.cost[min(max(drafted), self.policy.deepest)] * self.planned_rate / max(len(self.live), 1)
         for row in self.live:
             d, n = drafted[row], length[row]
             new = [[min(n, 1), min(d, 1)], [max(n - 1, 0), max(min(n, d - 1), 0)], [n + 1, planned]]
-            if not any(drafted):
-                new = [[0, 0]] * 3
             kept = 1 - 1 / self.policy.memory
             for kind in (FIRST, LATER, MADE):
                 self.seen[row][kind] = [kept * a + b for a, b in zip(self.seen[row][kind], new[kind], strict=True)]
@@ -168,22 +191,31 @@ class SlowBatchRate:
     [
         {"cost_ratio": 0.2, "first": 0.6, "later": 0.5, "memory": 3.0},
         {"cost_ratio": 0.05, "column_cost": 0.02, "first": 0.9, "later": 0.3, "memory": 1.5},
-        {"cost_ratio": 0.4, "column_cost": 0.2, "first": 0.3, "later": 0.8, "memory": 8.0},
+        {"cost_ratio": 0.4, "column_cost": 0.2, "first": 0.7, "later": 0.8, "memory": 8.0},
+        {"cost_ratio": 0.2, "first": 0.6, "later": 0.5, "memory": 3.0, "prompt": 9, "response": 2},
     ],
 )
 def test_round_after_round_it_is_its_definition(settings):
     rows, most, generator = 3, 4, torch.Generator().manual_seed(5)
     policy = bound(most, **settings)
-    slow, state, seen = SlowBatchRate(policy, rows), policy.init(rows, torch.device("cpu")), set()
+    slow, state, seen, drafting_rounds = SlowBatchRate(policy, rows), policy.init(rows, torch.device("cpu")), set(), 0
     random = lambda: torch.rand(rows, generator=generator)
-    for number in range(25):
+    for number in range(60):
+        if number % 5 == 4:  # a new text in a slot
+            joined = number % rows
+            slow.join(joined)
+            state = with_fresh(policy, state, joined)
         live = (random() < (0.8 if number != 7 else 0.0)).tolist()
         state, going = policy.begin(torch.tensor(live), state)
         assert going.tolist() == [slow.begin(live)] * rows
-        if any(live):
-            assert (len(slow.live) * state["planned"]).tolist() == [pytest.approx(slow.planned_rate, rel=1e-4)] * rows
-            last = slow.rate * (slow.cost[most] - slow.cost[most - 1])
-            assert state["needed"][:, most - 1].tolist() == [pytest.approx(last, rel=1e-4)] * rows
+        torch.testing.assert_close(state["seen"], torch.tensor(slow.seen).transpose(1, 2), rtol=1e-4, atol=1e-4)
+        if not going.any():
+            state = policy.observe(*judged([0] * rows, [0] * rows), state)
+            continue
+        drafting_rounds += 1
+        assert (len(slow.live) * state["planned"]).tolist() == [pytest.approx(slow.planned_rate, rel=1e-4)] * rows
+        last = slow.rate * (slow.cost[most] - slow.cost[most - 1])
+        assert state["needed"][:, most - 1].tolist() == [pytest.approx(last, rel=1e-4)] * rows
         for depth in range(1, most + 1):
             chosen = (1 - random() ** 3 / 2).tolist()  # at least 1/2: q's largest probability is the token's own
             drafting = [a and b for a, b in zip(live, (random() < 0.9).tolist(), strict=True)]
@@ -198,6 +230,7 @@ def test_round_after_round_it_is_its_definition(settings):
         state["seen"][absent] = known[absent]  # a slot that is not live is never read again before it is filled
         torch.testing.assert_close(state["seen"], known, rtol=1e-4, atol=1e-4)
     assert {(1, True), (1, False), (most, False)} <= seen and (most, True) not in seen
+    assert 0 < drafting_rounds < 60, "the batch drafts at times, and rests at times"
 
 
 def test_costs_come_from_the_table_that_is_named(tmp_path):
@@ -224,13 +257,67 @@ def test_costs_are_those_behind_the_given_context():
     assert middle._known(1, torch.device("cpu")).cost == [2.0, 4.0, 6.0]
 
 
-def test_a_round_without_drafts_teaches_nothing_but_lets_the_past_fade():
-    policy = bound(memory=10.0)
+def test_a_batch_that_does_not_draft_rests_and_forgets():
+    policy = bound(memory=10.0, cost_ratio=5.0)
     live = torch.tensor([True, True])
-    state, _ = policy.begin(live, policy.init(2, live.device))
-    state = policy.observe(*judged([4, 4], [2, 0]), state)
-    faded = policy.observe(*judged([0, 0], [0, 0]), state)
-    torch.testing.assert_close(faded["seen"], 0.9 * state["seen"])
+    state = policy.observe(*judged([4, 4], [2, 0]), policy.init(2, live.device))
+    faded, going = policy.begin(live, state)
+    assert not going.any()
+    torch.testing.assert_close(faded["seen"], 0.9**REST * state["seen"])
+    free = replace(policy, known={}, table=LoadCost.ratio(0.001))  # would draft at once
+    resting = faded
+    for _ in range(REST):
+        resting, going = free.begin(live, resting)
+        assert not going.any()
+        resting = free.observe(*judged([0, 0], [0, 0]), resting)
+    torch.testing.assert_close(resting["seen"], faded["seen"])
+    assert free.begin(live, resting)[1].all()
+
+
+def test_a_new_text_in_a_slot_leaves_the_other_rows_resting():
+    policy, live = bound(cost_ratio=5.0), torch.ones(3, dtype=torch.bool)
+    state, _ = policy.begin(live, policy.init(3, live.device))
+    joined = with_fresh(policy, state, 1)
+    assert joined["rest"].tolist() == [REST, 0, REST] and state["rest"].tolist() == [REST] * 3
+    for key, value in policy.init(1, live.device).items():
+        assert torch.equal(joined[key][1:2], value)
+        assert torch.equal(joined[key][[0, 2]], state[key][[0, 2]])
+
+
+def test_reading_prompts_counts_until_the_draft_has_read_them():
+    """A prompt of 31 tokens takes the draft 3.2: .4 per token of a response of 8, where drafting saves .25."""
+    seconds = torch.tensor([[[0.2], [3.2]]], dtype=torch.float64).numpy()
+    table = replace(LoadCost.ratio(0.2), draft=CostGrid((1.0,), (1.0, 31.0), (0.0,), seconds))
+    policy = replace(bound(first=0.6, later=0.5), table=table, prompt=31, response=8)
+    live = torch.tensor([True])
+    state = policy.init(1, live.device)
+    assert policy._known(1, live.device).reading == pytest.approx(0.4)
+    assert not policy.begin(live, state)[1].any()
+    assert replace(policy, response=80, known={}).begin(live, state)[1].all()
+    assert replace(policy, response=None, known={}).begin(live, state)[1].all()
+    assert policy.begin(live, policy.observe(*judged([1], [1]), state))[1].all()
+    two = torch.tensor([True, True])
+    for read, expected in ((0, False), (1, False), (2, True)):  # in a batch of two, every prompt holds up two rows
+        state = policy.init(2, two.device)
+        state["unread"] = torch.tensor([1.0, 1.0]) - (torch.arange(2) < read).float()
+        assert policy.begin(two, state)[1].tolist() == [expected] * 2
+
+
+@pytest.mark.parametrize("ahead", [0, 1])
+def test_a_batch_that_does_not_draft_launches_nothing_on_the_draft(ahead, table_pair, monkeypatch):
+    """Also where the host runs ahead of the answers, as on a GPU."""
+    forwards, collected = [], []
+    read, unread = ChainProposer._read, TextBatch._unread
+    monkeypatch.setattr("toolkit.decoding.proposers.chain.Gate", lambda device: Gate(device, ahead))
+    monkeypatch.setattr(ChainProposer, "_read", lambda *given: forwards.append(given) or read(*given))
+    monkeypatch.setattr(
+        TextBatch, "_unread", lambda self, one: collected.append(one is self.target) or unread(self, one)
+    )
+    for ratio, drafts in ((5.0, False), (0.01, True)):
+        method = Method("batch_rate", BatchRate(Probabilities(), cost_ratio=ratio), get("rejection"), max_drafted=3)
+        decode(table_pair, [[0], [1], [0, 1]] * 3, method, Sampling(max_new_tokens=12), batch_size=2)
+        assert bool(forwards) == drafts
+        assert all(collected) != drafts, "what the draft has not read is not even collected"
 
 
 class Bindable(Probabilities):
