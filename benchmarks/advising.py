@@ -2,7 +2,8 @@
 
 The drafts for the toy target are the shipped one and one sliced to states of 64. The command runs as a user runs it, in a
 process of its own. Then the test half of the prompts is decoded at every batch size, in an order that rotates: by plain
-decoding, and by every method with the settings that the advice chose for it.
+decoding, and by every method with the settings that the advice chose for it. As in `benchmarks.batches`, every contender has
+captured forwards of its own, and every turn a seed of its own.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ import torch
 
 from analysis.advise import split
 from analysis.tables.grid import PLAIN, Setting
+from benchmarks.batches import DOMAINS, TOKENS
 from benchmarks.processes import run
 from benchmarks.resized import resized, save
 from data_gen.frozen import load_frozen
@@ -33,7 +35,7 @@ from toolkit.load_cost import LoadCost
 from toolkit.pair import TOY
 from toolkit.prompts import Prompt
 
-SLICED, PROMPTS, TOKENS, TURNS = 64, 96, 32, 3
+SLICED, PROMPTS, TURNS = 64, 96, 3
 SIZES = (1, 4, 16)
 THREADS = 1
 BOUND = 0.05  # how far the speed-up decoded live may be from the predicted one
@@ -56,7 +58,7 @@ def advice() -> str:
     """Seconds from nothing to the answer, the answer, and predicted beside decoded speed-ups."""
     torch.set_num_threads(THREADS)
     toy = ModelPair.toy()
-    both = zip(*(load_frozen(domain, "test") for domain in ("math", "code")), strict=False)
+    both = zip(*(load_frozen(domain, "test") for domain in DOMAINS), strict=False)
     asked = [example.prompt for pair_of in both for example in pair_of][:PROMPTS]
     prompts = [Prompt(f"p{number}", text) for number, text in enumerate(asked)]
     with TemporaryDirectory() as scratch:
@@ -129,13 +131,13 @@ def _decoded(contenders: Mapping[str, Contender], size: int, prompts: Sequence[s
     """Tokens per second of every contender, turn by turn, after a warm-up."""
     sampling = Sampling(temperature=1.0, max_new_tokens=TOKENS, seed=11)
     names, speeds = list(contenders), {name: list[float]() for name in contenders}
-    pairs = {id(one.pair): replace(one.pair, draft=None) for one in contenders.values()}  # captures of this batch size
+    pairs = {name: replace(one.pair, draft=None) for name, one in contenders.items()}  # with captures of their own
     for turn in range(TURNS + 1):
         first = turn * 3 % len(names)
         for name in [*names[first:], *names[:first]]:
-            one = contenders[name]
+            method, seeded = contenders[name].method, replace(sampling, seed=sampling.seed + turn)
             started = perf_counter()
-            generations = decode(pairs[id(one.pair)], prompts, one.method, sampling, batch_size=size)
+            generations = decode(pairs[name], prompts, method, seeded, batch_size=size)
             if turn:
                 speeds[name].append(sum(len(g.token_ids) for g in generations) / (perf_counter() - started))
     return speeds

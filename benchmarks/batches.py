@@ -1,6 +1,6 @@
 """Batches of the toy pair and of a padded one: does deciding for all rows keep up with the best method at every batch size?
 
-Every contender decodes one queue of prompts at every batch size, in turn, in an order that rotates. The first turns are for
+Every contender decodes one queue of prompts at every batch size, in turn, in an order that rotates. The first turn is for
 warming up, and captured forwards are every contender's own, as on a server that runs one method. Every turn has a seed of
 its own, so that intervals over turns contain the chance of the texts. Responses differ in length: with a short limit, all
 plain responses would end together, and the next prompts would be read in one forward.
@@ -13,13 +13,15 @@ import argparse
 import json
 import shutil
 import statistics
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
 from itertools import combinations
+from multiprocessing import get_context
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from time import perf_counter
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -44,7 +46,7 @@ from toolkit.prompts import Prompt
 FOLDER = Path(__file__).resolve().parent.parent / "docs" / "evidence"
 SIZES, PROMPTS, THREADS = (1, 2, 4, 8, 16, 32), 96, 1
 DOMAINS = ("instruct", "math")  # alternating: short and longer responses
-TOKENS, TURNS, WARM_UPS = 96, 3, 2
+TOKENS, TURNS = 96, 3
 PADDED: dict[str, Any] = {
     "hidden_size": 512,
     "intermediate_size": 1408,
@@ -52,13 +54,14 @@ PADDED: dict[str, Any] = {
     "num_heads": 8,
     "num_kv_heads": 8,
 }
-PADDED_PROMPTS, PADDED_TOKENS, PADDED_WARM_UPS = 32, 48, 1
+PADDED_PROMPTS, PADDED_TOKENS = 32, 32
 TOGETHER = ("batch_rate", "batch_rate_confidence")
 SHOWN_SIZES = (1, 4, 16)
 SHOWN = ("autoregressive", "speculative K=4", "rate", "batch_rate_confidence")
 LATENCY = "Seconds of a request, from its slot to its answer; intervals from the lowest to the highest turn:"
 CONTEXT = 64
 MODELLED = "What forwards cost, measured here in the decoding loop and modelled for a CPU (`hardware=cpu`):"
+T = TypeVar("T")
 ENOUGH = 0.97  # of the best other contender
 
 
@@ -80,7 +83,7 @@ def contenders(costs: Path, usual: dict[str, Any]) -> list[Setting]:
 
 
 def study(
-    pair: ModelPair, sizes: Sequence[int], count: int, tokens: int, turns: int, warm_ups: int = WARM_UPS
+    pair: ModelPair, sizes: Sequence[int], count: int, tokens: int, turns: int
 ) -> tuple[list[dict[str, Any]], LoadCost]:
     """One line per batch size and contender: tokens/s and seconds of every turn, and the simulator's prediction; the costs."""
     sampling = Sampling(temperature=1.0, max_new_tokens=tokens, seed=5)
@@ -88,7 +91,7 @@ def study(
     prompts = [example.prompt for pair_of in both for example in pair_of][: count + 32]
     others = prompts[count:]
     with TemporaryDirectory() as scratch:
-        costs, _ = measured_costs(pair, others, sampling, sizes, (1, 2, 4, 8), 24, passes=8)
+        costs, _ = _apart(measured_costs, pair, others, sampling, sizes, (1, 2, 4, 8), 24, None, 8)
         before = RecordedPair(_bench(pair, others, sampling), [Setting("speculative")], Path(scratch), 20)
         settings = contenders(costs.save(Path(scratch) / "costs.json"), before.usual)
         bench = _bench(pair, prompts[:count], sampling)
@@ -96,7 +99,8 @@ def study(
         costs = with_rules(costs, pair, recorded.methods, others, sampling, sizes)
         lines = []
         for size in sizes:
-            speeds, latencies = _decoded(pair, prompts[:count], settings, sampling, size, turns, warm_ups)
+            given = pair, prompts[:count], settings, sampling, size, turns
+            speeds, latencies = _apart(_decoded, *given)
             for setting in settings:
                 served = recorded.serve(setting, costs, Load(size, drops="half"))
                 figures = served.figures()
@@ -218,13 +222,13 @@ def batches() -> str:
         f"seconds of the policies themselves. T = 1, {THREADS} thread, test prompts of `instruct` and `math` alternating; a "
         "turn of every contender, then the next turn with another seed.",
     ]
-    for name, pair, count, tokens, warm_ups in (
-        ("Toy pair", ModelPair.toy(), PROMPTS, TOKENS, WARM_UPS),
-        ("Toy pair, target padded to 20 M parameters", padded(), PADDED_PROMPTS, PADDED_TOKENS, PADDED_WARM_UPS),
+    for name, pair, count, tokens in (
+        ("Toy pair", ModelPair.toy(), PROMPTS, TOKENS),
+        ("Toy pair, target padded to 20 M parameters", padded(), PADDED_PROMPTS, PADDED_TOKENS),
     ):
-        lines, costs = study(pair, SIZES, count, tokens, TURNS, warm_ups)
+        lines, costs = study(pair, SIZES, count, tokens, TURNS)
         said = ", ".join(shortfalls(lines)) or "nowhere"
-        head = f"A queue of {count} prompts, responses of at most {tokens} tokens, {TURNS} turns behind {warm_ups} to warm up."
+        head = f"A queue of {count} prompts, responses of at most {tokens} tokens, {TURNS} turns behind a warm-up."
         below = f"With its whole interval below {ENOUGH} of the best other: {said}."
         parts += [f"## {name}", head, below, summary(lines), table(lines)]
         parts += [LATENCY, latencies(lines), MODELLED, modelled_beside(costs, pair)]
@@ -261,6 +265,13 @@ def serving() -> str:
 # -- inside -----------------------------------------------------------------------------------------------------------
 
 
+def _apart(function: Callable[..., T], *arguments: Any) -> T:
+    """The function's value, from a process of its own: TorchScript frees the memory of traces when a process ends."""
+    threads = (torch.get_num_threads(),)
+    with ProcessPoolExecutor(1, get_context("spawn"), torch.set_num_threads, threads) as pool:
+        return pool.submit(function, *arguments).result()
+
+
 def _decoded(
     pair: ModelPair,
     prompts: Sequence[str],
@@ -268,7 +279,6 @@ def _decoded(
     sampling: Sampling,
     size: int,
     turns: int,
-    warm_ups: int,
 ) -> tuple[dict[str, list[float]], dict[str, list[tuple[float, float]]]]:
     """Of every contender, turn by turn: tokens per second; seconds of a request, median and 95th percentile."""
     methods = {setting.name: config.instantiate(config.plain(setting.method_config())) for setting in settings}
@@ -276,7 +286,7 @@ def _decoded(
     speeds: dict[str, list[float]] = {name: [] for name in methods}
     seconds: dict[str, list[tuple[float, float]]] = {name: [] for name in methods}
     names = list(methods)
-    for turn in range(warm_ups + turns):
+    for turn in range(turns + 1):
         first = turn * 5 % len(names)
         for name in [*names[first:], *names[:first]]:
             ends: list[float] = []
@@ -285,11 +295,11 @@ def _decoded(
                 pairs[name],
                 prompts,
                 methods[name],
-                replace(sampling, seed=(sampling.seed or 0) + turn),
+                replace(sampling, seed=sampling.seed + turn),
                 batch_size=size,
                 on_finish=lambda _, to=ends: to.append(perf_counter()),
             )
-            if turn >= warm_ups:
+            if turn:
                 speeds[name].append(sum(len(g.token_ids) for g in generations) / (perf_counter() - started))
                 seconds[name].append(_latency(started, ends, size))
     return speeds, seconds

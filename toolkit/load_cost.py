@@ -48,7 +48,7 @@ class CostGrid:
 
 @dataclass(frozen=True)
 class RuleSeconds:
-    """Seconds that a method's stopping policy takes itself, at batch sizes [b]: per round, and per draft forward."""
+    """Seconds that a method's stopping policy takes itself, at batch sizes [b]: per round that drafts, per draft forward."""
 
     batch: tuple[float, ...]
     round: tuple[float, ...]

@@ -114,7 +114,7 @@ def serve(
 
     prompt_tokens [T]  tokens of each text's prompt
     policy             bound, its heads replaced by recorded ones
-    rule               seconds that the policy takes itself; None: it is free
+    rule               seconds that the policy takes itself in rounds that draft; None: it is free
     """
     return _Server(trace, np.asarray(prompt_tokens), policy, costs, load, np.asarray(requests), rule).run()
 

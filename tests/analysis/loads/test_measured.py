@@ -107,11 +107,10 @@ def test_forwards_are_captured_before_the_clock_counts(monkeypatch):
 
 def test_where_no_longer_text_fits_costs_are_timed_behind_the_prompts_only():
     pair = ModelPair.toy()
-    room = pair.max_length - 20 - (measured.WARM_UP + 2) * 2 - 1
-    for length, expected in ((room - 100, {"near", "far"}), (room, {"near"})):
-        texts = measured._texts(pair, [[5] * length], Sampling(), (measured.WARM_UP + 2) * 2 + 1)
+    for left, expected in ((100, {"near", "far"}), (16, {"near", "far"}), (15, {"near"})):
+        texts = measured._texts(pair, [[5] * (pair.max_length - 11 - left)], Sampling(), room=11)
         assert set(texts) == expected
-        assert max(map(len, texts.get("far", [[]]))) <= pair.max_length
+        assert max(map(len, texts.get("far", [[]]))) <= pair.max_length - 11
 
 
 def test_a_prompt_that_does_not_fit_is_named():

@@ -118,7 +118,7 @@ def test_broken_seconds_are_refused_by_name(tmp_path, broken):
         LoadCost.load(path)
 
 
-def test_the_simulator_adds_them_to_every_round(pair):
+def test_the_simulator_adds_them_to_every_round_that_drafts(pair):
     plain = decode(pair, PROMPTS, config.method("autoregressive"), SAMPLING)
     texts = [(g.prompt_ids, g.token_ids) for g in plain]
     trace = Recorder(pair, SAMPLING, 4, {}).record(texts, range(len(texts)))
@@ -127,6 +127,9 @@ def test_the_simulator_adds_them_to_every_round(pair):
     args = (trace, lengths, policy, LoadCost.ratio(0.2), Load(1), range(len(texts)))
     free, paid = serve(*args), serve(*args, RuleSeconds((1.0,), (0.5,), (0.25,)))
     assert np.array_equal(free.num_calls, paid.num_calls)
-    expected = 0.5 * free.forwards[1] + 0.25 * free.forwards[0]
+    fixed = config.method("speculative", ["policy.num_drafted=3", "max_drafted=4"])
+    rounds = [r for g in decode(pair, PROMPTS, fixed, SAMPLING, batch_size=1) for r in g.rounds]
+    assert (len(rounds), sum(r.num_draft_calls for r in rounds)) == (free.forwards[1], free.forwards[0])
+    expected = 0.5 * sum(r.num_draft_calls > 0 for r in rounds) + 0.25 * free.forwards[0]
     assert paid.answered.max() - free.answered.max() == pytest.approx(expected)
     assert torch.equal(torch.from_numpy(free.tokens), torch.from_numpy(paid.tokens))

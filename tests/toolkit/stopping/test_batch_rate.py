@@ -190,9 +190,9 @@ class SlowBatchRate:
     "settings",
     [
         {"cost_ratio": 0.2, "first": 0.6, "later": 0.5, "memory": 3.0},
-        {"cost_ratio": 0.05, "column_cost": 0.02, "first": 0.9, "later": 0.3, "memory": 1.5},
+        {"cost_ratio": 0.3, "column_cost": 0.02, "first": 0.9, "later": 0.3, "memory": 1.5},
         {"cost_ratio": 0.4, "column_cost": 0.2, "first": 0.7, "later": 0.8, "memory": 8.0},
-        {"cost_ratio": 0.2, "first": 0.6, "later": 0.5, "memory": 3.0, "prompt": 9, "response": 2},
+        {"cost_ratio": 0.2, "first": 0.6, "later": 0.5, "memory": 3.0, "prompt": 9, "response": 5},
     ],
 )
 def test_round_after_round_it_is_its_definition(settings):
