@@ -120,8 +120,8 @@ def measure_loads(
 def cost_table(forwards: pd.DataFrame, about: dict[str, Any]) -> tuple[LoadCost, pd.DataFrame]:
     """The table, at up to two contexts, and its entries: median seconds with a 95 % interval.
 
-    In the table neither more tokens per row nor a longer context takes less time. Medians that say otherwise are noise:
-    isotonic regression gives them a common value.
+    In the table neither more tokens per row nor a longer context takes less time. Medians that say otherwise are noise and
+    get a common value: of widths by isotonic regression, of contexts their mean.
 
     Raises InputError if an entry's interval is wider than 40 % of its median: the machine is not quiet enough. Readings of
     prompts may vary more: they are few and happen once per text.
@@ -228,8 +228,7 @@ def _points(entries: pd.DataFrame, contexts: Sequence[float]) -> dict[tuple[floa
         lines = {width: _line(part[part.width == width]) for width in widths}
         for context in contexts:
             seconds = [max(start + slope * (context - at), start / 2) for start, slope, at in lines.values()]
-            weights = [len(part)] * len(widths)
-            rising = IsotonicRegression().fit_transform(widths, seconds, sample_weight=weights)
+            rising = IsotonicRegression().fit_transform(widths, seconds)
             for width, value in zip(widths, rising, strict=True):
                 points[float(batch), float(width), float(context)] = float(value)
     return points
