@@ -1,9 +1,10 @@
 """Batches of the toy pair and of a padded one: does deciding for all rows keep up with the best method at every batch size?
 
-Every contender decodes one queue of prompts at every batch size, in turn, in an order that rotates. The first turn is for
-warming up, and captured forwards are every contender's own, as on a server that runs one method. Every turn has a seed of
-its own, so that intervals over turns contain the chance of the texts. Responses differ in length: with a short limit, all
-plain responses would end together, and the next prompts would be read in one forward.
+Every contender decodes one queue of prompts at every batch size, in turn, in an order that rotates. The first turns are for
+warming up. Captured forwards are every contender's own, as on a server that runs one method. A shape is captured as soon as
+while costs are measured, because a server has run for longer than a few queues. Every turn has a seed of its own, so that
+intervals over turns contain the chance of the texts. Responses differ in length: with a short limit, all plain responses
+would end together, and the next prompts would be read in one forward.
 The batch rules and the simulator use the same costs, which are measured on other prompts.
 """
 
@@ -29,7 +30,7 @@ from scipy.stats import t
 
 import analysis.serving
 from analysis.loads.hardware import Shape, modelled
-from analysis.loads.measured import measured_costs
+from analysis.loads.measured import EAGER, measured_costs
 from analysis.loads.recorded import RecordedPair
 from analysis.loads.rules import with_rules
 from analysis.loads.simulator import Load
@@ -39,6 +40,7 @@ from analysis.tables.workbench import Workbench
 from data_gen.frozen import load_frozen
 from toolkit import ModelPair, config
 from toolkit.decoding import Sampling, decode
+from toolkit.engine import engine_of
 from toolkit.load_cost import LoadCost
 from toolkit.padding import pad_model
 from toolkit.prompts import Prompt
@@ -46,7 +48,8 @@ from toolkit.prompts import Prompt
 FOLDER = Path(__file__).resolve().parent.parent / "docs" / "evidence"
 SIZES, PROMPTS, THREADS = (1, 2, 4, 8, 16, 32), 96, 1
 DOMAINS = ("instruct", "math")  # alternating: short and longer responses
-TOKENS, TURNS = 96, 3
+TOKENS, TURNS, WARM_UP = 96, 3, 2
+LENGTHS = range(1, 9)
 PADDED: dict[str, Any] = {
     "hidden_size": 512,
     "intermediate_size": 1408,
@@ -54,7 +57,8 @@ PADDED: dict[str, Any] = {
     "num_heads": 8,
     "num_kv_heads": 8,
 }
-PADDED_PROMPTS, PADDED_TOKENS = 32, 32
+PADDED_PROMPTS, PADDED_TOKENS, PADDED_WARM_UP = 32, 32, 1
+ROUNDS = 12  # timed rounds per batch size and draft length, twice at each of two contexts
 TOGETHER = ("batch_rate", "batch_rate_confidence")
 SHOWN_SIZES = (1, 4, 16)
 SHOWN = ("autoregressive", "speculative K=4", "rate", "batch_rate_confidence")
@@ -70,7 +74,7 @@ def contenders(costs: Path, usual: dict[str, Any]) -> list[Setting]:
 
     usual  what the latter start from, as `RecordedPair.usual` of other prompts
     """
-    fixed = [Setting("speculative", {"policy.num_drafted": length}) for length in range(1, 9)]
+    fixed = [Setting("speculative", {"policy.num_drafted": length}) for length in LENGTHS]
     alone = [
         Setting("confidence", {"policy.threshold": 0.4}),
         Setting("tail", {"policy.threshold": 0.2}),
@@ -83,7 +87,7 @@ def contenders(costs: Path, usual: dict[str, Any]) -> list[Setting]:
 
 
 def study(
-    pair: ModelPair, sizes: Sequence[int], count: int, tokens: int, turns: int
+    pair: ModelPair, sizes: Sequence[int], count: int, tokens: int, turns: int, warm_up: int
 ) -> tuple[list[dict[str, Any]], LoadCost]:
     """One line per batch size and contender: tokens/s and seconds of every turn, and the simulator's prediction; the costs."""
     sampling = Sampling(temperature=1.0, max_new_tokens=tokens, seed=5)
@@ -91,7 +95,7 @@ def study(
     prompts = [example.prompt for pair_of in both for example in pair_of][: count + 32]
     others = prompts[count:]
     with TemporaryDirectory() as scratch:
-        costs, _ = _apart(measured_costs, pair, others, sampling, sizes, (1, 2, 4, 8), 24, None, 8)
+        costs, _ = _apart(measured_costs, pair, others, sampling, sizes, LENGTHS, ROUNDS, None, 8)
         before = RecordedPair(_bench(pair, others, sampling), [Setting("speculative")], Path(scratch), 20)
         settings = contenders(costs.save(Path(scratch) / "costs.json"), before.usual)
         bench = _bench(pair, prompts[:count], sampling)
@@ -99,7 +103,7 @@ def study(
         costs = with_rules(costs, pair, recorded.methods, others, sampling, sizes)
         lines = []
         for size in sizes:
-            given = pair, prompts[:count], settings, sampling, size, turns
+            given = pair, prompts[:count], settings, sampling, size, turns, warm_up
             speeds, latencies = _apart(_decoded, *given)
             for setting in settings:
                 served = recorded.serve(setting, costs, Load(size, drops="half"))
@@ -222,13 +226,14 @@ def batches() -> str:
         f"seconds of the policies themselves. T = 1, {THREADS} thread, test prompts of `instruct` and `math` alternating; a "
         "turn of every contender, then the next turn with another seed.",
     ]
-    for name, pair, count, tokens in (
-        ("Toy pair", ModelPair.toy(), PROMPTS, TOKENS),
-        ("Toy pair, target padded to 20 M parameters", padded(), PADDED_PROMPTS, PADDED_TOKENS),
+    for name, pair, count, tokens, warm_up in (
+        ("Toy pair", ModelPair.toy(), PROMPTS, TOKENS, WARM_UP),
+        ("Toy pair, target padded to 20 M parameters", padded(), PADDED_PROMPTS, PADDED_TOKENS, PADDED_WARM_UP),
     ):
-        lines, costs = study(pair, SIZES, count, tokens, TURNS)
+        lines, costs = study(pair, SIZES, count, tokens, TURNS, warm_up)
         said = ", ".join(shortfalls(lines)) or "nowhere"
-        head = f"A queue of {count} prompts, responses of at most {tokens} tokens, {TURNS} turns behind a warm-up."
+        turns = f"{TURNS} turns behind {warm_up} for warming up"
+        head = f"A queue of {count} prompts, responses of at most {tokens} tokens, {turns}."
         below = f"With its whole interval below {ENOUGH} of the best other: {said}."
         parts += [f"## {name}", head, below, summary(lines), table(lines)]
         parts += [LATENCY, latencies(lines), MODELLED, modelled_beside(costs, pair)]
@@ -279,6 +284,7 @@ def _decoded(
     sampling: Sampling,
     size: int,
     turns: int,
+    warm_up: int,
 ) -> tuple[dict[str, list[float]], dict[str, list[tuple[float, float]]]]:
     """Of every contender, turn by turn: tokens per second; seconds of a request, median and 95th percentile."""
     methods = {setting.name: config.instantiate(config.plain(setting.method_config())) for setting in settings}
@@ -286,7 +292,7 @@ def _decoded(
     speeds: dict[str, list[float]] = {name: [] for name in methods}
     seconds: dict[str, list[tuple[float, float]]] = {name: [] for name in methods}
     names = list(methods)
-    for turn in range(turns + 1):
+    for turn in range(warm_up + turns):
         first = turn * 5 % len(names)
         for name in [*names[first:], *names[:first]]:
             ends: list[float] = []
@@ -299,7 +305,10 @@ def _decoded(
                 batch_size=size,
                 on_finish=lambda _, to=ends: to.append(perf_counter()),
             )
-            if turn:
+            for captures in engine_of(pairs[name]).captures:
+                if captures is not None:
+                    captures.after = EAGER
+            if turn >= warm_up:
                 speeds[name].append(sum(len(g.token_ids) for g in generations) / (perf_counter() - started))
                 seconds[name].append(_latency(started, ends, size))
     return speeds, seconds
@@ -348,7 +357,7 @@ def main() -> None:
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     pair = padded() if options.padded else ModelPair.toy()
-    lines, _ = study(pair, options.sizes, options.prompts, options.tokens, options.turns)
+    lines, _ = study(pair, options.sizes, options.prompts, options.tokens, options.turns, WARM_UP)
     if options.out:
         Path(options.out).write_text(json.dumps(lines))
     print(f"{summary(lines)}\n\n{table(lines)}")

@@ -2,11 +2,12 @@
 
 The method is ours. Every batch size decodes with every fixed draft length. The lengths are interleaved, and texts are kept
 from ending. A first pass captures forwards, as a long-running decoder has captured them, and is discarded. Rounds in which all
-batch slots hold a text are timed. The seconds of a draft forward are its round's draft seconds divided by the draft length. The
-rest of the round, checking and the loop's own work, counts for the target forward. So the table holds the cost of a round,
-Python included, and not that of a bare forward. The clock is read when the device has finished, at both boundaries between
-drafting and checking. The reading of prompts is timed in first rounds behind prompts cut to one length. These forwards are
-not captured, as prompts differ in length.
+batch slots hold a text are timed. The seconds of a draft forward are what one more drafted token adds to the draft's seconds in
+a round. The rest of the round counts for the target forward: checking, the loop's own work, and what a round's first draft
+forward takes beyond the others, as it reads up to two tokens. So the table holds the cost of a round, Python included, and
+not that of a bare forward. The clock is read when the device has finished, at both boundaries between drafting and checking.
+The reading of prompts is timed in first rounds behind prompts cut to one length. These forwards are not captured, as prompts
+differ in length. A batch of one is always timed: prompts that join a running batch are often read alone.
 """
 
 from __future__ import annotations
@@ -79,25 +80,27 @@ def measure_loads(
     num_rounds: int = 24,
     repeats: int = 2,
 ) -> pd.DataFrame:
-    """One line per timed forward.
+    """One line per timed round and model.
 
     prompts     token ids or texts; taken in turn until a batch is full
     drafted     draft lengths; 0 is added: plain decoding
     num_rounds  timed rounds per batch size, draft length, texts and repeat
 
-    Columns: model, batch, width, context (mean of the rows), seconds, repeat, and texts: rounds behind the prompts ("near"),
-    rounds where the longest responses end ("far"), and readings of prompts of the median length ("prompt", context 0).
+    Columns: model, batch, width, context (of the longest row), drafted (the round's draft length), seconds (of all its draft
+    forwards, or the rest), repeat, and texts: rounds behind the prompts ("near"), rounds where the longest responses end
+    ("far"), and readings of prompts of the median length ("prompt", context 0).
     """
     from tqdm.auto import tqdm
 
-    lengths, prompts = sorted({0, *drafted}), [pair.encode(prompt) for prompt in prompts]
+    sizes, lengths = sorted({1, *batch_sizes}), sorted({0, *drafted})
+    prompts = [pair.encode(prompt) for prompt in prompts]
     usual = max(int(np.median([len(prompt) for prompt in prompts])), max(lengths) + 2)
     rounds = WARM_UP + num_rounds
     texts = _texts(pair, prompts, sampling, rounds * (max(lengths) + 1) + 1)
     lines: list[dict[str, Any]] = []
     settings = list(itertools.product(range(repeats + 1), texts, lengths))
-    bar = tqdm(total=len(batch_sizes) * (len(settings) + 1), desc="timing", unit="setting")
-    for batch in batch_sizes:
+    bar = tqdm(total=len(sizes) * (len(settings) + 1), desc="timing", unit="setting")
+    for batch in sizes:
         endless = replace(pair, draft=None, end_ids=())  # with room for captured forwards of this batch size
         lines += _readings(endless, _filled(batch, [_of_length(prompt, usual) for prompt in prompts]), sampling)
         bar.update()
@@ -127,6 +130,7 @@ def cost_table(forwards: pd.DataFrame, about: dict[str, Any]) -> tuple[LoadCost,
     prompts may vary more: they are few and happen once per text.
     """
     cells: list[dict[str, Any]] = []
+    forwards = _of_forwards(forwards)
     for (model, batch, width, where), part in forwards.groupby(["model", "batch", "width", "texts"]):
         middle, low, high = _median(part.seconds.to_numpy())
         cells.append({
@@ -164,18 +168,19 @@ def _decoded(pair: ModelPair, prompts: Sequence[Any], sampling: Sampling, length
 
 
 def _forwards(generations: Sequence[Generation], length: int) -> list[dict[str, Any]]:
-    """The timed forwards of rounds that all rows took part in, with full drafts."""
+    """The timed rounds that all rows took part in, with full drafts."""
     _refuse_failed(generations)
     lines: list[dict[str, Any]] = []
     texts = [len(g.prompt_ids) for g in generations]
     for number in range(min(len(g.rounds) for g in generations) - 1):
         rounds = [g.rounds[number] for g in generations]
         if number >= WARM_UP and min(r.num_drafted for r in rounds) == length:
-            shared = {"batch": len(generations), "context": float(np.mean(texts))}
+            shared = {"batch": len(generations), "context": float(max(texts)), "drafted": length}
             first = rounds[0]
-            lines.append({"model": "target", "width": length + 1, **shared, "seconds": first.target_seconds})
+            own = first.target_seconds if length else first.draft_seconds + first.target_seconds
+            lines.append({"model": "target", "width": length + 1, **shared, "seconds": own})
             if length:
-                lines.append({"model": "draft", "width": 1, **shared, "seconds": first.draft_seconds / length})
+                lines.append({"model": "draft", "width": 1, **shared, "seconds": first.draft_seconds})
         texts = [text + r.num_produced for text, r in zip(texts, rounds, strict=True)]
     return lines
 
@@ -201,12 +206,33 @@ def _readings(pair: ModelPair, prompts: Sequence[list[int]], sampling: Sampling)
         generations = _decoded(pair, prompts, sampling, 1, rounds=1)
         _refuse_failed(generations)
         first, width = generations[0].rounds[0], len(prompts[0])
-        shared = {"batch": len(prompts), "context": 0.0, "repeat": repeat, "texts": PROMPT}
+        shared = {"batch": len(prompts), "context": 0.0, "drafted": 1, "repeat": repeat, "texts": PROMPT}
         lines += [
             {"model": "draft", "width": width, **shared, "seconds": first.draft_seconds},
             {"model": "target", "width": width + 1, **shared, "seconds": first.target_seconds},
         ]
     return lines[2:]
+
+
+def _of_forwards(rounds: pd.DataFrame) -> pd.DataFrame:
+    """Seconds of a round's draft forwards as those of one; what its first one takes beyond the others goes to the target."""
+    found = rounds.reset_index(drop=True)
+    for (batch, texts), part in found[found.texts != PROMPT].groupby(["batch", "texts"]):
+        of_lengths = part[part.model == "draft"].groupby("drafted").seconds.median()
+        first = _first(of_lengths.index.to_numpy(dtype=np.float64), of_lengths.to_numpy())
+        here = (found.batch == batch) & (found.texts == texts) & (found.drafted > 0)
+        draft, target = here & (found.model == "draft"), here & (found.model == "target")
+        found.loc[draft, "seconds"] = (found.seconds - first) / found.drafted
+        found.loc[target, "seconds"] += first
+    return found
+
+
+def _first(drafted: np.ndarray[Any, Any], seconds: np.ndarray[Any, Any]) -> float:
+    """What a round's draft seconds [n] hold beyond their slope over the draft length [n]: at least 0, at most half of them."""
+    if len(drafted) < 2:
+        return 0.0
+    start = float(np.polynomial.polynomial.polyfit(drafted, seconds, 1)[0])
+    return min(max(start, 0.0), float(seconds.min()) / 2)
 
 
 def _of_length(tokens: Sequence[int], count: int) -> list[int]:

@@ -67,10 +67,15 @@ def with_rules(
 
 @dataclass
 class Watch:
-    """Seconds of every call: `rounds` of calls once per round, `steps` of calls once per drafted token."""
+    """Seconds of every call: `begins` and `observes` once per round, `steps` once per drafted token.
+
+    drafts  per round, whether the policy would draft
+    """
 
     device: torch.device
-    rounds: list[float] = field(default_factory=list)
+    begins: list[float] = field(default_factory=list)
+    drafts: list[bool] = field(default_factory=list)
+    observes: list[float] = field(default_factory=list)
     steps: list[float] = field(default_factory=list)
 
     def call(self, into: list[float], function: Callable[[], T]) -> T:
@@ -99,7 +104,8 @@ class Watched(Bounded):
         return replace(self, policy=self.policy.within(max_drafted))
 
     def begin(self, live: Tensor, state: State) -> Decision:
-        state, _ = self.watch.call(self.watch.rounds, lambda: self.policy.begin(live, state))
+        state, drafts = self.watch.call(self.watch.begins, lambda: self.policy.begin(live, state))
+        self.watch.drafts.append(bool(drafts.any()))
         return state, torch.ones_like(live)
 
     def step(self, step: Step, state: State) -> Decision:
@@ -111,7 +117,7 @@ class Watched(Bounded):
         return state, torch.ones_like(go_on)
 
     def observe(self, proposal: Drafted, verdict: Judged, state: State) -> State:
-        return self.watch.call(self.watch.rounds, lambda: self.policy.observe(proposal, verdict, state))
+        return self.watch.call(self.watch.observes, lambda: self.policy.observe(proposal, verdict, state))
 
 
 # -- inside -----------------------------------------------------------------------------------------------------------
@@ -126,7 +132,11 @@ def _like(method: Method | None) -> Method:
 def _timed(
     pair: ModelPair, method: Method, prompts: Sequence[Any], sampling: Sampling, batch: int, num_rounds: int
 ) -> tuple[float, float]:
-    """Median seconds of a policy's calls per round, and per drafted token."""
+    """Seconds of a policy's calls per round that it would draft in, and per drafted token.
+
+    Of rounds the mean, as a policy may plan for several of them; but a call counts for ten usual ones at most. Of tokens the
+    median.
+    """
     watch = Watch(pair.device)
     limit = replace(sampling, max_new_tokens=(WARM_UP + num_rounds) * (DRAFTED + 1), max_length=None, stop=())
     chosen = [prompts[i % len(prompts)] for i in range(batch)]
@@ -138,8 +148,10 @@ def _timed(
             f"the policies' own seconds are measured on {limit.max_new_tokens} tokens behind every prompt, and {failed}; "
             "expected shorter prompts, fewer rounds (rounds=N), or costs=FILE"
         )
-    begins, observes = watch.rounds[2 * WARM_UP :: 2], watch.rounds[2 * WARM_UP + 1 :: 2]
+    begins, observes = np.array(watch.begins[WARM_UP:]), np.array(watch.observes[WARM_UP:])
+    drafts = np.array(watch.drafts[WARM_UP:])
+    begins = begins[drafts] if drafts.any() else begins
     asked = 2 if method.policy.reads else 1
     steps = watch.steps[asked * DRAFTED * WARM_UP :]
     step = sum(float(np.median(steps[question::asked])) for question in range(asked))
-    return float(np.median(begins) + np.median(observes)), step
+    return sum(float(np.minimum(calls, 10 * np.median(calls)).mean()) for calls in (begins, observes)), step

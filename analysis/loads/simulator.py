@@ -40,8 +40,9 @@ class Load:
     slots     B, requests decoded side by side
     users     a fixed number of users, each sending its next request when the last one is answered; None: `rate`
     rate      requests per second, at random times (Poisson)
-    drops     "always": a batch is as large as the requests in it, as in serving engines; "half": free slots are kept until they
-              are half of the batch, as in this package's loop
+    drops     "always": a batch is as large as the requests in it, and costs are those of their mean context, as in serving
+              engines; "half": free slots are kept until they are half of the batch, and all rows cost as much as the longest
+              one, as in this package's loop
     """
 
     slots: int
@@ -211,7 +212,8 @@ class _Server:
             judged = Judged(torch.from_numpy(accepted))
             self.state = self.policy.observe(Sent(torch.from_numpy(drafted), torch.from_numpy(calls)), judged, state)
         texts = self.requests[request[busy]]
-        context = float((self.prompt_tokens[texts] + starts[busy] - self.first_of[texts]).mean())
+        contexts = self.prompt_tokens[texts] + starts[busy] - self.first_of[texts]
+        context = float(contexts.mean() if self.load.drops == "always" else contexts.max())
         reading = self._reading(int(calls.max()) > 0, int(drafted.max()) + 1)
         seconds = self._seconds(len(self.slot), int(calls.max()), int(drafted.max()), context)
         self.clock += reading + seconds

@@ -53,16 +53,22 @@ class Row:
         return len(self.generation.token_ids)
 
 
-@dataclass(frozen=True)
 class Clock:
-    """When a round started, and when its draft was there, on the host."""
+    """Whose seconds a round's are: the proposer's calls count for the draft, all else since the last round for the target."""
 
-    started: float
-    drafted: float
+    def __init__(self, now: Callable[[], float]):
+        self.now = now
+        self.last = now()
+        self.draft = self.target = 0.0
+
+    def lap(self) -> float:
+        """Seconds since the last call."""
+        last, self.last = self.last, self.now()
+        return self.last - last
 
     def seconds(self) -> tuple[float, float]:
-        """Of the draft, and of the target up to now."""
-        return self.drafted - self.started, perf_counter() - self.drafted
+        """Of the draft, and of the target up to now; called once per round."""
+        return self.draft, self.target + self.lap()
 
 
 @dataclass(frozen=True)
@@ -108,13 +114,14 @@ class Batch(ABC, Generic[ContextT, ProposalT, VerdictT]):
     @torch.inference_mode()
     def run(self) -> int:
         """Rounds until every row has ended; returns the most bytes that the caches took."""
+        clock = Clock(self.job.now)
         while any(self.busy):
             self._prefill()
             uniforms = self._uniforms()
-            started = self.job.now()
             context = self.context(uniforms)
+            clock.target = clock.lap()
             proposal, state = self.propose(context)
-            clock = Clock(started, self.job.now())
+            clock.draft = clock.lap()
             self.drafting = proposal.num_nodes > 0
             verdict = self.verify(context, proposal, self.score(context, proposal), uniforms)
             self.state = self.method.policy.observe(proposal, verdict, state)

@@ -13,8 +13,10 @@ than one step matters where the first extra column is expensive and the next one
 decoding: a batch for which drafting does not pay drafts nothing.
 
 A draft model that has not read a row's prompt must read it first. These seconds are spread over the tokens of a usual
-response, and only rows that have not been drafted for count (`prompt`, `response`). Rounds without drafts teach nothing.
-So a batch that does not draft is asked again only after `REST` rounds.
+response, and only rows that have not been drafted for count (`prompt`, `response`).
+
+Whether to draft, and lambda, are a plan. The batch keeps to it for `HELD` further rounds, unless its number of slots changes:
+planning takes longer than one draft forward of a small model. Rounds without drafts teach nothing.
 
 lambda is the best rate of a fixed depth by the running acceptance rates and the costs. It is multiplied by the ratio of
 achieved to planned tokens so far. This factor is needed because stopping inside a round beats every fixed depth. Costs
@@ -42,7 +44,7 @@ from toolkit.types import Drafted, Judged, Step
 # Columns of `seen` [B, 2, 3], in which older rounds count less: drafted tokens that were accepted, out of those that were
 # tried, for a round's first token and for later ones; tokens made, out of those that were planned.
 FIRST, LATER, MADE = 0, 1, 2
-REST = 8  # rounds without drafts before the batch decides again
+HELD = 7  # further rounds for which a batch keeps to its plan
 NEVER = float("inf")
 
 
@@ -114,25 +116,27 @@ class BatchRate(StoppingPolicy):
         """The state per row.
 
         survival [B] of the round; seen [B, 2, 3]: counts of older rounds; planned [B]: tokens per row and unit of cost;
-        needed [B, D + 1]: what the live rows' chances must exceed in sum behind depth k; unread [B]: 1 until the row is
-        drafted for; rest [B]: rounds without drafts until the batch decides again.
+        needed [B, D + 1]: what the live rows' chances must exceed in sum behind depth k; drafts [B]: 1 if the plan is to
+        draft; held [B]: rounds for which the plan still holds; slots [B]: that it was made for; unread [B]: 1 until the
+        row is drafted for. What belongs to the plan is 0 for a row that has joined since.
         """
         seen = torch.zeros(num_rows, 2, 3, device=device)
         seen[:, :, MADE] = self.memory
-        one = torch.ones(num_rows, device=device)
-        needed = torch.zeros(num_rows, self.deepest + 1, device=device)
+        one, nothing = torch.ones(num_rows, device=device), torch.zeros(num_rows, device=device)
         return {
-            "survival": one,
-            "seen": seen,
-            "planned": one,
-            "needed": needed,
-            "unread": one,
-            "rest": torch.zeros_like(one),
-        }
+            "survival": one, "seen": seen, "planned": nothing, "needed": nothing.unsqueeze(1).repeat(1, self.deepest + 1),
+            "drafts": nothing, "held": nothing, "slots": nothing, "unread": one,
+        }  # fmt: skip
 
     def begin(self, live: Tensor, state: State) -> tuple[State, Tensor]:
-        if Gate(live.device).passes(state["rest"] > 0, now=True):
-            return {**state, "rest": state["rest"] - 1}, torch.zeros_like(live)
+        held = (state["held"] > 0) & (state["slots"] == len(live))
+        if not Gate(live.device).passes(held, now=True):
+            return self._planned(live, state)
+        kept = {key: state[key].amax(0).expand_as(state[key]) for key in ("planned", "needed", "drafts")}
+        new = {**state, **kept, "survival": torch.ones_like(state["survival"]), "held": state["held"] - 1}
+        return new, kept["drafts"] > 0
+
+    def _planned(self, live: Tensor, state: State) -> tuple[State, Tensor]:
         known, seen = self._known(len(live), live.device), state["seen"]
         weight = live.to(seen.dtype)
         rows = weight.sum().clamp(min=1)
@@ -152,11 +156,15 @@ class BatchRate(StoppingPolicy):
         needed = rate * (known.gaps / ahead).amin(1)
         new = {
             "survival": torch.ones_like(weight),
-            "seen": torch.where(pays, seen, (1 - 1 / self.memory) ** REST * seen),  # fades while the batch rests
+            "seen": torch.where(
+                pays, seen, (1 - 1 / self.memory) ** (HELD + 1) * seen
+            ),  # fades while nothing is learned
             "planned": planned.expand_as(weight),
             "needed": needed.expand_as(state["needed"]),
+            "drafts": pays.to(weight.dtype).expand_as(weight),
+            "held": torch.full_like(weight, HELD),
+            "slots": torch.full_like(weight, len(live)),
             "unread": state["unread"],
-            "rest": torch.full_like(weight, REST).masked_fill(pays, 0.0),
         }
         return new, pays.expand_as(live)
 

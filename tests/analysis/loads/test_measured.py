@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pandas as pd
 import pytest
 
@@ -14,20 +15,21 @@ from toolkit.session.capture import TracedForward
 
 
 def forwards(spread: float = 0.0, texts: str = "near", context: float = 50.0, **seconds: float) -> pd.DataFrame:
-    """Ten timed forwards each of a draft, and of a target at widths w1, w2, ..."""
+    """Ten timed rounds each: of a draft that drafts one token, and of a target at widths w1, w2, ..."""
     lines = []
     for number in range(10):
         shared = {"batch": 1, "context": context + number, "repeat": 1, "texts": texts}
-        lines.append({"model": "draft", "width": 1, **shared, "seconds": 0.1})
+        lines.append({"model": "draft", "width": 1, **shared, "drafted": 1, "seconds": 0.1})
         for name, value in seconds.items():
             noise = spread * (number - 4.5)
-            lines.append({"model": "target", "width": int(name[1:]), **shared, "seconds": value + noise})
+            width = int(name[1:])
+            lines.append({"model": "target", "width": width, **shared, "drafted": width - 1, "seconds": value + noise})
     return pd.DataFrame(lines)
 
 
 def readings(*seconds: float) -> pd.DataFrame:
     """Forwards of both models that read a prompt of 30 tokens."""
-    shared = {"batch": 1, "width": 30, "context": 0.0, "repeat": 1, "texts": "prompt"}
+    shared = {"batch": 1, "width": 30, "context": 0.0, "drafted": 1, "repeat": 1, "texts": "prompt"}
     return pd.DataFrame(
         [{"model": model, **shared, "seconds": one} for model in ("draft", "target") for one in seconds]
     )
@@ -62,6 +64,31 @@ def test_the_reading_of_prompts_is_a_width_of_both_models():
     assert costs.draft.width == (1, 30) and costs.target.width == (1, 2, 30)
     assert costs.draft(1, 30, 50) == costs.target(1, 30, 50) == pytest.approx(8.0), "however much they vary"
     assert entries[entries.texts == "prompt"].context.tolist() == [0, 0]
+
+
+def test_what_the_first_draft_forward_takes_beyond_the_others_counts_for_the_target():
+    """Drafts of K tokens take .1 + .1 K seconds: a forward costs .1, and every round that drafts .1 more."""
+    found = forwards(w1=1.0, w2=1.5, w5=3.0)
+    found = found[found.model == "target"]
+    drafts = [
+        {"model": "draft", "width": 1, "batch": 1, "context": 50.0, "drafted": drafted, "repeat": 1, "texts": "near",
+         "seconds": 0.1 + 0.1 * drafted}
+        for drafted in (1, 2, 4)
+    ]  # fmt: skip
+    costs, entries = measured.cost_table(pd.concat([found, pd.DataFrame(drafts * 10)]), {})
+    assert costs.draft(1, 1, 50) == pytest.approx(0.1)
+    assert [costs.target(1, width, 50) for width in (1, 2, 5)] == pytest.approx([1.0, 1.6, 3.1])
+    assert entries[entries.model == "draft"].seconds.tolist() == pytest.approx([0.1])
+
+
+@pytest.mark.parametrize(
+    ("seconds", "first"),
+    [([0.2, 0.3, 0.5], 0.1), ([0.1, 0.2, 0.4], 0.0), ([0.1, 0.3, 0.7], 0.0), ([0.4, 0.41, 0.43], 0.2), ([0.3], 0.0)],
+)
+def test_the_first_draft_forward_takes_no_less_than_the_others(seconds, first):
+    """By draft length 1, 2, 4. Noise may say less than nothing, or that all seconds are the first's: at most half are."""
+    lengths = np.array([1.0, 2.0, 4.0])[: len(seconds)]
+    assert measured._first(lengths, np.array(seconds)) == pytest.approx(first)
 
 
 def test_times_that_vary_too_much_are_refused():
@@ -100,6 +127,7 @@ def test_forwards_are_captured_before_the_clock_counts(monkeypatch):
     assert means["far"] - means["near"] == pytest.approx(Sampling().max_new_tokens, abs=8)
     reading = found[found.texts == "prompt"]
     assert len(reading) == 2 * measured.READS and (reading.context == 0).all()
+    assert set(found.batch) == {1}
     length = len(pair.encode(prompt))
     assert set(reading[reading.model == "draft"].width) == {length}
     assert set(reading[reading.model == "target"].width) == {length + 1}

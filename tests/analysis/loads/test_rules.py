@@ -49,7 +49,7 @@ def test_a_watched_policy_is_asked_at_every_token_and_not_obeyed(pair, name, ove
     found = decode(replace(pair, draft=None, end_ids=()), PROMPTS[:1], watched, SAMPLING)[0]
     drafted = [drafted_round.num_drafted for drafted_round in found.rounds]
     assert drafted[:-1] == [DRAFTED] * (len(drafted) - 1)
-    assert len(watch.rounds) == 2 * len(drafted)
+    assert len(watch.begins) == len(watch.observes) == len(watch.drafts) == len(drafted)
     calls = sum(drafted_round.num_draft_calls for drafted_round in found.rounds)
     assert len(watch.steps) in ((calls,) if asked == 1 else range(calls, 2 * calls + 1))
     assert all(seconds > 0 for seconds in watch.steps)
