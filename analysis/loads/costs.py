@@ -6,6 +6,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from analysis.loads.hardware import PRESETS, Shape, modelled
 from analysis.loads.measured import measured_costs
 from analysis.loads.rules import with_rules
@@ -18,7 +20,7 @@ from toolkit.pair import ModelPair, fingerprint
 from toolkit.sampling import Sampling
 from toolkit.stage import provenance
 
-DRAFTED = (1, 2, 3, 4, 6, 8)  # draft lengths that are timed; others lie between
+DRAFTED = (1, 2, 3, 5, 8)  # draft lengths that are timed; others lie between
 
 
 def costs_of(
@@ -37,7 +39,7 @@ def costs_of(
 
     cfg      costs (a file, or one per draft), hardware and devices, rounds
     number   which of the drafts the pair's is
-    folder   a measurement is kept there, under a hash of what it depends on
+    folder   a measurement is kept there, under a hash of models, kind of machine, threads, batch sizes, lengths and rounds
     """
     if cfg.costs is not None and cfg.hardware is not None:
         raise InputError("expected costs=FILE or hardware=NAME, got both")
@@ -76,13 +78,16 @@ def _measured(
     methods: Mapping[str, Method],
 ) -> LoadCost:
     models = [fingerprint(model) for model in (pair.target, pair.draft)]
-    key = content_hash([models, list(batch_sizes), cfg.rounds, str(pair.device)], length=16)
+    drafted = [length for length in DRAFTED if length <= cfg.max_drafted]
+    device = torch.cuda.get_device_name(pair.device) if pair.device.type == "cuda" else pair.device.type
+    machine = provenance()["machine"], device, torch.get_num_threads()
+    asked = list(batch_sizes), cfg.rounds, drafted, sampling.max_new_tokens
+    key = content_hash([models, machine, asked], length=16)
     path = folder / f"measured-{key}.json"
     if path.exists():
         costs = LoadCost.load(path)
     else:
-        drafted = [length for length in DRAFTED if length <= cfg.max_drafted]
-        about = {"machine": provenance()["machine"], "rounds": cfg.rounds, "batch_sizes": list(batch_sizes)}
+        about = {"machine": machine[0], "rounds": cfg.rounds, "batch_sizes": list(batch_sizes)}
         costs, cells = measured_costs(pair, prompts, sampling, batch_sizes, drafted, cfg.rounds, about)
         write_text(path.with_suffix(".csv"), cells.to_csv(index=False))
         costs.save(path)
