@@ -22,8 +22,9 @@ import pandas as pd
 import torch
 
 from analysis.advise import split
+from analysis.loads.measured import capture_soon
 from analysis.tables.grid import PLAIN, Setting
-from benchmarks.batches import DOMAINS, TOKENS
+from benchmarks.batches import DOMAINS, TOKENS, WARM_UP
 from benchmarks.processes import run
 from benchmarks.resized import resized, save
 from data_gen.frozen import load_frozen
@@ -128,18 +129,19 @@ def _contenders(part: pd.DataFrame, drafts: Mapping[str, ModelPair], out: Path) 
 
 
 def _decoded(contenders: Mapping[str, Contender], size: int, prompts: Sequence[str]) -> dict[str, list[float]]:
-    """Tokens per second of every contender, turn by turn, after a warm-up."""
+    """Tokens per second of every contender, turn by turn, behind turns for warming up."""
     sampling = Sampling(temperature=1.0, max_new_tokens=TOKENS, seed=11)
     names, speeds = list(contenders), {name: list[float]() for name in contenders}
     pairs = {name: replace(one.pair, draft=None) for name, one in contenders.items()}  # with captures of their own
-    for turn in range(TURNS + 1):
+    for turn in range(WARM_UP + TURNS):
         first = turn * 3 % len(names)
         for name in [*names[first:], *names[:first]]:
             method, seeded = contenders[name].method, replace(sampling, seed=sampling.seed + turn)
             started = perf_counter()
             generations = decode(pairs[name], prompts, method, seeded, batch_size=size)
-            if turn:
+            if turn >= WARM_UP:
                 speeds[name].append(sum(len(g.token_ids) for g in generations) / (perf_counter() - started))
+            capture_soon(pairs[name])
     return speeds
 
 

@@ -30,7 +30,7 @@ from scipy.stats import t
 
 import analysis.serving
 from analysis.loads.hardware import Shape, modelled
-from analysis.loads.measured import EAGER, measured_costs
+from analysis.loads.measured import capture_soon, measured_costs
 from analysis.loads.recorded import RecordedPair
 from analysis.loads.rules import with_rules
 from analysis.loads.simulator import Load
@@ -40,7 +40,6 @@ from analysis.tables.workbench import Workbench
 from data_gen.frozen import load_frozen
 from toolkit import ModelPair, config
 from toolkit.decoding import Sampling, decode
-from toolkit.engine import engine_of
 from toolkit.load_cost import LoadCost
 from toolkit.padding import pad_model
 from toolkit.prompts import Prompt
@@ -305,12 +304,10 @@ def _decoded(
                 batch_size=size,
                 on_finish=lambda _, to=ends: to.append(perf_counter()),
             )
-            for captures in engine_of(pairs[name]).captures:
-                if captures is not None:
-                    captures.after = EAGER
             if turn >= warm_up:
                 speeds[name].append(sum(len(g.token_ids) for g in generations) / (perf_counter() - started))
                 seconds[name].append(_latency(started, ends, size))
+            capture_soon(pairs[name])
     return speeds, seconds
 
 

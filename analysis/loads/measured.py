@@ -104,9 +104,7 @@ def measure_loads(
         endless = replace(pair, draft=None, end_ids=())  # with room for captured forwards of this batch size
         lines += _readings(endless, _filled(batch, [_of_length(prompt, usual) for prompt in prompts]), sampling)
         bar.update()
-        for captures in engine_of(endless).captures:
-            if captures is not None:
-                captures.after = min(captures.after, EAGER)
+        capture_soon(endless)
         for repeat, where, length in settings:
             chosen = _filled(batch, texts[where])
             timed = _decoded(endless, chosen, sampling, length, rounds)
@@ -150,6 +148,13 @@ def cost_table(forwards: pd.DataFrame, about: dict[str, Any]) -> tuple[LoadCost,
     contexts = sorted({round(context) for context in rounds.groupby("texts").context.mean()})
     draft, target = (grid_of(_points(table[table.model == name], contexts), name) for name in ("draft", "target"))
     return LoadCost(draft, target, "measured", about), table
+
+
+def capture_soon(pair: ModelPair) -> None:
+    """Let a pair that has decoded capture its forwards as if it had run for longer than a few queues of prompts."""
+    for captures in engine_of(pair).captures:
+        if captures is not None:
+            captures.after = min(captures.after, EAGER)
 
 
 # -- inside -----------------------------------------------------------------------------------------------------------
