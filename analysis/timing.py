@@ -2,8 +2,9 @@
 
 Paper: SpecDec++ (arXiv:2405.19715), Table 2: seconds of a response = t_draft * draft forwards + t_target * target
 forwards. The fit is by least squares over responses, in speculative decoding and for each model decoding alone. Ours
-adds the cost of width and context (`toolkit.cost`), per round. One prompt at a time, settings interleaved, the first
-prompts for warming up left out. On a GPU the device is waited for before and after every response.
+adds the cost of width and context (`toolkit.cost`), per round. The decoding loop's own work counts for the target.
+One prompt at a time, settings interleaved, the first prompts for warming up left out. On a GPU the device is waited for
+before and after every response.
 
 With an acceptance head (head=FOLDER, or the pair's own) SpecDec++ is timed, too. Its forwards are those of fixed K,
 whose regression gives the seconds for as many forwards. What its responses take beyond them is what its head costs

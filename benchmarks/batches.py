@@ -2,7 +2,7 @@
 
 Every contender decodes one queue of prompts at every batch size, in turn, in an order that rotates. The first turns are for
 warming up. Captured forwards are every contender's own, as on a server that runs one method. A shape is captured as soon as
-while costs are measured, because a server has run for longer than a few queues. Every turn has a seed of its own, so that
+it is while costs are measured, because a server has run for longer than a few queues. Every turn has a seed of its own, so that
 intervals over turns contain the chance of the texts. Responses differ in length: with a short limit, all plain responses
 would end together, and the next prompts would be read in one forward.
 The batch rules and the simulator use the same costs, which are measured on other prompts.

@@ -238,8 +238,8 @@ class Round:
     """One proposal and its verdict, as counts and seconds. Never distributions.
 
     num_produced counts the tokens that entered the text: accepted ones and the extra one. The text is cut at its end
-    token, at a stop string, or at the length limit. Seconds are those of the whole batch, read on the host: of the draft's
-    proposal, and of all else since the last round, which counts for the target (the reading of prompts, too).
+    token, at a stop string, or at the length limit. Seconds are those of the whole batch, read on the host. The draft's are
+    those of the proposal. All else since the round before counts for the target: the reading of prompts, the loop's work.
     In methods with several beams, accepted and produced tokens are layers, as far as the returned text has them. There
     `widths` are the beams each layer kept.
     """

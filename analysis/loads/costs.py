@@ -39,7 +39,7 @@ def costs_of(
 
     cfg      costs (a file, or one per draft), hardware and devices, rounds
     number   which of the drafts the pair's is
-    folder   a measurement is kept there, under a hash of models, kind of machine, threads, batch sizes, lengths and rounds
+    folder   a measurement is kept there, under a hash of models, machine, threads, batch sizes, lengths and rounds
     """
     if cfg.costs is not None and cfg.hardware is not None:
         raise InputError("expected costs=FILE or hardware=NAME, got both")
@@ -80,7 +80,7 @@ def _measured(
     models = [fingerprint(model) for model in (pair.target, pair.draft)]
     drafted = [length for length in DRAFTED if length <= cfg.max_drafted]
     device = torch.cuda.get_device_name(pair.device) if pair.device.type == "cuda" else pair.device.type
-    machine = provenance()["machine"], device, torch.get_num_threads()
+    machine = provenance()["machine"], device, str(pair.target.dtype), torch.get_num_threads()
     asked = list(batch_sizes), cfg.rounds, drafted, sampling.max_new_tokens
     key = content_hash([models, machine, asked], length=16)
     path = folder / f"measured-{key}.json"

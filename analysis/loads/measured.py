@@ -2,12 +2,13 @@
 
 The method is ours. Every batch size decodes with every fixed draft length. The lengths are interleaved, and texts are kept
 from ending. A first pass captures forwards, as a long-running decoder has captured them, and is discarded. Rounds in which all
-batch slots hold a text are timed. The seconds of a draft forward are what one more drafted token adds to the draft's seconds in
-a round. The rest of the round counts for the target forward: checking, the loop's own work, and what a round's first draft
-forward takes beyond the others, as it reads up to two tokens. So the table holds the cost of a round, Python included, and
-not that of a bare forward. The clock is read when the device has finished, at both boundaries between drafting and checking.
-The reading of prompts is timed in first rounds behind prompts cut to one length. These forwards are not captured, as prompts
-differ in length. A batch of one is always timed: prompts that join a running batch are often read alone.
+batch slots hold a text are timed. The seconds of a draft forward are what one more drafted token adds to the draft's seconds
+in a round. The rest of the round counts for the target forward: checking, and the loop's own work. So does what a round's
+first draft forward takes beyond the others, as it reads up to two tokens. (With a single draft length it cannot be told, and
+stays with the draft.) So the table holds the cost of a round, Python included, and not that of a bare forward. The clock is
+read when the device has finished, at both boundaries between drafting and checking. The reading of prompts is timed in first
+rounds behind prompts cut to one length. These forwards are not captured, as prompts differ in length. A batch of one is always
+timed: prompts that join a running batch are often read alone.
 """
 
 from __future__ import annotations
@@ -233,11 +234,11 @@ def _of_forwards(rounds: pd.DataFrame) -> pd.DataFrame:
 
 
 def _first(drafted: np.ndarray[Any, Any], seconds: np.ndarray[Any, Any]) -> float:
-    """What a round's draft seconds [n] hold beyond their slope over the draft length [n]: at least 0, at most half of them."""
+    """What a round's draft seconds [n] hold beyond their slope over the draft length [n]: at least 0, at most 90 % of them."""
     if len(drafted) < 2:
         return 0.0
     start = float(np.polynomial.polynomial.polyfit(drafted, seconds, 1)[0])
-    return min(max(start, 0.0), float(seconds.min()) / 2)
+    return min(max(start, 0.0), 0.9 * float(seconds.min()))
 
 
 def _of_length(tokens: Sequence[int], count: int) -> list[int]:

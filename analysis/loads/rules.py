@@ -65,6 +65,15 @@ def with_rules(
     return replace(costs, rules=rules)
 
 
+def per_round(begins: Sequence[float], drafts: Sequence[bool], observes: Sequence[float]) -> float:
+    """Seconds of a policy's calls per round [n]: of `begin` where it would draft (of all, if it never would), and `observe`.
+
+    Means, as a policy may plan for several rounds at once. A call counts for ten usual ones (the median) at most.
+    """
+    asked = np.array(begins)[np.array(drafts, dtype=bool)] if any(drafts) else np.array(begins)
+    return sum(float(np.minimum(calls, 10 * np.median(calls)).mean()) for calls in (asked, np.array(observes)))
+
+
 @dataclass
 class Watch:
     """Seconds of every call: `begins` and `observes` once per round, `steps` once per drafted token.
@@ -132,11 +141,7 @@ def _like(method: Method | None) -> Method:
 def _timed(
     pair: ModelPair, method: Method, prompts: Sequence[Any], sampling: Sampling, batch: int, num_rounds: int
 ) -> tuple[float, float]:
-    """Seconds of a policy's calls per round that it would draft in, and per drafted token.
-
-    Of rounds the mean, as a policy may plan for several of them; but a call counts for ten usual ones at most. Of tokens the
-    median.
-    """
+    """Seconds of a policy's calls per round that it would draft in, and per drafted token (median)."""
     watch = Watch(pair.device)
     limit = replace(sampling, max_new_tokens=(WARM_UP + num_rounds) * (DRAFTED + 1), max_length=None, stop=())
     chosen = [prompts[i % len(prompts)] for i in range(batch)]
@@ -148,10 +153,7 @@ def _timed(
             f"the policies' own seconds are measured on {limit.max_new_tokens} tokens behind every prompt, and {failed}; "
             "expected shorter prompts, fewer rounds (rounds=N), or costs=FILE"
         )
-    begins, observes = np.array(watch.begins[WARM_UP:]), np.array(watch.observes[WARM_UP:])
-    drafts = np.array(watch.drafts[WARM_UP:])
-    begins = begins[drafts] if drafts.any() else begins
     asked = 2 if method.policy.reads else 1
     steps = watch.steps[asked * DRAFTED * WARM_UP :]
     step = sum(float(np.median(steps[question::asked])) for question in range(asked))
-    return sum(float(np.minimum(calls, 10 * np.median(calls)).mean()) for calls in (begins, observes)), step
+    return per_round(watch.begins[WARM_UP:], watch.drafts[WARM_UP:], watch.observes[WARM_UP:]), step

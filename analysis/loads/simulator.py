@@ -41,8 +41,8 @@ class Load:
     users     a fixed number of users, each sending its next request when the last one is answered; None: `rate`
     rate      requests per second, at random times (Poisson)
     drops     "always": a batch is as large as the requests in it, and costs are those of their mean context, as in serving
-              engines; "half": free slots are kept until they are half of the batch, and all rows cost as much as the longest
-              one, as in this package's loop
+              engines; "half": free slots are kept until they are half of the batch, as in this package's loop, where all rows
+              cost as much as the longest one
     """
 
     slots: int

@@ -54,7 +54,7 @@ class Row:
 
 
 class Clock:
-    """Whose seconds a round's are: the proposer's calls count for the draft, all else since the last round for the target."""
+    """Whose seconds a round's are: the proposer's are the draft's, all else since the texts' last round is the target's."""
 
     def __init__(self, now: Callable[[], float]):
         self.now = now
@@ -126,7 +126,10 @@ class Batch(ABC, Generic[ContextT, ProposalT, VerdictT]):
             verdict = self.verify(context, proposal, self.score(context, proposal), uniforms)
             self.state = self.method.policy.observe(proposal, verdict, state)
             self.commit(context, proposal, verdict, clock)
+            goes_on = any(self.busy)
             self._refill()
+            if not goes_on:
+                clock.lap()  # the end of the last texts is no part of the next ones
         self._note_memory()
         return self.peak_bytes
 

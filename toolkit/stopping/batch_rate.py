@@ -15,8 +15,9 @@ decoding: a batch for which drafting does not pay drafts nothing.
 A draft model that has not read a row's prompt must read it first. These seconds are spread over the tokens of a usual
 response, and only rows that have not been drafted for count (`prompt`, `response`).
 
-Whether to draft, and lambda, are a plan. The batch keeps to it for `HELD` further rounds, unless its number of slots changes:
-planning takes longer than one draft forward of a small model. Rounds without drafts teach nothing.
+Whether to draft, and lambda, are a plan, because planning takes as long as a draft forward of a small model. The batch keeps
+to its plan for `HELD` further rounds, unless its number of slots changes. Rounds without drafts teach nothing, and what is
+known fades in them.
 
 lambda is the best rate of a fixed depth by the running acceptance rates and the costs. It is multiplied by the ratio of
 achieved to planned tokens so far. This factor is needed because stopping inside a round beats every fixed depth. Costs
@@ -115,26 +116,28 @@ class BatchRate(StoppingPolicy):
     def init(self, num_rows: int, device: torch.device) -> State:
         """The state per row.
 
-        survival [B] of the round; seen [B, 2, 3]: counts of older rounds; planned [B]: tokens per row and unit of cost;
-        needed [B, D + 1]: what the live rows' chances must exceed in sum behind depth k; drafts [B]: 1 if the plan is to
-        draft; held [B]: rounds for which the plan still holds; slots [B]: that it was made for; unread [B]: 1 until the
-        row is drafted for. What belongs to the plan is 0 for a row that has joined since.
+        survival [B] of the round; seen [B, 2, 3]: counts of older rounds; unread [B]: 1 until the row is drafted for;
+        needed [B, D + 1]: what the live rows' chances must exceed in sum behind depth k.
+        The plan: price [B, D + 1], the same per live row; planned [B]: tokens per row and unit of cost; drafts [B]: 1 if it
+        is to draft; slots [B] that it was made for; held [B]: rounds for which it still holds. A new row has zeros.
         """
         seen = torch.zeros(num_rows, 2, 3, device=device)
         seen[:, :, MADE] = self.memory
         one, nothing = torch.ones(num_rows, device=device), torch.zeros(num_rows, device=device)
+        none = torch.zeros(num_rows, self.deepest + 1, device=device)
         return {
-            "survival": one, "seen": seen, "planned": nothing, "needed": nothing.unsqueeze(1).repeat(1, self.deepest + 1),
-            "drafts": nothing, "held": nothing, "slots": nothing, "unread": one,
+            "survival": one, "seen": seen, "unread": one, "needed": none, "price": none, "planned": nothing,
+            "drafts": nothing, "slots": nothing, "held": nothing,
         }  # fmt: skip
 
     def begin(self, live: Tensor, state: State) -> tuple[State, Tensor]:
         held = (state["held"] > 0) & (state["slots"] == len(live))
         if not Gate(live.device).passes(held, now=True):
             return self._planned(live, state)
-        kept = {key: state[key].amax(0).expand_as(state[key]) for key in ("planned", "needed", "drafts")}
-        new = {**state, **kept, "survival": torch.ones_like(state["survival"]), "held": state["held"] - 1}
-        return new, kept["drafts"] > 0
+        kept = {key: state[key].amax(0).expand_as(state[key]) for key in ("price", "planned", "drafts")}
+        survival, held = torch.ones_like(state["survival"]), state["held"] - 1
+        needed = kept["price"] * live.sum()
+        return {**state, **kept, "needed": needed, "survival": survival, "held": held}, kept["drafts"] > 0
 
     def _planned(self, live: Tensor, state: State) -> tuple[State, Tensor]:
         known, seen = self._known(len(live), live.device), state["seen"]
@@ -152,19 +155,18 @@ class BatchRate(StoppingPolicy):
         if known.reading:
             unread = torch.dot(weight, state["unread"]) / rows
             pays = drafting > known.plain * (1 + unread * known.reading * drafting)
-        rate = rows * planned * batch[MADE].clamp(min=1)
-        needed = rate * (known.gaps / ahead).amin(1)
+        rate = planned * batch[MADE].clamp(min=1)
+        price = rate * (known.gaps / ahead).amin(1)
         new = {
             "survival": torch.ones_like(weight),
-            "seen": torch.where(
-                pays, seen, (1 - 1 / self.memory) ** (HELD + 1) * seen
-            ),  # fades while nothing is learned
-            "planned": planned.expand_as(weight),
-            "needed": needed.expand_as(state["needed"]),
-            "drafts": pays.to(weight.dtype).expand_as(weight),
-            "held": torch.full_like(weight, HELD),
-            "slots": torch.full_like(weight, len(live)),
+            "seen": seen,
             "unread": state["unread"],
+            "needed": (rows * price).expand_as(state["needed"]),
+            "price": price.expand_as(state["price"]),
+            "planned": planned.expand_as(weight),
+            "drafts": pays.to(weight.dtype).expand_as(weight),
+            "slots": torch.full_like(weight, len(live)),
+            "held": (HELD * weight.amax()).expand_as(weight),  # without a live row there is nothing to plan for
         }
         return new, pays.expand_as(live)
 
@@ -175,9 +177,9 @@ class BatchRate(StoppingPolicy):
         return {**state, "survival": survival}, goes_on.expand_as(step.live)
 
     def observe(self, proposal: Drafted, verdict: Judged, state: State) -> State:
-        if not proposal.num_nodes:  # nothing learned
-            return state
         kept, drafted, length = 1 - 1 / self.memory, proposal.num_drafted, verdict.length
+        if not proposal.num_nodes:
+            return {**state, "seen": kept * state["seen"]}
         cost = self._known(len(drafted), drafted.device).cost
         first, tried = length.clamp(max=1), drafted.clamp(max=1)
         later = torch.minimum(length, drafted - tried)  # tried behind an accepted first one

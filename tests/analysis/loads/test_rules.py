@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from analysis.loads.recorded import RecordedPair
-from analysis.loads.rules import DRAFTED, Watch, Watched, with_rules
+from analysis.loads.rules import DRAFTED, Watch, Watched, per_round, with_rules
 from analysis.loads.simulator import Load, serve
 from analysis.tables.grid import Setting
 from analysis.tables.workbench import Workbench
@@ -53,6 +53,14 @@ def test_a_watched_policy_is_asked_at_every_token_and_not_obeyed(pair, name, ove
     calls = sum(drafted_round.num_draft_calls for drafted_round in found.rounds)
     assert len(watch.steps) in ((calls,) if asked == 1 else range(calls, 2 * calls + 1))
     assert all(seconds > 0 for seconds in watch.steps)
+
+
+def test_seconds_per_round_are_means_over_rounds_that_would_draft():
+    assert per_round([1.0, 9.0, 1.0, 4.0], [True, False, True, True], [0.5] * 4) == pytest.approx(2.0 + 0.5)
+    assert per_round([1.0, 3.0], [False, False], [0.5, 1.5]) == pytest.approx(2.0 + 1.0), (
+        "of a policy that never drafts"
+    )
+    assert per_round([1.0, 1.0, 500.0], [True] * 3, [0.0] * 3) == pytest.approx((1 + 1 + 10) / 3)
 
 
 def test_what_a_table_knows_is_not_measured_again(pair):

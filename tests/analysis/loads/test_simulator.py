@@ -59,6 +59,17 @@ def test_it_counts_what_live_batches_count(pair, recorded, tmp_path, name, slots
         assert served.num_calls[number] == counts.num_draft_calls
 
 
+def test_costs_are_those_of_the_longest_context_or_of_their_mean(recorded):
+    """Two plain texts side by side, a target that costs its context: one round of each text's first position."""
+    texts, trace = recorded
+    grid = CostGrid((1.0,), (1.0,), (0.0, 1000.0), np.array([[[1e-9, 1000.0]]]))
+    costs, lengths = LoadCost(grid, grid, "test"), [100 * (number + 1) for number in range(len(texts))]
+    for drops, context in (("half", 400), ("always", (200 + 400) / 2)):
+        served = serve(trace, lengths, Bounded(Fixed(1), 0, 0), costs, Load(2, drops=drops), [1, 3])
+        reading = costs.target(2, 400) - costs.target(2, 1)  # the same: one width is known
+        assert served.first.tolist() == pytest.approx([context + reading] * 2, abs=0.1)
+
+
 def test_seconds_by_hand(recorded):
     """One slot, fixed K: every round costs its draft forwards and one target forward; the first one reads the prompt, too."""
     texts, trace = recorded

@@ -138,11 +138,9 @@ class SlowBatchRate:
         self.live, self.survival = [row for row, here in enumerate(live) if here], [1.0] * len(live)
         if any(left > 0 for left in self.held):
             self.held = [left - 1 for left in self.held]
-            return self.drafts
-        self.drafts, self.held = self.plan(), [HELD] * len(live)
-        if not self.drafts:
-            kept = (1 - 1 / self.policy.memory) ** (HELD + 1)
-            self.seen = [[[kept * count for count in kind] for kind in seen] for seen in self.seen]
+        else:
+            self.drafts, self.held = self.plan(), [HELD if self.live else 0] * len(live)
+        self.rate = self.price * len(self.live)
         return self.drafts
 
     def plan(self) -> bool:
@@ -156,7 +154,7 @@ class SlowBatchRate:
         gained = lambda d: sum(chances[row][FIRST] * self.ahead(d) for row in self.live)
         rates = [(len(self.live) + gained(d)) / self.cost[d] for d in range(deepest + 1)]
         self.planned = max(rates) / max(len(self.live), 1)  # per row
-        self.rate = max(rates) * max(1.0, total(MADE, 0) / total(MADE, 1) if self.live else 1.0)
+        self.price = self.planned * max(1.0, total(MADE, 0) / total(MADE, 1) if self.live else 1.0)
         read_now = sum(self.unread[row] for row in self.live) * self.reading  # per token of every live row
         return bool(self.live) and (len(self.live) / max(rates[1:]) + read_now / len(self.live)) < self.cost[0]
 
@@ -174,6 +172,8 @@ class SlowBatchRate:
 
     def observe(self, drafted: list[int], length: list[int]) -> None:
         if not any(drafted):
+            kept = 1 - 1 / self.policy.memory
+            self.seen = [[[kept * count for count in kind] for kind in seen] for seen in self.seen]
             return
         self.unread = [False] * len(drafted)
         planned = self.cost[min(max(drafted), self.policy.deepest)] * self.planned
@@ -209,6 +209,7 @@ def test_round_after_round_it_is_its_definition(settings):
         assert going.tolist() == [slow.begin(live)] * rows
         torch.testing.assert_close(state["seen"], torch.tensor(slow.seen).transpose(1, 2), rtol=1e-4, atol=1e-4)
         if not going.any():
+            slow.observe([0] * rows, [0] * rows)
             state = policy.observe(*judged([0] * rows, [0] * rows), state)
             continue
         drafting_rounds += 1
@@ -260,17 +261,33 @@ def test_a_batch_that_does_not_draft_keeps_to_it_and_forgets():
     policy = bound(memory=10.0, cost_ratio=5.0)
     live = torch.tensor([True, True])
     state = policy.observe(*judged([4, 4], [2, 0]), policy.init(2, live.device))
-    faded, going = policy.begin(live, state)
-    assert not going.any()
-    torch.testing.assert_close(faded["seen"], 0.9 ** (HELD + 1) * state["seen"])
     free = replace(policy, known={}, table=LoadCost.ratio(0.001))  # would draft at once
-    resting = faded
-    for _ in range(HELD):
-        resting, going = free.begin(live, resting)
+    resting = state
+    for number in range(HELD + 1):
+        resting, going = (free if number else policy).begin(live, resting)
         assert not going.any()
         resting = free.observe(*judged([0, 0], [0, 0]), resting)
-    torch.testing.assert_close(resting["seen"], faded["seen"])
+    torch.testing.assert_close(resting["seen"], 0.9 ** (HELD + 1) * state["seen"])
     assert free.begin(live, resting)[1].all()
+
+
+def test_a_plan_is_for_as_many_rows_as_are_live():
+    """Planned with one live row of three, kept when all three are: they must gain three times as much."""
+    policy, live = bound(cost_ratio=0.2), torch.tensor([True, False, False])
+    state, _ = policy.begin(live, policy.init(3, live.device))
+    assert state["held"].tolist() == [HELD] * 3
+    kept, going = policy.begin(torch.ones(3, dtype=torch.bool), state)
+    assert going.all()
+    torch.testing.assert_close(kept["needed"], 3 * state["needed"])
+    fresh, _ = policy.begin(torch.ones(3, dtype=torch.bool), policy.init(3, live.device))
+    torch.testing.assert_close(kept["needed"], fresh["needed"])
+
+
+def test_no_plan_is_kept_that_was_made_without_a_live_row():
+    policy, live = bound(cost_ratio=0.01), torch.ones(2, dtype=torch.bool)
+    state, going = policy.begin(~live, policy.init(2, live.device))
+    assert not going.any() and state["held"].tolist() == [0, 0]
+    assert policy.begin(live, with_fresh(policy, state, 0))[1].all()
 
 
 @pytest.mark.parametrize("ratio", [0.2, 5.0])
@@ -284,7 +301,7 @@ def test_a_new_text_in_a_slot_shares_the_plan_of_the_others(ratio):
         assert torch.equal(joined[key][1:], state[key][1:])
     after, going = policy.begin(live, joined)
     assert torch.equal(going, planned) and going.tolist() == [ratio < 1] * 3
-    for key in ("planned", "needed", "drafts"):
+    for key in ("price", "planned", "needed", "drafts"):
         assert torch.equal(after[key], state[key])
 
 
