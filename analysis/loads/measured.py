@@ -42,6 +42,7 @@ READS = 16  # timed readings of prompts per batch size
 FARTHEST = 512  # tokens: contexts behind longer responses are reached by continuing the line
 APART = 16  # tokens: contexts that are closer say nothing about what a token of context costs
 BRIEF = 0.02  # seconds: longer rounds gain nothing from captured forwards
+LONG, FEW = 0.2, 5  # seconds: of longer rounds so many are timed per pass, as their times hardly vary
 NEAR, FAR, PROMPT = "near", "far", "prompt"  # the texts behind which forwards are timed
 WIDEST_INTERVAL = 0.4  # of an entry's median: wider ones are refused
 
@@ -85,7 +86,7 @@ def measure_loads(
 
     prompts     token ids or texts; taken in turn until a batch is full
     drafted     draft lengths; 0 is added: plain decoding
-    num_rounds  timed rounds per batch size, draft length, texts and repeat
+    num_rounds  timed rounds per batch size, draft length, texts and repeat; at most `FEW` of long ones
 
     Columns: model, batch, width, context (of the longest row), drafted (the round's draft length), seconds (of all its draft
     forwards, or the rest), repeat, and texts: rounds behind the prompts ("near"), rounds where the longest responses end
@@ -106,13 +107,17 @@ def measure_loads(
         lines += _readings(endless, _filled(batch, [_of_length(prompt, usual) for prompt in prompts]), sampling)
         bar.update()
         capture_soon(endless)
+        taken: dict[tuple[str, int], float] = {}  # seconds of the shortest target forward
         for repeat, where, length in settings:
             chosen = _filled(batch, texts[where])
-            timed = _decoded(endless, chosen, sampling, length, rounds)
             if repeat:
+                few = min(rounds, WARM_UP + FEW) if taken[where, length] > LONG else rounds
+                timed = _decoded(endless, chosen, sampling, length, few)
                 lines += [{**line, "repeat": repeat, "texts": where} for line in _forwards(timed, length)]
-            elif min((one.target_seconds for one in timed[0].rounds), default=BRIEF) < BRIEF:
-                for _ in range(SETTLED // rounds + 1):  # of the same shapes
+            else:
+                first = _decoded(endless, chosen, sampling, length, WARM_UP)
+                taken[where, length] = min((one.target_seconds for one in first[0].rounds), default=BRIEF)
+                for _ in range(SETTLED // rounds + 1 if taken[where, length] < BRIEF else 0):  # of the same shapes
                     _decoded(endless, chosen, sampling, length, rounds)
             bar.update()
     bar.close()

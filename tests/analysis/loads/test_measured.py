@@ -144,6 +144,17 @@ def test_a_batch_of_one_is_timed_too_and_contexts_are_those_of_the_longest_row()
     assert rounds[rounds.batch == 2].context.min() >= 40 + measured.WARM_UP
 
 
+@pytest.mark.parametrize(("long", "plain"), [(0.0, measured.FEW), (100.0, 9)])
+def test_few_long_rounds_are_timed(long, plain, monkeypatch):
+    monkeypatch.setattr(measured, "LONG", long)
+    monkeypatch.setattr(measured, "BRIEF", 0.0)  # nothing to settle
+    found = measured.measure_loads(
+        ModelPair.toy(), [[5] * 9], Sampling(seed=1, max_new_tokens=8), [1], [1], 9, repeats=2
+    )
+    counts = found[(found.drafted == 0) & (found.texts == "near")].groupby("repeat").seconds.count()
+    assert counts.tolist() == [plain, plain]
+
+
 def test_where_no_longer_text_fits_costs_are_timed_behind_the_prompts_only():
     pair = ModelPair.toy()
     for left, expected in ((100, {"near", "far"}), (16, {"near", "far"}), (15, {"near"})):
