@@ -24,7 +24,7 @@ import torch
 from analysis.advise import split
 from analysis.loads.measured import capture_soon
 from analysis.tables.grid import PLAIN, Setting
-from benchmarks.batches import DOMAINS, TOKENS, WARM_UP
+from benchmarks.batches import DOMAINS, TOKENS
 from benchmarks.processes import run
 from benchmarks.resized import resized, save
 from data_gen.frozen import load_frozen
@@ -36,7 +36,7 @@ from toolkit.load_cost import LoadCost
 from toolkit.pair import TOY
 from toolkit.prompts import Prompt
 
-SLICED, PROMPTS, TURNS = 64, 96, 3
+SLICED, PROMPTS, TURNS, WARM_UP = 64, 96, 3, 2
 SIZES = (1, 4, 16)
 THREADS = 1
 BOUND = 0.05  # how far the speed-up decoded live may be from the predicted one

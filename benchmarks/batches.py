@@ -1,9 +1,9 @@
 """Batches of the toy pair and of a padded one: does deciding for all rows keep up with the best method at every batch size?
 
-Every contender decodes one queue of prompts at every batch size, in turn, in an order that rotates. The first turns are for
-warming up. Captured forwards are every contender's own, as on a server that runs one method. A shape is captured as soon as
-it is while costs are measured, because a server has run for longer than a few queues. Every turn has a seed of its own, so that
-intervals over turns contain the chance of the texts. Responses differ in length: with a short limit, all plain responses
+Every contender decodes one queue of prompts at every batch size, in turn, in an order that rotates. Every turn has a seed of
+its own, so that intervals over turns contain the chance of the texts. Captured forwards are every contender's own. The same
+turns come first once without a clock, and there a shape is captured at its first use, as on a server that has run one method
+for long. Responses differ in length: with a short limit, all plain responses
 would end together, and the next prompts would be read in one forward.
 The batch rules and the simulator use the same costs, which are measured on other prompts.
 """
@@ -17,7 +17,7 @@ import statistics
 from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
-from itertools import combinations
+from itertools import combinations, product
 from multiprocessing import get_context
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -47,7 +47,7 @@ from toolkit.prompts import Prompt
 FOLDER = Path(__file__).resolve().parent.parent / "docs" / "evidence"
 SIZES, PROMPTS, THREADS = (1, 2, 4, 8, 16, 32), 96, 1
 DOMAINS = ("instruct", "math")  # alternating: short and longer responses
-TOKENS, TURNS, WARM_UP = 96, 3, 2
+TOKENS, TURNS = 96, 3
 LENGTHS = range(1, 9)
 PADDED: dict[str, Any] = {
     "hidden_size": 512,
@@ -56,7 +56,7 @@ PADDED: dict[str, Any] = {
     "num_heads": 8,
     "num_kv_heads": 8,
 }
-PADDED_PROMPTS, PADDED_TOKENS, PADDED_WARM_UP = 32, 32, 1
+PADDED_PROMPTS, PADDED_TOKENS = 32, 32
 ROUNDS = 12  # timed rounds per batch size and draft length, twice at each of two contexts
 TOGETHER = ("batch_rate", "batch_rate_confidence")
 SHOWN_SIZES = (1, 4, 16)
@@ -86,7 +86,7 @@ def contenders(costs: Path, usual: dict[str, Any]) -> list[Setting]:
 
 
 def study(
-    pair: ModelPair, sizes: Sequence[int], count: int, tokens: int, turns: int, warm_up: int
+    pair: ModelPair, sizes: Sequence[int], count: int, tokens: int, turns: int
 ) -> tuple[list[dict[str, Any]], LoadCost]:
     """One line per batch size and contender: tokens/s and seconds of every turn, and the simulator's prediction; the costs."""
     sampling = Sampling(temperature=1.0, max_new_tokens=tokens, seed=5)
@@ -102,7 +102,7 @@ def study(
         costs = with_rules(costs, pair, recorded.methods, others, sampling, sizes)
         lines = []
         for size in sizes:
-            given = pair, prompts[:count], settings, sampling, size, turns, warm_up
+            given = pair, prompts[:count], settings, sampling, size, turns
             speeds, latencies = _apart(_decoded, *given)
             for setting in settings:
                 served = recorded.serve(setting, costs, Load(size, drops="half"))
@@ -225,14 +225,13 @@ def batches() -> str:
         f"seconds of the policies themselves. T = 1, {THREADS} thread, test prompts of `instruct` and `math` alternating; a "
         "turn of every contender, then the next turn with another seed.",
     ]
-    for name, pair, count, tokens, warm_up in (
-        ("Toy pair", ModelPair.toy(), PROMPTS, TOKENS, WARM_UP),
-        ("Toy pair, target padded to 20 M parameters", padded(), PADDED_PROMPTS, PADDED_TOKENS, PADDED_WARM_UP),
+    for name, pair, count, tokens in (
+        ("Toy pair", ModelPair.toy(), PROMPTS, TOKENS),
+        ("Toy pair, target padded to 20 M parameters", padded(), PADDED_PROMPTS, PADDED_TOKENS),
     ):
-        lines, costs = study(pair, SIZES, count, tokens, TURNS, warm_up)
+        lines, costs = study(pair, SIZES, count, tokens, TURNS)
         said = ", ".join(shortfalls(lines)) or "nowhere"
-        turns = f"{TURNS} turns behind {warm_up} for warming up"
-        head = f"A queue of {count} prompts, responses of at most {tokens} tokens, {turns}."
+        head = f"A queue of {count} prompts, responses of at most {tokens} tokens, {TURNS} turns behind as many that warm up."
         below = f"With its whole interval below {ENOUGH} of the best other: {said}."
         parts += [f"## {name}", head, below, summary(lines), table(lines)]
         parts += [LATENCY, latencies(lines), MODELLED, modelled_beside(costs, pair)]
@@ -283,7 +282,6 @@ def _decoded(
     sampling: Sampling,
     size: int,
     turns: int,
-    warm_up: int,
 ) -> tuple[dict[str, list[float]], dict[str, list[tuple[float, float]]]]:
     """Of every contender, turn by turn: tokens per second; seconds of a request, median and 95th percentile."""
     methods = {setting.name: config.instantiate(config.plain(setting.method_config())) for setting in settings}
@@ -291,7 +289,7 @@ def _decoded(
     speeds: dict[str, list[float]] = {name: [] for name in methods}
     seconds: dict[str, list[tuple[float, float]]] = {name: [] for name in methods}
     names = list(methods)
-    for turn in range(warm_up + turns):
+    for timed, turn in product((False, True), range(turns)):
         first = turn * 5 % len(names)
         for name in [*names[first:], *names[:first]]:
             ends: list[float] = []
@@ -304,10 +302,10 @@ def _decoded(
                 batch_size=size,
                 on_finish=lambda _, to=ends: to.append(perf_counter()),
             )
-            if turn >= warm_up:
+            if timed:
                 speeds[name].append(sum(len(g.token_ids) for g in generations) / (perf_counter() - started))
                 seconds[name].append(_latency(started, ends, size))
-            capture_soon(pairs[name])
+            capture_soon(pairs[name], 1)
     return speeds, seconds
 
 
@@ -354,7 +352,7 @@ def main() -> None:
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     pair = padded() if options.padded else ModelPair.toy()
-    lines, _ = study(pair, options.sizes, options.prompts, options.tokens, options.turns, WARM_UP)
+    lines, _ = study(pair, options.sizes, options.prompts, options.tokens, options.turns)
     if options.out:
         Path(options.out).write_text(json.dumps(lines))
     print(f"{summary(lines)}\n\n{table(lines)}")

@@ -156,11 +156,11 @@ def cost_table(forwards: pd.DataFrame, about: dict[str, Any]) -> tuple[LoadCost,
     return LoadCost(draft, target, "measured", about), table
 
 
-def capture_soon(pair: ModelPair) -> None:
-    """Let a pair that has decoded capture its forwards as if it had run for longer than a few queues of prompts."""
+def capture_soon(pair: ModelPair, after: int = EAGER) -> None:
+    """Let a pair that has decoded capture a shape after so many uses, as if it had run for longer than a few prompts."""
     for captures in engine_of(pair).captures:
         if captures is not None:
-            captures.after = min(captures.after, EAGER)
+            captures.after = min(captures.after, after)
 
 
 # -- inside -----------------------------------------------------------------------------------------------------------
