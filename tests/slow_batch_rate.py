@@ -1,0 +1,73 @@
+"""The batch's rate rule as the head of `toolkit/stopping/batch_rate.py` says it, slow and obvious."""
+
+from __future__ import annotations
+
+import torch
+
+from toolkit.stopping import BatchRate
+from toolkit.stopping.batch_rate import FIRST, HELD, LATER, MADE
+
+
+class SlowBatchRate:
+    """The rule, row by row in plain numbers."""
+
+    def __init__(self, policy: BatchRate, rows: int):
+        known = policy._known(rows, torch.device("cpu"))
+        self.policy, self.cost, self.reading = policy, known.cost, known.reading
+        self.seen, self.unread, self.held = [self.nothing() for _ in range(rows)], [True] * rows, [0] * rows
+
+    def nothing(self) -> list[list[float]]:
+        return [[0.0, 0.0], [0.0, 0.0], [self.policy.memory, self.policy.memory]]
+
+    def join(self, row: int) -> None:
+        self.seen[row], self.unread[row], self.held[row] = self.nothing(), True, 0
+
+    def begin(self, live: list[bool]) -> bool:
+        self.live, self.survival = [row for row, here in enumerate(live) if here], [1.0] * len(live)
+        if any(left > 0 for left in self.held):
+            self.held = [left - 1 for left in self.held]
+        else:
+            self.drafts, self.held = self.plan(), [HELD if self.live else 0] * len(live)
+        self.rate = self.price * len(self.live)
+        return self.drafts
+
+    def plan(self) -> bool:
+        policy, deepest = self.policy, self.policy.deepest
+        total = lambda kind, part: sum(self.seen[row][kind][part] for row in self.live)
+        share = lambda seen, tries, prior: (seen + policy.memory * prior) / (tries + policy.memory)
+        priors = (policy.first, policy.later)
+        pooled = [share(total(kind, 0), total(kind, 1), priors[kind]) for kind in (FIRST, LATER)]
+        chances = [[share(*seen[kind], pooled[kind]) for kind in (FIRST, LATER)] for seen in self.seen]
+        self.later = sum(chances[row][LATER] for row in self.live) / max(len(self.live), 1)
+        gained = lambda d: sum(chances[row][FIRST] * self.ahead(d) for row in self.live)
+        rates = [(len(self.live) + gained(d)) / self.cost[d] for d in range(deepest + 1)]
+        self.planned = max(rates) / max(len(self.live), 1)  # per row
+        self.price = self.planned * max(1.0, total(MADE, 0) / total(MADE, 1) if self.live else 1.0)
+        read_now = sum(self.unread[row] for row in self.live) * self.reading  # per token of every live row
+        return bool(self.live) and (len(self.live) / max(rates[1:]) + read_now / len(self.live)) < self.cost[0]
+
+    def ahead(self, count: int) -> float:
+        """Tokens accepted of the next `count`, if the first is."""
+        return sum(self.later**j for j in range(count))
+
+    def step(self, depth: int, accepted: list[float], following: list[float], live: list[bool]) -> bool:
+        self.survival = [a * b for a, b in zip(self.survival, accepted, strict=True)]
+        worth = lambda d: sum(
+            self.survival[row] * following[row] * self.ahead(d - depth) for row in range(len(live)) if live[row]
+        )
+        deeper = range(depth + 1, self.policy.deepest + 1)
+        return any(worth(d) > self.rate * (self.cost[d] - self.cost[depth]) for d in deeper)
+
+    def observe(self, drafted: list[int], length: list[int]) -> None:
+        if not any(drafted):
+            kept = 1 - 1 / self.policy.memory
+            self.seen = [[[kept * count for count in kind] for kind in seen] for seen in self.seen]
+            return
+        self.unread = [False] * len(drafted)
+        planned = self.cost[min(max(drafted), self.policy.deepest)] * self.planned
+        for row in self.live:
+            d, n = drafted[row], length[row]
+            new = [[min(n, 1), min(d, 1)], [max(n - 1, 0), max(min(n, d - 1), 0)], [n + 1, planned]]
+            kept = 1 - 1 / self.policy.memory
+            for kind in (FIRST, LATER, MADE):
+                self.seen[row][kind] = [kept * a + b for a, b in zip(self.seen[row][kind], new[kind], strict=True)]
