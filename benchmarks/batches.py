@@ -1,10 +1,10 @@
 """Batches of the toy pair and of a padded one: does deciding for all rows keep up with the best method at every batch size?
 
 Every contender decodes one queue of prompts at every batch size, in turn, in an order that rotates. Every turn has a seed of
-its own, so that intervals over turns contain the chance of the texts. Captured forwards are every contender's own. The same
-turns come first once without a clock, and there a shape is captured at its first use, as on a server that has run one method
-for long. Responses differ in length: with a short limit, all plain responses
-would end together, and the next prompts would be read in one forward.
+its own, so that intervals over turns contain the chance of the texts. A turn without a clock comes first. In it, every shape
+that recurs is captured, for all contenders and with room for all shapes, as on a server that has run for long. In timed turns
+nothing is captured. Responses differ in length: with a short limit, all plain responses would end together, and the next
+prompts would be read in one forward.
 The batch rules and the simulator use the same costs, which are measured on other prompts.
 """
 
@@ -14,10 +14,11 @@ import argparse
 import json
 import shutil
 import statistics
+import sys
 from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
-from itertools import combinations, product
+from itertools import combinations
 from multiprocessing import get_context
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -30,7 +31,7 @@ from scipy.stats import t
 
 import analysis.serving
 from analysis.loads.hardware import Shape, modelled
-from analysis.loads.measured import capture_soon, measured_costs
+from analysis.loads.measured import measured_costs
 from analysis.loads.recorded import RecordedPair
 from analysis.loads.rules import with_rules
 from analysis.loads.simulator import Load
@@ -40,9 +41,11 @@ from analysis.tables.workbench import Workbench
 from data_gen.frozen import load_frozen
 from toolkit import ModelPair, config
 from toolkit.decoding import Sampling, decode
+from toolkit.engine import engine_of
 from toolkit.load_cost import LoadCost
 from toolkit.padding import pad_model
 from toolkit.prompts import Prompt
+from toolkit.session.capture import TracedForward
 
 FOLDER = Path(__file__).resolve().parent.parent / "docs" / "evidence"
 SIZES, PROMPTS, THREADS = (1, 2, 4, 8, 16, 32), 96, 1
@@ -66,6 +69,7 @@ CONTEXT = 64
 MODELLED = "What forwards cost, measured here in the decoding loop and modelled for a CPU (`hardware=cpu`):"
 T = TypeVar("T")
 ENOUGH = 0.97  # of the best other contender
+RECURS, ROOM = 3, 4096  # uses in the turn for warming up before a shape is captured; layers of the traces that are kept
 
 
 def contenders(costs: Path, usual: dict[str, Any]) -> list[Setting]:
@@ -216,26 +220,13 @@ def padded() -> ModelPair:
 
 
 def batches() -> str:
-    """Tokens per second by batch size: rules that decide for the batch, beside plain decoding, fixed K and rules per row."""
-    torch.set_num_threads(THREADS)
-    parts = [
-        "Ratios compare speeds of the same turn: their geometric mean with a 95 % interval over turns (Student's t). The best "
-        "of the others is the one with the highest median in these turns, so it is flattered by chance. A gap is beyond its "
-        "interval if the interval of two contenders' ratio leaves out 1. Costs were measured on other prompts, and so were the "
-        f"seconds of the policies themselves. T = 1, {THREADS} thread, test prompts of `instruct` and `math` alternating; a "
-        "turn of every contender, then the next turn with another seed.",
-    ]
-    for name, pair, count, tokens in (
-        ("Toy pair", ModelPair.toy(), PROMPTS, TOKENS),
-        ("Toy pair, target padded to 20 M parameters", padded(), PADDED_PROMPTS, PADDED_TOKENS),
-    ):
-        lines, costs = study(pair, SIZES, count, tokens, TURNS)
-        said = ", ".join(shortfalls(lines)) or "nowhere"
-        head = f"A queue of {count} prompts, responses of at most {tokens} tokens, {TURNS} turns behind as many that warm up."
-        below = f"With its whole interval below {ENOUGH} of the best other: {said}."
-        parts += [f"## {name}", head, below, summary(lines), table(lines)]
-        parts += [LATENCY, latencies(lines), MODELLED, modelled_beside(costs, pair)]
-    return "\n\n".join(parts)
+    """Tokens per second by batch size, toy pair: rules that decide for the batch, plain decoding, fixed K and rules per row."""
+    return _page(ModelPair.toy(), PROMPTS, TOKENS)
+
+
+def batches_padded() -> str:
+    """The same, target padded to 20 M parameters: a draft forward costs a small part of a target forward."""
+    return _page(padded(), PADDED_PROMPTS, PADDED_TOKENS)
 
 
 def serving() -> str:
@@ -268,6 +259,23 @@ def serving() -> str:
 # -- inside -----------------------------------------------------------------------------------------------------------
 
 
+def _page(pair: ModelPair, count: int, tokens: int) -> str:
+    torch.set_num_threads(THREADS)
+    lines, costs = study(pair, SIZES, count, tokens, TURNS)
+    clear, alike = (sum(numbers) for numbers in zip(*(order(part) for part in _by_size(lines).values()), strict=True))
+    return "\n\n".join([
+        f"A queue of {count} prompts, responses of at most {tokens} tokens, {TURNS} turns behind one for warming up. T = 1, "
+        f"{THREADS} thread, test prompts of `instruct` and `math` alternating; a turn of every contender, then the next turn "
+        "with another seed. Ratios compare speeds of the same turn: their geometric mean with a 95 % interval over turns "
+        "(Student's t). The best of the others is the one with the highest median in these turns, so it is flattered by "
+        "chance. A gap is beyond its interval if the interval of two contenders' ratio leaves out 1. Costs were measured on "
+        "other prompts, and so were the seconds of the policies themselves.",
+        f"With its whole interval below {ENOUGH} of the best other: {', '.join(shortfalls(lines)) or 'nowhere'}. The simulator "
+        f"orders {alike} of {clear} clear gaps as live decoding does.",
+        summary(lines), table(lines), LATENCY, latencies(lines), MODELLED, modelled_beside(costs, pair),
+    ])  # fmt: skip
+
+
 def _apart(function: Callable[..., T], *arguments: Any) -> T:
     """The function's value, from a process of its own: TorchScript frees the memory of traces when a process ends."""
     threads = (torch.get_num_threads(),)
@@ -285,27 +293,30 @@ def _decoded(
 ) -> tuple[dict[str, list[float]], dict[str, list[tuple[float, float]]]]:
     """Of every contender, turn by turn: tokens per second; seconds of a request, median and 95th percentile."""
     methods = {setting.name: config.instantiate(config.plain(setting.method_config())) for setting in settings}
-    pairs = {name: replace(pair, draft=None) for name in methods}  # with captured forwards of their own
+    TracedForward.after, TracedForward.layers = RECURS, ROOM  # of this process
+    shared = replace(pair, draft=None)
     speeds: dict[str, list[float]] = {name: [] for name in methods}
     seconds: dict[str, list[tuple[float, float]]] = {name: [] for name in methods}
     names = list(methods)
-    for timed, turn in product((False, True), range(turns)):
-        first = turn * 5 % len(names)
+    for turn in range(turns + 1):
+        seeded, first = replace(sampling, seed=sampling.seed + turn), turn * 5 % len(names)
         for name in [*names[first:], *names[:first]]:
             ends: list[float] = []
             started = perf_counter()
             generations = decode(
-                pairs[name],
+                shared,
                 prompts,
                 methods[name],
-                replace(sampling, seed=sampling.seed + turn),
+                seeded,
                 batch_size=size,
-                on_finish=lambda _, to=ends: to.append(perf_counter()),
+                on_finish=lambda _, to=ends: to.append(perf_counter()),  # type: ignore[misc]
             )
-            if timed:
+            if turn:
                 speeds[name].append(sum(len(g.token_ids) for g in generations) / (perf_counter() - started))
                 seconds[name].append(_latency(started, ends, size))
-            capture_soon(pairs[name], 1)
+        for captures in engine_of(shared).captures:
+            if captures is not None:
+                captures.after = sys.maxsize
     return speeds, seconds
 
 

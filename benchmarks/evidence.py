@@ -132,6 +132,7 @@ FIGURES: dict[str, Callable[[], str]] = {
     "beam_texts": beams.beam_texts,
     "advice": advising.advice,
     "batches": batches.batches,
+    "batches_padded": batches.batches_padded,
     "serving": batches.serving,
     "sandbox": escaping.sandbox,
     "transformers": assisted.assisted,
