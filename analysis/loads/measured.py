@@ -35,7 +35,9 @@ from toolkit.types import Generation
 from toolkit.verification import get
 
 WARM_UP = 3  # rounds of a batch that are left out: the first one reads the prompts
-EAGER = 2  # uses before a shape is captured while costs are measured: all shapes of a setting recur
+# Uses before a shape is captured while costs are measured: all shapes of a setting recur, but the pass that tells how long
+# a round takes is not to capture.
+EAGER = WARM_UP + 1
 # Rounds until a CPU's forwards are captured, with texts that grow over three windows of context (64 tokens each).
 SETTLED = 3 * (EAGER + PROOFS)
 READS = 16  # timed readings of prompts per batch size
