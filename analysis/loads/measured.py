@@ -59,20 +59,21 @@ def measured_costs(
     about: dict[str, Any] | None = None,
     passes: int = 4,
 ) -> tuple[LoadCost, pd.DataFrame]:
-    """A cost table and its entries; it is measured again, up to `passes` times, while the times vary too much.
+    """A cost table and its entries. Batch sizes whose times vary too much are measured again, in up to `passes` passes.
 
-    Raises InputError if the times of the last pass still vary too much.
+    Raises InputError if they still vary too much.
     """
-    found: list[pd.DataFrame] = []
+    pairs: dict[int, ModelPair] = {}
+    found = pd.DataFrame()
+    noisy = list(batch_sizes)
     for number in range(passes):
-        found.append(measure_loads(pair, prompts, sampling, batch_sizes, drafted, num_rounds))
-        try:
-            return cost_table(pd.concat(found), about or {})
-        except InputError as error:
-            if number == passes - 1:
-                raise
-            print(f"{error}; measuring again")
-    raise AssertionError("at least one pass")
+        if number:
+            print(f"the times of batch sizes {', '.join(map(str, noisy))} vary too much; measuring them again")
+        found = pd.concat([found, measure_loads(pair, prompts, sampling, noisy, drafted, num_rounds, pairs=pairs)])
+        noisy = sorted({int(entry.batch) for entry in _noisy(_entries(found)).itertuples()})
+        if not noisy:
+            break
+    return cost_table(found, about or {})
 
 
 def measure_loads(
@@ -83,12 +84,14 @@ def measure_loads(
     drafted: Sequence[int],
     num_rounds: int = 24,
     repeats: int = 2,
+    pairs: dict[int, ModelPair] | None = None,
 ) -> pd.DataFrame:
     """One line per timed round and model.
 
     prompts     token ids or texts; taken in turn until a batch is full
     drafted     draft lengths; 0 is added: plain decoding
     num_rounds  timed rounds per batch size, draft length, texts and repeat; at most `FEW` of long ones
+    pairs       of an earlier call, by batch size: their captured forwards are replayed, and new ones added for the next call
 
     Columns: model, batch, width, context (of the longest row), drafted (the round's draft length), seconds (of all its draft
     forwards, or the rest), repeat, and texts: rounds behind the prompts ("near"), rounds where the longest responses end
@@ -96,6 +99,7 @@ def measure_loads(
     """
     from tqdm.auto import tqdm
 
+    pairs = {} if pairs is None else pairs
     sizes, lengths = sorted({1, *batch_sizes}), sorted({0, *drafted})
     prompts = [pair.encode(prompt) for prompt in prompts]
     usual = max(int(np.median([len(prompt) for prompt in prompts])), max(lengths) + 2)
@@ -105,7 +109,8 @@ def measure_loads(
     settings = list(itertools.product(range(repeats + 1), texts, lengths))
     bar = tqdm(total=len(sizes) * (len(settings) + 1), desc="timing", unit="setting")
     for batch in sizes:
-        endless = replace(pair, draft=None, end_ids=())  # with room for captured forwards of this batch size
+        # with room for captured forwards of this batch size, whose memory would stay if they were made again
+        endless = pairs.setdefault(batch, replace(pair, draft=None, end_ids=()))
         lines += _readings(endless, _filled(batch, [_of_length(prompt, usual) for prompt in prompts]), sampling)
         bar.update()
         capture_soon(endless)
@@ -132,19 +137,10 @@ def cost_table(forwards: pd.DataFrame, about: dict[str, Any]) -> tuple[LoadCost,
     In the table neither more tokens per row nor a longer context takes less time. Medians that say otherwise are noise and
     get a common value: of widths by isotonic regression, of contexts their mean.
 
-    Raises InputError if an entry's interval is wider than 40 % of its median: the machine is not quiet enough. Readings of
-    prompts may vary more: they are few and happen once per text.
+    Raises InputError if an entry's interval is wider than 40 % of its median: the machine is not quiet enough.
     """
-    cells: list[dict[str, Any]] = []
-    forwards = _of_forwards(forwards)
-    for (model, batch, width, where), part in forwards.groupby(["model", "batch", "width", "texts"]):
-        middle, low, high = _median(part.seconds.to_numpy())
-        cells.append({
-            "model": model, "batch": batch, "width": width, "texts": where, "context": part.context.mean(),
-            "seconds": middle, "low": low, "high": high, "forwards": len(part),
-        })  # fmt: skip
-    table = pd.DataFrame(cells)
-    noisy = table[(table.high - table.low > WIDEST_INTERVAL * table.seconds) & (table.texts != PROMPT)]
+    table = _entries(forwards)
+    noisy = _noisy(table)
     if len(noisy):
         one = noisy.iloc[0]
         raise InputError(
@@ -225,6 +221,23 @@ def _readings(pair: ModelPair, prompts: Sequence[list[int]], sampling: Sampling)
             {"model": "target", "width": width + 1, **shared, "seconds": first.target_seconds},
         ]
     return lines[2:]
+
+
+def _entries(rounds: pd.DataFrame) -> pd.DataFrame:
+    """Median seconds of every model, batch size, width and kind of texts, with intervals."""
+    cells: list[dict[str, Any]] = []
+    for (model, batch, width, where), part in _of_forwards(rounds).groupby(["model", "batch", "width", "texts"]):
+        middle, low, high = _median(part.seconds.to_numpy())
+        cells.append({
+            "model": model, "batch": batch, "width": width, "texts": where, "context": part.context.mean(),
+            "seconds": middle, "low": low, "high": high, "forwards": len(part),
+        })  # fmt: skip
+    return pd.DataFrame(cells)
+
+
+def _noisy(entries: pd.DataFrame) -> pd.DataFrame:
+    """Those whose interval is too wide. Readings of prompts may vary more: they are few and happen once per text."""
+    return entries[(entries.high - entries.low > WIDEST_INTERVAL * entries.seconds) & (entries.texts != PROMPT)]
 
 
 def _of_forwards(rounds: pd.DataFrame) -> pd.DataFrame:

@@ -132,14 +132,16 @@ class BatchRate(StoppingPolicy):
 
     def begin(self, live: Tensor, state: State) -> tuple[State, Tensor]:
         held = (state["held"] > 0) & (state["slots"] == len(live))
-        if not Gate(live.device).passes(held, now=True):
-            return self._planned(live, state)
-        kept = {key: state[key].amax(0).expand_as(state[key]) for key in ("price", "planned", "drafts")}
-        survival, held = torch.ones_like(state["survival"]), state["held"] - 1
-        needed = kept["price"] * live.sum()
-        return {**state, **kept, "needed": needed, "survival": survival, "held": held}, kept["drafts"] > 0
+        if Gate(live.device).passes(held, now=True):
+            plan = {key: state[key].amax(0).expand_as(state[key]) for key in ("price", "planned", "drafts")}
+            plan["held"] = state["held"] - 1
+        else:
+            plan = self._plan(live, state)
+        new = {"needed": plan["price"] * live.sum(), "survival": torch.ones_like(state["survival"])}
+        return {**state, **plan, **new}, plan["drafts"] > 0
 
-    def _planned(self, live: Tensor, state: State) -> tuple[State, Tensor]:
+    def _plan(self, live: Tensor, state: State) -> State:
+        """The plan's part of the state, alike in all rows."""
         known, seen = self._known(len(live), live.device), state["seen"]
         weight = live.to(seen.dtype)
         rows = weight.sum().clamp(min=1)
@@ -157,18 +159,13 @@ class BatchRate(StoppingPolicy):
             pays = drafting > known.plain * (1 + unread * known.reading * drafting)
         rate = planned * batch[MADE].clamp(min=1)
         price = rate * (known.gaps / ahead).amin(1)
-        new = {
-            "survival": torch.ones_like(weight),
-            "seen": seen,
-            "unread": state["unread"],
-            "needed": (rows * price).expand_as(state["needed"]),
+        return {
             "price": price.expand_as(state["price"]),
             "planned": planned.expand_as(weight),
             "drafts": pays.to(weight.dtype).expand_as(weight),
             "slots": torch.full_like(weight, len(live)),
             "held": (HELD * weight.amax()).expand_as(weight),  # without a live row there is nothing to plan for
         }
-        return new, pays.expand_as(live)
 
     def step(self, step: Step, state: State) -> tuple[State, Tensor]:
         assert step.live is not None, "the proposer says which rows are live"

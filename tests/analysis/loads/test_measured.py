@@ -133,6 +133,32 @@ def test_forwards_are_captured_before_the_clock_counts(monkeypatch):
     assert set(reading[reading.model == "target"].width) == {length + 1}
 
 
+def test_only_batch_sizes_that_vary_are_measured_again_with_the_forwards_that_are_captured(monkeypatch, capsys):
+    """TorchScript keeps the memory of traces, so a pass that is repeated does not make them again."""
+    made, asked = [], []
+    init = TracedForward.__init__
+
+    def noting(self, *arguments):
+        made.append(len(asked))
+        init(self, *arguments)
+
+    def varying_once(entries):
+        asked.append(entries)
+        return entries[(entries.batch == 1) & (len(asked) == 1)]
+
+    monkeypatch.setattr(TracedForward, "__init__", noting)
+    monkeypatch.setattr(measured, "_noisy", varying_once)
+    monkeypatch.setattr(measured, "BRIEF", float("inf"))
+    costs, entries = measured.measured_costs(
+        ModelPair.toy(), [[5] * 9], Sampling(seed=1, max_new_tokens=8), [2], [1], 8
+    )
+    assert "batch sizes 1 vary too much" in capsys.readouterr().out
+    first, second = (table.set_index(["model", "batch", "width", "texts"]).forwards for table in asked[:2])
+    assert (second[:, 1] == 2 * first[:, 1]).all() and (second[:, 2] == first[:, 2]).all(), "batch 1 alone, once more"
+    assert made.count(0) > 4 and made.count(1) == 0
+    assert costs.draft.batch == (1.0, 2.0) and list(entries.forwards) == list(asked[1].forwards)
+
+
 def test_a_batch_of_one_is_timed_too_and_contexts_are_those_of_the_longest_row():
     pair = ModelPair.toy()
     found = measured.measure_loads(
