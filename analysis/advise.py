@@ -187,8 +187,11 @@ def _publish(
         overrides.append(f"head={head}")
     if answer.method.startswith("batch_rate"):
         number = [one.draft for one in candidates].index(answer.draft)
-        overrides.append(f"method.policy.costs={(folder / f'costs-{number}.json').resolve()}")
-        overrides += [f"method.policy.{name}={value}" for name, value in candidates[number].dev.usual.items()]
+        one = candidates[number]
+        own = one.dev.rule_name(Setting(answer.method, json.loads(answer.parameters)))
+        known = {"costs": (folder / f"costs-{number}.json").resolve(), **one.dev.usual}
+        known |= {"own": own} if own in one.costs.rules else {}
+        overrides += [f"method.policy.{name}={value}" for name, value in known.items()]
     greedy = best_lengths(table, best, greedy=True) if table.greedy.any() else None
     write_exports(folder / "exports", where[best], best_lengths(table, best, greedy=False), greedy, overrides)
     text = [f"# Advice ({about})", *(f"- {line}" for line in said), markdown(readable(table))]

@@ -120,8 +120,10 @@ def _contenders(part: pd.DataFrame, drafts: Mapping[str, ModelPair], out: Path) 
         parameters = {name: value for name, value in json.loads(str(line.parameters)).items() if name != "head"}
         if str(line.method).startswith("batch_rate"):
             costs = out / f"costs-{list(drafts).index(str(line.draft))}.json"
-            usual = {f"policy.{name}": value for name, value in LoadCost.load(costs).about["usual"].items()}
-            parameters |= {"policy.costs": str(costs), **usual}
+            table = LoadCost.load(costs)
+            own = next(name for name in table.rules if f"{name}-".startswith(f"{line.method}-"))
+            known = {"costs": str(costs), "own": own, **table.about["usual"]}
+            parameters |= {f"policy.{name}": value for name, value in known.items()}
         method = config.instantiate(config.plain(Setting(str(line.method), parameters).method_config()))
         one = Contender(line, drafts[str(line.draft)], method)
         found[one.name] = one

@@ -15,7 +15,7 @@ import json
 import shutil
 import statistics
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
 from itertools import combinations
@@ -72,10 +72,10 @@ ENOUGH = 0.97  # of the best other contender
 RECURS, ROOM = 3, 4096  # uses in the turn for warming up before a shape is captured; layers of the traces that are kept
 
 
-def contenders(costs: Path, usual: dict[str, Any]) -> list[Setting]:
+def contenders(known: Mapping[str, dict[str, Any]]) -> list[Setting]:
     """Plain decoding, fixed lengths, rules that decide row by row, and those that decide for the batch.
 
-    usual  what the latter start from, as `RecordedPair.usual` of other prompts
+    known  parameters of the latter, by method
     """
     fixed = [Setting("speculative", {"policy.num_drafted": length}) for length in LENGTHS]
     alone = [
@@ -84,8 +84,7 @@ def contenders(costs: Path, usual: dict[str, Any]) -> list[Setting]:
         Setting("rate", {}),
         Setting("dynamic_confidence", {}),
     ]
-    known = {f"policy.{name}": value for name, value in {"costs": str(costs), **usual}.items()}
-    together = [Setting(name, known) for name in TOGETHER]
+    together = [Setting(name, {f"policy.{key}": value for key, value in known[name].items()}) for name in TOGETHER]
     return [Setting("autoregressive"), *fixed, *alone, *together]
 
 
@@ -99,11 +98,12 @@ def study(
     others = prompts[count:]
     with TemporaryDirectory() as scratch:
         costs, _ = _apart(measured_costs, pair, others, sampling, sizes, LENGTHS, ROUNDS, None, 8)
-        before = RecordedPair(_bench(pair, others, sampling), [Setting("speculative")], Path(scratch), 20)
-        settings = contenders(costs.save(Path(scratch) / "costs.json"), before.usual)
-        bench = _bench(pair, prompts[:count], sampling)
-        recorded = RecordedPair(bench, settings, Path(scratch), 20)
-        costs = with_rules(costs, pair, recorded.methods, others, sampling, sizes)
+        unknown = contenders({name: {} for name in TOGETHER})
+        before = RecordedPair(_bench(pair, others, sampling), unknown, Path(scratch), 20)
+        costs = with_rules(costs, pair, before.methods, others, sampling, sizes)
+        known = {"costs": str(costs.save(Path(scratch) / "costs.json")), **before.usual}
+        settings = contenders({name: {**known, "own": before.rule_name(Setting(name))} for name in TOGETHER})
+        recorded = RecordedPair(_bench(pair, prompts[:count], sampling), settings, Path(scratch), 20)
         lines = []
         for size in sizes:
             given = pair, prompts[:count], settings, sampling, size, turns

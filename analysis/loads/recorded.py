@@ -104,7 +104,7 @@ class RecordedPair:
         """What a policy's own seconds depend on: its method, the head that it reads by content, and when it reads it."""
         head = (setting.head or self.bench.pair.head) if reads_head(setting) else None
         parts = [setting.method, head and head_hash(head)[:16], setting.parameters.get("policy.lag")]
-        return " ".join(str(part) for part in parts if part is not None)
+        return "-".join(str(part) for part in parts if part is not None)
 
     def _traced(self, setting: Setting) -> Setting:
         """The setting whose trace is replayed: for plain decoding, which needs any trace, the first one that drafts."""
@@ -117,7 +117,8 @@ class RecordedPair:
         inner = policy.policy if isinstance(policy, Bounded) else policy
         if isinstance(inner, BatchRate) and inner.costs is None and isinstance(policy, Bounded):
             known = {name: value for name, value in self.usual.items() if f"policy.{name}" not in setting.parameters}
-            return replace(policy, policy=replace(inner, table=costs, known={}, **known))
+            own = self.rule_name(setting) if self.rule_name(setting) in costs.rules else None
+            return replace(policy, policy=replace(inner, table=costs, own=own, known={}, **known))
         return policy
 
     def _takes(self, setting: Setting, max_drafted: int) -> bool:

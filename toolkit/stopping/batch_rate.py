@@ -12,6 +12,9 @@ first tokens. Further ahead, each token is accepted with the live rows' mean run
 than one step matters where the first extra column is expensive and the next ones are cheap. Depth d = 0 is plain
 decoding: a batch for which drafting does not pay drafts nothing.
 
+What the policy itself takes, such as its head's forward, is a part of C(d) for d > 0 if the table knows it (`own`). It is a
+part of lambda, too, because plain decoding asks no head.
+
 A draft model that has not read a row's prompt must read it first. These seconds are spread over the tokens of a usual
 response, and only rows that have not been drafted for count (`prompt`, `response`).
 
@@ -35,6 +38,7 @@ from typing import Annotated, ClassVar
 import torch
 from torch import Tensor
 
+from toolkit.errors import InputError
 from toolkit.load_cost import LoadCost
 from toolkit.schema.arguments import check_ranges
 from toolkit.schema.ranges import AtLeast, Between
@@ -79,6 +83,7 @@ class BatchRate(StoppingPolicy):
     costs       a table by batch size, a JSON or CSV file (`toolkit.load_cost`); None: `cost_ratio` and `column_cost`
     cost_ratio  c, draft forward / target forward, whatever the batch
     column_cost  what one more token per row adds to a target forward, as a share of it
+    own         entry of `costs` with the seconds that this policy itself takes (`LoadCost.rules`); None: they count as free
     context     tokens behind a forward that costs are taken at; None: the middle of those that the table was measured at
     prompt, response  tokens of a usual prompt, and of its response; without both, reading prompts counts as free
     first, later  acceptance of a round's first token, and of one behind accepted ones, before anything is known
@@ -91,6 +96,7 @@ class BatchRate(StoppingPolicy):
     couples_rows: ClassVar[bool] = True
     estimator: DrawnEstimator
     costs: str | None = None
+    own: str | None = None
     cost_ratio: Annotated[float, AtLeast(0)] = 0.2
     column_cost: Annotated[float, AtLeast(0)] = 0.0
     context: Annotated[int, AtLeast(0)] | None = None
@@ -111,6 +117,11 @@ class BatchRate(StoppingPolicy):
 
     def bind(self, pair: object) -> BatchRate:
         table = LoadCost.ratio(self.cost_ratio, self.column_cost) if self.costs is None else LoadCost.load(self.costs)
+        if self.own is not None and self.own not in table.rules:
+            raise InputError(
+                f"policy.own: expected an entry of {self.costs or 'the cost table'}'s `rules`, "
+                f"{', '.join(table.rules) or 'which has none'}; got {self.own}"
+            )
         return replace(self, estimator=self.estimator.bind(pair), table=table, known={})
 
     def init(self, num_rows: int, device: torch.device) -> State:
@@ -191,6 +202,9 @@ class BatchRate(StoppingPolicy):
             depths = range(self.deepest + 1)
             context = self.table.middle if self.context is None else self.context
             cost = [self.table.round(batch, depth, context) for depth in depths]
+            if self.own is not None:
+                own = self.table.rules[self.own]
+                cost = [seconds + own(batch, depth) * (depth > 0) for depth, seconds in enumerate(cost)]
             gaps = [[cost[k + j] - cost[k] if k + j in depths else NEVER for j in depths[1:]] for k in depths]
             reading = 0.0
             if self.prompt is not None and self.response is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import pairwise
 
 import numpy as np
@@ -14,7 +15,7 @@ from analysis.tables.workbench import Workbench
 from data_gen.frozen import load_frozen
 from toolkit import ModelPair
 from toolkit.decoding import Sampling
-from toolkit.load_cost import LoadCost
+from toolkit.load_cost import LoadCost, RuleSeconds
 from toolkit.prompts import Prompt
 
 
@@ -49,3 +50,13 @@ def test_the_rule_starts_from_it_unless_its_setting_says_otherwise(recorded):
         inner = recorded._policy(setting, LoadCost.ratio(0.2)).policy
         assert {name: getattr(inner, name) for name in expected} == expected
     assert recorded.serve(free, LoadCost.ratio(0.01), Load(2)).forwards[0] > 0
+
+
+def test_the_rule_counts_its_own_seconds_where_the_table_has_them(recorded):
+    free = recorded.settings[-2]
+    (name,) = (name for name in recorded.methods if name.startswith("batch_rate"))
+    known = replace(LoadCost.ratio(0.2), rules={name: RuleSeconds((1.0,), (0.1,), (0.7,))})
+    assert recorded._policy(free, LoadCost.ratio(0.2)).policy.own is None
+    assert recorded._policy(free, known).policy.own == name
+    drafting, resting = (recorded.serve(free, costs, Load(2)).forwards[0] for costs in (LoadCost.ratio(0.2), known))
+    assert drafting > resting == 0, "a policy that takes .7 of a target forward per token never pays"

@@ -88,7 +88,7 @@ def test_another_head_is_another_rule(pair, tmp_path):
     bench = Workbench(pair, [Prompt("a", PROMPTS[0])], SAMPLING, 4)
     recorded = RecordedPair(bench, settings, tmp_path / "kept", 20)
     names = list(recorded.methods)
-    assert len(names) == 3 and names[0].startswith("rate ") and names[1].startswith("rate ") and names[2] == "tail"
+    assert len(names) == 3 and names[0].startswith("rate-") and names[1].startswith("rate-") and names[2] == "tail"
     rules = {names[1]: RuleSeconds((1.0,), (1000.0,), (0.0,))}
     costs = replace(LoadCost.ratio(0.2), rules=rules)
     first, second = (recorded.serve(setting, costs, Load(1)).answered.max() for setting in settings[:2])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -13,7 +14,7 @@ from toolkit.decoding import ChainProposer, Method, Sampling, TreeProposer, deco
 from toolkit.decoding.proposers.base import frozen
 from toolkit.decoding.text import TextBatch
 from toolkit.errors import InputError
-from toolkit.load_cost import CostGrid, LoadCost
+from toolkit.load_cost import CostGrid, LoadCost, RuleSeconds
 from toolkit.stopping import BatchRate, Bounded
 from toolkit.stopping.base import with_fresh
 from toolkit.stopping.batch_rate import FIRST, HELD, LATER
@@ -34,7 +35,7 @@ class Probabilities:
         return step.draft_prob, step.probs.max(-1).values
 
 
-def bound(most: int = 4, **settings: float) -> BatchRate:
+def bound(most: int = 4, **settings: Any) -> BatchRate:
     policy = Bounded(BatchRate(Probabilities(), **settings), 1, most).bind(None).policy
     assert isinstance(policy, BatchRate)
     return policy
@@ -95,6 +96,24 @@ def test_a_batch_drafts_nothing_where_drafting_does_not_pay():
     for column, expected in ((0.0, True), (2.0, False)):
         policy = bound(cost_ratio=0.2, column_cost=column)
         assert policy.begin(live, policy.init(8, live.device))[1].tolist() == [expected] * 8
+
+
+def test_what_the_policy_itself_takes_counts_for_rounds_that_draft(tmp_path):
+    """A head that takes as long as a draft forward doubles what drafting costs; plain decoding asks no head."""
+    rules = {"mine": RuleSeconds((1.0, 4.0), (0.02, 0.08), (0.1, 0.2))}
+    costs = str(replace(LoadCost.ratio(0.2), rules=rules).save(tmp_path / "costs.json"))
+    free, charged = (bound(4, costs=costs, own=own) for own in (None, "mine"))
+    one = torch.ones(1, dtype=torch.bool)
+    assert free._known(1, one.device).cost == pytest.approx([1, 1.2, 1.4, 1.6, 1.8])
+    assert charged._known(1, one.device).cost == pytest.approx([1] + [1 + 0.02 + 0.3 * depth for depth in range(1, 5)])
+    assert charged._known(4, one.device).cost == pytest.approx([1] + [1 + 0.08 + 0.4 * depth for depth in range(1, 5)])
+    for policy, expected in ((free, True), (charged, False)):
+        policy = replace(policy, first=0.25, later=0.25, known={})
+        assert policy.begin(one, policy.init(1, one.device))[1].tolist() == [expected]
+    with pytest.raises(InputError, match=r"^policy.own: expected an entry of .*costs.json's `rules`, mine; got head$"):
+        bound(4, costs=costs, own="head")
+    with pytest.raises(InputError, match=r"^policy.own: .* the cost table's `rules`, which has none; got mine$"):
+        bound(4, own="mine")
 
 
 def test_it_looks_behind_a_dear_first_column():
