@@ -43,6 +43,9 @@ SETTLED = 3 * (EAGER + PROOFS)
 READS = 16  # timed readings of prompts per batch size
 FARTHEST = 512  # tokens: contexts behind longer responses are reached by continuing the line
 APART = 16  # tokens: contexts that are closer say nothing about what a token of context costs
+# Layers of the traces that are kept per batch size: enough for all shapes of small models (1.5 GB at most), because a decoder
+# that uses one method has room for its own.
+ROOM = 512
 BRIEF = 0.02  # seconds: longer rounds gain nothing from captured forwards
 LONG, FEW = 0.2, 5  # seconds: of longer rounds so many are timed per pass, as their times hardly vary
 NEAR, FAR, PROMPT = "near", "far", "prompt"  # the texts behind which forwards are timed
@@ -90,7 +93,7 @@ def measure_loads(
 
     prompts     token ids or texts; taken in turn until a batch is full
     drafted     draft lengths; 0 is added: plain decoding
-    num_rounds  timed rounds per batch size, draft length, texts and repeat; at most `FEW` of long ones
+    num_rounds  timed rounds per batch size, draft length, texts and repeat; more of brief ones, fewer of long ones
     pairs       of an earlier call, by batch size: their captured forwards are replayed, and new ones added for the next call
 
     Columns: model, batch, width, context (of the longest row), drafted (the round's draft length), seconds (of all its draft
@@ -103,8 +106,8 @@ def measure_loads(
     sizes, lengths = sorted({1, *batch_sizes}), sorted({0, *drafted})
     prompts = [pair.encode(prompt) for prompt in prompts]
     usual = max(int(np.median([len(prompt) for prompt in prompts])), max(lengths) + 2)
-    rounds = WARM_UP + num_rounds
-    texts = _texts(pair, prompts, sampling, rounds * (max(lengths) + 1) + 1)
+    room = max((WARM_UP + _timed_rounds(num_rounds, length, 0.0)) * (length + 1) for length in lengths)
+    texts = _texts(pair, prompts, sampling, room + 1)
     lines: list[dict[str, Any]] = []
     settings = list(itertools.product(range(repeats + 1), texts, lengths))
     bar = tqdm(total=len(sizes) * (len(settings) + 1), desc="timing", unit="setting")
@@ -118,14 +121,17 @@ def measure_loads(
         for repeat, where, length in settings:
             chosen = _filled(batch, texts[where])
             if repeat:
-                few = min(rounds, WARM_UP + FEW) if taken[where, length] > LONG else rounds
-                timed = _decoded(endless, chosen, sampling, length, few)
+                rounds = WARM_UP + _timed_rounds(num_rounds, length, taken[where, length])
+                timed = _decoded(endless, chosen, sampling, length, rounds)
                 lines += [{**line, "repeat": repeat, "texts": where} for line in _forwards(timed, length)]
             else:
                 first = _decoded(endless, chosen, sampling, length, WARM_UP)
                 taken[where, length] = min((one.target_seconds for one in first[0].rounds), default=BRIEF)
-                for _ in range(SETTLED // rounds + 1 if taken[where, length] < BRIEF else 0):  # of the same shapes
-                    _decoded(endless, chosen, sampling, length, rounds)
+                if taken[where, length] < BRIEF:
+                    _make_room(endless)
+                    rounds = WARM_UP + _timed_rounds(num_rounds, length, taken[where, length])
+                    for _ in range(SETTLED // rounds + 1):  # of the same shapes
+                        _decoded(endless, chosen, sampling, length, rounds)
             bar.update()
     bar.close()
     return pd.DataFrame(lines)
@@ -162,6 +168,23 @@ def capture_soon(pair: ModelPair, after: int = EAGER) -> None:
 
 
 # -- inside -----------------------------------------------------------------------------------------------------------
+
+
+def _timed_rounds(num_rounds: int, length: int, seconds: float) -> int:
+    """How many rounds of this draft length are timed, if one of them takes so many seconds.
+
+    Of small models, plain decoding needs some 15 rounds behind a prompt until it is as fast as it stays: no draft uses the
+    processor's caches then. So rounds with fewer than three drafts are timed for longer.
+    """
+    if seconds > LONG:
+        return min(num_rounds, FEW)
+    return num_rounds * max(4 // (length + 1), 1) if seconds < BRIEF else num_rounds
+
+
+def _make_room(pair: ModelPair) -> None:
+    for captures in engine_of(pair).captures:
+        if captures is not None:
+            captures.most = max(captures.most, ROOM // captures.num_layers)
 
 
 def _fixed(length: int) -> Method:

@@ -10,6 +10,7 @@ from analysis.loads import measured
 from data_gen.frozen import load_frozen
 from toolkit import ModelPair
 from toolkit.decoding import Sampling
+from toolkit.engine import engine_of
 from toolkit.errors import InputError
 from toolkit.session.capture import TracedForward
 
@@ -180,6 +181,24 @@ def test_few_long_rounds_are_timed(long, plain, monkeypatch):
     )
     counts = found[(found.drafted == 0) & (found.texts == "near")].groupby("repeat").seconds.count()
     assert counts.tolist() == [plain, plain]
+
+
+def test_plain_decoding_of_small_models_is_timed_until_its_caches_are_warm():
+    brief, usual, long = measured.BRIEF / 2, 2 * measured.BRIEF, 2 * measured.LONG
+    assert [measured._timed_rounds(12, length, brief) for length in (0, 1, 2, 3, 8)] == [48, 24, 12, 12, 12]
+    assert [measured._timed_rounds(12, length, usual) for length in (0, 1, 8)] == [12, 12, 12]
+    assert [measured._timed_rounds(12, length, long) for length in (0, 8)] == [measured.FEW] * 2
+
+
+def test_the_timed_shapes_of_small_models_have_room(monkeypatch):
+    """Plain decoding's shapes are used least: with the room of usual decoding they would be dropped for others."""
+    monkeypatch.setattr(measured, "BRIEF", float("inf"))
+    monkeypatch.setattr(TracedForward, "layers", 8)
+    pair, pairs = ModelPair.toy(), {}
+    measured.measure_loads(pair, [[5] * 9], Sampling(seed=1, max_new_tokens=8), [1], [1, 2], 4, repeats=1, pairs=pairs)
+    target = max(engine_of(pairs[1]).captures, key=lambda captures: captures.num_layers)
+    assert target.most == measured.ROOM // target.num_layers
+    assert {key for key, uses in target.uses.items() if uses > 2 * measured.EAGER} <= set(target.known)
 
 
 def test_where_no_longer_text_fits_costs_are_timed_behind_the_prompts_only():
