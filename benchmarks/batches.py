@@ -1,10 +1,11 @@
 """Batches of the toy pair and of a padded one: does deciding for all rows keep up with the best method at every batch size?
 
-Every contender decodes one queue of prompts at every batch size, in turn, in an order that rotates. Every turn has a seed of
-its own, so that intervals over turns contain the chance of the texts. A turn without a clock comes first. In it, every shape
-that recurs is captured, for all contenders and with room for all shapes, as on a server that has run for long. In timed turns
-nothing is captured. Responses differ in length: with a short limit, all plain responses would end together, and the next
-prompts would be read in one forward.
+All contenders decode one queue of prompts at every batch size, side by side: each decodes as many texts as it has slots, then
+the next one goes on (`benchmarks.relay`). So a machine whose speed changes from second to second slows all of them alike.
+Every turn has a seed of its own, so that intervals over turns contain the chance of the texts. A turn without a clock comes
+first. In it, every shape that recurs is captured, for all contenders and with room for all shapes, as on a server that has run
+for long. In timed turns nothing is captured. Responses differ in length: with a short limit, all plain responses would end
+together, and the next prompts would be read in one forward.
 The batch rules and the simulator use the same costs, which are measured on other prompts.
 """
 
@@ -22,7 +23,6 @@ from itertools import combinations
 from multiprocessing import get_context
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from time import perf_counter
 from typing import Any, TypeVar
 
 import numpy as np
@@ -38,19 +38,21 @@ from analysis.loads.simulator import Load
 from analysis.tables.files import read_table
 from analysis.tables.grid import PLAIN, Setting
 from analysis.tables.workbench import Workbench
+from benchmarks.relay import Watch, relay
 from data_gen.frozen import load_frozen
 from toolkit import ModelPair, config
-from toolkit.decoding import Sampling, decode
+from toolkit.decoding import Method, Sampling, decode
 from toolkit.engine import engine_of
 from toolkit.load_cost import LoadCost
 from toolkit.padding import pad_model
 from toolkit.prompts import Prompt
 from toolkit.session.capture import TracedForward
+from toolkit.types import Generation
 
 FOLDER = Path(__file__).resolve().parent.parent / "docs" / "evidence"
 SIZES, PROMPTS, THREADS = (1, 2, 4, 8, 16, 32), 96, 1
 DOMAINS = ("instruct", "math")  # alternating: short and longer responses
-TOKENS, TURNS = 96, 5
+TOKENS, TURNS = 96, 4
 LENGTHS = range(1, 9)
 PADDED: dict[str, Any] = {
     "hidden_size": 512,
@@ -265,11 +267,11 @@ def _page(pair: ModelPair, count: int, tokens: int) -> str:
     clear, alike = (sum(numbers) for numbers in zip(*(order(part) for part in _by_size(lines).values()), strict=True))
     return "\n\n".join([
         f"A queue of {count} prompts, responses of at most {tokens} tokens, {TURNS} turns behind one for warming up. T = 1, "
-        f"{THREADS} thread, test prompts of `instruct` and `math` alternating; a turn of every contender, then the next turn "
-        "with another seed. Ratios compare speeds of the same turn: their geometric mean with a 95 % interval over turns "
-        "(Student's t). The best of the others is the one with the highest median in these turns, so it is flattered by "
-        "chance. A gap is beyond its interval if the interval of two contenders' ratio leaves out 1. Costs were measured on "
-        "other prompts, and so were the seconds of the policies themselves.",
+        f"{THREADS} thread, test prompts of `instruct` and `math` alternating. In a turn all contenders go on side by side, a "
+        "few texts at a time; the next turn has another seed. Ratios compare speeds of the same turn: their geometric mean "
+        "with a 95 % interval over turns (Student's t). The best of the others is the one with the highest median in these "
+        "turns, so it is flattered by chance. A gap is beyond its interval if the interval of two contenders' ratio leaves out "
+        "1. Costs were measured on other prompts, and so were the seconds of the policies themselves.",
         f"With its whole interval below {ENOUGH} of the best other: {', '.join(shortfalls(lines)) or 'nowhere'}. The simulator "
         f"orders {alike} of {clear} clear gaps as live decoding does.",
         summary(lines), table(lines), LATENCY, latencies(lines), MODELLED, modelled_beside(costs, pair),
@@ -300,29 +302,39 @@ def _decoded(
     names = list(methods)
     for turn in range(turns + 1):
         seeded, first = replace(sampling, seed=sampling.seed + turn), turn * 5 % len(names)
-        for name in [*names[first:], *names[:first]]:
-            ends: list[float] = []
-            started = perf_counter()
-            generations = decode(
-                shared,
-                prompts,
-                methods[name],
-                seeded,
-                batch_size=size,
-                on_finish=lambda _, to=ends: to.append(perf_counter()),  # type: ignore[misc]
-            )
+        jobs = {name: _job(shared, prompts, methods[name], seeded, size) for name in [*names[first:], *names[:first]]}
+        for name, (tokens, ends) in relay(jobs).items():
             if turn:
-                speeds[name].append(sum(len(g.token_ids) for g in generations) / (perf_counter() - started))
-                seconds[name].append(_latency(started, ends, size))
+                speeds[name].append(tokens / ends[-1])
+                seconds[name].append(_latency(ends, size))
         for captures in engine_of(shared).captures:
             if captures is not None:
                 captures.after = sys.maxsize
     return speeds, seconds
 
 
-def _latency(started: float, ends: Sequence[float], size: int) -> tuple[float, float]:
+def _job(
+    pair: ModelPair, prompts: Sequence[str], method: Method, sampling: Sampling, size: int
+) -> Callable[[Watch], tuple[int, list[float]]]:
+    """Decodes the queue: the number of tokens, and the seconds at which each text ended."""
+
+    def run(watch: Watch) -> tuple[int, list[float]]:
+        ends: list[float] = []
+
+        def note(_: Generation) -> None:
+            ends.append(watch.seconds)
+            if len(ends) % size == 0:
+                watch.pass_on()
+
+        found = decode(pair, prompts, method, sampling, batch_size=size, on_finish=note)
+        return sum(len(generation.token_ids) for generation in found), ends
+
+    return run
+
+
+def _latency(ends: Sequence[float], size: int) -> tuple[float, float]:
     """Median and 95th percentile of a request's seconds: the k-th joins when the (k - size)-th has ended."""
-    joined = [started] * size + list(ends)
+    joined = [0.0] * size + list(ends)
     found = [end - start for start, end in zip(joined, ends, strict=False)]
     return float(np.median(found)), float(np.quantile(found, 0.95))
 

@@ -174,11 +174,11 @@ def _timed_rounds(num_rounds: int, length: int, seconds: float) -> int:
     """How many rounds of this draft length are timed, if one of them takes so many seconds.
 
     Of small models, plain decoding needs some 15 rounds behind a prompt until it is as fast as it stays: no draft uses the
-    processor's caches then. So rounds with fewer than three drafts are timed for longer.
+    processor's caches then. It is timed for twice as many rounds.
     """
     if seconds > LONG:
         return min(num_rounds, FEW)
-    return num_rounds * max(4 // (length + 1), 1) if seconds < BRIEF else num_rounds
+    return 2 * num_rounds if length == 0 and seconds < BRIEF else num_rounds
 
 
 def _make_room(pair: ModelPair) -> None:

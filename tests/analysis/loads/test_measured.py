@@ -185,7 +185,7 @@ def test_few_long_rounds_are_timed(long, plain, monkeypatch):
 
 def test_plain_decoding_of_small_models_is_timed_until_its_caches_are_warm():
     brief, usual, long = measured.BRIEF / 2, 2 * measured.BRIEF, 2 * measured.LONG
-    assert [measured._timed_rounds(12, length, brief) for length in (0, 1, 2, 3, 8)] == [48, 24, 12, 12, 12]
+    assert [measured._timed_rounds(12, length, brief) for length in (0, 1, 8)] == [24, 12, 12]
     assert [measured._timed_rounds(12, length, usual) for length in (0, 1, 8)] == [12, 12, 12]
     assert [measured._timed_rounds(12, length, long) for length in (0, 8)] == [measured.FEW] * 2
 
