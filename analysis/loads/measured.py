@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -109,30 +109,15 @@ def measure_loads(
     room = max((WARM_UP + _timed_rounds(num_rounds, length, 0.0)) * (length + 1) for length in lengths)
     texts = _texts(pair, prompts, sampling, room + 1)
     lines: list[dict[str, Any]] = []
-    settings = list(itertools.product(range(repeats + 1), texts, lengths))
-    bar = tqdm(total=len(sizes) * (len(settings) + 1), desc="timing", unit="setting")
+    bar = tqdm(total=len(sizes) * (1 + (repeats + 1) * len(texts) * len(lengths)), desc="timing", unit="setting")
     for batch in sizes:
         # with room for captured forwards of this batch size, whose memory would stay if they were made again
         endless = pairs.setdefault(batch, replace(pair, draft=None, end_ids=()))
         lines += _readings(endless, _filled(batch, [_of_length(prompt, usual) for prompt in prompts]), sampling)
         bar.update()
         capture_soon(endless)
-        taken: dict[tuple[str, int], float] = {}  # seconds of the shortest target forward
-        for repeat, where, length in settings:
-            chosen = _filled(batch, texts[where])
-            if repeat:
-                rounds = WARM_UP + _timed_rounds(num_rounds, length, taken[where, length])
-                timed = _decoded(endless, chosen, sampling, length, rounds)
-                lines += [{**line, "repeat": repeat, "texts": where} for line in _forwards(timed, length)]
-            else:
-                first = _decoded(endless, chosen, sampling, length, WARM_UP)
-                taken[where, length] = min((one.target_seconds for one in first[0].rounds), default=BRIEF)
-                if taken[where, length] < BRIEF:
-                    _make_room(endless)
-                    rounds = WARM_UP + _timed_rounds(num_rounds, length, taken[where, length])
-                    for _ in range(SETTLED // rounds + 1):  # of the same shapes
-                        _decoded(endless, chosen, sampling, length, rounds)
-            bar.update()
+        filled = {where: _filled(batch, chosen) for where, chosen in texts.items()}
+        lines += _rounds(endless, filled, sampling, lengths, num_rounds, repeats, bar)
     bar.close()
     return pd.DataFrame(lines)
 
@@ -170,6 +155,32 @@ def capture_soon(pair: ModelPair, after: int = EAGER) -> None:
 # -- inside -----------------------------------------------------------------------------------------------------------
 
 
+def _rounds(
+    pair: ModelPair,
+    texts: Mapping[str, Sequence[list[int]]],
+    sampling: Sampling,
+    lengths: Sequence[int],
+    num_rounds: int,
+    repeats: int,
+    bar: Any,
+) -> list[dict[str, Any]]:
+    """Timed rounds of all draft lengths behind each kind of texts, interleaved, behind a pass that settles them."""
+    lines: list[dict[str, Any]] = []
+    taken: dict[tuple[str, int], float] = {}  # seconds of the shortest target forward
+    for repeat, where, length in itertools.product(range(repeats + 1), texts, lengths):
+        if repeat:
+            rounds = WARM_UP + _timed_rounds(num_rounds, length, taken[where, length])
+            timed = _decoded(pair, texts[where], sampling, length, rounds)
+            lines += [{**line, "repeat": repeat, "texts": where} for line in _forwards(timed, length)]
+        else:
+            first = _decoded(pair, texts[where], sampling, length, WARM_UP)
+            taken[where, length] = min((one.target_seconds for one in first[0].rounds), default=BRIEF)
+            if taken[where, length] < BRIEF:
+                _settle(pair, texts[where], sampling, length, _timed_rounds(num_rounds, length, 0.0))
+        bar.update()
+    return lines
+
+
 def _timed_rounds(num_rounds: int, length: int, seconds: float) -> int:
     """How many rounds of this draft length are timed, if one of them takes so many seconds.
 
@@ -181,10 +192,13 @@ def _timed_rounds(num_rounds: int, length: int, seconds: float) -> int:
     return 2 * num_rounds if length == 0 and seconds < BRIEF else num_rounds
 
 
-def _make_room(pair: ModelPair) -> None:
+def _settle(pair: ModelPair, prompts: Sequence[Any], sampling: Sampling, length: int, num_rounds: int) -> None:
+    """Capture the shapes of so many timed rounds, with room for all of them."""
     for captures in engine_of(pair).captures:
         if captures is not None:
             captures.most = max(captures.most, ROOM // captures.num_layers)
+    for _ in range(SETTLED // (WARM_UP + num_rounds) + 1):
+        _decoded(pair, prompts, sampling, length, WARM_UP + num_rounds)
 
 
 def _fixed(length: int) -> Method:
