@@ -12,8 +12,8 @@ first tokens. Further ahead, each token is accepted with the live rows' mean run
 than one step matters where the first extra column is expensive and the next ones are cheap. Depth d = 0 is plain
 decoding: a batch for which drafting does not pay drafts nothing.
 
-What the policy itself takes, such as its head's forward, is a part of C(d) for d > 0 if the table knows it (`own`). It is a
-part of lambda, too, because plain decoding asks no head.
+What the policy itself takes, such as its head's forward, is a part of C(d) for d > 0 if the table knows it (`own`). C(0) has
+none of it, because plain decoding asks no head.
 
 A draft model that has not read a row's prompt must read it first. These seconds are spread over the tokens of a usual
 response, and only rows that have not been drafted for count (`prompt`, `response`).
