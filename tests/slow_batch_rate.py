@@ -5,7 +5,9 @@ from __future__ import annotations
 import torch
 
 from toolkit.stopping import BatchRate
-from toolkit.stopping.batch_rate import FIRST, HELD, LATER, MADE
+from toolkit.stopping.batch_rate import HELD
+
+FIRST, LATER, MADE = range(3)
 
 
 class SlowBatchRate:
@@ -14,10 +16,11 @@ class SlowBatchRate:
     def __init__(self, policy: BatchRate, rows: int):
         known = policy._known(rows, torch.device("cpu"))
         self.policy, self.cost, self.reading = policy, known.cost, known.reading
+        self.gain = 1 + (policy.gain - 1) / rows
         self.seen, self.unread, self.held = [self.nothing() for _ in range(rows)], [True] * rows, [0] * rows
 
     def nothing(self) -> list[list[float]]:
-        return [[0.0, 0.0], [0.0, 0.0], [self.policy.memory, self.policy.memory]]
+        return [[0.0, 0.0], [0.0, 0.0], [0.0, 0.0]]
 
     def join(self, row: int) -> None:
         self.seen[row], self.unread[row], self.held[row] = self.nothing(), True, 0
@@ -41,10 +44,13 @@ class SlowBatchRate:
         self.later = sum(chances[row][LATER] for row in self.live) / max(len(self.live), 1)
         gained = lambda d: sum(chances[row][FIRST] * self.ahead(d) for row in self.live)
         rates = [(len(self.live) + gained(d)) / self.cost[d] for d in range(deepest + 1)]
-        self.planned = max(rates) / max(len(self.live), 1)  # per row
-        self.price = self.planned * max(1.0, total(MADE, 0) / total(MADE, 1) if self.live else 1.0)
+        fixed = max(rates[1:]) / max(len(self.live), 1)  # per row, as all that follows
+        made, spent = (total(MADE, part) for part in (0, 1))
+        rate = (made + policy.memory * self.gain * fixed) / (spent + policy.memory)
+        self.price = max(rate, 1.0 / self.cost[0]) if policy.rests else rate
         read_now = sum(self.unread[row] for row in self.live) * self.reading  # per token of every live row
-        return bool(self.live) and (len(self.live) / max(rates[1:]) + read_now / len(self.live)) < self.cost[0]
+        pays = bool(self.live) and 1 / rate + read_now / len(self.live) < self.cost[0]
+        return pays or (bool(self.live) and not policy.rests)
 
     def ahead(self, count: int) -> float:
         """Tokens accepted of the next `count`, if the first is."""
@@ -64,10 +70,10 @@ class SlowBatchRate:
             self.seen = [[[kept * count for count in kind] for kind in seen] for seen in self.seen]
             return
         self.unread = [False] * len(drafted)
-        planned = self.cost[min(max(drafted), self.policy.deepest)] * self.planned
+        spent = self.cost[min(max(drafted), self.policy.deepest)]
         for row in self.live:
             d, n = drafted[row], length[row]
-            new = [[min(n, 1), min(d, 1)], [max(n - 1, 0), max(min(n, d - 1), 0)], [n + 1, planned]]
+            new = [[min(n, 1), min(d, 1)], [max(n - 1, 0), max(min(n, d - 1), 0)], [n + 1, spent]]
             kept = 1 - 1 / self.policy.memory
             for kind in (FIRST, LATER, MADE):
                 self.seen[row][kind] = [kept * a + b for a, b in zip(self.seen[row][kind], new[kind], strict=True)]

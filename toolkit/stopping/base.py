@@ -119,15 +119,19 @@ class DrawnEstimator(Protocol):
         """P(y_k accepted) and P(y_{k+1} accepted) [B] each, given that the ones before are."""
 
 
-def chances_to_enter(estimator: DrawnEstimator, step: Step, survival: Tensor) -> tuple[Tensor, Tensor]:
+def chances_to_enter(estimator: DrawnEstimator, step: Step, survival: Tensor | None) -> tuple[Tensor, Tensor]:
     """P(y_k enters the text) and P(y_{k+1} does, too) [B] each: products of `survival`, that of y_{k-1}, and estimates.
 
+    survival  [B]; None: 1, as at a round's first token
     Estimates of block verification are these chances already: P_k and P_{k+1} take the place of the running product.
     """
-    accepted, following = (chances.to(survival.dtype) for chances in estimator.drawn_probs(step))
+    accepted, following = estimator.drawn_probs(step)
+    if survival is not None:
+        accepted, following = accepted.to(survival.dtype), following.to(survival.dtype)
     if getattr(estimator, "judges_blocks", False):
         return accepted, following
-    return survival * accepted, survival * accepted * following
+    entered = accepted if survival is None else survival * accepted
+    return entered, entered * following
 
 
 class Thresholded(StoppingPolicy, ABC):

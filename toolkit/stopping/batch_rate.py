@@ -18,13 +18,15 @@ none of it, because plain decoding asks no head.
 A draft model that has not read a row's prompt must read it first. These seconds are spread over the tokens of a usual
 response, and only rows that have not been drafted for count (`prompt`, `response`).
 
+lambda is what rounds with drafts have reached so far. Before they have, it is what the best fixed depth would reach by the
+running acceptance rates and the costs, times a gain: stopping inside a round beats every fixed depth. A row alone gains most
+(`gain`). With B rows the gain is taken as 1 + (gain - 1) / B, because the rows' chances even out. A batch drafts if lambda
+exceeds the rate of plain decoding; if not, lambda is that rate. Costs come from a table, never from a clock, so equal
+batches give equal texts.
+
 Whether to draft, and lambda, are a plan, because planning takes as long as a draft forward of a small model. The batch keeps
 to its plan for `HELD` further rounds, unless its number of slots changes. Rounds without drafts teach nothing, and what is
 known fades in them.
-
-lambda is the best rate of a fixed depth by the running acceptance rates and the costs. It is multiplied by the ratio of
-achieved to planned tokens so far. This factor is needed because stopping inside a round beats every fixed depth. Costs
-come from a table, never from a clock, so equal batches give equal texts.
 
 A row's text depends on its neighbours, but its distribution does not. The depth of a round is decided before its
 acceptance draws are looked at (`couples_rows`).
@@ -41,38 +43,58 @@ from torch import Tensor
 from toolkit.errors import InputError
 from toolkit.load_cost import LoadCost
 from toolkit.schema.arguments import check_ranges
-from toolkit.schema.ranges import AtLeast, Between
+from toolkit.schema.ranges import Above, AtLeast, Between
 from toolkit.stopping.base import DrawnEstimator, State, StoppingPolicy, chances_to_enter
-from toolkit.transfer import Gate, floats_on
+from toolkit.transfer import floats_on, numbers_of
 from toolkit.types import Drafted, Judged, Step
 
-# Columns of `seen` [B, 2, 3], in which older rounds count less: drafted tokens that were accepted, out of those that were
-# tried, for a round's first token and for later ones; tokens made, out of those that were planned.
-FIRST, LATER, MADE = 0, 1, 2
+# Columns of `seen` [B, 6], in which older rounds count less: drafted tokens that were accepted and those that were tried, a
+# round's first token and later ones apart; tokens made in rounds with drafts, and what these rounds cost.
+FIRST, LATER, MADE, FIRST_TRIED, LATER_TRIED, SPENT = range(6)
+GOT, TRIED = slice(FIRST, MADE), slice(FIRST_TRIED, SPENT)
+# Columns of a plan [3 + D + 1]: rounds for which it still holds, slots that it was made for, whether to draft, and behind
+# them what a live row's chances must exceed on average behind depth k = 0 .. D.
+LEFT, SLOTS, DRAFTS, PRICE = range(4)
 HELD = 7  # further rounds for which a batch keeps to its plan
 NEVER = float("inf")
 
 
 @dataclass(frozen=True)
 class Known:
-    """What follows from the costs of a batch of one size, planned to depth D.
+    """What follows from the costs of a batch of one size, planned to depth D. The unit of cost is a round of plain decoding.
 
-    cost   C(d), d = 0 .. D, as numbers
-    plain  1 / C(0), tokens that plain decoding makes per row and unit of cost []
+    cost   C(d) / C(0), d = 0 .. D, as numbers
     reading  cost of a draft's reading of all rows' prompts, per token of a response
+    gain   tokens per cost that stopping inside a round makes, over those of the best fixed depth
     deeper [D]        C(1) .. C(D)
     gaps [D + 1, D]   C(k + j) - C(k) for k = 0 .. D, j = 1 .. D; infinite beyond D
     powers [D]        0 .. D - 1
-    prior [2, 3]      what `seen` starts from
+    prior [6]         what `seen` starts from, all rows together; what is made is known only once the depth is
+    slots []          the size
+    counts            what `seen` gains, by the most tokens of a row: `counted`
     """
 
     cost: list[float]
     reading: float
-    plain: Tensor
+    gain: float
     deeper: Tensor
     gaps: Tensor
     powers: Tensor
     prior: Tensor
+    slots: Tensor
+    counts: dict[int, Tensor] = field(default_factory=dict)
+
+    def counted(self, most: int) -> Tensor:
+        """What a round of depth `most` adds to `seen` [(most + 1)^2, 6]: at drafted * (most + 1) + accepted."""
+        if most not in self.counts:
+            cost = self.cost[min(most, len(self.cost) - 1)]
+            lines = [
+                [min(n, 1), max(n - 1, 0), n + 1, min(d, 1), max(min(n + 1, d) - 1, 0), cost]
+                for d in range(most + 1)
+                for n in range(most + 1)
+            ]
+            self.counts[most] = floats_on(self.prior.device, lines).to(self.prior.dtype)
+        return self.counts[most]
 
 
 @dataclass(frozen=True)
@@ -87,7 +109,10 @@ class BatchRate(StoppingPolicy):
     context     tokens behind a forward that costs are taken at; None: the middle of those that the table was measured at
     prompt, response  tokens of a usual prompt, and of its response; without both, reading prompts counts as free
     first, later  acceptance of a round's first token, and of one behind accepted ones, before anything is known
+    gain        tokens per cost that stopping inside a round makes for a row alone, over those of the best fixed depth,
+                before anything is known
     memory      how many tries that counts for, and how many rounds the past is remembered for
+    rests       whether rounds without drafts are allowed
     deepest     the deepest round that is planned for: set by `within`
     table       costs, and `known`, what follows from them by batch size: set by `bind`
     """
@@ -104,7 +129,9 @@ class BatchRate(StoppingPolicy):
     response: Annotated[int, AtLeast(1)] | None = None
     first: Annotated[float, Between(0, 1, "()")] = 0.75
     later: Annotated[float, Between(0, 1, "()")] = 0.75
+    gain: Annotated[float, Above(0)] = 1.0
     memory: Annotated[float, Between(1, 1e9)] = 20.0
+    rests: bool = True
     deepest: int = 20
     table: LoadCost | None = None
     known: dict[int, Known] = field(default_factory=dict, compare=False, repr=False)
@@ -125,93 +152,81 @@ class BatchRate(StoppingPolicy):
         return replace(self, estimator=self.estimator.bind(pair), table=table, known={})
 
     def init(self, num_rows: int, device: torch.device) -> State:
-        """The state per row.
+        """The state per row. A new row has zeros.
 
-        survival [B] of the round; seen [B, 2, 3]: counts of older rounds; unread [B]: 1 until the row is drafted for;
+        survival [B] of the round; seen [B, 6]: counts of older rounds; plan [B, 4 + D]: the batch's, the same in all rows;
         needed [B, D + 1]: what the live rows' chances must exceed in sum behind depth k.
-        The plan: price [B, D + 1], the same per live row; planned [B]: tokens per row and unit of cost; drafts [B]: 1 if it
-        is to draft; slots [B] that it was made for; held [B]: rounds for which it still holds. A new row has zeros.
         """
-        seen = torch.zeros(num_rows, 2, 3, device=device)
-        seen[:, :, MADE] = self.memory
-        one, nothing = torch.ones(num_rows, device=device), torch.zeros(num_rows, device=device)
-        none = torch.zeros(num_rows, self.deepest + 1, device=device)
-        return {
-            "survival": one, "seen": seen, "unread": one, "needed": none, "price": none, "planned": nothing,
-            "drafts": nothing, "slots": nothing, "held": nothing,
-        }  # fmt: skip
+        none = torch.zeros(num_rows, PRICE + self.deepest + 1, device=device)
+        return {"survival": none[:, 0], "seen": none.new_zeros(num_rows, 6), "plan": none, "needed": none[:, PRICE:]}
 
     def begin(self, live: Tensor, state: State) -> tuple[State, Tensor]:
-        held = (state["held"] > 0) & (state["slots"] == len(live))
-        if Gate(live.device).passes(held, now=True):
-            plan = {key: state[key].amax(0).expand_as(state[key]) for key in ("price", "planned", "drafts")}
-            plan["held"] = state["held"] - 1
+        plan = state["plan"].amax(0)
+        left, slots, drafts = numbers_of(plan[:PRICE])
+        if left > 0 and slots == len(live):
+            plan[LEFT] -= 1
+            goes = live if drafts else torch.zeros_like(live)
         else:
-            plan = self._plan(live, state)
-        new = {"needed": plan["price"] * live.sum(), "survival": torch.ones_like(state["survival"])}
-        return {**state, **plan, **new}, plan["drafts"] > 0
+            plan, drafts = self._plan(live, state["seen"]), True
+            goes = live & plan[DRAFTS].bool()
+        new = {**state, "plan": plan.expand(len(live), -1)}
+        if drafts:
+            rows = live.sum() if len(live) > 1 else 1
+            new["needed"] = (plan[PRICE:] * rows).expand_as(state["needed"])
+        return new, goes
 
-    def _plan(self, live: Tensor, state: State) -> State:
-        """The plan's part of the state, alike in all rows."""
-        known, seen = self._known(len(live), live.device), state["seen"]
-        weight = live.to(seen.dtype)
-        rows = weight.sum().clamp(min=1)
-        got, tried = (weight @ seen.flatten(1)).view(2, 3) + known.prior
-        # the batch's acceptance of first and later tokens, shrunk to the prior; tokens made over planned ones
-        batch = got / tried
-        of_rows = torch.add(seen[:, 0], batch, alpha=self.memory) / (seen[:, 1] + self.memory)  # shrunk to the batch's
-        first, later, _ = (weight @ of_rows / rows).unbind()
+    def _plan(self, live: Tensor, seen: Tensor) -> Tensor:
+        """A plan by what the live rows have seen: [4 + D]."""
+        known, weight = self._known(len(live), live.device), live.to(seen.dtype)
+        rows, alive = weight.sum().clamp(min=1), weight.amax()  # without a live row there is nothing to plan for
+        batch = torch.addmv(known.prior, seen.T, weight)
+        # the batch's acceptance of first and later tokens, shrunk to the prior, and the rows', shrunk to the batch's
+        of_batch = batch[GOT] / batch[TRIED]
+        of_rows = torch.add(seen[:, GOT], of_batch, alpha=self.memory) / (seen[:, TRIED] + self.memory)
+        first, later = (weight @ of_rows / rows).unbind()
         ahead = (later**known.powers).cumsum(0)  # [D]: accepted of the next j tokens if the first is
-        drafting = ((1 + first * ahead) / known.deeper).amax()  # per row and unit of cost, at the best fixed depth
-        planned = torch.maximum(drafting, known.plain)
-        pays = drafting > known.plain
+        fixed = ((1 + first * ahead) / known.deeper).amax()  # tokens per row and unit of cost, at the best fixed depth
+        rate = torch.add(batch[MADE], fixed, alpha=self.memory * known.gain) / batch[SPENT]
+        bar = alive
         if known.reading:
-            unread = torch.dot(weight, state["unread"]) / rows
-            pays = drafting > known.plain * (1 + unread * known.reading * drafting)
-        rate = planned * batch[MADE].clamp(min=1)
-        price = rate * (known.gaps / ahead).amin(1)
-        return {
-            "price": price.expand_as(state["price"]),
-            "planned": planned.expand_as(weight),
-            "drafts": pays.to(weight.dtype).expand_as(weight),
-            "slots": torch.full_like(weight, len(live)),
-            "held": (HELD * weight.amax()).expand_as(weight),  # without a live row there is nothing to plan for
-        }
+            unread = torch.dot(weight, (seen[:, SPENT] == 0).to(weight.dtype)) / rows
+            bar = alive + unread * known.reading * rate
+        drafts = (rate > bar) * alive if self.rests else alive
+        best = rate.clamp(min=1) if self.rests else rate
+        return torch.cat([torch.stack([HELD * alive, known.slots, drafts]), best * (known.gaps / ahead).amin(1)])
 
     def step(self, step: Step, state: State) -> tuple[State, Tensor]:
         assert step.live is not None, "the proposer says which rows are live"
-        survival, following = chances_to_enter(self.estimator, step, state["survival"])
-        goes_on = (following * step.live).sum() > state["needed"][0, step.depth]
+        survival, following = chances_to_enter(self.estimator, step, state["survival"] if step.depth > 1 else None)
+        together = (following * step.live).sum() if len(following) > 1 else following
+        goes_on = together > state["needed"][0, step.depth]
         return {**state, "survival": survival}, goes_on.expand_as(step.live)
 
     def observe(self, proposal: Drafted, verdict: Judged, state: State) -> State:
-        kept, drafted, length = 1 - 1 / self.memory, proposal.num_drafted, verdict.length
-        if not proposal.num_nodes:
+        kept, most = 1 - 1 / self.memory, proposal.num_nodes
+        if not most:
             return {**state, "seen": kept * state["seen"]}
-        cost = self._known(len(drafted), drafted.device).cost
-        first, tried = length.clamp(max=1), drafted.clamp(max=1)
-        later = torch.minimum(length, drafted - tried)  # tried behind an accepted first one
-        promised = cost[min(proposal.num_nodes, self.deepest)] * state["planned"]
-        counts = torch.stack([first, length - first, length + 1, tried, later, promised], 1).view(-1, 2, 3)
-        seen = torch.add(counts, state["seen"], alpha=kept)
-        return {**state, "seen": seen, "unread": torch.zeros_like(state["unread"])}
+        known = self._known(len(state["seen"]), verdict.length.device)
+        at = torch.add(verdict.length, proposal.num_drafted, alpha=most + 1)
+        return {**state, "seen": torch.add(known.counted(most).index_select(0, at), state["seen"], alpha=kept)}
 
     def _known(self, batch: int, device: torch.device) -> Known:
         assert self.table is not None, "bind the policy to a pair first"
         if batch not in self.known:
             depths = range(self.deepest + 1)
             context = self.table.middle if self.context is None else self.context
-            cost = [self.table.round(batch, depth, context) for depth in depths]
+            seconds = [self.table.round(batch, depth, context) for depth in depths]
             if self.own is not None:
                 own = self.table.rules[self.own]
-                cost = [seconds + own(batch, depth) * (depth > 0) for depth, seconds in enumerate(cost)]
+                seconds = [one + own(batch, depth) * (depth > 0) for depth, one in enumerate(seconds)]
+            cost = [one / seconds[0] for one in seconds]
             gaps = [[cost[k + j] - cost[k] if k + j in depths else NEVER for j in depths[1:]] for k in depths]
             reading = 0.0
             if self.prompt is not None and self.response is not None:
-                reading = batch * self.table.draft(1, self.prompt) / self.response
+                reading = batch * self.table.draft(1, self.prompt) / self.response / seconds[0]
             tried = self.memory
-            prior = [[tried * self.first, tried * self.later, 0.0], [tried, tried, 1e-9]]
-            tensors = ([1 / cost[0]], cost[1:], gaps, [float(depth) for depth in depths[:-1]], prior)
-            plain, deeper, further, powers, start = (floats_on(device, values) for values in tensors)
-            self.known[batch] = Known(cost, reading, plain[0], deeper, further, powers, start)
+            prior = [tried * self.first, tried * self.later, 0.0, tried, tried, tried]
+            lists = cost[1:], gaps, [float(depth) for depth in depths[:-1]], prior, float(batch)
+            tensors = [floats_on(device, values) for values in lists]
+            self.known[batch] = Known(cost, reading, 1 + (self.gain - 1) / batch, *tensors)
         return self.known[batch]

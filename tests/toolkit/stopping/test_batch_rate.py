@@ -17,7 +17,7 @@ from toolkit.errors import InputError
 from toolkit.load_cost import CostGrid, LoadCost, RuleSeconds
 from toolkit.stopping import BatchRate, Bounded
 from toolkit.stopping.base import with_fresh
-from toolkit.stopping.batch_rate import FIRST, HELD, LATER
+from toolkit.stopping.batch_rate import FIRST, FIRST_TRIED, HELD, LATER, LATER_TRIED, LEFT, SPENT
 from toolkit.testing_batches import coupled_error
 from toolkit.transfer import Gate
 from toolkit.types import DraftStep, Proposal, Verdict
@@ -63,7 +63,7 @@ def test_it_goes_on_while_the_rows_sum_exceeds_what_a_forward_costs_at_the_batch
     gained = torch.tensor([0.0, 0.6, 0.9, 1.05, 1.125])
     rates = (2 + 2 * gained) / (1 + 0.3 * torch.arange(5))
     assert going.tolist() == [True, True] and rates.argmax() == 1
-    torch.testing.assert_close(2 * state["planned"], rates.max().expand(2))
+    torch.testing.assert_close(state["needed"][:, 3], 0.3 * rates.max().expand(2))
     for chosen in ((0.9, 0.5), (0.6, 0.5), (0.55, 0.5), (0.99, 0.01)):
         ahead = sum(
             p * max(p, 1 - p) for p in chosen
@@ -133,11 +133,12 @@ def test_running_acceptance_counts_first_and_later_tokens():
     live = torch.tensor([True, True, False])
     state, _ = policy.begin(live, policy.init(3, live.device))
     state = policy.observe(*judged([4, 4, 0], [2, 0, 0]), state)
-    assert state["seen"][:, :, FIRST].tolist() == [[1, 1], [0, 1], [0, 0]]
-    assert state["seen"][:, :, LATER].tolist() == [[1, 2], [0, 0], [0, 0]]
+    firsts, laters = [FIRST, FIRST_TRIED], [LATER, LATER_TRIED]
+    assert state["seen"][:, firsts].tolist() == [[1, 1], [0, 1], [0, 0]]
+    assert state["seen"][:, laters].tolist() == [[1, 2], [0, 0], [0, 0]]
     state = policy.observe(*judged([4, 4, 0], [4, 1, 0]), state)
-    torch.testing.assert_close(state["seen"][0, :, LATER], torch.tensor([0.9 + 3, 0.9 * 2 + 3]))
-    assert state["seen"][2, :, LATER].tolist() == [0, 0]
+    torch.testing.assert_close(state["seen"][0, laters], torch.tensor([0.9 + 3, 0.9 * 2 + 3]))
+    assert state["seen"][2, laters].tolist() == [0, 0]
 
 
 @pytest.mark.parametrize(
@@ -147,6 +148,8 @@ def test_running_acceptance_counts_first_and_later_tokens():
         {"cost_ratio": 0.3, "column_cost": 0.02, "first": 0.9, "later": 0.3, "memory": 1.5},
         {"cost_ratio": 0.4, "column_cost": 0.2, "first": 0.7, "later": 0.8, "memory": 8.0},
         {"cost_ratio": 0.2, "first": 0.6, "later": 0.5, "memory": 3.0, "prompt": 9, "response": 5},
+        {"cost_ratio": 0.4, "column_cost": 0.2, "first": 0.7, "later": 0.8, "memory": 8.0, "gain": 1.6},
+        {"cost_ratio": 0.4, "column_cost": 0.4, "first": 0.7, "later": 0.6, "memory": 8.0, "rests": False},
     ],
 )
 def test_round_after_round_it_is_its_definition(settings):
@@ -154,6 +157,7 @@ def test_round_after_round_it_is_its_definition(settings):
     policy = bound(most, **settings)
     slow, state, seen, drafting_rounds = SlowBatchRate(policy, rows), policy.init(rows, torch.device("cpu")), set(), 0
     random = lambda: torch.rand(rows, generator=generator)
+    known = lambda slow: torch.tensor(slow.seen).transpose(1, 2).flatten(1)
     for number in range(240):
         if number % 5 == 4:  # a new text in a slot
             joined = number % rows
@@ -161,14 +165,14 @@ def test_round_after_round_it_is_its_definition(settings):
             state = with_fresh(policy, state, joined)
         live = (random() < (0.8 if number != 7 else 0.0)).tolist()
         state, going = policy.begin(torch.tensor(live), state)
-        assert going.tolist() == [slow.begin(live)] * rows
-        torch.testing.assert_close(state["seen"], torch.tensor(slow.seen).transpose(1, 2), rtol=1e-4, atol=1e-4)
+        drafts = slow.begin(live)
+        assert going.tolist() == [drafts and here for here in live]
+        torch.testing.assert_close(state["seen"], known(slow), rtol=1e-4, atol=1e-4)
         if not going.any():
             slow.observe([0] * rows, [0] * rows)
             state = policy.observe(*judged([0] * rows, [0] * rows), state)
             continue
         drafting_rounds += 1
-        assert state["planned"].tolist() == [pytest.approx(slow.planned, rel=1e-4)] * rows
         last = slow.rate * (slow.cost[most] - slow.cost[most - 1])
         assert state["needed"][:, most - 1].tolist() == [pytest.approx(last, rel=1e-4)] * rows
         for depth in range(1, most + 1):
@@ -181,11 +185,11 @@ def test_round_after_round_it_is_its_definition(settings):
         length = (drafted * random() * 1.5).long().clamp(max=drafted)
         slow.observe(drafted.tolist(), length.tolist())
         state = policy.observe(*judged(drafted.tolist(), length.tolist()), state)
-        known, absent = torch.tensor(slow.seen).transpose(1, 2), ~torch.tensor(live)
-        state["seen"][absent] = known[absent]  # a slot that is not live is never read again before it is filled
-        torch.testing.assert_close(state["seen"], known, rtol=1e-4, atol=1e-4)
+        expected, absent = known(slow), ~torch.tensor(live)
+        state["seen"][absent] = expected[absent]  # a slot that is not live is never read again before it is filled
+        torch.testing.assert_close(state["seen"], expected, rtol=1e-4, atol=1e-4)
     assert {(1, True), (1, False), (most, False)} <= seen and (most, True) not in seen
-    assert 0 < drafting_rounds < 240, "the batch drafts at times, and rests at times"
+    assert 0 < drafting_rounds < 240 - policy.rests, "the batch drafts at times, and rests at times"
 
 
 def test_costs_come_from_the_table_that_is_named(tmp_path):
@@ -207,9 +211,9 @@ def test_costs_are_those_behind_the_given_context():
     seconds = torch.tensor([[[1.0, 3.0]]], dtype=torch.float64).numpy()
     table = LoadCost(*(CostGrid((1.0,), (1.0,), (0.0, 100.0), seconds) for _ in range(2)), "test")
     policy = replace(bound(most=2), table=table, context=50, known={})
-    assert policy._known(1, torch.device("cpu")).cost == [2.0, 4.0, 6.0]
+    assert policy._known(1, torch.device("cpu")).cost == [1.0, 2.0, 3.0]
     middle = replace(policy, context=None, known={})  # the middle of 0 and 100
-    assert middle._known(1, torch.device("cpu")).cost == [2.0, 4.0, 6.0]
+    assert middle._known(1, torch.device("cpu")).cost == [1.0, 2.0, 3.0]
 
 
 def test_a_batch_that_does_not_draft_keeps_to_it_and_forgets():
@@ -230,7 +234,7 @@ def test_a_plan_is_for_as_many_rows_as_are_live():
     """Planned with one live row of three, kept when all three are: they must gain three times as much."""
     policy, live = bound(cost_ratio=0.2), torch.tensor([True, False, False])
     state, _ = policy.begin(live, policy.init(3, live.device))
-    assert state["held"].tolist() == [HELD] * 3
+    assert state["plan"][:, LEFT].tolist() == [HELD] * 3
     kept, going = policy.begin(torch.ones(3, dtype=torch.bool), state)
     assert going.all()
     torch.testing.assert_close(kept["needed"], 3 * state["needed"])
@@ -241,7 +245,7 @@ def test_a_plan_is_for_as_many_rows_as_are_live():
 def test_no_plan_is_kept_that_was_made_without_a_live_row():
     policy, live = bound(cost_ratio=0.01), torch.ones(2, dtype=torch.bool)
     state, going = policy.begin(~live, policy.init(2, live.device))
-    assert not going.any() and state["held"].tolist() == [0, 0]
+    assert not going.any() and state["plan"][:, LEFT].tolist() == [0, 0]
     assert policy.begin(live, with_fresh(policy, state, 0))[1].all()
 
 
@@ -250,14 +254,14 @@ def test_a_new_text_in_a_slot_shares_the_plan_of_the_others(ratio):
     policy, live = bound(cost_ratio=ratio), torch.ones(3, dtype=torch.bool)
     state, planned = policy.begin(live, policy.init(3, live.device))
     joined = with_fresh(policy, state, 0)
-    assert joined["held"].tolist() == [0, HELD, HELD] and state["held"].tolist() == [HELD] * 3
+    assert joined["plan"][:, LEFT].tolist() == [0, HELD, HELD] and state["plan"][:, LEFT].tolist() == [HELD] * 3
     for key, value in policy.init(1, live.device).items():
         assert torch.equal(joined[key][:1], value)
         assert torch.equal(joined[key][1:], state[key][1:])
     after, going = policy.begin(live, joined)
     assert torch.equal(going, planned) and going.tolist() == [ratio < 1] * 3
-    for key in ("price", "planned", "needed", "drafts"):
-        assert torch.equal(after[key], state[key])
+    assert not going.any() or torch.equal(after["needed"], state["needed"])
+    assert torch.equal(after["plan"][:, LEFT + 1 :], state["plan"][:, LEFT + 1 :])
 
 
 def test_a_batch_with_fewer_slots_plans_anew():
@@ -288,7 +292,7 @@ def test_reading_prompts_counts_until_the_draft_has_read_them():
     two = torch.tensor([True, True])
     for read, expected in ((0, False), (1, False), (2, True)):  # in a batch of two, every prompt holds up two rows
         state = policy.init(2, two.device)
-        state["unread"] = torch.tensor([1.0, 1.0]) - (torch.arange(2) < read).float()
+        state["seen"][:read, SPENT] = 1e-9
         assert policy.begin(two, state)[1].tolist() == [expected] * 2
 
 
