@@ -27,7 +27,7 @@ class SlowBatchRate:
 
     def begin(self, live: list[bool]) -> bool:
         self.live, self.survival = [row for row, here in enumerate(live) if here], [1.0] * len(live)
-        if any(left > 0 for left in self.held):
+        if self.held[0] > 0:  # the first row's plan is the batch's
             self.held = [left - 1 for left in self.held]
         else:
             self.drafts, self.held = self.plan(), [HELD if self.live else 0] * len(live)

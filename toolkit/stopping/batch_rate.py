@@ -71,6 +71,7 @@ class Known:
     powers [D]        0 .. D - 1
     prior [6]         what `seen` starts from, all rows together; what is made is known only once the depth is
     slots []          the size
+    tick [4 + D]      what one round takes off a plan that is kept
     counts            what `seen` gains, by the most tokens of a row: `counted`
     """
 
@@ -82,6 +83,7 @@ class Known:
     powers: Tensor
     prior: Tensor
     slots: Tensor
+    tick: Tensor
     counts: dict[int, Tensor] = field(default_factory=dict)
 
     def counted(self, most: int) -> Tensor:
@@ -154,25 +156,25 @@ class BatchRate(StoppingPolicy):
     def init(self, num_rows: int, device: torch.device) -> State:
         """The state per row. A new row has zeros.
 
-        survival [B] of the round; seen [B, 6]: counts of older rounds; plan [B, 4 + D]: the batch's, the same in all rows;
-        needed [B, D + 1]: what the live rows' chances must exceed in sum behind depth k.
+        survival [B] of the round, over the number of live rows, so that sums are means; seen [B, 6]: counts of older rounds;
+        plan [B, 4 + D]: the batch's, the same in all rows but new ones. The first row's counts.
         """
         none = torch.zeros(num_rows, PRICE + self.deepest + 1, device=device)
-        return {"survival": none[:, 0], "seen": none.new_zeros(num_rows, 6), "plan": none, "needed": none[:, PRICE:]}
+        return {"survival": none[:, 0], "seen": none.new_zeros(num_rows, 6), "plan": none}
 
     def begin(self, live: Tensor, state: State) -> tuple[State, Tensor]:
-        plan = state["plan"].amax(0)
-        left, slots, drafts = numbers_of(plan[:PRICE])
-        if left > 0 and slots == len(live):
-            plan[LEFT] -= 1
+        rows = len(live)
+        left, slots, drafts = numbers_of(state["plan"][0, :PRICE]) if rows else (0.0, 0.0, 0.0)
+        if left > 0 and slots == rows:
+            new = {**state, "plan": state["plan"] - self._known(rows, live.device).tick}
             goes = live if drafts else torch.zeros_like(live)
         else:
-            plan, drafts = self._plan(live, state["seen"]), True
+            plan, drafts = self._plan(live, state["seen"]), 1.0
+            new = {**state, "plan": plan.expand(rows, -1)}
             goes = live & plan[DRAFTS].bool()
-        new = {**state, "plan": plan.expand(len(live), -1)}
-        if drafts:
-            rows = live.sum() if len(live) > 1 else 1
-            new["needed"] = (plan[PRICE:] * rows).expand_as(state["needed"])
+        if drafts and rows > 1:
+            weight = live.to(state["survival"].dtype)
+            new["survival"] = weight / weight.sum()
         return new, goes
 
     def _plan(self, live: Tensor, seen: Tensor) -> Tensor:
@@ -197,10 +199,13 @@ class BatchRate(StoppingPolicy):
 
     def step(self, step: Step, state: State) -> tuple[State, Tensor]:
         assert step.live is not None, "the proposer says which rows are live"
-        survival, following = chances_to_enter(self.estimator, step, state["survival"] if step.depth > 1 else None)
-        together = (following * step.live).sum() if len(following) > 1 else following
-        goes_on = together > state["needed"][0, step.depth]
-        return {**state, "survival": survival}, goes_on.expand_as(step.live)
+        alone, price = len(step.live) == 1, state["plan"][0, PRICE + step.depth]
+        before = None if alone and step.depth == 1 else state["survival"]
+        survival, following = chances_to_enter(self.estimator, step, before)
+        if alone:
+            return {**state, "survival": survival}, following > price
+        together = torch.dot(following, step.live.to(following.dtype))
+        return {**state, "survival": survival}, (together > price).expand_as(step.live)
 
     def observe(self, proposal: Drafted, verdict: Judged, state: State) -> State:
         kept, most = 1 - 1 / self.memory, proposal.num_nodes
@@ -226,7 +231,8 @@ class BatchRate(StoppingPolicy):
                 reading = batch * self.table.draft(1, self.prompt) / self.response / seconds[0]
             tried = self.memory
             prior = [tried * self.first, tried * self.later, 0.0, tried, tried, tried]
-            lists = cost[1:], gaps, [float(depth) for depth in depths[:-1]], prior, float(batch)
+            tick = [1.0] + [0.0] * (PRICE + self.deepest)
+            lists = cost[1:], gaps, [float(depth) for depth in depths[:-1]], prior, float(batch), tick
             tensors = [floats_on(device, values) for values in lists]
             self.known[batch] = Known(cost, reading, 1 + (self.gain - 1) / batch, *tensors)
         return self.known[batch]

@@ -17,7 +17,7 @@ from toolkit.errors import InputError
 from toolkit.load_cost import CostGrid, LoadCost, RuleSeconds
 from toolkit.stopping import BatchRate, Bounded
 from toolkit.stopping.base import with_fresh
-from toolkit.stopping.batch_rate import FIRST, FIRST_TRIED, HELD, LATER, LATER_TRIED, LEFT, SPENT
+from toolkit.stopping.batch_rate import FIRST, FIRST_TRIED, HELD, LATER, LATER_TRIED, LEFT, PRICE, SPENT
 from toolkit.testing_batches import coupled_error
 from toolkit.transfer import Gate
 from toolkit.types import DraftStep, Proposal, Verdict
@@ -63,7 +63,7 @@ def test_it_goes_on_while_the_rows_sum_exceeds_what_a_forward_costs_at_the_batch
     gained = torch.tensor([0.0, 0.6, 0.9, 1.05, 1.125])
     rates = (2 + 2 * gained) / (1 + 0.3 * torch.arange(5))
     assert going.tolist() == [True, True] and rates.argmax() == 1
-    torch.testing.assert_close(state["needed"][:, 3], 0.3 * rates.max().expand(2))
+    torch.testing.assert_close(2 * state["plan"][:, PRICE + 3], 0.3 * rates.max().expand(2))
     for chosen in ((0.9, 0.5), (0.6, 0.5), (0.55, 0.5), (0.99, 0.01)):
         ahead = sum(
             p * max(p, 1 - p) for p in chosen
@@ -174,7 +174,7 @@ def test_round_after_round_it_is_its_definition(settings):
             continue
         drafting_rounds += 1
         last = slow.rate * (slow.cost[most] - slow.cost[most - 1])
-        assert state["needed"][:, most - 1].tolist() == [pytest.approx(last, rel=1e-4)] * rows
+        assert float(sum(live) * state["plan"][0, PRICE + most - 1]) == pytest.approx(last, rel=1e-4)
         for depth in range(1, most + 1):
             chosen = (1 - random() ** 3 / 2).tolist()  # at least 1/2: q's largest probability is the token's own
             drafting = [a and b for a, b in zip(live, (random() < 0.9).tolist(), strict=True)]
@@ -231,15 +231,16 @@ def test_a_batch_that_does_not_draft_keeps_to_it_and_forgets():
 
 
 def test_a_plan_is_for_as_many_rows_as_are_live():
-    """Planned with one live row of three, kept when all three are: they must gain three times as much."""
+    """Planned with one live row of three, kept when all three are: their mean must be as much, so they gain three times."""
     policy, live = bound(cost_ratio=0.2), torch.tensor([True, False, False])
     state, _ = policy.begin(live, policy.init(3, live.device))
     assert state["plan"][:, LEFT].tolist() == [HELD] * 3
     kept, going = policy.begin(torch.ones(3, dtype=torch.bool), state)
     assert going.all()
-    torch.testing.assert_close(kept["needed"], 3 * state["needed"])
+    torch.testing.assert_close(state["survival"], torch.tensor([1.0, 0.0, 0.0]))
+    torch.testing.assert_close(kept["survival"], torch.full((3,), 1 / 3))
     fresh, _ = policy.begin(torch.ones(3, dtype=torch.bool), policy.init(3, live.device))
-    torch.testing.assert_close(kept["needed"], fresh["needed"])
+    torch.testing.assert_close(kept["plan"][:, PRICE:], fresh["plan"][:, PRICE:])
 
 
 def test_no_plan_is_kept_that_was_made_without_a_live_row():
@@ -253,15 +254,16 @@ def test_no_plan_is_kept_that_was_made_without_a_live_row():
 def test_a_new_text_in_a_slot_shares_the_plan_of_the_others(ratio):
     policy, live = bound(cost_ratio=ratio), torch.ones(3, dtype=torch.bool)
     state, planned = policy.begin(live, policy.init(3, live.device))
-    joined = with_fresh(policy, state, 0)
-    assert joined["plan"][:, LEFT].tolist() == [0, HELD, HELD] and state["plan"][:, LEFT].tolist() == [HELD] * 3
+    joined = with_fresh(policy, state, 1)
+    assert joined["plan"][:, LEFT].tolist() == [HELD, 0, HELD] and state["plan"][:, LEFT].tolist() == [HELD] * 3
     for key, value in policy.init(1, live.device).items():
-        assert torch.equal(joined[key][:1], value)
-        assert torch.equal(joined[key][1:], state[key][1:])
+        assert torch.equal(joined[key][1:2], value)
+        assert torch.equal(joined[key][::2], state[key][::2])
     after, going = policy.begin(live, joined)
     assert torch.equal(going, planned) and going.tolist() == [ratio < 1] * 3
-    assert not going.any() or torch.equal(after["needed"], state["needed"])
-    assert torch.equal(after["plan"][:, LEFT + 1 :], state["plan"][:, LEFT + 1 :])
+    assert torch.equal(after["plan"][0, LEFT + 1 :], state["plan"][0, LEFT + 1 :]), "the first row's plan is the batch's"
+    first = with_fresh(policy, state, 0)
+    assert policy.begin(live, first)[0]["plan"][:, LEFT].tolist() == [HELD] * 3, "without it, the batch plans anew"
 
 
 def test_a_batch_with_fewer_slots_plans_anew():
