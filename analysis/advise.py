@@ -84,14 +84,15 @@ def run(cfg: Any) -> Path:
     for number, name in enumerate(names):
         one = _single(pair, number, heads, name)
         benches = [Workbench(one, parts[part], sampling, cfg.batch_size) for part in ("dev", "test")]
-        dev, test = (RecordedPair(bench, wanted, stage.folder, cfg.max_drafted, cfg.hidden) for bench in benches)
-        test.usual = dev.usual
+        dev = RecordedPair(benches[0], wanted, stage.folder, cfg.max_drafted, cfg.hidden)
+        test = RecordedPair(benches[1], wanted, stage.folder, cfg.max_drafted, cfg.hidden, known_by=dev)
         for method, reason in dev.left_out.items():
             hint = "; train_heads=true trains one" if reason == HEADLESS and not cfg.train_heads else ""
             print(f"{name}: {method} left out, {reason}{hint}")
         asked = [prompt.content for prompt in parts["dev"]]
         costs = costs_of(cfg, one, number, asked, sampling, sizes, stage.folder, dev.methods)
-        replace(costs, about={**costs.about, "usual": dev.usual}).save(stage.folder / f"costs-{number}.json")
+        told = {setting.name: dev.told(setting, costs) for setting in dev.settings if dev.told(setting, costs)}
+        replace(costs, about={**costs.about, "told": told}).save(stage.folder / f"costs-{number}.json")
         candidates.append(Candidate(name, dev, test, costs))
     table = choose(candidates, sizes, cfg.drops, Bootstrap(cfg.resamples, cfg.confidence, cfg.seed))
     _publish(cfg, stage.folder, table, candidates, sizes)
@@ -185,13 +186,12 @@ def _publish(
     pairs = {one.draft: one.dev for one in candidates}
     if answer.method != PLAIN and (head := pairs[answer.draft].head_of(answer.method)) is not None:
         overrides.append(f"head={head}")
-    if answer.method.startswith("batch_rate"):
+    if answer.method != PLAIN:
         number = [one.draft for one in candidates].index(answer.draft)
-        one = candidates[number]
-        own = one.dev.rule_name(Setting(answer.method, json.loads(answer.parameters)))
-        known = {"costs": (folder / f"costs-{number}.json").resolve(), **one.dev.usual}
-        known |= {"own": own} if own in one.costs.rules else {}
-        overrides += [f"method.policy.{name}={value}" for name, value in known.items()]
+        setting = Setting(answer.method, json.loads(answer.parameters))
+        if told := candidates[number].dev.told(setting, candidates[number].costs):
+            known = {"costs": (folder / f"costs-{number}.json").resolve(), **told}
+            overrides += [f"method.policy.{name}={value}" for name, value in known.items() if value is not None]
     greedy = best_lengths(table, best, greedy=True) if table.greedy.any() else None
     write_exports(folder / "exports", where[best], best_lengths(table, best, greedy=False), greedy, overrides)
     text = [f"# Advice ({about})", *(f"- {line}" for line in said), markdown(readable(table))]

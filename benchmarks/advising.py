@@ -118,12 +118,10 @@ def _contenders(part: pd.DataFrame, drafts: Mapping[str, ModelPair], out: Path) 
         if not mine and line.method != "speculative":
             continue
         parameters = {name: value for name, value in json.loads(str(line.parameters)).items() if name != "head"}
-        if str(line.method).startswith("batch_rate"):
-            costs = out / f"costs-{list(drafts).index(str(line.draft))}.json"
-            table = LoadCost.load(costs)
-            own = next(name for name in table.rules if f"{name}-".startswith(f"{line.method}-"))
-            known = {"costs": str(costs), "own": own, **table.about["usual"]}
-            parameters |= {f"policy.{name}": value for name, value in known.items()}
+        costs = out / f"costs-{list(drafts).index(str(line.draft))}.json"
+        told = LoadCost.load(costs).about["told"].get(Setting(str(line.method), json.loads(str(line.parameters))).name)
+        if told:
+            parameters |= {"policy.costs": str(costs), **{f"policy.{name}": value for name, value in told.items()}}
         method = config.instantiate(config.plain(Setting(str(line.method), parameters).method_config()))
         one = Contender(line, drafts[str(line.draft)], method)
         found[one.name] = one

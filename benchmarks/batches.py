@@ -103,8 +103,8 @@ def study(
         unknown = contenders({name: {} for name in TOGETHER})
         before = RecordedPair(_bench(pair, others, sampling), unknown, Path(scratch), 20)
         costs = with_rules(costs, pair, before.methods, others, sampling, sizes)
-        known = {"costs": str(costs.save(Path(scratch) / "costs.json")), **before.usual}
-        settings = contenders({name: {**known, "own": before.rule_name(Setting(name))} for name in TOGETHER})
+        kept = {"costs": str(costs.save(Path(scratch) / "costs.json"))}
+        settings = contenders({name: {**kept, **before.told(Setting(name), costs)} for name in TOGETHER})
         recorded = RecordedPair(_bench(pair, prompts[:count], sampling), settings, Path(scratch), 20)
         lines = []
         for size in sizes:

@@ -3,7 +3,8 @@
 On a GPU that is PyTorch's own business (`set_sync_debug_mode`). On a CPU nothing waits, so what would wait on a GPU is
 recognised as it is called. Reading a value is recognised (`bool`, `item`, `tolist`), and results whose size depends on
 values (`nonzero`, boolean masks). So are new tensors from Python values, except by `toolkit.transfer`. The answers of a
-`Gate`, and `numbers_of`, are what waiting is for, and are let through. Not seen on a CPU: `.cpu()`, and indexing with Python lists.
+`Gate`, and `numbers_of`, are what waiting is for, and are let through. Not seen on a CPU: `.cpu()`, and indexing with
+Python lists.
 """
 
 from __future__ import annotations

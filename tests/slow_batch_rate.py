@@ -16,7 +16,7 @@ class SlowBatchRate:
     def __init__(self, policy: BatchRate, rows: int):
         known = policy._known(rows, torch.device("cpu"))
         self.policy, self.cost, self.reading = policy, known.cost, known.reading
-        self.gain = 1 + (policy.gain - 1) / rows
+        self.gain = 1 + (policy.gain - 1) / rows**2
         self.seen, self.unread, self.held = [self.nothing() for _ in range(rows)], [True] * rows, [0] * rows
 
     def nothing(self) -> list[list[float]]:

@@ -6,7 +6,7 @@ named after everything that they depend on. So a second call with other costs or
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
@@ -29,6 +29,7 @@ from toolkit.trace.rounds import Geometry
 from toolkit.verification.rules.rejection import Rejection
 
 HEADLESS = "needs a trained head"
+GAINS = 0.5, 2.0  # of a few texts, others are chance
 
 
 class RecordedPair:
@@ -36,12 +37,20 @@ class RecordedPair:
 
     settings  those of `wanted` that can be simulated: chains judged token by token, and plain decoding
     left_out  why the others cannot, by method
+    known_by  the recording that batch rules know these texts by (`told`); None: this one
     """
 
     def __init__(
-        self, bench: Workbench, wanted: Sequence[Setting], folder: Path, max_drafted: int, hidden: bool = True
+        self,
+        bench: Workbench,
+        wanted: Sequence[Setting],
+        folder: Path,
+        max_drafted: int,
+        hidden: bool = True,
+        known_by: RecordedPair | None = None,
     ):
-        self.bench, self.left_out = bench, dict[str, str]()
+        self.bench, self.left_out, self.known_by = bench, dict[str, str](), known_by or self
+        self._told: dict[tuple[str, int], tuple[LoadCost, dict[str, Any]]] = {}
         self.settings = [setting for setting in wanted if self._takes(setting, max_drafted)]
         if not any(setting.method != PLAIN for setting in self.settings):
             raise InputError(f"no setting can be simulated: {'; '.join(f'{k}: {v}' for k, v in self.left_out.items())}")
@@ -78,13 +87,49 @@ class RecordedPair:
             "later": _share(second, first),
         }
 
+    def told(self, setting: Setting, costs: LoadCost) -> dict[str, Any]:
+        """Parameters of a batch rule that come from this recording: `usual`, its entry of `costs` (`own`), and its gain.
+
+        What the setting says itself stays as it is; other settings, and rules with a cost table of their own, are told nothing.
+        `gain`: tokens/s of these texts one by one, drafting in every round, over what `BatchRate` expects of the best fixed
+        length before it has seen a round.
+        """
+        rule = self.bench.methods[setting.name].policy
+        if not isinstance(rule, BatchRate) or rule.costs is not None:
+            return {}
+        key = setting.name, id(costs)
+        if key not in self._told:
+            own = self.rule_name(setting)
+            known = {**self.usual, "own": own if own in costs.rules else None}
+            known = {name: value for name, value in known.items() if f"policy.{name}" not in setting.parameters}
+            if "policy.gain" not in setting.parameters:
+                known["gain"] = self._gain(setting, known, costs)
+            self._told[key] = costs, known  # the table is kept, so that no other gets its id
+        return self._told[key][1]
+
+    def _gain(self, setting: Setting, known: Mapping[str, Any], costs: LoadCost) -> float:
+        bounded = self.recording.policy_for(setting)
+        assert isinstance(bounded, Bounded) and isinstance(bounded.policy, BatchRate)
+        always = replace(bounded.policy, table=costs, known={}, rests=False, **known)
+        trace, texts = self.recording.trace_for(self._traced(setting)), range(self.num_texts)
+        assert trace is not None
+        plain, drafting = (
+            # prompts of one token: the rule is told apart what reading them takes
+            serve(trace, [1] * self.num_texts, policy, costs, Load(1), texts, seconds).tokens_per_second
+            for policy, seconds in (
+                (self._policy(Setting(PLAIN), costs), None),
+                (replace(bounded, policy=always), costs.rules.get(self.rule_name(setting))),
+            )
+        )
+        return round(float(np.clip(drafting / plain / always.fixed(1), *GAINS)), 3)
+
     def head_of(self, method: str) -> str | None:
         """Folder of the head that a method reads; None: it reads none."""
         setting = next(setting for setting in self.settings if setting.method == method)
         return setting.head or (self.bench.pair.head if reads_head(setting) else None)
 
     def serve(self, setting: Setting, costs: LoadCost, load: Load, requests: Sequence[int] | None = None) -> Served:
-        """Serve these texts (None: each once) with a setting; policies told no costs of their own get `costs` and `usual`."""
+        """Serve these texts (None: each once) with a setting; policies told no costs of their own get `costs` and `told`."""
         chosen = range(self.num_texts) if requests is None else requests
         trace = self.recording.trace_for(self._traced(setting))
         assert trace is not None
@@ -114,11 +159,9 @@ class RecordedPair:
         if setting.method == PLAIN:
             return self.bench.methods[PLAIN].bind(self.bench.pair).policy
         policy = self.recording.policy_for(setting)
-        inner = policy.policy if isinstance(policy, Bounded) else policy
-        if isinstance(inner, BatchRate) and inner.costs is None and isinstance(policy, Bounded):
-            known = {name: value for name, value in self.usual.items() if f"policy.{name}" not in setting.parameters}
-            own = self.rule_name(setting) if self.rule_name(setting) in costs.rules else None
-            return replace(policy, policy=replace(inner, table=costs, own=own, known={}, **known))
+        told = self.known_by.told(setting, costs)
+        if told and isinstance(policy, Bounded) and isinstance(policy.policy, BatchRate):
+            return replace(policy, policy=replace(policy.policy, table=costs, known={}, **told))
         return policy
 
     def _takes(self, setting: Setting, max_drafted: int) -> bool:

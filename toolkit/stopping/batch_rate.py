@@ -20,9 +20,9 @@ response, and only rows that have not been drafted for count (`prompt`, `respons
 
 lambda is what rounds with drafts have reached so far. Before they have, it is what the best fixed depth would reach by the
 running acceptance rates and the costs, times a gain: stopping inside a round beats every fixed depth. A row alone gains most
-(`gain`). With B rows the gain is taken as 1 + (gain - 1) / B, because the rows' chances even out. A batch drafts if lambda
-exceeds the rate of plain decoding; if not, lambda is that rate. Costs come from a table, never from a clock, so equal
-batches give equal texts.
+(`gain`). With B rows the gain is taken as 1 + (gain - 1) / B^2, because the rows' chances even out: that is how it fell on
+the pairs it was measured on. A batch drafts if lambda exceeds the rate of plain decoding; if not, lambda is that rate. Costs
+come from a table, never from a clock, so equal batches give equal texts.
 
 Whether to draft, and lambda, are a plan, because planning takes as long as a draft forward of a small model. The batch keeps
 to its plan for `HELD` further rounds, unless its number of slots changes. Rounds without drafts teach nothing, and what is
@@ -84,7 +84,7 @@ class Known:
     prior: Tensor
     slots: Tensor
     tick: Tensor
-    counts: dict[int, Tensor] = field(default_factory=dict)
+    counts: dict[int, Tensor] = field(default_factory=dict, kw_only=True)
 
     def counted(self, most: int) -> Tensor:
         """What a round of depth `most` adds to `seen` [(most + 1)^2, 6]: at drafted * (most + 1) + accepted."""
@@ -197,6 +197,12 @@ class BatchRate(StoppingPolicy):
         best = rate.clamp(min=1) if self.rests else rate
         return torch.cat([torch.stack([HELD * alive, known.slots, drafts]), best * (known.gaps / ahead).amin(1)])
 
+    def fixed(self, batch: int) -> float:
+        """Tokens of the best fixed length over plain decoding's in equal time, by `first`, `later` and the costs."""
+        cost = self._known(batch, torch.device("cpu")).cost
+        made = [1 + self.first * sum(self.later**j for j in range(depth)) for depth in range(len(cost))]
+        return max(tokens / spent for tokens, spent in zip(made[1:], cost[1:], strict=True))
+
     def step(self, step: Step, state: State) -> tuple[State, Tensor]:
         assert step.live is not None, "the proposer says which rows are live"
         alone, price = len(step.live) == 1, state["plan"][0, PRICE + step.depth]
@@ -234,5 +240,5 @@ class BatchRate(StoppingPolicy):
             tick = [1.0] + [0.0] * (PRICE + self.deepest)
             lists = cost[1:], gaps, [float(depth) for depth in depths[:-1]], prior, float(batch), tick
             tensors = [floats_on(device, values) for values in lists]
-            self.known[batch] = Known(cost, reading, 1 + (self.gain - 1) / batch, *tensors)
+            self.known[batch] = Known(cost, reading, 1 + (self.gain - 1) / batch**2, *tensors)
         return self.known[batch]

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from analysis.loads.recorded import RecordedPair
-from analysis.loads.simulator import Load
+from analysis.loads.simulator import Load, serve
 from analysis.tables.grid import Setting
 from analysis.tables.workbench import Workbench
 from data_gen.frozen import load_frozen
@@ -60,3 +60,36 @@ def test_the_rule_counts_its_own_seconds_where_the_table_has_them(recorded):
     assert recorded._policy(free, known).policy.own == name
     drafting, resting = (recorded.serve(free, costs, Load(2)).forwards[0] for costs in (LoadCost.ratio(0.2), known))
     assert drafting > resting == 0, "a policy that takes .7 of a target forward per token never pays"
+
+
+@pytest.mark.parametrize("ratio", [0.05, 0.6])
+def test_the_gain_is_that_of_always_drafting_one_text_at_a_time(recorded, ratio):
+    """Against rounds counted one by one: texts of their own, each from its first token."""
+    free, given = recorded.settings[-2:]
+    costs = LoadCost.ratio(ratio)
+    told = recorded.told(free, costs)
+    policy = recorded._policy(free, costs)
+    assert policy.policy.gain == told["gain"]
+    always = replace(policy, policy=replace(policy.policy, gain=1.0, rests=False, known={}))
+    trace, spent = recorded.recording.trace_for(free), 0.0
+    for text in range(recorded.num_texts):
+        served = serve(trace, [1] * recorded.num_texts, always, costs, Load(1), [text])
+        assert served.num_calls[0] >= served.rounds[0] - 1, "every round drafts, but one without room"
+        spent += served.rounds[0] + ratio * served.num_calls[0]
+    fixed = max(
+        (1 + told["first"] * sum(told["later"] ** j for j in range(depth))) / (1 + ratio * depth)
+        for depth in range(1, 21)
+    )
+    assert told["gain"] == pytest.approx(trace.num_positions / spent / fixed, abs=2e-3)
+    assert recorded.told(free, costs) is told, "simulated once per table"
+    assert "first" not in recorded.told(given, costs) and recorded.told(recorded.settings[0], costs) == {}
+
+
+def test_another_recording_can_be_what_the_rule_knows(recorded):
+    bench = replace(recorded.bench, prompts=recorded.bench.prompts[:2])
+    other = RecordedPair(bench, recorded.settings, recorded.recording.folder, 20, known_by=recorded)
+    setting, costs = recorded.settings[-2], LoadCost.ratio(0.2)
+    inner = other._policy(setting, costs).policy
+    for name, value in recorded.told(setting, costs).items():
+        assert getattr(inner, name) == value
+    assert other.usual != recorded.usual

@@ -261,7 +261,9 @@ def test_a_new_text_in_a_slot_shares_the_plan_of_the_others(ratio):
         assert torch.equal(joined[key][::2], state[key][::2])
     after, going = policy.begin(live, joined)
     assert torch.equal(going, planned) and going.tolist() == [ratio < 1] * 3
-    assert torch.equal(after["plan"][0, LEFT + 1 :], state["plan"][0, LEFT + 1 :]), "the first row's plan is the batch's"
+    assert torch.equal(after["plan"][0, LEFT + 1 :], state["plan"][0, LEFT + 1 :]), (
+        "the first row's plan is the batch's"
+    )
     first = with_fresh(policy, state, 0)
     assert policy.begin(live, first)[0]["plan"][:, LEFT].tolist() == [HELD] * 3, "without it, the batch plans anew"
 
