@@ -68,7 +68,7 @@ def measured_costs(
     """
     pairs: dict[int, ModelPair] = {}
     found = pd.DataFrame()
-    noisy = list(batch_sizes)
+    noisy = sorted({1, *batch_sizes})
     for number in range(passes):
         if number:
             print(f"the times of batch sizes {', '.join(map(str, noisy))} vary too much; measuring them again")
@@ -103,7 +103,7 @@ def measure_loads(
     from tqdm.auto import tqdm
 
     pairs = {} if pairs is None else pairs
-    sizes, lengths = sorted({1, *batch_sizes}), sorted({0, *drafted})
+    sizes, lengths = sorted(set(batch_sizes)), sorted({0, *drafted})
     prompts = [pair.encode(prompt) for prompt in prompts]
     usual = max(int(np.median([len(prompt) for prompt in prompts])), max(lengths) + 2)
     room = max((WARM_UP + _timed_rounds(num_rounds, length, 0.0)) * (length + 1) for length in lengths)

@@ -55,7 +55,7 @@ GOT, TRIED = slice(FIRST, MADE), slice(FIRST_TRIED, SPENT)
 # Columns of a plan [3 + D + 1]: rounds for which it still holds, slots that it was made for, whether to draft, and behind
 # them what a live row's chances must exceed on average behind depth k = 0 .. D.
 LEFT, SLOTS, DRAFTS, PRICE = range(4)
-HELD = 7  # further rounds for which a batch keeps to its plan
+HELD = 15  # further rounds for which a batch keeps to its plan
 NEVER = float("inf")
 
 
