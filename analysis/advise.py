@@ -197,7 +197,7 @@ def _publish(
     text = [f"# Advice ({about})", *(f"- {line}" for line in said), markdown(readable(table))]
     write_text(folder / "advice.md", "\n\n".join(text) + "\n")
     first = ("batch", "method", "times plain", "note", "tokens/s")
-    show(readable(table), f"{table.batch.nunique()} batch sizes, {about}", folder / "advice.md", first)
+    show(readable(table), f"batch size {', '.join(map(str, sizes))}; {about}", folder / "advice.md", first)
     print("\n" + "\n".join(said) + f"\nfiles for serving engines: {folder / 'exports'}")
     with wandb_run("advise", plain(cfg), folder, track=cfg.track) as wandb:
         log_table(wandb, "advise/advice", table)

@@ -59,6 +59,34 @@ def test_from_two_drafts_and_a_file_to_an_answer(tmp_path, capsys):
     assert sorted(path.stat().st_mtime_ns for path in (folder / "settings").iterdir()) == made, "recorded again"
 
 
+def test_an_advised_batch_rule_decodes_with_what_it_was_simulated_with(tmp_path):
+    """`toolkit.txt`, given to a command, makes the very rule; the cost table says for every rule what it was told."""
+    costs = LoadCost.ratio(0.05, 0.01).save(tmp_path / "costs.json")
+    words = [
+        f"prompts.path={prompts_file(tmp_path, 16)}",
+        "prompts.limit=null",
+        "pair.draft=toy/draft",
+        f"costs={costs}",
+    ]
+    words += [
+        "grid.speculative.policy.num_drafted=[1]",
+        "~grid.confidence",
+        "resamples=50",
+        "batch_sizes=[2]",
+        "heads=[null]",
+    ]
+    folder = advise.run(composed("advise", tmp_path, *words))
+    overrides = (folder / "exports" / "toolkit.txt").read_text().split("\n")[:-1]
+    assert overrides[0] == "method=batch_rate_confidence"
+    table = LoadCost.load(folder / "costs-0.json")
+    (told,) = (known for name, known in table.about["told"].items() if name.startswith("batch_rate_confidence"))
+    assert {"context", "prompt", "response", "first", "later", "gain"} <= set(told) and told["gain"] != 1
+    method = config.instantiate(config.compose("decode", overrides).method)
+    assert {name: getattr(method.policy, name) for name in told} == told
+    bound = method.bind(ModelPair.toy()).policy.policy
+    assert bound.table.draft(2) == table.draft(2) and bound.first == told["first"]
+
+
 @pytest.mark.slow
 def test_heads_are_trained_and_calibrated_on_parts_of_their_own(tmp_path, monkeypatch):
     """One command from prompts to advice with a draft's own heads; the second one trains and records nothing."""
