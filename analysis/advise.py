@@ -91,8 +91,10 @@ def run(cfg: Any) -> Path:
             print(f"{name}: {method} left out, {reason}{hint}")
         asked = [prompt.content for prompt in parts["dev"]]
         costs = costs_of(cfg, one, number, asked, sampling, sizes, stage.folder, dev.methods)
-        told = {setting.name: dev.told(setting, costs) for setting in dev.settings if dev.told(setting, costs)}
-        replace(costs, about={**costs.about, "told": told}).save(stage.folder / f"costs-{number}.json")
+        told = {setting.name: dev.told(setting, costs) for setting in dev.settings}  # for batches of this package
+        replace(costs, about={**costs.about, "told": {name: known for name, known in told.items() if known}}).save(
+            stage.folder / f"costs-{number}.json"
+        )
         candidates.append(Candidate(name, dev, test, costs))
     table = choose(candidates, sizes, cfg.drops, Bootstrap(cfg.resamples, cfg.confidence, cfg.seed))
     _publish(cfg, stage.folder, table, candidates, sizes)

@@ -1,7 +1,8 @@
 """Batches of the toy pair and of a padded one: does deciding for all rows keep up with the best method at every batch size?
 
-All contenders decode one queue of prompts at every batch size, side by side: each decodes as many texts as it has slots, then
-the next one goes on (`benchmarks.relay`). So a machine whose speed changes from second to second slows all of them alike.
+All contenders decode one queue of prompts at every batch size, side by side: each decodes for half a second, then the next one
+goes on (`benchmarks.relay`). So a machine whose speed changes within seconds slows all of them alike. Shorter turns would slow
+down plain decoding most: of small models, it needs some 15 rounds until the processor's caches hold what it uses.
 Every turn has a seed of its own, so that intervals over turns contain the chance of the texts. A turn without a clock comes
 first. In it, every shape that recurs is captured, for all contenders and with room for all shapes, as on a server that has run
 for long. In timed turns nothing is captured. Responses differ in length: with a short limit, all plain responses would end
@@ -71,6 +72,7 @@ CONTEXT = 64
 MODELLED = "What forwards cost, measured here in the decoding loop and modelled for a CPU (`hardware=cpu`):"
 T = TypeVar("T")
 ENOUGH = 0.97  # of the best other contender
+LEG = 0.5  # seconds: then the next contender goes on
 RECURS, ROOM = 3, 4096  # uses in the turn for warming up before a shape is captured; layers of the traces that are kept
 
 
@@ -267,8 +269,8 @@ def _page(pair: ModelPair, count: int, tokens: int) -> str:
     clear, alike = (sum(numbers) for numbers in zip(*(order(part) for part in _by_size(lines).values()), strict=True))
     return "\n\n".join([
         f"A queue of {count} prompts, responses of at most {tokens} tokens, {TURNS} turns behind one for warming up. T = 1, "
-        f"{THREADS} thread, test prompts of `instruct` and `math` alternating. In a turn all contenders go on side by side, a "
-        "few texts at a time; the next turn has another seed. Ratios compare speeds of the same turn: their geometric mean "
+        f"{THREADS} thread, test prompts of `instruct` and `math` alternating. In a turn all contenders go on side by side, "
+        f"{LEG} s at a time; the next turn has another seed. Ratios compare speeds of the same turn: their geometric mean "
         "with a 95 % interval over turns (Student's t). The best of the others is the one with the highest median in these "
         "turns, so it is flattered by chance. A gap is beyond its interval if the interval of two contenders' ratio leaves out "
         "1. Costs were measured on other prompts, and so were the seconds of the policies themselves.",
@@ -319,12 +321,13 @@ def _job(
     """Decodes the queue: the number of tokens, and the seconds at which each text ended."""
 
     def run(watch: Watch) -> tuple[int, list[float]]:
-        ends: list[float] = []
+        ends, passed = list[float](), [0.0]
 
         def note(_: Generation) -> None:
             ends.append(watch.seconds)
-            if len(ends) % size == 0:
+            if ends[-1] - passed[-1] > LEG:
                 watch.pass_on()
+                passed.append(ends[-1])
 
         found = decode(pair, prompts, method, sampling, batch_size=size, on_finish=note)
         return sum(len(generation.token_ids) for generation in found), ends

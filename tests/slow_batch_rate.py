@@ -16,14 +16,14 @@ class SlowBatchRate:
     def __init__(self, policy: BatchRate, rows: int):
         known = policy._known(rows, torch.device("cpu"))
         self.policy, self.cost, self.reading = policy, known.cost, known.reading
-        self.gain = 1 + (policy.gain - 1) / rows**2
-        self.seen, self.unread, self.held = [self.nothing() for _ in range(rows)], [True] * rows, [0] * rows
+        self.gain = policy.gain_many + (policy.gain - policy.gain_many) / rows**2
+        self.seen, self.held = [self.nothing() for _ in range(rows)], [0] * rows
 
     def nothing(self) -> list[list[float]]:
         return [[0.0, 0.0], [0.0, 0.0], [0.0, 0.0]]
 
     def join(self, row: int) -> None:
-        self.seen[row], self.unread[row], self.held[row] = self.nothing(), True, 0
+        self.seen[row], self.held[row] = self.nothing(), 0
 
     def begin(self, live: list[bool]) -> bool:
         self.live, self.survival = [row for row, here in enumerate(live) if here], [1.0] * len(live)
@@ -48,8 +48,7 @@ class SlowBatchRate:
         made, spent = (total(MADE, part) for part in (0, 1))
         rate = (made + policy.memory * self.gain * fixed) / (spent + policy.memory)
         self.price = max(rate, 1.0 / self.cost[0]) if policy.rests else rate
-        read_now = sum(self.unread[row] for row in self.live) * self.reading  # per token of every live row
-        pays = bool(self.live) and 1 / rate + read_now / len(self.live) < self.cost[0]
+        pays = bool(self.live) and 1 / rate + self.reading < self.cost[0]
         return pays or (bool(self.live) and not policy.rests)
 
     def ahead(self, count: int) -> float:
@@ -69,7 +68,6 @@ class SlowBatchRate:
             kept = 1 - 1 / self.policy.memory
             self.seen = [[[kept * count for count in kind] for kind in seen] for seen in self.seen]
             return
-        self.unread = [False] * len(drafted)
         spent = self.cost[min(max(drafted), self.policy.deepest)]
         for row in self.live:
             d, n = drafted[row], length[row]

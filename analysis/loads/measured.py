@@ -106,7 +106,7 @@ def measure_loads(
     sizes, lengths = sorted(set(batch_sizes)), sorted({0, *drafted})
     prompts = [pair.encode(prompt) for prompt in prompts]
     usual = max(int(np.median([len(prompt) for prompt in prompts])), max(lengths) + 2)
-    room = max((WARM_UP + _timed_rounds(num_rounds, length, 0.0)) * (length + 1) for length in lengths)
+    room = max((WARM_UP + _timed_rounds(num_rounds, length, 0.0, 2 * num_rounds)) * (length + 1) for length in lengths)
     texts = _texts(pair, prompts, sampling, room + 1)
     lines: list[dict[str, Any]] = []
     bar = tqdm(total=len(sizes) * (1 + (repeats + 1) * len(texts) * len(lengths)), desc="timing", unit="setting")
@@ -167,29 +167,32 @@ def _rounds(
     """Timed rounds of all draft lengths behind each kind of texts, interleaved, behind a pass that settles them."""
     lines: list[dict[str, Any]] = []
     taken: dict[tuple[str, int], float] = {}  # seconds of the shortest target forward
+    # responses are taken to have half of the tokens that they may have
+    between = sampling.max_new_tokens // 2 // len(next(iter(texts.values())))
     for repeat, where, length in itertools.product(range(repeats + 1), texts, lengths):
         if repeat:
-            rounds = WARM_UP + _timed_rounds(num_rounds, length, taken[where, length])
+            rounds = WARM_UP + _timed_rounds(num_rounds, length, taken[where, length], between)
             timed = _decoded(pair, texts[where], sampling, length, rounds)
             lines += [{**line, "repeat": repeat, "texts": where} for line in _forwards(timed, length)]
         else:
             first = _decoded(pair, texts[where], sampling, length, WARM_UP)
             taken[where, length] = min((one.target_seconds for one in first[0].rounds), default=BRIEF)
             if taken[where, length] < BRIEF:
-                _settle(pair, texts[where], sampling, length, _timed_rounds(num_rounds, length, 0.0))
+                _settle(pair, texts[where], sampling, length, _timed_rounds(num_rounds, length, 0.0, between))
         bar.update()
     return lines
 
 
-def _timed_rounds(num_rounds: int, length: int, seconds: float) -> int:
+def _timed_rounds(num_rounds: int, length: int, seconds: float, between: int) -> int:
     """How many rounds of this draft length are timed, if one of them takes so many seconds.
 
+    between  rounds of plain decoding between two prompts that join a batch of this size
     Of small models, plain decoding needs some 15 rounds behind a prompt until it is as fast as it stays: no draft uses the
-    processor's caches then. It is timed for twice as many rounds.
+    processor's caches then. It is timed for as many rounds as it goes on undisturbed, at most twice the others.
     """
     if seconds > LONG:
         return min(num_rounds, FEW)
-    return 2 * num_rounds if length == 0 and seconds < BRIEF else num_rounds
+    return min(max(between, num_rounds), 2 * num_rounds) if length == 0 and seconds < BRIEF else num_rounds
 
 
 def _settle(pair: ModelPair, prompts: Sequence[Any], sampling: Sampling, length: int, num_rounds: int) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +31,7 @@ from toolkit.verification.rules.rejection import Rejection
 
 HEADLESS = "needs a trained head"
 GAINS = 0.5, 2.0  # of a few texts, others are chance
+MANY = 16  # rows for which the gain of many is found
 
 
 class RecordedPair:
@@ -50,7 +52,7 @@ class RecordedPair:
         known_by: RecordedPair | None = None,
     ):
         self.bench, self.left_out, self.known_by = bench, dict[str, str](), known_by or self
-        self._told: dict[tuple[str, int], tuple[LoadCost, dict[str, Any]]] = {}
+        self._told: dict[tuple[str, str, int], tuple[LoadCost, dict[str, Any]]] = {}
         self.settings = [setting for setting in wanted if self._takes(setting, max_drafted)]
         if not any(setting.method != PLAIN for setting in self.settings):
             raise InputError(f"no setting can be simulated: {'; '.join(f'{k}: {v}' for k, v in self.left_out.items())}")
@@ -70,44 +72,51 @@ class RecordedPair:
     def usual(self) -> dict[str, Any]:
         """What `BatchRate` starts from: how long texts are, and how often drafted tokens are accepted.
 
-        context  tokens before the middle of a response;  prompt, response  tokens, mean over the texts
+        context, longest  tokens before a forward: mean and 95th percentile over all positions of the texts
+        prompt, response  tokens, mean over the texts
         first  a round's first token;  later  one behind an accepted one: means over all positions of the texts
         """
         texts = self.responses.token_ids.iloc[self.recording.usable]
         prompt, response = float(np.mean(self.prompt_tokens)), float(np.mean([len(ids) for ids in texts]))
         trace = self.recording.trace_for(self._traced(Setting(PLAIN)))
         assert trace is not None
-        run = Geometry.of(trace).run.numpy()
+        run, starts = Geometry.of(trace).run.numpy(), trace.text_first.tolist()
+        before = [np.arange(end - first) for first, end in pairwise(starts)]
+        contexts = np.concatenate([one + tokens for one, tokens in zip(before, self.prompt_tokens, strict=True)])
         first, second = (float((run >= count).sum()) for count in (1, 2))
         return {
-            "context": round(prompt + response / 2),
+            "context": round(float(contexts.mean())),
+            "longest": round(float(np.quantile(contexts, 0.95))),
             "prompt": max(round(prompt), 1),
             "response": max(round(response), 1),
             "first": _share(first, len(run)),
             "later": _share(second, first),
         }
 
-    def told(self, setting: Setting, costs: LoadCost) -> dict[str, Any]:
-        """Parameters of a batch rule that come from this recording: `usual`, its entry of `costs` (`own`), and its gain.
+    def told(self, setting: Setting, costs: LoadCost, drops: str = "half") -> dict[str, Any]:
+        """Parameters of a batch rule that come from this recording: `usual`, its entry of `costs` (`own`), and its gains.
 
+        drops  `Load.drops`: only where a batch costs as much as its longest row is the rule told of that one
         What the setting says itself stays as it is; other settings, and rules with a cost table of their own, are told nothing.
-        `gain`: tokens/s of these texts one by one, drafting in every round, over what `BatchRate` expects of the best fixed
-        length before it has seen a round.
+        `gain`, `gain_many`: tokens/s of these texts, drafting in every round, over what `BatchRate` expects of the best fixed
+        length before it has seen a round: one text at a time, and 16.
         """
         rule = self.bench.methods[setting.name].policy
         if not isinstance(rule, BatchRate) or rule.costs is not None:
             return {}
-        key = setting.name, id(costs)
+        key = setting.name, drops, id(costs)
         if key not in self._told:
             own = self.rule_name(setting)
             known = {**self.usual, "own": own if own in costs.rules else None}
-            known = {name: value for name, value in known.items() if f"policy.{name}" not in setting.parameters}
-            if "policy.gain" not in setting.parameters:
-                known["gain"] = self._gain(setting, known, costs)
+            left = {name.removeprefix("policy.") for name in setting.parameters}
+            left |= {"longest"} if drops == "always" else set()
+            known = {name: value for name, value in known.items() if name not in left}
+            loads = {"gain": Load(1, drops=drops), "gain_many": Load(MANY, drops=drops)}
+            known |= {name: self._gain(setting, known, costs, load) for name, load in loads.items() if name not in left}
             self._told[key] = costs, known  # the table is kept, so that no other gets its id
         return self._told[key][1]
 
-    def _gain(self, setting: Setting, known: Mapping[str, Any], costs: LoadCost) -> float:
+    def _gain(self, setting: Setting, known: Mapping[str, Any], costs: LoadCost, load: Load) -> float:
         bounded = self.recording.policy_for(setting)
         assert isinstance(bounded, Bounded) and isinstance(bounded.policy, BatchRate)
         always = replace(bounded.policy, table=costs, known={}, rests=False, **known)
@@ -115,13 +124,13 @@ class RecordedPair:
         assert trace is not None
         plain, drafting = (
             # prompts of one token: the rule is told apart what reading them takes
-            serve(trace, [1] * self.num_texts, policy, costs, Load(1), texts, seconds).tokens_per_second
+            serve(trace, [1] * self.num_texts, policy, costs, load, texts, seconds).tokens_per_second
             for policy, seconds in (
                 (self._policy(Setting(PLAIN), costs), None),
                 (replace(bounded, policy=always), costs.rules.get(self.rule_name(setting))),
             )
         )
-        return round(float(np.clip(drafting / plain / always.fixed(1), *GAINS)), 3)
+        return round(float(np.clip(drafting / plain / always.fixed(load.slots), *GAINS)), 3)
 
     def head_of(self, method: str) -> str | None:
         """Folder of the head that a method reads; None: it reads none."""
@@ -134,7 +143,7 @@ class RecordedPair:
         trace = self.recording.trace_for(self._traced(setting))
         assert trace is not None
         rule = costs.rules.get(self.rule_name(setting))
-        return serve(trace, self.prompt_tokens, self._policy(setting, costs), costs, load, chosen, rule)
+        return serve(trace, self.prompt_tokens, self._policy(setting, costs, load.drops), costs, load, chosen, rule)
 
     @property
     def methods(self) -> dict[str, Method]:
@@ -155,11 +164,11 @@ class RecordedPair:
         """The setting whose trace is replayed: for plain decoding, which needs any trace, the first one that drafts."""
         return setting if setting.method != PLAIN else next(s for s in self.settings if s.method != PLAIN)
 
-    def _policy(self, setting: Setting, costs: LoadCost) -> StoppingPolicy:
+    def _policy(self, setting: Setting, costs: LoadCost, drops: str = "half") -> StoppingPolicy:
         if setting.method == PLAIN:
             return self.bench.methods[PLAIN].bind(self.bench.pair).policy
         policy = self.recording.policy_for(setting)
-        told = self.known_by.told(setting, costs)
+        told = self.known_by.told(setting, costs, drops)
         if told and isinstance(policy, Bounded) and isinstance(policy.policy, BatchRate):
             return replace(policy, policy=replace(policy.policy, table=costs, known={}, **told))
         return policy

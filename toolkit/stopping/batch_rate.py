@@ -15,14 +15,16 @@ decoding: a batch for which drafting does not pay drafts nothing.
 What the policy itself takes, such as its head's forward, is a part of C(d) for d > 0 if the table knows it (`own`). C(0) has
 none of it, because plain decoding asks no head.
 
-A draft model that has not read a row's prompt must read it first. These seconds are spread over the tokens of a usual
-response, and only rows that have not been drafted for count (`prompt`, `response`).
+A draft model must read a row's prompt before it drafts. These seconds are spread over the tokens of a usual response
+(`prompt`, `response`). They count for all rows, whether their prompts have been read or not: while a batch drafts, every
+new text is read.
 
 lambda is what rounds with drafts have reached so far. Before they have, it is what the best fixed depth would reach by the
-running acceptance rates and the costs, times a gain: stopping inside a round beats every fixed depth. A row alone gains most
-(`gain`). With B rows the gain is taken as 1 + (gain - 1) / B^2, because the rows' chances even out: that is how it fell on
-the pairs it was measured on. A batch drafts if lambda exceeds the rate of plain decoding; if not, lambda is that rate. Costs
-come from a table, never from a clock, so equal batches give equal texts.
+running acceptance rates and the costs, times a gain. Stopping inside a round gains most for a row alone (`gain`). Many rows'
+chances even out, and the last round of a text makes fewer tokens than are counted (`gain_many`). With B rows the gain is
+gain_many + (gain - gain_many) / B^2: so it fell on the pairs that it was measured on. A batch drafts if lambda, with the
+reading of prompts, exceeds the rate of plain decoding; if not, lambda is that rate. Costs come from a table, never from a
+clock, so equal batches give equal texts.
 
 Whether to draft, and lambda, are a plan, because planning takes as long as a draft forward of a small model. The batch keeps
 to its plan for `HELD` further rounds, unless its number of slots changes. Rounds without drafts teach nothing, and what is
@@ -108,11 +110,15 @@ class BatchRate(StoppingPolicy):
     cost_ratio  c, draft forward / target forward, whatever the batch
     column_cost  what one more token per row adds to a target forward, as a share of it
     own         entry of `costs` with the seconds that this policy itself takes (`LoadCost.rules`); None: they count as free
-    context     tokens behind a forward that costs are taken at; None: the middle of those that the table was measured at
+    context     tokens before a forward that costs are taken at; None: the middle of those that the table was measured at
+    longest     tokens before a forward in the longest of many rows, where a batch costs as much as its longest row does. With
+                B rows the context is longest - 2 (longest - context) / (B + 1), as the mean of even contexts' maxima.
+                None: the mean context counts
     prompt, response  tokens of a usual prompt, and of its response; without both, reading prompts counts as free
     first, later  acceptance of a round's first token, and of one behind accepted ones, before anything is known
     gain        tokens per cost that stopping inside a round makes for a row alone, over those of the best fixed depth,
                 before anything is known
+    gain_many   the same for many rows
     memory      how many tries that counts for, and how many rounds the past is remembered for
     rests       whether rounds without drafts are allowed
     deepest     the deepest round that is planned for: set by `within`
@@ -127,11 +133,13 @@ class BatchRate(StoppingPolicy):
     cost_ratio: Annotated[float, AtLeast(0)] = 0.2
     column_cost: Annotated[float, AtLeast(0)] = 0.0
     context: Annotated[int, AtLeast(0)] | None = None
+    longest: Annotated[int, AtLeast(0)] | None = None
     prompt: Annotated[int, AtLeast(1)] | None = None
     response: Annotated[int, AtLeast(1)] | None = None
     first: Annotated[float, Between(0, 1, "()")] = 0.75
     later: Annotated[float, Between(0, 1, "()")] = 0.75
     gain: Annotated[float, Above(0)] = 1.0
+    gain_many: Annotated[float, Above(0)] = 1.0
     memory: Annotated[float, Between(1, 1e9)] = 20.0
     rests: bool = True
     deepest: int = 20
@@ -189,11 +197,7 @@ class BatchRate(StoppingPolicy):
         ahead = (later**known.powers).cumsum(0)  # [D]: accepted of the next j tokens if the first is
         fixed = ((1 + first * ahead) / known.deeper).amax()  # tokens per row and unit of cost, at the best fixed depth
         rate = torch.add(batch[MADE], fixed, alpha=self.memory * known.gain) / batch[SPENT]
-        bar = alive
-        if known.reading:
-            unread = torch.dot(weight, (seen[:, SPENT] == 0).to(weight.dtype)) / rows
-            bar = alive + unread * known.reading * rate
-        drafts = (rate > bar) * alive if self.rests else alive
+        drafts = (rate > 1 + known.reading * rate) * alive if self.rests else alive
         best = rate.clamp(min=1) if self.rests else rate
         return torch.cat([torch.stack([HELD * alive, known.slots, drafts]), best * (known.gaps / ahead).amin(1)])
 
@@ -221,11 +225,17 @@ class BatchRate(StoppingPolicy):
         at = torch.add(verdict.length, proposal.num_drafted, alpha=most + 1)
         return {**state, "seen": torch.add(known.counted(most).index_select(0, at), state["seen"], alpha=kept)}
 
+    def _contexts(self, batch: int) -> float:
+        """Tokens before a forward that a batch of this size pays for."""
+        assert self.table is not None
+        mean = self.table.middle if self.context is None else float(self.context)
+        return mean if self.longest is None else max(mean, self.longest - 2 * (self.longest - mean) / (batch + 1))
+
     def _known(self, batch: int, device: torch.device) -> Known:
         assert self.table is not None, "bind the policy to a pair first"
         if batch not in self.known:
             depths = range(self.deepest + 1)
-            context = self.table.middle if self.context is None else self.context
+            context = self._contexts(batch)
             seconds = [self.table.round(batch, depth, context) for depth in depths]
             if self.own is not None:
                 own = self.table.rules[self.own]
@@ -240,5 +250,5 @@ class BatchRate(StoppingPolicy):
             tick = [1.0] + [0.0] * (PRICE + self.deepest)
             lists = cost[1:], gaps, [float(depth) for depth in depths[:-1]], prior, float(batch), tick
             tensors = [floats_on(device, values) for values in lists]
-            self.known[batch] = Known(cost, reading, 1 + (self.gain - 1) / batch**2, *tensors)
+            self.known[batch] = Known(cost, reading, self.gain_many + (self.gain - self.gain_many) / batch**2, *tensors)
         return self.known[batch]

@@ -186,9 +186,10 @@ def test_few_long_rounds_are_timed(long, plain, monkeypatch):
 
 def test_plain_decoding_of_small_models_is_timed_until_its_caches_are_warm():
     brief, usual, long = measured.BRIEF / 2, 2 * measured.BRIEF, 2 * measured.LONG
-    assert [measured._timed_rounds(12, length, brief) for length in (0, 1, 8)] == [24, 12, 12]
-    assert [measured._timed_rounds(12, length, usual) for length in (0, 1, 8)] == [12, 12, 12]
-    assert [measured._timed_rounds(12, length, long) for length in (0, 8)] == [measured.FEW] * 2
+    assert [measured._timed_rounds(12, length, brief, 48) for length in (0, 1, 8)] == [24, 12, 12]
+    assert [measured._timed_rounds(12, 0, brief, between) for between in (20, 3)] == [20, 12], "as long as undisturbed"
+    assert [measured._timed_rounds(12, length, usual, 48) for length in (0, 1, 8)] == [12, 12, 12]
+    assert [measured._timed_rounds(12, length, long, 48) for length in (0, 8)] == [measured.FEW] * 2
 
 
 def test_the_timed_shapes_of_small_models_have_room(monkeypatch):

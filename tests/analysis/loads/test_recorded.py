@@ -41,7 +41,9 @@ def test_acceptance_of_first_and_later_tokens(recorded):
     lengths = [len(ids) for ids in recorded.responses.token_ids]
     assert recorded.usual["prompt"] == round(np.mean(recorded.prompt_tokens))
     assert recorded.usual["response"] == round(np.mean(lengths))
-    assert recorded.usual["context"] == round(np.mean(recorded.prompt_tokens) + np.mean(lengths) / 2)
+    contexts = [n + k for n, count in zip(recorded.prompt_tokens, lengths, strict=True) for k in range(count)]
+    assert recorded.usual["context"] == round(np.mean(contexts))
+    assert recorded.usual["longest"] == round(np.quantile(contexts, 0.95)) > recorded.usual["context"]
 
 
 def test_the_rule_starts_from_it_unless_its_setting_says_otherwise(recorded):
@@ -70,7 +72,7 @@ def test_the_gain_is_that_of_always_drafting_one_text_at_a_time(recorded, ratio)
     told = recorded.told(free, costs)
     policy = recorded._policy(free, costs)
     assert policy.policy.gain == told["gain"]
-    always = replace(policy, policy=replace(policy.policy, gain=1.0, rests=False, known={}))
+    always = replace(policy, policy=replace(policy.policy, gain=1.0, gain_many=1.0, rests=False, known={}))
     trace, spent = recorded.recording.trace_for(free), 0.0
     for text in range(recorded.num_texts):
         served = serve(trace, [1] * recorded.num_texts, always, costs, Load(1), [text])
@@ -82,6 +84,7 @@ def test_the_gain_is_that_of_always_drafting_one_text_at_a_time(recorded, ratio)
     )
     assert told["gain"] == pytest.approx(trace.num_positions / spent / fixed, abs=2e-3)
     assert recorded.told(free, costs) is told, "simulated once per table"
+    assert "longest" in told and "longest" not in recorded.told(free, costs, "always")
     assert "first" not in recorded.told(given, costs) and recorded.told(recorded.settings[0], costs) == {}
 
 

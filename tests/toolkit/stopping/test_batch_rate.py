@@ -148,7 +148,15 @@ def test_running_acceptance_counts_first_and_later_tokens():
         {"cost_ratio": 0.3, "column_cost": 0.02, "first": 0.9, "later": 0.3, "memory": 1.5},
         {"cost_ratio": 0.4, "column_cost": 0.2, "first": 0.7, "later": 0.8, "memory": 8.0},
         {"cost_ratio": 0.2, "first": 0.6, "later": 0.5, "memory": 3.0, "prompt": 9, "response": 5},
-        {"cost_ratio": 0.4, "column_cost": 0.2, "first": 0.7, "later": 0.8, "memory": 8.0, "gain": 1.6},
+        {
+            "cost_ratio": 0.4,
+            "column_cost": 0.2,
+            "first": 0.7,
+            "later": 0.8,
+            "memory": 8.0,
+            "gain": 1.6,
+            "gain_many": 0.9,
+        },
         {"cost_ratio": 0.4, "column_cost": 0.4, "first": 0.7, "later": 0.6, "memory": 8.0, "rests": False},
     ],
 )
@@ -212,6 +220,10 @@ def test_costs_are_those_behind_the_given_context():
     table = LoadCost(*(CostGrid((1.0,), (1.0,), (0.0, 100.0), seconds) for _ in range(2)), "test")
     policy = replace(bound(most=2), table=table, context=50, known={})
     assert policy._known(1, torch.device("cpu")).cost == [1.0, 2.0, 3.0]
+    longer = replace(policy, longest=98, known={})
+    assert longer._known(1, torch.device("cpu")).cost == [1.0, 2.0, 3.0]
+    assert longer._contexts(3) == pytest.approx(98 - 2 * 48 / 4), "three rows: as the mean maximum of three"
+    assert longer._contexts(95) == pytest.approx(97)
     middle = replace(policy, context=None, known={})  # the middle of 0 and 100
     assert middle._known(1, torch.device("cpu")).cost == [1.0, 2.0, 3.0]
 
@@ -281,7 +293,7 @@ def test_a_batch_with_fewer_slots_plans_anew():
     assert policy.begin(both[:1], one)[1].all()
 
 
-def test_reading_prompts_counts_until_the_draft_has_read_them():
+def test_reading_prompts_counts_for_every_row():
     """A prompt of 31 tokens takes the draft 3.2: .4 per token of a response of 8, where drafting saves .25."""
     seconds = torch.tensor([[[0.2], [3.2]]], dtype=torch.float64).numpy()
     table = replace(LoadCost.ratio(0.2), draft=CostGrid((1.0,), (1.0, 31.0), (0.0,), seconds))
@@ -292,12 +304,12 @@ def test_reading_prompts_counts_until_the_draft_has_read_them():
     assert not policy.begin(live, state)[1].any()
     assert replace(policy, response=80, known={}).begin(live, state)[1].all()
     assert replace(policy, response=None, known={}).begin(live, state)[1].all()
-    assert policy.begin(live, policy.observe(*judged([1], [1]), state))[1].all()
-    two = torch.tensor([True, True])
-    for read, expected in ((0, False), (1, False), (2, True)):  # in a batch of two, every prompt holds up two rows
-        state = policy.init(2, two.device)
-        state["seen"][:read, SPENT] = 1e-9
-        assert policy.begin(two, state)[1].tolist() == [expected] * 2
+    two, dear = torch.tensor([True, True]), replace(policy, response=16, known={})
+    assert dear.begin(live, state)[1].all(), "alone, a row reads its prompt within what drafting saves"
+    assert not dear.begin(two, dear.init(2, two.device))[1].any(), "in a batch of two, every prompt holds up two rows"
+    state = dear.init(2, two.device)
+    state["seen"][:, SPENT] = 1e-9
+    assert not dear.begin(two, state)[1].any(), "prompts that have been read are followed by others"
 
 
 @pytest.mark.parametrize("ahead", [0, 1])
