@@ -5,9 +5,10 @@ from __future__ import annotations
 import torch
 
 from toolkit.stopping import BatchRate
-from toolkit.stopping.batch_rate import HELD
+from toolkit.stopping.batch_rate import HELD, RESTING
 
 FIRST, LATER, MADE = range(3)
+NEW = -1000  # of a row that has not been planned for
 
 
 class SlowBatchRate:
@@ -17,20 +18,27 @@ class SlowBatchRate:
         known = policy._known(rows, torch.device("cpu"))
         self.policy, self.cost, self.reading = policy, known.cost, known.reading
         self.gain = policy.gain_many + (policy.gain - policy.gain_many) / rows**2
-        self.seen, self.held = [self.nothing() for _ in range(rows)], [0] * rows
+        self.seen, self.held = [self.nothing() for _ in range(rows)], [NEW] * rows
+        self.drafts: bool | None = None
 
     def nothing(self) -> list[list[float]]:
         return [[0.0, 0.0], [0.0, 0.0], [0.0, 0.0]]
 
     def join(self, row: int) -> None:
-        self.seen[row], self.held[row] = self.nothing(), 0
+        self.seen[row], self.held[row] = self.nothing(), NEW
 
     def begin(self, live: list[bool]) -> bool:
         self.live, self.survival = [row for row, here in enumerate(live) if here], [1.0] * len(live)
         if self.held[0] > 0:  # the first row's plan is the batch's
             self.held = [left - 1 for left in self.held]
         else:
-            self.drafts, self.held = self.plan(), [HELD if self.live else 0] * len(live)
+            if (
+                self.drafts is False and self.held[0] != NEW
+            ):  # the first row has been there since the batch began to rest
+                faded = (1 - 1 / self.policy.memory) ** (1 + RESTING)
+                self.seen = [[[faded * count for count in kind] for kind in seen] for seen in self.seen]
+            self.drafts = self.plan()
+            self.held = [(HELD if self.drafts else RESTING) if self.live else 0] * len(live)
         self.rate = self.price * len(self.live)
         return self.drafts
 
@@ -65,8 +73,6 @@ class SlowBatchRate:
 
     def observe(self, drafted: list[int], length: list[int]) -> None:
         if not any(drafted):
-            kept = 1 - 1 / self.policy.memory
-            self.seen = [[[kept * count for count in kind] for kind in seen] for seen in self.seen]
             return
         spent = self.cost[min(max(drafted), self.policy.deepest)]
         for row in self.live:

@@ -27,8 +27,8 @@ reading of prompts, exceeds the rate of plain decoding; if not, lambda is that r
 clock, so equal batches give equal texts.
 
 Whether to draft, and lambda, are a plan, because planning takes as long as a draft forward of a small model. The batch keeps
-to its plan for `HELD` further rounds, unless its number of slots changes. Rounds without drafts teach nothing, and what is
-known fades in them.
+to its plan for `HELD` further rounds (`RESTING` without drafts), unless its number of slots or its first row changes. Rounds
+without drafts teach nothing, and what is known fades in them: when the next plan is made.
 
 A row's text depends on its neighbours, but its distribution does not. The depth of a round is decided before its
 acceptance draws are looked at (`couples_rows`).
@@ -57,7 +57,7 @@ GOT, TRIED = slice(FIRST, MADE), slice(FIRST_TRIED, SPENT)
 # Columns of a plan [3 + D + 1]: rounds for which it still holds, slots that it was made for, whether to draft, and behind
 # them what a live row's chances must exceed on average behind depth k = 0 .. D.
 LEFT, SLOTS, DRAFTS, PRICE = range(4)
-HELD = 15  # further rounds for which a batch keeps to its plan
+HELD, RESTING = 15, 63  # further rounds for which a batch keeps to a plan with drafts, and to one without
 NEVER = float("inf")
 
 
@@ -177,8 +177,11 @@ class BatchRate(StoppingPolicy):
             new = {**state, "plan": state["plan"] - self._known(rows, live.device).tick}
             goes = live if drafts else torch.zeros_like(live)
         else:
-            plan, drafts = self._plan(live, state["seen"]), 1.0
-            new = {**state, "plan": plan.expand(rows, -1)}
+            seen = state["seen"]
+            if slots and not drafts:  # what was known when the batch began to rest
+                seen = seen * (1 - 1 / self.memory) ** (1 + RESTING - max(left, 0.0))
+            plan, drafts = self._plan(live, seen), 1.0
+            new = {**state, "seen": seen, "plan": plan.expand(rows, -1)}
             goes = live & plan[DRAFTS].bool()
         if drafts and rows > 1:
             weight = live.to(state["survival"].dtype)
@@ -198,8 +201,9 @@ class BatchRate(StoppingPolicy):
         fixed = ((1 + first * ahead) / known.deeper).amax()  # tokens per row and unit of cost, at the best fixed depth
         rate = torch.add(batch[MADE], fixed, alpha=self.memory * known.gain) / batch[SPENT]
         drafts = (rate > 1 + known.reading * rate) * alive if self.rests else alive
+        left = torch.sub(RESTING * alive, drafts, alpha=RESTING - HELD)
         best = rate.clamp(min=1) if self.rests else rate
-        return torch.cat([torch.stack([HELD * alive, known.slots, drafts]), best * (known.gaps / ahead).amin(1)])
+        return torch.cat([torch.stack([left, known.slots, drafts]), best * (known.gaps / ahead).amin(1)])
 
     def fixed(self, batch: int) -> float:
         """Tokens of the best fixed length over plain decoding's in equal time, by `first`, `later` and the costs."""
@@ -218,10 +222,10 @@ class BatchRate(StoppingPolicy):
         return {**state, "survival": survival}, (together > price).expand_as(step.live)
 
     def observe(self, proposal: Drafted, verdict: Judged, state: State) -> State:
-        kept, most = 1 - 1 / self.memory, proposal.num_nodes
+        most = proposal.num_nodes
         if not most:
-            return {**state, "seen": kept * state["seen"]}
-        known = self._known(len(state["seen"]), verdict.length.device)
+            return state
+        known, kept = self._known(len(state["seen"]), verdict.length.device), 1 - 1 / self.memory
         at = torch.add(verdict.length, proposal.num_drafted, alpha=most + 1)
         return {**state, "seen": torch.add(known.counted(most).index_select(0, at), state["seen"], alpha=kept)}
 

@@ -17,7 +17,7 @@ from toolkit.errors import InputError
 from toolkit.load_cost import CostGrid, LoadCost, RuleSeconds
 from toolkit.stopping import BatchRate, Bounded
 from toolkit.stopping.base import with_fresh
-from toolkit.stopping.batch_rate import FIRST, FIRST_TRIED, HELD, LATER, LATER_TRIED, LEFT, PRICE, SPENT
+from toolkit.stopping.batch_rate import FIRST, FIRST_TRIED, HELD, LATER, LATER_TRIED, LEFT, PRICE, RESTING, SPENT
 from toolkit.testing_batches import coupled_error
 from toolkit.transfer import Gate
 from toolkit.types import DraftStep, Proposal, Verdict
@@ -234,12 +234,15 @@ def test_a_batch_that_does_not_draft_keeps_to_it_and_forgets():
     state = policy.observe(*judged([4, 4], [2, 0]), policy.init(2, live.device))
     free = replace(policy, known={}, table=LoadCost.ratio(0.001))  # would draft at once
     resting = state
-    for number in range(HELD + 1):
+    for number in range(RESTING + 1):
         resting, going = (free if number else policy).begin(live, resting)
         assert not going.any()
         resting = free.observe(*judged([0, 0], [0, 0]), resting)
-    torch.testing.assert_close(resting["seen"], 0.9 ** (HELD + 1) * state["seen"])
-    assert free.begin(live, resting)[1].all()
+    again, going = free.begin(live, resting)
+    assert going.all()
+    torch.testing.assert_close(again["seen"], 0.9 ** (RESTING + 1) * state["seen"])
+    fewer, _ = free.begin(live[:1], {key: value[:1] for key, value in policy.begin(live, state)[0].items()})
+    torch.testing.assert_close(fewer["seen"], 0.9 * state["seen"][:1]), "after one round of rest"
 
 
 def test_a_plan_is_for_as_many_rows_as_are_live():
@@ -267,7 +270,8 @@ def test_a_new_text_in_a_slot_shares_the_plan_of_the_others(ratio):
     policy, live = bound(cost_ratio=ratio), torch.ones(3, dtype=torch.bool)
     state, planned = policy.begin(live, policy.init(3, live.device))
     joined = with_fresh(policy, state, 1)
-    assert joined["plan"][:, LEFT].tolist() == [HELD, 0, HELD] and state["plan"][:, LEFT].tolist() == [HELD] * 3
+    held = HELD if ratio < 1 else RESTING
+    assert joined["plan"][:, LEFT].tolist() == [held, 0, held] and state["plan"][:, LEFT].tolist() == [held] * 3
     for key, value in policy.init(1, live.device).items():
         assert torch.equal(joined[key][1:2], value)
         assert torch.equal(joined[key][::2], state[key][::2])
@@ -277,7 +281,7 @@ def test_a_new_text_in_a_slot_shares_the_plan_of_the_others(ratio):
         "the first row's plan is the batch's"
     )
     first = with_fresh(policy, state, 0)
-    assert policy.begin(live, first)[0]["plan"][:, LEFT].tolist() == [HELD] * 3, "without it, the batch plans anew"
+    assert policy.begin(live, first)[0]["plan"][:, LEFT].tolist() == [held] * 3, "without it, the batch plans anew"
 
 
 def test_a_batch_with_fewer_slots_plans_anew():
