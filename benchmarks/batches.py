@@ -53,7 +53,7 @@ from toolkit.types import Generation
 FOLDER = Path(__file__).resolve().parent.parent / "docs" / "evidence"
 SIZES, PROMPTS, THREADS = (1, 2, 4, 8, 16, 32), 96, 1
 DOMAINS = ("instruct", "math")  # alternating: short and longer responses
-TOKENS, TURNS = 96, 4
+TOKENS, TURNS = 96, 6
 LENGTHS = range(1, 9)
 PADDED: dict[str, Any] = {
     "hidden_size": 512,

@@ -164,11 +164,11 @@ class BatchRate(StoppingPolicy):
     def init(self, num_rows: int, device: torch.device) -> State:
         """The state per row. A new row has zeros.
 
-        survival [B] of the round, over the number of live rows, so that sums are means; seen [B, 6]: counts of older rounds;
+        survival [B] of the round; share [B]: 1 / the number of live rows, 0 for others; seen [B, 6]: counts of older rounds;
         plan [B, 4 + D]: the batch's, the same in all rows but new ones. The first row's counts.
         """
         none = torch.zeros(num_rows, PRICE + self.deepest + 1, device=device)
-        return {"survival": none[:, 0], "seen": none.new_zeros(num_rows, 6), "plan": none}
+        return {"survival": none[:, 0], "share": none[:, 0], "seen": none.new_zeros(num_rows, 6), "plan": none}
 
     def begin(self, live: Tensor, state: State) -> tuple[State, Tensor]:
         rows = len(live)
@@ -184,8 +184,8 @@ class BatchRate(StoppingPolicy):
             new = {**state, "seen": seen, "plan": plan.expand(rows, -1)}
             goes = live & plan[DRAFTS].bool()
         if drafts and rows > 1:
-            weight = live.to(state["survival"].dtype)
-            new["survival"] = weight / weight.sum()
+            weight = live.to(state["share"].dtype)
+            new["share"] = weight / weight.sum()
         return new, goes
 
     def _plan(self, live: Tensor, seen: Tensor) -> Tensor:
@@ -213,13 +213,12 @@ class BatchRate(StoppingPolicy):
 
     def step(self, step: Step, state: State) -> tuple[State, Tensor]:
         assert step.live is not None, "the proposer says which rows are live"
-        alone, price = len(step.live) == 1, state["plan"][0, PRICE + step.depth]
-        before = None if alone and step.depth == 1 else state["survival"]
-        survival, following = chances_to_enter(self.estimator, step, before)
-        if alone:
+        price = state["plan"][0, PRICE + step.depth]
+        survival, following = chances_to_enter(self.estimator, step, state["survival"] if step.depth > 1 else None)
+        if len(step.live) == 1:
             return {**state, "survival": survival}, following > price
-        together = torch.dot(following, step.live.to(following.dtype))
-        return {**state, "survival": survival}, (together > price).expand_as(step.live)
+        mean = torch.dot(following.to(price.dtype), state["share"] * step.live)
+        return {**state, "survival": survival}, (mean > price).expand_as(step.live)
 
     def observe(self, proposal: Drafted, verdict: Judged, state: State) -> State:
         most = proposal.num_nodes

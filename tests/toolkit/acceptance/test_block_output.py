@@ -144,13 +144,13 @@ class Told:
         return self
 
     def drawn_probs(self, step):
-        return torch.full((2,), 0.5), torch.full((2,), 0.4)
+        return torch.full(step.tokens.shape, 0.5), torch.full(step.tokens.shape, 0.4)
 
 
-def a_step(depth):
-    logits = torch.zeros(2, 3)
-    tokens, live = torch.zeros(2, dtype=torch.long), torch.ones(2, dtype=torch.bool)
-    return DraftStep(depth, logits, logits.softmax(-1), torch.zeros(2, 2), tokens, live)
+def a_step(depth, rows=2):
+    logits = torch.zeros(rows, 3)
+    tokens, live = torch.zeros(rows, dtype=torch.long), torch.ones(rows, dtype=torch.bool)
+    return DraftStep(depth, logits, logits.softmax(-1), torch.zeros(rows, 2), tokens, live)
 
 
 def test_blocks_take_the_place_of_the_running_product():
@@ -163,6 +163,23 @@ def test_blocks_take_the_place_of_the_running_product():
         batch = replace(BatchRate(Told(blocks)), table=LoadCost.ratio(0.2, 0.0))
         state, _ = batch.begin(torch.ones(2, dtype=torch.bool), batch.init(2, torch.device("cpu")))
         assert float(batch.step(a_step(1), state)[0]["survival"][0]) == 0.5
+
+
+@pytest.mark.parametrize("blocks", [False, True])
+def test_equal_rows_decide_as_one_of_them_would(blocks):
+    """Of rows and of blocks alike, what a batch compares with its price is the rows' mean."""
+    decided = []
+    for ratio in (0.02, 0.1, 0.2, 0.4):
+        going = []
+        for rows in (1, 2):
+            batch = replace(BatchRate(Told(blocks), rests=False), table=LoadCost.ratio(ratio, 0.0))
+            state, _ = batch.begin(torch.ones(rows, dtype=torch.bool), batch.init(rows, torch.device("cpu")))
+            for depth in (1, 2):
+                state, wanted = batch.step(a_step(depth, rows), state)
+                going.append(wanted.tolist())
+        decided.append((going[0][0], going[1][0]))
+        assert going[2] == going[0] * 2 and going[3] == going[1] * 2
+    assert len({first for first, _ in decided}) == 2, "some prices are exceeded, and some are not"
 
 
 @pytest.fixture(scope="module")

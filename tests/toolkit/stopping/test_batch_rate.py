@@ -252,8 +252,8 @@ def test_a_plan_is_for_as_many_rows_as_are_live():
     assert state["plan"][:, LEFT].tolist() == [HELD] * 3
     kept, going = policy.begin(torch.ones(3, dtype=torch.bool), state)
     assert going.all()
-    torch.testing.assert_close(state["survival"], torch.tensor([1.0, 0.0, 0.0]))
-    torch.testing.assert_close(kept["survival"], torch.full((3,), 1 / 3))
+    torch.testing.assert_close(state["share"], torch.tensor([1.0, 0.0, 0.0]))
+    torch.testing.assert_close(kept["share"], torch.full((3,), 1 / 3))
     fresh, _ = policy.begin(torch.ones(3, dtype=torch.bool), policy.init(3, live.device))
     torch.testing.assert_close(kept["plan"][:, PRICE:], fresh["plan"][:, PRICE:])
 
