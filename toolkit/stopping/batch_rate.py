@@ -57,7 +57,8 @@ GOT, TRIED = slice(FIRST, MADE), slice(FIRST_TRIED, SPENT)
 # Columns of a plan [3 + D + 1]: rounds for which it still holds, slots that it was made for, whether to draft, and behind
 # them what a live row's chances must exceed on average behind depth k = 0 .. D.
 LEFT, SLOTS, DRAFTS, PRICE = range(4)
-HELD, RESTING = 15, 63  # further rounds for which a batch keeps to a plan with drafts, and to one without
+# For so many further rounds a batch keeps to a plan with drafts, and to one without.
+HELD, RESTING = 15, 63
 NEVER = float("inf")
 
 
@@ -193,7 +194,7 @@ class BatchRate(StoppingPolicy):
         known, weight = self._known(len(live), live.device), live.to(seen.dtype)
         rows, alive = weight.sum().clamp(min=1), weight.amax()  # without a live row there is nothing to plan for
         batch = torch.addmv(known.prior, seen.T, weight)
-        # the batch's acceptance of first and later tokens, shrunk to the prior, and the rows', shrunk to the batch's
+        # Acceptance of first and later tokens: the batch's is shrunk to the prior. The rows' is shrunk to the batch's.
         of_batch = batch[GOT] / batch[TRIED]
         of_rows = torch.add(seen[:, GOT], of_batch, alpha=self.memory) / (seen[:, TRIED] + self.memory)
         first, later = (weight @ of_rows / rows).unbind()

@@ -241,8 +241,9 @@ def test_a_batch_that_does_not_draft_keeps_to_it_and_forgets():
     again, going = free.begin(live, resting)
     assert going.all()
     torch.testing.assert_close(again["seen"], 0.9 ** (RESTING + 1) * state["seen"])
+    # a batch that gets smaller after one round of rest
     fewer, _ = free.begin(live[:1], {key: value[:1] for key, value in policy.begin(live, state)[0].items()})
-    torch.testing.assert_close(fewer["seen"], 0.9 * state["seen"][:1]), "after one round of rest"
+    torch.testing.assert_close(fewer["seen"], 0.9 * state["seen"][:1])
 
 
 def test_a_plan_is_for_as_many_rows_as_are_live():
