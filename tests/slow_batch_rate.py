@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from toolkit.stopping import BatchRate
-from toolkit.stopping.batch_rate import HELD, RESTING
+from toolkit.stopping.batch_rate import HELD, RESTING, SURER
 
 FIRST, LATER, MADE = range(3)
 NEW = -1000  # of a row that has not been planned for
@@ -16,10 +16,11 @@ class SlowBatchRate:
 
     def __init__(self, policy: BatchRate, rows: int):
         known = policy._known(rows, torch.device("cpu"))
-        self.policy, self.cost, self.reading = policy, known.cost, known.reading
+        self.policy, self.cost, self.settled_cost, self.reading = policy, known.cost, known.settled, known.reading
         self.gain = policy.gain_many + (policy.gain - policy.gain_many) / rows**2
+        self.kept = policy.kept_many + (policy.kept - policy.kept_many) / rows
         self.seen, self.held = [self.nothing() for _ in range(rows)], [NEW] * rows
-        self.drafts: bool | None = None
+        self.drafts, self.settled = False, 0
 
     def nothing(self) -> list[list[float]]:
         return [[0.0, 0.0], [0.0, 0.0], [0.0, 0.0]]
@@ -29,12 +30,11 @@ class SlowBatchRate:
 
     def begin(self, live: list[bool]) -> bool:
         self.live, self.survival = [row for row, here in enumerate(live) if here], [1.0] * len(live)
-        if self.held[0] > 0:  # the first row's plan is the batch's
-            self.held = [left - 1 for left in self.held]
+        held = [left for left in self.held if left != NEW]  # the batch's plan is that of a row that was there
+        if held and held[0] > 0:
+            self.held = [held[0] - 1] * len(live)
         else:
-            if (
-                self.drafts is False and self.held[0] != NEW
-            ):  # the first row has been there since the batch began to rest
+            if held and not self.drafts:  # it has been at rest
                 faded = (1 - 1 / self.policy.memory) ** (1 + RESTING)
                 self.seen = [[[faded * count for count in kind] for kind in seen] for seen in self.seen]
             self.drafts = self.plan()
@@ -51,19 +51,25 @@ class SlowBatchRate:
         chances = [[share(*seen[kind], pooled[kind]) for kind in (FIRST, LATER)] for seen in self.seen]
         self.later = sum(chances[row][LATER] for row in self.live) / max(len(self.live), 1)
         gained = lambda d: sum(chances[row][FIRST] * self.ahead(d) for row in self.live)
-        rates = [(len(self.live) + gained(d)) / self.cost[d] for d in range(deepest + 1)]
-        fixed = max(rates[1:]) / max(len(self.live), 1)  # per row, as all that follows
+        count = max(len(self.live), 1)
+        rates = lambda costs: [(count + gained(d)) / costs[d] / count for d in range(1, deepest + 1)]  # per row
+        fixed, asked = rates(self.settled_cost), max(rates(self.cost))
         made, spent = (total(MADE, part) for part in (0, 1))
-        rate = (made + policy.memory * self.gain * fixed) / (spent + policy.memory)
-        self.price = max(rate, 1.0 / self.cost[0]) if policy.rests else rate
-        pays = bool(self.live) and 1 / rate + self.reading < self.cost[0]
-        return pays or (bool(self.live) and not policy.rests)
+        rate = self.price = (made + policy.memory * self.gain * asked) / (spent + policy.memory)
+        if policy.settles and rate <= SURER * max(fixed):
+            rate, self.settled = max(fixed), 1 + fixed.index(max(fixed))
+        else:
+            self.settled = 0
+        pays = 1 / (self.kept * rate) + self.reading < self.cost[0]
+        return bool(self.live) and (pays or not policy.rests)
 
     def ahead(self, count: int) -> float:
         """Tokens accepted of the next `count`, if the first is."""
         return sum(self.later**j for j in range(count))
 
     def step(self, depth: int, accepted: list[float], following: list[float], live: list[bool]) -> bool:
+        if self.settled:
+            return depth < self.settled
         self.survival = [a * b for a, b in zip(self.survival, accepted, strict=True)]
         worth = lambda d: sum(
             self.survival[row] * following[row] * self.ahead(d - depth) for row in range(len(live)) if live[row]
@@ -77,7 +83,8 @@ class SlowBatchRate:
         spent = self.cost[min(max(drafted), self.policy.deepest)]
         for row in self.live:
             d, n = drafted[row], length[row]
-            new = [[min(n, 1), min(d, 1)], [max(n - 1, 0), max(min(n, d - 1), 0)], [n + 1, spent]]
+            rewarded = [0, 0] if self.settled else [n + 1, spent]
+            new = [[min(n, 1), min(d, 1)], [max(n - 1, 0), max(min(n, d - 1), 0)], rewarded]
             kept = 1 - 1 / self.policy.memory
             for kind in (FIRST, LATER, MADE):
                 self.seen[row][kind] = [kept * a + b for a, b in zip(self.seen[row][kind], new[kind], strict=True)]

@@ -24,13 +24,14 @@ from toolkit.acceptance.folder import head_hash
 from toolkit.decoding import ChainProposer, Method
 from toolkit.errors import InputError
 from toolkit.io import write_atomic
-from toolkit.load_cost import LoadCost
-from toolkit.stopping import BatchRate, Bounded, StoppingPolicy
+from toolkit.load_cost import LoadCost, RuleSeconds
+from toolkit.stopping import BatchRate, Bounded, Fixed, StoppingPolicy
 from toolkit.trace.rounds import Geometry
 from toolkit.verification.rules.rejection import Rejection
 
 HEADLESS = "needs a trained head"
 GAINS = 0.5, 2.0  # of a few texts, others are chance
+TRUSTED = 100.0  # tries that a recording's acceptance counts for; an assumed one counts for 20 (`BatchRate.memory`)
 MANY = 16  # rows for which the gain of many is found
 
 
@@ -98,39 +99,49 @@ class RecordedPair:
 
         drops  `Load.drops`: only where a batch costs as much as its longest row is the rule told of that one
         What the setting says itself stays as it is; other settings, and rules with a cost table of their own, are told nothing.
-        `gain`, `gain_many`: tokens/s of these texts, drafting in every round, over what `BatchRate` expects of the best fixed
-        length before it has seen a round: one text at a time, and 16.
+        `memory` is `TRUSTED`. The others are from tokens/s of these texts, one at a time (`gain`, `kept`) and 16
+        (`gain_many`, `kept_many`):
+        kept  of the fixed lengths that `BatchRate` expects most of, over what it expects before it has seen a round
+        gain  of the rule, asking its estimator in every round, over what it expects of the best fixed length and keeps of it
         """
         rule = self.bench.methods[setting.name].policy
         if not isinstance(rule, BatchRate) or rule.costs is not None:
             return {}
-        key = setting.name, drops, id(costs)
-        if key not in self._told:
+        key_of = setting.name, drops, id(costs)
+        if key_of not in self._told:
             own = self.rule_name(setting)
-            known = {**self.usual, "own": own if own in costs.rules else None}
+            known = {**self.usual, "memory": TRUSTED, "own": own if own in costs.rules else None}
             left = {name.removeprefix("policy.") for name in setting.parameters}
             left |= {"longest"} if drops == "always" else set()
             known = {name: value for name, value in known.items() if name not in left}
-            loads = {"gain": Load(1, drops=drops), "gain_many": Load(MANY, drops=drops)}
-            known |= {name: self._gain(setting, known, costs, load) for name, load in loads.items() if name not in left}
-            self._told[key] = costs, known  # the table is kept, so that no other gets its id
-        return self._told[key][1]
+            loads = {("gain", "kept"): Load(1, drops=drops), ("gain_many", "kept_many"): Load(MANY, drops=drops)}
+            for name, load in loads.items():
+                found = self._gains(setting, known, costs, load)
+                known |= {key: value for key, value in zip(name, found, strict=True) if key not in left}
+            self._told[key_of] = costs, known  # the table is kept, so that no other gets its id
+        return self._told[key_of][1]
 
-    def _gain(self, setting: Setting, known: Mapping[str, Any], costs: LoadCost, load: Load) -> float:
+    def _gains(self, setting: Setting, known: Mapping[str, Any], costs: LoadCost, load: Load) -> tuple[float, float]:
+        """What asking the estimator gains, and what is kept of fixed lengths' tokens: see `told`."""
         bounded = self.recording.policy_for(setting)
         assert isinstance(bounded, Bounded) and isinstance(bounded.policy, BatchRate)
-        always = replace(bounded.policy, table=costs, known={}, rests=False, **known)
+        asking = replace(bounded.policy.asking(), table=costs, rests=False, **known)
+        settled, asked = asking.expected(load.slots)
         trace, texts = self.recording.trace_for(self._traced(setting)), range(self.num_texts)
         assert trace is not None
-        plain, drafting = (
+
+        def served(policy: StoppingPolicy, rule: RuleSeconds | None) -> float:
             # prompts of one token: the rule is told apart what reading them takes
-            serve(trace, [1] * self.num_texts, policy, costs, load, texts, seconds).tokens_per_second
-            for policy, seconds in (
-                (self._policy(Setting(PLAIN), costs), None),
-                (replace(bounded, policy=always), costs.rules.get(self.rule_name(setting))),
-            )
-        )
-        return round(float(np.clip(drafting / plain / always.fixed(load.slots), *GAINS)), 3)
+            return serve(trace, [1] * self.num_texts, policy, costs, load, texts, rule).tokens_per_second
+
+        rule, plain = costs.rules.get(self.rule_name(setting)), served(self._policy(Setting(PLAIN), costs), None)
+        unasked = rule and replace(rule, step=(0.0,) * len(rule.step))
+        best = settled.index(max(settled))
+        near = range(max(best - 1, 0), min(best + 2, len(settled)))  # more lengths say it more surely
+        fixed = {at: served(replace(bounded, policy=Fixed(at + 1)), unasked) / plain for at in near}
+        kept = float(np.mean([speed / settled[at] for at, speed in fixed.items()]))
+        gain = served(replace(bounded, policy=asking), rule) / plain / max(asked) / kept
+        return round(float(np.clip(gain, *GAINS)), 3), round(float(np.clip(kept, *GAINS)), 3)
 
     def head_of(self, method: str) -> str | None:
         """Folder of the head that a method reads; None: it reads none."""

@@ -145,7 +145,7 @@ def _timed(
     watch = Watch(pair.device)
     limit = replace(sampling, max_new_tokens=(WARM_UP + num_rounds) * (DRAFTED + 1), max_length=None, stop=())
     chosen = [prompts[i % len(prompts)] for i in range(batch)]
-    watched = replace(method, policy=Watched(method.policy, 0, DRAFTED, watch))
+    watched = replace(method, policy=Watched(method.policy.asking(), 0, DRAFTED, watch))
     found = decode(replace(pair, draft=None, end_ids=()), chosen, watched, limit, batch_size=batch)
     failed = next((one.error for one in found if one.error is not None), None)
     if failed is not None:

@@ -12,23 +12,25 @@ first tokens. Further ahead, each token is accepted with the live rows' mean run
 than one step matters where the first extra column is expensive and the next ones are cheap. Depth d = 0 is plain
 decoding: a batch for which drafting does not pay drafts nothing.
 
-What the policy itself takes, such as its head's forward, is a part of C(d) for d > 0 if the table knows it (`own`). C(0) has
-none of it, because plain decoding asks no head.
+A batch may also settle on a depth before its round. Then no estimator is asked, and the round is one of a fixed length.
+What the policy itself takes is a part of C(d) for d > 0, if the table knows it (`own`). What it takes per drafted token,
+such as a head's forward, counts only where the estimator is asked.
 
 A draft model must read a row's prompt before it drafts. These seconds are spread over the tokens of a usual response
 (`prompt`, `response`). They count for all rows, whether their prompts have been read or not: while a batch drafts, every
 new text is read.
 
-lambda is what rounds with drafts have reached so far. Before they have, it is what the best fixed depth would reach by the
-running acceptance rates and the costs, times a gain. Stopping inside a round gains most for a row alone (`gain`). Many rows'
-chances even out, and the last round of a text makes fewer tokens than are counted (`gain_many`). With B rows the gain is
-gain_many + (gain - gain_many) / B^2: so it fell on the pairs that it was measured on. A batch drafts if lambda, with the
-reading of prompts, exceeds the rate of plain decoding; if not, lambda is that rate. Costs come from a table, never from a
-clock, so equal batches give equal texts.
+lambda is what rounds that asked the estimator have reached so far. Before they have, it is what the best fixed depth would
+reach by the running acceptance rates and the costs, times a gain. Stopping inside a round gains most for a row alone (`gain`),
+because many rows' chances even out (`gain_many`). With B rows the gain is gain_many + (gain - gain_many) / B^2: so it fell on
+the pairs that it was measured on. If lambda does not exceed the best fixed depth's rate by `SURER`, the batch settles on that
+depth. The last round of a text makes fewer tokens than are expected: a share is `kept` alone, `kept_many` with many rows, and
+kept_many + (kept - kept_many) / B with B. A batch drafts if the better rate, times this share and with the reading of prompts,
+exceeds the rate of plain decoding. Costs come from a table, never from a clock, so equal batches give equal texts.
 
-Whether to draft, and lambda, are a plan, because planning takes as long as a draft forward of a small model. The batch keeps
-to its plan for `HELD` further rounds (`RESTING` without drafts), unless its number of slots or its first row changes. Rounds
-without drafts teach nothing, and what is known fades in them: when the next plan is made.
+Whether to draft, lambda and the settled depth are a plan, because planning takes as long as a draft forward of a small model.
+The batch keeps to its plan for `HELD` further rounds (`RESTING` without drafts), unless its number of slots changes or all its
+rows are new. Rounds without drafts teach nothing, and what is known fades in them: when the next plan is made.
 
 A row's text depends on its neighbours, but its distribution does not. The depth of a round is decided before its
 acceptance draws are looked at (`couples_rows`).
@@ -51,14 +53,17 @@ from toolkit.transfer import floats_on, numbers_of
 from toolkit.types import Drafted, Judged, Step
 
 # Columns of `seen` [B, 6], in which older rounds count less: drafted tokens that were accepted and those that were tried, a
-# round's first token and later ones apart; tokens made in rounds with drafts, and what these rounds cost.
+# round's first token and later ones apart; tokens made in rounds that asked the estimator, and what these rounds cost.
 FIRST, LATER, MADE, FIRST_TRIED, LATER_TRIED, SPENT = range(6)
 GOT, TRIED = slice(FIRST, MADE), slice(FIRST_TRIED, SPENT)
-# Columns of a plan [3 + D + 1]: rounds for which it still holds, slots that it was made for, whether to draft, and behind
-# them what a live row's chances must exceed on average behind depth k = 0 .. D.
-LEFT, SLOTS, DRAFTS, PRICE = range(4)
+# Columns of a plan [4 + D + 1]: rounds for which it still holds, slots that it was made for, whether to draft, the settled
+# depth (0: the estimator is asked), and what a live row's chances must exceed on average behind depth k = 0 .. D.
+LEFT, SLOTS, DRAFTS, DEPTH, PRICE = range(5)
 # For so many further rounds a batch keeps to a plan with drafts, and to one without.
 HELD, RESTING = 15, 63
+# Asking the estimator must gain so much over the best fixed depth. Fixed lengths are what costs are measured with, while depths
+# that vary cost more in practice: each has shapes of its own to be captured.
+SURER = 1.03
 NEVER = float("inf")
 
 
@@ -66,40 +71,47 @@ NEVER = float("inf")
 class Known:
     """What follows from the costs of a batch of one size, planned to depth D. The unit of cost is a round of plain decoding.
 
-    cost   C(d) / C(0), d = 0 .. D, as numbers
+    cost   C(d) / C(0), d = 0 .. D, where the estimator is asked, as numbers
+    settled  the same where the depth is settled
     reading  cost of a draft's reading of all rows' prompts, per token of a response
     gain   tokens per cost that stopping inside a round makes, over those of the best fixed depth
-    deeper [D]        C(1) .. C(D)
+    kept   tokens that a fixed depth makes, as a share of the expected ones
+    deeper [2, D]     C(1) .. C(D) where the depth is settled, and where the estimator is asked
     gaps [D + 1, D]   C(k + j) - C(k) for k = 0 .. D, j = 1 .. D; infinite beyond D
     powers [D]        0 .. D - 1
     prior [6]         what `seen` starts from, all rows together; what is made is known only once the depth is
     slots []          the size
-    tick [4 + D]      what one round takes off a plan that is kept
-    counts            what `seen` gains, by the most tokens of a row: `counted`
+    tick [5 + D]      what one round takes off a plan that is kept
+    counts            what `seen` gains, by the most tokens of a row, and whether the depth was settled: `counted`
     """
 
     cost: list[float]
+    settled: list[float]
     reading: float
     gain: float
+    kept: float
     deeper: Tensor
     gaps: Tensor
     powers: Tensor
     prior: Tensor
     slots: Tensor
     tick: Tensor
-    counts: dict[int, Tensor] = field(default_factory=dict, kw_only=True)
+    counts: dict[tuple[int, bool], Tensor] = field(default_factory=dict, kw_only=True)
 
-    def counted(self, most: int) -> Tensor:
-        """What a round of depth `most` adds to `seen` [(most + 1)^2, 6]: at drafted * (most + 1) + accepted."""
-        if most not in self.counts:
-            cost = self.cost[min(most, len(self.cost) - 1)]
+    def counted(self, most: int, settled: bool) -> Tensor:
+        """What a round of depth `most` adds to `seen` [(most + 1)^2, 6]: at drafted * (most + 1) + accepted.
+
+        Of rounds whose depth was settled, only the acceptance counts.
+        """
+        if (most, settled) not in self.counts:
+            asked, cost = int(not settled), self.cost[min(most, len(self.cost) - 1)]
             lines = [
-                [min(n, 1), max(n - 1, 0), n + 1, min(d, 1), max(min(n + 1, d) - 1, 0), cost]
+                [min(n, 1), max(n - 1, 0), asked * (n + 1), min(d, 1), max(min(n + 1, d) - 1, 0), asked * cost]
                 for d in range(most + 1)
                 for n in range(most + 1)
             ]
-            self.counts[most] = floats_on(self.prior.device, lines).to(self.prior.dtype)
-        return self.counts[most]
+            self.counts[most, settled] = floats_on(self.prior.device, lines).to(self.prior.dtype)
+        return self.counts[most, settled]
 
 
 @dataclass(frozen=True)
@@ -118,10 +130,14 @@ class BatchRate(StoppingPolicy):
     prompt, response  tokens of a usual prompt, and of its response; without both, reading prompts counts as free
     first, later  acceptance of a round's first token, and of one behind accepted ones, before anything is known
     gain        tokens per cost that stopping inside a round makes for a row alone, over those of the best fixed depth,
-                before anything is known
+                before anything is known. Unless it is known to be small, it is worth finding out: the defaults exceed `SURER`
     gain_many   the same for many rows
+    kept        tokens that a fixed depth makes, as a share of the expected ones, for a row alone: a text's last round makes
+                fewer
+    kept_many   the same for many rows
     memory      how many tries that counts for, and how many rounds the past is remembered for
     rests       whether rounds without drafts are allowed
+    settles     whether rounds of a settled depth are allowed
     deepest     the deepest round that is planned for: set by `within`
     table       costs, and `known`, what follows from them by batch size: set by `bind`
     """
@@ -139,10 +155,13 @@ class BatchRate(StoppingPolicy):
     response: Annotated[int, AtLeast(1)] | None = None
     first: Annotated[float, Between(0, 1, "()")] = 0.75
     later: Annotated[float, Between(0, 1, "()")] = 0.75
-    gain: Annotated[float, Above(0)] = 1.0
-    gain_many: Annotated[float, Above(0)] = 1.0
+    gain: Annotated[float, Above(0)] = 1.15
+    gain_many: Annotated[float, Above(0)] = 1.05
+    kept: Annotated[float, Above(0)] = 1.0
+    kept_many: Annotated[float, Above(0)] = 1.0
     memory: Annotated[float, Between(1, 1e9)] = 20.0
     rests: bool = True
+    settles: bool = True
     deepest: int = 20
     table: LoadCost | None = None
     known: dict[int, Known] = field(default_factory=dict, compare=False, repr=False)
@@ -162,35 +181,49 @@ class BatchRate(StoppingPolicy):
             )
         return replace(self, estimator=self.estimator.bind(pair), table=table, known={})
 
+    def asking(self) -> BatchRate:
+        return replace(self, settles=False, known={})
+
+    def settled(self, state: State) -> bool:
+        return "settled" in state
+
     def init(self, num_rows: int, device: torch.device) -> State:
         """The state per row. A new row has zeros.
 
         survival [B] of the round; share [B]: 1 / the number of live rows, 0 for others; seen [B, 6]: counts of older rounds;
-        plan [B, 4 + D]: the batch's, the same in all rows but new ones. The first row's counts.
+        plan [B, 5 + D]: the batch's, the same in all rows but new ones. In a round of a settled depth also settled [B].
         """
         none = torch.zeros(num_rows, PRICE + self.deepest + 1, device=device)
         return {"survival": none[:, 0], "share": none[:, 0], "seen": none.new_zeros(num_rows, 6), "plan": none}
 
     def begin(self, live: Tensor, state: State) -> tuple[State, Tensor]:
-        rows = len(live)
-        left, slots, drafts = numbers_of(state["plan"][0, :PRICE]) if rows else (0.0, 0.0, 0.0)
-        if left > 0 and slots == rows:
-            new = {**state, "plan": state["plan"] - self._known(rows, live.device).tick}
-            goes = live if drafts else torch.zeros_like(live)
+        rows, plan = len(live), state["plan"][:1]
+        if not rows:
+            return state, live
+        said = numbers_of(plan[0, :PRICE])
+        if rows > 1 and not said[SLOTS]:  # a new text in the first slot
+            plan = state["plan"].index_select(0, state["plan"][:, SLOTS].argmax().view(1))
+            said = numbers_of(plan[0, :PRICE])
+        if said[LEFT] > 0 and said[SLOTS] == rows:
+            new = {**state, "plan": (plan - self._known(rows, live.device).tick).expand(rows, -1)}
         else:
             seen = state["seen"]
-            if slots and not drafts:  # what was known when the batch began to rest
-                seen = seen * (1 - 1 / self.memory) ** (1 + RESTING - max(left, 0.0))
-            plan, drafts = self._plan(live, seen), 1.0
-            new = {**state, "seen": seen, "plan": plan.expand(rows, -1)}
-            goes = live & plan[DRAFTS].bool()
-        if drafts and rows > 1:
+            if said[SLOTS] and not said[DRAFTS]:  # what was known when the batch began to rest
+                seen = seen * (1 - 1 / self.memory) ** (1 + RESTING - max(said[LEFT], 0.0))
+            made = self._plan(live, seen)
+            said = numbers_of(made[:PRICE])
+            new = {**state, "seen": seen, "plan": made.expand(rows, -1)}
+        if not said[DRAFTS]:
+            return new, torch.zeros_like(live)
+        if said[DEPTH]:
+            new["settled"] = torch.full_like(live, said[DEPTH], dtype=torch.long)
+        elif rows > 1:
             weight = live.to(state["share"].dtype)
-            new["share"] = weight / weight.sum()
-        return new, goes
+            new["share"] = weight / weight.sum().clamp(min=1)
+        return new, live
 
     def _plan(self, live: Tensor, seen: Tensor) -> Tensor:
-        """A plan by what the live rows have seen: [4 + D]."""
+        """A plan by what the live rows have seen: [5 + D]."""
         known, weight = self._known(len(live), live.device), live.to(seen.dtype)
         rows, alive = weight.sum().clamp(min=1), weight.amax()  # without a live row there is nothing to plan for
         batch = torch.addmv(known.prior, seen.T, weight)
@@ -199,21 +232,30 @@ class BatchRate(StoppingPolicy):
         of_rows = torch.add(seen[:, GOT], of_batch, alpha=self.memory) / (seen[:, TRIED] + self.memory)
         first, later = (weight @ of_rows / rows).unbind()
         ahead = (later**known.powers).cumsum(0)  # [D]: accepted of the next j tokens if the first is
-        fixed = ((1 + first * ahead) / known.deeper).amax()  # tokens per row and unit of cost, at the best fixed depth
-        rate = torch.add(batch[MADE], fixed, alpha=self.memory * known.gain) / batch[SPENT]
-        drafts = (rate > 1 + known.reading * rate) * alive if self.rests else alive
+        (fixed, asked), depths = ((1 + first * ahead) / known.deeper).max(1)  # tokens per row and unit of cost
+        rate = torch.add(batch[MADE], asked, alpha=self.memory * known.gain) / batch[SPENT]
+        settled = rate <= SURER * fixed if self.settles else torch.zeros_like(alive)
+        made = known.kept * torch.where(settled.bool(), fixed, rate)
+        drafts = (made > 1 + known.reading * made) * alive if self.rests else alive
         left = torch.sub(RESTING * alive, drafts, alpha=RESTING - HELD)
-        best = rate.clamp(min=1) if self.rests else rate
-        return torch.cat([torch.stack([left, known.slots, drafts]), best * (known.gaps / ahead).amin(1)])
+        depth = (1 + depths[0]) * settled
+        return torch.cat([torch.stack([left, known.slots, drafts, depth]), rate * (known.gaps / ahead).amin(1)])
 
-    def fixed(self, batch: int) -> float:
-        """Tokens of the best fixed length over plain decoding's in equal time, by `first`, `later` and the costs."""
-        cost = self._known(batch, torch.device("cpu")).cost
-        made = [1 + self.first * sum(self.later**j for j in range(depth)) for depth in range(len(cost))]
-        return max(tokens / spent for tokens, spent in zip(made[1:], cost[1:], strict=True))
+    def expected(self, batch: int) -> tuple[list[float], list[float]]:
+        """Tokens over plain decoding's in equal time at depth 1 .. D, by `first`, `later` and the costs: where the depth is
+        settled, and where the estimator is asked."""
+        known = self._known(batch, torch.device("cpu"))
+        made = [1 + self.first * sum(self.later**j for j in range(depth)) for depth in range(len(known.cost))]
+        settled, asked = (
+            [tokens / cost for tokens, cost in zip(made[1:], costs[1:], strict=True)]
+            for costs in (known.settled, known.cost)
+        )
+        return settled, asked
 
     def step(self, step: Step, state: State) -> tuple[State, Tensor]:
         assert step.live is not None, "the proposer says which rows are live"
+        if "settled" in state:
+            return state, state["settled"] > step.depth
         price = state["plan"][0, PRICE + step.depth]
         survival, following = chances_to_enter(self.estimator, step, state["survival"] if step.depth > 1 else None)
         if len(step.live) == 1:
@@ -222,12 +264,14 @@ class BatchRate(StoppingPolicy):
         return {**state, "survival": survival}, (mean > price).expand_as(step.live)
 
     def observe(self, proposal: Drafted, verdict: Judged, state: State) -> State:
-        most = proposal.num_nodes
+        most, settled = proposal.num_nodes, "settled" in state
+        if settled:
+            state = {name: value for name, value in state.items() if name != "settled"}
         if not most:
             return state
         known, kept = self._known(len(state["seen"]), verdict.length.device), 1 - 1 / self.memory
         at = torch.add(verdict.length, proposal.num_drafted, alpha=most + 1)
-        return {**state, "seen": torch.add(known.counted(most).index_select(0, at), state["seen"], alpha=kept)}
+        return {**state, "seen": torch.add(known.counted(most, settled).index_select(0, at), state["seen"], alpha=kept)}
 
     def _contexts(self, batch: int) -> float:
         """Tokens before a forward that a batch of this size pays for."""
@@ -241,10 +285,13 @@ class BatchRate(StoppingPolicy):
             depths = range(self.deepest + 1)
             context = self._contexts(batch)
             seconds = [self.table.round(batch, depth, context) for depth in depths]
+            cost = settled = [one / seconds[0] for one in seconds]
             if self.own is not None:
                 own = self.table.rules[self.own]
-                seconds = [one + own(batch, depth) * (depth > 0) for depth, one in enumerate(seconds)]
-            cost = [one / seconds[0] for one in seconds]
+                cost, settled = (
+                    [one + own(batch, asked * depth) / seconds[0] * (depth > 0) for depth, one in enumerate(cost)]
+                    for asked in (1, 0)
+                )
             gaps = [[cost[k + j] - cost[k] if k + j in depths else NEVER for j in depths[1:]] for k in depths]
             reading = 0.0
             if self.prompt is not None and self.response is not None:
@@ -252,7 +299,9 @@ class BatchRate(StoppingPolicy):
             tried = self.memory
             prior = [tried * self.first, tried * self.later, 0.0, tried, tried, tried]
             tick = [1.0] + [0.0] * (PRICE + self.deepest)
-            lists = cost[1:], gaps, [float(depth) for depth in depths[:-1]], prior, float(batch), tick
+            lists = [settled[1:], cost[1:]], gaps, [float(depth) for depth in depths[:-1]], prior, float(batch), tick
             tensors = [floats_on(device, values) for values in lists]
-            self.known[batch] = Known(cost, reading, self.gain_many + (self.gain - self.gain_many) / batch**2, *tensors)
+            gain = self.gain_many + (self.gain - self.gain_many) / batch**2
+            kept = self.kept_many + (self.kept - self.kept_many) / batch
+            self.known[batch] = Known(cost, settled, reading, gain, kept, *tensors)
         return self.known[batch]

@@ -17,6 +17,7 @@ from toolkit import ModelPair
 from toolkit.decoding import Sampling
 from toolkit.load_cost import LoadCost, RuleSeconds
 from toolkit.prompts import Prompt
+from toolkit.stopping import BatchRate, Bounded, Fixed
 
 
 @pytest.fixture(scope="module")
@@ -57,32 +58,53 @@ def test_the_rule_starts_from_it_unless_its_setting_says_otherwise(recorded):
 def test_the_rule_counts_its_own_seconds_where_the_table_has_them(recorded):
     free = recorded.settings[-2]
     (name,) = (name for name in recorded.methods if name.startswith("batch_rate"))
-    known = replace(LoadCost.ratio(0.2), rules={name: RuleSeconds((1.0,), (0.1,), (0.7,))})
+    known, dearer = (
+        replace(LoadCost.ratio(0.2), rules={name: RuleSeconds((1.0,), (per_round,), (0.7,))})
+        for per_round in (0.1, 20.0)
+    )
     assert recorded._policy(free, LoadCost.ratio(0.2)).policy.own is None
     assert recorded._policy(free, known).policy.own == name
-    drafting, resting = (recorded.serve(free, costs, Load(2)).forwards[0] for costs in (LoadCost.ratio(0.2), known))
-    assert drafting > resting == 0, "a policy that takes .7 of a target forward per token never pays"
+    drafting, settled, resting = (
+        recorded.serve(free, costs, Load(2)) for costs in (LoadCost.ratio(0.2), known, dearer)
+    )
+    assert drafting.forwards[0] > 0 < settled.forwards[0]
+    assert resting.forwards[0] == 0, "a policy that takes twenty target forwards per round never pays"
+    joined = recorded.num_texts - 2  # texts that both models read while others wait
+    spent = 0.2 * settled.forwards[0] + 1.1 * settled.forwards[1] + 1.2 * joined
+    assert settled.answered.max() == pytest.approx(spent, rel=0.05), (
+        "one that takes seven per token settles on a depth instead"
+    )
 
 
 @pytest.mark.parametrize("ratio", [0.05, 0.6])
-def test_the_gain_is_that_of_always_drafting_one_text_at_a_time(recorded, ratio):
+def test_what_is_gained_and_kept_one_text_at_a_time(recorded, ratio):
     """Against rounds counted one by one: texts of their own, each from its first token."""
     free, given = recorded.settings[-2:]
     costs = LoadCost.ratio(ratio)
     told = recorded.told(free, costs)
     policy = recorded._policy(free, costs)
     assert policy.policy.gain == told["gain"]
-    always = replace(policy, policy=replace(policy.policy, gain=1.0, gain_many=1.0, rests=False, known={}))
-    trace, spent = recorded.recording.trace_for(free), 0.0
-    for text in range(recorded.num_texts):
-        served = serve(trace, [1] * recorded.num_texts, always, costs, Load(1), [text])
-        assert served.num_calls[0] >= served.rounds[0] - 1, "every round drafts, but one without room"
-        spent += served.rounds[0] + ratio * served.num_calls[0]
-    fixed = max(
+    trace = recorded.recording.trace_for(free)
+
+    def tokens_per_cost(one: Bounded) -> float:
+        spent = 0.0
+        for text in range(recorded.num_texts):
+            served = serve(trace, [1] * recorded.num_texts, one, costs, Load(1), [text])
+            assert served.num_calls[0] >= served.rounds[0] - 1, "every round drafts, but one without room"
+            spent += served.rounds[0] + ratio * served.num_calls[0]
+        return trace.num_positions / spent
+
+    expected = [
         (1 + told["first"] * sum(told["later"] ** j for j in range(depth))) / (1 + ratio * depth)
         for depth in range(1, 21)
-    )
-    assert told["gain"] == pytest.approx(trace.num_positions / spent / fixed, abs=2e-3)
+    ]
+    best = 1 + expected.index(max(expected))
+    near = [depth for depth in (best - 1, best, best + 1) if 1 <= depth <= 20]
+    kept = np.mean([tokens_per_cost(Bounded(Fixed(depth), 1, 20)) / expected[depth - 1] for depth in near])
+    assert told["kept"] == pytest.approx(kept, abs=2e-3)
+    unknown = {"gain": BatchRate.gain, "gain_many": BatchRate.gain_many}
+    always = replace(policy, policy=replace(policy.policy, **unknown, rests=False, settles=False, known={}))
+    assert told["gain"] == pytest.approx(tokens_per_cost(always) / max(expected) / kept, abs=2e-3)
     assert recorded.told(free, costs) is told, "simulated once per table"
     assert "longest" in told and "longest" not in recorded.told(free, costs, "always")
     assert "first" not in recorded.told(given, costs) and recorded.told(recorded.settings[0], costs) == {}

@@ -24,6 +24,8 @@ from toolkit.types import DraftStep, Proposal, Verdict
 from toolkit.verification import get
 from toolkit.verification.chain_enumeration import PrefixTables
 
+SETTLES = {"settles": True, "gain": 1.2, "gain_many": 1.1, "kept": 0.98, "kept_many": 0.9}
+
 
 class Probabilities:
     """An estimator for tests: q(y_k) of the drawn token, and q's largest probability for the one after it."""
@@ -36,7 +38,9 @@ class Probabilities:
 
 
 def bound(most: int = 4, **settings: Any) -> BatchRate:
-    policy = Bounded(BatchRate(Probabilities(), **settings), 1, most).bind(None).policy
+    """Unless it is told otherwise, it asks in every round, and expects no gain of that."""
+    known = {"gain": 1.0, "gain_many": 1.0, "settles": False} | settings
+    policy = Bounded(BatchRate(Probabilities(), **known), 1, most).bind(None).policy
     assert isinstance(policy, BatchRate)
     return policy
 
@@ -158,12 +162,16 @@ def test_running_acceptance_counts_first_and_later_tokens():
             "gain_many": 0.9,
         },
         {"cost_ratio": 0.4, "column_cost": 0.4, "first": 0.7, "later": 0.6, "memory": 8.0, "rests": False},
+        {"cost_ratio": 0.3, "column_cost": 0.2, "first": 0.6, "later": 0.7, "memory": 2.0, "rests": False} | SETTLES,
+        {"cost_ratio": 0.5, "column_cost": 0.02, "first": 0.6, "later": 0.7, "memory": 2.0}
+        | SETTLES
+        | {"kept_many": 1.0},
     ],
 )
 def test_round_after_round_it_is_its_definition(settings):
     rows, most, generator = 3, 4, torch.Generator().manual_seed(5)
     policy = bound(most, **settings)
-    slow, state, seen, drafting_rounds = SlowBatchRate(policy, rows), policy.init(rows, torch.device("cpu")), set(), 0
+    slow, state, seen, modes = SlowBatchRate(policy, rows), policy.init(rows, torch.device("cpu")), set(), set()
     random = lambda: torch.rand(rows, generator=generator)
     known = lambda slow: torch.tensor(slow.seen).transpose(1, 2).flatten(1)
     for number in range(240):
@@ -177,11 +185,13 @@ def test_round_after_round_it_is_its_definition(settings):
         assert going.tolist() == [drafts and here for here in live]
         torch.testing.assert_close(state["seen"], known(slow), rtol=1e-4, atol=1e-4)
         if not going.any():
+            modes |= {"rests"} if any(live) else set()
             slow.observe([0] * rows, [0] * rows)
             state = policy.observe(*judged([0] * rows, [0] * rows), state)
             continue
-        drafting_rounds += 1
-        last = slow.rate * (slow.cost[most] - slow.cost[most - 1])
+        assert policy.settled(state) == bool(slow.settled)
+        modes.add("settles" if slow.settled else "asks")
+        last = slow.price * sum(live) * (slow.cost[most] - slow.cost[most - 1])
         assert float(sum(live) * state["plan"][0, PRICE + most - 1]) == pytest.approx(last, rel=1e-4)
         for depth in range(1, most + 1):
             chosen = (1 - random() ** 3 / 2).tolist()  # at least 1/2: q's largest probability is the token's own
@@ -196,8 +206,10 @@ def test_round_after_round_it_is_its_definition(settings):
         expected, absent = known(slow), ~torch.tensor(live)
         state["seen"][absent] = expected[absent]  # a slot that is not live is never read again before it is filled
         torch.testing.assert_close(state["seen"], expected, rtol=1e-4, atol=1e-4)
-    assert {(1, True), (1, False), (most, False)} <= seen and (most, True) not in seen
-    assert 0 < drafting_rounds < 240 - policy.rests, "the batch drafts at times, and rests at times"
+    assert {(1, True), (most, False)} <= seen and (most, True) not in seen
+    expected = {"rests": policy.rests, "settles": policy.settles, "asks": True}
+    assert modes == {mode for mode, allowed in expected.items() if allowed}
+    assert (1, False) in seen or policy.settles
 
 
 def test_costs_come_from_the_table_that_is_named(tmp_path):
@@ -278,11 +290,38 @@ def test_a_new_text_in_a_slot_shares_the_plan_of_the_others(ratio):
         assert torch.equal(joined[key][::2], state[key][::2])
     after, going = policy.begin(live, joined)
     assert torch.equal(going, planned) and going.tolist() == [ratio < 1] * 3
-    assert torch.equal(after["plan"][0, LEFT + 1 :], state["plan"][0, LEFT + 1 :]), (
-        "the first row's plan is the batch's"
-    )
+    assert torch.equal(after["plan"][:, LEFT + 1 :], state["plan"][:, LEFT + 1 :]), "the new row has it, too"
     first = with_fresh(policy, state, 0)
-    assert policy.begin(live, first)[0]["plan"][:, LEFT].tolist() == [held] * 3, "without it, the batch plans anew"
+    assert policy.begin(live, first)[0]["plan"][:, LEFT].tolist() == [held - 1] * 3, "also where the first row is new"
+    all_new = with_fresh(policy, with_fresh(policy, first, 1), 2)
+    assert policy.begin(live, all_new)[0]["plan"][:, LEFT].tolist() == [held] * 3
+
+
+def test_a_batch_settles_on_a_depth_where_asking_gains_too_little():
+    """Then nothing is asked, and what is made teaches nothing about asking."""
+    live, one = torch.ones(2, dtype=torch.bool), {"cost_ratio": 0.2, "first": 0.6, "later": 0.5, "settles": True}
+    asks = bound(gain=1.1, gain_many=1.1, **one)
+    assert not asks.settled(asks.begin(live, asks.init(2, live.device))[0])
+    policy = bound(gain=1.0, gain_many=1.0, **one)
+    state, going = policy.begin(live, policy.init(2, live.device))
+    assert policy.settled(state) and going.all()
+    best = 1 + max(range(4), key=lambda d: (1 + 0.6 * sum(0.5**j for j in range(d + 1))) / (1.2 + 0.2 * d))
+    for depth in range(1, 4):
+        kept, going = policy.step(step_of(depth, 0.9, 0.1), state)
+        assert kept is state and going.tolist() == [depth < best] * 2
+    after = policy.observe(*judged([best, best], [best, 0]), state)
+    assert not policy.settled(after) and after["seen"][:, SPENT].tolist() == [0, 0]
+    assert after["seen"][:, FIRST_TRIED].tolist() == [1, 1]
+    assert not policy.settled(policy.observe(*judged([0, 0], [0, 0]), state)), "also behind a round without room"
+    assert not policy.asking().settled(policy.asking().begin(live, policy.init(2, live.device))[0])
+
+
+def test_what_is_kept_of_the_expected_tokens_counts_against_plain_decoding():
+    """Drafting is expected to make 1.6 / 1.5 as many tokens; less than .94 of them are made."""
+    live = torch.ones(1, dtype=torch.bool)
+    for kept, drafts in ((0.95, True), (0.93, False)):
+        policy = bound(most=1, cost_ratio=0.5, first=0.6, kept=kept, settles=True)
+        assert bool(policy.begin(live, policy.init(1, live.device))[1]) == drafts
 
 
 def test_a_batch_with_fewer_slots_plans_anew():
