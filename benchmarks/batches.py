@@ -62,7 +62,7 @@ PADDED: dict[str, Any] = {
     "num_heads": 8,
     "num_kv_heads": 8,
 }
-PADDED_PROMPTS, PADDED_TOKENS = 32, 32
+PADDED_PROMPTS, PADDED_TOKENS, PADDED_TURNS = 32, 32, 4  # its turns take longer
 ROUNDS = 12  # timed rounds per batch size and draft length, twice at each of two contexts
 TOGETHER = ("batch_rate", "batch_rate_confidence")
 SHOWN_SIZES = (1, 4, 16)
@@ -225,12 +225,12 @@ def padded() -> ModelPair:
 
 def batches() -> str:
     """Tokens per second by batch size, toy pair: rules that decide for the batch, plain decoding, fixed K and rules per row."""
-    return _page(ModelPair.toy(), PROMPTS, TOKENS)
+    return _page(ModelPair.toy(), PROMPTS, TOKENS, TURNS)
 
 
 def batches_padded() -> str:
     """Tokens per second by batch size, target padded to 20 M parameters: there a draft forward costs little."""
-    return _page(padded(), PADDED_PROMPTS, PADDED_TOKENS)
+    return _page(padded(), PADDED_PROMPTS, PADDED_TOKENS, PADDED_TURNS)
 
 
 def serving() -> str:
@@ -263,12 +263,12 @@ def serving() -> str:
 # -- inside -----------------------------------------------------------------------------------------------------------
 
 
-def _page(pair: ModelPair, count: int, tokens: int) -> str:
+def _page(pair: ModelPair, count: int, tokens: int, turns: int) -> str:
     torch.set_num_threads(THREADS)
-    lines, costs = study(pair, SIZES, count, tokens, TURNS)
+    lines, costs = study(pair, SIZES, count, tokens, turns)
     clear, alike = (sum(numbers) for numbers in zip(*(order(part) for part in _by_size(lines).values()), strict=True))
     return "\n\n".join([
-        f"A queue of {count} prompts, responses of at most {tokens} tokens, {TURNS} turns behind one for warming up. T = 1, "
+        f"A queue of {count} prompts, responses of at most {tokens} tokens, {turns} turns behind one for warming up. T = 1, "
         f"{THREADS} thread, test prompts of `instruct` and `math` alternating. In a turn all contenders go on side by side, "
         f"{LEG} s at a time; the next turn has another seed. Ratios compare speeds of the same turn: their geometric mean "
         "with a 95 % interval over turns (Student's t). The best of the others is the one with the highest median in these "
