@@ -216,7 +216,7 @@ class BatchRate(StoppingPolicy):
         if not said[DRAFTS]:
             return new, torch.zeros_like(live)
         if said[DEPTH]:
-            new["settled"] = torch.full_like(live, said[DEPTH], dtype=torch.long)
+            new["settled"] = torch.full_like(live, int(said[DEPTH]), dtype=torch.long)
         elif rows > 1:
             weight = live.to(state["share"].dtype)
             new["share"] = weight / weight.sum().clamp(min=1)
