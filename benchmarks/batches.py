@@ -1,12 +1,7 @@
 """Batches of the toy pair and of a padded one: does deciding for all rows keep up with the best method at every batch size?
 
-All contenders decode one queue of prompts at every batch size, side by side: each decodes for half a second, then the next one
-goes on (`benchmarks.relay`). So a machine whose speed changes within seconds slows all of them alike. Shorter turns would slow
-down plain decoding most: of small models, it needs some 15 rounds until the processor's caches hold what it uses.
-Every turn has a seed of its own, so that intervals over turns contain the chance of the texts. A turn without a clock comes
-first. In it, every shape that recurs is captured, for all contenders and with room for all shapes, as on a server that has run
-for long. In timed turns nothing is captured. Responses differ in length: with a short limit, all plain responses would end
-together, and the next prompts would be read in one forward.
+All contenders decode one queue of prompts at every batch size, side by side (`benchmarks.side_by_side`). Responses differ in
+length: with a short limit, all plain responses would end together, and the next prompts would be read in one forward.
 The batch rules and the simulator use the same costs, which are measured on other prompts.
 """
 
@@ -16,19 +11,14 @@ import argparse
 import json
 import shutil
 import statistics
-import sys
-from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import combinations
-from multiprocessing import get_context
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, TypeVar
+from typing import Any
 
-import numpy as np
 import torch
-from scipy.stats import t
 
 import analysis.serving
 from analysis.loads.hardware import Shape, modelled
@@ -39,16 +29,13 @@ from analysis.loads.simulator import Load
 from analysis.tables.files import read_table
 from analysis.tables.grid import PLAIN, Setting
 from analysis.tables.workbench import Workbench
-from benchmarks.relay import Watch, relay
+from benchmarks.side_by_side import LEG, Contender, apart, decoded, ratio
 from data_gen.frozen import load_frozen
 from toolkit import ModelPair, config
-from toolkit.decoding import Method, Sampling, decode
-from toolkit.engine import engine_of
+from toolkit.decoding import Sampling
 from toolkit.load_cost import LoadCost
 from toolkit.padding import pad_model
 from toolkit.prompts import Prompt
-from toolkit.session.capture import TracedForward
-from toolkit.types import Generation
 
 FOLDER = Path(__file__).resolve().parent.parent / "docs" / "evidence"
 SIZES, PROMPTS, THREADS = (1, 2, 4, 8, 16, 32), 96, 1
@@ -70,10 +57,7 @@ SHOWN = ("autoregressive", "speculative K=4", "rate", "batch_rate_confidence")
 LATENCY = "Seconds of a request, from its slot to its answer; intervals from the lowest to the highest turn:"
 CONTEXT = 64
 MODELLED = "What forwards cost, measured here in the decoding loop and modelled for a CPU (`hardware=cpu`):"
-T = TypeVar("T")
 ENOUGH = 0.97  # of the best other contender
-LEG = 0.5  # seconds: then the next contender goes on
-RECURS, ROOM = 3, 4096  # uses in the turn for warming up before a shape is captured; layers of the traces that are kept
 
 
 def contenders(known: Mapping[str, dict[str, Any]]) -> list[Setting]:
@@ -101,7 +85,7 @@ def study(
     prompts = [example.prompt for pair_of in both for example in pair_of][: count + 32]
     others = prompts[count:]
     with TemporaryDirectory() as scratch:
-        costs, _ = _apart(measured_costs, pair, others, sampling, sizes, LENGTHS, ROUNDS, None, 8)
+        costs, _ = apart(measured_costs, pair, others, sampling, sizes, LENGTHS, ROUNDS, None, 8)
         unknown = contenders({name: {} for name in TOGETHER})
         before = RecordedPair(_bench(pair, others, sampling), unknown, Path(scratch), 20)
         costs = with_rules(costs, pair, before.methods, others, sampling, sizes)
@@ -110,14 +94,16 @@ def study(
         recorded = RecordedPair(_bench(pair, prompts[:count], sampling), settings, Path(scratch), 20)
         lines = []
         for size in sizes:
-            given = pair, prompts[:count], settings, sampling, size, turns
-            speeds, latencies = _apart(_decoded, *given)
+            named = {setting.name: Contender(setting) for setting in settings}
+            live = apart(decoded, {"": pair}, named, prompts[:count], sampling, size, turns)
             for setting in settings:
                 served = recorded.serve(setting, costs, Load(size, drops="half"))
                 figures = served.figures()
                 lines.append({
-                    "batch": size, "name": _name(setting), "method": setting.method, "speeds": speeds[setting.name],
-                    "latencies": latencies[setting.name], "predicted": served.tokens_per_second,
+                    "batch": size, "name": _name(setting), "method": setting.method,
+                    "speeds": [turn.speed for turn in live[setting.name]],
+                    "latencies": [(turn.latency, turn.latency_95) for turn in live[setting.name]],
+                    "predicted": served.tokens_per_second,
                     "predicted_latencies": (figures["latency"], figures["latency_95"]),
                 })  # fmt: skip
     return lines, costs
@@ -148,13 +134,6 @@ def order(part: Sequence[dict[str, Any]]) -> tuple[int, int]:
             clear += 1
             alike += (a["predicted"] > b["predicted"]) == (low > 1)
     return clear, alike
-
-
-def ratio(ours: Sequence[float], others: Sequence[float]) -> tuple[float, float, float]:
-    """How many times as fast, turn by turn: geometric mean, and its 95 % interval by Student's t."""
-    logs = np.log(np.asarray(ours) / np.asarray(others))
-    half = float(t.ppf(0.975, len(logs) - 1)) * logs.std(ddof=1) / np.sqrt(len(logs)) if len(logs) > 1 else np.inf
-    return float(np.exp(logs.mean())), float(np.exp(logs.mean() - half)), float(np.exp(logs.mean() + half))
 
 
 def table(lines: Sequence[dict[str, Any]]) -> str:
@@ -278,68 +257,6 @@ def _page(pair: ModelPair, count: int, tokens: int, turns: int) -> str:
         f"orders {alike} of {clear} clear gaps as live decoding does.",
         summary(lines), table(lines), LATENCY, latencies(lines), MODELLED, modelled_beside(costs, pair),
     ])  # fmt: skip
-
-
-def _apart(function: Callable[..., T], *arguments: Any) -> T:
-    """The function's value, from a process of its own: TorchScript frees the memory of traces when a process ends."""
-    threads = (torch.get_num_threads(),)
-    with ProcessPoolExecutor(1, get_context("spawn"), torch.set_num_threads, threads) as pool:
-        return pool.submit(function, *arguments).result()
-
-
-def _decoded(
-    pair: ModelPair,
-    prompts: Sequence[str],
-    settings: Sequence[Setting],
-    sampling: Sampling,
-    size: int,
-    turns: int,
-) -> tuple[dict[str, list[float]], dict[str, list[tuple[float, float]]]]:
-    """Of every contender, turn by turn: tokens per second; seconds of a request, median and 95th percentile."""
-    methods = {setting.name: config.instantiate(config.plain(setting.method_config())) for setting in settings}
-    TracedForward.after, TracedForward.layers = RECURS, ROOM  # of this process
-    shared = replace(pair, draft=None)
-    speeds: dict[str, list[float]] = {name: [] for name in methods}
-    seconds: dict[str, list[tuple[float, float]]] = {name: [] for name in methods}
-    names = list(methods)
-    for turn in range(turns + 1):
-        seeded, first = replace(sampling, seed=sampling.seed + turn), turn * 5 % len(names)
-        jobs = {name: _job(shared, prompts, methods[name], seeded, size) for name in [*names[first:], *names[:first]]}
-        for name, (tokens, ends) in relay(jobs).items():
-            if turn:
-                speeds[name].append(tokens / ends[-1])
-                seconds[name].append(_latency(ends, size))
-        for captures in engine_of(shared).captures:
-            if captures is not None:
-                captures.after = sys.maxsize
-    return speeds, seconds
-
-
-def _job(
-    pair: ModelPair, prompts: Sequence[str], method: Method, sampling: Sampling, size: int
-) -> Callable[[Watch], tuple[int, list[float]]]:
-    """Decodes the queue: the number of tokens, and the seconds at which each text ended."""
-
-    def run(watch: Watch) -> tuple[int, list[float]]:
-        ends, passed = list[float](), [0.0]
-
-        def note(_: Generation) -> None:
-            ends.append(watch.seconds)
-            if ends[-1] - passed[-1] > LEG:
-                watch.pass_on()
-                passed.append(ends[-1])
-
-        found = decode(pair, prompts, method, sampling, batch_size=size, on_finish=note)
-        return sum(len(generation.token_ids) for generation in found), ends
-
-    return run
-
-
-def _latency(ends: Sequence[float], size: int) -> tuple[float, float]:
-    """Median and 95th percentile of a request's seconds: the k-th joins when the (k - size)-th has ended."""
-    joined = [0.0] * size + list(ends)
-    found = [end - start for start, end in zip(joined, ends, strict=False)]
-    return float(np.median(found)), float(np.quantile(found, 0.95))
 
 
 def _by_size(lines: Sequence[dict[str, Any]]) -> dict[int, list[dict[str, Any]]]:

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 from scipy.stats import ttest_rel
 
-from benchmarks.batches import _latency, order, ratio, shortfalls, summary
+from benchmarks.batches import order, shortfalls, summary
+from benchmarks.side_by_side import latency, ratio
 
 
 def line(name, method, speeds, predicted, batch=4):
@@ -43,5 +44,5 @@ def test_a_shortfall_has_its_whole_interval_below():
 
 
 def test_a_request_joins_when_the_one_before_it_in_line_has_ended():
-    middle, most = _latency([1.0, 2.0, 4.0], size=2)  # 1 s, 2 s, and 4 - 1 = 3 s
+    middle, most = latency([1.0, 2.0, 4.0], size=2)  # 1 s, 2 s, and 4 - 1 = 3 s
     assert middle == 2.0 and most == pytest.approx(2.9)

@@ -1,0 +1,126 @@
+"""Contenders that decode one queue of prompts side by side: each for half a second, then the next one goes on.
+
+So a machine whose speed changes within seconds slows all of them alike (`benchmarks.relay`). Shorter turns would slow down
+plain decoding most: of small models, it needs some 15 rounds until the processor's caches hold what it uses. Every turn has a
+seed of its own, so that intervals over turns contain the chance of the texts. A turn without a clock comes first. In it,
+every shape that recurs is captured, for all contenders and with room for all shapes, as on a server that has run for long.
+In timed turns nothing is captured.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass, replace
+from multiprocessing import get_context
+from typing import Any, TypeVar
+
+import numpy as np
+import torch
+from scipy.stats import t
+
+from analysis.tables.grid import Setting
+from benchmarks.relay import Watch, relay
+from toolkit import ModelPair, config
+from toolkit.decoding import Method, Sampling, decode
+from toolkit.engine import engine_of
+from toolkit.session.capture import TracedForward
+from toolkit.types import Generation
+
+T = TypeVar("T")
+LEG = 0.5  # seconds: then the next contender goes on
+RECURS, ROOM = 3, 4096  # uses in the turn for warming up before a shape is captured; layers of the traces that are kept
+
+
+@dataclass(frozen=True)
+class Contender:
+    """What decodes: a setting, on one of the pairs."""
+
+    setting: Setting
+    pair: str = ""
+
+
+@dataclass(frozen=True)
+class Decoded:
+    """What one contender did in one turn.
+
+    speed  tokens per second;  latency, latency_95  seconds of a request, from its slot to its answer: median, 95th percentile
+    """
+
+    speed: float
+    latency: float
+    latency_95: float
+
+
+def decoded(
+    pairs: Mapping[str, ModelPair],
+    contenders: Mapping[str, Contender],
+    prompts: Sequence[str],
+    sampling: Sampling,
+    size: int,
+    turns: int,
+) -> dict[str, list[Decoded]]:
+    """Every contender, turn by turn. Contenders on one pair share its captured forwards. Run it `apart`."""
+    methods = {name: config.instantiate(config.plain(one.setting.method_config())) for name, one in contenders.items()}
+    TracedForward.after, TracedForward.layers = RECURS, ROOM  # of this process
+    shared = {name: replace(pair, draft=None) for name, pair in pairs.items()}
+    found: dict[str, list[Decoded]] = {name: [] for name in methods}
+    names = list(methods)
+    for turn in range(turns + 1):
+        seeded, first = replace(sampling, seed=sampling.seed + turn), turn * 5 % len(names)
+        jobs = {
+            name: _job(shared[contenders[name].pair], prompts, methods[name], seeded, size)
+            for name in [*names[first:], *names[:first]]
+        }
+        for name, (tokens, ends) in relay(jobs).items():
+            if turn:
+                found[name].append(Decoded(tokens / ends[-1], *latency(ends, size)))
+        for captures in (one for pair in shared.values() for one in engine_of(pair).captures):
+            if captures is not None:
+                captures.after = sys.maxsize
+    return found
+
+
+def apart(function: Callable[..., T], *arguments: Any) -> T:
+    """The function's value, from a process of its own: TorchScript frees the memory of traces when a process ends."""
+    threads = (torch.get_num_threads(),)
+    with ProcessPoolExecutor(1, get_context("spawn"), torch.set_num_threads, threads) as pool:
+        return pool.submit(function, *arguments).result()
+
+
+def ratio(ours: Sequence[float], others: Sequence[float]) -> tuple[float, float, float]:
+    """How many times as fast, turn by turn: geometric mean, and its 95 % interval by Student's t."""
+    logs = np.log(np.asarray(ours) / np.asarray(others))
+    half = float(t.ppf(0.975, len(logs) - 1)) * logs.std(ddof=1) / np.sqrt(len(logs)) if len(logs) > 1 else np.inf
+    return float(np.exp(logs.mean())), float(np.exp(logs.mean() - half)), float(np.exp(logs.mean() + half))
+
+
+def latency(ends: Sequence[float], size: int) -> tuple[float, float]:
+    """Median and 95th percentile of a request's seconds: the k-th joins when the (k - size)-th has ended."""
+    joined = [0.0] * size + list(ends)
+    found = [end - start for start, end in zip(joined, ends, strict=False)]
+    return float(np.median(found)), float(np.quantile(found, 0.95))
+
+
+# -- inside -----------------------------------------------------------------------------------------------------------
+
+
+def _job(
+    pair: ModelPair, prompts: Sequence[str], method: Method, sampling: Sampling, size: int
+) -> Callable[[Watch], tuple[int, list[float]]]:
+    """Decodes the queue: the number of tokens, and the seconds at which each text ended."""
+
+    def run(watch: Watch) -> tuple[int, list[float]]:
+        ends, passed = list[float](), [0.0]
+
+        def note(_: Generation) -> None:
+            ends.append(watch.seconds)
+            if ends[-1] - passed[-1] > LEG:
+                watch.pass_on()
+                passed.append(ends[-1])
+
+        found = decode(pair, prompts, method, sampling, batch_size=size, on_finish=note)
+        return sum(len(generation.token_ids) for generation in found), ends
+
+    return run
