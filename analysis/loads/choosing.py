@@ -23,6 +23,7 @@ from toolkit.load_cost import LoadCost
 
 FIXED = "speculative"
 GREEDY = dict.fromkeys(("draft_temperature=0", "draft_temperature=0.0"), "with greedy drafts")
+DRAFTS = 0.1  # drafted tokens per round: a rule that drafts less is plain decoding by another name
 Key = tuple[str, bool]  # method, greedy drafts
 Best = dict[Key, tuple[Setting, Served]]  # its setting, and how it serves the dev prompts
 
@@ -75,7 +76,8 @@ def sentences(table: pd.DataFrame) -> list[str]:
         fixed = part[(part.method == FIXED) & ~part.greedy]
         fixed = fixed.loc[fixed.dev_tokens_per_second.idxmax()] if len(fixed) else None
         if advised.method == PLAIN:
-            best = part[part.method != PLAIN]
+            best = part[part.drafted_per_round >= DRAFTS]
+            best = best if len(best) else part[part.method != PLAIN]
             best = best.loc[best.dev_tokens_per_second.idxmax()]
             said.append(
                 f"batch {batch}: do not draft; the best that drafts ({_name(best)}) makes {_speed(best)} of plain decoding"

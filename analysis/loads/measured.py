@@ -7,16 +7,19 @@ in a round. The rest of the round counts for the target forward: checking, and t
 first draft forward takes beyond the others, as it reads up to two tokens. (With a single draft length it cannot be told, and
 stays with the draft.) So the table holds the cost of a round, Python included, and not that of a bare forward. The clock is
 read when the device has finished, at both boundaries between drafting and checking. The reading of prompts is timed in first
-rounds behind prompts cut to one length. These forwards are not captured, as prompts differ in length. A batch of one is always
-timed: prompts that join a running batch are often read alone.
+rounds behind prompts cut to one length, a few between any two settings: the speed of a shared machine changes within seconds.
+These forwards are not captured, as prompts differ in length. A batch of one is always timed: prompts that join a running
+batch are often read alone.
 """
 
 from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Mapping, Sequence
+import sys
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -40,7 +43,7 @@ WARM_UP = 3  # rounds of a batch that are left out: the first one reads the prom
 EAGER = WARM_UP + 1
 # Rounds until a CPU's forwards are captured, with texts that grow over three windows of context (64 tokens each).
 SETTLED = 3 * (EAGER + PROOFS)
-READS = 16  # timed readings of prompts per batch size
+READS = 16  # timed readings of prompts per batch size, or more: as many between any two settings
 FARTHEST = 512  # tokens: contexts behind longer responses are reached by continuing the line
 APART = 16  # tokens: contexts that are closer say nothing about what a token of context costs
 # Layers of the traces that are kept per batch size: enough for all shapes of small models (1.5 GB at most), because a decoder
@@ -49,6 +52,7 @@ ROOM = 512
 BRIEF = 0.02  # seconds: longer rounds gain nothing from captured forwards
 LONG, FEW = 0.2, 5  # seconds: of longer rounds so many are timed per pass, as their times hardly vary
 NEAR, FAR, PROMPT = "near", "far", "prompt"  # the texts behind which forwards are timed
+Reader = Callable[[int], list[dict[str, Any]]]  # times so many readings of prompts
 WIDEST_INTERVAL = 0.4  # of an entry's median: wider ones are refused
 
 
@@ -113,11 +117,10 @@ def measure_loads(
     for batch in sizes:
         # with room for captured forwards of this batch size, whose memory would stay if they were made again
         endless = pairs.setdefault(batch, replace(pair, draft=None, end_ids=()))
-        lines += _readings(endless, _filled(batch, [_of_length(prompt, usual) for prompt in prompts]), sampling)
+        read = _reader(endless, _filled(batch, [_of_length(prompt, usual) for prompt in prompts]), sampling)
         bar.update()
-        capture_soon(endless)
         filled = {where: _filled(batch, chosen) for where, chosen in texts.items()}
-        lines += _rounds(endless, filled, sampling, lengths, num_rounds, repeats, bar)
+        lines += _rounds(endless, filled, sampling, lengths, num_rounds, repeats, read, bar)
     bar.close()
     return pd.DataFrame(lines)
 
@@ -162,10 +165,13 @@ def _rounds(
     lengths: Sequence[int],
     num_rounds: int,
     repeats: int,
+    read: Reader,
     bar: Any,
 ) -> list[dict[str, Any]]:
-    """Timed rounds of all draft lengths behind each kind of texts, interleaved, behind a pass that settles them."""
+    """Timed rounds of all draft lengths behind each kind of texts, interleaved, behind a pass that settles them. Behind each,
+    readings of prompts."""
     lines: list[dict[str, Any]] = []
+    readings = -(-READS // (repeats * len(texts) * len(lengths)))
     taken: dict[tuple[str, int], float] = {}  # seconds of the shortest target forward
     # responses are taken to have half of the tokens that they may have
     between = sampling.max_new_tokens // 2 // len(next(iter(texts.values())))
@@ -174,8 +180,10 @@ def _rounds(
             rounds = WARM_UP + _timed_rounds(num_rounds, length, taken[where, length], between)
             timed = _decoded(pair, texts[where], sampling, length, rounds)
             lines += [{**line, "repeat": repeat, "texts": where} for line in _forwards(timed, length)]
+            lines += [{**line, "repeat": repeat} for line in read(readings)]
         else:
             first = _decoded(pair, texts[where], sampling, length, WARM_UP)
+            capture_soon(pair)
             taken[where, length] = min((one.target_seconds for one in first[0].rounds), default=BRIEF)
             if taken[where, length] < BRIEF:
                 _settle(pair, texts[where], sampling, length, _timed_rounds(num_rounds, length, 0.0, between))
@@ -248,19 +256,29 @@ def _filled(batch: int, prompts: Sequence[list[int]]) -> list[list[int]]:
     return [prompts[i % len(prompts)] for i in range(batch)]
 
 
-def _readings(pair: ModelPair, prompts: Sequence[list[int]], sampling: Sampling) -> list[dict[str, Any]]:
+def _reader(pair: ModelPair, prompts: Sequence[list[int]], sampling: Sampling) -> Reader:
+    """Times readings of prompts by forwards that are never captured. The first one is not counted."""
+    uncaptured = replace(pair, draft=None)
+    _readings(uncaptured, prompts, sampling, 1)
+    for captures in engine_of(uncaptured).captures:
+        if captures is not None:
+            captures.after = sys.maxsize
+    return partial(_readings, uncaptured, prompts, sampling)
+
+
+def _readings(pair: ModelPair, prompts: Sequence[list[int]], sampling: Sampling, count: int) -> list[dict[str, Any]]:
     """First rounds, in which the draft reads the prompts, all of one length, and the target reads them and a drafted token."""
     lines: list[dict[str, Any]] = []
-    for repeat in range(READS + 1):
+    for _ in range(count):
         generations = _decoded(pair, prompts, sampling, 1, rounds=1)
         _refuse_failed(generations)
         first, width = generations[0].rounds[0], len(prompts[0])
-        shared = {"batch": len(prompts), "context": 0.0, "drafted": 1, "repeat": repeat, "texts": PROMPT}
+        shared = {"batch": len(prompts), "context": 0.0, "drafted": 1, "texts": PROMPT}
         lines += [
             {"model": "draft", "width": width, **shared, "seconds": first.draft_seconds},
             {"model": "target", "width": width + 1, **shared, "seconds": first.target_seconds},
         ]
-    return lines[2:]
+    return lines
 
 
 def _entries(rounds: pd.DataFrame) -> pd.DataFrame:

@@ -173,6 +173,7 @@ def table_of(**speeds):
         setting = f"K={length}" if length else ""
         intervals = {"speedup": speed, "speedup_low": speed - 0.1, "speedup_high": speed + 0.1}
         about = {"batch": 1, "draft": "d", "method": method, "greedy": False, "setting": setting}
+        about["drafted_per_round"] = 0.02 if name in ("autoregressive", "batch_rate") else 3.0
         lines.append({**about, "dev_tokens_per_second": speed, "dev_speedup_low": speed - 0.1, **intervals})
     table = pd.DataFrame(lines)
     table["advised"] = table.index == table.dev_tokens_per_second.idxmax()
@@ -185,6 +186,8 @@ def test_the_sentence_says_do_not_draft_where_it_does_not_pay():
     ]
     (said,) = sentences(table_of(autoregressive=1.0, speculative_K4=0.8))
     assert said.startswith("batch 1: do not draft; the best that drafts (d, fixed K=4) makes 0.80")
+    (said,) = sentences(table_of(autoregressive=1.0, speculative_K4=0.8, batch_rate=0.99))
+    assert "the best that drafts (d, fixed K=4)" in said, "a batch rule that rests does not draft"
     assert best_lengths(table_of(autoregressive=1.0, speculative_K4=0.8), "d", greedy=False) == {1: 0}
     assert best_lengths(table_of(autoregressive=1.0, speculative_K4=1.8), "d", greedy=False) == {1: 4}
 

@@ -109,7 +109,7 @@ def test_forwards_are_captured_before_the_clock_counts(monkeypatch):
         init(self, *arguments)
 
     def counting(*arguments, **named):
-        passes.append(arguments)
+        passes.append(named)
         return decoded(*arguments, **named)
 
     monkeypatch.setattr(TracedForward, "__init__", noting)
@@ -119,9 +119,11 @@ def test_forwards_are_captured_before_the_clock_counts(monkeypatch):
     prompt = min((e.prompt for e in load_frozen("math", "dev")), key=lambda text: len(pair.encode(text)))
     found = measured.measure_loads(pair, [prompt], Sampling(seed=1), [1], [1], num_rounds=24)
     timed = 2 * 2 * 2  # two lengths, two contexts, two passes
-    discarded = len(passes) - timed
     settling = measured.SETTLED // (measured.WARM_UP + 24) + 1
-    assert discarded == measured.READS + 1 + 2 * 2 * (1 + settling)
+    discarded = 1 + 2 * 2 * (1 + settling)  # a reading, and passes that settle
+    assert len(passes) == discarded + timed + measured.READS
+    read = [number for number, given in enumerate(passes) if given.get("rounds") == 1 and number]
+    assert len(read) == measured.READS and min(read) > discarded and np.diff(read).max() == 2, "between the settings"
     assert made and sum(number > discarded for number in made) <= 1, "at most one of a rare window of context"
     rounds = found[found.texts != "prompt"]
     assert set(rounds.repeat) == {1, 2} and set(rounds[rounds.model == "target"].width) == {1, 2}
