@@ -49,7 +49,7 @@ PADDED: dict[str, Any] = {
     "num_heads": 8,
     "num_kv_heads": 8,
 }
-PADDED_PROMPTS, PADDED_TOKENS, PADDED_TURNS = 32, 32, 4  # its turns take longer
+PADDED_PROMPTS, PADDED_TOKENS, PADDED_TURNS = 32, 32, 6
 ROUNDS = 12  # timed rounds per batch size and draft length, twice at each of two contexts
 TOGETHER = ("batch_rate", "batch_rate_confidence")
 SHOWN_SIZES = (1, 4, 16)
@@ -112,17 +112,36 @@ def study(
 def summary(lines: Sequence[dict[str, Any]]) -> str:
     """By batch size: the batch rules' speed over the best other contender's, and how often the simulator orders alike."""
     text = [
-        "| batch | best of the others | batch_rate over it | batch_rate_confidence over it | gaps beyond their interval | "
-        "ordered alike by the simulator |",
-        "|---:|---|---:|---:|---:|---:|",
+        "| batch | best of the others | batch_rate over it | batch_rate_confidence over it | the same over the best of other "
+        "turns | gaps beyond their interval | ordered alike by the simulator |",
+        "|---:|---|---:|---:|---:|---:|---:|",
     ]
     for size, part in _by_size(lines).items():
         others = [line for line in part if line["method"] not in TOGETHER]
         best = max(others, key=lambda line: statistics.median(line["speeds"]))
         ratios = [_shown(*ratio(_of(part, name)["speeds"], best["speeds"])) for name in TOGETHER]
+        ratios.append(_shown(*held_out(part, TOGETHER[1])))
         clear, alike = order(part)
         text.append(f"| {size} | {best['name']} | {' | '.join(ratios)} | {clear} | {alike} |")
     return "\n".join(text)
+
+
+def held_out(part: Sequence[dict[str, Any]], method: str) -> tuple[float, float, float]:
+    """A method's speed over that of the contender that is best in the other turns, turn by turn, as `ratio`.
+
+    So no contender is the best by chance of the turn that it is compared in.
+    """
+    others = [line for line in part if line["method"] not in TOGETHER]
+    chosen = []
+    for turn in range(len(others[0]["speeds"])):
+        best = max(others, key=lambda line: statistics.median(without(line["speeds"], turn)))
+        chosen.append(best["speeds"][turn])
+    return ratio(_of(part, method)["speeds"], chosen)
+
+
+def without(values: Sequence[float], turn: int) -> list[float]:
+    """All values but one; of a single turn, itself."""
+    return [value for at, value in enumerate(values) if at != turn] or list(values)
 
 
 def order(part: Sequence[dict[str, Any]]) -> tuple[int, int]:
@@ -251,8 +270,9 @@ def _page(pair: ModelPair, count: int, tokens: int, turns: int) -> str:
         f"{THREADS} thread, test prompts of `instruct` and `math` alternating. In a turn all contenders go on side by side, "
         f"{LEG} s at a time; the next turn has another seed. Ratios compare speeds of the same turn: their geometric mean "
         "with a 95 % interval over turns (Student's t). The best of the others is the one with the highest median in these "
-        "turns, so it is flattered by chance. A gap is beyond its interval if the interval of two contenders' ratio leaves out "
-        "1. Costs were measured on other prompts, and so were the seconds of the policies themselves.",
+        "turns, so it is flattered by chance. The best of other turns is chosen for each turn from all turns but this one. A "
+        "gap is beyond its interval if the interval of two contenders' ratio leaves out 1. Costs were measured on other "
+        "prompts, and so were the seconds of the policies themselves.",
         f"With its whole interval below {ENOUGH} of the best other: {', '.join(shortfalls(lines)) or 'nowhere'}. The simulator "
         f"orders {alike} of {clear} clear gaps as live decoding does.",
         summary(lines), table(lines), LATENCY, latencies(lines), MODELLED, modelled_beside(costs, pair),

@@ -7,7 +7,7 @@ in a round. The rest of the round counts for the target forward: checking, and t
 first draft forward takes beyond the others, as it reads up to two tokens. (With a single draft length it cannot be told, and
 stays with the draft.) So the table holds the cost of a round, Python included, and not that of a bare forward. The clock is
 read when the device has finished, at both boundaries between drafting and checking. The reading of prompts is timed in first
-rounds behind prompts cut to one length, a few between any two settings: the speed of a shared machine changes within seconds.
+rounds behind prompts cut to one length, spread over the settings: the speed of a shared machine changes within seconds.
 These forwards are not captured, as prompts differ in length. A batch of one is always timed: prompts that join a running
 batch are often read alone.
 """
@@ -43,7 +43,7 @@ WARM_UP = 3  # rounds of a batch that are left out: the first one reads the prom
 EAGER = WARM_UP + 1
 # Rounds until a CPU's forwards are captured, with texts that grow over three windows of context (64 tokens each).
 SETTLED = 3 * (EAGER + PROOFS)
-READS = 16  # timed readings of prompts per batch size, or more: as many between any two settings
+READS = 16  # timed readings of prompts per batch size
 FARTHEST = 512  # tokens: contexts behind longer responses are reached by continuing the line
 APART = 16  # tokens: contexts that are closer say nothing about what a token of context costs
 # Layers of the traces that are kept per batch size: enough for all shapes of small models (1.5 GB at most), because a decoder
@@ -168,10 +168,10 @@ def _rounds(
     read: Reader,
     bar: Any,
 ) -> list[dict[str, Any]]:
-    """Timed rounds of all draft lengths behind each kind of texts, interleaved, behind a pass that settles them. Behind each,
-    readings of prompts."""
+    """Timed rounds of all draft lengths behind each kind of texts, interleaved, behind a pass that settles them; and readings
+    of prompts, spread over these settings."""
     lines: list[dict[str, Any]] = []
-    readings = -(-READS // (repeats * len(texts) * len(lengths)))
+    done, of = 0, repeats * len(texts) * len(lengths)  # timed settings
     taken: dict[tuple[str, int], float] = {}  # seconds of the shortest target forward
     # responses are taken to have half of the tokens that they may have
     between = sampling.max_new_tokens // 2 // len(next(iter(texts.values())))
@@ -180,7 +180,9 @@ def _rounds(
             rounds = WARM_UP + _timed_rounds(num_rounds, length, taken[where, length], between)
             timed = _decoded(pair, texts[where], sampling, length, rounds)
             lines += [{**line, "repeat": repeat, "texts": where} for line in _forwards(timed, length)]
+            readings = READS * (done + 1) // of - READS * done // of
             lines += [{**line, "repeat": repeat} for line in read(readings)]
+            done += 1
         else:
             first = _decoded(pair, texts[where], sampling, length, WARM_UP)
             capture_soon(pair)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from scipy.stats import ttest_rel
 
-from benchmarks.batches import order, shortfalls, summary
+from benchmarks.batches import held_out, order, shortfalls, summary
 from benchmarks.side_by_side import latency, ratio
 
 
@@ -40,7 +40,20 @@ def test_gaps_count_where_their_interval_leaves_out_one():
 
 def test_a_shortfall_has_its_whole_interval_below():
     assert shortfalls(PART) == ["batch_rate_confidence at batch 4 (0.828)"]
-    assert "| 4 | K=2 | 0.997 [0.905, 1.099] | 0.828 [0.785, 0.873] | 5 | 3 |" in summary(PART)
+    assert "| 4 | K=2 | 0.997 [0.905, 1.099] | 0.828 [0.785, 0.873] | 0.828 [0.785, 0.873] | 5 | 3 |" in summary(PART)
+
+
+def test_the_best_of_other_turns_is_not_chosen_in_its_own():
+    """Two others that lead by turns: each is the best of the turns in which it is not compared."""
+    part = [
+        line("K=2", "speculative", [90.0, 100.0, 90.0], 0.0),
+        line("K=3", "speculative", [100.0, 80.0, 95.0], 0.0),
+        line("batch_rate", "batch_rate", [50.0] * 3, 0.0),
+    ]
+    # without the first turn K=2 (95 to 87.5), without the second K=3 (97.5 to 90), without the third K=2 (95 to 90)
+    middle, _, _ = held_out(part, "batch_rate")
+    assert middle == pytest.approx(50 / np.prod([90.0, 80.0, 90.0]) ** (1 / 3))
+    assert held_out([line("a", "speculative", [4.0], 0.0), line("b", "batch_rate", [2.0], 0.0)], "batch_rate")[0] == 0.5
 
 
 def test_a_request_joins_when_the_one_before_it_in_line_has_ended():
