@@ -75,7 +75,7 @@ def decoded(
         }
         for name, (tokens, ends) in relay(jobs).items():
             if turn:
-                found[name].append(Decoded(tokens / ends[-1], *latency(ends, size)))
+                found[name].append(Decoded(tokens / ends[-1][1], *latency(ends, size)))
         for captures in (one for pair in shared.values() for one in engine_of(pair).captures):
             if captures is not None:
                 captures.after = sys.maxsize
@@ -96,10 +96,15 @@ def ratio(ours: Sequence[float], others: Sequence[float]) -> tuple[float, float,
     return float(np.exp(logs.mean())), float(np.exp(logs.mean() - half)), float(np.exp(logs.mean() + half))
 
 
-def latency(ends: Sequence[float], size: int) -> tuple[float, float]:
-    """Median and 95th percentile of a request's seconds: the k-th joins when the (k - size)-th has ended."""
-    joined = [0.0] * size + list(ends)
-    found = [end - start for start, end in zip(joined, ends, strict=False)]
+def latency(ends: Sequence[tuple[int, float]], size: int) -> tuple[float, float]:
+    """Median and 95th percentile of a request's seconds, from the slot that it gets to its answer.
+
+    ends  each request's place in the queue, and when it ended; in the order of the ends, which is not the queue's
+
+    Request k joins when for the (k - size + 1)-th time a slot has become free.
+    """
+    joined = [0.0] * size + [seconds for _, seconds in ends]
+    found = [seconds - joined[request] for request, seconds in ends]
     return float(np.median(found)), float(np.quantile(found, 0.95))
 
 
@@ -108,17 +113,17 @@ def latency(ends: Sequence[float], size: int) -> tuple[float, float]:
 
 def _job(
     pair: ModelPair, prompts: Sequence[str], method: Method, sampling: Sampling, size: int
-) -> Callable[[Watch], tuple[int, list[float]]]:
-    """Decodes the queue: the number of tokens, and the seconds at which each text ended."""
+) -> Callable[[Watch], tuple[int, list[tuple[int, float]]]]:
+    """Decodes the queue: the number of tokens, and which texts ended when, in this order."""
 
-    def run(watch: Watch) -> tuple[int, list[float]]:
-        ends, passed = list[float](), [0.0]
+    def run(watch: Watch) -> tuple[int, list[tuple[int, float]]]:
+        ends, passed = list[tuple[int, float]](), [0.0]
 
-        def note(_: Generation) -> None:
-            ends.append(watch.seconds)
-            if ends[-1] - passed[-1] > LEG:
+        def note(generation: Generation) -> None:
+            ends.append((generation.index, watch.seconds))
+            if ends[-1][1] - passed[-1] > LEG:
                 watch.pass_on()
-                passed.append(ends[-1])
+                passed.append(ends[-1][1])
 
         found = decode(pair, prompts, method, sampling, batch_size=size, on_finish=note)
         return sum(len(generation.token_ids) for generation in found), ends

@@ -56,6 +56,9 @@ def test_the_best_of_other_turns_is_not_chosen_in_its_own():
     assert held_out([line("a", "speculative", [4.0], 0.0), line("b", "batch_rate", [2.0], 0.0)], "batch_rate")[0] == 0.5
 
 
-def test_a_request_joins_when_the_one_before_it_in_line_has_ended():
-    middle, most = latency([1.0, 2.0, 4.0], size=2)  # 1 s, 2 s, and 4 - 1 = 3 s
+def test_a_request_joins_when_a_slot_is_free_and_ends_in_an_order_of_its_own():
+    middle, most = latency([(0, 1.0), (1, 2.0), (2, 4.0)], size=2)  # 1 s, 2 s, and 4 - 1 = 3 s
     assert middle == 2.0 and most == pytest.approx(2.9)
+    # the first request takes 9 s; the others take 1, 2 and 3 s, one behind the other in the second slot
+    middle, most = latency([(1, 1.0), (2, 3.0), (3, 6.0), (0, 9.0)], size=2)
+    assert middle == 2.5 and most == pytest.approx(9 - 0.15 * 6)
