@@ -50,7 +50,7 @@ class SlowBatchRate:
         pooled = [share(total(kind, 0), total(kind, 1), priors[kind]) for kind in (FIRST, LATER)]
         chances = [[share(*seen[kind], pooled[kind]) for kind in (FIRST, LATER)] for seen in self.seen]
         self.later = sum(chances[row][LATER] for row in self.live) / max(len(self.live), 1)
-        gained = lambda d: sum(chances[row][FIRST] * self.ahead(d) for row in self.live)
+        gained = lambda d: sum(chances[row][FIRST] * self.ahead(d) for row in self.live) * self.longer(d)
         count = max(len(self.live), 1)
         rates = lambda costs: [(count + gained(d)) / costs[d] / count for d in range(1, deepest + 1)]  # per row
         fixed, asked = rates(self.settled_cost), max(rates(self.cost))
@@ -62,6 +62,14 @@ class SlowBatchRate:
             self.settled = 0
         pays = 1 / (self.kept * rate) + self.reading < self.cost[0]
         return bool(self.live) and (pays or not policy.rests)
+
+    def longer(self, depth: int) -> float:
+        """What a fixed depth made on the recording, without the target's own token, over what was expected."""
+        policy = self.policy
+        if policy.made is None:
+            return 1.0
+        known = min(depth, len(policy.made))
+        return (policy.made[known - 1] - 1) / (policy.first * sum(policy.later**j for j in range(known)))
 
     def ahead(self, count: int) -> float:
         """Tokens accepted of the next `count`, if the first is."""

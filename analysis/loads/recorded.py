@@ -6,7 +6,7 @@ named after everything that they depend on. So a second call with other costs or
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from itertools import pairwise
@@ -26,6 +26,7 @@ from toolkit.errors import InputError
 from toolkit.io import write_atomic
 from toolkit.load_cost import LoadCost, RuleSeconds
 from toolkit.stopping import BatchRate, Bounded, Fixed, StoppingPolicy
+from toolkit.trace import Trace
 from toolkit.trace.rounds import Geometry
 from toolkit.verification.rules.rejection import Rejection
 
@@ -75,23 +76,24 @@ class RecordedPair:
 
         context, longest  tokens before a forward: mean and 95th percentile over all positions of the texts
         prompt, response  tokens, mean over the texts
-        first  a round's first token;  later  one behind an accepted one: means over all positions of the texts
+        made   tokens per round of every fixed length, up to the recording's
+        first  acceptance of a round's first token;  later  of one behind accepted ones: means over these rounds
         """
         texts = self.responses.token_ids.iloc[self.recording.usable]
         prompt, response = float(np.mean(self.prompt_tokens)), float(np.mean([len(ids) for ids in texts]))
         trace = self.recording.trace_for(self._traced(Setting(PLAIN)))
         assert trace is not None
-        run, starts = Geometry.of(trace).run.numpy(), trace.text_first.tolist()
-        before = [np.arange(end - first) for first, end in pairwise(starts)]
+        before = [np.arange(end - first) for first, end in pairwise(trace.text_first.tolist())]
         contexts = np.concatenate([one + tokens for one, tokens in zip(before, self.prompt_tokens, strict=True)])
-        first, second = (float((run >= count).sum()) for count in (1, 2))
+        made, first, later = fixed_lengths(trace)
         return {
             "context": round(float(contexts.mean())),
             "longest": round(float(np.quantile(contexts, 0.95))),
             "prompt": max(round(prompt), 1),
             "response": max(round(response), 1),
-            "first": _share(first, len(run)),
-            "later": _share(second, first),
+            "first": first,
+            "later": later,
+            "made": made,
         }
 
     def told(self, setting: Setting, costs: LoadCost, drops: str = "half") -> dict[str, Any]:
@@ -222,6 +224,29 @@ def per_request(served: Served) -> np.ndarray[tuple[int, int], np.dtype[np.float
     return np.stack([served.tokens.astype(np.float64), served.seconds], axis=1)
 
 
+def fixed_lengths(trace: Trace) -> tuple[list[float], float, float]:
+    """Tokens per round of fixed draft lengths 1 .. max_drafted on a recording; acceptance of first and of later tokens.
+
+    Both shares are over the rounds of all lengths. As in decoding, a round starts where the one before has ended.
+    """
+    run, texts = Geometry.of(trace).run.tolist(), list(pairwise(trace.text_first.tolist()))
+    made, counts = list[float](), np.zeros(4)  # first tokens accepted, tried; later ones
+    for length in range(1, trace.max_drafted + 1):
+        rounds = [min(run[start], length) for first, end in texts for start in _starts(run, first, end, length)]
+        made.append(round(sum(end - first for first, end in texts) / len(rounds), 3))
+        accepted = np.array(rounds)
+        later = np.maximum(accepted - 1, 0).sum(), (np.minimum(accepted + 1, length) - 1).sum()
+        counts += [(accepted > 0).sum(), len(rounds), *later]
+    return made, _share(counts[0], counts[1]), _share(counts[2], counts[3])
+
+
+def _starts(run: Sequence[int], start: int, end: int, length: int) -> Iterator[int]:
+    """Where the rounds of a text start."""
+    while start < end:
+        yield start
+        start += min(run[start], length) + 1
+
+
 def _share(count: float, of: float) -> float:
     """A share as a number between 0 and 1, neither of them."""
-    return min(max(round((count + 1) / (of + 2), 3), 0.001), 0.999)
+    return float(np.clip(round((count + 1) / (of + 2), 3), 0.001, 0.999))

@@ -12,6 +12,10 @@ first tokens. Further ahead, each token is accepted with the live rows' mean run
 than one step matters where the first extra column is expensive and the next ones are cheap. Depth d = 0 is plain
 decoding: a batch for which drafting does not pay drafts nothing.
 
+Runs of accepted tokens are not geometric: where the draft is sure, they are long. If a recording is known, it says how many
+tokens a round of every fixed depth makes (`made`). The running acceptance rates then correct these numbers by the ratio of
+what they expect now and what they expected of the recording.
+
 A batch may also settle on a depth before its round. Then no estimator is asked, and the round is one of a fixed length.
 What the policy itself takes is a part of C(d) for d > 0, if the table knows it (`own`). What it takes per drafted token,
 such as a head's forward, counts only where the estimator is asked.
@@ -24,9 +28,9 @@ lambda is what rounds that asked the estimator have reached so far. Before they 
 reach by the running acceptance rates and the costs, times a gain. Stopping inside a round gains most for a row alone (`gain`),
 because many rows' chances even out (`gain_many`). With B rows the gain is gain_many + (gain - gain_many) / B^2: so it fell on
 the pairs that it was measured on. If lambda does not exceed the best fixed depth's rate by `SURER`, the batch settles on that
-depth. The last round of a text makes fewer tokens than are expected: a share is `kept` alone, `kept_many` with many rows, and
-kept_many + (kept - kept_many) / B with B. A batch drafts if the better rate, times this share and with the reading of prompts,
-exceeds the rate of plain decoding. Costs come from a table, never from a clock, so equal batches give equal texts.
+depth. Fewer tokens are made than expected where texts end and slots stay free. A share is `kept` alone, `kept_many` with many
+rows, and kept_many + (kept - kept_many) / B with B. A batch drafts if the better rate, times this share and with the reading
+of prompts, exceeds the rate of plain decoding. Costs come from a table, never from a clock, so equal batches give equal texts.
 
 Whether to draft, lambda and the settled depth are a plan, because planning takes as long as a draft forward of a small model.
 The batch keeps to its plan for `HELD` further rounds (`RESTING` without drafts), unless its number of slots changes or all its
@@ -38,6 +42,7 @@ acceptance draws are looked at (`couples_rows`).
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Annotated, ClassVar
 
@@ -77,6 +82,7 @@ class Known:
     gain   tokens per cost that stopping inside a round makes, over those of the best fixed depth
     kept   tokens that a fixed depth makes, as a share of the expected ones
     deeper [2, D]     C(1) .. C(D) where the depth is settled, and where the estimator is asked
+    longer [D]        accepted tokens of a fixed depth on the recording, over what `first` and `later` expect of it
     gaps [D + 1, D]   C(k + j) - C(k) for k = 0 .. D, j = 1 .. D; infinite beyond D
     powers [D]        0 .. D - 1
     prior [6]         what `seen` starts from, all rows together; what is made is known only once the depth is
@@ -91,6 +97,7 @@ class Known:
     gain: float
     kept: float
     deeper: Tensor
+    longer: Tensor
     gaps: Tensor
     powers: Tensor
     prior: Tensor
@@ -129,11 +136,13 @@ class BatchRate(StoppingPolicy):
                 None: the mean context counts
     prompt, response  tokens of a usual prompt, and of its response; without both, reading prompts counts as free
     first, later  acceptance of a round's first token, and of one behind accepted ones, before anything is known
+    made        tokens that a round of a fixed depth 1, 2, .. makes on a recording whose acceptance is `first` and `later`;
+                deeper ones differ as the last one does from what these expect. None: as they expect
     gain        tokens per cost that stopping inside a round makes for a row alone, over those of the best fixed depth,
                 before anything is known. Unless it is known to be small, it is worth finding out: the defaults exceed `SURER`
     gain_many   the same for many rows
-    kept        tokens that a fixed depth makes, as a share of the expected ones, for a row alone: a text's last round makes
-                fewer
+    kept        tokens that a fixed depth makes, as a share of the expected ones, for a row alone: where a text ends, a round
+                makes fewer
     kept_many   the same for many rows
     memory      how many tries that counts for, and how many rounds the past is remembered for
     rests       whether rounds without drafts are allowed
@@ -155,6 +164,7 @@ class BatchRate(StoppingPolicy):
     response: Annotated[int, AtLeast(1)] | None = None
     first: Annotated[float, Between(0, 1, "()")] = 0.75
     later: Annotated[float, Between(0, 1, "()")] = 0.75
+    made: Sequence[Annotated[float, AtLeast(1)]] | None = None
     gain: Annotated[float, Above(0)] = 1.15
     gain_many: Annotated[float, Above(0)] = 1.05
     kept: Annotated[float, Above(0)] = 1.0
@@ -232,11 +242,12 @@ class BatchRate(StoppingPolicy):
         of_rows = torch.add(seen[:, GOT], of_batch, alpha=self.memory) / (seen[:, TRIED] + self.memory)
         first, later = (weight @ of_rows / rows).unbind()
         ahead = (later**known.powers).cumsum(0)  # [D]: accepted of the next j tokens if the first is
-        (fixed, asked), depths = ((1 + first * ahead) / known.deeper).max(1)  # tokens per row and unit of cost
+        made = 1 + first * ahead * known.longer  # tokens per row
+        (fixed, asked), depths = (made / known.deeper).max(1)  # per unit of cost
         rate = torch.add(batch[MADE], asked, alpha=self.memory * known.gain) / batch[SPENT]
         settled = rate <= SURER * fixed if self.settles else torch.zeros_like(alive)
-        made = known.kept * torch.where(settled.bool(), fixed, rate)
-        drafts = (made > 1 + known.reading * made) * alive if self.rests else alive
+        reached = known.kept * torch.where(settled.bool(), fixed, rate)
+        drafts = (reached > 1 + known.reading * reached) * alive if self.rests else alive
         left = torch.sub(RESTING * alive, drafts, alpha=RESTING - HELD)
         depth = (1 + depths[0]) * settled
         return torch.cat([torch.stack([left, known.slots, drafts, depth]), rate * (known.gaps / ahead).amin(1)])
@@ -245,9 +256,9 @@ class BatchRate(StoppingPolicy):
         """Tokens over plain decoding's in equal time at depth 1 .. D, by `first`, `later` and the costs: where the depth is
         settled, and where the estimator is asked."""
         known = self._known(batch, torch.device("cpu"))
-        made = [1 + self.first * sum(self.later**j for j in range(depth)) for depth in range(len(known.cost))]
+        made = [1 + more * longer for more, longer in zip(self._accepted(), known.longer.tolist(), strict=True)]
         settled, asked = (
-            [tokens / cost for tokens, cost in zip(made[1:], costs[1:], strict=True)]
+            [tokens / cost for tokens, cost in zip(made, costs[1:], strict=True)]
             for costs in (known.settled, known.cost)
         )
         return settled, asked
@@ -272,6 +283,16 @@ class BatchRate(StoppingPolicy):
         known, kept = self._known(len(state["seen"]), verdict.length.device), 1 - 1 / self.memory
         at = torch.add(verdict.length, proposal.num_drafted, alpha=most + 1)
         return {**state, "seen": torch.add(known.counted(most, settled).index_select(0, at), state["seen"], alpha=kept)}
+
+    def _accepted(self) -> list[float]:
+        """Tokens that `first` and `later` expect to be accepted of the first 1 .. D."""
+        return [self.first * sum(self.later**j for j in range(depth)) for depth in range(1, self.deepest + 1)]
+
+    def _longer(self) -> list[float]:
+        """`Known.longer`."""
+        made = list(self.made or ())[: self.deepest]
+        found = [(tokens - 1) / more for tokens, more in zip(made, self._accepted(), strict=False)]
+        return found + (found[-1:] or [1.0]) * (self.deepest - len(found))
 
     def _contexts(self, batch: int) -> float:
         """Tokens before a forward that a batch of this size pays for."""
@@ -299,7 +320,8 @@ class BatchRate(StoppingPolicy):
             tried = self.memory
             prior = [tried * self.first, tried * self.later, 0.0, tried, tried, tried]
             tick = [1.0] + [0.0] * (PRICE + self.deepest)
-            lists = [settled[1:], cost[1:]], gaps, [float(depth) for depth in depths[:-1]], prior, float(batch), tick
+            powers = [float(depth) for depth in depths[:-1]]
+            lists = [settled[1:], cost[1:]], self._longer(), gaps, powers, prior, float(batch), tick
             tensors = [floats_on(device, values) for values in lists]
             gain = self.gain_many + (self.gain - self.gain_many) / batch**2
             kept = self.kept_many + (self.kept - self.kept_many) / batch

@@ -29,16 +29,31 @@ def recorded(tmp_path_factory):
     return RecordedPair(bench, settings, tmp_path_factory.mktemp("recorded"), 20)
 
 
-def test_acceptance_of_first_and_later_tokens(recorded):
+def test_tokens_of_fixed_lengths_and_acceptance_of_first_and_later_tokens(recorded):
+    """Round by round, token by token; and a fixed length is served in as many rounds."""
     trace = recorded.recording.trace_for(recorded.settings[0])
-    firsts, seconds, positions = 0, 0, 0
-    for start, end in zip(trace.text_first[:-1].tolist(), trace.text_first[1:].tolist(), strict=True):
-        accepted = trace.accepted[start:end].tolist()
-        positions += len(accepted)
-        firsts += sum(accepted)
-        seconds += sum(a and b for a, b in pairwise(accepted))
-    assert recorded.usual["first"] == pytest.approx((firsts + 1) / (positions + 2), abs=1e-3)
-    assert recorded.usual["later"] == pytest.approx((seconds + 1) / (firsts + 2), abs=1e-3)
+    firsts, laters, made = [], [], []
+    for length in range(1, 21):
+        rounds = 0
+        for start, end in pairwise(trace.text_first.tolist()):
+            at = start
+            while at < end:
+                rounds += 1
+                for depth in range(1, length + 1):
+                    accepted = at < end and bool(trace.accepted[at])
+                    (firsts if depth == 1 else laters).append(accepted)
+                    if not accepted:
+                        break
+                    at += 1
+                at += 1
+        made.append(trace.num_positions / rounds)
+    assert recorded.usual["made"] == pytest.approx(made, abs=1e-3)
+    assert recorded.usual["first"] == pytest.approx(np.mean(firsts), abs=2e-3)
+    assert recorded.usual["later"] == pytest.approx(np.mean(laters), abs=2e-3)
+    served = serve(
+        trace, recorded.prompt_tokens, Bounded(Fixed(4), 1, 20), LoadCost.ratio(0.1), Load(2), range(recorded.num_texts)
+    )
+    assert served.tokens.sum() / served.rounds.sum() == pytest.approx(made[3])
     lengths = [len(ids) for ids in recorded.responses.token_ids]
     assert recorded.usual["prompt"] == round(np.mean(recorded.prompt_tokens))
     assert recorded.usual["response"] == round(np.mean(lengths))
@@ -69,7 +84,8 @@ def test_the_rule_counts_its_own_seconds_where_the_table_has_them(recorded):
     )
     assert drafting.forwards[0] > 0 < settled.forwards[0]
     assert resting.forwards[0] == 0, "a policy that takes twenty target forwards per round never pays"
-    joined = recorded.num_texts - 2  # texts that both models read while others wait
+    times = settled.joined[2:].tolist()
+    joined = sum(times.count(time) == 1 for time in times)  # prompts that both models read while the other row waits
     spent = 0.2 * settled.forwards[0] + 1.1 * settled.forwards[1] + 1.2 * joined
     assert settled.answered.max() == pytest.approx(spent, rel=0.05), (
         "one that takes seven per token settles on a depth instead"
@@ -94,10 +110,7 @@ def test_what_is_gained_and_kept_one_text_at_a_time(recorded, ratio):
             spent += served.rounds[0] + ratio * served.num_calls[0]
         return trace.num_positions / spent
 
-    expected = [
-        (1 + told["first"] * sum(told["later"] ** j for j in range(depth))) / (1 + ratio * depth)
-        for depth in range(1, 21)
-    ]
+    expected = [tokens / (1 + ratio * depth) for depth, tokens in enumerate(told["made"], start=1)]
     best = 1 + expected.index(max(expected))
     near = [depth for depth in (best - 1, best, best + 1) if 1 <= depth <= 20]
     kept = np.mean([tokens_per_cost(Bounded(Fixed(depth), 1, 20)) / expected[depth - 1] for depth in near])

@@ -152,6 +152,8 @@ def test_running_acceptance_counts_first_and_later_tokens():
         {"cost_ratio": 0.3, "column_cost": 0.02, "first": 0.9, "later": 0.3, "memory": 1.5},
         {"cost_ratio": 0.4, "column_cost": 0.2, "first": 0.7, "later": 0.8, "memory": 8.0},
         {"cost_ratio": 0.2, "first": 0.6, "later": 0.5, "memory": 3.0, "prompt": 9, "response": 5},
+        {"cost_ratio": 0.4, "first": 0.6, "later": 0.5, "memory": 2.0, "made": [1.5, 1.9, 2.4]} | SETTLES,
+        {"cost_ratio": 0.3, "first": 0.6, "later": 0.5, "memory": 3.0, "made": [1.6, 1.7, 1.8, 1.9, 2.0]},
         {
             "cost_ratio": 0.4,
             "column_cost": 0.2,
@@ -314,6 +316,26 @@ def test_a_batch_settles_on_a_depth_where_asking_gains_too_little():
     assert after["seen"][:, FIRST_TRIED].tolist() == [1, 1]
     assert not policy.settled(policy.observe(*judged([0, 0], [0, 0]), state)), "also behind a round without room"
     assert not policy.asking().settled(policy.asking().begin(live, policy.init(2, live.device))[0])
+
+
+def test_a_recording_says_what_fixed_depths_make():
+    """Of tokens accepted with .6 and .5, two are the best depth. On the recording long runs are more frequent: four are."""
+    live, one = torch.ones(2, dtype=torch.bool), {"cost_ratio": 0.2, "first": 0.6, "later": 0.5, "settles": True}
+    depths = []
+    for made in (None, [1.6, 1.9, 2.05, 2.125], [1.6, 1.95, 2.3, 2.6], [1.6, 1.95]):
+        policy = bound(made=made, **one)
+        state, _ = policy.begin(live, policy.init(2, live.device))
+        depths.append(int(state["settled"][0]))
+        expected = made or [1.6, 1.9, 2.05, 2.125]
+        longer = [(tokens - 1) / more for tokens, more in zip(expected, [0.6, 0.9, 1.05, 1.125], strict=False)]
+        longer += longer[-1:] * (4 - len(longer))
+        assert policy._known(2, live.device).longer.tolist() == pytest.approx(longer)
+        settled, asked = policy.expected(2)
+        assert settled == asked
+        assert settled[: len(expected)] == pytest.approx([t / (1.2 + 0.2 * d) for d, t in enumerate(expected)])
+    assert depths == [2, 2, 4, 2]
+    with pytest.raises(InputError, match=r"^policy.made: "):
+        BatchRate(Probabilities(), made=[0.5])
 
 
 def test_what_is_kept_of_the_expected_tokens_counts_against_plain_decoding():
