@@ -38,7 +38,7 @@ def importance(num_prompts: int = 32) -> str:
         f"**Take `importance_grouped`.** It is behind the optimum by {behind[METHODS[1]].mean():.4f} on average (at most "
         f"{behind[METHODS[1]].max():.4f}), `importance` by {behind[METHODS[0]].mean():.4f} (at most "
         f"{behind[METHODS[0]].max():.4f}). The most it gains over `importance` is {ahead.iloc[-1]:.4f} "
-        f"({_said(ahead.index[-1])}); the most it loses is {max(0.0, -ahead.iloc[0]):.4f} ({_said(ahead.index[0])}). "
+        f"({_said(ahead.index[-1])}). The most it loses is {max(0.0, -ahead.iloc[0]):.4f} ({_said(ahead.index[0])}). "
         f"`importance` is the paper's own, for comparisons, and the "
         "optimum itself for two candidates when `num_free` and `alphabet` cover the vocabulary."
     )

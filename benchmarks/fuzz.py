@@ -116,7 +116,7 @@ Of {sum(totals):,} malformed inputs {said}.
 
 `python -m benchmarks.fuzz --inputs {inputs} --seed {seed}`: a good command line or call with one thing wrong, now and then two.
 What is wrong may turn out to be right: a key left out that has a default, a value that fits. Such an input counts as accepted
-only after a run: its stage on two prompts and four tokens, or a decoding of as much with its call's result. Commands that
+only after its stage, or a decoding with its call's result, has run on two prompts and four tokens. Commands that
 take longer have only their composed config checked: {", ".join(COMPOSED)}.
 
 | input of | inputs | refused in one line | accepted | tracebacks | hangs |
