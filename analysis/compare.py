@@ -6,8 +6,8 @@ are scored afterwards. A group is written whole when all settings have decoded i
 
     parts/<group>.json   what each setting made of a group: texts, counts, seconds, joules, bytes of cache
     rows                 one line per setting and group, with the counted quantities of every metric
-    comparison           one line per setting: every figure with its interval over groups, and speed against the baseline's; its
-                         parameters, and the mean length of the prompts in tokens. With `dev_share`, `dev_tokens_per_second`
+    comparison           one line per setting: its parameters, every figure with its interval over groups, speed against the
+                         baseline's, mean length of the prompts in tokens. With `dev_share`, `dev_tokens_per_second`
                          is measured on the groups to choose on, and everything else on the others
     comparison.md        the same for readers, how to read it, and figures
     figures/             quality against speed, against forwards and against energy; mean width against each

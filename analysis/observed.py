@@ -63,8 +63,8 @@ def run(cfg: Any) -> Path:
 def read_histograms(path: Path) -> tuple[Array, int]:
     """Rounds by accepted tokens [requests, K + 1], and the number of lines left out: no counts, or rounds of other lengths.
 
-    Raises InputError, with the line's number, for counts that contradict each other and requests served with different
-    K. A file of which nothing is left raises it, too.
+    Raises InputError, with the line's number, for counts that contradict each other or requests served with different K.
+    A file without any counts raises it, too.
     """
     found: list[list[int]] = []
     skipped = 0

@@ -1,8 +1,8 @@
 """python -m analysis.standing dev=[SWEEP,...] test=[SWEEP,...]: how far every method comes, at several cost ratios.
 
 At each cost ratio, every method's setting is chosen on the dev rows and reported on the test rows. Without `test` these
-are the other half of the same prompts. The baseline is the best fixed K. Sweeps hold two references: the policy that knows
-p and q (`upper_bound`), and the one that knows the acceptance draws (`oracle`). The table gives the share of the way from
+are the other half of the same prompts. The baseline is the best fixed K. Sweeps hold two references. `upper_bound` is the
+policy that knows p and q, `oracle` the one that knows the acceptance draws. The table gives the share of the way from
 the baseline to each. A line is marked where a method loses to plain decoding or to the baseline beyond its interval. For a
 pair of your own:
 

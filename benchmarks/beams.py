@@ -146,10 +146,10 @@ def mtjd() -> str:
         head,
         "",
         f"T = 1, {SAMPLED_PROMPTS} test prompts per domain. `mtjd` draws one of 8 sampled blocks: at gamma = 1 that is plain "
-        "sampling. Draws from the exact joint distribution, not warped, would be plain sampling at any gamma (chain rule): "
-        "what `mtjd` gains at larger gamma is beam sampling's sharpening, for a beam is drawn by its likelihood and weighed by "
-        "it again in the next layer. `mtjd_top` draws among the 8 likeliest blocks: "
-        "what it gains at gamma = 1 is top-8 truncation and nothing else; the last column is that gain's share.",
+        "sampling. Draws from the exact joint distribution, not warped, would be plain sampling at any gamma (chain rule). "
+        "At larger gamma `mtjd` gains by beam sampling's sharpening: a beam is drawn by its likelihood and weighed by "
+        "it again in the next layer. `mtjd_top` draws among the 8 likeliest blocks. "
+        "What it gains at gamma = 1 is top-8 truncation alone; the last column is that gain's share.",
         "",
         *sampled,
         "",

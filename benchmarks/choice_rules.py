@@ -35,10 +35,11 @@ def importance(num_prompts: int = 32) -> str:
         "candidates."
     )
     verdict = (
-        f"**Take `importance_grouped`.** Behind the optimum on average {behind[METHODS[1]].mean():.4f} (at most "
-        f"{behind[METHODS[1]].max():.4f}) against {behind[METHODS[0]].mean():.4f} (at most {behind[METHODS[0]].max():.4f}) "
-        f"of `importance`; the most it gains is {ahead.iloc[-1]:.4f} ({_said(ahead.index[-1])}), the most it loses "
-        f"{max(0.0, -ahead.iloc[0]):.4f} ({_said(ahead.index[0])}). `importance` is the paper's own, for comparisons, and the "
+        f"**Take `importance_grouped`.** It is behind the optimum by {behind[METHODS[1]].mean():.4f} on average (at most "
+        f"{behind[METHODS[1]].max():.4f}), `importance` by {behind[METHODS[0]].mean():.4f} (at most "
+        f"{behind[METHODS[0]].max():.4f}). The most it gains over `importance` is {ahead.iloc[-1]:.4f} "
+        f"({_said(ahead.index[-1])}). The most it loses is {max(0.0, -ahead.iloc[0]):.4f} ({_said(ahead.index[0])}). "
+        f"`importance` is the paper's own, for comparisons, and the "
         "optimum itself for two candidates when `num_free` and `alphabet` cover the vocabulary."
     )
     return "\n\n".join([head, verdict, markdown(shown(table))])

@@ -1,8 +1,7 @@
 """python -m benchmarks.dirichlet [--out docs/evidence]: mean acceptance of every multi-draft rule and every optimum.
 
 Pairs of distributions from the uniform Dirichlet distribution on four tokens; exact, by enumeration over all tuples of
-candidates. The published column: the same setting with other pairs (arXiv:2502.18779's setting, as restated in the
-papers' pages).
+candidates. The published column: the same setting with other pairs (arXiv:2502.18779).
 """
 
 from __future__ import annotations

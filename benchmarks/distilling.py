@@ -63,8 +63,8 @@ def _about(tokens: set[int]) -> str:
     return f"""\
 Start: the shipped toy draft. {TRAIN} training prompts per domain, {EPOCHS} epochs, batches of 16 texts, AdamW with a cosine:
 {counts} tokens per run. The control is cross entropy on the same tokens. The teacher is a cache
-of the 64 likeliest tokens. The exported state is the one of the highest chance of acceptance (alpha) on validation
-prompts, and the rate of each loss, the control's too, is the one of the highest such alpha with seed {SEEDS[0]}.
+of the 64 likeliest tokens. The exported state is the one with the highest acceptance rate (alpha) on validation prompts.
+The learning rate of each loss, the control's too, is the one with the highest such alpha with seed {SEEDS[0]}.
 {TEST} test prompts per domain, T = 1, c = .2; *accepted*: tokens per round of eight. {len(SEEDS)} seeds per loss (order of the
 texts, validation prompts), each shown; intervals are over prompts. All texts were drawn from the target: nothing is on-policy.
 Responses and runs that an earlier call had finished are found again and not timed again."""

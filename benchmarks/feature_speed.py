@@ -42,7 +42,7 @@ def many_heads() -> str:
     fast, heads = _tokens_per_second(), _many_against_one()
     told = (
         f"One head of depth {DEPTH} at d = {WIDTH} trains on {fast['rate']:,.0f} tokens per second from cached features "
-        f"(wanted: 150,000), {fast['share']:.0%} of what its bare matrix products allow; twenty heads take at most "
+        f"(wanted: 150,000). That is {fast['share']:.0%} of what its bare matrix products allow. Twenty heads take at most "
         f"{heads['most']:.2f} times their bound (wanted: 1.3)."
     )
     sections = {
@@ -232,7 +232,7 @@ def _float16() -> str:
 
 
 def _padding() -> str:
-    """Share of a forward's tokens that is padding: rows as they come, and as they are read now."""
+    """Share of a forward's tokens that is padding: examples as they come, and as they are read now."""
     states = _data(96, "online").states["train"]
     if not isinstance(states, OnlineStates):
         raise TypeError(f"expected online states, got {states}")
@@ -244,9 +244,10 @@ def _padding() -> str:
     _drain(ExampleBatches(states, 32, shuffle=True))
     now = 1 - states.tokens_read / states.tokens_computed
     return (
-        f"An epoch of {states.num_examples:,} rows, at most 16 in a forward of the draft. Rows as they come: "
+        f"An epoch of {states.num_examples:,} examples, at most 16 in a forward of the draft. Of examples as they come, "
         f"{1 - sum(whole) / before:.1%} of {before:,} tokens are padding. Sorted by length over the batches that are read "
-        f"together: {now:.1%} of {states.tokens_computed:,}. The head sees positions one after another, without any."
+        f"together, {now:.1%} of {states.tokens_computed:,} are. The head sees positions one after another, without any "
+        "padding."
     )
 
 
@@ -256,9 +257,9 @@ def arithmetic() -> str:
     head, every = head_operations(width, 3), sum(4 * head_operations(width, depth) for depth in range(5))
     size, weights, step = 2 * width + 8, 3 * width**2, 4096
     lines = [
-        "Not yet run on a GPU: this is arithmetic. Assumed: an H100 with "
-        f"{peak / 1e12:.0f} TFLOP/s in bfloat16 (dense, the maker's figure), half of it reached, "
-        f"{memory / 1e12:.2f} TB/s of memory, and a disk of {disk / 1e9:.0f} GB/s.",
+        "This has not run on a GPU yet: it is arithmetic. Assumed is an H100 with "
+        f"{peak / 1e12:.0f} TFLOP/s in bfloat16 (dense, the maker's figure), of which half is reached. "
+        f"Its memory gives {memory / 1e12:.2f} TB/s, its disk {disk / 1e9:.0f} GB/s.",
         "",
         f"- A head of depth 3 has {weights / 1e6:.0f} million weights. A token takes 2 x 8 x 4,096^2 = "
         f"{head / 1e6:.0f} million operations, forward and backward: {used * peak / head / 1e6:.1f} million tokens/s.",

@@ -4,8 +4,8 @@ Half of the inputs are command lines of all commands (`benchmarks.fuzz_commands`
 (`benchmarks.fuzz_calls`). All are drawn from the seed and run within this process. An input is
 
     refused    it ends with one line that a user can act on
-    accepted   its stage has run on two prompts and four tokens, or, of a call, two prompts were decoded with what it returned;
-               of commands that take longer (`COMPOSED`) the composed config has been checked, and no more
+    accepted   its stage has run on two prompts and four tokens; of a call, two prompts were decoded with what it returned.
+               Commands that take longer (`COMPOSED`) have only their composed config checked
     traceback  it ends in any other error, or in a message of several lines
     hang       it does not end within its limit
 
@@ -116,8 +116,8 @@ Of {sum(totals):,} malformed inputs {said}.
 
 `python -m benchmarks.fuzz --inputs {inputs} --seed {seed}`: a good command line or call with one thing wrong, now and then two.
 What is wrong may turn out to be right: a key left out that has a default, a value that fits. Such an input counts as accepted
-only after its stage has run on two prompts and four tokens, or its call's result has decoded as much. Of
-{", ".join(COMPOSED)} the composed config is checked, and no more: these take longer.
+only after its stage, or a decoding with its call's result, has run on two prompts and four tokens. Commands that
+take longer have only their composed config checked: {", ".join(COMPOSED)}.
 
 | input of | inputs | refused in one line | accepted | tracebacks | hangs |
 |---|---|---|---|---|---|

@@ -222,11 +222,11 @@ def entrants(pair: ModelPair, batch_size: int) -> list[Entrant]:
 
 
 def decoding(pair: ModelPair, sizes: Sizes, batch_size: int, groups: int) -> str:
-    """Tokens per second, everybody in turn on every group of prompts, in an order that rotates."""
+    """Tokens per second, every contender in turn on every group of prompts, in an order that rotates."""
     field, done = _race(pair, batch_size, groups, sizes)
     lines = [
-        f"Temperature 1, at most {sizes.new_tokens} new tokens of prompts of at most {CONTEXT}. {done} groups of {batch_size}; "
-        "everybody decodes every group, in an order that rotates, after a warm-up.",
+        f"Temperature 1, at most {sizes.new_tokens} new tokens of prompts of at most {CONTEXT}. {done} groups of {batch_size}. "
+        "Every contender decodes every group, in an order that rotates, after a warm-up.",
         "",
         f"| contender | tokens/s | x {REFERENCE} | tokens per row and target forward "
         "| draft forwards per target forward | captured shapes |",

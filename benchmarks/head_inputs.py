@@ -324,8 +324,8 @@ def _conclusion(shares: Shares) -> str:
     reached = sum(share >= least for c in COSTS for share, least in zip(shares[c, BEST], WANTED, strict=False))
     wanted, domains = " / ".join(f"{share:.0%}" for share in WANTED), ", ".join(DOMAINS)
     return (
-        f"Of the way from the best fixed K to the upper bound ({domains}) the best new head goes\n{'; '.join(parts)}.\n"
-        f"Wanted were {wanted}: reached in {reached} of {len(COSTS) * len(DOMAINS)} places."
+        f"The best new head goes this share of the way from the best fixed K to the upper bound ({domains}):\n"
+        f"{'; '.join(parts)}.\nWanted were {wanted}; {reached} of {len(COSTS) * len(DOMAINS)} shares reach that."
     )
 
 
@@ -333,13 +333,14 @@ def _about(examples: Examples, test: Mapping[str, Trace]) -> str:
     texts = ", ".join(f"{d} {trace.num_positions}" for d, trace in test.items())
     sizes = ", ".join(f"{name} {value}" for name, value in SIZES.items())
     return f"""\
-{len(examples.labels):,} training positions of all three domains; {SPLITS["test"]} test prompts per domain (tokens: {texts}),
-prices solved on {SPLITS["dev"]} dev prompts, settings of the training chosen on the dev prompts of `code`. T = 1. Share: of
-the way from the log loss of the acceptance rate alone to that of perfect knowledge, for drawn tokens behind accepted text.
-Heads of the table of inputs have the default size and {EPOCHS} epochs; the best new head reads {BEST_INPUTS.earlier} earlier
+{len(examples.labels):,} training positions of all three domains; {SPLITS["test"]} test prompts per domain (tokens: {texts}).
+Prices are solved on {SPLITS["dev"]} dev prompts, settings of the training are chosen on the dev prompts of `code`. T = 1.
+Share: of the way from the log loss of the acceptance rate alone to that of perfect knowledge, for drawn tokens behind
+accepted text.
+Heads of the table of inputs have the default size and {EPOCHS} epochs. The best new head reads {BEST_INPUTS.earlier} earlier
 positions and has {sizes}, {BEST_EPOCHS} epochs. In brackets 95 % intervals, bootstrap over prompts. Rounds have 1 to
-{MAX_DRAFTED} tokens; in the throughput's table, share is that of the way from the best fixed K to the upper bound (p and q
-known). DP: the best policy on the best new head's outputs."""
+{MAX_DRAFTED} tokens. In the throughput's table, the share is of the way from the best fixed K to the upper bound. DP: the
+best policy on the best new head's outputs."""
 
 
 def _cost(costs: str) -> str:

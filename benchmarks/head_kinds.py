@@ -243,8 +243,8 @@ Below, decoded: lambda is tracked, c = {COST:g}, rounds have 1 to {MAX_DRAFTED} 
 
 def _about_survival() -> str:
     return f"""\
-SpecDec++ heads of depth 3, w_rej = 1, on mixed texts (r = .15); judged on drawn tokens behind accepted text, at a round's first
-place. Speed: tokens per target-forward time at c = {COST:g}, replayed with the level that is best on dev."""
+SpecDec++ heads of depth 3, w_rej = 1, on mixed texts (r = .15); judged on drawn tokens behind accepted text, as a round's first
+token. Speed: tokens per target-forward time at c = {COST:g}, replayed with the level that is best on dev."""
 
 
 def _texts(trace: Trace) -> Tensor:

@@ -124,11 +124,11 @@ def calibrations(prompts: int = 200) -> str:
             shutil.copy(figure, FIGURES / name)
             parts += [f"![{name}](figures/{name})", ""]
     about = f"""\
-Isotonic maps and a temperature of the running product, fitted to {prompts} dev prompts of the domains in distribution (none
-of them a training prompt), judged on {prompts} test prompts per domain; T = 1, at most 96 tokens. *position*: single drafted
-tokens behind accepted text; *product*: the first 1 to 8 tokens of a round that starts anywhere, the chance that all are
-accepted; *following*: the token after an accepted one, before it is drawn. Labels are exact chances, not outcomes. ECE over 15
-bins of equal width. A monotone map leaves the AUROC of single tokens as it is, ties aside.
+Isotonic maps and a temperature of the running product are fitted to {prompts} dev prompts of the domains in distribution, none
+of them trained on. They are judged on {prompts} test prompts per domain; T = 1, at most 96 tokens. *position*: single
+drafted tokens behind accepted text. *product*: the chance that all of the first 1 to 8 tokens of a round are accepted; the
+round starts anywhere. *following*: the token after an accepted one, before it is drawn. Labels are exact chances, not
+outcomes. ECE over 15 bins of equal width. A monotone map leaves the AUROC of single tokens as it is, ties aside.
 """
     return "\n".join([about, *parts])
 

@@ -47,10 +47,11 @@ def mdp() -> str:
             lines.append(f"| {head} | {domain} | {row} |")
             thresholds.append(f"| {head} | {domain} | {levels} |")
     about = f"""\
-{SPLITS["test"]} test prompts per domain; lambda of the rate rule and the one threshold h on P(some rejection) are those that
-are best on {SPLITS["dev"]} dev prompts; the value function is fitted to the texts of both, each text decided by fits to others,
-and is a reference only. c = {COST:g}, rounds of 1 to {MAX_DRAFTED} tokens, T = 1. In brackets 95 % intervals, paired bootstrap
-over prompts. Below: h after k drafted tokens by the value function (Theorem 4.3), beside what the rate rule's lambda says."""
+{SPLITS["test"]} test prompts per domain. Lambda of the rate rule and the one threshold h on P(some rejection) are those that
+are best on {SPLITS["dev"]} dev prompts. The value function is a reference only: it is fitted to the texts of both, and each
+text is decided by fits to others. c = {COST:g}, rounds of 1 to {MAX_DRAFTED} tokens, T = 1. In brackets 95 % intervals, paired
+bootstrap over prompts. Below: h after k drafted tokens by the value function (Theorem 4.3), beside what the rate rule's
+lambda says."""
     return "\n".join([about, "", *lines, "", *thresholds])
 
 

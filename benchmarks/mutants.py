@@ -359,7 +359,7 @@ def reason_of(mutant: Mutant, known: Sequence[dict[str, Any]]) -> str | None:
     if STRICT.sub("", mutant.old) == STRICT.sub("", mutant.new):
         return "`zip` is only asked to check what always holds, that both are equally long"
     if DEVICE.sub("", mutant.old) == DEVICE.sub("", mutant.new):
-        return "only a second device could tell: without one, none, and the tests have none"
+        return "Only a second device could tell, and the tests have none."
     for entry in known:
         same = entry["file"] == mutant.file and entry.get("function", mutant.function) == mutant.function
         if same and mutant.new in entry.get("new", [mutant.new]):
@@ -389,7 +389,7 @@ def page(found: dict[str, list[Mutant]], known: Sequence[dict[str, Any]]) -> str
         f"The tests notice {_share(everything, known):.1%} of the tried one-line changes that change anything.",
         "",
         "`make mutants`. Noticed counts failures, crashes and timeouts in the area's own tests (slow ones left out).",
-        "Equivalent: the change has no effect that a caller could see (on a machine without a GPU, as the tests' is); each is",
+        "Equivalent: the change has no effect that a caller could see on a machine without a GPU, as the tests' is. Each is",
         "listed below with the reason.",
         *([f"Not run yet: {', '.join(left)}."] if (left := [name for name in AREAS if name not in found]) else []),
         "",

@@ -122,9 +122,9 @@ def ranks(num_prompts: int = 24, max_new_tokens: int = 64) -> str:
     target, draft = cost.model.target, cost.model.draft
     about = (
         f"{num_prompts} prompts of {' and '.join(DOMAINS)}, at most {max_new_tokens} new tokens, T = 1, batch 1. A target "
-        f"forward takes {1000 * target(1, context):.1f} ms, {1000 * target.per_token:.2f} more for every drafted token it "
-        f"checks; a draft forward {1000 * draft(1, context):.2f} ms; a round {1000 * cost.outside:.2f} ms outside of both. One "
-        f"more drafted token costs c = {c:.3f} of a round without any. {BOOTSTRAP.resamples} resamples, 95 % intervals."
+        f"forward takes {1000 * target(1, context):.1f} ms, and {1000 * target.per_token:.2f} more for every drafted token it "
+        f"checks. A draft forward takes {1000 * draft(1, context):.2f} ms, the rest of a round {1000 * cost.outside:.2f} ms. "
+        f"One more drafted token costs c = {c:.3f} of a round without any. {BOOTSTRAP.resamples} resamples, 95 % intervals."
     )
     lines = [f"| {name} | {predicted.shown(name)} | {measured.shown(name)} |" for name in policies]
     head = "| policy | tokens/s, predicted | tokens/s, measured |\n|---|---:|---:|"

@@ -1,7 +1,7 @@
 """Jobs that take turns on one machine: each goes on for a short time, then hands over to the next.
 
 A machine that others share changes its speed from second to second. Jobs that run one behind the other then differ by
-chance. Jobs that change places every few milliseconds are slowed down alike. Each job runs in a thread of its own, one at a
+chance. Jobs that take turns every few milliseconds are slowed down alike. Each job runs in a thread of its own, one at a
 time, and has a watch that stands still while it waits.
 """
 

@@ -76,8 +76,8 @@ def speed(texts: int = 150, length: int = 300, policies: int = 1000, seed: int =
         f"{len(found)} policies on {texts} texts x {length} tokens: {np.median(seconds):.1f} s (median of 5,",
         f"{min(seconds):.1f} to {max(seconds):.1f}), one thread. One policy replayed round by round, as those with a",
         f"memory are: {single:.2f} s. One policy decoded live on as many texts, batches of 32: {decoded:.0f} s, so",
-        f"{len(found)} of them about {decoded * len(found) / 3600:.1f} hours, on a model that is a table and costs nothing.",
-        f"Recording: one target position and {1 + rolled:.1f} draft positions per token",
+        f"{len(found)} of them take about {decoded * len(found) / 3600:.1f} hours. The model is a table here and costs",
+        f"nothing. Recording: one target position and {1 + rolled:.1f} draft positions per token",
         f"(mean acceptance {trace.chance.mean():.2f}, roll-outs of up to {trace.max_drafted - 1}).",
     ])  # fmt: skip
 

@@ -1,6 +1,6 @@
 """python -m benchmarks.rules [--out docs/evidence]: milliseconds per tree node of every multi-draft rule, on one core.
 
-A node is one pair of distributions with K candidates: what the tree walk computes there, less the drawing of the
+A node is one pair of distributions with K candidates: what the tree walk computes there, less the draw of the
 outcome. Wall time is what a user waits; CPU time leaves out what other programs took. The softmax of one row is timed
 among the rules as a reference for the machine and its load. The rule importance_lp is for small vocabularies and timed
 on 40 tokens only.

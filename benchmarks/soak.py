@@ -4,7 +4,7 @@ A chain of all stages on the embedded pair runs once, uninterrupted, below a fol
 Then, at random points (seeded):
 
     killed   SIGKILL, and run again: the result is the uninterrupted one. A stage that ends sooner is tried afresh
-    twice    two processes in one folder: one works; the other reports in one line that the folder is taken, or ends at
+    twice    two processes in one folder: one works. The other reports in one line that the folder is taken, or ends at
              once because the work is done
     full     files may not grow beyond a size, or writing fails from some moment on (ENOSPC): one line; run again: as above
     damaged  a file of the finished stage is changed by one bit, cut short or emptied. The stage that reads it and the

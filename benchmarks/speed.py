@@ -63,7 +63,7 @@ RUNS = {
                           [*PADDED, "--prompts", "16", "--max-new-tokens", "48", "--batch-sizes", "4", "16",
                            "--contenders", *FEW]),
 }  # fmt: skip
-QUEUE = ("Toy pair, 96 prompts in one call, places refilled, two threads", 96, (1, 4, 8, 16))
+QUEUE = ("Toy pair, 96 prompts in one call, slots refilled, two threads", 96, (1, 4, 8, 16))
 NOTES = """Every contender samples at T = 1 from the same prompts (test prompts of `math` and `code`, alternating) to the same
 length limit. Contenders take turns on every group of prompts, in an order that rotates. Speeds are new tokens over seconds,
 with 95 % bootstrap intervals over groups, the same draws for all. transformers' assisted generation takes one prompt at a

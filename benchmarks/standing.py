@@ -96,12 +96,12 @@ def standings() -> str:
         ]
     texts = ", ".join(f"{d} {traces[d, 'test'].num_positions}" for d in DOMAINS)
     about = f"""\
-{SPLITS["test"]} test prompts per domain (tokens: {texts}), settings tuned on {SPLITS["dev"]} dev prompts (not those of the
-heuristic and of dynamic confidence, which have none to speak of; DP value, upper bound and oracle are references that know
-the test texts). A round has at least one token, SpecDec++'s as many as published (2) or said. T = 1, at most
+{SPLITS["test"]} test prompts per domain (tokens: {texts}). Settings are tuned on {SPLITS["dev"]} dev prompts; those of the
+heuristic and of dynamic confidence stay as they are. DP value, upper bound and oracle are references that know
+the test texts. A round has at least one token, SpecDec++'s as many as published (2) or said. T = 1, at most
 {SAMPLING.max_new_tokens} tokens; one set of acceptance draws; heads as shipped. Throughput: tokens per target-forward
 time; in brackets 95 % intervals, bootstrap over prompts. *oracle* and *upper bound*: share of the way from the best fixed K
-to the clairvoyant oracle, and to the policy that knows p and q but not the acceptance draws.
+to each. The oracle knows the acceptance draws, the upper bound only p and q.
 """
     return "\n".join([about, *parts])
 

@@ -1,8 +1,8 @@
 """python -m data_gen.mix responses=FOLDER: mix responses of the target with tokens of the draft, to train heads on.
 
 Output: `dataset/`, a datasets.DatasetDict (train, validation; split by prompt), and summary.json. While it works, parts
-of PART_ROWS rows lie in `parts/`: run the command again after an interruption and it goes on with the missing ones. Processes
-that share the work (`toolkit.ranks`) make every world_size-th part, and the last one joins them.
+of PART_ROWS examples lie in `parts/`: run the command again after an interruption and it goes on with the missing ones.
+Processes that share the work (`toolkit.ranks`) make every world_size-th part, and the last one joins them.
 """
 
 from __future__ import annotations
@@ -65,9 +65,9 @@ def run(cfg: Any) -> Path:
 
 
 def split(table: pa.Table, prompts: Sequence[Hashable], validation_fraction: float, seed: int) -> datasets.DatasetDict:
-    """Train and validation rows: a share of the prompts drawn at random, at least one, with all their responses.
+    """Training and validation examples: a share of the prompts drawn at random, at least one, with all their responses.
 
-    prompts  which prompt each row of the table answers
+    prompts  which prompt each example answers
     """
     known = list(dict.fromkeys(prompts))
     if len(known) < 2:
@@ -83,7 +83,7 @@ def split(table: pa.Table, prompts: Sequence[Hashable], validation_fraction: flo
 
 
 def summarize(data: datasets.DatasetDict) -> dict[str, Any]:
-    """Counts and label balance of all rows, and a hash of each split's content."""
+    """Counts and label balance of all examples, and a hash of each split's content."""
     columns = [_columns(part.data.table) for part in data.values()]
     labels, mask = (np.concatenate([part[name] for part in columns]) for name in ("labels", "mask"))
     in_prompts = sum(int(part["prompt_length"].sum()) for part in columns)
@@ -133,7 +133,7 @@ def _check_settings(cfg: Any) -> None:
 
 
 def _mix_parts(pair: Any, responses: Responses, cfg: Any, folder: Path) -> list[Path]:
-    """The files of all mixed rows in order; this process's share is written, parts that exist are kept."""
+    """The files of all mixed examples in order; this process's share is written, parts that exist are kept."""
     from tqdm.auto import tqdm
 
     numbers = range(0, len(responses.rows), PART_ROWS)
@@ -168,7 +168,7 @@ def _read_part(path: Path) -> pa.Table:
 def _mix_rows(
     pair: Any, rows: Sequence[Mapping[str, Any]], sampling: Sampling, cfg: Any, bar: Any
 ) -> list[MixedExample]:
-    """Mixed examples in the order of `rows`; rows of like length share a batch, so that little is padding."""
+    """Mixed examples in the order of `rows`; responses of like length share a batch, so that little is padding."""
     by_length = sorted(range(len(rows)), key=lambda i: len(rows[i]["prompt_ids"]) + len(rows[i]["token_ids"]))
     mixed: dict[int, MixedExample] = {}
     for first in range(0, len(rows), cfg.batch_size):

@@ -1,4 +1,4 @@
-"""A look at mixed rows: which tokens are the prompt's, the target's, the draft's, and how likely those are accepted."""
+"""A look at mixed examples: which tokens are the prompt's, the target's, the draft's, and how likely those are accepted."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ LEGEND = "prompt | target's tokens as they are, [draft's token|chance of accepta
 
 
 def show(tokenizer: Any, rows: Sequence[Mapping[str, Any]]) -> None:
-    """Print rows of the data set: in colours on a terminal, with plain marks elsewhere."""
+    """Print examples of the data set: in colours on a terminal, with plain marks elsewhere."""
     if not sys.stdout.isatty():
         print(LEGEND)
         for row in rows:
@@ -29,7 +29,7 @@ def show(tokenizer: Any, rows: Sequence[Mapping[str, Any]]) -> None:
 
 
 def as_text(tokenizer: Any, row: Mapping[str, Any]) -> str:
-    """One row with plain marks."""
+    """One example with plain marks."""
     words = _words(tokenizer, row)
     prompt = "".join(word for word, kind, _ in words if kind == "prompt")
     rest = (f"[{word}|{label:.2f}]" if kind == "draft" else word for word, kind, label in words if kind != "prompt")

@@ -13,7 +13,7 @@ q are warped once, by the same `warp` and with the sampling that the responses w
 The acceptance draw decides the mask, not the test Z_i != X_i. That test would leave out the Y_i that happen to equal
 X_i, which are mostly accepted ones. It would pull the mean label away from the acceptance rate.
 
-Shapes: B rows, N tokens of a response, V vocabulary.
+Shapes: B responses, N tokens of a response, V vocabulary.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def mix_batch(
     """Mix responses in two forwards, one per model.
 
     rows  each {"row", "prompt_ids", "token_ids"}; row r draws from a generator seeded with (seed, r), so that its
-          result does not depend on the other rows
+          result does not depend on the others
     """
     texts = [(row["prompt_ids"], row["token_ids"]) for row in rows]
     distributions = distributions_along(pair, texts, sampling)

@@ -367,7 +367,7 @@ class Recorder:
 
 @dataclass
 class _Roll:
-    """A roll-out under way: behind which place of the text, its newest token and that token's parent node.
+    """A roll-out under way: behind which position of the text, its newest token and that token's parent node.
 
     seen [V]  tokens of the text and the roll-out before the newest one, for the repetition penalty
     """

@@ -1,6 +1,6 @@
 """hydra/sweeper=ask_tell: the jobs of a multirun are proposed by Optuna (`toolkit.search`).
 
-Hydra looks for sweepers in packages of this name alone, and imports all of them at every start: nothing else is imported
+Hydra looks for sweepers in packages of this name alone, and imports all of them at every start. So nothing else is imported
 here before a search begins.
 """
 

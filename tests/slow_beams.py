@@ -2,7 +2,7 @@
 
 Paper: Dynamic-Width Speculative Beam Decoding (arXiv:2409.16560), Algorithm 1, written down anew in chances instead of
 logarithms. A **path** is an input beam and the tokens after it, as one number: beam * V^d + the tokens in base V. A **code**
-is a place among the beams of the layer before, and a token: place * V + token. A **history** is, per layer, the codes of
+is a beam of the layer before, by its number, and a token: number * V + token. A **history** is, per layer, the codes of
 its output beams in their order: kept candidates, one beam from the residual, the rest from p.
 
 Shapes: n input beams, W_S draft beams, D drafts, R cells, M pairs of a layer, V vocabulary.

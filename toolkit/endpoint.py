@@ -2,7 +2,7 @@
 
 A try ends in an answer or in one of three errors. `Silent`: another try may bring an answer (silence, dropped connections,
 "too many requests", faults of the server, answers that are no JSON). `Refused`: this one request is refused. `Wrong`: the
-address or the key is wrong, and no request will fare better. A redirect is an error: the key goes to no other place.
+address or the key is wrong, and no request will fare better. A redirect is an error: the key goes to no other address.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class _NoRedirects(HTTPRedirectHandler):
 
 
 class Client:
-    """One place that is asked.
+    """One endpoint that is asked.
 
     url      where requests go; `place` is the same for people: without a query
     key      sent as a bearer token; None: none is

@@ -6,7 +6,8 @@
     cost               = c * draft calls + target calls, in target-forward times
     throughput         = N / cost: tokens per target-forward time
 
-N counts produced tokens, end of text included. See the papers page for the identity that ties them together.
+N counts produced tokens, end of text included. In every round drafted + 1 = produced + discarded. So
+num_drafted + num_target_calls = N + num_discarded.
 """
 
 from __future__ import annotations

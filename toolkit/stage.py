@@ -281,8 +281,8 @@ def _clear(stage: Stage) -> None:
         return
     if not (folder / journal.JOURNAL).exists():
         raise InputError(
-            f"{folder} is not overwritten: its {MANIFEST} is not this toolkit's, or an earlier version's that lists no "
-            "files; delete the folder yourself, or choose another paths.output_dir"
+            f"{folder} is not overwritten: its {MANIFEST} is not this toolkit's, or lists no files; "
+            "delete the folder yourself, or choose another paths.output_dir"
         )
     left = journal.remove(folder, keep=(stage._lock,))
     names = [one.relative_to(folder).as_posix() for one in left if one.name != journal.JOURNAL]

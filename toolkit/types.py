@@ -255,7 +255,7 @@ class Round:
 
     @property
     def num_discarded(self) -> int:
-        """Drafted and extra tokens that did not enter the text (papers page: K + 1 - produced)."""
+        """Drafted and extra tokens that did not enter the text: K + 1 - produced."""
         return self.num_drafted + 1 - self.num_produced
 
 

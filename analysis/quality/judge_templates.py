@@ -54,14 +54,14 @@ KNOWN = {"single": SINGLE, "reference": REFERENCE}
 
 @dataclass(frozen=True)
 class Template:
-    """A judge's instruction with the places {question}, {answer} and perhaps {reference}."""
+    """A judge's instruction with the placeholders {question}, {answer} and perhaps {reference}."""
 
     name: str
     text: str
 
     @classmethod
     def named(cls, name: str) -> Template:
-        """One of KNOWN, or a text file. Raises InputError if it is neither, or lacks a place."""
+        """One of KNOWN, or a text file. Raises InputError if it is neither, or lacks a placeholder."""
         text = KNOWN.get(name)
         if text is None:
             try:
@@ -72,7 +72,7 @@ class Template:
                     f"template: expected {known}, or a text file with {{question}} and {{answer}}, got {name!r}"
                 ) from None
         if missing := {"question", "answer"} - set(PLACE.findall(text)):
-            raise InputError(f"template: {name} lacks the place {{{min(missing)}}}")
+            raise InputError(f"template: {name} lacks the placeholder {{{min(missing)}}}")
         return cls(name, text)
 
     @property
@@ -86,7 +86,7 @@ class Template:
         return f"template {self.name} ({content_hash(self.text, 8)})"
 
     def filled(self, prompt: Prompt, answer: str) -> str:
-        """The instruction about one answer. Places inside the question or the answer stay as they are."""
+        """The instruction about one answer. Placeholders inside the question or the answer stay as they are."""
         values = {"question": question_of(prompt), "answer": answer, "reference": prompt.answer or ""}
         return PLACE.sub(lambda match: values[match[1]], self.text)
 

@@ -2,8 +2,8 @@
 
 position    a token that the draft drew behind accepted text, with its chance of acceptance (`head_scores.drawn_samples`)
 following   of a pre-read head: the token after an accepted one, with alpha = sum_x min(p, q)(x), its chance before it is drawn
-product     a round may start anywhere; the first k tokens of it, with the chance that all are accepted: of the last one its
-            chance, if those before are accepted; 0 behind a rejection. What a policy compares with its threshold
+product     the first k tokens of a round that starts anywhere, with the chance that all are accepted. That is the last
+            token's chance if those before are accepted, else 0. A policy compares it with its threshold
 
 Every chance is the exact one given the text before it, so that nothing but the text's own draw is random.
 

@@ -1,7 +1,7 @@
 """Replay stopping policies on a trace: the counts live decoding would have had, without decoding.
 
 `replay` runs the policy objects of the live loop round after round, all texts at once. It serves every policy, including those
-that remember earlier rounds. `replay_starts` asks a policy without memory once for every place where a round could start.
+that remember earlier rounds. `replay_starts` asks a policy without memory once for every position where a round could start.
 `sweep_levels` does that for many thresholds of one score. All three give the same counts.
 
 A round that starts after s tokens drafts K of them. Let r be the number of tokens accepted before the first rejection behind s.

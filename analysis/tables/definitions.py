@@ -1,4 +1,4 @@
-"""What the numbers mean, in one sentence each: printed below every result and copied into every report."""
+"""What the numbers mean: printed below every result and copied into every report."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ DEFINITIONS = {
     "setting": "per method the one of highest throughput on the dev prompts; every number is of the test prompts",
     "interval": "percentile bootstrap over prompts; for ratios, all methods have the same resampled prompts (paired)",
     "way to the oracle": "(throughput - best fixed K's) / (oracle's - best fixed K's)",
-    "oracle": "clairvoyant, never drafts a token that will be rejected: expected counts over the acceptance draws, "
-    "given the target's own responses; where drafting does not pay (c >= 1) it decodes plainly",
-    "upper bound": "knows p and q at every position, on path and behind rejections, but not the acceptance draws: drafts on "
-    "while the chance of the next token to enter the text reaches a price, chosen on dev; where drafting does not pay it "
-    "decodes plainly",
+    "oracle": "a policy that never drafts a token that will be rejected; expected counts over the acceptance draws, "
+    "given the target's own responses. Where drafting does not pay (c >= 1), it decodes plainly",
+    "upper bound": "a policy that knows p and q at every position, on path and behind rejections, but not the acceptance "
+    "draws. It drafts on while the chance of the next token to enter the text reaches a price chosen on dev. Where drafting "
+    "does not pay, it decodes plainly",
     "way to the upper bound": "(throughput - best fixed K's) / (upper bound's - best fixed K's)",
     "fixed K per prompt": "the best fixed K of every test prompt, with hindsight: what knowing a prompt's difficulty is worth",
     "undominated": "no other lossless setting is as good in both discard and verification rate and better in one",

@@ -261,7 +261,7 @@ def draw(table: pd.DataFrame, metrics: Mapping[str, Metric], folder: Path, title
 def as_markdown(title: str, shown: pd.DataFrame, figures: Sequence[Path], energy: str, cost_ratio: float) -> str:
     """The table with how to read it, and the figures."""
     notes = (
-        "Cells took turns on every group of prompts; only decoding is timed. Intervals: bootstrap over groups, the same "
+        "Settings took turns on every group of prompts; only decoding is timed. Intervals: bootstrap over groups, the same "
         f"resamples for all settings. Tokens per target time: N / (c x draft forwards + target forwards), c = {cost_ratio:g}. "
         "Cache: target and draft, the largest of all groups. A target forward reads all texts of a group together, each an "
         f"input (MTAD, Table 2); joules are those of all devices, idle power included. {energy}"

@@ -65,9 +65,12 @@ They exist to try out and test speculative decoding on a CPU; they know nothing 
   {losses[target]:.3f} and {losses[draft]:.3f}.
 - Test prompts are held out by the hash of the prompt (`instruct`, `math`) or by module (`code`).
 
-Measures on {num_prompts} frozen test prompts per domain: exact match at temperature 0; loss in nats per token of the
-reference responses; alpha, the mean of sum_x min(p(x), q(x)) at temperature 1 along responses sampled from the target,
-and the mean length of those responses in tokens.
+Measures on {num_prompts} frozen test prompts per domain:
+
+- exact match at temperature 0;
+- loss in nats per token of the reference responses;
+- alpha, the mean of sum_x min(p(x), q(x)) at temperature 1 along responses sampled from the target;
+- the mean length of those responses in tokens.
 
 {table}
 

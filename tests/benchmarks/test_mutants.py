@@ -13,12 +13,12 @@ def mutant(number: int, code: int | None, old: str = "a = 1", new: str = "a = 2"
     return Mutant("toolkit/one.py", f"toolkit.one.x_f__mutmut_{number}", code, old, new)
 
 
-KNOWN = [{"file": "toolkit/one.py", "function": "f", "new": ["a = 3"], "reason": "Nobody reads it."}]
+KNOWN = [{"file": "toolkit/one.py", "function": "f", "new": ["a = 3"], "reason": "It is never read."}]
 
 
 def test_reasons_are_those_listed_and_that_zip_is_asked_to_check_lengths():
     assert reason_of(mutant(1, 0), KNOWN) is None
-    assert reason_of(mutant(1, 0, new="a = 3"), KNOWN) == "Nobody reads it."
+    assert reason_of(mutant(1, 0, new="a = 3"), KNOWN) == "It is never read."
     assert reason_of(mutant(1, 0, new="a = 3"), [{**KNOWN[0], "function": "g"}]) is None
     for new in ("zip(a, b, strict=False)", "zip(a, b, )", "zip(a, b, strict=None)"):
         assert "equally long" in str(reason_of(mutant(1, 0, "zip(a, b, strict=True)", new), []))
@@ -27,7 +27,7 @@ def test_reasons_are_those_listed_and_that_zip_is_asked_to_check_lengths():
 
 def test_whatever_is_changed_in_a_function_may_change_nothing():
     whole = {key: value for key, value in KNOWN[0].items() if key != "new"}
-    assert reason_of(mutant(1, 0), [whole]) == reason_of(mutant(1, 0, new="b"), [whole]) == "Nobody reads it."
+    assert reason_of(mutant(1, 0), [whole]) == reason_of(mutant(1, 0, new="b"), [whole]) == "It is never read."
 
 
 def test_only_a_second_device_would_tell_where_a_tensor_is():

@@ -1,4 +1,4 @@
-"""Jobs in a relay: one at a time, in turn, each with a watch of its own; an error of one does not stop the others."""
+"""Jobs in a relay: one at a time, in turn, each with its own watch. An error of one does not stop the others."""
 
 from __future__ import annotations
 

@@ -373,7 +373,7 @@ def test_blocks_are_searched_at_temperature_0(exact_pair, prompts):
 
 
 def test_one_cache_keeps_one_beam_after_every_round(exact_pair, prompts, monkeypatch):
-    """Then nothing is left but the trunk."""
+    """Then the cache holds the beam's own tokens and nothing else."""
     from toolkit.session.hf import HFSession
 
     original, kept = HFSession.keep, []

@@ -103,7 +103,7 @@ def test_a_capture_that_is_wrong_is_noticed_and_dropped():
     "specdec_pp", "mcsd", "speculative_beam", "dsbd", "mtad"
 ))])  # fmt: skip
 def test_decoding_does_not_depend_on_captures(method, monkeypatch):
-    """In float64, where rounding cannot turn a token. More prompts than places: caches are emptied, rows refilled."""
+    """In float64, where rounding cannot turn a token. More prompts than slots: caches are emptied, rows refilled."""
     prompts = [[5 + i, 9, 11 * i % 60, 7] + [3] * (i % 3) for i in range(5)]
 
     def tokens(pair, batch_size):

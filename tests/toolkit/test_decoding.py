@@ -116,7 +116,7 @@ def test_greedy_output_is_the_targets_own(name, exact_pair, prompts):
 @pytest.mark.parametrize("name", METHODS)
 @pytest.mark.parametrize("limit", [1, 2, 13])
 def test_counts(name, limit, exact_pair, prompts):
-    """The identity of the papers page, end of text and length limit inside accepted runs included."""
+    """In every round drafted + 1 = produced + discarded, end of text and length limit inside accepted runs included."""
     for generation in decode(exact_pair, prompts, config.method(name), Sampling(max_new_tokens=limit), batch_size=3):
         counts, rounds = generation.counts, generation.rounds
         assert len(generation.token_ids) == counts.num_generated <= limit
@@ -292,7 +292,7 @@ def test_memory_does_not_grow_over_many_prompts(exact_pair, prompts):
         decode(exact_pair, prompts * 10, config.method("speculative"), Sampling(max_new_tokens=4), batch_size=4)
     finally:
         HFSession._forward = original
-    assert len(set(sizes)) <= 2 * (1 + 3)  # nothing yet, and the buffers of 4, 2 and 1 places, for two models
+    assert len(set(sizes)) <= 2 * (1 + 3)  # nothing yet, and the buffers of 4, 2 and 1 slots, for two models
 
 
 @pytest.mark.parametrize("name", ["autoregressive", "speculative", "mcsd", "beam_sampling", "mtjd"])

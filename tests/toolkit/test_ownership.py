@@ -148,7 +148,7 @@ def test_a_second_process_says_who_works_there_and_takes_over_when_that_one_has_
     assert "\n" not in str(caught.value)
     os.kill(number, signal.SIGKILL)
     process.join()
-    assert (tmp_path / "out" / ".lock").exists()  # nobody has removed it
+    assert (tmp_path / "out" / ".lock").exists()  # it is still there
     assert work(tmp_path / "out").finished
     assert not (tmp_path / "out" / ".lock").exists()
 

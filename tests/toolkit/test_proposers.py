@@ -1,4 +1,4 @@
-"""Settings of proposers: what is out of range is named, whoever builds them."""
+"""Settings of proposers: what is out of range is named, whether a config or code builds them."""
 
 from __future__ import annotations
 

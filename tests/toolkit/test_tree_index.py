@@ -57,7 +57,7 @@ def placed(index, plain, rows, counts, chain, parents):
         for t in range(chain):
             behind = t - (chain - counts[place])
             if behind < 0:
-                assert int(found.slots[place, t]) == index.capacity  # nobody sees it
+                assert int(found.slots[place, t]) == index.capacity  # no token attends to it
                 continue
             assert int(found.slots[place, t]) == int(found.positions[place, t]) == first + behind
             assert seen(found, place, t) == set(range(first + behind + 1))

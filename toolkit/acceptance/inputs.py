@@ -92,8 +92,8 @@ class Inputs:
         before = step.earlier(self.num_earlier)
         if before is None:
             raise InputError(
-                "this head reads earlier positions of the text, and only chains of toolkit.decode keep them: expected a "
-                "method that drafts chains, or a head with head.earlier=0"
+                "this head reads earlier positions of the text, which only drafted chains keep: expected a method that "
+                "drafts chains, or a head with head.earlier=0"
             )
         return before
 

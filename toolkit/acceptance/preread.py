@@ -40,8 +40,8 @@ from toolkit.schema.ranges import AtLeast, Between
 from toolkit.types import Step
 
 BLOCK_SUMMARY = (
-    "Predicts the chances that block verification keeps a drafted round up to a token and up to the one after it, before the "
-    "draft reads the token."
+    "Predicts, before the draft reads a token, the chances that block verification keeps the round up to this token and up to "
+    "the next one."
 )
 
 

@@ -114,7 +114,7 @@ def _nothing(num_rows: int, count: int, like: Tensor) -> Earlier:
 
 
 def _entry(step: DraftStep) -> Positions:
-    """A step as one position [B, 1, ...]; where nothing was drawn yet, token 0 holds the place."""
+    """A step as one position [B, 1, ...]; where nothing was drawn yet, the token is 0."""
     drawn = step if step.tokens is not None else replace(step, tokens=torch.zeros_like(step.entropy, dtype=torch.long))
     assert drawn.tokens is not None
     found = (step.hidden, drawn.tokens, drawn.token_prob, step.entropy, step.top_probs)

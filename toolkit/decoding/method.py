@@ -60,7 +60,7 @@ class Method:
         if self.policy.needs_draft_model and not self.proposer.needs_draft_model:
             raise InputError(
                 f"method {self.name}: {policy} looks at a draft model's distribution or states, and {proposer} has no "
-                "draft model; expected a policy that looks at neither (fixed, heuristic)"
+                "draft model; expected another policy (fixed, heuristic)"
             )
 
     def _check_kinds(self) -> None:
@@ -89,7 +89,7 @@ class Method:
         if bounded.num_earlier and not self.proposer.keeps_earlier:
             raise InputError(
                 f"method {self.name}: its head reads {bounded.num_earlier} earlier positions of the text, and "
-                f"{type(self.proposer).__name__} keeps none; expected a method that drafts chains, or a head with "
+                f"{type(self.proposer).__name__} keeps none; expected a method of chains, or a head with "
                 "head.earlier=0"
             )
         if bounded.judges_blocks and self.rule.name != "block":

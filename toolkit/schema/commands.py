@@ -210,18 +210,19 @@ class Served(Section):
     model: Annotated[str | None, "what the endpoints call the target"]
     engine: Annotated[
         Literal["vllm", "sglang", "transformers", "openai"],
-        "whose words are spoken; transformers (its serve) and openai know fewer, which are refused where they would matter",
+        "its names of the request's fields; transformers (its serve) and openai lack some: what would need those is refused",
     ]
     key_variable: Annotated[str | None, "environment variable with the endpoints' key; null: none is sent"]
     concurrency: Annotated[int, AtLeast(1), "requests to each endpoint at once"]
     requests_per_minute: Annotated[float, Above(0), "to each endpoint, at most; null: any number"] | None
     seconds: Annotated[float, Above(0), "one try may take, the whole response included"]
-    attempts: Annotated[int, AtLeast(1), "tries of a row in a row; a second such turn follows"]
+    attempts: Annotated[int, AtLeast(1), "tries of one prompt in succession; a second such series follows later"]
     backoff: Annotated[
         float, AtLeast(0), "seconds before the second try, then twice as long each time; Retry-After wins"
     ]
     request: Annotated[
-        Mapping[str, Any], "further keys of a request, which count as content; null takes one out that is neutral"
+        Mapping[str, Any],
+        "further keys of a request, part of the folder's hash; null leaves out a key of neutral value",
     ]
 
 
@@ -260,10 +261,10 @@ class Traces(Command, OnPair, Shared):
     ]
     hidden: Annotated[
         bool,
-        "store the draft's states: any head can then be replayed, and no further head needs a recording, at D numbers per step",
+        "store the draft's states, D numbers per step: any further head can then be replayed on this recording",
     ]
     upper_bound: Annotated[
-        bool, "run the target along the roll-outs: the true chance of every drafted token, no predictor's limit"
+        bool, "run the target along the roll-outs, too: the upper bound needs the exact chance of every drafted token"
     ]
     max_drafted: Annotated[int, AtLeast(1), "the most tokens a replayed policy may draft in a round"]
     draft_temperature: Annotated[float, AtLeast(0), "the draft's own; null: the sampling's"] | None
@@ -282,9 +283,7 @@ class PerDomain(Section):
 class ToyModel(Section):
     hidden_size: Annotated[int, AtLeast(1), "of its states"]
     intermediate_size: Annotated[int, AtLeast(1), "of its MLPs"]
-    num_layers: Annotated[
-        int, AtLeast(1), "one, in the draft: it cannot copy as the target does, and is wrong for a reason"
-    ]
+    num_layers: Annotated[int, AtLeast(1), "the draft has one, so that it cannot copy as the target does"]
     num_heads: Annotated[int, AtLeast(1), "of its attention"]
     steps: Annotated[int, AtLeast(1), "batches"]
     warmup: Annotated[int, AtLeast(0), "steps until the full rate; a cosine follows"]
@@ -334,7 +333,7 @@ class Sweep(Command, OnPrompts, Labels, Tracked, Shared):
         int, AtLeast(1), "the most tokens of a round: of a recording, and of methods that name no other bound"
     ]
     hidden: Hidden
-    batch_size: Annotated[int, AtLeast(1), "prompts decoded together; does not change the rows"]
+    batch_size: Annotated[int, AtLeast(1), "prompts decoded together; does not change the results"]
     cost_ratio: Annotated[CostRatio, "for the figures that are shown on the way only"]
     artifacts: Annotated[bool, "upload the recorded traces to Weights & Biases, too"]
 
@@ -346,7 +345,7 @@ class Advise(Command, OnPrompts, Intervals, Tracked):
     heads: Annotated[list[str | None] | None, "an acceptance head, or null, for each draft; null: the pair's own"]
     train_heads: Annotated[
         bool,
-        "train and calibrate heads for every draft on a third and a fourth part of the prompts: at least 32 of them",
+        "train and calibrate heads for every draft, on two further parts of the prompts (at least 32 prompts)",
     ]
     costs: Annotated[str | Folders | None, "a cost table (JSON or CSV), or one for each draft; null: measured here"]
     hardware: Annotated[
@@ -394,11 +393,13 @@ class Compare(Command, OnPrompts, Labels, Intervals, Tracked):
     dev_share: Annotated[
         float,
         Between(0, 1, "[)"),
-        "of the groups: settings are to be chosen on these, the others are reported; 0: all are",
+        "of the groups: settings are chosen on these, results are of the others; 0: results are of all",
     ]
     warmup: Annotated[int, AtLeast(0), "groups every setting decodes before anything is timed"]
     idle_seconds: Annotated[
-        float, AtLeast(0), "over which idle power is measured before; it is shown beside; 0: not measured"
+        float,
+        AtLeast(0),
+        "over which idle power is measured beforehand, to be shown beside the others; 0: it is not measured",
     ]
     metrics: Annotated[
         list[Annotated[str, Choice("quality", "quality metric")] | Mapping[str, Mapping[str, Any] | None]],
@@ -459,7 +460,7 @@ class Timing(Command, OnPrompts, Tracked):
     module, example = "analysis.timing", "prompts=toy_math prompts.limit=40"
     num_drafted: Annotated[list[Annotated[int, AtLeast(1)]], "fixed K whose rounds the seconds are regressed on"]
     head: Annotated[
-        str | None, "acceptance head of a row for SpecDec++; null: the pair's own, and no row if it has none"
+        str | None, "acceptance head for the row of SpecDec++; null: the pair's own, or no such row if it has none"
     ]
     warm_up: Annotated[int, AtLeast(0), "first prompts that are decoded and not counted"]
     batch_sizes: Annotated[
@@ -571,7 +572,7 @@ class Report(Command):
     module, example = "analysis.report", "inputs=[FOLDER,...]"
     inputs: Annotated[str | Folders, "output folders of any commands: frontier, train, sweep, ..."]
     title: Annotated[str, "of the page"]
-    max_cells: Annotated[int, AtLeast(1), "larger tables, the single rows of sweeps for one, are named, not shown"]
+    max_cells: Annotated[int, AtLeast(1), "larger tables, such as the rows of a sweep, are named and not shown"]
 
 
 class Export(Command):

@@ -42,7 +42,7 @@ def check_method(method: Mapping[str, Any]) -> None:
     if is_node(policy) and no_model and sources.constant(_target(policy), "needs_draft_model") is not False:
         raise InputError(
             f"method {name}: {_short(_target(policy))} looks at a draft model's distribution or states, and "
-            f"{_short(_target(proposer))} has no draft model; expected a policy that looks at neither (fixed, heuristic)"
+            f"{_short(_target(proposer))} has no draft model; expected another policy (fixed, heuristic)"
         )
     if rule and sources.find(rule) and sources.is_kind(rule, LAYER_RULE) != (method.get("beams") is not None):
         raise InputError(f"method {name}: a rule for layers of beams and `beams` need each other")

@@ -1,7 +1,7 @@
 """Which steps of a recording a round visits, by where it starts. This follows from the acceptance draws alone.
 
-Logits of a head lie per step [S], or [S, 2]. Those of a head that reads the depth in the round lie per start and depth,
-[P, M + 1, 1] or [P, M + 1, 2], because rounds from different starts visit a step at different depths.
+Logits of a head lie per step [S], or [S, 2]. A head may read the depth in the round, and rounds from different starts
+visit a step at different depths. Its logits lie per start and depth, [P, M + 1, 1] or [P, M + 1, 2].
 
 Shapes: P positions, S steps of the trace, M max_drafted; B rows.
 """

@@ -84,9 +84,9 @@ class Trace:
     top_probs [S, 2]    the two largest
     accept_prob [S]     min(1, p/q)(token), given that all before it are accepted; not a number where not recorded
     alpha [S]           sum_x min(p, q)(x) there; likewise
-    estimates           head's name -> its raw logits: [S] of an acceptance head, from the state that produced q, about the
-                        token *before*; [S, 2] of a pre-read head, about the drawn token and the one after it. Of heads
-                        that read the depth in the round per start and depth (`toolkit.trace.rounds.logits_at`)
+    estimates           head's name -> its raw logits. An acceptance head has [S], from the state that produced q, about the
+                        token *before*. A pre-read head has [S, 2], about the drawn token and the one after it. Heads that
+                        read the depth in the round have them per start and depth (`toolkit.trace.rounds.logits_at`)
     hidden [S, D]       that state in the draft's number format, if it was recorded; `Rows` where it lies in several files
     text_tokens [P]     the text's own token: the drafted one where it was accepted; None in recordings of older versions
     text_prob [P]       its probability in the draft's unwarped distribution; likewise

@@ -34,8 +34,8 @@ class ExampleBatches:
     position     says where the training stands, (epoch, batch); asked when the first batch of an epoch is wanted. After
                  a resume in mid-epoch only the rest of that epoch comes out
 
-    Lightning's own mechanism, a loader with `load_state_dict`, is not used. Version 2.6 does not call this method if the
-    schedule has asked for the number of steps, and never calls it at the end of an epoch.
+    Lightning's own mechanism, a loader with `load_state_dict`, is not used. Version 2.6 never calls this method at the
+    end of an epoch. It does not call it at all if the schedule has asked for the number of steps.
     """
 
     def __init__(

@@ -39,8 +39,8 @@ class MixedData(ExampleData):
     path              folder of data_gen.mix; an +experiment=NAME makes one
     draft             the model whose states are read: the one that the tokens were mixed with
     batch_size        examples per batch and process
-    features          where the draft's states come from: online (computed for every batch), cached (from files of
-                      float16 beside the data set, for all heads and epochs), hybrid (cached as they are first asked for)
+    features          where the draft's states come from. online: computed for every batch. cached: from files of
+                      float16 beside the data set, for all heads and epochs. hybrid: cached as they are first asked for
     on_missing        with features=cached, of examples whose states are in no file: generate, skip or raise
     draft_batch_size  examples in one forward of the draft
     shuffle, seed     a new order of the training examples for every epoch

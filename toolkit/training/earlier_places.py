@@ -1,9 +1,9 @@
-"""The draft's outputs at earlier places of a mixed text, in the form that live decoding keeps (`toolkit.types.Earlier`).
+"""The draft's outputs at earlier positions of a mixed text, in the form that live decoding keeps (`toolkit.types.Earlier`).
 
-A place's entry holds the state that its token was drawn from, the token at this place (drafted or the target's) and the shape
-of q. Places are those of the response. Distributions are the draft's own, over its whole output layer.
+A position's entry holds the state that its token was drawn from, its token (drafted or the target's) and the shape of q.
+Positions are those of the response. Distributions are the draft's own, over its whole output layer.
 
-Shapes: T tokens of a text, n places, H earlier ones, D width of the states, V vocabulary.
+Shapes: T tokens of a text, n positions, H earlier ones, D width of the states, V vocabulary.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from toolkit.types import SMALLEST, Earlier
 
 
 def earlier_at(states: Tensor, logits: Tensor, tokens: Tensor, places: Tensor, first: int, count: int) -> Earlier:
-    """The `count` newest places up to and including each of `places` [n]: what is known once the token there was read.
+    """The `count` newest positions up to and including each of `places` [n]: what is known once the token there was read.
 
-    states [T, D], logits [T, V] after every token, tokens [T]; first: the response's first place, from 1
+    states [T, D], logits [T, V] after every token, tokens [T]; first: the response's first position, from 1
     """
-    probs = logits[:-1].float().softmax(-1)  # of the tokens at places 1..T-1
+    probs = logits[:-1].float().softmax(-1)  # of the tokens at positions 1..T-1
     token_prob = probs.gather(-1, tokens[1:].unsqueeze(-1)).squeeze(-1)
     said = token_prob.double().clamp(min=SMALLEST).log()
     said[: first - 1] = 0

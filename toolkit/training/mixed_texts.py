@@ -1,7 +1,7 @@
-"""A split of mixed data as flat arrays: tokens of all rows, and the places that hold a drafted token with their labels.
+"""A split of mixed data as flat arrays: tokens of all examples, positions of drafted tokens, and their labels.
 
-Rows without a drafted token are left out. A row is read up to its last drafted token. The tokens behind it have no label, and
-the draft's states before them do not depend on them.
+Examples without a drafted token are left out. An example is read up to its last drafted token. The tokens
+behind it have no label, and the draft's states before them do not depend on them.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class MixedTexts:
     split  a datasets.Dataset with the columns of data_gen.mix
     where  names it in messages; mend: says there what to do
 
-    num_examples, num_positions  rows with drafted tokens, drafted tokens in all
+    num_examples, num_positions  examples with drafted tokens, drafted tokens in all
     counts [examples]            drafted tokens of each
     lengths [examples]           tokens up to the last drafted one
     Raises InputError if a label is no chance.
@@ -54,7 +54,7 @@ class MixedTexts:
     def depths(self, most: int, seed: int) -> Tensor:
         """Depths in the round of all drafted tokens [num_positions], in 1..most (`toolkit.training.depths`).
 
-        Labels are chances of the token drafted at a place, even where the text goes on with another token.
+        Labels are chances of the token drafted at a position, even where the text goes on with another token.
         """
         generator, chances = torch.Generator().manual_seed(seed), torch.from_numpy(self._chances.copy())
         first = torch.from_numpy(np.repeat(self._responses(), self._row_lengths))
@@ -62,7 +62,7 @@ class MixedTexts:
         return found[torch.from_numpy(self._drafted)]
 
     def response_start(self, example: int) -> int:
-        """The place within an example where its response begins. Raises InputError if the data do not say."""
+        """The position within an example where its response begins. Raises InputError if the data do not say."""
         return int(self._responses()[self._kept[example]] - self._starts[example])
 
     def _responses(self) -> np.ndarray:
@@ -83,7 +83,7 @@ class MixedTexts:
         return found
 
     def drafted(self, example: int) -> tuple[Tensor, Tensor]:
-        """Places [n] of the drafted tokens within an example, and their labels [n]."""
+        """Positions [n] of the drafted tokens within an example, and their labels [n]."""
         span = self.span(example)
         return torch.from_numpy(self._places[span]), self._labels[span]
 

@@ -1,6 +1,6 @@
 """States that the draft computes when a batch needs them.
 
-The rows of several batches are read together, sorted by length, so that little of a forward is padding. The resulting
+The examples of several batches are read together, sorted by length, so that little of a forward is padding. The resulting
 positions lie one after another, without padding. Which batches are read together is a function of their numbers alone.
 So a training that goes on in mid-epoch computes the same numbers as an uninterrupted one.
 """
@@ -21,8 +21,8 @@ from toolkit.training.mixed_texts import MixedTexts
 from toolkit.training.states import Positions, States, joined
 
 MOST_EXAMPLES, MOST_BYTES = 512, 2**27  # of states that are computed together, in the draft's number format
-ENOUGH_TOKENS = 1024  # a forward of at least so many tokens takes no further row whose padding exceeds
-MOST_PADDING = 0.05  # of the longest row; another forward begins with that row
+ENOUGH_TOKENS = 1024  # a forward of at least so many tokens takes no further example whose padding exceeds
+MOST_PADDING = 0.05  # of the longest one; another forward begins with that example
 
 
 class OnlineStates(States):
@@ -105,7 +105,7 @@ class OnlineStates(States):
         return found
 
     def _features(self, states: Tensor, logits: Tensor, text: Sequence[int], places: Tensor, example: int) -> Tensor:
-        """A head's inputs [n, F] at places [n] of a text, from the draft's states [T, D] and logits [T, V]."""
+        """A head's inputs [n, F] at `places` [n] of a text, from the draft's states [T, D] and logits [T, V]."""
         before, length = None, len(text)
         if self.inputs.num_earlier:
             tokens, said = torch.tensor(text, device=states.device), logits[:length].to(states.device)

@@ -57,8 +57,8 @@ def check_processes(
     """
     if is_distributed(trainer) and multirun:
         raise InputError(
-            f"trainer.strategy={trainer['strategy']}: the processes of one training run the whole command, and a multirun is "
-            "several trainings; expected one command per training, or trainer=cpu or trainer=gpu with a launcher"
+            f"trainer.strategy={trainer['strategy']}: its processes run the whole command, and a multirun is several "
+            "trainings; expected one command per training, or trainer=cpu or trainer=gpu with a launcher"
         )
     if not is_sharded(trainer):
         return

@@ -5,7 +5,7 @@ rejected token, then its roll-out. P_i follows from p and q of every drafted tok
 (`toolkit.verification.rules.block.survival`). An example is a start and a depth k. Its labels are P_k, and P_{k+1} of the
 token that was drawn next. The second label is one sample of the mean that the second output predicts.
 
-Depth k in 1..M of a start's chain has weight P_{k-1}, the chance that the block was kept so far, because a policy seldom gets
+Depth k in 1..M of a start's chain has weight P_{k-1}, the chance that the block was kept so far. A policy seldom gets
 further. One depth is drawn per start, once for all epochs. All starts weigh alike, as in `toolkit.training.depths`.
 
 Shapes: P positions, M most tokens of a recorded round, F features.

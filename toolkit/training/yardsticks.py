@@ -110,7 +110,7 @@ def complaint(scores: Mapping[str, float], suffixes: Sequence[str]) -> str | Non
             who, loss = min(better, key=lambda one: one[1])
             return (
                 f"warning: the {head} is no better than the {who}: calibrated log loss {own:.4f} against {loss:.4f}; "
-                "train on more data or for longer, or decode with a policy that needs no head (confidence, tail)"
+                "train on more, or decode without a head (method=confidence, method=tail)"
             )
     return None
 

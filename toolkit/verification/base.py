@@ -32,7 +32,7 @@ class Rule(ABC):
 
     name      what `toolkit.verification.get` and `conf/rule/` call it; declared by each concrete rule
     lossless  the emitted text follows the target's distribution exactly
-    schemes   the schemes of drawing candidates under which that holds (`toolkit.verification.schemes`)
+    schemes   the sampling schemes of candidates under which that holds (`toolkit.verification.schemes`)
     """
 
     name: ClassVar[str]

@@ -89,7 +89,7 @@ class Endpoint:
             if self._num_silent >= GIVE_UP:
                 raise InputError(
                     f"judge: {self.client.place} answered none of {GIVE_UP} questions in a row ({reason}); run again when it "
-                    "does, with kept=FOLDER what it has answered is not asked again"
+                    "answers (kept=FOLDER keeps the answers so far)"
                 )
         return Reply(None, reason)
 

@@ -99,7 +99,7 @@ def test_what_cannot_judge_is_refused_at_once(options, message, monkeypatch):
 
 def test_a_template_of_ones_own_needs_its_places(tmp_path):
     (tmp_path / "mine.txt").write_text("{question} but no more")
-    with pytest.raises(InputError, match=r"lacks the place \{answer\}"):
+    with pytest.raises(InputError, match=r"lacks the placeholder \{answer\}"):
         Template.named(str(tmp_path / "mine.txt"))
 
 

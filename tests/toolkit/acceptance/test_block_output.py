@@ -193,7 +193,7 @@ def head(tmp_path_factory):
 
 
 def test_rounds_end_where_the_next_chance_is_below_the_price(head):
-    """Live, against the head asked of plain forwards at the same places."""
+    """Live, against the head asked of plain forwards at the same positions."""
     pair, level = ModelPair.toy(), 0.5
     policy = Rate(PrereadEstimator(head), cost_ratio=0.25, rate=2.0)
     blocks = Method("block_rate", policy, Block(), max_drafted=8)

@@ -109,7 +109,7 @@ def small(layers, seed):
     return tiny_llama(16, layers, seed, torch.float32, vocab_size=VOCAB)
 
 
-def law(target, prompt, sampled):
+def exact_distribution(target, prompt, sampled):
     """Probability of every text of at most NEW tokens; token 5 ends one."""
     found = {(): 1.0}
     for _ in range(NEW):
@@ -136,7 +136,7 @@ def test_sampled_texts_follow_the_targets_distribution(tmp_path, kind):
     methods = {"head": ("specdec_pp", ["policy.threshold=.5", "min_drafted=1"]), "preread": ("rate", [])}
     wrapped = draft if kind == "default" else assistant(draft, methods[kind][0], head=head, overrides=methods[kind][1])
     prompt, sampled, runs = [1, 3], {"temperature": 1.3, "top_k": 0, "top_p": 1.0}, 3000
-    expected = law(target, prompt, sampled)
+    expected = exact_distribution(target, prompt, sampled)
     torch.manual_seed(0)
     seen, lengths = Counter(), Counter()
     draft.register_forward_pre_hook(lambda *_: lengths.update(["draft"]))

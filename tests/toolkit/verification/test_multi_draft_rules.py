@@ -268,7 +268,7 @@ def test_greedy_multi_reaches_its_optimum(num_drafts):
 
 
 def test_published_means_over_uniform_pairs():
-    """Two candidates, four tokens (arXiv:2502.18779 and the papers page): order, and each within .03."""
+    """Two candidates, four tokens (arXiv:2502.18779): order, and each within .03."""
     p, q = dirichlet_pairs(400, seed=1)
 
     def mean(name: str, how: str, num_drafts: int = 2) -> float:

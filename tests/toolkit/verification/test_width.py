@@ -138,8 +138,8 @@ def rounds(p: Tensor, q: Tensor, num_candidates: int, widths: Tensor, num_layers
 def expected_layers(threshold: float, fill_chance: float, num_layers: int) -> float:
     """(1 - a^(gamma + 1)) / (1 - a), a = min(t, beta): layers per round, the target's own last one included.
 
-    Theorem 3.2: exact where every layer fills with chance a (beta <= t in every layer, all alike); else a layer fills with a
-    chance of at least min(t, its own beta). `fill_chance` is beta, P(at least W_min accepted).
+    Theorem 3.2: exact where every layer fills with chance a (beta <= t in every layer, all alike). Otherwise a layer fills
+    with a chance of at least min(t, its own beta). `fill_chance` is beta, P(at least W_min accepted).
     """
     chance = min(threshold, fill_chance)
     return float(sum(chance**n for n in range(num_layers + 1)))

@@ -29,8 +29,8 @@ class DraftContext:
 
     texts        per row: the context, prompt and produced tokens
     sessions     one per draft model
-    unread       of a draft, by number: tokens [B, U] of the context that its cache lacks before the round, right-aligned, and
-                 how many per row; collected when first asked for
+    unread       of a draft, by number: tokens [B, U] of the context that its cache lacks before the round, right-aligned. How
+                 many per row comes with them. They are collected when first asked for
     limits [B]   the most tokens each row may draft (its length limit, less one for the token after them)
     room         the same on the host; `most` is the largest
     uniforms     [B, M] one per node

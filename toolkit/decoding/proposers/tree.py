@@ -1,7 +1,7 @@
 """Draft trees: several candidates at every node, drawn level by level, judged in one target forward.
 
-Papers: MCSD (arXiv:2401.06706), section 3 (k_config, tree attention); SpecInfer (arXiv:2305.09781); SpecTr
-(arXiv:2310.15141) and Khisti et al. (arXiv:2410.18234), section 2, for K chains, section 5.2 for different drafts.
+Papers: MCSD (arXiv:2401.06706), section 3 (k_config, tree attention); SpecInfer (arXiv:2305.09781). SpecTr
+(arXiv:2310.15141) and Khisti et al. (arXiv:2410.18234), section 2, have K chains; section 5.2 has different drafts.
 theirs -> ours: k_config -> k_config; K i.i.d. chains of length L -> k_config Kx1x...x1.
 
 Chains may draw the same token. They share a node then, which caches hold and models read once. Its candidates are the

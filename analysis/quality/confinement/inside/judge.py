@@ -1,7 +1,7 @@
 """The job of the process that runs a data set's tests: the program is elsewhere, its names are stand-ins that ask there.
 
-payload     question: code that the data set gives beforehand (its imports and helpers stay the data set's own);
-            tests: code whose end means that the program passed; entry_point: the function under test, or None
+payload     question: code that the data set gives beforehand (its imports and helpers stay the data set's own).
+            tests: code whose end means that the program passed. entry_point: the function under test, or None
 verdict     ["passed"], ["failed", why], ["unsupported", why] or ["ended"], as JSON, into a pipe that only this process has
 
 Whatever the program answers is literal data of builtin types, so no code of the program runs here. A program that answers
