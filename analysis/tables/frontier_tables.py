@@ -51,8 +51,8 @@ def compare(
     """
     if baseline not in choice:
         raise InputError(
-            f"no {baseline} in the sweeps, which methods are compared with: expected it in the sweep's grid, or baseline= "
-            f"one of {', '.join(sorted(choice))}"
+            f"nothing to compare with: the sweeps hold no {baseline}; add it to the sweep's grid, or set baseline= to one of "
+            f"{', '.join(sorted(choice))}"
         )
     if hindsight:
         test = pd.concat([test, best_per_prompt(test, baseline, cost.ratio)], ignore_index=True)
