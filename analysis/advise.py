@@ -17,6 +17,8 @@ parts of the prompts train and calibrate heads for every draft. The advice then 
 from __future__ import annotations
 
 import json
+import re
+import shlex
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -35,11 +37,12 @@ from analysis.tables.console import show
 from analysis.tables.files import markdown, save_table
 from analysis.tables.grid import PLAIN, Setting, expand
 from analysis.tables.workbench import Workbench
-from toolkit.config import instantiate, plain
+from toolkit.config import instantiate, plain, quoted
 from toolkit.errors import InputError
 from toolkit.io import content_hash, write_text
 from toolkit.pair import ModelPair
 from toolkit.prompts import Prompt
+from toolkit.sampling import Sampling
 from toolkit.stage import command, open_stage, prompt_files
 from toolkit.tracking import log_image, log_table, wandb_run
 
@@ -56,6 +59,7 @@ IGNORED = (
     "drops",
     "hidden",
 )
+WORD = re.compile(r"[\w./@+-]+")  # what an override may hold without quotes
 FEWEST = 8  # prompts; fewer cannot be split into two parts that say anything
 SHARES = {"dev": 0.5, "test": 0.5}
 FEWEST_TRAINED = 32
@@ -199,11 +203,27 @@ def _publish(
     text = [f"# Advice ({about})", *(f"- {line}" for line in said), markdown(readable(table))]
     write_text(folder / "advice.md", "\n\n".join(text) + "\n")
     first = ("batch", "method", "times plain", "note", "tokens/s")
-    show(readable(table), f"batch size {', '.join(map(str, sizes))}; {about}", folder / "advice.md", first)
-    print("\n" + "\n".join(said) + f"\nfiles for serving engines: {folder / 'exports'}")
+    title = f"batch size {', '.join(map(str, sizes))}; {about}; settings chosen on dev prompts, numbers of test prompts"
+    show(readable(table), title, folder / "advice.md", first)
+    alone = f"vllm.json by batch size, the others for batch size {min(sizes)}"
+    print("\n" + "\n".join(said) + f"\nfiles for serving engines: {folder / 'exports'} ({alone})")
+    if answer.method != PLAIN:
+        print(_next(cfg, overrides, where[best]))
     with wandb_run("advise", plain(cfg), folder, track=cfg.track) as wandb:
         log_table(wandb, "advise/advice", table)
         log_image(wandb, "advise/speedup", figure)
+
+
+def _next(cfg: Any, overrides: Sequence[str], draft: str) -> str:
+    """The line that decodes as advised for the smallest batch size."""
+    named = {"pair.target": cfg.pair.target, "pair.draft": draft, "prompts.path": plain(cfg.prompts).get("path")}
+    words = [
+        f"{key}={value if WORD.fullmatch(str(value)) else quoted(str(value))}" for key, value in named.items() if value
+    ]
+    usual = {**vars(Sampling(max_new_tokens=128)), "stop": []}
+    asked = {key: value for key, value in plain(cfg.sampling).items() if key in usual and value != usual[key]}
+    words += [f"sampling.{key}={json.dumps(value)}" for key, value in asked.items()]
+    return f"next: python -m toolkit.decode {shlex.join([*overrides, *words])}"
 
 
 def _best_draft(table: pd.DataFrame, candidates: Sequence[Candidate], answer: Any) -> str:

@@ -117,7 +117,7 @@ def _possible(settings: Sequence[Setting], bench: Workbench) -> list[Setting]:
     headless = sorted({setting.method for setting in settings if bench.lacks_head(setting)})
     kept = [setting for setting in settings if setting.method not in headless]
     if headless and any(setting.method not in (*PARAMETERS, PLAIN) for setting in kept):
-        print(f"{', '.join(headless)}: left out, the pair has no acceptance head; grid.METHOD.head=[FOLDER] names one")
+        print(f"{', '.join(headless)}: left out, the pair has no trained head; grid.METHOD.head=[FOLDER] names one")
     elif headless:
         kept = list(settings)  # building them says what is missing
     return kept
@@ -275,10 +275,11 @@ def draw(folder: Path, title: str) -> list[Path]:
 
 
 def _show(folder: Path, cfg: Any, num_prompts: int) -> str:
-    """Print the summary; returns its title."""
+    """Print the summary; returns its title. Seconds are those of decoding where all settings were decoded: not of replays."""
     names = labels(cfg)
-    title = f"{names['dataset']} {names['split']}, {num_prompts} prompts"
-    summary = read_table(folder, "summary").drop(columns=["dataset", "split", "lossless", *COUNTS])
+    title = f"{names['dataset']} {names['split']}".rstrip() + f", {num_prompts} prompts"
+    hidden = ["dataset", "split", "lossless", *COUNTS, *(["seconds"] if cfg.source == "traces" else [])]
+    summary = read_table(folder, "summary").drop(columns=hidden)
     first = [name for name in ("method", "setting", "throughput", *summary.columns) if name != "prompts"]
     show(summary, f"{title}, c = {cfg.cost_ratio:g}", folder / "summary.csv", list(dict.fromkeys(first)))
     for line in bound_notes(read_table(folder, "lengths"), summary, cfg.max_drafted):

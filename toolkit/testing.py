@@ -2,7 +2,7 @@
 
     pair = table_pair()                             next-token tables: the distribution of whole outputs is known exactly
     pair = llama_pair()                             random Llamas in float64: equal computations give equal numbers
-    check_policy(MyPolicy())                        one state per row, whatever the neighbours do
+    check_policy(MyPolicy())                        one state per row, whatever the neighbours do; reads what replays know
     rule_error(MyRule())                            total variation between what a rule emits and p; 0 if lossless
     output_pvalue(pair, my_method, runs=10_000)     do whole sampled outputs follow the target's distribution?
 
@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections import Counter
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -25,7 +25,7 @@ from toolkit.decoding import Method, Sampling, decode
 from toolkit.pair import ModelPair
 from toolkit.session import TabularModel
 from toolkit.stopping import StoppingPolicy
-from toolkit.types import DraftStep, Proposal, Verdict
+from toolkit.types import STEP_NAMES, DraftStep, Proposal, Step, Verdict
 from toolkit.verification import LayerRule, PathRule, SelectionRule
 from toolkit.verification.chain_enumeration import PrefixTables, chain_error
 from toolkit.verification.enumeration import beam_distribution, emission
@@ -205,7 +205,9 @@ class ExpectedTree:
 
 
 def check_policy(policy: StoppingPolicy, hidden_size: int = 2, rounds: int = 4, most: int = 5) -> None:
-    """Rows of a batch of three behave like three batches of one. Raises AssertionError if they do not.
+    """Rows of a batch of three behave like three batches of one, and only what a `Step` names is read.
+
+    Raises AssertionError otherwise. A policy that reads more of a live step, such as `probs`, cannot be replayed.
 
     policy  bound (`StoppingPolicy.bind`), its heads for states of `hidden_size`, if it has any
     """
@@ -215,9 +217,9 @@ def check_policy(policy: StoppingPolicy, hidden_size: int = 2, rounds: int = 4, 
     for _ in range(rounds):
         for depth in range(1, most + 1):
             step = _random_step(depth, hidden_size, generator)
-            together, go_on = policy.step(step, together)
+            together, go_on = policy.step(_recordable(step), together)
             for row, state in enumerate(alone):
-                alone[row], go_one = policy.step(_row_of(step, row), state)
+                alone[row], go_one = policy.step(_recordable(_row_of(step, row)), state)
                 assert bool(go_one) == bool(go_on[row]), f"row {row} decides otherwise at depth {depth}"
         drafted, length = torch.tensor([most, most - 1, most]), torch.tensor([most, 2, 0])
         together = policy.observe(*_judged(drafted, length, most), together)
@@ -226,6 +228,21 @@ def check_policy(policy: StoppingPolicy, hidden_size: int = 2, rounds: int = 4, 
             alone[row] = policy.observe(*_judged(drafted[part], length[part], most), state)
     for key, value in together.items():
         assert torch.equal(value, torch.cat([state[key] for state in alone])), f"{key} mixes rows"
+
+
+class _Recordable:
+    """A live step of which only the names of `Step` can be read, as of a recorded one."""
+
+    def __init__(self, step: DraftStep):
+        self._step = step
+
+    def __getattr__(self, name: str) -> Any:
+        assert name in STEP_NAMES, f"reads step.{name}, which recordings do not hold; they hold {', '.join(STEP_NAMES)}"
+        return getattr(self._step, name)
+
+
+def _recordable(step: DraftStep) -> Step:
+    return cast(Step, _Recordable(step))
 
 
 def _random_step(depth: int, hidden_size: int, generator: torch.Generator) -> DraftStep:

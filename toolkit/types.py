@@ -97,6 +97,9 @@ class Step(Protocol):
         """The `count` positions before this one; None where nothing keeps them."""
 
 
+STEP_NAMES = tuple(name for name in vars(Step) if not name.startswith("_"))
+
+
 class Drafted(Protocol):
     """What policies may ask of a round's `Proposal`, live or replayed."""
 

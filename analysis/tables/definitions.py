@@ -7,8 +7,8 @@ import textwrap
 from toolkit.terminal import width
 
 DEFINITIONS = {
-    "throughput": "produced tokens per target-forward time, N / (c * draft calls + target calls), each summed over "
-    "prompts first; plain decoding has 1",
+    "throughput": "tokens per target time: produced tokens per target-forward time, N / (c * draft calls + target calls), "
+    "each summed over prompts first; plain decoding has 1",
     "N": "produced tokens, the end of text included; what follows it in an accepted run is discarded, not produced",
     "cost ratio c": "time of one draft forward / time of one target forward",
     "block efficiency": "N / target calls; the extra token (corrected or bonus) is included",

@@ -13,7 +13,7 @@ from analysis.tables.grid import PER_PROMPT, YARDSTICKS
 from analysis.tables.rows import COUNTS, Array, totals
 from analysis.tables.selection import Choice, best_per_prompt, choose, in_both
 from analysis.tables.standing import rates, standing
-from toolkit.errors import InputError, unknown_name
+from toolkit.errors import InputError
 
 NUM_COSTS = 41  # cost ratios of the curves, evenly spaced in their logarithm
 
@@ -50,7 +50,10 @@ def compare(
     See `standing`. hindsight: with the baseline's best setting per prompt.
     """
     if baseline not in choice:
-        raise unknown_name("baseline (expected a method of the sweeps)", baseline, choice)
+        raise InputError(
+            f"nothing to compare with: the sweeps hold no {baseline}; add it to the sweep's grid, or set baseline= to one of "
+            f"{', '.join(sorted(choice))}"
+        )
     if hindsight:
         test = pd.concat([test, best_per_prompt(test, baseline, cost.ratio)], ignore_index=True)
         choice = {**choice, PER_PROMPT: ""}

@@ -170,7 +170,7 @@ def test_sweeps_that_do_not_belong_together(tmp_path, sweeps, changes, message):
     [
         (["test=[nowhere]"], "test: expected a sweep's output folder at nowhere, found none"),
         (["dev=[]"], "dev: expected sweep folders"),
-        (["baseline=speculativ"], "unknown baseline (expected a method of the sweeps) 'speculativ': did you mean"),
+        (["baseline=speculativ"], "nothing to compare with: the sweeps hold no speculativ; add it to"),
         (["draft_seconds=.1"], "expected draft_seconds and target_seconds above 0, or neither of them"),
         (["cost_ratio=0"], "cost_ratio: expected a number above 0, got 0"),
         (["cost_range=[2,1]"], "cost_range: expected 0 < low < high"),

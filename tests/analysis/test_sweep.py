@@ -130,6 +130,17 @@ def test_other_weights_are_decoded_anew(tmp_path, decoded):
     assert len(decoded) == 4
 
 
+def test_the_summary_names_no_part_that_there_is_not_and_no_seconds_of_replays(tmp_path, capsys, decoded):
+    replayed = sweep_config(tmp_path, grid=SMALL, source="traces")
+    replayed.prompts.split = ""
+    folder = sweep.run(replayed)
+    said = capsys.readouterr().out
+    assert "ids, 7 prompts, c = 0.2" in said and "seconds" not in said and "seconds" in read_table(folder, "summary")
+    sweep.run(sweep_config(tmp_path, grid=SMALL))
+    said = capsys.readouterr().out
+    assert "ids dev, 7 prompts, c = 0.2" in said and "seconds" in said
+
+
 def test_a_failing_cell_is_reported_and_the_others_are_kept(tmp_path, monkeypatch, capsys, decoded):
     counting = workbench.decode
 

@@ -21,6 +21,14 @@ class FollowsTheFirstRow(StoppingPolicy):
         return state, (step.token_prob[0] > 0.2).expand(len(step.tokens))
 
 
+@dataclass(frozen=True)
+class ReadsTheVocabulary(StoppingPolicy):
+    """Reads the whole distribution, which no recording holds."""
+
+    def step(self, step, state):
+        return state, step.probs.amax(-1) > 0.2
+
+
 class KeepsTarget(Rejection):
     """The extra token comes from p itself: wrong by a little."""
 
@@ -40,6 +48,10 @@ def test_wrong_rules_and_policies_are_found():
     testing.check_policy(Fixed(3))
     with pytest.raises(AssertionError, match="decides otherwise"):
         testing.check_policy(FollowsTheFirstRow())
+    with pytest.raises(
+        AssertionError, match=r"reads step\.probs, which recordings do not hold; they hold depth, tokens"
+    ):
+        testing.check_policy(ReadsTheVocabulary())
 
 
 def test_whole_outputs_of_a_lossless_method():

@@ -209,6 +209,8 @@ def test_a_step_says_what_was_recorded(three):
     assert RecordedStep(trace, 2, index, device=torch.device("meta")).entropy.device.type == "meta"
     assert torch.equal(step.estimate("mine.preread"), trace.estimates["mine.preread"][index])
     assert RecordedStep(trace, 2, index, drawn=False).tokens is None
+    with pytest.raises(AttributeError, match="a recorded step has no probs: policies may read depth, tokens, "):
+        _ = step.probs
 
 
 def test_what_a_step_lacks_is_said(three):

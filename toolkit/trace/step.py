@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, NoReturn
 
 import torch
 from torch import Tensor
@@ -10,7 +11,7 @@ from torch import Tensor
 from toolkit.errors import InputError
 from toolkit.trace.rounds import logits_at
 from toolkit.trace.trace import OLDER, Rows, Trace
-from toolkit.types import Earlier
+from toolkit.types import STEP_NAMES, Earlier
 
 
 @dataclass
@@ -86,6 +87,12 @@ class RecordedStep:
         known = (values * _aligned(present, values) for values in shown)
         found = (*known, present, likelihood, number)
         return Earlier(*(values if self.device is None else values.to(self.device) for values in found))
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> NoReturn:
+            """Names of a live step that a recording does not hold: distributions over the whole vocabulary."""
+            raise AttributeError(f"a recorded step has no {name}: policies may read {', '.join(STEP_NAMES)}")
 
     def _hidden(self, index: Tensor) -> Tensor:
         if self.trace.hidden is None:

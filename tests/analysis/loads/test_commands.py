@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+import shlex
 
 import pandas as pd
 import pytest
@@ -42,6 +44,10 @@ def test_from_two_drafts_and_a_file_to_an_answer(tmp_path, capsys):
     said = capsys.readouterr().out
     assert "batch 1: " in said and "batch 8: " in said
     assert "batch_rate left out, needs a trained head; train_heads=true trains one" in said
+    assert "(vllm.json by batch size, the others for batch size 1)" in said
+    (line,) = re.findall(r"^next: python -m toolkit.decode (.*)$", said, re.MULTILINE)
+    cfg = config.compose("decode", shlex.split(line))
+    assert cfg.pair.draft == "toy/draft" and cfg.sampling.max_new_tokens == 12 and cfg.prompts.path.endswith(".jsonl")
     table = pd.read_csv(folder / "advice.csv")
     assert set(table.batch) == {1, 8} and set(table.draft) == {"draft", "target"}
     assert (table[table.draft == "target"].speedup.max() < 1.3) and table.groupby("batch").advised.sum().tolist() == [
