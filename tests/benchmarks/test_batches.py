@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from scipy.stats import ttest_rel
 
-from benchmarks.batches import held_out, order, shortfalls, summary
+from benchmarks.batches import held_out, order, predicted_ahead, shortfalls, summary
 from benchmarks.side_by_side import latency, ratio
 
 
@@ -41,6 +41,14 @@ def test_gaps_count_where_their_interval_leaves_out_one():
 def test_a_shortfall_has_its_whole_interval_below():
     assert shortfalls(PART) == ["batch_rate_confidence at batch 4 (0.828)"]
     assert "| 4 | K=2 | 0.997 [0.905, 1.099] | 0.828 [0.785, 0.873] | 0.828 [0.785, 0.873] | 5 | 3 |" in summary(PART)
+
+
+def test_a_lead_that_the_simulator_expects_is_shown_as_decoded():
+    """Over the best other by prediction, plain decoding with 90: batch_rate has 160, batch_rate_confidence 94."""
+    part = [*PART[:3], {**PART[3], "predicted": 94.0}]
+    middle, low, high = ratio(PART[2]["speeds"], PART[0]["speeds"])
+    assert predicted_ahead(part) == [f"batch_rate at batch 4 ({middle:.3f} [{low:.3f}, {high:.3f}])"]
+    assert predicted_ahead([{**line, "predicted": 1.0} for line in PART]) == []
 
 
 def test_the_best_of_other_turns_is_not_chosen_in_its_own():
