@@ -27,7 +27,15 @@ from typing import Any
 import pandas as pd
 
 from analysis.figures.loads import speedups
-from analysis.loads.choosing import FIXED, Candidate, best_lengths, choose, sentences
+from analysis.loads.choosing import (
+    FIXED,
+    Candidate,
+    best_lengths,
+    choose,
+    said_of_lengths,
+    sentences,
+    unlike_plain,
+)
 from analysis.loads.costs import costs_of
 from analysis.loads.exports import write_exports
 from analysis.loads.recorded import HEADLESS, RecordedPair
@@ -131,8 +139,8 @@ def split(prompts: Sequence[Prompt], train_heads: bool = False) -> dict[str, lis
 
 
 def readable(table: pd.DataFrame) -> pd.DataFrame:
-    """The table as people read it: fastest first, what loses to plain decoding marked."""
-    ordered = table.sort_values(["batch", "tokens_per_second"], ascending=[True, False])
+    """The table as people read it: fastest over plain decoding first, what loses to plain decoding marked."""
+    ordered = table.sort_values(["batch", "speedup"], ascending=[True, False])
     return pd.DataFrame({
         "batch": ordered.batch,
         "draft": ordered.draft,
@@ -205,8 +213,13 @@ def _publish(
     first = ("batch", "method", "times plain", "note", "tokens/s")
     title = f"batch size {', '.join(map(str, sizes))}; {about}; settings chosen on dev prompts, numbers of test prompts"
     show(readable(table), title, folder / "advice.md", first)
+    if (warning := unlike_plain(table)) is not None:
+        print(warning)
     alone = f"vllm.json by batch size, the others for batch size {min(sizes)}"
     print("\n" + "\n".join(said) + f"\nfiles for serving engines: {folder / 'exports'} ({alone})")
+    print(f"fixed lengths of {best}, for transformers.json: {said_of_lengths(table, best, greedy=False)}")
+    if greedy is not None:
+        print(f"with greedy drafts, for the other engines: {said_of_lengths(table, best, greedy=True)}")
     if answer.method != PLAIN:
         print(_next(cfg, overrides, where[best]))
     with wandb_run("advise", plain(cfg), folder, track=cfg.track) as wandb:
@@ -230,7 +243,7 @@ def _best_draft(table: pd.DataFrame, candidates: Sequence[Candidate], answer: An
     if answer.method != PLAIN:
         return str(answer.draft)
     drafting = table[(table.method != PLAIN) & (table.batch == table.batch.min())]
-    return str(drafting.loc[drafting.dev_tokens_per_second.idxmax()].draft) if len(drafting) else candidates[0].draft
+    return str(drafting.loc[drafting.dev_times_plain.idxmax()].draft) if len(drafting) else candidates[0].draft
 
 
 def _sources(cfg: Any, candidates: Sequence[Candidate]) -> list[str]:

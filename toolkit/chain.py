@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import re
 import secrets
-from collections.abc import Mapping, Sequence
+import shlex
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -56,9 +57,16 @@ def plan_stages(
         for key in ("prompts", "pair"):
             if isinstance(said := configs.plain(config).get(key), Mapping) and said.get("_target_"):
                 get_method(said["_target_"])
-        print(f"{name}: python -m {stage['run'].rpartition('.')[0]} {' '.join(map(str, stage.get('overrides', ())))}")
+        said = shlex.join(_said(stage.get("overrides", ()), planned, stages))
+        print(f"{name}: python -m {stage['run'].rpartition('.')[0]} {said}")
         planned[name] = Path(root_dir, name)
     return planned
+
+
+def _said(overrides: Sequence[str], folders: Iterable[str], within: Any) -> list[str]:
+    """The overrides as one would type them, with values for keys, and a stage's name in capitals for its folder."""
+    marks = _Marks({name: name.upper() for name in folders})
+    return [str(marks.filled(marks.put(str(word), within))) for word in overrides]
 
 
 def _composed(stage: Mapping[str, Any], folders: Mapping[str, Path], root_dir: Path | str, within: Any) -> Any:

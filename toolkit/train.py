@@ -114,6 +114,7 @@ def without_stand_ins(cfg: Any) -> None:
 
 def dry_run(cfg: Any) -> Path:
     """Compose and check every stage; print what a run would do, in order."""
+    print("a name in capitals stands for the output folder of that stage")
     known = plan_stages(cfg.before, cfg.paths.root_dir)
     if cfg.model is not None:
         data_folder_of(cfg, known)

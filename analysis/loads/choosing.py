@@ -2,8 +2,10 @@
 
 The procedure is ours. The simulator serves every setting at every batch size. The setting that is fastest on the dev prompts is
 advised if the interval of its speed-up over plain decoding lies above 1 there. Otherwise plain decoding is advised. The best
-fixed length and the best setting of every method are chosen in the same way. All reported figures come from the test prompts.
-Speed-ups are ratios of totals, with bootstrap intervals over prompts and the same draws for both sides.
+fixed length and the best setting of every method are chosen in the same way. Drafts are compared by their speed over plain
+decoding with the same cost table: the tables are measured minutes apart, on a machine that may have changed its speed. All
+reported figures come from the test prompts. Speed-ups are ratios of totals, with bootstrap intervals over prompts and the same
+draws for both sides.
 """
 
 from __future__ import annotations
@@ -23,6 +25,7 @@ from toolkit.load_cost import LoadCost
 
 FIXED = "speculative"
 GREEDY = dict.fromkeys(("draft_temperature=0", "draft_temperature=0.0"), "with greedy drafts")
+UNLIKE = 1.15  # cost tables whose plain decoding differs by so much were measured at different speeds of the machine
 DRAFTS = 0.1  # drafted tokens per round: a rule that drafts less is plain decoding by another name
 Key = tuple[str, bool]  # method, greedy drafts
 Best = dict[Key, tuple[Setting, Served]]  # its setting, and how it serves the dev prompts
@@ -43,8 +46,8 @@ def choose(
 ) -> pd.DataFrame:
     """One line per batch size, draft and method: its best setting on dev, and its figures on test.
 
-    Columns: batch, draft, method, setting, dev_tokens_per_second, dev_speedup_low (where the interval on dev begins),
-    tokens_per_second, speedup, speedup_low, speedup_high,
+    Columns: batch, draft, method, setting, dev_times_plain (tokens per second over plain decoding's, on dev),
+    dev_speedup_low (where the interval on dev begins), tokens_per_second, speedup, speedup_low, speedup_high,
     latency, latency_95, token_seconds, drafted_per_round, advised; and
 
     greedy      whether the draft proposes its likeliest tokens while the target samples
@@ -74,16 +77,17 @@ def sentences(table: pd.DataFrame) -> list[str]:
     for batch, part in table.groupby("batch", sort=True):
         advised = part[part.advised].iloc[0]
         fixed = part[(part.method == FIXED) & ~part.greedy]
-        fixed = fixed.loc[fixed.dev_tokens_per_second.idxmax()] if len(fixed) else None
+        fixed = fixed.loc[fixed.dev_times_plain.idxmax()] if len(fixed) else None
         if advised.method == PLAIN:
             best = part[part.drafted_per_round >= DRAFTS]
             best = best if len(best) else part[part.method != PLAIN]
-            best = best.loc[best.dev_tokens_per_second.idxmax()]
+            best = best.loc[best.dev_times_plain.idxmax()]
             said.append(
                 f"batch {batch}: do not draft; the best that drafts ({_name(best)}) makes {_speed(best)} of plain decoding"
             )
             continue
-        beside = "" if fixed is None or advised.method == FIXED else f"; {_name(fixed)}: {_speed(fixed)}"
+        known = fixed is None or advised.method == FIXED
+        beside = "" if known else f"; the best fixed length ({_name(fixed)}): {_speed(fixed)}"
         said.append(f"batch {batch}: {_name(advised)}: {_speed(advised)} times plain decoding{beside}")
     return said
 
@@ -93,20 +97,55 @@ def best_lengths(table: pd.DataFrame, draft: str, greedy: bool) -> dict[int, int
 
     Drafting pays where the whole interval of the speed-up over plain decoding lies above 1 on the dev prompts.
     """
-    found: dict[int, int] = {}
-    for batch, part in table[table.draft == draft].groupby("batch", sort=True):
-        fixed = part[(part.method == FIXED) & (part.greedy == greedy)]
-        pays = len(fixed) and fixed.dev_speedup_low.iloc[0] > 1
-        found[int(str(batch))] = int(fixed.setting.iloc[0].split("K=")[1].split()[0]) if pays else 0
-    return found
+    lines = _fixed(table, draft, greedy)
+    return {batch: 0 if line is None else _length(line) for batch, line in lines.items()}
+
+
+def said_of_lengths(table: pd.DataFrame, draft: str, greedy: bool) -> str:
+    """`best_lengths` in words, each with its speed-up on the test prompts."""
+    lines = _fixed(table, draft, greedy).items()
+    return ", ".join(
+        f"no drafts at batch {batch}"
+        if line is None
+        else f"K={_length(line)} at batch {batch} ({_speed(line)} times plain)"
+        for batch, line in lines
+    )
+
+
+def unlike_plain(table: pd.DataFrame) -> str | None:
+    """A line on cost tables that disagree on plain decoding by more than `UNLIKE`, where it matters most; None: none does."""
+    plain = table[table.method == PLAIN].pivot(index="batch", columns="draft", values="tokens_per_second")
+    ratio = plain.max(axis=1) / plain.min(axis=1)
+    if ratio.max() <= UNLIKE:
+        return None
+    batch = ratio.idxmax()
+    found = ", ".join(f"{speed:.4g} tokens/s with {draft}'s" for draft, speed in plain.loc[batch].items())
+    return (
+        f"the cost tables disagree on plain decoding (batch {batch}: {found}): this machine changed its speed in between. "
+        "Drafts are compared by times plain, each with its own table; to be sure, measure again on a quiet machine"
+    )
 
 
 # -- inside -----------------------------------------------------------------------------------------------------------
 
 
+def _fixed(table: pd.DataFrame, draft: str, greedy: bool) -> dict[int, pd.Series | None]:
+    """The line of a draft's best fixed length by batch size; None where drafting does not pay."""
+    found: dict[int, pd.Series | None] = {}
+    for batch, part in table[table.draft == draft].groupby("batch", sort=True):
+        lines = part[(part.method == FIXED) & (part.greedy == greedy)]
+        pays = len(lines) and lines.dev_speedup_low.iloc[0] > 1
+        found[int(str(batch))] = lines.iloc[0] if pays else None
+    return found
+
+
+def _length(line: pd.Series) -> int:
+    return int(line.setting.split("K=")[1].split()[0])
+
+
 def _advised(table: pd.DataFrame) -> int:
     """The line to advise at one batch size: the fastest on dev, or plain decoding where the interval there reaches 1."""
-    fastest = int(table.dev_tokens_per_second.idxmax())
+    fastest = int(table.dev_times_plain.idxmax())
     if table.dev_speedup_low[fastest] > 1:
         return fastest
     return int(table.index[table.method == PLAIN][0])
@@ -127,12 +166,13 @@ def _best(one: Candidate, load: Load, tick: Callable[[], object]) -> Best:
 def _report(one: Candidate, best: Best, load: Load, bootstrap: Bootstrap) -> pd.DataFrame:
     served = {key: one.test.serve(setting, one.costs, load) for key, (setting, _) in best.items()}
     tried = _speedups({key: found for key, (_, found) in best.items()}, bootstrap)
+    plain = best[PLAIN, False][1].tokens_per_second
     lines = []
     for key, figure in _speedups(served, bootstrap).items():
         setting, dev = best[key]
         lines.append({
             "draft": one.draft, "method": setting.method, "greedy": key[1], "setting": setting.label,
-            "parameters": json.dumps(dict(setting.parameters)), "dev_tokens_per_second": dev.tokens_per_second,
+            "parameters": json.dumps(dict(setting.parameters)), "dev_times_plain": dev.tokens_per_second / plain,
             "dev_speedup_low": tried[key]["speedup_low"], **figure, **served[key].figures(),
             "loses": figure["speedup_high"] < 1,
         })  # fmt: skip

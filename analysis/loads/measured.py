@@ -75,7 +75,8 @@ def measured_costs(
     noisy = sorted({1, *batch_sizes})
     for number in range(passes):
         if number:
-            print(f"the times of batch sizes {', '.join(map(str, noisy))} vary too much; measuring them again")
+            sizes = f"batch size{'s' * (len(noisy) > 1)} {', '.join(map(str, noisy))}"
+            print(f"the times of {sizes} vary too much: measuring again (pass {number + 1} of at most {passes})")
         found = pd.concat([found, measure_loads(pair, prompts, sampling, noisy, drafted, num_rounds, pairs=pairs)])
         noisy = sorted({int(entry.batch) for entry in _noisy(_entries(found)).itertuples()})
         if not noisy:
@@ -113,7 +114,9 @@ def measure_loads(
     room = max((WARM_UP + _timed_rounds(num_rounds, length, 0.0, 2 * num_rounds)) * (length + 1) for length in lengths)
     texts = _texts(pair, prompts, sampling, room + 1)
     lines: list[dict[str, Any]] = []
-    bar = tqdm(total=len(sizes) * (1 + (repeats + 1) * len(texts) * len(lengths)), desc="timing", unit="setting")
+    bar = tqdm(
+        total=len(sizes) * (1 + (repeats + 1) * len(texts) * len(lengths)), desc=f"timing, {pair.name}", unit="setting"
+    )
     for batch in sizes:
         # with room for captured forwards of this batch size, whose memory would stay if they were made again
         endless = pairs.setdefault(batch, replace(pair, draft=None, end_ids=()))

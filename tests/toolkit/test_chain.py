@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import shlex
 from pathlib import Path
 
 import pytest
@@ -50,6 +52,23 @@ def test_quoted_texts_stay_as_they_are(name):
     assert config.compose("decode", [f"paths.output_dir={config.quoted(name)}"]).paths.output_dir == name
     if "\udcff" not in name:
         assert config.method_config("specdec_pp", [], name).policy.estimator.head == name
+
+
+@pytest.mark.parametrize("target", ["my/target", "/data/my target,2", "${x}"])
+def test_a_plan_is_printed_as_one_would_type_it(target, tmp_path, capsys):
+    """Every printed line composes, with values in the places of keys, and with capitals for folders that are made later."""
+    words = ["+experiment=heads", f"pair.target={config.quoted(target)}", "prompts.path=mine.jsonl"]
+    cfg = config.compose("train", [*words, "sampling.temperature=.5", "dry_run=true", f"paths.root_dir={tmp_path}"])
+    train.run(cfg)
+    said = dict(re.findall(r"^(\w+): python -m (.*)$", capsys.readouterr().out, re.MULTILINE))
+    assert list(said) == ["responses", "mix", "traces", "preread", "dev", "test", "frontier", "report"]
+    for name, line in said.items():
+        module, *told = shlex.split(line)
+        made = config.compose(module.rpartition(".")[2], told)
+        assert name in ("frontier", "report") or made.pair.target == target
+    sweep = config.compose("sweep", shlex.split(said["dev"])[1:])
+    assert sweep.sampling.temperature == 0.5 and sweep.prompts.path == "mine.jsonl"
+    assert sweep.grid.rate.head == ["PREREAD/head"]
 
 
 def test_a_folders_name_is_not_looked_into():

@@ -10,7 +10,7 @@ import pandas as pd
 import pytest
 
 from analysis import advise, serving
-from analysis.loads.choosing import _advised, best_lengths, sentences
+from analysis.loads.choosing import _advised, best_lengths, said_of_lengths, sentences, unlike_plain
 from analysis.loads.exports import LARGEST, triples
 from analysis.loads.hardware import DEVICES, PRESETS, Shape, modelled
 from data_gen.frozen import load_frozen
@@ -180,15 +180,16 @@ def table_of(**speeds):
         intervals = {"speedup": speed, "speedup_low": speed - 0.1, "speedup_high": speed + 0.1}
         about = {"batch": 1, "draft": "d", "method": method, "greedy": False, "setting": setting}
         about["drafted_per_round"] = 0.02 if name in ("autoregressive", "batch_rate") else 3.0
-        lines.append({**about, "dev_tokens_per_second": speed, "dev_speedup_low": speed - 0.1, **intervals})
+        lines.append({**about, "dev_times_plain": speed, "dev_speedup_low": speed - 0.1, **intervals})
     table = pd.DataFrame(lines)
-    table["advised"] = table.index == table.dev_tokens_per_second.idxmax()
+    table["advised"] = table.index == table.dev_times_plain.idxmax()
     return table
 
 
 def test_the_sentence_says_do_not_draft_where_it_does_not_pay():
     assert sentences(table_of(autoregressive=1.0, speculative_K4=1.5, rate=2.0)) == [
-        "batch 1: d, rate: 2.00 [1.90, 2.10] times plain decoding; d, fixed K=4: 1.50 [1.40, 1.60]"
+        "batch 1: d, rate: 2.00 [1.90, 2.10] times plain decoding; "
+        "the best fixed length (d, fixed K=4): 1.50 [1.40, 1.60]"
     ]
     (said,) = sentences(table_of(autoregressive=1.0, speculative_K4=0.8))
     assert said.startswith("batch 1: do not draft; the best that drafts (d, fixed K=4) makes 0.80")
@@ -196,6 +197,24 @@ def test_the_sentence_says_do_not_draft_where_it_does_not_pay():
     assert "the best that drafts (d, fixed K=4)" in said, "a batch rule that rests does not draft"
     assert best_lengths(table_of(autoregressive=1.0, speculative_K4=0.8), "d", greedy=False) == {1: 0}
     assert best_lengths(table_of(autoregressive=1.0, speculative_K4=1.8), "d", greedy=False) == {1: 4}
+
+
+def test_lengths_are_said_with_what_they_are_worth():
+    table = pd.concat([table_of(autoregressive=1.0, speculative_K4=1.5), table_of(speculative_K2=0.9).assign(batch=8)])
+    assert best_lengths(table, "d", greedy=False) == {1: 4, 8: 0}
+    said = said_of_lengths(table, "d", greedy=False)
+    assert said == "K=4 at batch 1 (1.50 [1.40, 1.60] times plain), no drafts at batch 8"
+
+
+def test_a_draft_is_chosen_over_plain_decoding_of_its_own_table():
+    """Both cost tables come from one machine; between them it became half as fast. The slower table's draft gains more."""
+    early = table_of(autoregressive=1.0, speculative_K4=1.2).assign(tokens_per_second=[100.0, 120.0])
+    late = table_of(autoregressive=1.0, speculative_K4=1.6).assign(tokens_per_second=[50.0, 80.0], draft="e")
+    both = pd.concat([early, late], ignore_index=True)
+    assert both.draft[_advised(both)] == "e"
+    assert unlike_plain(early) is None
+    assert "batch 1: 100 tokens/s with d's, 50 tokens/s with e's" in unlike_plain(both)
+    assert unlike_plain(both.assign(tokens_per_second=[100.0, 120.0, 90.0, 150.0])) is None
 
 
 def test_what_does_not_surely_pay_is_not_advised():

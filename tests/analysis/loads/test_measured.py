@@ -155,7 +155,7 @@ def test_only_batch_sizes_that_vary_are_measured_again_with_the_forwards_that_ar
     costs, entries = measured.measured_costs(
         ModelPair.toy(), [[5] * 9], Sampling(seed=1, max_new_tokens=8), [2], [1], 8
     )
-    assert "batch sizes 2 vary too much" in capsys.readouterr().out
+    assert "batch size 2 vary too much" in capsys.readouterr().out
     first, second = (table.set_index(["model", "batch", "width", "texts"]).forwards for table in asked[:2])
     assert (second[:, 2] == 2 * first[:, 2]).all() and (second[:, 1] == first[:, 1]).all(), "batch 2 alone, once more"
     assert made.count(0) > 4 and made.count(1) == 0
