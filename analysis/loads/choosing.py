@@ -3,9 +3,9 @@
 The procedure is ours. The simulator serves every setting at every batch size. The setting that is fastest on the dev prompts is
 advised if the interval of its speed-up over plain decoding lies above 1 there. Otherwise plain decoding is advised. The best
 fixed length and the best setting of every method are chosen in the same way. Drafts are compared by their speed over plain
-decoding with the same cost table: the tables are measured minutes apart, on a machine that may have changed its speed. All
-reported figures come from the test prompts. Speed-ups are ratios of totals, with bootstrap intervals over prompts and the same
-draws for both sides.
+decoding with the same cost table. The tables are measured minutes apart, and the machine may have changed its speed in between.
+All reported figures come from the test prompts. Speed-ups are ratios of totals, with bootstrap intervals over prompts and the
+same draws for both sides.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from toolkit.load_cost import LoadCost
 
 FIXED = "speculative"
 GREEDY = dict.fromkeys(("draft_temperature=0", "draft_temperature=0.0"), "with greedy drafts")
-UNLIKE = 1.15  # cost tables whose plain decoding differs by so much were measured at different speeds of the machine
-DRAFTS = 0.1  # drafted tokens per round: a rule that drafts less is plain decoding by another name
+UNLIKE = 1.15  # ratio of plain decoding's speeds: if two cost tables differ by more, the machine changed its speed
+DRAFTS = 0.1  # drafted tokens per round: a rule that drafts less is taken for plain decoding
 Key = tuple[str, bool]  # method, greedy drafts
 Best = dict[Key, tuple[Setting, Served]]  # its setting, and how it serves the dev prompts
 
@@ -46,13 +46,14 @@ def choose(
 ) -> pd.DataFrame:
     """One line per batch size, draft and method: its best setting on dev, and its figures on test.
 
-    Columns: batch, draft, method, setting, dev_times_plain (tokens per second over plain decoding's, on dev),
-    dev_speedup_low (where the interval on dev begins), tokens_per_second, speedup, speedup_low, speedup_high,
-    latency, latency_95, token_seconds, drafted_per_round, advised; and
+    Columns: batch, draft, method, setting, tokens_per_second, speedup, speedup_low, speedup_high, latency, latency_95,
+    token_seconds, drafted_per_round, advised; and
 
-    greedy      whether the draft proposes its likeliest tokens while the target samples
-    parameters  the overrides, as JSON
-    loses       whether the speed-up's interval lies below 1
+    greedy           whether the draft proposes its likeliest tokens while the target samples
+    parameters       the overrides, as JSON
+    dev_times_plain  tokens per second over plain decoding's, on dev
+    dev_speedup_low  where the interval on dev begins
+    loses            whether the speed-up's interval lies below 1
     """
     from tqdm.auto import tqdm
 
@@ -113,7 +114,10 @@ def said_of_lengths(table: pd.DataFrame, draft: str, greedy: bool) -> str:
 
 
 def unlike_plain(table: pd.DataFrame) -> str | None:
-    """A line on cost tables that disagree on plain decoding by more than `UNLIKE`, where it matters most; None: none does."""
+    """A line on cost tables whose speeds of plain decoding differ by more than `UNLIKE`; None if they do not.
+
+    The line names the batch size where they differ most.
+    """
     plain = table[table.method == PLAIN].pivot(index="batch", columns="draft", values="tokens_per_second")
     ratio = plain.max(axis=1) / plain.min(axis=1)
     if ratio.max() <= UNLIKE:
@@ -122,7 +126,8 @@ def unlike_plain(table: pd.DataFrame) -> str | None:
     found = ", ".join(f"{speed:.4g} tokens/s with {draft}'s" for draft, speed in plain.loc[batch].items())
     return (
         f"the cost tables disagree on plain decoding (batch {batch}: {found}): this machine changed its speed in between. "
-        "Drafts are compared by times plain, each with its own table; to be sure, measure again on a quiet machine"
+        "Drafts are compared by their speed over plain decoding, each with its own table. "
+        "To be sure, measure again on a quiet machine"
     )
 
 
@@ -144,7 +149,7 @@ def _length(line: pd.Series) -> int:
 
 
 def _advised(table: pd.DataFrame) -> int:
-    """The line to advise at one batch size: the fastest on dev, or plain decoding where the interval there reaches 1."""
+    """The line to advise at one batch size: the fastest on dev, or plain decoding where its interval on dev reaches 1."""
     fastest = int(table.dev_times_plain.idxmax())
     if table.dev_speedup_low[fastest] > 1:
         return fastest

@@ -20,7 +20,7 @@ from toolkit.pair import ModelPair, fingerprint
 from toolkit.sampling import Sampling
 from toolkit.stage import provenance
 
-DRAFTED = (1, 2, 3, 5, 8)  # draft lengths that are timed; others lie between
+DRAFTED = (1, 2, 3, 5, 8)  # draft lengths that are timed; the table interpolates the others
 
 
 def costs_of(
@@ -38,8 +38,8 @@ def costs_of(
     If the forwards are measured here, the policies of `methods` are measured, too.
 
     cfg      costs (a file, or one per draft), hardware and devices, rounds
-    number   which of the drafts the pair's is
-    folder   a measurement is kept there, under a hash of models, machine, threads, batch sizes, lengths and rounds
+    number   the index of the pair's draft among the drafts
+    folder   where a measurement is kept, under a hash of models, machine, threads, batch sizes, lengths and rounds
     """
     if cfg.costs is not None and cfg.hardware is not None:
         raise InputError("expected costs=FILE or hardware=NAME, got both")
@@ -56,7 +56,7 @@ def costs_of(
 
 
 def _shapes(cfg: Any, pair: ModelPair) -> tuple[Shape, Shape]:
-    """Target's and draft's: the pair's own, or those that `shapes` names."""
+    """The shapes of target and draft: the pair's own, or those that `shapes` names."""
     names = plain(cfg.get("shapes")) or []
     if not names:
         return Shape.of(pair.target), Shape.of(pair.draft)

@@ -8,7 +8,7 @@
 Engines that support fixed lengths only are given the best fixed length. vLLM (unless `draft_sample_method` says otherwise),
 SGLang's standalone drafts and llama.cpp draft greedily. Their lengths are chosen by replays with drafts at temperature 0.
 The names were compared with vLLM 0.33.0's and SGLang 0.5.23's own sources (`benchmarks.engine_fields`). Those for llama.cpp
-were compared with its server's options as documented in November 2026, where `--draft-max` is gone. The transformers
+were compared with its server's options as documented in November 2026, which no longer have `--draft-max`. The transformers
 version is 5.23. vLLM, SGLang and llama.cpp were not started.
 """
 
@@ -25,7 +25,7 @@ LARGEST = 2**31 - 1  # the last triple's end: any larger batch
 
 
 def triples(lengths: Mapping[int, int]) -> list[list[int]]:
-    """Draft length by batch size as inclusive [from, to, K]: a size stands for those up to half-way to the next."""
+    """Draft length by batch size as inclusive [from, to, K]: a size stands for those up to half-way to the next one."""
     sizes = sorted(lengths)
     found: list[list[int]] = []
     start = 1
@@ -68,7 +68,7 @@ def _json(content: Any) -> str:
 
 
 def _transformers(draft: str, length: int) -> dict[str, Any]:
-    """A length of 0 says: do not pass an assistant."""
+    """At a length of 0 the file says that no assistant is passed."""
     if not length:
         return {"assistant_model": None}
     return {

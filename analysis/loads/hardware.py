@@ -1,9 +1,9 @@
 """Costs modelled from a device's public peak figures and the models' configs: for pairs that are not on this machine.
 
 A forward of `batch` rows and `width` tokens each reads all weights and every row's keys and values, and multiplies every
-token by all weights. The longer of reading and multiplying at the device's peaks counts, divided by the share of the peaks
-that is reached in practice. The time to launch every layer's kernels is added. Over several devices, bytes and products are
-divided, and every layer adds two all-reduces. This is a model, not a measurement, and tables say so.
+token by all weights. The longer of both times at the device's peaks counts, divided by the share of the peaks that is reached
+in practice. The time to launch every layer's kernels is added. Over several devices, bytes and products are divided, and
+every layer adds two all-reduces. This is a model, not a measurement, and tables say so.
 
     seconds = max(bytes / bandwidth, operations / arithmetic) / REACHED + layers * (kernel floor + reductions)
 
@@ -20,7 +20,7 @@ from typing import Any
 from toolkit.errors import InputError, unknown_name
 from toolkit.load_cost import LoadCost, grid_of
 
-REACHED = 0.7  # of the peaks, by kernels in use
+REACHED = 0.7  # share of the peaks that kernels reach in practice
 REDUCTION = 8e-6  # seconds of one all-reduce of a few tokens between devices of one machine
 WIDTHS = (1, 2, 3, 5, 9, 17, 64, 512)
 CONTEXTS = (0, 512, 2048, 8192)

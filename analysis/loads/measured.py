@@ -4,12 +4,13 @@ The method is ours. Every batch size decodes with every fixed draft length. The 
 from ending. A first pass captures forwards, as a long-running decoder has captured them, and is discarded. Rounds in which all
 batch slots hold a text are timed. The seconds of a draft forward are what one more drafted token adds to the draft's seconds
 in a round. The rest of the round counts for the target forward: checking, and the loop's own work. So does what a round's
-first draft forward takes beyond the others, as it reads up to two tokens. (With a single draft length it cannot be told, and
-stays with the draft.) So the table holds the cost of a round, Python included, and not that of a bare forward. The clock is
-read when the device has finished, at both boundaries between drafting and checking. The reading of prompts is timed in first
-rounds behind prompts cut to one length, spread over the settings: the speed of a shared machine changes within seconds.
-These forwards are not captured, as prompts differ in length. A batch of one is always timed: prompts that join a running
-batch are often read alone.
+first draft forward takes beyond the others, as it reads up to two tokens. (With a single draft length this part is not known,
+and stays with the draft.) So the table holds the cost of a round, Python included, and not that of a bare forward. The clock
+is read when the device has finished, at both boundaries between drafting and checking.
+
+The reading of prompts is timed in first rounds behind prompts cut to one length. These readings are spread over the settings,
+because the speed of a shared machine changes within seconds. Their forwards are not captured, as prompts differ in length. A
+batch of one is always timed: prompts that join a running batch are often read alone.
 """
 
 from __future__ import annotations
@@ -38,22 +39,22 @@ from toolkit.types import Generation
 from toolkit.verification import get
 
 WARM_UP = 3  # rounds of a batch that are left out: the first one reads the prompts
-# Uses before a shape is captured while costs are measured: all shapes of a setting recur, but the pass that tells how long
-# a round takes is not to capture.
+# Uses before a shape is captured while costs are measured. All shapes of a setting recur, but the pass that finds out how
+# long a round takes must not capture.
 EAGER = WARM_UP + 1
 # Rounds until a CPU's forwards are captured, with texts that grow over three windows of context (64 tokens each).
 SETTLED = 3 * (EAGER + PROOFS)
 READS = 16  # timed readings of prompts per batch size
-FARTHEST = 512  # tokens: contexts behind longer responses are reached by continuing the line
-APART = 16  # tokens: contexts that are closer say nothing about what a token of context costs
-# Layers of the traces that are kept per batch size: enough for all shapes of small models (1.5 GB at most), because a decoder
-# that uses one method has room for its own.
+FARTHEST = 512  # tokens of a response: for contexts behind longer ones the line of costs is continued
+APART = 16  # tokens: closer contexts do not show what a token of context costs
+# Layers of the traces that are kept per batch size: enough for all shapes of small models (1.5 GB at most). It is the
+# same in use: a decoder with one method has room for its shapes.
 ROOM = 512
 BRIEF = 0.02  # seconds: longer rounds gain nothing from captured forwards
-LONG, FEW = 0.2, 5  # seconds: of longer rounds so many are timed per pass, as their times hardly vary
+LONG, FEW = 0.2, 5  # seconds; how many longer rounds are timed per pass, as their times hardly vary
 NEAR, FAR, PROMPT = "near", "far", "prompt"  # the texts behind which forwards are timed
-Reader = Callable[[int], list[dict[str, Any]]]  # times so many readings of prompts
-WIDEST_INTERVAL = 0.4  # of an entry's median: wider ones are refused
+Reader = Callable[[int], list[dict[str, Any]]]  # times this many readings of prompts
+WIDEST_INTERVAL = 0.4  # of an entry's median: wider intervals are refused
 
 
 def measured_costs(
@@ -98,12 +99,16 @@ def measure_loads(
 
     prompts     token ids or texts; taken in turn until a batch is full
     drafted     draft lengths; 0 is added: plain decoding
-    num_rounds  timed rounds per batch size, draft length, texts and repeat; more of brief ones, fewer of long ones
-    pairs       of an earlier call, by batch size: their captured forwards are replayed, and new ones added for the next call
+    num_rounds  timed rounds per batch size, draft length, texts and repeat; more where they are brief, fewer where long
+    pairs       from an earlier call, by batch size: captured forwards are replayed, and new ones added for the next call
 
-    Columns: model, batch, width, context (of the longest row), drafted (the round's draft length), seconds (of all its draft
-    forwards, or the rest), repeat, and texts: rounds behind the prompts ("near"), rounds where the longest responses end
-    ("far"), and readings of prompts of the median length ("prompt", context 0).
+    Columns: model, batch, width, repeat, and
+
+    context  of the longest row
+    drafted  the round's draft length
+    seconds  of all draft forwards of the round (draft), or of the rest of the round (target)
+    texts    "near": behind the prompts; "far": where the longest responses end; "prompt": readings of prompts of the median
+             length, at context 0
     """
     from tqdm.auto import tqdm
 
@@ -118,7 +123,7 @@ def measure_loads(
         total=len(sizes) * (1 + (repeats + 1) * len(texts) * len(lengths)), desc=f"timing, {pair.name}", unit="setting"
     )
     for batch in sizes:
-        # with room for captured forwards of this batch size, whose memory would stay if they were made again
+        # The pair keeps this batch size's captured forwards: if they were made again, the memory of the old ones would stay.
         endless = pairs.setdefault(batch, replace(pair, draft=None, end_ids=()))
         read = _reader(endless, _filled(batch, [_of_length(prompt, usual) for prompt in prompts]), sampling)
         bar.update()
@@ -132,7 +137,7 @@ def cost_table(forwards: pd.DataFrame, about: dict[str, Any]) -> tuple[LoadCost,
     """The table, at up to two contexts, and its entries: median seconds with a 95 % interval.
 
     In the table neither more tokens per row nor a longer context takes less time. Medians that say otherwise are noise and
-    get a common value: of widths by isotonic regression, of contexts their mean.
+    get a common value. For widths it comes from isotonic regression, for contexts it is the mean.
 
     Raises InputError if an entry's interval is wider than 40 % of its median: the machine is not quiet enough.
     """
@@ -152,7 +157,7 @@ def cost_table(forwards: pd.DataFrame, about: dict[str, Any]) -> tuple[LoadCost,
 
 
 def capture_soon(pair: ModelPair, after: int = EAGER) -> None:
-    """Let a pair that has decoded capture a shape after so many uses, as if it had run for longer than a few prompts."""
+    """Let a pair that has decoded capture shapes after `after` uses, as if it had run for longer than a few prompts."""
     for captures in engine_of(pair).captures:
         if captures is not None:
             captures.after = min(captures.after, after)
@@ -171,12 +176,14 @@ def _rounds(
     read: Reader,
     bar: Any,
 ) -> list[dict[str, Any]]:
-    """Timed rounds of all draft lengths behind each kind of texts, interleaved, behind a pass that settles them; and readings
-    of prompts, spread over these settings."""
+    """Timed rounds of all draft lengths behind each kind of texts, interleaved, and readings of prompts spread over them.
+
+    The first pass is not timed: it captures the forwards.
+    """
     lines: list[dict[str, Any]] = []
     done, of = 0, repeats * len(texts) * len(lengths)  # timed settings
     taken: dict[tuple[str, int], float] = {}  # seconds of the shortest target forward
-    # responses are taken to have half of the tokens that they may have
+    # assumes that responses have half of the tokens that they may have
     between = sampling.max_new_tokens // 2 // len(next(iter(texts.values())))
     for repeat, where, length in itertools.product(range(repeats + 1), texts, lengths):
         if repeat:
@@ -197,10 +204,11 @@ def _rounds(
 
 
 def _timed_rounds(num_rounds: int, length: int, seconds: float, between: int) -> int:
-    """How many rounds of this draft length are timed, if one of them takes so many seconds.
+    """How many rounds of this draft length are timed, if one of them takes this many seconds.
 
     between  rounds of plain decoding between two prompts that join a batch of this size
-    Of small models, plain decoding needs some 15 rounds behind a prompt until it is as fast as it stays: no draft uses the
+
+    With small models, plain decoding needs some 15 rounds behind a prompt until its speed is steady, because no draft uses the
     processor's caches then. It is timed for as many rounds as it goes on undisturbed, at most twice the others.
     """
     if seconds > LONG:
@@ -209,7 +217,7 @@ def _timed_rounds(num_rounds: int, length: int, seconds: float, between: int) ->
 
 
 def _settle(pair: ModelPair, prompts: Sequence[Any], sampling: Sampling, length: int, num_rounds: int) -> None:
-    """Capture the shapes of so many timed rounds, with room for all of them."""
+    """Capture the shapes that this many timed rounds meet, with room for all of them."""
     for captures in engine_of(pair).captures:
         if captures is not None:
             captures.most = max(captures.most, ROOM // captures.num_layers)
@@ -250,7 +258,7 @@ def _forwards(generations: Sequence[Generation], length: int) -> list[dict[str, 
 def _texts(
     pair: ModelPair, prompts: Sequence[Sequence[int]], sampling: Sampling, room: int
 ) -> dict[str, list[list[int]]]:
-    """Prompts of rounds near and far: these, and as long as with the longest response, if `room` more tokens fit behind."""
+    """Prompts of rounds near and far: these, and ones as long as with the longest response if `room` more tokens fit behind."""
     longest = max(len(prompt) for prompt in prompts)
     more = min(sampling.max_new_tokens, FARTHEST, pair.max_length - longest - room)
     near = [list(prompt) for prompt in prompts]
@@ -272,7 +280,7 @@ def _reader(pair: ModelPair, prompts: Sequence[list[int]], sampling: Sampling) -
 
 
 def _readings(pair: ModelPair, prompts: Sequence[list[int]], sampling: Sampling, count: int) -> list[dict[str, Any]]:
-    """First rounds, in which the draft reads the prompts, all of one length, and the target reads them and a drafted token."""
+    """Timed first rounds: the draft reads the prompts, all of one length, and the target reads them and a drafted token."""
     lines: list[dict[str, Any]] = []
     for _ in range(count):
         generations = _decoded(pair, prompts, sampling, 1, rounds=1)
@@ -299,7 +307,7 @@ def _entries(rounds: pd.DataFrame) -> pd.DataFrame:
 
 
 def _noisy(entries: pd.DataFrame) -> pd.DataFrame:
-    """Those whose interval is too wide. Readings of prompts may vary more: they are few and happen once per text."""
+    """The entries whose interval is too wide. Readings of prompts may vary more: they are few and happen once per text."""
     return entries[(entries.high - entries.low > WIDEST_INTERVAL * entries.seconds) & (entries.texts != PROMPT)]
 
 
@@ -317,7 +325,7 @@ def _of_forwards(rounds: pd.DataFrame) -> pd.DataFrame:
 
 
 def _first(drafted: np.ndarray[Any, Any], seconds: np.ndarray[Any, Any]) -> float:
-    """What a round's draft seconds [n] hold beyond their slope over the draft length [n]: at least 0, at most 90 % of them."""
+    """The intercept of a round's draft seconds [n] over the draft length [n]: at least 0, at most 90 % of the least seconds."""
     if len(drafted) < 2:
         return 0.0
     start = float(np.polynomial.polynomial.polyfit(drafted, seconds, 1)[0])
@@ -325,7 +333,7 @@ def _first(drafted: np.ndarray[Any, Any], seconds: np.ndarray[Any, Any]) -> floa
 
 
 def _of_length(tokens: Sequence[int], count: int) -> list[int]:
-    """A prompt of `count` tokens: this one's last, which are repeated if there are fewer."""
+    """A prompt of `count` tokens: the last ones of this prompt, which is repeated if it has fewer."""
     return (list(tokens) * -(-count // len(tokens)))[-count:]
 
 
@@ -350,7 +358,7 @@ def _points(entries: pd.DataFrame, contexts: Sequence[float]) -> dict[tuple[floa
 
 
 def _line(entries: pd.DataFrame) -> tuple[float, float, float]:
-    """Seconds of one width at a context, what a further token of context adds (never below 0), and that context."""
+    """Seconds of one width at a context, seconds that a further token of context adds (never below 0), and that context."""
     near, far = entries.iloc[entries.context.argmin()], entries.iloc[entries.context.argmax()]
     further = far.context - near.context
     slope = max((far.seconds - near.seconds) / further, 0.0) if further >= APART else 0.0

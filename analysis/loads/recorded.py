@@ -31,17 +31,17 @@ from toolkit.trace.rounds import Geometry
 from toolkit.verification.rules.rejection import Rejection
 
 HEADLESS = "needs a trained head"
-GAINS = 0.5, 2.0  # of a few texts, others are chance
-TRUSTED = 100.0  # tries that a recording's acceptance counts for; an assumed one counts for 20 (`BatchRate.memory`)
-MANY = 16  # rows for which the gain of many is found
+GAINS = 0.5, 2.0  # bounds of a gain: with few texts, values beyond them are chance
+TRUSTED = 100.0  # tries that a recorded acceptance rate counts for; an assumed one counts for 20 (`BatchRate.memory`)
+MANY = 16  # rows in the simulation of `gain_many` and `kept_many`
 
 
 class RecordedPair:
     """Settings of one pair that chains can be replayed for, and what serving them costs.
 
     settings  those of `wanted` that can be simulated: chains judged token by token, and plain decoding
-    left_out  why the others cannot, by method
-    known_by  the recording that batch rules know these texts by (`told`); None: this one
+    left_out  by method, why the others cannot
+    known_by  the recording that batch rules take their parameters from (`told`); None: this one
     """
 
     def __init__(
@@ -77,7 +77,7 @@ class RecordedPair:
         context, longest  tokens before a forward: mean and 95th percentile over all positions of the texts
         prompt, response  tokens, mean over the texts
         made   tokens per round of every fixed length, up to the recording's
-        first  acceptance of a round's first token;  later  of one behind accepted ones: means over these rounds
+        first  acceptance rate of a round's first token;  later  of a token behind accepted ones: means over these rounds
         """
         texts = self.responses.token_ids.iloc[self.recording.usable]
         prompt, response = float(np.mean(self.prompt_tokens)), float(np.mean([len(ids) for ids in texts]))
@@ -99,12 +99,14 @@ class RecordedPair:
     def told(self, setting: Setting, costs: LoadCost, drops: str = "half") -> dict[str, Any]:
         """Parameters of a batch rule that come from this recording: `usual`, its entry of `costs` (`own`), and its gains.
 
-        drops  `Load.drops`: only where a batch costs as much as its longest row is the rule told of that one
-        What the setting says itself stays as it is; other settings, and rules with a cost table of their own, are told nothing.
-        `memory` is `TRUSTED`. The others are from tokens/s of these texts, one at a time (`gain`, `kept`) and 16
+        drops  `Load.drops`: the rule gets `longest` only where a batch costs as much as its longest row
+
+        Parameters that the setting names stay as they are. Other settings, and rules with a cost table of their own, get none.
+        `memory` is `TRUSTED`. The gains are from simulated tokens/s of these texts, with one row (`gain`, `kept`) and with 16
         (`gain_many`, `kept_many`):
-        kept  of the fixed lengths that `BatchRate` expects most of, over what it expects before it has seen a round
-        gain  of the rule, asking its estimator in every round, over what it expects of the best fixed length and keeps of it
+
+        kept  speed of the fixed lengths that `BatchRate` expects most of, over what it expects before it has seen a round
+        gain  speed of the rule that asks its estimator in every round, over `kept` times what it expects of the best length
         """
         rule = self.bench.methods[setting.name].policy
         if not isinstance(rule, BatchRate) or rule.costs is not None:
@@ -120,7 +122,7 @@ class RecordedPair:
             for name, load in loads.items():
                 found = self._gains(setting, known, costs, load)
                 known |= {key: value for key, value in zip(name, found, strict=True) if key not in left}
-            self._told[key_of] = costs, known  # the table is kept, so that no other gets its id
+            self._told[key_of] = costs, known  # the table is kept, so that no other one gets its id
         return self._told[key_of][1]
 
     def _gains(self, setting: Setting, known: Mapping[str, Any], costs: LoadCost, load: Load) -> tuple[float, float]:
@@ -133,13 +135,13 @@ class RecordedPair:
         assert trace is not None
 
         def served(policy: StoppingPolicy, rule: RuleSeconds | None) -> float:
-            # prompts of one token: the rule is told apart what reading them takes
+            # prompts of one token: the rule gets the seconds of reading prompts as a parameter of its own
             return serve(trace, [1] * self.num_texts, policy, costs, load, texts, rule).tokens_per_second
 
         rule, plain = costs.rules.get(self.rule_name(setting)), served(self._policy(Setting(PLAIN), costs), None)
         unasked = rule and replace(rule, step=(0.0,) * len(rule.step))
         best = settled.index(max(settled))
-        near = range(max(best - 1, 0), min(best + 2, len(settled)))  # more lengths say it more surely
+        near = range(max(best - 1, 0), min(best + 2, len(settled)))  # the mean over several lengths is more certain
         fixed = {at: served(replace(bounded, policy=Fixed(at + 1)), unasked) / plain for at in near}
         kept = float(np.mean([speed / settled[at] for at, speed in fixed.items()]))
         gain = served(replace(bounded, policy=asking), rule) / plain / max(asked) / kept
@@ -151,7 +153,7 @@ class RecordedPair:
         return setting.head or (self.bench.pair.head if reads_head(setting) else None)
 
     def serve(self, setting: Setting, costs: LoadCost, load: Load, requests: Sequence[int] | None = None) -> Served:
-        """Serve these texts (None: each once) with a setting; policies told no costs of their own get `costs` and `told`."""
+        """Serve these texts (None: each once) with a setting; batch rules without costs of their own get `costs` and `told`."""
         chosen = range(self.num_texts) if requests is None else requests
         trace = self.recording.trace_for(self._traced(setting))
         assert trace is not None
@@ -168,13 +170,13 @@ class RecordedPair:
         return found
 
     def rule_name(self, setting: Setting) -> str:
-        """What a policy's own seconds depend on: its method, the head that it reads by content, and when it reads it."""
+        """What a policy's own seconds depend on: its method, the content of its head, and when it reads this head."""
         head = (setting.head or self.bench.pair.head) if reads_head(setting) else None
         parts = [setting.method, head and head_hash(head)[:16], setting.parameters.get("policy.lag")]
         return "-".join(str(part) for part in parts if part is not None)
 
     def _traced(self, setting: Setting) -> Setting:
-        """The setting whose trace is replayed: for plain decoding, which needs any trace, the first one that drafts."""
+        """The setting whose trace is replayed. Plain decoding can take any, and gets that of the first setting that drafts."""
         return setting if setting.method != PLAIN else next(s for s in self.settings if s.method != PLAIN)
 
     def _policy(self, setting: Setting, costs: LoadCost, drops: str = "half") -> StoppingPolicy:
@@ -225,9 +227,9 @@ def per_request(served: Served) -> np.ndarray[tuple[int, int], np.dtype[np.float
 
 
 def fixed_lengths(trace: Trace) -> tuple[list[float], float, float]:
-    """Tokens per round of fixed draft lengths 1 .. max_drafted on a recording; acceptance of first and of later tokens.
+    """Tokens per round of fixed draft lengths 1 .. max_drafted on a recording; acceptance rates of first and later tokens.
 
-    Both shares are over the rounds of all lengths. As in decoding, a round starts where the one before has ended.
+    Both rates are over the rounds of all lengths. As in decoding, a round starts where the one before has ended.
     """
     run, texts = Geometry.of(trace).run.tolist(), list(pairwise(trace.text_first.tolist()))
     made, counts = list[float](), np.zeros(4)  # first tokens accepted, tried; later ones
@@ -248,5 +250,5 @@ def _starts(run: Sequence[int], start: int, end: int, length: int) -> Iterator[i
 
 
 def _share(count: float, of: float) -> float:
-    """A share as a number between 0 and 1, neither of them."""
+    """A share, strictly between 0 and 1."""
     return float(np.clip(round((count + 1) / (of + 2), 3), 0.001, 0.999))

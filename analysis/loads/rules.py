@@ -42,7 +42,7 @@ def with_rules(
     batch_sizes: Sequence[int],
     num_rounds: int = 24,
 ) -> LoadCost:
-    """The cost table with the seconds of these methods' policies; methods that it knows already are not measured again.
+    """The cost table with the seconds of these methods' policies. Methods that it has already are not measured again.
 
     methods     by name; chains
     num_rounds  timed rounds per method and batch size
@@ -66,9 +66,10 @@ def with_rules(
 
 
 def per_round(begins: Sequence[float], drafts: Sequence[bool], observes: Sequence[float]) -> float:
-    """Seconds of a policy's calls per round [n]: of `begin` where it would draft (of all, if it never would), and `observe`.
+    """Seconds of a policy's calls to `begin` and `observe`, per round [n].
 
-    Means, as a policy may plan for several rounds at once. A call counts for ten usual ones (the median) at most.
+    Of `begin`, only rounds in which it would draft count, or all rounds if it never would. Seconds are means, as a policy may
+    plan for several rounds at once. A single call counts for at most ten times the median.
     """
     asked = np.array(begins)[np.array(drafts, dtype=bool)] if any(drafts) else np.array(begins)
     return sum(float(np.minimum(calls, 10 * np.median(calls)).mean()) for calls in (asked, np.array(observes)))
@@ -102,7 +103,7 @@ class Watch:
 
 @dataclass(frozen=True)
 class Watched(Bounded):
-    """A policy that is called and timed; drafting goes on whatever it decides."""
+    """A policy that is called and timed. Its decisions are ignored, and drafting goes on."""
 
     watch: Watch = field(default_factory=lambda: Watch(torch.device("cpu")))
 

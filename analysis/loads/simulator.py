@@ -2,10 +2,9 @@
 
 Batch slots hold requests. When a request ends, its slot takes the next one. In every round all slots draft, as deep as the
 deepest of them, and one forward of the target checks them. The seconds of a round come from the cost table. They are the sum
-of the draft forwards at this batch size, the target forward at the widest draft, and the reading of prompts that have just
-joined. A draft model reads nothing while the batch does not draft, and catches up when it drafts again. The trace says which
-tokens are drafted and accepted, exactly as in a replay. Policies that decide for a whole batch decide for the requests that
-are in the batch.
+of the draft forwards at this batch size, the target forward at the widest draft, and the reading of new prompts. A draft model
+reads nothing while the batch does not draft, and catches up when it drafts again. The trace says which tokens are drafted and
+accepted, exactly as in a replay. Policies that decide for a whole batch decide for the requests that are in the batch.
 
 Shapes: Q requests, T texts of the trace, B slots, P positions.
 """
@@ -29,7 +28,7 @@ from toolkit.trace import Trace
 from toolkit.trace.rounds import Geometry
 
 Floats = NDArray[np.float64]
-READ_ALONE = 8  # a prompt of more tokens joins a running batch through a forward of its own
+READ_ALONE = 8  # tokens: longer prompts that join a running batch are read in a forward of their own
 SEED = 0
 
 
@@ -40,9 +39,9 @@ class Load:
     slots     B, requests decoded side by side
     users     a fixed number of users, each sending its next request when the last one is answered; None: `rate`
     rate      requests per second, at random times (Poisson)
-    drops     "always": a batch is as large as the requests in it, and costs are those of their mean context, as in serving
-              engines; "half": free slots are kept until they are half of the batch, as in this package's loop, where all rows
-              cost as much as the longest one
+    drops     "always": free slots leave the batch at once, and costs are those of the mean context, as in serving engines.
+              "half": free slots are kept until they are half of the batch, as in this package's loop. There all rows cost as
+              much as the longest one.
     """
 
     slots: int
@@ -51,7 +50,7 @@ class Load:
     drops: str = "always"
 
     def arrivals(self, count: int) -> Floats:
-        """When each request is sent [Q], in seconds; a user's later ones, sent when the earlier is answered: infinite."""
+        """When each request is sent [Q], in seconds; infinite if it waits for its user's earlier one to be answered."""
         if self.rate is not None:
             gaps = np.random.default_rng(SEED).exponential(1 / self.rate, count)
             return np.asarray(gaps.cumsum() - gaps[0])
@@ -61,11 +60,11 @@ class Load:
 
 @dataclass(frozen=True)
 class Served:
-    """What became of the requests: seconds [Q] each was sent, joined the batch, had its first token and was answered.
+    """The served requests [Q]: in seconds, when each was sent, joined the batch, had its first token and was answered.
 
-    tokens [Q]      produced;  rounds [Q]  target forwards it took part in
+    tokens [Q]      produced;  rounds [Q]  target forwards that it took part in
     num_drafted, num_calls [Q]  its drafted tokens and draft forwards
-    seconds [Q]     its share of the rounds it took part in: a round's seconds over the requests in it, and its prompt's reading
+    seconds [Q]     its share of its rounds, each divided by the requests in it, and the reading of its prompt
     forwards        draft and target forwards of the batch, whichever rows took part
     """
 
@@ -86,7 +85,7 @@ class Served:
         return float(self.tokens.sum() / (self.answered.max() - self.sent.min()))
 
     def figures(self) -> dict[str, float]:
-        """tokens/s; seconds per output token behind the first one and seconds to the answer: median and 95th percentile."""
+        """Tokens per second; seconds per output token behind the first one, and to the answer: median and 95th percentile."""
         behind = self.tokens > 1
         per_token = (self.answered - self.first)[behind] / (self.tokens[behind] - 1)
         latency = self.answered - self.sent
@@ -115,7 +114,7 @@ def serve(
 
     prompt_tokens [T]  tokens of each text's prompt
     policy             bound, its heads replaced by recorded ones
-    rule               seconds that the policy takes itself in rounds that draft; None: it is free
+    rule               seconds that the policy itself takes in rounds that draft; None: it takes none
     """
     return _Server(trace, np.asarray(prompt_tokens), policy, costs, load, np.asarray(requests), rule).run()
 
@@ -150,7 +149,7 @@ class _Server:
         self.at = np.zeros(0, dtype=np.int64)  # the position where each slot's next round starts
         self.unread = np.zeros(
             (2, 0), dtype=np.int64
-        )  # tokens that draft and target lack of each slot, less the newest
+        )  # tokens of each slot that draft and target have not read, without the newest one
         self.drafting = True  # whether the last round drafted at all
         self.state: State = policy.init(0, torch.device("cpu"))
         self.next, self.clock, self.forwards = 0, 0.0, [0, 0]
@@ -248,9 +247,9 @@ class _Server:
     # -- costs ----------------------------------------------------------------------------------------------------
 
     def _seconds(self, batch: int, calls: int, width: int, asked: int, context: float) -> float:
-        """Seconds of a round: the batch's draft forwards, the target's at the widest draft, and the policy's own.
+        """Seconds of a round: the batch's draft forwards, the target forward at the widest draft, and the policy's own.
 
-        asked  draft forwards behind which the policy decides
+        asked  draft forwards after which the policy decides
         """
         key = (batch, calls, width, asked, round(context / 16))
         if key not in self.seconds:
@@ -260,7 +259,9 @@ class _Server:
         return self.seconds[key]
 
     def _reading(self, drafts: bool, width: int) -> float:
-        """Seconds of a round beyond its forwards, the target's of `width` tokens per row: for what the models have not read.
+        """Seconds that a round takes beyond its forwards, to read what the models have not read.
+
+        width  tokens per row of the target forward
 
         Rows that join a running batch read in a forward of their own, unless the draft model rests.
         """

@@ -1,7 +1,7 @@
 """Heads for advice: trained on one part of the prompts, calibrated on another, for every draft of a target.
 
 The target answers both parts once. A draft's pre-read head (rate rules) is trained on a recording of the training part.
-Where a method of the grid reads an acceptance head (SpecDec++), this head is trained, too, on mixed data of the same
+If a method of the grid reads an acceptance head (SpecDec++), this head is trained, too. Its data is mixed from the same
 answers. The calibration is fitted to a recording of its own part, which no head was trained on. Every step runs an ordinary
 command, and the finished work of each command is kept.
 """
@@ -30,8 +30,8 @@ from toolkit.trace.folders import read_traces
 from toolkit.training.export import HEAD
 
 CALIBRATED = "policy.estimator.calibrated"
-MAPS = "isotonic"  # of the calibration
-DEEPEST = 8  # products of a round's chances that a calibration is fitted to
+MAPS = "isotonic"  # maps of the calibration
+DEEPEST = 8  # the calibration is fitted to products of up to this many acceptance probabilities of a round
 TRAINING, CALIBRATION = "train", "calibration"  # the parts
 
 
@@ -39,10 +39,10 @@ TRAINING, CALIBRATION = "train", "calibration"  # the parts
 class HeadTrainer:
     """Trains and calibrates the heads of drafts.
 
-    cfg      the advice's config: its pair, sampling and output root
-    folder   its output folder: the parts of the prompts and the joint folders of heads lie there
-    parts    prompts by part, disjoint
-    settings those to choose from, which say which kinds of heads are needed
+    cfg       the advice's config: its pair, sampling and output root
+    folder    the advice's output folder, with the parts of the prompts and the joint folders of heads
+    parts     prompts by part, disjoint
+    settings  the settings to choose from; they determine which kinds of heads are needed
     """
 
     cfg: Any
@@ -112,7 +112,7 @@ class HeadTrainer:
 
 
 def with_calibrated(settings: Sequence[Setting]) -> list[Setting]:
-    """The settings, with a second, calibrated version of those that read a head; the dev prompts choose between them."""
+    """The settings, with a second, calibrated version of those that read a head. The dev prompts decide between them."""
     calibrated = [
         replace(setting, parameters={**setting.parameters, CALIBRATED: True})
         for setting in settings
