@@ -1,4 +1,4 @@
-"""Batch rate: the rate rule for a batch whose rows draft side by side. No threshold; plain decoding is one of its choices.
+"""Batch rate: the rate rule for a batch whose rows draft side by side. It has no threshold, and may choose plain decoding.
 
 The rule is ours, from renewal-reward theory as `rate` is. In a batch, every row pays for the deepest one. A draft forward
 and one more column of the target's forward cost the same whether one row wants them or all. So all rows decide
@@ -12,29 +12,32 @@ first tokens. Further ahead, each token is accepted with the live rows' mean run
 than one step matters where the first extra column is expensive and the next ones are cheap. Depth d = 0 is plain
 decoding: a batch for which drafting does not pay drafts nothing.
 
-Runs of accepted tokens are not geometric: where the draft is sure, they are long. If a recording is known, it says how many
-tokens a round of every fixed depth makes (`made`). The running acceptance rates then correct these numbers by the ratio of
-what they expect now and what they expected of the recording.
+The lengths of accepted runs are not geometric: where the draft is sure, the runs are long. If there is a recording, it says how
+many tokens a round of every fixed depth makes (`made`). The running acceptance rates correct these numbers by a ratio: what
+they expect now over what they expected of the recording.
 
 A batch may also settle on a depth before its round. Then no estimator is asked, and the round is one of a fixed length.
-What the policy itself takes is a part of C(d) for d > 0, if the table knows it (`own`). What it takes per drafted token,
-such as a head's forward, counts only where the estimator is asked.
+The seconds that the policy itself takes are a part of C(d) for d > 0, if the table has them (`own`). Those per drafted token,
+such as a head's forward, count only where the estimator is asked.
 
 A draft model must read a row's prompt before it drafts. These seconds are spread over the tokens of a usual response
 (`prompt`, `response`). They count for all rows, whether their prompts have been read or not: while a batch drafts, every
 new text is read.
 
-lambda is what rounds that asked the estimator have reached so far. Before they have, it is what the best fixed depth would
-reach by the running acceptance rates and the costs, times a gain. Stopping inside a round gains most for a row alone (`gain`),
-because many rows' chances even out (`gain_many`). With B rows the gain is gain_many + (gain - gain_many) / B^2: so it fell on
-the pairs that it was measured on. If lambda does not exceed the best fixed depth's rate by `SURER`, the batch settles on that
-depth. Fewer tokens are made than expected where texts end and slots stay free. A share is `kept` alone, `kept_many` with many
-rows, and kept_many + (kept - kept_many) / B with B. A batch drafts if the better rate, times this share and with the reading
-of prompts, exceeds the rate of plain decoding. Costs come from a table, never from a clock, so equal batches give equal texts.
+lambda is the rate of the rounds so far that asked the estimator. Before such rounds, it is the rate that the best fixed depth
+would reach by the running acceptance rates and the costs, times a gain. Stopping inside a round gains most for a row alone
+(`gain`), because the chances of many rows average out (`gain_many`). With B rows the gain is gain_many + (gain - gain_many) /
+B^2, because it fell like this on the pairs that were measured. If lambda does not exceed the best fixed depth's rate by the
+factor `SURER`, the batch settles on that depth.
 
-Whether to draft, lambda and the settled depth are a plan, because planning takes as long as a draft forward of a small model.
-The batch keeps to its plan for `HELD` further rounds (`RESTING` without drafts), unless its number of slots changes or all its
-rows are new. Rounds without drafts teach nothing, and what is known fades in them: when the next plan is made.
+Fewer tokens are made than expected where texts end and slots stay free. The share that is kept is `kept` for a row alone and
+`kept_many` with many rows. With B rows it is kept_many + (kept - kept_many) / B. A batch drafts if the better rate, times this
+share and with the reading of prompts, exceeds the rate of plain decoding. Costs come from a table, never from a clock, so equal
+batches give equal texts.
+
+Planning takes as long as a draft forward of a small model. So a plan holds for several rounds: whether to draft, lambda and the
+settled depth. The batch keeps to it for `HELD` further rounds (`RESTING` without drafts), unless its number of slots changes or
+all its rows are new. Rounds without drafts add no counts. The older counts fade by these rounds when the next plan is made.
 
 A row's text depends on its neighbours, but its distribution does not. The depth of a round is decided before its
 acceptance draws are looked at (`couples_rows`).
@@ -57,17 +60,18 @@ from toolkit.stopping.base import DrawnEstimator, State, StoppingPolicy, chances
 from toolkit.transfer import floats_on, numbers_of
 from toolkit.types import Drafted, Judged, Step
 
-# Columns of `seen` [B, 6], in which older rounds count less: drafted tokens that were accepted and those that were tried, a
-# round's first token and later ones apart; tokens made in rounds that asked the estimator, and what these rounds cost.
+# Columns of `seen` [B, 6], in which older rounds count less. Drafted tokens that were accepted and those that were tried: a
+# round's first token and later ones apart. Tokens made in rounds that asked the estimator, and what these rounds cost.
 FIRST, LATER, MADE, FIRST_TRIED, LATER_TRIED, SPENT = range(6)
 GOT, TRIED = slice(FIRST, MADE), slice(FIRST_TRIED, SPENT)
-# Columns of a plan [4 + D + 1]: rounds for which it still holds, slots that it was made for, whether to draft, the settled
-# depth (0: the estimator is asked), and what a live row's chances must exceed on average behind depth k = 0 .. D.
+# Columns of a plan [4 + D + 1]: rounds for which it still holds, slots that it was made for, and whether to draft.
+# Then the settled depth (0: the estimator is asked) and D + 1 prices. Behind depth k = 0 .. D, the live rows' mean chance must
+# exceed the k-th price.
 LEFT, SLOTS, DRAFTS, DEPTH, PRICE = range(5)
-# For so many further rounds a batch keeps to a plan with drafts, and to one without.
+# Further rounds for which a batch keeps to a plan with drafts, and to one without.
 HELD, RESTING = 15, 63
-# Asking the estimator must gain so much over the best fixed depth. Fixed lengths are what costs are measured with, while depths
-# that vary cost more in practice: each has shapes of its own to be captured.
+# Asking the estimator must gain this factor over the best fixed depth. Costs are measured with fixed lengths. Depths that vary
+# cost more in practice, because each has shapes of its own to be captured.
 SURER = 1.03
 NEVER = float("inf")
 
@@ -77,7 +81,7 @@ class Known:
     """What follows from the costs of a batch of one size, planned to depth D. The unit of cost is a round of plain decoding.
 
     cost   C(d) / C(0), d = 0 .. D, where the estimator is asked, as numbers
-    settled  the same where the depth is settled
+    settled  the same costs where the depth is settled
     reading  cost of a draft's reading of all rows' prompts, per token of a response
     gain   tokens per cost that stopping inside a round makes, over those of the best fixed depth
     kept   tokens that a fixed depth makes, as a share of the expected ones
@@ -85,10 +89,10 @@ class Known:
     longer [D]        accepted tokens of a fixed depth on the recording, over what `first` and `later` expect of it
     gaps [D + 1, D]   C(k + j) - C(k) for k = 0 .. D, j = 1 .. D; infinite beyond D
     powers [D]        0 .. D - 1
-    prior [6]         what `seen` starts from, all rows together; what is made is known only once the depth is
+    prior [6]         what `seen` starts from, all rows together; tokens made are 0 here, as they depend on the depth
     slots []          the size
-    tick [5 + D]      what one round takes off a plan that is kept
-    counts            what `seen` gains, by the most tokens of a row, and whether the depth was settled: `counted`
+    tick [5 + D]      what is subtracted from a kept plan per round
+    counts            values of `counted`, by the round's depth and whether this depth was settled
     """
 
     cost: list[float]
@@ -129,22 +133,21 @@ class BatchRate(StoppingPolicy):
     costs       a table by batch size, a JSON or CSV file (`toolkit.load_cost`); None: `cost_ratio` and `column_cost`
     cost_ratio  c, draft forward / target forward, whatever the batch
     column_cost  what one more token per row adds to a target forward, as a share of it
-    own         entry of `costs` with the seconds that this policy itself takes (`LoadCost.rules`); None: they count as free
+    own         entry of `costs` with the seconds that this policy itself takes (`LoadCost.rules`); None: they count as 0
     context     tokens before a forward that costs are taken at; None: the middle of those that the table was measured at
     longest     tokens before a forward in the longest of many rows, where a batch costs as much as its longest row does. With
-                B rows the context is longest - 2 (longest - context) / (B + 1), as the mean of even contexts' maxima.
+                B rows the context is longest - 2 (longest - context) / (B + 1): the expected maximum of B uniform contexts.
                 None: the mean context counts
-    prompt, response  tokens of a usual prompt, and of its response; without both, reading prompts counts as free
-    first, later  acceptance of a round's first token, and of one behind accepted ones, before anything is known
-    made        tokens that a round of a fixed depth 1, 2, .. makes on a recording whose acceptance is `first` and `later`;
-                deeper ones differ as the last one does from what these expect. None: as they expect
+    prompt, response  tokens of a usual prompt, and of its response; without both, the reading of prompts costs nothing
+    first, later  acceptance rate of a round's first token, and of one behind accepted ones, before any round
+    made        tokens that a round of a fixed depth 1, 2, .. makes on a recording whose acceptance rates are `first` and
+                `later`. Deeper rounds have the last one's ratio to what these rates expect. None: as these rates expect
     gain        tokens per cost that stopping inside a round makes for a row alone, over those of the best fixed depth,
-                before anything is known. Unless it is known to be small, it is worth finding out: the defaults exceed `SURER`
+                before any round. The defaults exceed `SURER`, so that the estimator is asked until the gain is known
     gain_many   the same for many rows
-    kept        tokens that a fixed depth makes, as a share of the expected ones, for a row alone: where a text ends, a round
-                makes fewer
+    kept        tokens that a fixed depth makes for a row alone, as a share of the expected ones: fewer where a text ends
     kept_many   the same for many rows
-    memory      how many tries that counts for, and how many rounds the past is remembered for
+    memory      how many tries the acceptance rates and the gain above count for, and how many rounds the past is remembered for
     rests       whether rounds without drafts are allowed
     settles     whether rounds of a settled depth are allowed
     deepest     the deepest round that is planned for: set by `within`
@@ -200,8 +203,11 @@ class BatchRate(StoppingPolicy):
     def init(self, num_rows: int, device: torch.device) -> State:
         """The state per row. A new row has zeros.
 
-        survival [B] of the round; share [B]: 1 / the number of live rows, 0 for others; seen [B, 6]: counts of older rounds;
-        plan [B, 5 + D]: the batch's, the same in all rows but new ones. In a round of a settled depth also settled [B].
+        survival [B]   of the round
+        share [B]      1 / the number of live rows, 0 for others
+        seen [B, 6]    counts of older rounds
+        plan [B, 5 + D]  the batch's plan, the same in all rows but new ones
+        settled [B]    the settled depth; only in rounds that have one
         """
         none = torch.zeros(num_rows, PRICE + self.deepest + 1, device=device)
         return {"survival": none[:, 0], "share": none[:, 0], "seen": none.new_zeros(num_rows, 6), "plan": none}
@@ -233,11 +239,11 @@ class BatchRate(StoppingPolicy):
         return new, live
 
     def _plan(self, live: Tensor, seen: Tensor) -> Tensor:
-        """A plan by what the live rows have seen: [5 + D]."""
+        """A plan from the counts of the live rows: [5 + D]."""
         known, weight = self._known(len(live), live.device), live.to(seen.dtype)
         rows, alive = weight.sum().clamp(min=1), weight.amax()  # without a live row there is nothing to plan for
         batch = torch.addmv(known.prior, seen.T, weight)
-        # Acceptance of first and later tokens: the batch's is shrunk to the prior. The rows' is shrunk to the batch's.
+        # Acceptance rates of first and later tokens: the batch's shrink to the prior, and the rows' to the batch's.
         of_batch = batch[GOT] / batch[TRIED]
         of_rows = torch.add(seen[:, GOT], of_batch, alpha=self.memory) / (seen[:, TRIED] + self.memory)
         first, later = (weight @ of_rows / rows).unbind()
@@ -253,8 +259,10 @@ class BatchRate(StoppingPolicy):
         return torch.cat([torch.stack([left, known.slots, drafts, depth]), rate * (known.gaps / ahead).amin(1)])
 
     def expected(self, batch: int) -> tuple[list[float], list[float]]:
-        """Tokens over plain decoding's in equal time at depth 1 .. D, by `first`, `later` and the costs: where the depth is
-        settled, and where the estimator is asked."""
+        """Tokens over plain decoding's in equal time at depth 1 .. D: where the depth is settled, and where it is not.
+
+        They follow from `first`, `later`, `made` and the costs. Where the depth is not settled, the estimator is asked.
+        """
         known = self._known(batch, torch.device("cpu"))
         made = [1 + more * longer for more, longer in zip(self._accepted(), known.longer.tolist(), strict=True)]
         settled, asked = (
