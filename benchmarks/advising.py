@@ -1,8 +1,8 @@
 """`analysis.advise` from two drafts and a prompts file to its answer, and the answer decoded live.
 
 The drafts for the toy target are the shipped one and one sliced to states of 64. The command runs as a user runs it, in a
-process of its own. Then the test half of the prompts is decoded at every batch size: by plain decoding, and by every method
-with the settings that the advice chose for it. They decode side by side (`benchmarks.side_by_side`).
+process of its own. Then the test half of the prompts is decoded at every batch size. Plain decoding and every method, with the
+settings that the advice chose for it, decode side by side (`benchmarks.side_by_side`).
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from toolkit.prompts import Prompt
 SLICED, PROMPTS, TURNS = 64, 96, 6
 SIZES = (1, 4, 16)
 THREADS = 1
-BOUND = 0.05  # how far the speed-up decoded live may be from the predicted one
+BOUND = 0.05  # allowed relative difference between the live speed-up and the predicted one
 
 
 @dataclass(frozen=True)
@@ -118,7 +118,7 @@ def _chosen(part: pd.DataFrame) -> dict[str, Any]:
 
 
 def _setting(line: Any, drafts: Sequence[str], out: Path) -> Setting:
-    """What a line of the advice decodes with: a batch rule is told what the advice has told it."""
+    """The setting of a line of the advice. A batch rule gets the parameters that it had in the advice."""
     parameters = json.loads(str(line.parameters))
     costs = out / f"costs-{drafts.index(line.draft)}.json"
     told = LoadCost.load(costs).about["told"].get(Setting(str(line.method), parameters).name)

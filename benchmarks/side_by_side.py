@@ -1,10 +1,10 @@
 """Contenders that decode one queue of prompts side by side: each for half a second, then the next one goes on.
 
 So a machine whose speed changes within seconds slows all of them alike (`benchmarks.relay`). Shorter turns would slow down
-plain decoding most: of small models, it needs some 15 rounds until the processor's caches hold what it uses. Every turn has a
-seed of its own, so that intervals over turns contain the chance of the texts. A turn without a clock comes first. In it,
-every shape that recurs is captured, for all contenders and with room for all shapes, as on a server that has run for long.
-In timed turns nothing is captured.
+plain decoding most. With small models it needs some 15 rounds until the processor's caches hold what it uses. Every turn has a
+seed of its own, so that intervals over turns include the random variation of the texts. A turn without a clock comes first. In
+it, every shape that recurs is captured, for all contenders and with room for all shapes. This is the state of a server that has
+run for long. In timed turns nothing is captured.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ from toolkit.session.capture import TracedForward
 from toolkit.types import Generation
 
 T = TypeVar("T")
-LEG = 0.5  # seconds: then the next contender goes on
-RECURS, ROOM = 3, 4096  # uses in the turn for warming up before a shape is captured; layers of the traces that are kept
+LEG = 0.5  # seconds until the next contender goes on
+RECURS, ROOM = 3, 4096  # uses before a shape is captured, while warming up; layers of the traces that are kept
 
 
 @dataclass(frozen=True)
 class Contender:
-    """What decodes: a setting, on one of the pairs."""
+    """A setting that decodes on one of the pairs."""
 
     setting: Setting
     pair: str = ""
@@ -90,7 +90,7 @@ def apart(function: Callable[..., T], *arguments: Any) -> T:
 
 
 def ratio(ours: Sequence[float], others: Sequence[float]) -> tuple[float, float, float]:
-    """How many times as fast, turn by turn: geometric mean, and its 95 % interval by Student's t."""
+    """Ratio of speeds of the same turn: geometric mean, and its 95 % interval by Student's t."""
     logs = np.log(np.asarray(ours) / np.asarray(others))
     half = float(t.ppf(0.975, len(logs) - 1)) * logs.std(ddof=1) / np.sqrt(len(logs)) if len(logs) > 1 else np.inf
     return float(np.exp(logs.mean())), float(np.exp(logs.mean() - half)), float(np.exp(logs.mean() + half))
@@ -99,9 +99,9 @@ def ratio(ours: Sequence[float], others: Sequence[float]) -> tuple[float, float,
 def latency(ends: Sequence[tuple[int, float]], size: int) -> tuple[float, float]:
     """Median and 95th percentile of a request's seconds, from the slot that it gets to its answer.
 
-    ends  each request's place in the queue, and when it ended; in the order of the ends, which is not the queue's
+    ends  each request's position in the queue, and when it ended; in the order of the ends, which is not that of the queue
 
-    Request k joins when for the (k - size + 1)-th time a slot has become free.
+    The first `size` requests join at 0. Later, request k joins when a slot becomes free for the (k - size + 1)-th time.
     """
     joined = [0.0] * size + [seconds for _, seconds in ends]
     found = [seconds - joined[request] for request, seconds in ends]
@@ -114,7 +114,7 @@ def latency(ends: Sequence[tuple[int, float]], size: int) -> tuple[float, float]
 def _job(
     pair: ModelPair, prompts: Sequence[str], method: Method, sampling: Sampling, size: int
 ) -> Callable[[Watch], tuple[int, list[tuple[int, float]]]]:
-    """Decodes the queue: the number of tokens, and which texts ended when, in this order."""
+    """A job that decodes the queue. It gives the number of tokens, and which texts ended when, in the order of their ends."""
 
     def run(watch: Watch) -> tuple[int, list[tuple[int, float]]]:
         ends, passed = list[tuple[int, float]](), [0.0]
