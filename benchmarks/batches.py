@@ -215,7 +215,7 @@ def shortfalls(lines: Sequence[dict[str, Any]]) -> list[str]:
 
 
 def predicted_ahead(lines: Sequence[dict[str, Any]]) -> list[str]:
-    """Where the simulator has a batch rule more than `AHEAD` ahead of all others, and by how much it is, decoded."""
+    """Where the simulator has a batch rule more than `AHEAD` ahead of all others, and the decoded ratio to its second best."""
     found: list[str] = []
     for size, part in _by_size(lines).items():
         others = [line for line in part if line["method"] not in TOGETHER]
@@ -290,7 +290,7 @@ def _page(pair: ModelPair, count: int, tokens: int, turns: int) -> str:
         "prompts, and so were the seconds of the policies themselves.",
         f"With its whole interval below {ENOUGH} of the best other: {', '.join(shortfalls(lines)) or 'nowhere'}. The simulator "
         f"orders {alike} of {clear} clear gaps as live decoding does. Where it has a batch rule more than {AHEAD:.0%} ahead "
-        f"of all others, with the ratio that was decoded: {', '.join(predicted_ahead(lines)) or 'nowhere'}.",
+        f"of all others, with the decoded ratio to the best of them by the simulator: {', '.join(predicted_ahead(lines)) or 'nowhere'}.",
         summary(lines), table(lines), LATENCY, latencies(lines), MODELLED, modelled_beside(costs, pair),
     ])  # fmt: skip
 

@@ -50,7 +50,8 @@ class SlowBatchRate:
         pooled = [share(total(kind, 0), total(kind, 1), priors[kind]) for kind in (FIRST, LATER)]
         chances = [[share(*seen[kind], pooled[kind]) for kind in (FIRST, LATER)] for seen in self.seen]
         self.later = sum(chances[row][LATER] for row in self.live) / max(len(self.live), 1)
-        gained = lambda d: sum(chances[row][FIRST] * self.ahead(d) for row in self.live) * self.longer(d)
+        mean = lambda d: sum(self.accepted(chances[row][FIRST], d) for row in self.live) / max(len(self.live), 1)
+        gained = lambda d: len(self.live) * min(max(mean(d), 0), d)
         count = max(len(self.live), 1)
         rates = lambda costs: [(count + gained(d)) / costs[d] / count for d in range(1, deepest + 1)]  # per row
         fixed, asked = rates(self.settled_cost), max(rates(self.cost))
@@ -63,13 +64,13 @@ class SlowBatchRate:
         pays = 1 / (self.kept * rate) + self.reading < self.cost[0]
         return bool(self.live) and (pays or not policy.rests)
 
-    def longer(self, depth: int) -> float:
-        """What a fixed depth made on the recording, without the target's own token, over what was expected."""
-        policy = self.policy
-        if policy.made is None:
-            return 1.0
-        known = min(depth, len(policy.made))
-        return (policy.made[known - 1] - 1) / (policy.first * sum(policy.later**j for j in range(known)))
+    def accepted(self, first: float, depth: int) -> float:
+        """Tokens accepted of a fixed depth: by the acceptance rates, and what the recording had beyond them."""
+        policy, beyond = self.policy, 0.0
+        if policy.made is not None:
+            known = min(depth, len(policy.made))
+            beyond = policy.made[known - 1] - 1 - policy.first * sum(policy.later**j for j in range(known))
+        return first * self.ahead(depth) + beyond
 
     def ahead(self, count: int) -> float:
         """Tokens accepted of the next `count`, if the first is."""

@@ -117,6 +117,7 @@ class RecordedPair:
             known = {**self.usual, "memory": TRUSTED, "own": own if own in costs.rules else None}
             left = {name.removeprefix("policy.") for name in setting.parameters}
             left |= {"longest"} if drops == "always" else set()
+            left |= {"made"} if left & {"first", "later"} else set()  # the two rates that it goes with
             known = {name: value for name, value in known.items() if name not in left}
             loads = {("gain", "kept"): Load(1, drops=drops), ("gain_many", "kept_many"): Load(MANY, drops=drops)}
             for name, load in loads.items():

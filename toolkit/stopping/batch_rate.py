@@ -12,9 +12,9 @@ first tokens. Further ahead, each token is accepted with the live rows' mean run
 than one step matters where the first extra column is expensive and the next ones are cheap. Depth d = 0 is plain
 decoding: a batch for which drafting does not pay drafts nothing.
 
-The lengths of accepted runs are not geometric: where the draft is sure, the runs are long. If there is a recording, it says how
-many tokens a round of every fixed depth makes (`made`). The running acceptance rates correct these numbers by a ratio: what
-they expect now over what they expected of the recording.
+The lengths of accepted runs are not geometric, and texts end inside of rounds. If there is a recording, it says how many tokens
+a round of every fixed depth makes (`made`). What it has beyond the tokens that the two acceptance rates expect of it is added
+to what the running rates expect.
 
 A batch may also settle on a depth before its round. Then no estimator is asked, and the round is one of a fixed length.
 The seconds that the policy itself takes are a part of C(d) for d > 0, if the table has them (`own`). Those per drafted token,
@@ -86,7 +86,7 @@ class Known:
     gain   tokens per cost that stopping inside a round makes, over those of the best fixed depth
     kept   tokens that a fixed depth makes, as a share of the expected ones
     deeper [2, D]     C(1) .. C(D) where the depth is settled, and where the estimator is asked
-    longer [D]        accepted tokens of a fixed depth on the recording, over what `first` and `later` expect of it
+    beyond [D]        accepted tokens of a fixed depth on the recording, less those that `first` and `later` expect of it
     gaps [D + 1, D]   C(k + j) - C(k) for k = 0 .. D, j = 1 .. D; infinite beyond D
     powers [D]        0 .. D - 1
     prior [6]         what `seen` starts from, all rows together; tokens made are 0 here, as they depend on the depth
@@ -101,7 +101,7 @@ class Known:
     gain: float
     kept: float
     deeper: Tensor
-    longer: Tensor
+    beyond: Tensor
     gaps: Tensor
     powers: Tensor
     prior: Tensor
@@ -141,7 +141,7 @@ class BatchRate(StoppingPolicy):
     prompt, response  tokens of a usual prompt, and of its response; without both, the reading of prompts costs nothing
     first, later  acceptance rate of a round's first token, and of one behind accepted ones, before any round
     made        tokens that a round of a fixed depth 1, 2, .. makes on a recording whose acceptance rates are `first` and
-                `later`. Deeper rounds have the last one's ratio to what these rates expect. None: as these rates expect
+                `later`. Deeper rounds differ from what these rates expect as the last one does. None: as these rates expect
     gain        tokens per cost that stopping inside a round makes for a row alone, over those of the best fixed depth,
                 before any round. The defaults exceed `SURER`, so that the estimator is asked until the gain is known
     gain_many   the same for many rows
@@ -248,7 +248,8 @@ class BatchRate(StoppingPolicy):
         of_rows = torch.add(seen[:, GOT], of_batch, alpha=self.memory) / (seen[:, TRIED] + self.memory)
         first, later = (weight @ of_rows / rows).unbind()
         ahead = (later**known.powers).cumsum(0)  # [D]: accepted of the next j tokens if the first is
-        made = 1 + first * ahead * known.longer  # tokens per row
+        accepted = (first * ahead + known.beyond).clamp(min=0)
+        made = 1 + torch.minimum(accepted, known.powers + 1)  # tokens per row
         (fixed, asked), depths = (made / known.deeper).max(1)  # per unit of cost
         rate = torch.add(batch[MADE], asked, alpha=self.memory * known.gain) / batch[SPENT]
         settled = rate <= SURER * fixed if self.settles else torch.zeros_like(alive)
@@ -264,7 +265,8 @@ class BatchRate(StoppingPolicy):
         They follow from `first`, `later`, `made` and the costs. Where the depth is not settled, the estimator is asked.
         """
         known = self._known(batch, torch.device("cpu"))
-        made = [1 + more * longer for more, longer in zip(self._accepted(), known.longer.tolist(), strict=True)]
+        accepted = zip(self._accepted(), known.beyond.tolist(), strict=True)
+        made = [1 + min(max(more + beyond, 0), depth) for depth, (more, beyond) in enumerate(accepted, start=1)]
         settled, asked = (
             [tokens / cost for tokens, cost in zip(made, costs[1:], strict=True)]
             for costs in (known.settled, known.cost)
@@ -296,11 +298,11 @@ class BatchRate(StoppingPolicy):
         """Tokens that `first` and `later` expect to be accepted of the first 1 .. D."""
         return [self.first * sum(self.later**j for j in range(depth)) for depth in range(1, self.deepest + 1)]
 
-    def _longer(self) -> list[float]:
-        """`Known.longer`."""
+    def _beyond(self) -> list[float]:
+        """`Known.beyond`."""
         made = list(self.made or ())[: self.deepest]
-        found = [(tokens - 1) / more for tokens, more in zip(made, self._accepted(), strict=False)]
-        return found + (found[-1:] or [1.0]) * (self.deepest - len(found))
+        found = [tokens - 1 - more for tokens, more in zip(made, self._accepted(), strict=False)]
+        return found + (found[-1:] or [0.0]) * (self.deepest - len(found))
 
     def _contexts(self, batch: int) -> float:
         """Tokens before a forward that a batch of this size pays for."""
@@ -329,7 +331,7 @@ class BatchRate(StoppingPolicy):
             prior = [tried * self.first, tried * self.later, 0.0, tried, tried, tried]
             tick = [1.0] + [0.0] * (PRICE + self.deepest)
             powers = [float(depth) for depth in depths[:-1]]
-            lists = [settled[1:], cost[1:]], self._longer(), gaps, powers, prior, float(batch), tick
+            lists = [settled[1:], cost[1:]], self._beyond(), gaps, powers, prior, float(batch), tick
             tensors = [floats_on(device, values) for values in lists]
             gain = self.gain_many + (self.gain - self.gain_many) / batch**2
             kept = self.kept_many + (self.kept - self.kept_many) / batch

@@ -154,6 +154,8 @@ def test_running_acceptance_counts_first_and_later_tokens():
         {"cost_ratio": 0.2, "first": 0.6, "later": 0.5, "memory": 3.0, "prompt": 9, "response": 5},
         {"cost_ratio": 0.4, "first": 0.6, "later": 0.5, "memory": 2.0, "made": [1.5, 1.9, 2.4]} | SETTLES,
         {"cost_ratio": 0.3, "first": 0.6, "later": 0.5, "memory": 3.0, "made": [1.6, 1.7, 1.8, 1.9, 2.0]},
+        {"cost_ratio": 0.5, "first": 0.6, "later": 0.5, "memory": 1.5, "made": [2.0, 2.8]},
+        {"cost_ratio": 0.2, "first": 0.5, "later": 0.9, "memory": 1.5, "made": [1.0], "rests": False},
         {
             "cost_ratio": 0.4,
             "column_cost": 0.2,
@@ -327,9 +329,9 @@ def test_a_recording_says_what_fixed_depths_make():
         state, _ = policy.begin(live, policy.init(2, live.device))
         depths.append(int(state["settled"][0]))
         expected = made or [1.6, 1.9, 2.05, 2.125]
-        longer = [(tokens - 1) / more for tokens, more in zip(expected, [0.6, 0.9, 1.05, 1.125], strict=False)]
-        longer += longer[-1:] * (4 - len(longer))
-        assert policy._known(2, live.device).longer.tolist() == pytest.approx(longer)
+        beyond = [tokens - 1 - more for tokens, more in zip(expected, [0.6, 0.9, 1.05, 1.125], strict=False)]
+        beyond += beyond[-1:] * (4 - len(beyond))
+        assert policy._known(2, live.device).beyond.tolist() == pytest.approx(beyond, abs=1e-6)
         settled, asked = policy.expected(2)
         assert settled == asked
         assert settled[: len(expected)] == pytest.approx([t / (1.2 + 0.2 * d) for d, t in enumerate(expected)])
