@@ -16,9 +16,6 @@ parts of the prompts train and calibrate heads for every draft. The advice then 
 
 from __future__ import annotations
 
-import json
-import re
-import shlex
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -27,6 +24,7 @@ from typing import Any
 import pandas as pd
 
 from analysis.figures.loads import speedups
+from analysis.loads.advised import next_line, overrides_of
 from analysis.loads.choosing import (
     FIXED,
     Candidate,
@@ -45,12 +43,11 @@ from analysis.tables.console import show
 from analysis.tables.files import markdown, save_table
 from analysis.tables.grid import PLAIN, Setting, expand
 from analysis.tables.workbench import Workbench
-from toolkit.config import instantiate, plain, quoted
+from toolkit.config import instantiate, plain
 from toolkit.errors import InputError
 from toolkit.io import content_hash, write_text
 from toolkit.pair import ModelPair
 from toolkit.prompts import Prompt
-from toolkit.sampling import Sampling
 from toolkit.stage import command, open_stage, prompt_files
 from toolkit.tracking import log_image, log_table, wandb_run
 
@@ -67,7 +64,6 @@ IGNORED = (
     "drops",
     "hidden",
 )
-WORD = re.compile(r"[\w./@+-]+")  # what an override may hold without quotes
 FEWEST = 8  # prompts; fewer cannot be split into two parts that say anything
 SHARES = {"dev": 0.5, "test": 0.5}
 FEWEST_TRAINED = 32
@@ -174,7 +170,8 @@ def _names(cfg: Any, pair: ModelPair) -> list[str]:
     if len(given) != len(pair.drafts):
         return [f"draft {number}" for number in range(len(pair.drafts))]
     short = [Path(name).name for name in given]
-    return short if len(set(short)) == len(short) else [str(name) for name in given]
+    names = short if len(set(short)) == len(short) else [str(name) for name in given]
+    return [name if names.count(name) == 1 else f"{name} ({number})" for number, name in enumerate(names)]
 
 
 def _single(pair: ModelPair, number: int, heads: list[str | None] | None, name: str) -> ModelPair:
@@ -196,16 +193,8 @@ def _publish(
     answer = table[table.advised & (table.batch == min(sizes))].iloc[0]
     best = _best_draft(table, candidates, answer)
     where = dict(zip([one.draft for one in candidates], _sources(cfg, candidates), strict=True))
-    overrides = [f"method={answer.method}", *_overrides(answer.parameters)]
-    pairs = {one.draft: one.dev for one in candidates}
-    if answer.method != PLAIN and (head := pairs[answer.draft].head_of(answer.method)) is not None:
-        overrides.append(f"head={head}")
-    if answer.method != PLAIN:
-        number = [one.draft for one in candidates].index(answer.draft)
-        setting = Setting(answer.method, json.loads(answer.parameters))
-        if told := candidates[number].dev.told(setting, candidates[number].costs):
-            known = {"costs": (folder / f"costs-{number}.json").resolve(), **told}
-            overrides += [f"method.policy.{name}={value}" for name, value in known.items() if value is not None]
+    number = [one.draft for one in candidates].index(best)
+    overrides = overrides_of(answer, candidates[number], folder / f"costs-{number}.json")
     greedy = best_lengths(table, best, greedy=True) if table.greedy.any() else None
     write_exports(folder / "exports", where[best], best_lengths(table, best, greedy=False), greedy, overrides)
     text = [f"# Advice ({about})", *(f"- {line}" for line in said), markdown(readable(table))]
@@ -213,30 +202,20 @@ def _publish(
     first = ("batch", "method", "times plain", "note", "tokens/s")
     title = f"batch size {', '.join(map(str, sizes))}; {about}; settings chosen on dev prompts, numbers of test prompts"
     show(readable(table), title, folder / "advice.md", first)
-    if (warning := unlike_plain(table)) is not None:
+    if source == "measured" and (warning := unlike_plain(table)) is not None:
         print(warning)
     alone = f"vllm.json by batch size, the others for batch size {min(sizes)}"
     print("\n" + "\n".join(said) + f"\nfiles for serving engines: {folder / 'exports'} ({alone})")
-    print(f"fixed lengths of {best}, for transformers.json: {said_of_lengths(table, best, greedy=False)}")
+    if (table.method == FIXED).any():
+        engines = "the engines" if greedy is None else "transformers.json"
+        print(f"fixed lengths of {best}, for {engines}: {said_of_lengths(table, best, greedy=False)}")
     if greedy is not None:
         print(f"with greedy drafts, for the other engines: {said_of_lengths(table, best, greedy=True)}")
     if answer.method != PLAIN:
-        print(_next(cfg, overrides, where[best]))
+        print(next_line(cfg, overrides, where[best], min(sizes)))
     with wandb_run("advise", plain(cfg), folder, track=cfg.track) as wandb:
         log_table(wandb, "advise/advice", table)
         log_image(wandb, "advise/speedup", figure)
-
-
-def _next(cfg: Any, overrides: Sequence[str], draft: str) -> str:
-    """The line that decodes as advised for the smallest batch size."""
-    named = {"pair.target": cfg.pair.target, "pair.draft": draft, "prompts.path": plain(cfg.prompts).get("path")}
-    words = [
-        f"{key}={value if WORD.fullmatch(str(value)) else quoted(str(value))}" for key, value in named.items() if value
-    ]
-    usual = {**vars(Sampling(max_new_tokens=128)), "stop": []}
-    asked = {key: value for key, value in plain(cfg.sampling).items() if key in usual and value != usual[key]}
-    words += [f"sampling.{key}={json.dumps(value)}" for key, value in asked.items()]
-    return f"next: python -m toolkit.decode {shlex.join([*overrides, *words])}"
 
 
 def _best_draft(table: pd.DataFrame, candidates: Sequence[Candidate], answer: Any) -> str:
@@ -250,10 +229,6 @@ def _sources(cfg: Any, candidates: Sequence[Candidate]) -> list[str]:
     given = plain(cfg.pair).get("draft") or plain(cfg.pair).get("drafts") or []
     given = [given] if isinstance(given, str) else list(given)
     return given if len(given) == len(candidates) else [one.draft for one in candidates]
-
-
-def _overrides(parameters: str) -> list[str]:
-    return [f"method.{name}={json.dumps(value)}" for name, value in json.loads(parameters).items() if value is not None]
 
 
 if __name__ == "__main__":

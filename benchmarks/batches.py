@@ -290,7 +290,8 @@ def _page(pair: ModelPair, count: int, tokens: int, turns: int) -> str:
         "prompts, and so were the seconds of the policies themselves.",
         f"With its whole interval below {ENOUGH} of the best other: {', '.join(shortfalls(lines)) or 'nowhere'}. The simulator "
         f"orders {alike} of {clear} clear gaps as live decoding does. Where it has a batch rule more than {AHEAD:.0%} ahead "
-        f"of all others, with the decoded ratio to the best of them by the simulator: {', '.join(predicted_ahead(lines)) or 'nowhere'}.",
+        "of all others, with the decoded ratio to the best of them by the simulator: "
+        f"{', '.join(predicted_ahead(lines)) or 'nowhere'}.",
         summary(lines), table(lines), LATENCY, latencies(lines), MODELLED, modelled_beside(costs, pair),
     ])  # fmt: skip
 

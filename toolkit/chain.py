@@ -10,7 +10,7 @@ import re
 import secrets
 import shlex
 from collections.abc import Iterable, Mapping, Sequence
-from itertools import product
+from itertools import chain, product
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,6 @@ from toolkit.errors import InputError
 NAME = re.compile(r"\{([^{}$]*)\}")
 KEY = re.compile(r"\$\{(?:oc\.select:)?([\w.]+)(?:,([^${}]*))?\}")  # of the config, and what stands for a missing one
 NAMED = re.compile(r"[A-Za-z]\w*")  # what may name a config, and is put into an override as it is
-NOT_TEXT = ("true", "false", "null", "nan", "inf")
 
 
 def run_stages(
@@ -57,16 +56,30 @@ def plan_stages(
         for key in ("prompts", "pair"):
             if isinstance(said := configs.plain(config).get(key), Mapping) and said.get("_target_"):
                 get_method(said["_target_"])
-        said = shlex.join(_said(stage.get("overrides", ()), planned, stages))
-        print(f"{name}: python -m {stage['run'].rpartition('.')[0]} {said}")
+        told = _inherited(stage, config, root_dir), _said(stage.get("overrides", ()), planned, stages)
+        print(f"{name}: python -m {stage['run'].rpartition('.')[0]} {shlex.join(chain(*told))}")
         planned[name] = Path(root_dir, name)
     return planned
+
+
+def _inherited(stage: Mapping[str, Any], config: Any, root_dir: Path | str) -> list[str]:
+    """Overrides for what a stage has from the experiment's config and not from its own: the nodes it inherits, `root_dir`."""
+    usual = configs.plain(configs.compose(stage["config"]))
+    words = [] if str(root_dir) == usual["paths"]["root_dir"] else [configs.override("paths.root_dir", root_dir)]
+    for key in stage.get("inherit", ()):
+        for name, value in configs.plain(config[key]).items():
+            if name not in usual[key] or usual[key][name] != value:
+                words.append(configs.override(f"{'' if name in usual[key] else '+'}{key}.{name}", value))
+    return words
 
 
 def _said(overrides: Sequence[str], folders: Iterable[str], within: Any) -> list[str]:
     """The overrides as one would type them, with values for keys, and a stage's name in capitals for its folder."""
     marks = _Marks({name: name.upper() for name in folders})
-    return [str(marks.filled(marks.put(str(word), within))) for word in overrides]
+    words = [marks.put(str(word), within) for word in overrides]
+    for mark, text in marks.texts.items():
+        words = [word.replace(mark, configs.quoted(text)[1:-1]) for word in words]
+    return words
 
 
 def _composed(stage: Mapping[str, Any], folders: Mapping[str, Path], root_dir: Path | str, within: Any) -> Any:
@@ -144,7 +157,7 @@ class _Marks:
         if value is None and found[2] is not None:
             return found[2]
         if isinstance(value, str):
-            return value if NAMED.fullmatch(value) and value.lower() not in NOT_TEXT else self.of(value)
+            return value if NAMED.fullmatch(value) and value.lower() not in configs.NOT_TEXT else self.of(value)
         return {None: "null"}.get(value, str(value))
 
     def filled(self, value: Any) -> Any:

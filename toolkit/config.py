@@ -11,10 +11,12 @@ from typing import Any
 from toolkit import config_files
 from toolkit.config_files import (
     CONF,
+    NOT_TEXT,
     choices,
     escaped,
     find,
     flatten,
+    override,
     plain,
     quoted,
     searching,
@@ -27,6 +29,7 @@ from toolkit.schema.arguments import checked
 
 __all__ = [
     "CONF",
+    "NOT_TEXT",
     "choices",
     "compose",
     "escaped",
@@ -35,6 +38,7 @@ __all__ = [
     "instantiate",
     "method",
     "method_config",
+    "override",
     "plain",
     "quoted",
     "searching",

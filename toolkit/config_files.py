@@ -17,6 +17,8 @@ from typing import Any
 from toolkit.errors import InputError
 
 CONF = Path(__file__).resolve().parent.parent / "conf"
+BARE = re.compile(r"[A-Za-z./_][A-Za-z0-9./_@+-]*")  # a text that an override may hold without quotes
+NOT_TEXT = ("true", "false", "null", "nan", "inf")  # words that are read as something else
 _folders: tuple[Path, ...] = ()  # the user's own
 
 
@@ -97,6 +99,22 @@ def quoted(text: str) -> str:
     text = escaped(text)
     text = re.sub(r"(\\*)(\"|$)", lambda found: found[1] * 2 + ("\\" if found[2] else "") + found[2], text)
     return f'"{text}"'
+
+
+def override(key: str, value: Any) -> str:
+    """`key=value` without blanks, as it is read back on a command line: texts, paths, numbers, lists, mappings and null."""
+    return f"{key}={_written(value)}"
+
+
+def _written(value: Any) -> str:
+    if isinstance(value, Mapping):
+        return "{" + ",".join(f"{key}:{_written(one)}" for key, one in value.items()) + "}"
+    if isinstance(value, list | tuple):
+        return "[" + ",".join(map(_written, value)) + "]"
+    if value is None or isinstance(value, bool | int | float):
+        return "null" if value is None else repr(float(value) if isinstance(value, float) else value).lower()
+    text = str(value)
+    return text if BARE.fullmatch(text) and text.lower() not in NOT_TEXT else quoted(text)
 
 
 def flatten(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

@@ -230,6 +230,10 @@ def check_policy(policy: StoppingPolicy, hidden_size: int = 2, rounds: int = 4, 
         assert torch.equal(value, torch.cat([state[key] for state in alone])), f"{key} mixes rows"
 
 
+class NotRecorded(AssertionError, AttributeError):
+    """A policy reads what recordings do not hold; `hasattr` says that it is not there."""
+
+
 class _Recordable:
     """A live step of which only the names of `Step` can be read, as of a recorded one."""
 
@@ -237,7 +241,8 @@ class _Recordable:
         self._step = step
 
     def __getattr__(self, name: str) -> Any:
-        assert name in STEP_NAMES, f"reads step.{name}, which recordings do not hold; they hold {', '.join(STEP_NAMES)}"
+        if name not in STEP_NAMES:
+            raise NotRecorded(f"reads step.{name}, which recordings do not hold; they hold {', '.join(STEP_NAMES)}")
         return getattr(self._step, name)
 
 

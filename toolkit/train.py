@@ -10,7 +10,6 @@ composes and checks every stage and prints the plan: no model is loaded.
 from __future__ import annotations
 
 import inspect
-import re
 import shlex
 from collections.abc import Sequence
 from contextlib import ExitStack
@@ -24,7 +23,7 @@ from pytorch_lightning.loggers import Logger, WandbLogger
 
 from toolkit.acceptance.saved import SavedHead
 from toolkit.chain import fill_folders, plan_stages, run_stages
-from toolkit.config import escaped, instantiate, plain, quoted
+from toolkit.config import escaped, instantiate, override, plain
 from toolkit.errors import InputError
 from toolkit.io import read_json, write_text
 from toolkit.session.states import check_layers, counted, layers_of
@@ -53,7 +52,6 @@ from toolkit.training.start import (
 from toolkit.training.trainer import build_trainer
 from toolkit.training.yardsticks import comparison, complaint, yardsticks
 
-PLAIN = re.compile(r"[\w./@+-]+")  # what an override may hold without quotes
 # Keys that do not determine the head. The data do, by their content.
 IGNORED = ("before", "after", "tags", "prompts", "sampling", "toy", "dry_run", "optimized_metric")
 
@@ -100,7 +98,7 @@ def run(cfg: Any) -> Path:
     run_stages(cfg.after, cfg.paths.root_dir, {**folders, "train": stage.folder})
     kind: type[SavedHead] = get_class(cfg.head._target_)
     named = {"head": stage.folder / HEAD, "pair.target": cfg.pair.target, "pair.draft": cfg.pair.draft}
-    words = [f"{key}={value if PLAIN.fullmatch(str(value)) else quoted(str(value))}" for key, value in named.items()]
+    words = [override(key, value) for key, value in named.items()]
     use = kind.use_of(kind.load(stage.folder / HEAD)[0].config)
     print(f"next: python -m toolkit.decode {use} {shlex.join(words)}")
     return stage.folder

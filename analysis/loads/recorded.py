@@ -6,7 +6,7 @@ named after everything that they depend on. So a second call with other costs or
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from itertools import pairwise
@@ -15,8 +15,10 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+import torch
 
 from analysis.loads.simulator import Load, Served, serve
+from analysis.replay.policies import replay_rounds
 from analysis.tables.grid import PLAIN, YARDSTICKS, Setting
 from analysis.tables.replayed_settings import Recording
 from analysis.tables.workbench import Workbench, reads_head
@@ -27,7 +29,6 @@ from toolkit.io import write_atomic
 from toolkit.load_cost import LoadCost, RuleSeconds
 from toolkit.stopping import BatchRate, Bounded, Fixed, StoppingPolicy
 from toolkit.trace import Trace
-from toolkit.trace.rounds import Geometry
 from toolkit.verification.rules.rejection import Rejection
 
 HEADLESS = "needs a trained head"
@@ -232,22 +233,14 @@ def fixed_lengths(trace: Trace) -> tuple[list[float], float, float]:
 
     Both rates are over the rounds of all lengths. As in decoding, a round starts where the one before has ended.
     """
-    run, texts = Geometry.of(trace).run.tolist(), list(pairwise(trace.text_first.tolist()))
     made, counts = list[float](), np.zeros(4)  # first tokens accepted, tried; later ones
     for length in range(1, trace.max_drafted + 1):
-        rounds = [min(run[start], length) for first, end in texts for start in _starts(run, first, end, length)]
-        made.append(round(sum(end - first for first, end in texts) / len(rounds), 3))
-        accepted = np.array(rounds)
-        later = np.maximum(accepted - 1, 0).sum(), (np.minimum(accepted + 1, length) - 1).sum()
-        counts += [(accepted > 0).sum(), len(rounds), *later]
+        rounds = [torch.stack(columns) for columns in replay_rounds(trace, Fixed(length))]
+        _, _, drafted, _, accepted, produced = torch.cat(rounds, dim=1).numpy()
+        made.append(round(float(produced.mean()), 3))
+        later = np.maximum(accepted - 1, 0).sum(), np.maximum(np.minimum(accepted + 1, drafted) - 1, 0).sum()
+        counts += [(accepted > 0).sum(), (drafted > 0).sum(), *later]
     return made, _share(counts[0], counts[1]), _share(counts[2], counts[3])
-
-
-def _starts(run: Sequence[int], start: int, end: int, length: int) -> Iterator[int]:
-    """Where the rounds of a text start."""
-    while start < end:
-        yield start
-        start += min(run[start], length) + 1
 
 
 def _share(count: float, of: float) -> float:

@@ -54,21 +54,34 @@ def test_quoted_texts_stay_as_they_are(name):
         assert config.method_config("specdec_pp", [], name).policy.estimator.head == name
 
 
-@pytest.mark.parametrize("target", ["my/target", "/data/my target,2", "${x}"])
+@pytest.mark.parametrize("target", ["my/target", "/data/my target,2", "${x}", 'a"b', "a\\", "C:\\x\\"])
 def test_a_plan_is_printed_as_one_would_type_it(target, tmp_path, capsys):
     """Every printed line composes, with values in the places of keys, and with capitals for folders that are made later."""
     words = ["+experiment=heads", f"pair.target={config.quoted(target)}", "prompts.path=mine.jsonl"]
-    cfg = config.compose("train", [*words, "sampling.temperature=.5", "dry_run=true", f"paths.root_dir={tmp_path}"])
-    train.run(cfg)
-    said = dict(re.findall(r"^(\w+): python -m (.*)$", capsys.readouterr().out, re.MULTILINE))
+    said = planned([*words, "sampling.temperature=.5"], tmp_path, capsys)
     assert list(said) == ["responses", "mix", "traces", "preread", "dev", "test", "frontier", "report"]
-    for name, line in said.items():
-        module, *told = shlex.split(line)
-        made = config.compose(module.rpartition(".")[2], told)
-        assert name in ("frontier", "report") or made.pair.target == target
-    sweep = config.compose("sweep", shlex.split(said["dev"])[1:])
-    assert sweep.sampling.temperature == 0.5 and sweep.prompts.path == "mine.jsonl"
-    assert sweep.grid.rate.head == ["PREREAD/head"]
+    assert all(name in ("frontier", "report") or cfg.pair.target == target for name, cfg in said.items())
+    assert said["dev"].sampling.temperature == 0.5 and said["dev"].prompts.path == "mine.jsonl"
+    assert said["dev"].grid.rate.head == ["PREREAD/head"]
+
+
+@pytest.mark.parametrize("pair", [["pair.target=mine/t", "pair.draft=mine/d"], ["pair=llama_2x68m_2_13b"]])
+def test_a_plan_says_what_a_stage_inherits(pair, tmp_path, capsys):
+    words = ["+experiment=dsbd_figure6", *pair]
+    expected = config.compose("train", words).pair
+    for cfg in planned(words, tmp_path, capsys).values():
+        if "pair" in cfg:
+            assert {**config.plain(cfg.pair), **config.plain(expected)} == config.plain(cfg.pair)
+
+
+def planned(words, root, capsys):
+    """The composed configs of the lines that a dry run prints, by stage."""
+    train.run(config.compose("train", [*words, "dry_run=true", f"paths.root_dir={root}"]))
+    lines = dict(re.findall(r"^(\w+): python -m (.*)$", capsys.readouterr().out, re.MULTILINE))
+    told = {name: shlex.split(line) for name, line in lines.items()}
+    made = {name: config.compose(module.rpartition(".")[2], words) for name, (module, *words) in told.items()}
+    assert all(str(cfg.paths.root_dir) == str(root) for cfg in made.values())
+    return made
 
 
 def test_a_folders_name_is_not_looked_into():

@@ -92,6 +92,8 @@ class RecordedStep:
 
         def __getattr__(self, name: str) -> NoReturn:
             """Names of a live step that a recording does not hold: distributions over the whole vocabulary."""
+            if name in STEP_NAMES:  # its property has raised an AttributeError of its own: again, as it is
+                object.__getattribute__(self, name)
             raise AttributeError(f"a recorded step has no {name}: policies may read {', '.join(STEP_NAMES)}")
 
     def _hidden(self, index: Tensor) -> Tensor:

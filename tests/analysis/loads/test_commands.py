@@ -48,6 +48,7 @@ def test_from_two_drafts_and_a_file_to_an_answer(tmp_path, capsys):
     (line,) = re.findall(r"^next: python -m toolkit.decode (.*)$", said, re.MULTILINE)
     cfg = config.compose("decode", shlex.split(line))
     assert cfg.pair.draft == "toy/draft" and cfg.sampling.max_new_tokens == 12 and cfg.prompts.path.endswith(".jsonl")
+    assert cfg.batch_size == 1
     table = pd.read_csv(folder / "advice.csv")
     assert set(table.batch) == {1, 8} and set(table.draft) == {"draft", "target"}
     assert (table[table.draft == "target"].speedup.max() < 1.3) and table.groupby("batch").advised.sum().tolist() == [
