@@ -23,6 +23,7 @@ from benchmarks import (
     assisted,
     batches,
     beams,
+    certificates,
     choice_rules,
     copying,
     distilling,
@@ -101,6 +102,7 @@ def multirun() -> str:
 
 
 FIGURES: dict[str, Callable[[], str]] = {
+    "certificates": certificates.certificates,
     "distributions": exactness.chain_distributions,
     "outputs": exactness.whole_outputs,
     "greedy": exactness.greedy_equals_target,
