@@ -40,7 +40,7 @@ def with_rules(
     prompts: Sequence[Any],
     sampling: Sampling,
     batch_sizes: Sequence[int],
-    num_rounds: int = 24,
+    num_rounds: int = 16,
 ) -> LoadCost:
     """The cost table with the seconds of these methods' policies. Methods that it has already are not measured again.
 
