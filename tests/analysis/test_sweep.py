@@ -130,7 +130,8 @@ def test_other_weights_are_decoded_anew(tmp_path, decoded):
     assert len(decoded) == 4
 
 
-def test_the_summary_names_no_part_that_there_is_not_and_no_seconds_of_replays(tmp_path, capsys, decoded):
+def test_the_summary_names_no_part_that_there_is_not_and_no_seconds_of_replays(tmp_path, capsys, decoded, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "300")  # all columns fit
     replayed = sweep_config(tmp_path, grid=SMALL, source="traces")
     replayed.prompts.split = ""
     folder = sweep.run(replayed)

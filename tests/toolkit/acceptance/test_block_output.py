@@ -280,7 +280,7 @@ def test_cards_name_the_method_that_takes_the_head(tmp_path):
     folder = PrereadHead(4, 3, output="block", layers=(1,)).save(tmp_path / "head")
     said = (folder / "README.md").read_text()
     assert "`toolkit.decode method=block_rate +pair.draft_layers=[1] head=FOLDER`" in said
-    assert "block verification keeps a drafted round" in said
+    assert "block verification keeps the round up to this token" in said
     more = PrereadHead(4, 3, earlier=2, likelihood=True, round_depth=8)
     card = (more.save(tmp_path / "more", {"hidden_state": "its state"}) / "README.md").read_text()
     reads = (
