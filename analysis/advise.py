@@ -87,18 +87,20 @@ def run(cfg: Any) -> Path:
         trained = {name: parts[name] for name in (TRAINING, CALIBRATION)}
         heads = HeadTrainer(cfg, stage.folder, trained, wanted).heads(drafts)
         wanted = with_calibrated(wanted)
-    candidates = []
-    names = _names(cfg, pair)
+    names, singles, recorded = _names(cfg, pair), [], []
     for number, name in enumerate(names):
-        one = _single(pair, number, heads, name)
-        benches = [Workbench(one, parts[part], sampling, cfg.batch_size) for part in ("dev", "test")]
+        singles.append(_single(pair, number, heads, name))
+        benches = [Workbench(singles[-1], parts[part], sampling, cfg.batch_size) for part in ("dev", "test")]
         dev = RecordedPair(benches[0], wanted, stage.folder, cfg.max_drafted, cfg.hidden)
         test = RecordedPair(benches[1], wanted, stage.folder, cfg.max_drafted, cfg.hidden, known_by=dev)
         for method, reason in dev.left_out.items():
             hint = "; train_heads=true trains one" if reason == HEADLESS and not cfg.train_heads else ""
             print(f"{name}: {method} left out, {reason}{hint}")
-        asked = [prompt.content for prompt in parts["dev"]]
-        costs = costs_of(cfg, one, number, asked, sampling, sizes, stage.folder, dev.methods)
+        recorded.append((dev, test))
+    asked = [prompt.content for prompt in parts["dev"]]
+    tables = costs_of(cfg, singles, asked, sampling, sizes, stage.folder, [dev.methods for dev, _ in recorded])
+    candidates = []
+    for number, (name, (dev, test), costs) in enumerate(zip(names, recorded, tables, strict=True)):
         told = {setting.name: dev.told(setting, costs) for setting in dev.settings}  # for batches of this package
         replace(costs, about={**costs.about, "told": {name: known for name, known in told.items() if known}}).save(
             stage.folder / f"costs-{number}.json"

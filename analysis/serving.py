@@ -84,7 +84,7 @@ def run(cfg: Any) -> Path:
         print(f"{method} left out, {reason}")
     sizes = sorted({1, cfg.slots, *(min(size, cfg.slots) for size in plain(cfg.users))})
     asked = [prompt.content for prompt in prompts]
-    costs = costs_of(cfg, pair, 0, asked, sampling, sizes, stage.folder, recorded.methods)
+    (costs,) = costs_of(cfg, [pair], asked, sampling, sizes, stage.folder, [recorded.methods])
     costs.save(stage.folder / "costs.json")
     requests = [number % recorded.num_texts for number in range(cfg.requests)]
     table = _serve(recorded, costs, loads, requests)

@@ -21,6 +21,7 @@ With batch_sizes=[1,4,16], forwards are timed under load, too, and the cost tabl
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -69,7 +70,8 @@ def run(cfg: Any) -> Path:
         if cfg.batch_sizes:
             asked = [prompt.content for prompt in prompts]
             sizes, drafted = plain(cfg.batch_sizes), plain(cfg.num_drafted)
-            costs, cells = measured_costs(pair, asked, sampling, sizes, drafted, cfg.rounds)
+            first = replace(pair, draft=pair.drafts[0], drafts=())
+            ((costs, cells),) = measured_costs(first, asked, sampling, sizes, drafted, cfg.rounds)
             save_table(cells, stage.folder, "loads")
             costs.save(stage.folder / "costs.json")
         figure = plots.explained(responses, stage.folder / "timing.png")

@@ -86,7 +86,7 @@ def study(
     prompts = [example.prompt for pair_of in both for example in pair_of][: count + 32]
     others = prompts[count:]
     with TemporaryDirectory() as scratch:
-        costs, _ = apart(measured_costs, pair, others, sampling, sizes, LENGTHS, ROUNDS, None, 8)
+        ((costs, _),) = apart(measured_costs, pair, others, sampling, sizes, LENGTHS, ROUNDS, None, 8)
         unknown = contenders({name: {} for name in TOGETHER})
         before = RecordedPair(_bench(pair, others, sampling), unknown, Path(scratch), 20)
         costs = with_rules(costs, pair, before.methods, others, sampling, sizes)

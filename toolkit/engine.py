@@ -113,6 +113,17 @@ class Engine:
         same = len(models) == len(self.models) and all(a is b for a, b in zip(models, self.models, strict=True))
         return same and pair.options == self.options
 
+    def adopt(self, other: Engine) -> None:
+        """Use another engine's captured forwards of the models that both have, unless they belong to its caches.
+
+        Both have decoded. For pairs that differ in one of their models.
+        """
+        with self._lock:
+            for number, model in enumerate(self.models):
+                for theirs, captures in zip(other.models, other.captures, strict=False):
+                    if theirs is model and captures is not None and not captures.fixed_buffers:
+                        self.captures[number] = captures
+
     @contextmanager
     def sessions(self, num_rows: int, capacity: int) -> Iterator[Sessions]:
         """Caches for the length of a `with`; given back at its end, dropped if it ends in an error."""

@@ -1,8 +1,9 @@
-"""The cost table of a pair: from a file, modelled for a device, or measured here and kept."""
+"""The cost tables of a pair, one per draft: from files, modelled for a device, or measured here and kept."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -25,34 +26,33 @@ DRAFTED = (1, 3, 5, 8)  # draft lengths that are timed; the table interpolates t
 
 def costs_of(
     cfg: Any,
-    pair: ModelPair,
-    number: int,
+    pairs: Sequence[ModelPair],
     prompts: Sequence[Any],
     sampling: Sampling,
     batch_sizes: Sequence[int],
     folder: Path,
-    methods: Mapping[str, Method],
-) -> LoadCost:
-    """The cost table of this pair's forwards at these batch sizes.
+    methods: Sequence[Mapping[str, Method]],
+) -> list[LoadCost]:
+    """For each of these pairs of one target the cost table of its forwards, at these batch sizes.
 
-    If the forwards are measured here, the policies of `methods` are measured, too.
+    If the forwards are measured here, all drafts are measured side by side, and then the policies of `methods`.
 
     cfg      costs (a file, or one per draft), hardware and devices, rounds
-    number   the index of the pair's draft among the drafts
     folder   where a measurement is kept, under a hash of models, machine, threads, batch sizes, lengths and rounds
+    methods  of each pair
     """
     if cfg.costs is not None and cfg.hardware is not None:
         raise InputError("expected costs=FILE or hardware=NAME, got both")
     if cfg.costs is not None:
         files = plain(cfg.costs)
         files = [files] if isinstance(files, str) else files
-        if len(files) not in (1, number + 1) and number >= len(files):
-            raise InputError(f"expected one cost table, or one for each draft, got {len(files)}")
-        return LoadCost.load(files[0] if len(files) == 1 else files[number])
+        if len(files) not in (1, len(pairs)):
+            raise InputError(f"expected one cost table, or one for each of {len(pairs)} drafts, got {len(files)}")
+        return [LoadCost.load(file) for file in files] * (len(pairs) // len(files))
     if cfg.hardware is not None:
-        target, draft = _shapes(cfg, pair)
-        return modelled(target, draft, cfg.hardware, cfg.devices, batch_sizes)
-    return _measured(cfg, pair, prompts, sampling, batch_sizes, folder, methods)
+        shapes = [_shapes(cfg, one) for one in pairs]
+        return [modelled(target, draft, cfg.hardware, cfg.devices, batch_sizes) for target, draft in shapes]
+    return _measured(cfg, pairs, prompts, sampling, batch_sizes, folder, methods)
 
 
 def _shapes(cfg: Any, pair: ModelPair) -> tuple[Shape, Shape]:
@@ -70,28 +70,33 @@ def _shapes(cfg: Any, pair: ModelPair) -> tuple[Shape, Shape]:
 
 def _measured(
     cfg: Any,
-    pair: ModelPair,
+    pairs: Sequence[ModelPair],
     prompts: Sequence[Any],
     sampling: Sampling,
     batch_sizes: Sequence[int],
     folder: Path,
-    methods: Mapping[str, Method],
-) -> LoadCost:
-    models = [fingerprint(model) for model in (pair.target, pair.draft)]
+    methods: Sequence[Mapping[str, Method]],
+) -> list[LoadCost]:
+    pair = replace(pairs[0], draft=None, drafts=[one.draft for one in pairs])
+    models = [fingerprint(model) for model in (pair.target, *pair.drafts)]
     drafted = [length for length in DRAFTED if length <= cfg.max_drafted]
     device = torch.cuda.get_device_name(pair.device) if pair.device.type == "cuda" else pair.device.type
     machine = provenance()["machine"], device, str(pair.target.dtype), torch.get_num_threads()
     asked = list(batch_sizes), cfg.rounds, drafted, sampling.max_new_tokens
     key = content_hash([models, machine, asked], length=16)
-    path = folder / f"measured-{key}.json"
-    if path.exists():
-        costs = LoadCost.load(path)
+    paths = [folder / f"measured-{key}-{number}.json" for number in range(len(pairs))]
+    if all(path.exists() for path in paths):
+        tables = [LoadCost.load(path) for path in paths]
     else:
         about = {"machine": machine[0], "rounds": cfg.rounds, "batch_sizes": list(batch_sizes)}
-        costs, cells = measured_costs(pair, prompts, sampling, batch_sizes, drafted, cfg.rounds, about)
-        write_text(path.with_suffix(".csv"), cells.to_csv(index=False))
-        costs.save(path)
-    known = with_rules(costs, pair, methods, prompts, sampling, batch_sizes, cfg.rounds)
-    if known is not costs:
-        known.save(path)
+        found = measured_costs(pair, prompts, sampling, batch_sizes, drafted, cfg.rounds, about)
+        for path, (costs, entries) in zip(paths, found, strict=True):
+            write_text(path.with_suffix(".csv"), entries.to_csv(index=False))
+            costs.save(path)
+        tables = [costs for costs, _ in found]
+    known = []
+    for one, path, costs, named in zip(pairs, paths, tables, methods, strict=True):
+        known.append(with_rules(costs, one, named, prompts, sampling, batch_sizes, cfg.rounds))
+        if known[-1] is not costs:
+            known[-1].save(path)
     return known

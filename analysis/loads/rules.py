@@ -1,13 +1,15 @@
 """Seconds that stopping policies themselves take in a round: a head's forward, the policy's arithmetic. Measured live.
 
-The method is ours. Every method decodes a few rounds at every batch size. Its policy is called and timed, but its decisions are
-ignored. Every round drafts `DRAFTED` tokens, so a policy that would stop early is timed as often as any other. The cost
-table's rounds were measured with fixed draft lengths (`analysis.loads.measured`), so the seconds of `Fixed` are subtracted.
-The clock waits for the device before and after every call.
+The method is ours. Every method decodes a few rounds at every batch size, in turn with the others, three times. Its policy is
+called and timed, but its decisions are ignored. Every round drafts `DRAFTED` tokens, so a policy that would stop early is
+timed as often as any other. The cost table's rounds were measured with fixed draft lengths (`analysis.loads.measured`), so the
+seconds of `Fixed` are subtracted. The clock waits for the device before and after every call.
 """
 
 from __future__ import annotations
 
+import itertools
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from time import perf_counter
@@ -17,17 +19,21 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from analysis.loads.measured import capture_soon
 from toolkit.decoding import Method, Sampling, decode
 from toolkit.errors import InputError
 from toolkit.load_cost import LoadCost, RuleSeconds
 from toolkit.pair import ModelPair
 from toolkit.stopping import Bounded, Fixed
 from toolkit.stopping.base import State
-from toolkit.types import Drafted, Judged, Step
+from toolkit.types import Drafted, Generation, Judged, Step
 from toolkit.verification import get
 
 DRAFTED = 4
 WARM_UP = 2  # rounds
+REPEATS = 3  # of all policies, interleaved; the median counts, as the machine's speed changes
+SETTLING = 2  # decodes that are not timed: forwards are captured
+FIXED = ""  # the name of the fixed length that is subtracted: no method's
 
 Decision = tuple[State, Tensor]
 T = TypeVar("T")
@@ -45,20 +51,29 @@ def with_rules(
     """The cost table with the seconds of these methods' policies. Methods that it has already are not measured again.
 
     methods     by name; chains
-    num_rounds  timed rounds per method and batch size
+    num_rounds  timed rounds per method, batch size and repeat
     """
     missing = {name: method for name, method in methods.items() if name not in costs.rules}
     if not missing:
         return costs
     sizes = sorted(set(batch_sizes))
-    usual = [_timed(pair, _like(None), prompts, sampling, size, num_rounds) for size in sizes]
+    ways = {FIXED: _like(None), **{name: _like(method) for name, method in missing.items()}}
+    found: dict[tuple[str, int], list[tuple[float, float]]] = {}
+    for size in sizes:
+        endless = replace(pair, draft=None, end_ids=())
+        asked = [prompts[number % len(prompts)] for number in range(size)]
+        tokens = (WARM_UP + num_rounds) * (DRAFTED + 1)
+        for _ in range(SETTLING):
+            settled, _ = _decoded(endless, ways[FIXED], asked, sampling, tokens)
+            capture_soon(endless)
+        made = np.mean([len(one.token_ids) / len(one.rounds) for one in settled])  # per round, whoever is asked
+        tokens = math.ceil((WARM_UP + num_rounds) * made)
+        for _, (name, way) in itertools.product(range(REPEATS), ways.items()):
+            found.setdefault((name, size), []).append(_timed(endless, way, asked, sampling, tokens))
+    seconds = {key: np.median(repeats, axis=0) for key, repeats in found.items()}  # per round, per drafted token
     rules = dict(costs.rules)
-    for name, method in missing.items():
-        times = [_timed(pair, _like(method), prompts, sampling, size, num_rounds) for size in sizes]
-        beyond = [
-            [max(a - b, 0.0) for a, b in zip(found, base, strict=True)]
-            for found, base in zip(times, usual, strict=True)
-        ]
+    for name in missing:
+        beyond = [np.maximum(seconds[name, size] - seconds[FIXED, size], 0.0).tolist() for size in sizes]
         rules[name] = RuleSeconds(
             tuple(map(float, sizes)), tuple(one[0] for one in beyond), tuple(one[1] for one in beyond)
         )
@@ -140,21 +155,28 @@ def _like(method: Method | None) -> Method:
 
 
 def _timed(
-    pair: ModelPair, method: Method, prompts: Sequence[Any], sampling: Sampling, batch: int, num_rounds: int
+    pair: ModelPair, method: Method, prompts: Sequence[Any], sampling: Sampling, tokens: int
 ) -> tuple[float, float]:
     """Seconds of a policy's calls per round that it would draft in, and per drafted token (median)."""
+    _, watch = _decoded(pair, method, prompts, sampling, tokens)
+    asked = 2 if method.policy.reads else 1
+    steps = watch.steps[asked * DRAFTED * WARM_UP :]
+    step = sum(float(np.median(steps[question::asked])) for question in range(asked))
+    return per_round(watch.begins[WARM_UP:], watch.drafts[WARM_UP:], watch.observes[WARM_UP:]), step
+
+
+def _decoded(
+    pair: ModelPair, method: Method, prompts: Sequence[Any], sampling: Sampling, tokens: int
+) -> tuple[list[Generation], Watch]:
+    """All prompts side by side, so many tokens behind each, and the seconds of the policy's calls."""
     watch = Watch(pair.device)
-    limit = replace(sampling, max_new_tokens=(WARM_UP + num_rounds) * (DRAFTED + 1), max_length=None, stop=())
-    chosen = [prompts[i % len(prompts)] for i in range(batch)]
+    limit = replace(sampling, max_new_tokens=tokens, max_length=None, stop=())
     watched = replace(method, policy=Watched(method.policy.asking(), 0, DRAFTED, watch))
-    found = decode(replace(pair, draft=None, end_ids=()), chosen, watched, limit, batch_size=batch)
+    found = decode(pair, prompts, watched, limit, batch_size=len(prompts))
     failed = next((one.error for one in found if one.error is not None), None)
     if failed is not None:
         raise InputError(
             f"the policies' own seconds are measured on {limit.max_new_tokens} tokens behind every prompt, and {failed}; "
             "expected shorter prompts, fewer rounds (rounds=N), or costs=FILE"
         )
-    asked = 2 if method.policy.reads else 1
-    steps = watch.steps[asked * DRAFTED * WARM_UP :]
-    step = sum(float(np.median(steps[question::asked])) for question in range(asked))
-    return per_round(watch.begins[WARM_UP:], watch.drafts[WARM_UP:], watch.observes[WARM_UP:]), step
+    return found, watch
