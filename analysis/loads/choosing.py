@@ -1,11 +1,10 @@
 """Which setting to take at which load: chosen on one half of the prompts, reported on the other, with intervals.
 
-The procedure is ours. The simulator serves every setting at every batch size. The setting that is fastest on the dev prompts is
-advised if the interval of its speed-up over plain decoding lies above 1 there. Otherwise plain decoding is advised. The best
-fixed length and the best setting of every method are chosen in the same way. Drafts are compared by their speed over plain
-decoding with the same cost table. The tables are measured minutes apart, and the machine may have changed its speed in between.
-All reported figures come from the test prompts. Speed-ups are ratios of totals, with bootstrap intervals over prompts and the
-same draws for both sides.
+The procedure is ours. The simulator serves every setting at every batch size. The setting that is fastest on the dev prompts
+is advised if the interval of its speed-up over plain decoding lies above 1 there. Otherwise plain decoding is advised. The
+best fixed length and the best setting of every method are chosen in the same way. Drafts are compared by their speed over
+plain decoding with the same cost table: tables from files may have been measured at different times. All reported figures come
+from the test prompts. Speed-ups are ratios of totals, with bootstrap intervals over prompts and the same draws for both sides.
 """
 
 from __future__ import annotations
@@ -127,9 +126,9 @@ def unlike_plain(table: pd.DataFrame) -> str | None:
     here = lines[lines.batch == batch].itertuples()
     found = ", ".join(f"{line.tokens_per_second:.4g} tokens/s with {line.draft}'s" for line in here)
     return (
-        f"the cost tables disagree on plain decoding (batch {batch}: {found}): this machine changed its speed in between. "
+        f"the cost tables disagree on plain decoding (batch {batch}: {found}), as if of machines of different speed. "
         "Drafts are compared by their speed over plain decoding, each with its own table. "
-        "To be sure, measure again on a quiet machine"
+        "To be sure, measure all drafts in one command, without costs=..."
     )
 
 

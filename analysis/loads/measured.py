@@ -37,17 +37,14 @@ from toolkit.engine import engine_of
 from toolkit.errors import InputError
 from toolkit.load_cost import LoadCost
 from toolkit.pair import ModelPair
-from toolkit.session.capture import PROOFS
+from toolkit.session.capture import PROOFS, Captures
 from toolkit.stopping import Fixed
 from toolkit.types import Generation
 from toolkit.verification import get
 
 WARM_UP = 1  # the rounds of a batch that are left out: the first one reads the prompts
-# Uses before a shape is captured while costs are measured. All shapes of a setting recur, but the pass that finds out how
-# long a round takes must not capture.
-EAGER = 4
-# Rounds until a CPU's forwards are captured, with texts that grow over three windows of context (64 tokens each).
-SETTLED = 3 * (EAGER + PROOFS)
+FIRST = 3  # rounds with full drafts that say how long a round takes, and what it makes
+SETTLED = 2 + PROOFS  # decodes until every shape that they meet is captured, and replays are proven
 FARTHEST = 512  # tokens of a response: for contexts behind longer ones the line of costs is continued
 # Layers of the traces that are kept per batch size: enough for all shapes of small models (1.5 GB at most). It is the
 # same in use: a decoder with one method has room for its shapes.
@@ -55,8 +52,8 @@ ROOM = 512
 BRIEF = 0.02  # seconds: longer rounds gain nothing from captured forwards
 LONG, FEW = 0.2, 4  # seconds; how many longer rounds are timed per repeat, as their times hardly vary
 LEAST, MOST = 3, 12  # repeats
-SPENT = 20.0  # seconds per batch size and draft: as many repeats as fit
-STEADY = 64  # rounds that plain decoding of small models is timed for, at most
+SPENT = 16.0  # seconds per batch size and draft: as many repeats as fit
+STEADY = 64  # tokens behind a prompt that small models are timed for, or `num_rounds` rounds if these make more
 PLAIN = -1  # plain decoding's number of the draft
 Reader = Callable[[], list[dict[str, Any]]]  # times one reading of prompts
 
@@ -126,7 +123,7 @@ def measure_loads(
     sizes, lengths = sorted(set(batch_sizes)), sorted({0, *drafted})
     prompts = [pair.encode(prompt) for prompt in prompts]
     usual = max(int(np.median([len(prompt) for prompt in prompts])), max(lengths) + 2)
-    room = max((WARM_UP + _timed_rounds(num_rounds, length, 0.0, STEADY)) * (length + 1) for length in lengths)
+    room = max(num_rounds * (lengths[-1] + 1), min(sampling.max_new_tokens // 2, STEADY)) + WARM_UP * (lengths[-1] + 1)
     texts = _texts(pair, prompts, sampling, room + 1)
     lines, counts = list[dict[str, Any]](), list[int]()
     with tqdm(total=0, desc=f"timing, {pair.name}", unit="setting") as bar:
@@ -153,11 +150,15 @@ def of_draft(rounds: pd.DataFrame, draft: int) -> pd.DataFrame:
     return rounds[rounds.draft.isin((draft, PLAIN))]
 
 
-def capture_soon(pair: ModelPair, after: int = EAGER) -> None:
-    """Let a pair that has decoded capture shapes after `after` uses, as if it had run for longer than a few prompts."""
-    for captures in engine_of(pair).captures:
-        if captures is not None:
-            captures.after = min(captures.after, after)
+def capture_soon(pair: ModelPair) -> None:
+    """Let a pair that has decoded capture every shape at its next use, as if it had run for long."""
+    for captures in captures_of(pair):
+        captures.after = 1
+
+
+def captures_of(pair: ModelPair) -> list[Captures]:
+    """Of its models, the captured forwards that the engine keeps."""
+    return [captures for captures in engine_of(pair).captures if captures is not None]
 
 
 # -- inside -----------------------------------------------------------------------------------------------------------
@@ -170,7 +171,7 @@ class _Timing:
     pairs   the target with each of its drafts
     texts   prompts by kind;  cut: prompts of one length, for readings
     taken   seconds of the shortest target forward, by texts, draft and draft length
-    made    tokens that a round makes, by the same: how long responses must be for a number of rounds
+    made    tokens per round of the row that makes most, by the same: how long responses must be for a number of rounds
     """
 
     pairs: Sequence[ModelPair]
@@ -191,20 +192,18 @@ class _Timing:
         return [(where, draft, length) for where, length, draft in each if length or not draft]
 
     def warm_up(self) -> None:
-        """Capture the forwards. The target's are shared; of a further draft, the longest drafts have all shapes."""
+        """Capture the forwards. All drafts share the target's."""
         self._show()
         for where, draft, length in self.settings:
             pair = self.pairs[draft]
-            first = _decoded(pair, self.texts[where], self.sampling, length, (EAGER - 1) * (length + 1))
+            first = _decoded(pair, self.texts[where], self.sampling, length, FIRST * (length + 1))
             if draft:
                 engine_of(pair).adopt(engine_of(self.pairs[0]))
-            capture_soon(pair)
             taken = min((one.target_seconds for one in first[0].rounds), default=BRIEF)
             self.taken[where, draft, length] = taken
-            produced = [len(one.token_ids) / max(len(one.rounds), 1) for one in first]
-            self.made[where, draft, length] = float(np.mean(produced))
-            if taken < BRIEF and (not draft or length == max(self.lengths)):
-                _settle(pair, self.texts[where], self.sampling, length, *self._asked(where, draft, length))
+            self.made[where, draft, length] = max(len(one.token_ids) / max(len(one.rounds), 1) for one in first)
+            if taken < BRIEF:
+                _settle(pair, self.texts[where], self.sampling, length, self._tokens(where, draft, length))
             self.bar.update()
         self.readers = [_reader(pair, self.cut, self.sampling) for pair in self.pairs]
 
@@ -213,20 +212,23 @@ class _Timing:
         lines: list[dict[str, Any]] = []
         self._show()
         for where, draft, length in self.settings:
-            _, tokens = self._asked(where, draft, length)
+            tokens = self._tokens(where, draft, length)
             timed = _decoded(self.pairs[draft], self.texts[where], self.sampling, length, tokens)
             found = [*_forwards(timed, length, where), *self.readers[draft]()]
             lines += [{**line, "repeat": number, "draft": draft if line["drafted"] else PLAIN} for line in found]
             self.bar.update()
         return lines
 
-    def _asked(self, where: str, draft: int, length: int) -> tuple[int, int]:
-        """How many rounds are decoded, and how many tokens they make, if they make as many as the first ones."""
-        # assumes that responses have half of the tokens that they may have
-        between = self.sampling.max_new_tokens // 2 // len(self.cut)
+    def _tokens(self, where: str, draft: int, length: int) -> int:
+        """How many tokens the timed rounds make, if they make as many as the first ones.
+
+        At least three rounds have full drafts, whatever is accepted.
+        """
         setting = where, draft, length
-        rounds = WARM_UP + _timed_rounds(self.num_rounds, length, self.taken[setting], between)
-        return rounds, math.ceil(rounds * self.made[setting])
+        # assumes that responses have half of the tokens that they may have
+        between = min(self.sampling.max_new_tokens // 2 // len(self.cut), STEADY) / self.made[setting]
+        rounds = WARM_UP + _timed_rounds(self.num_rounds, self.taken[setting], int(between))
+        return max(math.ceil(rounds * self.made[setting]), 4 * (length + 1))
 
     def _show(self) -> None:
         """The bar learns of all settings once more."""
@@ -239,26 +241,35 @@ def _spread(counts: Sequence[int]) -> list[tuple[float, int, int]]:
     return sorted((n / count, which, n) for which, count in enumerate(counts) for n in range(2, count + 1))
 
 
-def _timed_rounds(num_rounds: int, length: int, seconds: float, between: int) -> int:
-    """How many rounds of this draft length are timed, if one of them takes this many seconds.
+def _timed_rounds(num_rounds: int, seconds: float, between: int) -> int:
+    """How many rounds of a setting are timed, if one of them takes this many seconds.
 
-    between  rounds of plain decoding between two prompts that join a batch of this size
+    between  rounds between two prompts that join a batch of this size
 
-    With small models, plain decoding needs some 15 rounds behind a prompt until its speed is steady, because no draft uses the
-    processor's caches then. It is timed for as many rounds as it goes on undisturbed.
+    Small models need up to 15 rounds behind a prompt until their speed is steady, as the processor's caches settle. So they
+    are timed for as long as decoding goes on undisturbed.
     """
     if seconds > LONG:
         return min(num_rounds, FEW)
-    return max(min(between, STEADY), num_rounds) if length == 0 and seconds < BRIEF else num_rounds
+    return max(between, num_rounds) if seconds < BRIEF else num_rounds
 
 
-def _settle(pair: ModelPair, prompts: Sequence[Any], sampling: Sampling, length: int, rounds: int, tokens: int) -> None:
+def _settle(pair: ModelPair, prompts: Sequence[Any], sampling: Sampling, length: int, tokens: int) -> None:
     """Capture the shapes that the timed rounds meet, with room for all of them."""
-    for captures in engine_of(pair).captures:
-        if captures is not None:
-            captures.most = max(captures.most, ROOM // captures.num_layers)
-    for _ in range(SETTLED // rounds + 1):
+    capture_soon(pair)
+    for captures in captures_of(pair):
+        captures.most = max(captures.most, ROOM // captures.num_layers)
+    for _ in range(SETTLED):
+        before = [dict(captures.uses) for captures in captures_of(pair)]
         _decoded(pair, prompts, sampling, length, tokens)
+        if all(map(_replays, captures_of(pair), before)):
+            break
+
+
+def _replays(captures: Captures, before: Mapping[Any, int]) -> bool:
+    """Whether all shapes used since then are replays that are proven, or the model's forwards cannot be captured."""
+    used = [key for key, count in captures.uses.items() if count > before.get(key, 0)]
+    return captures.refused or all(captures.unproven.get(key) == 0 for key in used)
 
 
 def _fixed(length: int) -> Method:
@@ -314,9 +325,8 @@ def _reader(pair: ModelPair, prompts: Sequence[list[int]], sampling: Sampling) -
     """Times readings of prompts by forwards that are never captured. The first one is not counted."""
     uncaptured = replace(pair, draft=None)
     _reading(uncaptured, prompts, sampling)
-    for captures in engine_of(uncaptured).captures:
-        if captures is not None:
-            captures.after = sys.maxsize
+    for captures in captures_of(uncaptured):
+        captures.after = sys.maxsize
     return partial(_reading, uncaptured, prompts, sampling)
 
 

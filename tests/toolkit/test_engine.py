@@ -15,6 +15,7 @@ from toolkit import ModelPair, config, config_files, generate
 from toolkit.decoding import Sampling, decode_measured
 from toolkit.engine import EngineOptions, engine_of
 from toolkit.errors import InputError
+from toolkit.session.capture import StaticForward
 
 PROMPTS = [[5, 9, 11, 7], [6, 3, 8], [12, 4], [9] * 12]
 
@@ -54,6 +55,25 @@ def test_replaced_models_and_options_get_an_engine_of_their_own():
     assert second.models[0] is other.target
     pair.options = EngineOptions(cpu_traces="off")
     assert engine_of(pair) is not second
+
+
+def test_captures_of_a_model_that_two_pairs_have_are_shared_once_asked():
+    first, other = ModelPair.toy(), ModelPair.toy()
+    second = ModelPair(first.target, other.draft, tokenizer=first.tokenizer)
+    texts = [generate(pair, PROMPTS, "speculative", max_new_tokens=8) for pair in (first, second)]
+    engines = engine_of(first), engine_of(second)
+    own = engines[1].captures[1]
+    assert engines[0].captures[0] is not engines[1].captures[0]
+    engines[1].adopt(engines[0])
+    assert engines[0].captures[0] is engines[1].captures[0] and engines[1].captures[1] is own
+    assert [g.token_ids for g in generate(second, PROMPTS, "speculative", max_new_tokens=8)] == [
+        g.token_ids for g in texts[1]
+    ]
+    engines[0].capture_kind = StaticForward  # captures that belong to caches stay where they are
+    engines[0].captures = []
+    generate(first, PROMPTS, "speculative", max_new_tokens=8)
+    engines[1].adopt(engines[0])
+    assert engines[0].captures[0] is not engines[1].captures[0]
 
 
 @pytest.mark.parametrize(

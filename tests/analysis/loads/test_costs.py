@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from types import SimpleNamespace
 
+import numpy as np
 import pandas as pd
 import pytest
 import torch
@@ -12,6 +13,7 @@ from analysis.loads import costs
 from analysis.loads.costs import costs_of
 from toolkit import ModelPair
 from toolkit.decoding import Sampling
+from toolkit.errors import InputError
 from toolkit.load_cost import LoadCost
 
 
@@ -22,7 +24,8 @@ def asked(monkeypatch):
 
     def instead(pair, prompts, sampling, batch_sizes, drafted, rounds, about):
         found.append((tuple(batch_sizes), tuple(drafted), rounds))
-        return LoadCost.ratio(0.2), pd.DataFrame({"model": ["draft"]})
+        ratios = 0.2 + 0.1 * np.arange(len(pair.drafts))
+        return [(LoadCost.ratio(ratio), pd.DataFrame({"model": ["draft"]})) for ratio in ratios]
 
     monkeypatch.setattr(costs, "measured_costs", instead)
     return found
@@ -33,7 +36,8 @@ def test_a_measurement_is_kept_until_something_it_depends_on_changes(asked, tmp_
 
     def get(sizes=(1, 4), rounds=8, max_drafted=20, tokens=32):
         cfg = SimpleNamespace(costs=None, hardware=None, rounds=rounds, max_drafted=max_drafted)
-        return costs_of(cfg, pair, 0, ["a prompt"], Sampling(max_new_tokens=tokens), sizes, tmp_path, {})
+        (found,) = costs_of(cfg, [pair], ["a prompt"], Sampling(max_new_tokens=tokens), sizes, tmp_path, [{}])
+        return found
 
     first = get()
     assert get().save(tmp_path / "a").read_text() == first.save(tmp_path / "b").read_text()
@@ -47,3 +51,33 @@ def test_a_measurement_is_kept_until_something_it_depends_on_changes(asked, tmp_
     get()
     assert len(asked) == 6
     assert len(list(tmp_path.glob("measured-*.json"))) == len(list(tmp_path.glob("measured-*.csv"))) == 6
+
+
+def test_drafts_are_measured_together_and_each_has_its_table(asked, tmp_path):
+    cfg = SimpleNamespace(costs=None, hardware=None, rounds=8, max_drafted=20)
+    pairs = [ModelPair.toy(), ModelPair.toy()]
+    pairs[1].target = pairs[0].target
+
+    def get(some):
+        return costs_of(cfg, some, ["a prompt"], Sampling(), (1, 4), tmp_path, [{}] * len(some))
+
+    assert [costs.draft(1, 1, 1) / costs.target(1, 1, 1) for costs in get(pairs)] == pytest.approx([0.2, 0.3])
+    assert [costs.draft(1, 1, 1) for costs in get(pairs)] == [costs.draft(1, 1, 1) for costs in get(pairs)]
+    assert len(asked) == 1
+    get(pairs[:1])
+    assert len(asked) == 2, "one draft alone is another measurement"
+
+
+def test_files_are_one_for_all_drafts_or_one_for_each(tmp_path):
+    pairs = [ModelPair.toy()] * 3
+    names = [str(LoadCost.ratio(ratio).save(tmp_path / f"{ratio}.json")) for ratio in (0.1, 0.2, 0.3)]
+
+    def ratios(files):
+        cfg = SimpleNamespace(costs=files, hardware=None)
+        found = costs_of(cfg, pairs, [], Sampling(), (1,), tmp_path, [{}] * 3)
+        return [costs.draft(1, 1, 1) / costs.target(1, 1, 1) for costs in found]
+
+    assert ratios(names) == pytest.approx([0.1, 0.2, 0.3])
+    assert ratios(names[1]) == ratios([names[1]]) == pytest.approx([0.2] * 3)
+    with pytest.raises(InputError, match="expected one cost table, or one for each of 3 drafts, got 2"):
+        ratios(names[:2])

@@ -6,7 +6,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from analysis.loads import measured
+from analysis.loads import measured, tabulated
 from data_gen.frozen import load_frozen
 from toolkit import ModelPair
 from toolkit.decoding import Sampling
@@ -37,17 +37,17 @@ def readings(*seconds: float) -> pd.DataFrame:
 
 
 def test_more_tokens_per_row_never_take_less_time():
-    costs, entries = measured.cost_table(forwards(w1=1.0, w2=3.0, w3=2.0, w5=4.0), {})
+    costs, entries = tabulated.cost_table(forwards(w1=1.0, w2=3.0, w3=2.0, w5=4.0), {})
     assert [costs.target(1, width, 50) for width in (1, 2, 3, 5)] == pytest.approx([1.0, 2.5, 2.5, 4.0])
     assert costs.draft(1, 1, 50) == pytest.approx(0.1)
     found = entries[entries.model == "target"].seconds.tolist()
-    assert found == pytest.approx([1.0, 3.0, 2.0, 4.0]), "the entries are the medians themselves"
+    assert found == pytest.approx([1.0, 3.0, 2.0, 4.0]), "the entries are the means themselves"
 
 
 def test_costs_rise_with_the_context_as_far_as_they_were_timed():
     """Width 1 takes 2 more seconds over 100 more tokens; width 2 takes less, which is noise: its mean, 3.5."""
     found = pd.concat([forwards(w1=1.0, w2=4.0), forwards(texts="far", context=150.0, w1=3.0, w2=3.0)])
-    costs, entries = measured.cost_table(found, {})
+    costs, entries = tabulated.cost_table(found, {})
     assert costs.target.context == (54, 154)
     assert [costs.target(1, 1, context) for context in (54.5, 104.5, 154.5)] == pytest.approx([1, 2, 3], abs=0.02)
     assert [costs.target(1, 2, context) for context in (54.5, 154.5)] == pytest.approx([3.5, 3.5])
@@ -56,14 +56,14 @@ def test_costs_rise_with_the_context_as_far_as_they_were_timed():
 
 def test_contexts_that_hardly_differ_are_one():
     found = pd.concat([forwards(w1=1.0), forwards(texts="far", context=52.0, w1=3.0)])
-    costs, _ = measured.cost_table(found, {})
+    costs, _ = tabulated.cost_table(found, {})
     assert costs.target(1, 1, 50) == costs.target(1, 1, 60) == pytest.approx(2.0)
 
 
 def test_the_reading_of_prompts_is_a_width_of_both_models():
-    costs, entries = measured.cost_table(pd.concat([forwards(w1=1.0, w2=2.0), readings(5.0, 9.0, 8.0)]), {})
+    costs, entries = tabulated.cost_table(pd.concat([forwards(w1=1.0, w2=2.0), readings(5.0, 9.0, 8.0)]), {})
     assert costs.draft.width == (1, 30) and costs.target.width == (1, 2, 30)
-    assert costs.draft(1, 30, 50) == costs.target(1, 30, 50) == pytest.approx(8.0), "however much they vary"
+    assert costs.draft(1, 30, 50) == costs.target(1, 30, 50) == pytest.approx(22 / 3), "however much they vary"
     assert entries[entries.texts == "prompt"].context.tolist() == [0, 0]
 
 
@@ -76,7 +76,7 @@ def test_what_the_first_draft_forward_takes_beyond_the_others_counts_for_the_tar
          "seconds": 0.1 + 0.1 * drafted}
         for drafted in (1, 2, 4)
     ]  # fmt: skip
-    costs, entries = measured.cost_table(pd.concat([found, pd.DataFrame(drafts * 10)]), {})
+    costs, entries = tabulated.cost_table(pd.concat([found, pd.DataFrame(drafts * 10)]), {})
     assert costs.draft(1, 1, 50) == pytest.approx(0.1)
     assert [costs.target(1, width, 50) for width in (1, 2, 5)] == pytest.approx([1.0, 1.6, 3.1])
     assert entries[entries.model == "draft"].seconds.tolist() == pytest.approx([0.1])
@@ -89,78 +89,130 @@ def test_what_the_first_draft_forward_takes_beyond_the_others_counts_for_the_tar
 def test_the_first_draft_forward_takes_no_less_than_the_others(seconds, first):
     """By draft length 1, 2, 4. Noise may say less than nothing, or that all seconds are the first's: at most 90 % are."""
     lengths = np.array([1.0, 2.0, 4.0])[: len(seconds)]
-    assert measured._first(lengths, np.array(seconds)) == pytest.approx(first)
+    assert tabulated._first(lengths, np.array(seconds)) == pytest.approx(first)
 
 
 def test_times_that_vary_too_much_are_refused():
     with pytest.raises(
         InputError, match="the times of 1 of 3 settings vary too much .*first: target, batch 1, 2 tokens"
     ):
-        measured.cost_table(forwards(spread=0.1, w1=4.0, w2=1.0), {})
+        tabulated.cost_table(forwards(spread=0.15, w1=4.0, w2=1.0), {})
 
 
-def test_forwards_are_captured_before_the_clock_counts(monkeypatch):
-    """While the timed passes run, the target's forward at their widths is a replay."""
-    made, passes, decoded = [], [], measured._decoded
-    init = TracedForward.__init__
+def test_a_slower_repeat_counts_as_the_others_do():
+    """Every setting takes three times as long in repeat 2, and one round is interrupted: neither shows in the seconds."""
+    usual = {("target", 0): 1.0, ("target", 4): 2.0, ("draft", 4): 0.5}
+    lines = [
+        {"model": model, "batch": 1, "drafted": drafted, "draft": 0 if drafted else -1, "texts": texts, "repeat": repeat,
+         "context": 50.0, "seconds": seconds * (3.0 if repeat == 2 else 1.0), "width": drafted + 1}
+        for (model, drafted), seconds in usual.items() for texts in ("near", "far") for repeat in (1, 2, 3)
+        for _ in range(4)
+    ]  # fmt: skip
+    reading = {**lines[0], "texts": "prompt", "drafted": 1, "draft": 0}
+    lines += [{**reading, "repeat": 2, "seconds": 30.0}, {**reading, "batch": 2, "seconds": 7.0}]
+    found = tabulated.steady(pd.DataFrame(lines))
+    expected = [usual[line["model"], line["drafted"]] for line in lines[:-2]]
+    assert found.seconds.tolist() == pytest.approx([*expected, 10.0, 7.0]), (
+        "readings are scaled; nothing is known of batch 2"
+    )
+
+
+def test_one_interrupted_round_counts_for_twice_the_median():
+    assert tabulated._mean(np.array([1.0, 1.0, 2.0, 1.0, 500.0]))[0] == pytest.approx((1 + 1 + 2 + 1 + 2) / 5)
+    middle, low, high = tabulated._mean(np.array([1.0, 3.0]))
+    assert (middle, high - middle, middle - low) == pytest.approx((2.0, 1.96 / 2**0.5, 1.96 / 2**0.5))
+
+
+def test_repeats_are_spread_over_the_whole_time():
+    order = [(which, repeat) for _, which, repeat in measured._spread([6, 3])]
+    assert order == [(0, 2), (0, 3), (0, 4), (1, 2), (0, 5), (0, 6), (1, 3)]
+
+
+@pytest.fixture
+def timings(monkeypatch):
+    """Captures are noted with the number of repeats that were under way when they were made."""
+    monkeypatch.setattr(measured, "BRIEF", float("inf"))  # on a slow machine, too
+    monkeypatch.setattr(measured, "SPENT", 0.0)
+    begun, made = [], []
+    init, repeat = TracedForward.__init__, measured._Timing.repeat
 
     def noting(self, *arguments):
-        made.append(len(passes))
+        made.append(len(begun))
         init(self, *arguments)
 
-    def counting(*arguments, **named):
-        passes.append(named)
-        return decoded(*arguments, **named)
+    def counting(self, number):
+        begun.append((len(self.cut), number))
+        return repeat(self, number)
 
     monkeypatch.setattr(TracedForward, "__init__", noting)
-    monkeypatch.setattr(measured, "_decoded", counting)
-    monkeypatch.setattr(measured, "BRIEF", float("inf"))  # on a slow machine, too
+    monkeypatch.setattr(measured._Timing, "repeat", counting)
+    return begun, made
+
+
+def test_forwards_are_captured_before_the_clock_counts(timings):
+    """While rounds are timed, the target's forward at their widths is a replay."""
+    begun, made = timings
     pair = ModelPair.toy()
     prompt = min((e.prompt for e in load_frozen("math", "dev")), key=lambda text: len(pair.encode(text)))
     found = measured.measure_loads(pair, [prompt], Sampling(seed=1), [1], [1], num_rounds=24)
-    timed = 2 * 2 * 2  # two lengths, two contexts, two passes
-    settling = measured.SETTLED // (measured.WARM_UP + 24) + 1
-    discarded = 1 + 2 * 2 * (1 + settling)  # a reading, and passes that settle
-    assert len(passes) == discarded + timed + measured.READS
-    read = [number for number, given in enumerate(passes) if given.get("rounds") == 1 and number]
-    assert len(read) == measured.READS and min(read) > discarded and np.diff(read).max() == 2, "between the settings"
-    assert made and sum(number > discarded for number in made) <= 1, "at most one of a rare window of context"
+    assert begun == [(1, repeat + 1) for repeat in range(measured.LEAST)]
+    assert made and not any(made), "none while rounds are timed"
     rounds = found[found.texts != "prompt"]
-    assert set(rounds.repeat) == {1, 2} and set(rounds[rounds.model == "target"].width) == {1, 2}
+    assert set(rounds.repeat) == {1, 2, 3} and set(rounds[rounds.model == "target"].width) == {1, 2}
+    assert rounds[rounds.drafted == 1].groupby(["model", "texts", "repeat"]).size().between(20, 50).all()
     means = rounds.groupby("texts").context.mean()
     assert means["far"] - means["near"] == pytest.approx(Sampling().max_new_tokens, abs=8)
     reading = found[found.texts == "prompt"]
-    assert len(reading) == 2 * measured.READS and (reading.context == 0).all()
+    assert len(reading) == 2 * 3 * 4 and (reading.context == 0).all(), "both models, three repeats, four settings"
     length = len(pair.encode(prompt))
     assert set(reading[reading.model == "draft"].width) == {length}
     assert set(reading[reading.model == "target"].width) == {length + 1}
 
 
-def test_only_batch_sizes_that_vary_are_measured_again_with_the_forwards_that_are_captured(monkeypatch, capsys):
-    """TorchScript keeps the memory of traces, so a pass that is repeated does not make them again."""
-    made, asked = [], []
-    init = TracedForward.__init__
+def test_drafts_are_measured_side_by_side_with_the_target_captured_once(timings):
+    """A second draft needs captures of its own forwards alone, and both tables have the same plain decoding."""
+    begun, made = timings
+    toy = ModelPair.toy()
+    both = ModelPair(toy.target, drafts=[toy.draft, ModelPair.toy().draft], tokenizer=toy.tokenizer)
+    kept = {}
+    found = measured.measure_loads(both, [[5] * 9], Sampling(seed=1, max_new_tokens=8), [1, 2], [1, 3], 8, kept=kept)
+    assert made and not any(made)
+    assert (
+        [number for size, number in begun if size == 1] == [number for size, number in begun if size == 2] == [1, 2, 3]
+    )
+    first, second = (engine_of(pair).captures for pair in kept[2])
+    assert first[0] is second[0] and first[1] is not second[1]
+    assert set(found[found.drafted == 0].draft) == {measured.PLAIN} and set(found.draft) == {0, 1, measured.PLAIN}
+    parts = [measured.of_draft(found, draft) for draft in (0, 1)]
+    plain = [part[part.draft == measured.PLAIN].seconds.tolist() for part in parts]
+    assert plain[0] == plain[1] and plain[0]
+    for part, draft in zip(parts, (0, 1), strict=True):
+        assert set(part.draft) == {draft, measured.PLAIN} and set(part.drafted) == {0, 1, 3}
 
-    def noting(self, *arguments):
-        made.append(len(asked))
-        init(self, *arguments)
+
+def test_only_batch_sizes_that_vary_are_measured_again_with_the_forwards_that_are_captured(
+    timings, monkeypatch, capsys
+):
+    """TorchScript keeps the memory of traces, so a pass that is repeated does not make them again."""
+    begun, made = timings
+    asked = []
 
     def varying_once(entries):
-        asked.append(entries)
+        asked.append((len(begun), entries))
         return entries[(entries.batch == 2) & (len(asked) == 1)]
 
-    monkeypatch.setattr(TracedForward, "__init__", noting)
-    monkeypatch.setattr(measured, "_noisy", varying_once)
-    monkeypatch.setattr(measured, "BRIEF", float("inf"))
-    costs, entries = measured.measured_costs(
+    monkeypatch.setattr(measured, "noisy_of", varying_once)
+    ((costs, entries),) = measured.measured_costs(
         ModelPair.toy(), [[5] * 9], Sampling(seed=1, max_new_tokens=8), [2], [1], 8
     )
     assert "batch size 2 vary too much" in capsys.readouterr().out
-    first, second = (table.set_index(["model", "batch", "width", "texts"]).forwards for table in asked[:2])
+    (before, first), (_, second) = asked
+    assert begun[before:] == [(2, 1), (2, 2), (2, 3)]
+    first, second = (table.set_index(["model", "batch", "width", "texts"]).forwards for table in (first, second))
     assert (second[:, 2] == 2 * first[:, 2]).all() and (second[:, 1] == first[:, 1]).all(), "batch 2 alone, once more"
-    assert made.count(0) > 4 and made.count(1) == 0
+    assert made.count(0) > 4 and sum(number > before for number in made) == 0
     assert costs.draft.batch == (1.0, 2.0), "a batch of one is timed, too"
-    assert list(entries.forwards) == list(asked[1].forwards)
+    assert list(entries.forwards) == list(asked[1][1].forwards)
 
 
 def test_contexts_are_those_of_the_longest_row():
@@ -175,6 +227,16 @@ def test_contexts_are_those_of_the_longest_row():
     assert rounds[rounds.batch == 2].context.min() >= 40 + measured.WARM_UP
 
 
+def test_every_setting_has_rounds_whatever_is_accepted(monkeypatch):
+    """A draft that is the target itself: nine tokens a round. Few rounds are timed of slow models."""
+    monkeypatch.setattr(measured, "LONG", 0.0)
+    monkeypatch.setattr(measured, "BRIEF", 0.0)
+    target = ModelPair.toy().target
+    pair = ModelPair(target, target)
+    found = measured.measure_loads(pair, [[5] * 9], Sampling(seed=1, max_new_tokens=8), [2], [8], 8, repeats=1)
+    assert (found[found.drafted == 8].groupby(["model", "texts"]).size() >= 2).all()
+
+
 @pytest.mark.parametrize(("long", "plain"), [(0.0, measured.FEW), (100.0, 9)])
 def test_few_long_rounds_are_timed(long, plain, monkeypatch):
     monkeypatch.setattr(measured, "LONG", long)
@@ -186,23 +248,22 @@ def test_few_long_rounds_are_timed(long, plain, monkeypatch):
     assert counts.tolist() == [plain, plain]
 
 
-def test_plain_decoding_of_small_models_is_timed_until_its_caches_are_warm():
+def test_small_models_are_timed_until_their_caches_are_warm():
     brief, usual, long = measured.BRIEF / 2, 2 * measured.BRIEF, 2 * measured.LONG
-    assert [measured._timed_rounds(12, length, brief, 48) for length in (0, 1, 8)] == [24, 12, 12]
-    assert [measured._timed_rounds(12, 0, brief, between) for between in (20, 3)] == [20, 12], "as long as undisturbed"
-    assert [measured._timed_rounds(12, length, usual, 48) for length in (0, 1, 8)] == [12, 12, 12]
-    assert [measured._timed_rounds(12, length, long, 48) for length in (0, 8)] == [measured.FEW] * 2
+    assert [measured._timed_rounds(12, brief, between) for between in (20, 3)] == [20, 12]
+    assert measured._timed_rounds(12, usual, 48) == 12
+    assert measured._timed_rounds(12, long, 48) == measured.FEW
 
 
 def test_the_timed_shapes_of_small_models_have_room(monkeypatch):
     """Plain decoding's shapes are used least: with the room of usual decoding they would be dropped for others."""
     monkeypatch.setattr(measured, "BRIEF", float("inf"))
     monkeypatch.setattr(TracedForward, "layers", 8)
-    pair, pairs = ModelPair.toy(), {}
-    measured.measure_loads(pair, [[5] * 9], Sampling(seed=1, max_new_tokens=8), [1], [1, 2], 4, repeats=1, pairs=pairs)
-    target = max(engine_of(pairs[1]).captures, key=lambda captures: captures.num_layers)
+    pair, kept = ModelPair.toy(), {}
+    measured.measure_loads(pair, [[5] * 9], Sampling(seed=1, max_new_tokens=8), [1], [1, 2], 4, repeats=1, kept=kept)
+    target = max(engine_of(kept[1][0]).captures, key=lambda captures: captures.num_layers)
     assert target.most == measured.ROOM // target.num_layers
-    assert {key for key, uses in target.uses.items() if uses > 2 * measured.EAGER} <= set(target.known)
+    assert {key for key, uses in target.uses.items() if uses > measured.SETTLED} <= set(target.known)
 
 
 def test_where_no_longer_text_fits_costs_are_timed_behind_the_prompts_only():
