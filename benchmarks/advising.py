@@ -34,7 +34,7 @@ from toolkit.load_cost import LoadCost
 from toolkit.pair import TOY
 from toolkit.prompts import Prompt
 
-SLICED, PROMPTS, TURNS = 64, 96, 6
+SLICED, PROMPTS, TURNS = 64, 96, 8
 SIZES = (1, 4, 16)
 THREADS = 1
 BOUND = 0.05  # allowed relative difference between the live speed-up and the predicted one
