@@ -38,6 +38,7 @@ from toolkit.errors import InputError
 from toolkit.load_cost import LoadCost
 from toolkit.pair import ModelPair
 from toolkit.session.capture import PROOFS, Captures
+from toolkit.session.hf import GRANULE
 from toolkit.stopping import Fixed
 from toolkit.types import Generation
 from toolkit.verification import get
@@ -102,7 +103,7 @@ def measure_loads(
     """One line per timed round and model.
 
     pair        the target with one or more drafts
-    prompts     token ids or texts; taken in turn until a batch is full
+    prompts     token ids or texts; batches take some of them, or repeat them
     drafted     draft lengths; 0 is added: plain decoding
     num_rounds  timed rounds per batch size, draft length, texts and repeat; more where they are brief, fewer where long
     repeats     None: as many as fit into some seconds (`SPENT`), from 3 to 12
@@ -111,10 +112,10 @@ def measure_loads(
     Columns: model, batch, width, repeat, and
 
     draft    its number; -1 (`PLAIN`): plain decoding
-    context  of the longest row
+    context  of the longest row, as the middle of its window: forwards read as many slots for all contexts of a window
     drafted  the round's draft length
     seconds  of all draft forwards of the round (draft), or of the rest of the round (target)
-    texts    "near": behind the prompts; "far": where the longest responses end; "prompt": readings of prompts of the median
+    texts    "near": where responses are under way; "far": where the longest ones end; "prompt": readings of prompts of median
              length, at context 0
     """
     from tqdm.auto import tqdm
@@ -292,7 +293,8 @@ def _forwards(generations: Sequence[Generation], length: int, where: str) -> lis
     for number in range(min(len(g.rounds) for g in generations) - 1):
         rounds = [g.rounds[number] for g in generations]
         if number >= WARM_UP and min(r.num_drafted for r in rounds) == length:
-            shared = {"batch": len(generations), "context": float(max(texts)), "drafted": length, "texts": where}
+            window = max(texts) // GRANULE * GRANULE + GRANULE / 2
+            shared = {"batch": len(generations), "context": window, "drafted": length, "texts": where}
             first = rounds[0]
             own = first.target_seconds if length else first.draft_seconds + first.target_seconds
             lines.append({"model": "target", "width": length + 1, **shared, "seconds": own})
@@ -305,15 +307,20 @@ def _forwards(generations: Sequence[Generation], length: int, where: str) -> lis
 def _texts(
     pair: ModelPair, prompts: Sequence[Sequence[int]], sampling: Sampling, room: int
 ) -> dict[str, list[list[int]]]:
-    """Prompts of rounds near and far: these, and ones as long as with the longest response if `room` more tokens fit behind."""
+    """Prompts of rounds near and far: longer by a quarter of a longest response, and by a whole one.
+
+    Only near ones if no more than `room` tokens fit behind longer ones.
+    """
     longest = max(len(prompt) for prompt in prompts)
-    more = min(sampling.max_new_tokens, FARTHEST, pair.max_length - longest - room)
-    near = [list(prompt) for prompt in prompts]
-    return {NEAR: near} | ({FAR: [_of_length(prompt, len(prompt) + more) for prompt in near]} if more >= APART else {})
+    more = max(min(sampling.max_new_tokens, FARTHEST, pair.max_length - longest - room), 0)
+    places = {NEAR: more // 4} | ({FAR: more} if more - more // 4 >= APART else {})
+    return {where: [_of_length(prompt, len(prompt) + by) for prompt in prompts] for where, by in places.items()}
 
 
 def _filled(batch: int, prompts: Sequence[list[int]]) -> list[list[int]]:
-    return [prompts[i % len(prompts)] for i in range(batch)]
+    """As many of the prompts as a batch has slots, of evenly spread lengths. A batch of one gets one of the median length."""
+    ordered = sorted(prompts, key=len)
+    return [ordered[int((slot + 0.5) / batch * len(ordered))] for slot in range(batch)]
 
 
 def _with_each_draft(pair: ModelPair) -> list[ModelPair]:

@@ -161,7 +161,7 @@ def test_forwards_are_captured_before_the_clock_counts(timings):
     assert set(rounds.repeat) == {1, 2, 3} and set(rounds[rounds.model == "target"].width) == {1, 2}
     assert rounds[rounds.drafted == 1].groupby(["model", "texts", "repeat"]).size().between(20, 50).all()
     means = rounds.groupby("texts").context.mean()
-    assert means["far"] - means["near"] == pytest.approx(Sampling().max_new_tokens, abs=8)
+    assert means["far"] - means["near"] == pytest.approx(0.75 * Sampling().max_new_tokens, abs=40)
     reading = found[found.texts == "prompt"]
     assert len(reading) == 2 * 3 * 4 and (reading.context == 0).all(), "both models, three repeats, four settings"
     length = len(pair.encode(prompt))
@@ -215,16 +215,17 @@ def test_only_batch_sizes_that_vary_are_measured_again_with_the_forwards_that_ar
     assert list(entries.forwards) == list(asked[1][1].forwards)
 
 
-def test_contexts_are_those_of_the_longest_row():
+def test_contexts_are_the_window_of_the_longest_row():
+    """A batch of one takes the prompt of the median length, a batch of two a shorter and a longer one."""
     pair = ModelPair.toy()
     found = measured.measure_loads(
-        pair, [[5] * 9, [5] * 40], Sampling(seed=1, max_new_tokens=8), [1, 2], [1], 2, repeats=1
+        pair, [[5] * 150, [5] * 9, [5] * 40], Sampling(seed=1, max_new_tokens=8), [1, 2], [1], 2, repeats=1
     )
     assert set(found.batch) == {1, 2}
     assert set(found.drafted) == {0, 1} and set(found[found.texts == "near"].width) == {1, 2}
     rounds = found[found.texts == "near"]
-    assert rounds[rounds.batch == 1].context.max() < 25, "a prompt of 9 tokens and a few rounds"
-    assert rounds[rounds.batch == 2].context.min() >= 40 + measured.WARM_UP
+    assert set(rounds[rounds.batch == 1].context) == {32.0}, "at most 64 tokens"
+    assert set(rounds[rounds.batch == 2].context) == {160.0}, "128 to 191 tokens"
 
 
 def test_every_setting_has_rounds_whatever_is_accepted(monkeypatch):
@@ -268,7 +269,7 @@ def test_the_timed_shapes_of_small_models_have_room(monkeypatch):
 
 def test_where_no_longer_text_fits_costs_are_timed_behind_the_prompts_only():
     pair = ModelPair.toy()
-    for left, expected in ((100, {"near", "far"}), (16, {"near", "far"}), (15, {"near"})):
+    for left, expected in ((100, {"near", "far"}), (21, {"near", "far"}), (20, {"near"}), (-5, {"near"})):
         texts = measured._texts(pair, [[5] * (pair.max_length - 11 - left)], Sampling(), room=11)
         assert set(texts) == expected
         assert max(map(len, texts.get("far", [[]]))) <= pair.max_length - 11
