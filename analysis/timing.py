@@ -13,7 +13,7 @@ whose regression gives the seconds for as many forwards. What its responses take
 With batch_sizes=[1,4,16], forwards are timed under load, too, and the cost table that `analysis.advise`, `analysis.serving` and
 `method=batch_rate` take is written (`analysis.loads.measured`).
 
-    costs.json  the table;  loads, its entries: median seconds with a 95 % interval, by model, batch size, tokens per row
+    costs.json  the table;  loads, its entries: mean seconds with a 95 % interval, by model, batch size, tokens per row
     timing      per way of decoding: seconds per forward, R^2, c = t_draft / t_target
     responses   one line per prompt and setting: counts and seconds
     timing.png  seconds found against seconds that the counts explain

@@ -126,6 +126,7 @@ def measure_loads(
     usual = max(int(np.median([len(prompt) for prompt in prompts])), max(lengths) + 2)
     room = max(num_rounds * (lengths[-1] + 1), min(sampling.max_new_tokens // 2, STEADY)) + WARM_UP * (lengths[-1] + 1)
     texts = _texts(pair, prompts, sampling, room + 1)
+    capacity = max(map(len, prompts)) + sampling.max_new_tokens + lengths[-1] + 1
     lines, counts = list[dict[str, Any]](), list[int]()
     with tqdm(total=0, desc=f"timing, {pair.name}", unit="setting") as bar:
         timings = []
@@ -134,7 +135,7 @@ def measure_loads(
             pairs = kept.setdefault(batch, _with_each_draft(pair))
             cut = _filled(batch, [_of_length(prompt, usual) for prompt in prompts])
             filled = {where: _filled(batch, chosen) for where, chosen in texts.items()}
-            timings.append(_Timing(pairs, filled, cut, sampling, lengths, num_rounds, bar))
+            timings.append(_Timing(pairs, filled, cut, sampling, lengths, num_rounds, capacity, bar))
             timings[-1].warm_up()
         for timing in timings:
             started = perf_counter()
@@ -171,6 +172,7 @@ class _Timing:
 
     pairs   the target with each of its drafts
     texts   prompts by kind;  cut: prompts of one length, for readings
+    capacity  of the caches: a forward's seconds depend on it, so they are those of whole responses
     taken   seconds of the shortest target forward, by texts, draft and draft length
     made    tokens per round of the row that makes most, by the same: how long responses must be for a number of rounds
     """
@@ -181,6 +183,7 @@ class _Timing:
     sampling: Sampling
     lengths: Sequence[int]
     num_rounds: int
+    capacity: int
     bar: Any
     taken: dict[tuple[str, int, int], float] = field(default_factory=dict)
     made: dict[tuple[str, int, int], float] = field(default_factory=dict)
@@ -197,14 +200,14 @@ class _Timing:
         self._show()
         for where, draft, length in self.settings:
             pair = self.pairs[draft]
-            first = _decoded(pair, self.texts[where], self.sampling, length, FIRST * (length + 1))
+            first = self._decoded(where, draft, length, FIRST * (length + 1))
             if draft:
                 engine_of(pair).adopt(engine_of(self.pairs[0]))
             taken = min((one.target_seconds for one in first[0].rounds), default=BRIEF)
             self.taken[where, draft, length] = taken
             self.made[where, draft, length] = max(len(one.token_ids) / max(len(one.rounds), 1) for one in first)
             if taken < BRIEF:
-                _settle(pair, self.texts[where], self.sampling, length, self._tokens(where, draft, length))
+                _settle(pair, partial(self._decoded, where, draft, length, self._tokens(where, draft, length)))
             self.bar.update()
         self.readers = [_reader(pair, self.cut, self.sampling) for pair in self.pairs]
 
@@ -213,12 +216,14 @@ class _Timing:
         lines: list[dict[str, Any]] = []
         self._show()
         for where, draft, length in self.settings:
-            tokens = self._tokens(where, draft, length)
-            timed = _decoded(self.pairs[draft], self.texts[where], self.sampling, length, tokens)
+            timed = self._decoded(where, draft, length, self._tokens(where, draft, length))
             found = [*_forwards(timed, length, where), *self.readers[draft]()]
             lines += [{**line, "repeat": number, "draft": draft if line["drafted"] else PLAIN} for line in found]
             self.bar.update()
         return lines
+
+    def _decoded(self, where: str, draft: int, length: int, tokens: int) -> list[Generation]:
+        return _decoded(self.pairs[draft], self.texts[where], self.sampling, length, tokens, self.capacity)
 
     def _tokens(self, where: str, draft: int, length: int) -> int:
         """How many tokens the timed rounds make, if they make as many as the first ones.
@@ -255,14 +260,14 @@ def _timed_rounds(num_rounds: int, seconds: float, between: int) -> int:
     return max(between, num_rounds) if seconds < BRIEF else num_rounds
 
 
-def _settle(pair: ModelPair, prompts: Sequence[Any], sampling: Sampling, length: int, tokens: int) -> None:
+def _settle(pair: ModelPair, decode: Callable[[], object]) -> None:
     """Capture the shapes that the timed rounds meet, with room for all of them."""
     capture_soon(pair)
     for captures in captures_of(pair):
         captures.most = max(captures.most, ROOM // captures.num_layers)
     for _ in range(SETTLED):
         before = [dict(captures.uses) for captures in captures_of(pair)]
-        _decoded(pair, prompts, sampling, length, tokens)
+        decode()
         if all(map(_replays, captures_of(pair), before)):
             break
 
@@ -279,10 +284,15 @@ def _fixed(length: int) -> Method:
     )
 
 
-def _decoded(pair: ModelPair, prompts: Sequence[Any], sampling: Sampling, length: int, tokens: int) -> list[Generation]:
+def _decoded(
+    pair: ModelPair, prompts: Sequence[Any], sampling: Sampling, length: int, tokens: int, capacity: int = 0
+) -> list[Generation]:
     """Rounds that make this many tokens behind every prompt, all side by side, and a last round."""
     limit = replace(sampling, max_new_tokens=tokens + 1, max_length=None, stop=())
-    return decode_measured(pair, prompts, _fixed(length), limit, batch_size=len(prompts), timed=True).generations
+    decoded = decode_measured(
+        pair, prompts, _fixed(length), limit, batch_size=len(prompts), timed=True, capacity=capacity
+    )
+    return decoded.generations
 
 
 def _forwards(generations: Sequence[Generation], length: int, where: str) -> list[dict[str, Any]]:

@@ -98,6 +98,9 @@ def test_decoding_says_what_it_used():
     many = decode_measured(pair, PROMPTS, method, Sampling(max_new_tokens=8), batch_size=4)
     assert [g.token_ids for g in few.generations] == [g.token_ids for g in many.generations]
     assert many.cache_bytes == 4 * few.cache_bytes > 0
+    roomy = decode_measured(pair, PROMPTS, method, Sampling(max_new_tokens=8), batch_size=1, capacity=300)
+    assert [g.token_ids for g in roomy.generations] == [g.token_ids for g in few.generations]
+    assert roomy.cache_bytes == pytest.approx(3 * few.cache_bytes, rel=0.01), "384 instead of 128 tokens"
 
 
 def test_a_method_is_built_once_and_anew_when_a_configuration_file_changes(monkeypatch, tmp_path):

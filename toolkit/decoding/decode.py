@@ -66,10 +66,12 @@ def decode_measured(
     row_ids: Sequence[int] | None = None,
     on_finish: Callable[[Generation], object] | None = None,
     timed: bool = False,
+    capacity: int = 0,
 ) -> Decoded:
     """`decode`, and what the call used.
 
-    timed  True: wait for the device between draft and target, so that the rounds' seconds are each model's own
+    timed     True: wait for the device between draft and target, so that the rounds' seconds are each model's own
+    capacity  least number of tokens that a cache has room for: short texts are timed in the caches of longer ones
     """
     sampling.check_vocab(pair.vocab_size)
     method = method.bind(pair).at(sampling)
@@ -80,16 +82,17 @@ def decode_measured(
     for row in rows:
         if row.generation.error is not None:
             finish(row.generation)
-    used = _run(Job(pair, method, sampling, queue, finish, timed), batch_size) if queue else 0
+    used = _run(Job(pair, method, sampling, queue, finish, timed), batch_size, capacity) if queue else 0
     return Decoded([row.generation for row in rows], used)
 
 
-def _run(job: Job, batch_size: int) -> int:
+def _run(job: Job, batch_size: int, capacity: int) -> int:
     """Decode the queue of a job; returns the most bytes that its caches took."""
     kind = TextBatch if job.method.beams is None else BeamBatch
     longest = max(len(row.context) for row in job.queue)
     num_slots = min(batch_size, len(job.queue))
-    with engine_of(job.pair).sessions(num_slots, kind.capacity(job.method, job.sampling, longest)) as sessions:
+    capacity = max(capacity, kind.capacity(job.method, job.sampling, longest))
+    with engine_of(job.pair).sessions(num_slots, capacity) as sessions:
         return kind(job, sessions, [job.queue.popleft() for _ in range(num_slots)]).run()
 
 

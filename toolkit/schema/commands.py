@@ -352,7 +352,7 @@ class Advise(Command, OnPrompts, Intervals, Tracked):
         Hardware | None, "model the costs instead: h100, h200, a100, l40s or cpu, from its peak figures"
     ]
     devices: Annotated[int, AtLeast(1), "of hardware=...: how many the target is spread over"]
-    rounds: Annotated[int, AtLeast(8), "timed rounds per batch size and draft length, where costs are measured"]
+    rounds: Annotated[int, AtLeast(8), "timed rounds per batch size, draft length and repeat, where costs are measured"]
     drops: Annotated[
         Literal["always", "half"],
         "always: a batch is as large as the requests in it; half: free slots stay until they are half of it, as here",
@@ -379,7 +379,7 @@ class Serving(Command, OnPrompts, Tracked):
         Hardware | None, "model the costs instead: h100, h200, a100, l40s or cpu, from its peak figures"
     ]
     devices: Annotated[int, AtLeast(1), "of hardware=...: how many the target is spread over"]
-    rounds: Annotated[int, AtLeast(8), "timed rounds per batch size and draft length, where costs are measured"]
+    rounds: Annotated[int, AtLeast(8), "timed rounds per batch size, draft length and repeat, where costs are measured"]
     drops: Annotated[Literal["always", "half"], "as in analysis.advise"]
     max_drafted: Annotated[int, AtLeast(1), "most tokens of a round"]
     hidden: Hidden
@@ -466,7 +466,7 @@ class Timing(Command, OnPrompts, Tracked):
     batch_sizes: Annotated[
         list[Annotated[int, AtLeast(1)]], "also time forwards at these; writes costs.json; []: do not"
     ]
-    rounds: Annotated[int, AtLeast(8), "timed rounds per batch size and draft length"]
+    rounds: Annotated[int, AtLeast(8), "timed rounds per batch size, draft length and repeat"]
 
 
 class Acceptance(Command, OnPrompts, Labels, Intervals, Tracked):

@@ -228,6 +228,22 @@ def test_contexts_are_the_window_of_the_longest_row():
     assert set(rounds[rounds.batch == 2].context) == {160.0}, "128 to 191 tokens"
 
 
+def test_short_timings_have_the_caches_of_whole_responses(monkeypatch):
+    """A forward's seconds depend on the capacity of the caches, which is that of the longest prompt and response."""
+    decoded, asked = measured.decode_measured, []
+
+    def noting(pair, prompts, method, *rest, capacity, **named):
+        asked.append((method.max_drafted, capacity))
+        return decoded(pair, prompts, method, *rest, capacity=capacity, **named)
+
+    monkeypatch.setattr(measured, "decode_measured", noting)
+    measured.measure_loads(
+        ModelPair.toy(), [[5] * 9, [5] * 50], Sampling(seed=1, max_new_tokens=96), [1], [3], 8, repeats=1
+    )
+    rounds = {capacity for _, capacity in asked if capacity}
+    assert rounds == {50 + 96 + 3 + 1} and {length for length, capacity in asked if capacity} == {0, 3}
+
+
 def test_every_setting_has_rounds_whatever_is_accepted(monkeypatch):
     """A draft that is the target itself: nine tokens a round. Few rounds are timed of slow models."""
     monkeypatch.setattr(measured, "LONG", 0.0)
