@@ -127,9 +127,8 @@ def measure_loads(
     room = max(num_rounds * (lengths[-1] + 1), min(sampling.max_new_tokens // 2, STEADY)) + WARM_UP * (lengths[-1] + 1)
     texts = _texts(pair, prompts, sampling, room + 1)
     capacity = max(map(len, prompts)) + sampling.max_new_tokens + lengths[-1] + 1
-    lines, counts = list[dict[str, Any]](), list[int]()
+    timings = []
     with tqdm(total=0, desc=f"timing, {pair.name}", unit="setting") as bar:
-        timings = []
         for batch in sizes:
             # They keep this batch size's captured forwards: if they were made again, the memory of the old ones would stay.
             pairs = kept.setdefault(batch, _with_each_draft(pair))
@@ -137,14 +136,7 @@ def measure_loads(
             filled = {where: _filled(batch, chosen) for where, chosen in texts.items()}
             timings.append(_Timing(pairs, filled, cut, sampling, lengths, num_rounds, capacity, bar))
             timings[-1].warm_up()
-        for timing in timings:
-            started = perf_counter()
-            lines += timing.repeat(1)
-            fitting = int(SPENT * len(pair.drafts) / (perf_counter() - started))
-            counts.append(repeats or min(max(fitting, LEAST), MOST))
-        for _, number, repeat in _spread(counts):
-            lines += timings[number].repeat(repeat)
-    return pd.DataFrame(lines)
+        return pd.DataFrame(_repeated(timings, repeats))
 
 
 def of_draft(rounds: pd.DataFrame, draft: int) -> pd.DataFrame:
@@ -240,6 +232,19 @@ class _Timing:
         """The bar learns of all settings once more."""
         self.bar.total += len(self.settings)
         self.bar.refresh()
+
+
+def _repeated(timings: Sequence[_Timing], repeats: int | None) -> list[dict[str, Any]]:
+    """The repeats of all batch sizes, interleaved; None: as many as fit into some seconds."""
+    lines, counts = list[dict[str, Any]](), list[int]()
+    for timing in timings:
+        started = perf_counter()
+        lines += timing.repeat(1)
+        fitting = int(SPENT * len(timing.pairs) / (perf_counter() - started))
+        counts.append(repeats or min(max(fitting, LEAST), MOST))
+    for _, number, repeat in _spread(counts):
+        lines += timings[number].repeat(repeat)
+    return lines
 
 
 def _spread(counts: Sequence[int]) -> list[tuple[float, int, int]]:
