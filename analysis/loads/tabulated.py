@@ -34,7 +34,7 @@ POLISHED = 3  # alternations between the speeds of repeats and the usual seconds
 def steady(rounds: pd.DataFrame) -> pd.DataFrame:
     """Rounds of all drafts and repeats, with the speed of each repeat taken out of their seconds, batch size by batch size.
 
-    Readings of prompts are scaled, too, but they say nothing about the speed, as they are not in every repeat alike.
+    Readings of prompts are scaled, too. They do not count for the speed, because they vary more than rounds do.
     """
     found = rounds.reset_index(drop=True)
     for _, part in found.groupby("batch"):
