@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
@@ -49,7 +50,8 @@ __all__ = [
 SIGN = re.compile(r"^([+~]*)")  # of an override
 OPEN = ("grid.", "pair.chat_template_options")  # a grid lists only what it sweeps; a template's options are its own
 PREFIX = re.compile(r"\bmethod\.(?=\w)")
-KEPT_METHODS = 256  # built methods that are kept; composing one takes tens of milliseconds
+KEPT_METHODS = 256  # methods that are kept, composed and built; composing one takes tens of milliseconds
+_CONFIGS: dict[tuple[object, ...], Any] = {}
 _METHODS: dict[tuple[object, ...], Any] = {}
 
 
@@ -97,20 +99,22 @@ def method(name: str, overrides: Sequence[str] = (), head: str | None = None) ->
     Another policy or rule is chosen as on the command line: "rule@method.rule=block". A method is built once per process
     and set of arguments (methods hold no state), and anew when a configuration file has changed.
     """
-    key = (name, tuple(overrides), head, user_folders(), _running_app(), _newest_change())
-    if key not in _METHODS:
-        if len(_METHODS) >= KEPT_METHODS:
-            _METHODS.clear()
-        _METHODS[key] = instantiate(method_config(name, overrides, head))
-    return _METHODS[key]
+    return _kept(_METHODS, (name, overrides, head), lambda: instantiate(method_config(name, overrides, head)))
 
 
 @checked
 def method_config(name: str, overrides: Sequence[str] = (), head: str | None = None) -> Any:
-    """What `method` builds from: the composed config. Raises InputError with the nearest names for an unknown one.
+    """What `method` builds from: the composed config, a copy for every call. It is composed once, as a method is built once.
 
-    Messages say keys as the overrides do: relative to the method.
+    Raises InputError with the nearest names for an unknown one. Messages say keys as the overrides do: relative to the method.
     """
+    return deepcopy(_kept(_CONFIGS, (name, overrides, head), lambda: _composed_method(name, overrides, head)))
+
+
+# -- inside -----------------------------------------------------------------------------------------------------------
+
+
+def _composed_method(name: str, overrides: Sequence[str], head: str | None) -> Any:
     if name not in choices("method"):
         raise unknown_name("method", name, choices("method"))
     words = [word if "@" in word.partition("=")[0] else SIGN.sub(r"\1method.", word, count=1) for word in overrides]
@@ -119,6 +123,19 @@ def method_config(name: str, overrides: Sequence[str] = (), head: str | None = N
         return compose("method_only", [f"method={name}", f"head={folder}", *words]).method
     except InputError as error:
         raise InputError(PREFIX.sub("", str(error))) from error
+
+
+def _kept(
+    known: dict[tuple[object, ...], Any], of: tuple[str, Sequence[str], str | None], make: Callable[[], Any]
+) -> Any:
+    """What is known of a method's name, overrides and head, or what `make` gives, which is then known."""
+    name, overrides, head = of
+    key = (name, tuple(overrides), head, user_folders(), _running_app(), _newest_change())
+    if key not in known:
+        if len(known) >= KEPT_METHODS:
+            known.clear()
+        known[key] = make()
+    return known[key]
 
 
 def _running_app() -> int | None:
