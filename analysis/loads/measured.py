@@ -322,13 +322,15 @@ def _forwards(generations: Sequence[Generation], length: int, where: str) -> lis
 def _texts(
     pair: ModelPair, prompts: Sequence[Sequence[int]], sampling: Sampling, room: int
 ) -> dict[str, list[list[int]]]:
-    """Prompts of rounds near and far: longer by a quarter of a longest response, and by a whole one.
+    """Prompts of rounds near and far: the timed tokens of small models have their middle at a quarter of a longest response,
+    or as early as they can, and far ones start behind a whole one.
 
     Only near ones if no more than `room` tokens fit behind longer ones.
     """
     longest = max(len(prompt) for prompt in prompts)
     more = max(min(sampling.max_new_tokens, FARTHEST, pair.max_length - longest - room), 0)
-    places = {NEAR: more // 4} | ({FAR: more} if more - more // 4 >= APART else {})
+    near = max(more // 4 - STEADY // 2, 0)
+    places = {NEAR: near} | ({FAR: more} if more - near >= APART else {})
     return {where: [_of_length(prompt, len(prompt) + by) for prompt in prompts] for where, by in places.items()}
 
 

@@ -13,7 +13,7 @@ rare as they are long.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -48,7 +48,10 @@ def steady(rounds: pd.DataFrame) -> pd.DataFrame:
 
 
 def cost_table(forwards: pd.DataFrame, about: dict[str, Any]) -> tuple[LoadCost, pd.DataFrame]:
-    """The table, at up to two contexts, and its entries: mean seconds with a 95 % interval.
+    """The table and its entries: mean seconds with a 95 % interval.
+
+    The table's contexts are the shortest one that was timed, and the means of near and of far texts. Responses start at short
+    contexts, where forwards take less time than at the mean. That counts most for plain decoding.
 
     In the table neither more tokens per row nor a longer context takes less time. Means that say otherwise are noise and
     get a common value. For widths it comes from isotonic regression, for contexts it is the mean.
@@ -65,8 +68,11 @@ def cost_table(forwards: pd.DataFrame, about: dict[str, Any]) -> tuple[LoadCost,
             f"{WIDEST_INTERVAL:.0%} of the mean: use a quieter machine or raise num_rounds"
         )
     rounds = forwards[forwards.texts != PROMPT]
-    contexts = sorted({round(context) for context in rounds.groupby("texts").context.mean()})
-    draft, target = (grid_of(_points(table[table.model == name], contexts), name) for name in ("draft", "target"))
+    contexts = sorted({round(context) for context in (rounds.context.min(), *rounds.groupby("texts").context.mean())})
+    shortest = rounds.groupby("batch").context.min().to_dict()
+    draft, target = (
+        grid_of(_points(table[table.model == name], contexts, shortest), name) for name in ("draft", "target")
+    )
     return LoadCost(draft, target, "measured", about), table
 
 
@@ -113,14 +119,20 @@ def _first(drafted: np.ndarray[Any, Any], seconds: np.ndarray[Any, Any]) -> floa
     return min(max(start, 0.0), 0.9 * float(seconds.min()))
 
 
-def _points(entries: pd.DataFrame, contexts: Sequence[float]) -> dict[tuple[float, float, float], float]:
-    """Seconds at (batch, width, context), falling neither in the width nor in the context."""
+def _points(
+    entries: pd.DataFrame, contexts: Sequence[float], shortest: Mapping[int, float]
+) -> dict[tuple[float, float, float], float]:
+    """Seconds at (batch, width, context), falling neither in the width nor in the context.
+
+    shortest  by batch size, the shortest context that was timed: shorter ones count as this one
+    """
     points: dict[tuple[float, float, float], float] = {}
     for batch, part in entries.groupby("batch"):
         widths = sorted(set(part.width))
         lines = {width: _line(part[part.width == width]) for width in widths}
         for context in contexts:
-            seconds = [max(start + slope * (context - at), start / 2) for start, slope, at in lines.values()]
+            behind = max(context, shortest[batch])
+            seconds = [max(start + slope * (behind - at), start / 2) for start, slope, at in lines.values()]
             rising = IsotonicRegression().fit_transform(widths, seconds)
             for width, value in zip(widths, rising, strict=True):
                 points[float(batch), float(width), float(context)] = float(value)

@@ -48,10 +48,21 @@ def test_costs_rise_with_the_context_as_far_as_they_were_timed():
     """Width 1 takes 2 more seconds over 100 more tokens; width 2 takes less, which is noise: its mean, 3.5."""
     found = pd.concat([forwards(w1=1.0, w2=4.0), forwards(texts="far", context=150.0, w1=3.0, w2=3.0)])
     costs, entries = tabulated.cost_table(found, {})
-    assert costs.target.context == (54, 154)
-    assert [costs.target(1, 1, context) for context in (54.5, 104.5, 154.5)] == pytest.approx([1, 2, 3], abs=0.02)
-    assert [costs.target(1, 2, context) for context in (54.5, 154.5)] == pytest.approx([3.5, 3.5])
+    assert costs.target.context == (50, 54, 154)
+    asked = (0, 50, 54.5, 104.5, 154.5)
+    assert [costs.target(1, 1, context) for context in asked] == pytest.approx([0.91, 0.91, 1, 2, 3], abs=0.02)
+    assert [costs.target(1, 2, context) for context in (50, 54.5, 154.5)] == pytest.approx([3.5, 3.5, 3.5])
     assert set(entries.texts) == {"near", "far"}
+
+
+def test_batches_of_longer_texts_cost_no_less_than_at_the_shortest_they_were_timed_at():
+    """Batch 2 was timed behind 100 tokens and more: no line from far away says what it takes behind 50."""
+    short = pd.concat([forwards(w1=1.0), forwards(texts="far", context=150.0, w1=3.0)])
+    longer = pd.concat([forwards(context=100.0, w1=4.0), forwards(texts="far", context=200.0, w1=6.0)])
+    costs, _ = tabulated.cost_table(pd.concat([short, longer.assign(batch=2)]), {})
+    assert costs.target.context == (50, 80, 180)
+    assert [costs.target(2, 1, context) for context in (50, 80)] == pytest.approx([3.91, 3.91], abs=0.02)
+    assert [costs.target(1, 1, context) for context in (50, 80)] == pytest.approx([0.91, 1.51], abs=0.02)
 
 
 def test_contexts_that_hardly_differ_are_one():
@@ -285,10 +296,18 @@ def test_the_timed_shapes_of_small_models_have_room(monkeypatch):
 
 def test_where_no_longer_text_fits_costs_are_timed_behind_the_prompts_only():
     pair = ModelPair.toy()
-    for left, expected in ((100, {"near", "far"}), (21, {"near", "far"}), (20, {"near"}), (-5, {"near"})):
+    for left, expected in ((100, {"near", "far"}), (16, {"near", "far"}), (15, {"near"}), (-5, {"near"})):
         texts = measured._texts(pair, [[5] * (pair.max_length - 11 - left)], Sampling(), room=11)
         assert set(texts) == expected
         assert max(map(len, texts.get("far", [[]]))) <= pair.max_length - 11
+
+
+def test_near_texts_have_their_middle_at_a_quarter_of_a_longest_response():
+    """Responses are short as a rule, and their first tokens take the least time."""
+    pair, prompt = ModelPair.toy(), [5] * 9
+    for longest, expected in ((96, [9, 105]), (200, [9 + 50 - 32, 209])):
+        texts = measured._texts(pair, [prompt], Sampling(max_new_tokens=longest), room=11)
+        assert [len(one) for (one,) in texts.values()] == expected
 
 
 def test_a_prompt_that_does_not_fit_is_named():
