@@ -38,7 +38,7 @@ from toolkit.pair import TOY
 from toolkit.prompts import Prompt
 
 SLICED, PROMPTS = 64, 96
-CYCLES, TURNS = 6, 2  # commands, each followed by its answer decoded live; turns of every contender in a cycle
+CYCLES, TURNS = 8, 1  # commands, each followed by its answer decoded live; turns of every contender in a cycle
 SIZES = (1, 4, 16)
 THREADS = 1
 BOUND = 0.05  # allowed relative difference between the live speed-up and the predicted one
@@ -152,10 +152,6 @@ def _setting(line: Any, drafts: Sequence[str], out: Path) -> Setting:
     return Setting(str(line.method), {name: value for name, value in parameters.items() if name != "head"})
 
 
-def _at(lines: Sequence[Line], size: int) -> list[Line]:
-    return [line for line in lines if line.batch == size]
-
-
 def _over(lines: Sequence[Line], others: Sequence[Line]) -> Interval:
     """Speeds of the lines over those of the others of the same cycle and batch size."""
     matching = {(line.cycle, line.batch): line.speed for line in others}
@@ -170,7 +166,7 @@ def _over_prediction(lines: Sequence[Line], plain: Sequence[Line]) -> Interval:
 
 def _parts(lines: Sequence[Line], size: int) -> tuple[list[Line], list[Line], dict[str, list[Line]]]:
     """Of a batch size: the advised line of every cycle, plain decoding's of every cycle, and the lines by role."""
-    here = _at(lines, size)
+    here = [line for line in lines if line.batch == size]
     roles = {role: [line for line in here if line.role == role] for role in dict.fromkeys(line.role for line in here)}
     return [line for line in here if line.advised], roles[PLAIN], roles
 
@@ -190,7 +186,8 @@ def _conclusion(lines: Sequence[Line], seconds: Sequence[float]) -> str:
         f"Each answer was decoded live. Over these cycles, the advised setting's speed-up is {', '.join(off)} from the "
         f"predicted one at batch {', '.join(map(str, SIZES))} (wanted: {100 * BOUND:.0f} %).\n"
         f"Of the settings that were decoded, {faster}.\n"
-        f"The contenders decode side by side, {LEG} s at a time, in {TURNS} turns behind one for warming up. Means are "
+        f"The contenders decode side by side, {LEG} s at a time. In each cycle they decode the prompts {TURNS + 1} times, "
+        "of which the first one is for warming up. Means are "
         "geometric, and their 95 % intervals are over cycles (Student's t)."
     )
 
