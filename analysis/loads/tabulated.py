@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -53,8 +54,9 @@ def cost_table(forwards: pd.DataFrame, about: dict[str, Any]) -> tuple[LoadCost,
     The table's contexts are the shortest one that was timed, and the means of near and of far texts. Responses start at short
     contexts, where forwards take less time than at the mean. That counts most for plain decoding.
 
-    In the table neither more tokens per row nor a longer context takes less time. Means that say otherwise are noise and
-    get a common value. For widths it comes from isotonic regression, for contexts it is the mean.
+    In the table a longer context never takes less time. More tokens per row take less only where the two means' intervals lie
+    apart, as processors are faster at some widths than at others. Other means that fall are noise and get a common value. For
+    widths it comes from isotonic regression, for contexts it is the mean.
 
     Raises InputError if an entry's interval is wider than 40 % of its mean: the machine is not quiet enough.
     """
@@ -122,7 +124,7 @@ def _first(drafted: np.ndarray[Any, Any], seconds: np.ndarray[Any, Any]) -> floa
 def _points(
     entries: pd.DataFrame, contexts: Sequence[float], shortest: Mapping[int, float]
 ) -> dict[tuple[float, float, float], float]:
-    """Seconds at (batch, width, context), falling neither in the width nor in the context.
+    """Seconds at (batch, width, context), not falling in the context, and in the width only where the means clearly do.
 
     shortest  by batch size, the shortest context that was timed: shorter ones count as this one
     """
@@ -133,10 +135,19 @@ def _points(
         for context in contexts:
             behind = max(context, shortest[batch])
             seconds = [max(start + slope * (behind - at), start / 2) for start, slope, at in lines.values()]
-            rising = IsotonicRegression().fit_transform(widths, seconds)
-            for width, value in zip(widths, rising, strict=True):
-                points[float(batch), float(width), float(context)] = float(value)
+            for run in _runs(part):
+                rising = IsotonicRegression().fit_transform(widths[run], seconds[run])
+                for width, value in zip(widths[run], rising, strict=True):
+                    points[float(batch), float(width), float(context)] = float(value)
     return points
+
+
+def _runs(entries: pd.DataFrame) -> list[slice]:
+    """Of a batch size's ascending widths, runs that end where the mean of the nearest texts clearly falls to the next one."""
+    nearest = entries.sort_values(["width", "context"]).groupby("width").first()
+    low, high = nearest.low.to_numpy(), nearest.high.to_numpy()
+    ends = [*(np.flatnonzero(low[:-1] > high[1:]) + 1).tolist(), len(nearest)]
+    return [slice(first, end) for first, end in pairwise([0, *ends])]
 
 
 def _line(entries: pd.DataFrame) -> tuple[float, float, float]:

@@ -36,12 +36,20 @@ def readings(*seconds: float) -> pd.DataFrame:
     )
 
 
-def test_more_tokens_per_row_never_take_less_time():
-    costs, entries = tabulated.cost_table(forwards(w1=1.0, w2=3.0, w3=2.0, w5=4.0), {})
-    assert [costs.target(1, width, 50) for width in (1, 2, 3, 5)] == pytest.approx([1.0, 2.5, 2.5, 4.0])
+def test_more_tokens_per_row_take_no_less_time_where_that_may_be_chance():
+    """The intervals of 3.0 and 2.8 seconds, +-.18, overlap."""
+    costs, entries = tabulated.cost_table(forwards(spread=0.1, w1=1.0, w2=3.0, w3=2.8, w5=4.0), {})
+    assert [costs.target(1, width, 50) for width in (1, 2, 3, 5)] == pytest.approx([1.0, 2.9, 2.9, 4.0])
     assert costs.draft(1, 1, 50) == pytest.approx(0.1)
     found = entries[entries.model == "target"].seconds.tolist()
-    assert found == pytest.approx([1.0, 3.0, 2.0, 4.0]), "the entries are the means themselves"
+    assert found == pytest.approx([1.0, 3.0, 2.8, 4.0]), "the entries are the means themselves"
+
+
+def test_more_tokens_per_row_take_less_time_where_that_is_clear():
+    """Processors are faster at some widths: four tokens per row may take less than three. Noise beside it is still levelled."""
+    costs, _ = tabulated.cost_table(forwards(spread=0.1, w1=2.1, w2=2.0, w3=3.0, w4=2.2, w5=2.1, w6=4.0), {})
+    means = [costs.target(1, width, 50) for width in range(1, 7)]
+    assert means == pytest.approx([2.05, 2.05, 3.0, 2.15, 2.15, 4.0])
 
 
 def test_costs_rise_with_the_context_as_far_as_they_were_timed():
