@@ -322,8 +322,8 @@ def _forwards(generations: Sequence[Generation], length: int, where: str) -> lis
 def _texts(
     pair: ModelPair, prompts: Sequence[Sequence[int]], sampling: Sampling, room: int
 ) -> dict[str, list[list[int]]]:
-    """Prompts of rounds near and far: the timed tokens of small models have their middle at a quarter of a longest response,
-    or as early as they can, and far ones start behind a whole one.
+    """Prompts of rounds near and far. Of near ones, small models' timed tokens have their middle at a quarter of a longest
+    response, or start at once where that is too early. Far ones are longer by a whole one.
 
     Only near ones if no more than `room` tokens fit behind longer ones.
     """

@@ -131,11 +131,11 @@ def _points(
     points: dict[tuple[float, float, float], float] = {}
     for batch, part in entries.groupby("batch"):
         widths = sorted(set(part.width))
-        lines = {width: _line(part[part.width == width]) for width in widths}
+        lines, runs = {width: _line(part[part.width == width]) for width in widths}, _runs(part)
         for context in contexts:
             behind = max(context, shortest[batch])
             seconds = [max(start + slope * (behind - at), start / 2) for start, slope, at in lines.values()]
-            for run in _runs(part):
+            for run in runs:
                 rising = IsotonicRegression().fit_transform(widths[run], seconds[run])
                 for width, value in zip(widths[run], rising, strict=True):
                     points[float(batch), float(width), float(context)] = float(value)
