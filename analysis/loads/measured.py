@@ -1,6 +1,6 @@
 """Seconds of draft and target forwards by batch size, tokens per row and context, measured in the decoding loop itself.
 
-The method is ours. Every batch size decodes with every fixed draft length of every draft. All of them are interleaved in short
+The method is ours. Every batch size decodes with fixed draft lengths of every draft. All of them are interleaved in short
 repeats, also with the other batch sizes, as the speed of a shared machine changes within seconds. Texts are kept from ending.
 A first pass captures forwards, as a long-running decoder has captured them, and is discarded. Rounds in which all batch slots
 hold a text are timed. The seconds of a draft forward are what one more drafted token adds to the draft's seconds in a round.
@@ -53,7 +53,7 @@ ROOM = 512
 BRIEF = 0.02  # seconds: longer rounds gain nothing from captured forwards
 LONG, FEW = 0.2, 4  # seconds; how many longer rounds are timed per repeat, as their times hardly vary
 LEAST, MOST = 3, 12  # repeats
-SPENT = 16.0  # seconds per batch size and draft: as many repeats as fit
+SPENT = 12.0  # seconds per batch size and draft: as many repeats as fit
 STEADY = 64  # tokens behind a prompt that small models are timed for, or `num_rounds` rounds if these make more
 PLAIN = -1  # plain decoding's number of the draft
 Reader = Callable[[], list[dict[str, Any]]]  # times one reading of prompts
@@ -115,8 +115,8 @@ def measure_loads(
     context  of the longest row, as the middle of its window: forwards read as many slots for all contexts of a window
     drafted  the round's draft length
     seconds  of all draft forwards of the round (draft), or of the rest of the round (target)
-    texts    "near": where responses are under way; "far": where the longest ones end; "prompt": readings of prompts of median
-             length, at context 0
+    texts    "near": where responses are under way; "far": where the longest ones end, with about half of the draft lengths;
+             "prompt": readings of prompts of median length, at context 0
     """
     from tqdm.auto import tqdm
 
@@ -183,9 +183,17 @@ class _Timing:
 
     @property
     def settings(self) -> list[tuple[str, int, int]]:
-        """Texts, draft, draft length. Plain decoding (0) is the first draft's."""
+        """Texts, draft, draft length. Plain decoding (0) is the first draft's.
+
+        Far texts have every second length, and the longest. What a token of context adds changes evenly with the length.
+        """
+        far = {*self.lengths[::2], self.lengths[-1]}
         each = itertools.product(self.texts, self.lengths, range(len(self.pairs)))
-        return [(where, draft, length) for where, length, draft in each if length or not draft]
+        return [
+            (where, draft, length)
+            for where, length, draft in each
+            if (length or not draft) and (where != FAR or length in far)
+        ]
 
     def warm_up(self) -> None:
         """Capture the forwards. All drafts share the target's."""

@@ -131,7 +131,7 @@ def _points(
     points: dict[tuple[float, float, float], float] = {}
     for batch, part in entries.groupby("batch"):
         widths = sorted(set(part.width))
-        lines, runs = {width: _line(part[part.width == width]) for width in widths}, _runs(part)
+        lines, runs = _lines(part), _runs(part)
         for context in contexts:
             behind = max(context, shortest[batch])
             seconds = [max(start + slope * (behind - at), start / 2) for start, slope, at in lines.values()]
@@ -150,12 +150,31 @@ def _runs(entries: pd.DataFrame) -> list[slice]:
     return [slice(first, end) for first, end in pairwise([0, *ends])]
 
 
-def _line(entries: pd.DataFrame) -> tuple[float, float, float]:
-    """Seconds of one width at a context, seconds that a further token of context adds (never below 0), and that context."""
+Line = tuple[float, float, float]  # seconds at a context, seconds that a further token of context adds, that context
+
+
+def _lines(entries: pd.DataFrame) -> dict[int, Line]:
+    """Of every width of a batch size. Rounds that were timed at one context only get a slope between their neighbours'."""
+    by_width = {int(width): part for width, part in entries.groupby("width")}
+    lines = {width: _line(part) for width, part in by_width.items()}
+    sloped = {width: lines[width][1] for width, part in by_width.items() if _apart(part)}
+    for width, part in by_width.items():
+        if sloped and width not in sloped and not (part.texts == PROMPT).any():
+            seconds, _, at = lines[width]
+            lines[width] = seconds, float(np.interp(width, list(sloped), list(sloped.values()))), at
+    return lines
+
+
+def _line(entries: pd.DataFrame) -> Line:
+    """Of one width. The slope is never below 0, and 0 if the contexts are not far enough from each other."""
     near, far = entries.iloc[entries.context.argmin()], entries.iloc[entries.context.argmax()]
-    further = far.context - near.context
-    slope = max((far.seconds - near.seconds) / further, 0.0) if further >= APART else 0.0
+    slope = max((far.seconds - near.seconds) / (far.context - near.context), 0.0) if _apart(entries) else 0.0
     return float(near.seconds if slope else entries.seconds.mean()), float(slope), float(near.context)
+
+
+def _apart(entries: pd.DataFrame) -> bool:
+    """Whether the contexts are far enough from each other to show what a token of context costs."""
+    return bool(entries.context.max() - entries.context.min() >= APART)
 
 
 def _mean(values: np.ndarray[Any, np.dtype[np.float64]]) -> tuple[float, float, float]:

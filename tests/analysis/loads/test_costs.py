@@ -46,7 +46,7 @@ def test_a_measurement_is_kept_until_something_it_depends_on_changes(asked, tmp_
         get(**change)
         get(**change)
         assert len(asked) == number, change
-    assert asked[3] == ((1, 4), (1, 3), 8)
+    assert asked[3] == ((1, 4), (1, 2, 3), 8)
     monkeypatch.setattr(torch, "get_num_threads", lambda: 99)
     get()
     assert len(asked) == 6

@@ -73,6 +73,14 @@ def test_batches_of_longer_texts_cost_no_less_than_at_the_shortest_they_were_tim
     assert [costs.target(1, 1, context) for context in (50, 80)] == pytest.approx([0.91, 1.51], abs=0.02)
 
 
+def test_widths_timed_at_one_context_get_a_slope_between_their_neighbours():
+    """A token of context adds .02 seconds at width 1 and .04 at width 5, so .03 at width 3. Readings of prompts get none."""
+    near, far = forwards(w1=1.0, w3=3.0, w5=5.0), forwards(texts="far", context=150.0, w1=3.0, w5=9.0)
+    costs, _ = tabulated.cost_table(pd.concat([near, far, readings(9.0)]), {})
+    assert [costs.target(1, 3, context) for context in (54.5, 104.5, 154.5)] == pytest.approx([3.0, 4.5, 6.0], abs=0.02)
+    assert [costs.target(1, 30, context) for context in (50, 154)] == pytest.approx([9.0, 9.0])
+
+
 def test_contexts_that_hardly_differ_are_one():
     found = pd.concat([forwards(w1=1.0), forwards(texts="far", context=52.0, w1=3.0)])
     costs, _ = tabulated.cost_table(found, {})
@@ -261,6 +269,14 @@ def test_short_timings_have_the_caches_of_whole_responses(monkeypatch):
     )
     rounds = {capacity for _, capacity in asked if capacity}
     assert rounds == {50 + 96 + 3 + 1} and {length for length, capacity in asked if capacity} == {0, 3}
+
+
+def test_far_texts_have_every_second_draft_length_and_the_longest():
+    found = measured.measure_loads(
+        ModelPair.toy(), [[5] * 9], Sampling(seed=1, max_new_tokens=40), [1], [1, 2, 3], 2, repeats=1
+    )
+    lengths = found.groupby("texts").drafted.unique().map(sorted)
+    assert (lengths["near"], lengths["far"]) == ([0, 1, 2, 3], [0, 2, 3])
 
 
 def test_every_setting_has_rounds_whatever_is_accepted(monkeypatch):
