@@ -38,7 +38,7 @@ from toolkit.pair import TOY
 from toolkit.prompts import Prompt
 
 SLICED, PROMPTS = 64, 96
-CYCLES, TURNS = 8, 1  # commands, each followed by its answer decoded live; turns of every contender in a cycle
+CYCLES, TURNS = 6, 1  # commands, each followed by its answer decoded live; turns of every contender in a cycle
 SIZES = (1, 4, 16)
 THREADS = 1
 BOUND = 0.05  # allowed relative difference between the live speed-up and the predicted one
