@@ -130,8 +130,8 @@ def _points(
     """
     points: dict[tuple[float, float, float], float] = {}
     for batch, part in entries.groupby("batch"):
-        widths = sorted(set(part.width))
         lines, runs = _lines(part), _runs(part)
+        widths = list(lines)
         for context in contexts:
             behind = max(context, shortest[batch])
             seconds = [max(start + slope * (behind - at), start / 2) for start, slope, at in lines.values()]
