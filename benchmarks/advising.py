@@ -38,8 +38,10 @@ from toolkit.pair import TOY
 from toolkit.prompts import Prompt
 
 SLICED, PROMPTS = 64, 96
-CYCLES, TURNS = 6, 1  # commands, each followed by its answer decoded live; turns of every contender in a cycle
-SIZES = (1, 4, 16)
+CYCLES = 6  # commands, each followed by its answer decoded live
+# By batch size, turns of every contender in a cycle: larger batches are through with the prompts sooner.
+TURNS = {1: 2, 4: 4, 16: 6}
+SIZES = tuple(TURNS)
 THREADS = 1
 BOUND = 0.05  # allowed relative difference between the live speed-up and the predicted one
 Interval = tuple[float, float, float]
@@ -114,7 +116,7 @@ def _lines(cycle: int, size: int, drafts: Mapping[str, ModelPair], out: Path, pr
     chosen = _chosen(table[table.batch == size])
     contenders = {role: Contender(_setting(line, list(drafts), out), line.draft) for role, line in chosen.items()}
     sampling = Sampling(temperature=1.0, max_new_tokens=TOKENS, seed=11 + 100 * cycle)
-    live = apart(decoded, drafts, contenders, prompts, sampling, size, TURNS)
+    live = apart(decoded, drafts, contenders, prompts, sampling, size, TURNS[size])
     return [
         Line(
             cycle, size, role, _said(line), bool(line.advised), float(line.speedup),
@@ -186,9 +188,9 @@ def _conclusion(lines: Sequence[Line], seconds: Sequence[float]) -> str:
         f"Each answer was decoded live. Over these cycles, the advised setting's speed-up is {', '.join(off)} from the "
         f"predicted one at batch {', '.join(map(str, SIZES))} (wanted: {100 * BOUND:.0f} %).\n"
         f"Of the settings that were decoded, {faster}.\n"
-        f"The contenders decode side by side, {LEG} s at a time. In each cycle they decode the prompts {TURNS + 1} times, "
-        "of which the first one is for warming up. Means are "
-        "geometric, and their 95 % intervals are over cycles (Student's t)."
+        f"The contenders decode side by side, {LEG} s at a time. In each cycle they decode the prompts "
+        f"{', '.join(map(str, TURNS.values()))} times at batch {', '.join(map(str, SIZES))}, after once for warming up. "
+        "Means are geometric, and their 95 % intervals are over cycles (Student's t)."
     )
 
 
