@@ -42,6 +42,7 @@ from benchmarks import (
     replaying,
     standing,
     startup,
+    timed_rounds,
 )
 from benchmarks.conclusions import COMMAND, opening
 from benchmarks.processes import ROOT, run
@@ -133,6 +134,7 @@ FIGURES: dict[str, Callable[[], str]] = {
     "beam_memory": beams.beam_memory,
     "beam_texts": beams.beam_texts,
     "advice": advising.advice,
+    "timed_rounds": timed_rounds.timed_rounds,
     "batches": batches.batches,
     "batches_padded": batches.batches_padded,
     "serving": batches.serving,

@@ -120,7 +120,25 @@ def measure_loads(
     """
     from tqdm.auto import tqdm
 
-    kept = {} if kept is None else kept
+    with tqdm(total=0, desc=f"timing, {pair.name}", unit="setting") as bar:
+        timings = prepared(pair, prompts, sampling, batch_sizes, drafted, num_rounds, {} if kept is None else kept, bar)
+        return pd.DataFrame(_repeated(timings, repeats))
+
+
+def prepared(
+    pair: ModelPair,
+    prompts: Sequence[Any],
+    sampling: Sampling,
+    batch_sizes: Sequence[int],
+    drafted: Sequence[int],
+    num_rounds: int,
+    kept: dict[int, list[ModelPair]],
+    bar: Any,
+) -> list[Timing]:
+    """For every batch size what `measure_loads` repeats, with its forwards captured. Arguments are those of `measure_loads`.
+
+    bar  of tqdm; counts settings
+    """
     sizes, lengths = sorted(set(batch_sizes)), sorted({0, *drafted})
     prompts = [pair.encode(prompt) for prompt in prompts]
     usual = max(int(np.median([len(prompt) for prompt in prompts])), max(lengths) + 2)
@@ -128,38 +146,18 @@ def measure_loads(
     texts = _texts(pair, prompts, sampling, room + 1)
     capacity = max(map(len, prompts)) + sampling.max_new_tokens + lengths[-1] + 1
     timings = []
-    with tqdm(total=0, desc=f"timing, {pair.name}", unit="setting") as bar:
-        for batch in sizes:
-            # They keep this batch size's captured forwards: if they were made again, the memory of the old ones would stay.
-            pairs = kept.setdefault(batch, _with_each_draft(pair))
-            cut = _filled(batch, [_of_length(prompt, usual) for prompt in prompts])
-            filled = {where: _filled(batch, chosen) for where, chosen in texts.items()}
-            timings.append(_Timing(pairs, filled, cut, sampling, lengths, num_rounds, capacity, bar))
-            timings[-1].warm_up()
-        return pd.DataFrame(_repeated(timings, repeats))
-
-
-def of_draft(rounds: pd.DataFrame, draft: int) -> pd.DataFrame:
-    """The rounds with this draft and those of plain decoding."""
-    return rounds[rounds.draft.isin((draft, PLAIN))]
-
-
-def capture_soon(pair: ModelPair) -> None:
-    """Let a pair that has decoded capture every shape at its next use, as if it had run for long."""
-    for captures in captures_of(pair):
-        captures.after = 1
-
-
-def captures_of(pair: ModelPair) -> list[Captures]:
-    """Of its models, the captured forwards that the engine keeps."""
-    return [captures for captures in engine_of(pair).captures if captures is not None]
-
-
-# -- inside -----------------------------------------------------------------------------------------------------------
+    for batch in sizes:
+        # They keep this batch size's captured forwards: if they were made again, the memory of the old ones would stay.
+        pairs = kept.setdefault(batch, _with_each_draft(pair))
+        cut = _filled(batch, [_of_length(prompt, usual) for prompt in prompts])
+        filled = {where: _filled(batch, chosen) for where, chosen in texts.items()}
+        timings.append(Timing(pairs, filled, cut, sampling, lengths, num_rounds, capacity, bar))
+        timings[-1].warm_up()
+    return timings
 
 
 @dataclass
-class _Timing:
+class Timing:
     """All settings of one batch size: draft lengths of every draft, behind each kind of texts.
 
     pairs   the target with each of its drafts
@@ -242,7 +240,26 @@ class _Timing:
         self.bar.refresh()
 
 
-def _repeated(timings: Sequence[_Timing], repeats: int | None) -> list[dict[str, Any]]:
+def of_draft(rounds: pd.DataFrame, draft: int) -> pd.DataFrame:
+    """The rounds with this draft and those of plain decoding."""
+    return rounds[rounds.draft.isin((draft, PLAIN))]
+
+
+def capture_soon(pair: ModelPair) -> None:
+    """Let a pair that has decoded capture every shape at its next use, as if it had run for long."""
+    for captures in captures_of(pair):
+        captures.after = 1
+
+
+def captures_of(pair: ModelPair) -> list[Captures]:
+    """Of its models, the captured forwards that the engine keeps."""
+    return [captures for captures in engine_of(pair).captures if captures is not None]
+
+
+# -- inside -----------------------------------------------------------------------------------------------------------
+
+
+def _repeated(timings: Sequence[Timing], repeats: int | None) -> list[dict[str, Any]]:
     """The repeats of all batch sizes, interleaved; None: as many as fit into some seconds."""
     lines, counts = list[dict[str, Any]](), list[int]()
     for timing in timings:

@@ -161,7 +161,7 @@ def timings(monkeypatch):
     monkeypatch.setattr(measured, "BRIEF", float("inf"))  # on a slow machine, too
     monkeypatch.setattr(measured, "SPENT", 0.0)
     begun, made = [], []
-    init, repeat = TracedForward.__init__, measured._Timing.repeat
+    init, repeat = TracedForward.__init__, measured.Timing.repeat
 
     def noting(self, *arguments):
         made.append(len(begun))
@@ -172,7 +172,7 @@ def timings(monkeypatch):
         return repeat(self, number)
 
     monkeypatch.setattr(TracedForward, "__init__", noting)
-    monkeypatch.setattr(measured._Timing, "repeat", counting)
+    monkeypatch.setattr(measured.Timing, "repeat", counting)
     return begun, made
 
 
