@@ -109,7 +109,7 @@ def _timed() -> Iterator[Seconds]:
     pair, sampling = ModelPair.toy(), Sampling(temperature=1.0, max_new_tokens=TOKENS)
     prompts = [prompt for prompt, _ in _prompts(pair)]
     timings = dict(
-        zip(SIZES, prepared(pair, prompts, sampling, SIZES, DRAFTED, 24, {}, tqdm(disable=True)), strict=True)
+        zip(SIZES, prepared(pair, prompts, sampling, SIZES, DRAFTED, 24, {}, tqdm(total=0, disable=True)), strict=True)
     )
     for turn in count():
         for size, turns in BETWEEN.items():

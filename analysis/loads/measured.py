@@ -2,12 +2,13 @@
 
 The method is ours. Every batch size decodes with fixed draft lengths of every draft. All of them are interleaved in short
 repeats, also with the other batch sizes, as the speed of a shared machine changes within seconds. Texts are kept from ending.
-A first pass captures forwards, as a long-running decoder has captured them, and is discarded. Rounds in which all batch slots
-hold a text are timed. The seconds of a draft forward are what one more drafted token adds to the draft's seconds in a round.
-The rest of the round counts for the target forward: checking, and the loop's own work. So does what a round's first draft
-forward takes beyond the others, as it reads up to two tokens. (With a single draft length this part is not known, and stays
-with the draft.) So the table holds the cost of a round, Python included, and not that of a bare forward. The clock is read
-when the device has finished, at both boundaries between drafting and checking.
+A first pass captures forwards, as a long-running decoder has captured them, and is discarded. Before a setting of brief rounds
+is timed it decodes for a moment, as the processor's caches still hold what the setting before used. Rounds in which all batch
+slots hold a text are timed. The seconds of a draft forward are what one more drafted token adds to the draft's seconds in a
+round. The rest of the round counts for the target forward: checking, and the loop's own work. So does what a round's first
+draft forward takes beyond the others, as it reads up to two tokens. (With a single draft length this part is not known, and
+stays with the draft.) So the table holds the cost of a round, Python included, and not that of a bare forward. The clock is
+read when the device has finished, at both boundaries between drafting and checking.
 
 Plain decoding has no draft. It is timed once, for all drafts. Drafts are compared within the same repeats.
 
@@ -54,6 +55,9 @@ BRIEF = 0.02  # seconds: longer rounds gain nothing from captured forwards
 LONG, FEW = 0.2, 4  # seconds; how many longer rounds are timed per repeat, as their times hardly vary
 LEAST, MOST = 3, 12  # repeats
 SPENT = 12.0  # seconds per batch size and draft: as many repeats as fit
+# Seconds, and rounds at most, that a setting decodes before it is timed. Small models need some 15 rounds behind other work
+# until the processor's caches hold what they use. A decoder with one method is always in that state.
+SETTLING, SETTLING_ROUNDS = 0.05, 16
 STEADY = 64  # tokens behind a prompt that small models are timed for, or `num_rounds` rounds if these make more
 PLAIN = -1  # plain decoding's number of the draft
 Reader = Callable[[], list[dict[str, Any]]]  # times one reading of prompts
@@ -210,11 +214,14 @@ class Timing:
         self.readers = [_reader(pair, self.cut, self.sampling) for pair in self.pairs]
 
     def repeat(self, number: int) -> list[dict[str, Any]]:
-        """Timed rounds of every setting, and a reading of prompts after each."""
+        """Timed rounds of every setting, behind some that are not timed, and a reading of prompts after each."""
         lines: list[dict[str, Any]] = []
         self._show()
         for where, draft, length in self.settings:
-            timed = self._decoded(where, draft, length, self._tokens(where, draft, length))
+            tokens = self._tokens(where, draft, length)
+            if settling := self._settling(where, draft, length):
+                self._decoded(where, draft, length, min(settling, tokens))
+            timed = self._decoded(where, draft, length, tokens)
             found = [*_forwards(timed, length, where), *self.readers[draft]()]
             lines += [{**line, "repeat": number, "draft": draft if line["drafted"] else PLAIN} for line in found]
             self.bar.update()
@@ -233,6 +240,14 @@ class Timing:
         between = min(self.sampling.max_new_tokens // 2 // len(self.cut), STEADY) / self.made[setting]
         rounds = WARM_UP + _timed_rounds(self.num_rounds, self.taken[setting], int(between))
         return max(math.ceil(rounds * self.made[setting]), 4 * (length + 1))
+
+    def _settling(self, where: str, draft: int, length: int) -> int:
+        """How many tokens the setting decodes before it is timed: none where rounds take long."""
+        setting = where, draft, length
+        if self.taken[setting] >= BRIEF:
+            return 0
+        rounds = min(SETTLING_ROUNDS, SETTLING / self.taken[setting])
+        return math.ceil(rounds * self.made[setting])
 
     def _show(self) -> None:
         """The bar learns of all settings once more."""
@@ -282,8 +297,7 @@ def _timed_rounds(num_rounds: int, seconds: float, between: int) -> int:
 
     between  rounds between two prompts that join a batch of this size
 
-    Small models need up to 15 rounds behind a prompt until their speed is steady, as the processor's caches settle. So they
-    are timed for as long as decoding goes on undisturbed.
+    Small models' first rounds behind a prompt take longer. So they are timed for as long as decoding goes on undisturbed.
     """
     if seconds > LONG:
         return min(num_rounds, FEW)

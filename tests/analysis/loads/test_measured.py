@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pandas as pd
 import pytest
+from tqdm.auto import tqdm
 
 from analysis.loads import measured, tabulated
 from data_gen.frozen import load_frozen
@@ -305,6 +306,37 @@ def test_small_models_are_timed_until_their_caches_are_warm():
     assert [measured._timed_rounds(12, brief, between) for between in (20, 3)] == [20, 12]
     assert measured._timed_rounds(12, usual, 48) == 12
     assert measured._timed_rounds(12, long, 48) == measured.FEW
+
+
+@pytest.mark.parametrize("seconds, rounds", [(0.001, 16), (0.01, 5), (0.03, 0)])
+def test_settings_of_brief_rounds_decode_for_a_moment_before_they_are_timed(seconds, rounds):
+    """16 rounds, or as many as fit into .05 s; none where rounds take long."""
+    timing = measured.Timing([], {}, [[5]], Sampling(), [1], 8, 0, tqdm(total=0, disable=True))
+    timing.taken["near", 0, 1], timing.made["near", 0, 1] = seconds, 2.0
+    assert timing._settling("near", 0, 1) == 2 * rounds
+
+
+def test_the_rounds_of_that_moment_are_not_timed(monkeypatch):
+    decoded = []
+    inner = measured.Timing._decoded
+
+    def noting(self, where, draft, length, tokens):
+        decoded.append((where, length))
+        return inner(self, where, draft, length, tokens)
+
+    def settling(self, where, draft, length):
+        return 4 if length else 0
+
+    monkeypatch.setattr(measured.Timing, "_decoded", noting)
+    monkeypatch.setattr(measured.Timing, "_settling", settling)
+    found = measured.measure_loads(
+        ModelPair.toy(), [[5] * 9], Sampling(seed=1, max_new_tokens=8), [1], [1], 2, repeats=2
+    )
+    assert decoded[-6:] == 2 * [("near", 0), ("near", 1), ("near", 1)]
+    per_repeat = (
+        found[(found.drafted == 1) & (found.model == "target") & (found.texts == "near")].groupby("repeat").size()
+    )
+    assert per_repeat.between(2, 8).all(), "rounds of the first of two decodes are not counted"
 
 
 def test_the_timed_shapes_of_small_models_have_room(monkeypatch):
