@@ -20,7 +20,7 @@ import numpy as np
 import torch
 
 from analysis.loads.measured import prepared
-from analysis.loads.tabulated import CAP, NEAR
+from analysis.loads.tabulated import NEAR, capped
 from analysis.tables.grid import PLAIN, Setting
 from benchmarks.batches import DOMAINS, PROMPTS, TOKENS
 from benchmarks.side_by_side import LEG, RECURS, ROOM, ratio
@@ -176,8 +176,8 @@ def _prompts(pair: ModelPair) -> list[tuple[str, int]]:
 
 
 def _mean(seconds: Sequence[float]) -> float:
-    """As a cost table takes it: a round counts for at most twice the median."""
-    return float(np.minimum(seconds, CAP * np.median(seconds)).mean())
+    """As a cost table takes it."""
+    return float(capped(np.array(seconds)).mean())
 
 
 def _of_length(processes: Sequence[Sequence[Mapping[int, float]]], length: int) -> list[list[float]]:

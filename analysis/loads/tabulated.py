@@ -95,6 +95,11 @@ def noisy_of(entries: pd.DataFrame) -> pd.DataFrame:
     return entries[(entries.high - entries.low > WIDEST_INTERVAL * entries.seconds) & (entries.texts != PROMPT)]
 
 
+def capped(values: np.ndarray[Any, np.dtype[np.float64]]) -> np.ndarray[Any, np.dtype[np.float64]]:
+    """Seconds of rounds [n] of one setting; one counts for at most `CAP` times their median."""
+    return np.minimum(values, CAP * np.median(values))
+
+
 # -- inside -----------------------------------------------------------------------------------------------------------
 
 
@@ -103,7 +108,7 @@ def _of_forwards(rounds: pd.DataFrame) -> pd.DataFrame:
     found = rounds.reset_index(drop=True)
     for (batch, texts), part in found[found.texts != PROMPT].groupby(["batch", "texts"]):
         of_lengths = (
-            part[part.model == "draft"].groupby("drafted").seconds.agg(lambda one: _capped(one.to_numpy()).mean())
+            part[part.model == "draft"].groupby("drafted").seconds.agg(lambda one: capped(one.to_numpy()).mean())
         )
         first = _first(of_lengths.index.to_numpy(dtype=np.float64), of_lengths.to_numpy())
         here = (found.batch == batch) & (found.texts == texts) & (found.drafted > 0)
@@ -179,10 +184,6 @@ def _apart(entries: pd.DataFrame) -> bool:
 
 def _mean(values: np.ndarray[Any, np.dtype[np.float64]]) -> tuple[float, float, float]:
     """The mean and its 95 % interval (normal approximation). A single value counts for at most `CAP` times the median."""
-    capped = _capped(values)
-    middle, half = float(capped.mean()), 1.96 * float(capped.std()) / math.sqrt(len(capped))
+    kept = capped(values)
+    middle, half = float(kept.mean()), 1.96 * float(kept.std()) / math.sqrt(len(kept))
     return middle, middle - half, middle + half
-
-
-def _capped(values: np.ndarray[Any, np.dtype[np.float64]]) -> np.ndarray[Any, np.dtype[np.float64]]:
-    return np.minimum(values, CAP * np.median(values))

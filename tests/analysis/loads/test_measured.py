@@ -321,22 +321,21 @@ def test_the_rounds_of_that_moment_are_not_timed(monkeypatch):
     inner = measured.Timing._decoded
 
     def noting(self, where, draft, length, tokens):
-        decoded.append((where, length))
-        return inner(self, where, draft, length, tokens)
-
-    def settling(self, where, draft, length):
-        return 4 if length else 0
+        found = inner(self, where, draft, length, tokens)
+        timed = [line for line in measured._forwards(found, length, where) if line["model"] == "target"]
+        decoded.append((length, len(timed)))
+        return found
 
     monkeypatch.setattr(measured.Timing, "_decoded", noting)
-    monkeypatch.setattr(measured.Timing, "_settling", settling)
+    monkeypatch.setattr(measured.Timing, "_settling", lambda self, where, draft, length: 12 if length else 0)
     found = measured.measure_loads(
-        ModelPair.toy(), [[5] * 9], Sampling(seed=1, max_new_tokens=8), [1], [1], 2, repeats=2
+        ModelPair.toy(), [[5] * 9], Sampling(seed=1, max_new_tokens=8), [1], [1], 12, repeats=2
     )
-    assert decoded[-6:] == 2 * [("near", 0), ("near", 1), ("near", 1)]
-    per_repeat = (
-        found[(found.drafted == 1) & (found.model == "target") & (found.texts == "near")].groupby("repeat").size()
-    )
-    assert per_repeat.between(2, 8).all(), "rounds of the first of two decodes are not counted"
+    plain, settling, timed = zip(*(decoded[-6:-3], decoded[-3:]), strict=True)
+    assert [length for length, _ in (*plain, *settling, *timed)] == [0, 0, 1, 1, 1, 1]
+    assert all(count for _, count in settling)
+    rounds = found[(found.drafted == 1) & (found.model == "target") & (found.texts == "near")]
+    assert rounds.groupby("repeat").size().tolist() == [count for _, count in timed]
 
 
 def test_the_timed_shapes_of_small_models_have_room(monkeypatch):
