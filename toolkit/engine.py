@@ -124,6 +124,16 @@ class Engine:
                     if theirs is model and captures is not None and not captures.fixed_buffers:
                         self.captures[number] = captures
 
+    @property
+    def captured(self) -> list[Captures]:
+        """The captured forwards, of those models that have any."""
+        return [captures for captures in self.captures if captures is not None]
+
+    def capture_soon(self) -> None:
+        """Capture every shape at its next use, as if the pair had decoded for long. It must have decoded once."""
+        for captures in self.captured:
+            captures.after = 1
+
     @contextmanager
     def sessions(self, num_rows: int, capacity: int) -> Iterator[Sessions]:
         """Caches for the length of a `with`; given back at its end, dropped if it ends in an error."""

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 import shlex
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from analysis.loads.choosing import Candidate
 from analysis.tables.grid import PLAIN, Setting
-from toolkit.config import compose, override, plain
+from toolkit.config import choices, compose, override, plain
 
 
 def overrides_of(answer: Any, candidate: Candidate, costs: Path) -> list[str]:
@@ -44,12 +44,28 @@ def next_line(cfg: Any, overrides: Sequence[str], draft: str, batch: int) -> str
         for name, value in values.items()
         if name in usual[group] and value != usual[group][name]
     ]
-    prompts = plain(cfg.prompts)
-    if prompts.get("path") is not None:
-        words += [override(f"prompts.{name}", prompts[name]) for name in ("path", "limit") if prompts.get(name)]
-    else:
-        words.append(f"prompts=toy_{prompts['domain']}" if "domain" in prompts else "prompts.path=FILE.jsonl")
+    words += _prompts(plain(cfg.prompts))
     return f"next: python -m toolkit.decode {shlex.join([*overrides, *words, override('batch_size', batch)])}"
+
+
+def _prompts(asked: Mapping[str, Any]) -> list[str]:
+    """The prompts as overrides: the choice of `conf/prompts` with the fewest differences from them, and these."""
+    if asked.get("path") is not None and "shares" not in asked:  # a file that is read instead of the source
+        return [override(f"prompts.{name}", asked[name]) for name in ("path", "limit") if asked.get(name)]
+    found = []
+    for name in choices("prompts"):
+        usual = _composed([f"prompts={name}"])
+        if usual.keys() == asked.keys():
+            differing = {f"prompts.{key}": value for key, value in asked.items() if value != usual[key]}
+            words = [f"{'++' * isinstance(value, dict)}{override(key, value)}" for key, value in differing.items()]
+            found.append([f"prompts={name}", *words])
+    same = (words for words in sorted(found, key=len) if _composed(words) == asked)
+    return next(same, ["prompts.path=FILE.jsonl"])
+
+
+def _composed(words: Sequence[str]) -> dict[str, Any]:
+    prompts: dict[str, Any] = plain(compose("decode", words, checked=False).prompts)
+    return prompts
 
 
 def _setting(answer: Any, settings: Sequence[Setting]) -> Setting:

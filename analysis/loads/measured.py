@@ -21,7 +21,6 @@ from __future__ import annotations
 
 import itertools
 import math
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -31,23 +30,18 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from analysis.loads.tabulated import APART, FAR, NEAR, PROMPT, cost_table, entries_of, noisy_of, steady
-from toolkit.decoding import ChainProposer, Method, Sampling
-from toolkit.decoding.decode import decode_measured
+from analysis.loads.tabulated import FAR, cost_table, entries_of, noisy_of, steady
+from analysis.loads.timed_forwards import WARM_UP, Reader, decoded, forwards, reader
+from analysis.loads.timed_texts import STEADY, filled, of_length, texts_of
+from toolkit.decoding import Sampling
 from toolkit.engine import engine_of
-from toolkit.errors import InputError
 from toolkit.load_cost import LoadCost
 from toolkit.pair import ModelPair
 from toolkit.session.capture import PROOFS, Captures
-from toolkit.session.hf import GRANULE
-from toolkit.stopping import Fixed
 from toolkit.types import Generation
-from toolkit.verification import get
 
-WARM_UP = 1  # the rounds of a batch that are left out: the first one reads the prompts
 FIRST = 3  # rounds with full drafts that say how long a round takes, and what it makes
 SETTLED = 2 + PROOFS  # decodes until every shape that they meet is captured, and replays are proven
-FARTHEST = 512  # tokens of a response: for contexts behind longer ones the line of costs is continued
 # Layers of the traces that are kept per batch size: enough for all shapes of small models (1.5 GB at most). It is the
 # same in use: a decoder with one method has room for its shapes.
 ROOM = 512
@@ -58,9 +52,7 @@ SPENT = 12.0  # seconds per batch size and draft: as many repeats as fit
 # Seconds, and rounds at most, that a setting decodes before it is timed. Small models need some 15 rounds behind other work
 # until the processor's caches hold what they use. A decoder with one method is always in that state.
 SETTLING, SETTLING_ROUNDS = 0.05, 16
-STEADY = 64  # tokens behind a prompt that small models are timed for, or `num_rounds` rounds if these make more
 PLAIN = -1  # plain decoding's number of the draft
-Reader = Callable[[], list[dict[str, Any]]]  # times one reading of prompts
 
 
 def measured_costs(
@@ -147,15 +139,15 @@ def prepared(
     prompts = [pair.encode(prompt) for prompt in prompts]
     usual = max(int(np.median([len(prompt) for prompt in prompts])), max(lengths) + 2)
     room = max(num_rounds * (lengths[-1] + 1), min(sampling.max_new_tokens // 2, STEADY)) + WARM_UP * (lengths[-1] + 1)
-    texts = _texts(pair, prompts, sampling, room + 1)
+    texts = texts_of(pair, prompts, sampling, room + 1)
     capacity = max(map(len, prompts)) + sampling.max_new_tokens + lengths[-1] + 1
     timings = []
     for batch in sizes:
         # They keep this batch size's captured forwards: if they were made again, the memory of the old ones would stay.
         pairs = kept.setdefault(batch, _with_each_draft(pair))
-        cut = _filled(batch, [_of_length(prompt, usual) for prompt in prompts])
-        filled = {where: _filled(batch, chosen) for where, chosen in texts.items()}
-        timings.append(Timing(pairs, filled, cut, sampling, lengths, num_rounds, capacity, bar))
+        cut = filled(batch, [of_length(prompt, usual) for prompt in prompts])
+        each = {where: filled(batch, chosen) for where, chosen in texts.items()}
+        timings.append(Timing(pairs, each, cut, sampling, lengths, num_rounds, capacity, bar))
         timings[-1].warm_up()
     return timings
 
@@ -211,7 +203,7 @@ class Timing:
             if taken < BRIEF:
                 _settle(pair, partial(self._decoded, where, draft, length, self._tokens(where, draft, length)))
             self.bar.update()
-        self.readers = [_reader(pair, self.cut, self.sampling) for pair in self.pairs]
+        self.readers = [reader(pair, self.cut, self.sampling) for pair in self.pairs]
 
     def repeat(self, number: int) -> list[dict[str, Any]]:
         """Timed rounds of every setting, behind some that are not timed, and a reading of prompts after each."""
@@ -222,13 +214,13 @@ class Timing:
             if settling := self._settling(where, draft, length):
                 self._decoded(where, draft, length, min(settling, tokens))
             timed = self._decoded(where, draft, length, tokens)
-            found = [*_forwards(timed, length, where), *self.readers[draft]()]
+            found = [*forwards(timed, length, where), *self.readers[draft]()]
             lines += [{**line, "repeat": number, "draft": draft if line["drafted"] else PLAIN} for line in found]
             self.bar.update()
         return lines
 
     def _decoded(self, where: str, draft: int, length: int, tokens: int) -> list[Generation]:
-        return _decoded(self.pairs[draft], self.texts[where], self.sampling, length, tokens, self.capacity)
+        return decoded(self.pairs[draft], self.texts[where], self.sampling, length, tokens, self.capacity)
 
     def _tokens(self, where: str, draft: int, length: int) -> int:
         """How many tokens the timed rounds make, if they make as many as the first ones.
@@ -258,17 +250,6 @@ class Timing:
 def of_draft(rounds: pd.DataFrame, draft: int) -> pd.DataFrame:
     """The rounds with this draft and those of plain decoding."""
     return rounds[rounds.draft.isin((draft, PLAIN))]
-
-
-def capture_soon(pair: ModelPair) -> None:
-    """Let a pair that has decoded capture every shape at its next use, as if it had run for long."""
-    for captures in captures_of(pair):
-        captures.after = 1
-
-
-def captures_of(pair: ModelPair) -> list[Captures]:
-    """Of its models, the captured forwards that the engine keeps."""
-    return [captures for captures in engine_of(pair).captures if captures is not None]
 
 
 # -- inside -----------------------------------------------------------------------------------------------------------
@@ -306,13 +287,14 @@ def _timed_rounds(num_rounds: int, seconds: float, between: int) -> int:
 
 def _settle(pair: ModelPair, decode: Callable[[], object]) -> None:
     """Capture the shapes that the timed rounds meet, with room for all of them."""
-    capture_soon(pair)
-    for captures in captures_of(pair):
+    engine = engine_of(pair)
+    engine.capture_soon()
+    for captures in engine.captured:
         captures.most = max(captures.most, ROOM // captures.num_layers)
     for _ in range(SETTLED):
-        before = [dict(captures.uses) for captures in captures_of(pair)]
+        before = [dict(captures.uses) for captures in engine.captured]
         decode()
-        if all(map(_replays, captures_of(pair), before)):
+        if all(map(_replays, engine.captured, before)):
             break
 
 
@@ -322,95 +304,6 @@ def _replays(captures: Captures, before: Mapping[Any, int]) -> bool:
     return captures.refused or all(captures.unproven.get(key) == 0 for key in used)
 
 
-def _fixed(length: int) -> Method:
-    return Method(
-        f"K={length}", Fixed(max(length, 1)), get("rejection"), ChainProposer(), min_drafted=0, max_drafted=length
-    )
-
-
-def _decoded(
-    pair: ModelPair, prompts: Sequence[Any], sampling: Sampling, length: int, tokens: int, capacity: int = 0
-) -> list[Generation]:
-    """Rounds that make this many tokens behind every prompt, all side by side, and a last round."""
-    limit = replace(sampling, max_new_tokens=tokens + 1, max_length=None, stop=())
-    decoded = decode_measured(
-        pair, prompts, _fixed(length), limit, batch_size=len(prompts), timed=True, capacity=capacity
-    )
-    return decoded.generations
-
-
-def _forwards(generations: Sequence[Generation], length: int, where: str) -> list[dict[str, Any]]:
-    """The timed rounds that all rows took part in, with full drafts."""
-    _refuse_failed(generations)
-    lines: list[dict[str, Any]] = []
-    texts = [len(g.prompt_ids) for g in generations]
-    for number in range(min(len(g.rounds) for g in generations) - 1):
-        rounds = [g.rounds[number] for g in generations]
-        if number >= WARM_UP and min(r.num_drafted for r in rounds) == length:
-            window = max(texts) // GRANULE * GRANULE + GRANULE / 2
-            shared = {"batch": len(generations), "context": window, "drafted": length, "texts": where}
-            first = rounds[0]
-            own = first.target_seconds if length else first.draft_seconds + first.target_seconds
-            lines.append({"model": "target", "width": length + 1, **shared, "seconds": own})
-            if length:
-                lines.append({"model": "draft", "width": 1, **shared, "seconds": first.draft_seconds})
-        texts = [text + r.num_produced for text, r in zip(texts, rounds, strict=True)]
-    return lines
-
-
-def _texts(
-    pair: ModelPair, prompts: Sequence[Sequence[int]], sampling: Sampling, room: int
-) -> dict[str, list[list[int]]]:
-    """Prompts of rounds near and far. Of near ones, small models' timed tokens have their middle at a quarter of a longest
-    response, or start at once where that is too early. Far ones are longer by a whole one.
-
-    Only near ones if no more than `room` tokens fit behind longer ones.
-    """
-    longest = max(len(prompt) for prompt in prompts)
-    more = max(min(sampling.max_new_tokens, FARTHEST, pair.max_length - longest - room), 0)
-    near = max(more // 4 - STEADY // 2, 0)
-    places = {NEAR: near} | ({FAR: more} if more - near >= APART else {})
-    return {where: [_of_length(prompt, len(prompt) + by) for prompt in prompts] for where, by in places.items()}
-
-
-def _filled(batch: int, prompts: Sequence[list[int]]) -> list[list[int]]:
-    """As many of the prompts as a batch has slots, of evenly spread lengths. A batch of one gets one of the median length."""
-    ordered = sorted(prompts, key=len)
-    return [ordered[int((slot + 0.5) / batch * len(ordered))] for slot in range(batch)]
-
-
 def _with_each_draft(pair: ModelPair) -> list[ModelPair]:
     """The target with one draft at a time, and texts that do not end."""
     return [replace(pair, draft=draft, drafts=(), end_ids=()) for draft in pair.drafts]
-
-
-def _reader(pair: ModelPair, prompts: Sequence[list[int]], sampling: Sampling) -> Reader:
-    """Times readings of prompts by forwards that are never captured. The first one is not counted."""
-    uncaptured = replace(pair, draft=None)
-    _reading(uncaptured, prompts, sampling)
-    for captures in captures_of(uncaptured):
-        captures.after = sys.maxsize
-    return partial(_reading, uncaptured, prompts, sampling)
-
-
-def _reading(pair: ModelPair, prompts: Sequence[list[int]], sampling: Sampling) -> list[dict[str, Any]]:
-    """A timed first round: the draft reads the prompts, all of one length, and the target reads them and a drafted token."""
-    generations = _decoded(pair, prompts, sampling, 1, tokens=2)
-    _refuse_failed(generations)
-    first, width = generations[0].rounds[0], len(prompts[0])
-    shared = {"batch": len(prompts), "context": 0.0, "drafted": 1, "texts": PROMPT}
-    return [
-        {"model": "draft", "width": width, **shared, "seconds": first.draft_seconds},
-        {"model": "target", "width": width + 1, **shared, "seconds": first.target_seconds},
-    ]
-
-
-def _of_length(tokens: Sequence[int], count: int) -> list[int]:
-    """A prompt of `count` tokens: the last ones of this prompt, which is repeated if it has fewer."""
-    return (list(tokens) * -(-count // len(tokens)))[-count:]
-
-
-def _refuse_failed(generations: Sequence[Generation]) -> None:
-    failed = next((g.error for g in generations if g.error), None)
-    if failed is not None:
-        raise InputError(f"a prompt cannot be timed: {failed}")

@@ -42,11 +42,16 @@ def test_a_line_is_read_back_as_it_was_written(name):
     assert list(cfg.method.policy.made) == [1.7, 2.25]
 
 
-def test_prompts_without_a_file_are_named():
-    same = read_back(next_line(config.compose("advise", ["prompts=toy_code"]), ["method=tail"], "toy/draft", 1))
-    assert same.prompts.domain == "code"
-    other = next_line(config.compose("advise", ["prompts=gsm8k"]), ["method=tail"], "toy/draft", 1)
-    assert other.endswith("prompts.path=FILE.jsonl batch_size=1")
+@pytest.mark.parametrize("words", [
+    ["prompts=toy_code", "prompts.split=dev"],
+    ["prompts=gsm8k", "prompts.limit=40"],
+    ["prompts=hub", "prompts.name=mine", "prompts.data_files=rows.csv", "prompts.template='{{ a }}'", "+prompts.limits.test=9"],
+    ["prompts=jsonl", "prompts.path=mine.jsonl", "prompts.split=train", "prompts.shares.dev=.2"],
+])  # fmt: skip
+def test_the_same_prompts_are_asked(words):
+    asked = config.compose("advise", words)
+    same = read_back(next_line(asked, ["method=tail"], "toy/draft", 1))
+    assert config.plain(same.prompts) == config.plain(asked.prompts)
 
 
 def test_drafts_of_one_name_are_told_apart():

@@ -7,7 +7,7 @@ import pandas as pd
 import pytest
 from tqdm.auto import tqdm
 
-from analysis.loads import measured, tabulated
+from analysis.loads import measured, tabulated, timed_forwards
 from data_gen.frozen import load_frozen
 from toolkit import ModelPair
 from toolkit.decoding import Sampling
@@ -258,13 +258,13 @@ def test_contexts_are_the_window_of_the_longest_row():
 
 def test_short_timings_have_the_caches_of_whole_responses(monkeypatch):
     """A forward's seconds depend on the capacity of the caches, which is that of the longest prompt and response."""
-    decoded, asked = measured.decode_measured, []
+    decoded, asked = timed_forwards.decode_measured, []
 
     def noting(pair, prompts, method, *rest, capacity, **named):
         asked.append((method.max_drafted, capacity))
         return decoded(pair, prompts, method, *rest, capacity=capacity, **named)
 
-    monkeypatch.setattr(measured, "decode_measured", noting)
+    monkeypatch.setattr(timed_forwards, "decode_measured", noting)
     measured.measure_loads(
         ModelPair.toy(), [[5] * 9, [5] * 50], Sampling(seed=1, max_new_tokens=96), [1], [3], 8, repeats=1
     )
@@ -322,7 +322,7 @@ def test_the_rounds_of_that_moment_are_not_timed(monkeypatch):
 
     def noting(self, where, draft, length, tokens):
         found = inner(self, where, draft, length, tokens)
-        timed = [line for line in measured._forwards(found, length, where) if line["model"] == "target"]
+        timed = [line for line in timed_forwards.forwards(found, length, where) if line["model"] == "target"]
         decoded.append((length, len(timed)))
         return found
 
@@ -347,22 +347,6 @@ def test_the_timed_shapes_of_small_models_have_room(monkeypatch):
     target = max(engine_of(kept[1][0]).captures, key=lambda captures: captures.num_layers)
     assert target.most == measured.ROOM // target.num_layers
     assert {key for key, uses in target.uses.items() if uses > measured.SETTLED} <= set(target.known)
-
-
-def test_where_no_longer_text_fits_costs_are_timed_behind_the_prompts_only():
-    pair = ModelPair.toy()
-    for left, expected in ((100, {"near", "far"}), (16, {"near", "far"}), (15, {"near"}), (-5, {"near"})):
-        texts = measured._texts(pair, [[5] * (pair.max_length - 11 - left)], Sampling(), room=11)
-        assert set(texts) == expected
-        assert max(map(len, texts.get("far", [[]]))) <= pair.max_length - 11
-
-
-def test_near_texts_have_their_middle_at_a_quarter_of_a_longest_response():
-    """Responses are short as a rule, and their first tokens take the least time."""
-    pair, prompt = ModelPair.toy(), [5] * 9
-    for longest, expected in ((96, [9, 105]), (200, [9 + 50 - 32, 209])):
-        texts = measured._texts(pair, [prompt], Sampling(max_new_tokens=longest), room=11)
-        assert [len(one) for (one,) in texts.values()] == expected
 
 
 def test_a_prompt_that_does_not_fit_is_named():
