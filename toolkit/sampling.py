@@ -87,8 +87,8 @@ def warp(logits: Tensor, sampling: Sampling, seen: Tensor | None = None) -> Tens
     if sampling.temperature == 0:
         # What is no distribution is passed on instead of being hidden by the argmax: the loop names the row.
         highest, best = logits.max(-1, keepdim=True)  # not a number if any is
-        one_hot = torch.zeros_like(logits).scatter_(-1, best, 1.0)
-        return one_hot.masked_fill_(highest.isnan() | highest.isneginf(), torch.nan)
+        undefined = highest.clamp(max=0.0).mul_(0.0)  # 0, or not a number: also where all logits are -inf
+        return torch.zeros_like(logits).scatter_(-1, best, 1.0).add_(undefined)
     if sampling.temperature != 1.0:
         logits = logits / sampling.temperature
     if 0 < sampling.top_k < logits.shape[-1]:

@@ -139,6 +139,15 @@ def test_a_distribution_without_any_token_is_passed_on_as_not_a_number_at_every_
         assert distributions.isnan().tolist() == [[True, True], [False, False]]
 
 
+def test_an_infinite_logit_is_the_greedy_choice():
+    """So is the first of equal maxima, and a draw from the one-hot distribution is its position, whatever the uniform."""
+    logits = torch.tensor([[-3.0, torch.inf, -torch.inf], [-3.0, -1.0, -1.0]])
+    distributions = warp(logits, Sampling(temperature=0.0))
+    assert distributions.tolist() == [[0.0, 1.0, 0.0]] * 2
+    for uniform in (0.0, 0.5, 1 - 2**-24):
+        assert torch.equal(draw(distributions, torch.full((2,), uniform)), distributions.argmax(-1))
+
+
 def test_draw_inverts_the_cumulative_sum_and_never_returns_an_impossible_token():
     probs = torch.tensor([0.0, 0.25, 0.0, 0.75, 0.0])
     uniforms = torch.tensor([0.0, 0.2499, 0.25, 0.999999, 1 - 2**-53], dtype=torch.float64)

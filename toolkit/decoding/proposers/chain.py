@@ -104,6 +104,8 @@ class ChainProposer(TextProposer):
 
     def draw(self, context: DraftContext, depth: int, probs: Tensor) -> Tensor:
         """The token of every row [B] at a depth (from 1), from its distribution [B, V]."""
+        if context.sampling.temperature == 0:
+            return probs.argmax(-1)  # as `draw` would, in less time
         return draw(probs, context.uniforms[:, depth - 1])
 
     def commit(
