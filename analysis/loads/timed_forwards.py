@@ -35,7 +35,13 @@ def decoded(
 
 
 def forwards(generations: Sequence[Generation], length: int, where: str) -> list[dict[str, Any]]:
-    """The timed rounds that all rows took part in, with full drafts."""
+    """The timed rounds that all rows took part in, with full drafts.
+
+    generations  of one batch, decoded with drafts of `length` tokens
+    where        kind of the texts, for the lines
+
+    Raises InputError if a prompt failed.
+    """
     _refuse_failed(generations)
     lines: list[dict[str, Any]] = []
     texts = [len(g.prompt_ids) for g in generations]
@@ -54,7 +60,12 @@ def forwards(generations: Sequence[Generation], length: int, where: str) -> list
 
 
 def reader(pair: ModelPair, prompts: Sequence[list[int]], sampling: Sampling) -> Reader:
-    """Times readings of prompts by forwards that are never captured. The first one is not counted."""
+    """Times readings of prompts by forwards that are never captured. The first one is not counted.
+
+    prompts  all of one length
+
+    Raises InputError, now or in a later reading, if a prompt fails.
+    """
     uncaptured = replace(pair, draft=None)
     _reading(uncaptured, prompts, sampling)
     for captures in engine_of(uncaptured).captured:

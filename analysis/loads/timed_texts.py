@@ -8,8 +8,10 @@ from analysis.loads.tabulated import APART, FAR, NEAR
 from toolkit.decoding import Sampling
 from toolkit.pair import ModelPair
 
-FARTHEST = 512  # tokens of a response: for contexts behind longer ones the line of costs is continued
-STEADY = 64  # tokens behind a prompt that small models are timed for, or `num_rounds` rounds if these make more
+# Tokens of a response. For contexts behind longer ones the line of costs is continued.
+FARTHEST = 512
+# Tokens behind a prompt that small models are timed for, or `num_rounds` rounds if these make more.
+STEADY = 64
 
 
 def texts_of(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 
 import pytest
+from omegaconf import OmegaConf
 
 from analysis import advise
 from analysis.loads.advised import next_line
@@ -52,6 +53,13 @@ def test_the_same_prompts_are_asked(words):
     asked = config.compose("advise", words)
     same = read_back(next_line(asked, ["method=tail"], "toy/draft", 1))
     assert config.plain(same.prompts) == config.plain(asked.prompts)
+
+
+def test_prompts_that_no_choice_describes_are_left_to_the_user():
+    asked = config.compose("advise")
+    OmegaConf.set_struct(asked, False)
+    asked.prompts = {"name": "mine"}
+    assert next_line(asked, ["method=tail"], "toy/draft", 1).endswith("prompts.path=FILE.jsonl batch_size=1")
 
 
 def test_drafts_of_one_name_are_told_apart():
