@@ -27,6 +27,7 @@ LINK = re.compile(r"\]\(([^)#\s]*)(?:#([^)\s]*))?\)")
 FILE = re.compile(r"`((?:[\w.-]+/)+[\w.-]+\.py)`")
 PAGES = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "MIGRATION.md", "CHANGELOG.md")]
 PAGES += sorted(DOCS.rglob("*.md"))
+MAIN = re.compile(r'^(if __name__ == "__main__":\n    |main = )command\(', re.MULTILINE)
 INTERNAL = {"data_gen.toy"}  # made the embedded pair
 
 
@@ -58,7 +59,7 @@ def commands() -> set[str]:
     """Modules that are commands; those of a few lines only name their successor."""
     paths = [path for package in ("toolkit", "data_gen", "analysis") for path in (ROOT / package).glob("*.py")]
     texts = {f"{path.parent.name}.{path.stem}": path.read_text(encoding="utf-8") for path in paths}
-    return {name for name, text in texts.items() if re.search(r"\bcommand\(\"", text) and len(lines_of(text)) > 15}
+    return {name for name, text in texts.items() if MAIN.search(text) and len(lines_of(text)) > 15}
 
 
 def merged() -> set[str]:
@@ -162,6 +163,7 @@ TINY = {
     "analysis.timing": ["prompts.limit=4", "sampling.max_new_tokens=6", "batch_sizes=[]", "num_drafted=[1,2]"],
     "analysis.advise": ["sampling.max_new_tokens=8", "hardware=h100", "batch_sizes=[1]"],
     "analysis.serving": ["sampling.max_new_tokens=8", "requests=2", "users=[1]"],
+    "analysis.heads": ["depth=2", "max_drafted=3", "max_depth=3"],
 }
 PLACEHOLDER = re.compile(r"\b[A-Z_]{3,}\b")
 
@@ -187,6 +189,10 @@ def run_documented(words: list[str], folders: dict[str, str], root: Path) -> Non
     if any(word.startswith(("endpoints=", "+hparams_search=")) for word in arguments):  # a server; a multirun
         compose(module.rpartition(".")[2], filled(arguments, folders))
         return
+    if "OTHER_TRACES" in " ".join(arguments):
+        answers = call("data_gen.responses", ["prompts=toy_instruct", "prompts.split=dev"], folders, root)
+        others = ["responses=" + config.quoted(str(answers)), "hidden=true"]
+        folders["OTHER_TRACES"] = str(call("data_gen.traces", others, folders, root))
     if any(word.startswith("+experiment=") for word in arguments) and "dry_run=true" not in arguments:
         arguments.append("dry_run=true")
     if words[3:4] == ["-m"]:
