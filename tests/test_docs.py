@@ -165,6 +165,14 @@ TINY = {
     "analysis.serving": ["sampling.max_new_tokens=8", "requests=2", "users=[1]"],
     "analysis.heads": ["depth=2", "max_drafted=3", "max_depth=3"],
 }
+ANSWER = {  # with a vLLM server's counts
+    "metrics": {
+        "speculative_decoding": {
+            "num_spec_tokens": 2, "num_spec_steps": 6, "num_draft_tokens": 12, "num_accepted_draft_tokens": 5,
+            "acceptance_histogram": [3, 1, 2],
+        }
+    }
+}  # fmt: skip
 PLACEHOLDER = re.compile(r"\b[A-Z_]{3,}\b")
 
 
@@ -193,6 +201,9 @@ def run_documented(words: list[str], folders: dict[str, str], root: Path) -> Non
         answers = call("data_gen.responses", ["prompts=toy_instruct", "prompts.split=dev"], folders, root)
         others = ["responses=" + config.quoted(str(answers)), "hidden=true"]
         folders["OTHER_TRACES"] = str(call("data_gen.traces", others, folders, root))
+    if "responses=ANSWERS" in arguments:
+        (root / "answers.jsonl").write_text((json.dumps(ANSWER) + "\n") * 3)
+        folders["ANSWERS"] = str(root / "answers.jsonl")
     if any(word.startswith("+experiment=") for word in arguments) and "dry_run=true" not in arguments:
         arguments.append("dry_run=true")
     if words[3:4] == ["-m"]:
