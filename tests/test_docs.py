@@ -1,4 +1,4 @@
-"""The documentation's examples run as they stand; its commands compose; links and lengths hold."""
+"""The documentation's examples run as they stand; its links, files and commands exist."""
 
 from __future__ import annotations
 
@@ -21,45 +21,73 @@ from toolkit.stage import read_manifest
 
 ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs"
-BLOCK = re.compile(r'^```(\w+)(?: title="([^"]+)")?\n(.*?)^```$', re.MULTILINE | re.DOTALL)
+BLOCK = re.compile(r'^```(\w*)(?: title="([^"]+)")?\n(.*?)^```$', re.MULTILINE | re.DOTALL)
 CODE = re.compile(r"```.*?```|`[^`\n]*`", re.DOTALL)
-LINK = re.compile(r"\]\(([^)#\s]+)(#[^)]*)?\)")
-PAGES = [ROOT / "README.md", *sorted(DOCS.rglob("*.md"))]
+LINK = re.compile(r"\]\(([^)#\s]*)(?:#([^)\s]*))?\)")
+FILE = re.compile(r"`((?:[\w.-]+/)+[\w.-]+\.py)`")
+PAGES = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "MIGRATION.md", "CHANGELOG.md")]
+PAGES += sorted(DOCS.rglob("*.md"))
+MAIN = re.compile(r'^(if __name__ == "__main__":\n    |main = )command\(', re.MULTILINE)
+INTERNAL = {"data_gen.toy"}  # made the embedded pair
 
 
 def blocks(page: Path) -> list[tuple[str, str, str]]:
     """Language, title and text of every block of code."""
-    return [(found[1], found[2] or "", found[3]) for found in BLOCK.finditer(page.read_text(encoding="utf-8"))]
+    return [(block[1], block[2] or "", block[3]) for block in BLOCK.finditer(page.read_text(encoding="utf-8"))]
+
+
+def command_lines(page: Path) -> list[list[str]]:
+    """The command lines of a page's plain blocks, as words."""
+    texts = [text for language, title, text in blocks(page) if not language and not title]
+    return [shlex.split(line) for text in texts for line in lines_of(text) if line.startswith("python -m")]
+
+
+def write_examples(folder: Path) -> None:
+    """The titled blocks of docs/extending.md, as files."""
+    for _, title, text in blocks(DOCS / "extending.md"):
+        if title:
+            (folder / title).parent.mkdir(parents=True, exist_ok=True)
+            (folder / title).write_text(text)
+
+
+def anchor(heading: str) -> str:
+    """The name that mkdocs and GitHub give a heading."""
+    return re.sub(r"[\s-]+", "-", re.sub(r"[^\w\s-]", "", heading.lower())).strip("-")
+
+
+def commands() -> set[str]:
+    """Modules that are commands; those of a few lines only name their successor."""
+    paths = [path for package in ("toolkit", "data_gen", "analysis") for path in (ROOT / package).glob("*.py")]
+    texts = {f"{path.parent.name}.{path.stem}": path.read_text(encoding="utf-8") for path in paths}
+    return {name for name, text in texts.items() if MAIN.search(text) and len(lines_of(text)) > 15}
+
+
+def merged() -> set[str]:
+    """Commands that have become a part of another one, by MIGRATION.md."""
+    text = (ROOT / "MIGRATION.md").read_text(encoding="utf-8")
+    return set(re.findall(r"^\| `python -m ([\w.]+)` ", text, re.MULTILINE))
 
 
 def test_the_examples_of_extending_run(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
-    known, namespace = set(sys.modules), {}
+    write_examples(tmp_path)
+    modules, namespace = set(sys.modules), {}
     for language, title, text in blocks(DOCS / "extending.md"):
-        if title:
-            (tmp_path / title).parent.mkdir(parents=True, exist_ok=True)
-            (tmp_path / title).write_text(text)
-        elif language == "python":
+        if language == "python" and not title:
             exec(compile(text, "docs/extending.md", "exec"), namespace)
-    for name in set(sys.modules) - known:
+    for name in set(sys.modules) - modules:
         if name.startswith("my_"):
             del sys.modules[name]
     assert "metric" in namespace and "method" in namespace
 
 
-@pytest.mark.parametrize("number", range(4))
-def test_the_command_lines_of_extending_compose(tmp_path, number):
-    for _, title, text in blocks(DOCS / "extending.md"):
-        if title:
-            (tmp_path / title).parent.mkdir(parents=True, exist_ok=True)
-            (tmp_path / title).write_text(text)
-    texts = [text for language, _, text in plain_blocks(DOCS / "extending.md") if not language]
-    lines = [shlex.split(line) for text in texts for line in lines_of(text) if line.startswith("python -m")]
-    assert len(lines) == 4
-    known = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), str(tmp_path)])}
+@pytest.mark.parametrize("words", command_lines(DOCS / "extending.md"), ids=" ".join)
+def test_the_command_lines_of_extending_compose(tmp_path, words):
+    write_examples(tmp_path)
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), str(tmp_path)])}
     shown = subprocess.run(
-        [sys.executable, *lines[number][1:], "--cfg", "job"], cwd=tmp_path, env=known, capture_output=True, text=True
+        [sys.executable, *words[1:], "--cfg", "job"], cwd=tmp_path, env=environment, capture_output=True, text=True
     )
     assert shown.returncode == 0, shown.stderr
 
@@ -71,27 +99,53 @@ def test_the_readmes_python_runs():
     assert namespace["generation"].counts.num_generated > 0
 
 
-def test_the_readme_is_short():
-    assert len(lines_of((ROOT / "README.md").read_text(encoding="utf-8"))) <= 130
+@pytest.mark.parametrize("words", command_lines(ROOT / "README.md"), ids=" ".join)
+def test_the_readmes_commands_compose(words, tmp_path):
+    (tmp_path / "FILE.jsonl").write_text('{"id": 1, "prompt": "?"}\n')
+    arguments = [re.sub(r"\bFILE\.jsonl", str(tmp_path / "FILE.jsonl"), word) for word in words[3:]]
+    compose(words[2].rpartition(".")[2], arguments)
 
 
 @pytest.mark.parametrize("page", PAGES, ids=[str(page.relative_to(ROOT)) for page in PAGES])
-def test_links_lead_to_files(page):
-    text = CODE.sub("", page.read_text(encoding="utf-8"))
-    for found in LINK.finditer(text):
-        if "://" not in found[1]:
-            assert (page.parent / found[1]).exists(), found[1]
+def test_links_and_files_exist(page):
+    text = page.read_text(encoding="utf-8")
+    for path, heading in LINK.findall(CODE.sub("", text)):
+        if "://" in path:
+            continue
+        target = page.parent / path if path else page
+        assert target.exists(), path
+        if heading:
+            headings = re.findall(r"^#+ (.*)$", target.read_text(encoding="utf-8"), re.MULTILINE)
+            assert heading in {anchor(line) for line in headings}, f"{path}#{heading}"
+    for path in [] if page.name in ("MIGRATION.md", "log.md") else FILE.findall(text):
+        if not re.search(r"\b[A-Z]{3,}\b", path):  # NAME.py stands for any file
+            assert (ROOT / path).exists() or (ROOT / "toolkit" / path).exists(), path
+
+
+@pytest.mark.parametrize("page", PAGES, ids=[str(page.relative_to(ROOT)) for page in PAGES])
+def test_commands_named_exist(page):
+    names = set(re.findall(r"python -m ((?:toolkit|data_gen|analysis|benchmarks)\.\w+)", page.read_text("utf-8")))
+    missing = {name for name in names if not (ROOT / name.replace(".", "/")).with_suffix(".py").exists()}
+    assert not missing - (merged() if page.name == "MIGRATION.md" else set())
+
+
+def test_every_page_and_figure_is_shown():
+    text = "".join(page.read_text(encoding="utf-8") for page in PAGES) + (ROOT / "mkdocs.yml").read_text("utf-8")
+    files = [path for path in DOCS.rglob("*") if path.suffix in (".png", ".svg", ".pdf", ".md")]
+    assert not [path.name for path in files if path.name not in text]
 
 
 def test_the_notebook_runs(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     cells = json.loads((DOCS / "first_look.ipynb").read_text(encoding="utf-8"))["cells"]
-    code = ["".join(cell["source"]) for cell in cells if cell["cell_type"] == "code"]
-    assert len(code) == 5
     namespace = {}
-    for text in code:
+    for text in ["".join(cell["source"]) for cell in cells if cell["cell_type"] == "code"]:
         exec(compile(text, "docs/first_look.ipynb", "exec"), namespace)
-    assert len(namespace["table"]) == 4
+    assert len(namespace["table"])
+
+
+def test_every_command_is_documented():
+    assert commands() - INTERNAL - merged() == {words[2] for words in command_lines(DOCS / "commands.md")}
 
 
 # What makes a command small; the folders that words in capitals stand for are made by the commands above it.
@@ -104,54 +158,14 @@ TINY = {
     "toolkit.distill": ["trainer.max_epochs=1", "optimizer.lr=.0001"],
     "toolkit.decode": ["prompts.limit=2", "sampling.max_new_tokens=8"],
     "analysis.sweep": ["prompts.limit=3", "sampling.max_new_tokens=8", "max_drafted=4"],
-    "analysis.drafts": ["depth=2", "max_drafted=3"],
     "analysis.acceptance": ["prompts.limit=2", "sampling.max_new_tokens=6", "num_drafts=[2]", "draws=8", "positions=2"],
     "analysis.compare": ["prompts.limit=2", "sampling.max_new_tokens=6", "idle_seconds=0"],
     "analysis.timing": ["prompts.limit=4", "sampling.max_new_tokens=6", "batch_sizes=[]", "num_drafted=[1,2]"],
     "analysis.advise": ["sampling.max_new_tokens=8", "hardware=h100", "batch_sizes=[1]"],
     "analysis.serving": ["sampling.max_new_tokens=8", "requests=2", "users=[1]"],
-    "analysis.calibration": ["max_depth=3"],
+    "analysis.heads": ["depth=2", "max_drafted=3", "max_depth=3"],
 }
-
-
-def documented() -> list[list[str]]:
-    """The command lines of docs/commands.md, as words."""
-    texts = [text for language, _, text in plain_blocks(DOCS / "commands.md") if not language]
-    return [shlex.split(line) for text in texts for line in lines_of(text) if line.startswith("python -m")]
-
-
-def plain_blocks(page: Path) -> list[tuple[str, str, str]]:
-    """Blocks of code, those without a language, too."""
-    found = re.finditer(
-        r'^```(\w*)(?: title="[^"]+")?\n(.*?)^```$', page.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL
-    )
-    return [(one[1], "", one[2]) for one in found]
-
-
-def test_every_command_is_documented():
-    from toolkit.schema.commands import COMMANDS
-
-    modules = {kind.module for kind in COMMANDS.values() if hasattr(kind, "module")}
-    internal = {"data_gen.toy"}  # made the embedded pair
-    assert modules - internal == {words[2] for words in documented()}
-
-
-@pytest.mark.slow
-def test_every_documented_command_runs(tmp_path, monkeypatch):
-    """In order, on a few tokens; each is found finished where a later line repeats it."""
-    monkeypatch.setenv("WANDB_MODE", "disabled")
-    prompts = tmp_path / "prompts.jsonl"
-    lines = [json.dumps({"id": n, "prompt": f"Q: {n} + 1 =\nA:"}) for n in range(24)]
-    prompts.write_text("\n".join(lines) + "\n")
-    known = {"TARGET": "toy/target", "DRAFT": "toy/draft", "PROMPTS": str(prompts), "outputs": str(tmp_path)}
-    for words in documented():
-        if words[2] == "toolkit.sync":  # needs a run to upload
-            monkeypatch.setenv("WANDB_MODE", "offline")
-            call("analysis.standing", ["dev=[SWEEP]", "cost_ratios=[.3]"], known, tmp_path)
-        run_documented(words, known, tmp_path)
-
-
-ANSWER = {
+ANSWER = {  # with a vLLM server's counts
     "metrics": {
         "speculative_decoding": {
             "num_spec_tokens": 2, "num_spec_steps": 6, "num_draft_tokens": 12, "num_accepted_draft_tokens": 5,
@@ -162,53 +176,65 @@ ANSWER = {
 PLACEHOLDER = re.compile(r"\b[A-Z_]{3,}\b")
 
 
-def run_documented(words: list[str], known: dict[str, str], root: Path) -> None:
+@pytest.mark.slow
+def test_every_documented_command_runs(tmp_path, monkeypatch):
+    """In order, on a few tokens; each is found finished where a later line repeats it."""
+    monkeypatch.setenv("WANDB_MODE", "disabled")
+    prompts = tmp_path / "prompts.jsonl"
+    lines = [json.dumps({"id": n, "prompt": f"Q: {n} + 1 =\nA:"}) for n in range(24)]
+    prompts.write_text("\n".join(lines) + "\n")
+    folders = {"TARGET": "toy/target", "DRAFT": "toy/draft", "PROMPTS": str(prompts), "outputs": str(tmp_path)}
+    for words in command_lines(DOCS / "commands.md"):
+        if words[2] == "toolkit.sync":  # needs a run to upload
+            monkeypatch.setenv("WANDB_MODE", "offline")
+            call("analysis.frontier", ["dev=[SWEEP]", "cost_ratio=.3"], folders, tmp_path)
+        run_documented(words, folders, tmp_path)
+
+
+def run_documented(words: list[str], folders: dict[str, str], root: Path) -> None:
     """Run one line below `root`, small, and remember its folder under the word that later lines use."""
     module, arguments = words[2], [word for word in words[3:] if word != "-m"]
-    if "source=live" not in arguments and module == "analysis.agreement":
-        known["LIVE"] = str(
-            call("analysis.sweep", ["prompts=toy_math", "prompts.split=dev", "source=live"], known, root)
-        )
     if any(word.startswith(("endpoints=", "+hparams_search=")) for word in arguments):  # a server; a multirun
-        told = [PLACEHOLDER.sub(lambda found: known.get(found[0], found[0]), word) for word in arguments]
-        compose(module.rpartition(".")[2], told)
+        compose(module.rpartition(".")[2], filled(arguments, folders))
         return
-    if module == "analysis.calibration":
-        answers = call("data_gen.responses", ["prompts=toy_instruct", "prompts.split=dev"], known, root)
+    if "OTHER_TRACES" in " ".join(arguments):
+        answers = call("data_gen.responses", ["prompts=toy_instruct", "prompts.split=dev"], folders, root)
         others = ["responses=" + config.quoted(str(answers)), "hidden=true"]
-        known["OTHER_TRACES"] = str(call("data_gen.traces", others, known, root))
-    if module == "analysis.observed":
+        folders["OTHER_TRACES"] = str(call("data_gen.traces", others, folders, root))
+    if "responses=ANSWERS" in arguments:
         (root / "answers.jsonl").write_text((json.dumps(ANSWER) + "\n") * 3)
-        known["ANSWERS"] = str(root / "answers.jsonl")
+        folders["ANSWERS"] = str(root / "answers.jsonl")
     if any(word.startswith("+experiment=") for word in arguments) and "dry_run=true" not in arguments:
         arguments.append("dry_run=true")
     if words[3:4] == ["-m"]:
         arguments = [word.split(",")[0] for word in arguments]
-    folder = call(module, arguments, known, root)
+    folder = call(module, arguments, folders, root)
     manifest = read_manifest(folder) if folder != root else None
     if manifest is not None:
         name = {"train": "HEAD"}.get(manifest["stage"], manifest["stage"].upper())
-        known.setdefault("OTHER" if name in known and name == "SWEEP" else name, str(folder))
+        folders.setdefault("OTHER" if name in folders and name == "SWEEP" else name, str(folder))
 
 
-def call(module: str, arguments: list[str], known: dict[str, str], root: Path) -> Path:
+def filled(arguments: list[str], folders: dict[str, str]) -> list[str]:
+    """Arguments with the folders that stand for words in capitals."""
+    return [PLACEHOLDER.sub(lambda word: folders.get(word[0], word[0]), argument) for argument in arguments]
+
+
+def call(module: str, arguments: list[str], folders: dict[str, str], root: Path) -> Path:
     """The command's `run` on its composed config."""
-    told = [PLACEHOLDER.sub(lambda found: known.get(found[0], found[0]), word) for word in arguments]
-    told = [known["outputs"].join(word.split("outputs")) if word == "folder=outputs" else word for word in told]
-    tiny = [word for word in TINY.get(module, []) if word.split("=")[0] not in {one.split("=")[0] for one in told}]
-    if module == "toolkit.train" and "dry_run=true" in told:
-        tiny = []
+    words = [word.replace("folder=outputs", f"folder={folders['outputs']}") for word in filled(arguments, folders)]
     if module == "analysis.sweep":
-        compose("sweep", told)  # the line as it stands
-        told = [word for word in told if not word.startswith("grid=")] + ["grid=quickstart_live"]
-    command = importlib.import_module(module)
-    config_name = module.rpartition(".")[2]
-    words = [f"paths.root_dir={config.quoted(str(root))}", *tiny, *told]
+        compose("sweep", words)  # the line as it stands
+        words = [word for word in words if not word.startswith("grid=")] + ["grid=quickstart_live"]
+    keys = {word.split("=")[0] for word in words}
+    tiny = [word for word in TINY.get(module, []) if word.split("=")[0] not in keys]
+    if module == "toolkit.train" and "dry_run=true" in words:
+        tiny = []
+    command, name = importlib.import_module(module), module.rpartition(".")[2]
+    words = [f"paths.root_dir={config.quoted(str(root))}", *tiny, *words]
     try:
-        return Path(command.run(compose(config_name, words)))
-    except (
-        InputError
-    ) as error:  # this machine is busy with other tests, and the command says so: then without measuring
+        return Path(command.run(compose(name, words)))
+    except InputError as error:  # this machine is busy with other tests: then without measuring
         if module != "analysis.timing" or "use a quieter machine" not in str(error):
             raise
-        return Path(command.run(compose(config_name, [*words, "batch_sizes=[]"])))
+        return Path(command.run(compose(name, [*words, "batch_sizes=[]"])))
