@@ -31,6 +31,7 @@ class AskTell(Sweeper):
         from toolkit.search.study import Search, Settings
         from toolkit.training.console import print_table
 
+        assert self.config is not None and self.hydra_context is not None
         folder = Path(self.config.hydra.sweep.dir)
         words = [*(f"{key}={value}" for key, value in self.params.items()), *arguments]
         try:

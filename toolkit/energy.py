@@ -49,7 +49,8 @@ class EnergyMeter:
     """
 
     def __init__(self, devices: Sequence[str], monitor: Any = None):
-        self.devices, self.idle_watts = list(devices), None
+        self.devices = list(devices)
+        self.idle_watts: float | None = None
         try:
             self._monitor = monitor or open_monitor(self.devices)
             self.source = f"zeus, {' + '.join(self.devices)}"

@@ -68,6 +68,6 @@ def write_results(search: Search) -> list[dict[str, str]]:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # names of scores and these figures count as experimental
             search.study.set_metric_names(names)
-            plot = plots.plot_pareto_front if len(names) == 2 else plots.plot_optimization_history
+            plot: Any = plots.plot_pareto_front if len(names) == 2 else plots.plot_optimization_history
             plot(search.study).figure.savefig(search.folder / "search.png")
     return list(csv.DictReader(lines_of(text)))

@@ -16,7 +16,6 @@ from toolkit.schema.arguments import check_ranges
 from toolkit.schema.ranges import AtLeast
 
 JOURNAL = "search.journal"
-SAMPLERS = {"tpe": "TPESampler", "random": "RandomSampler", "nsgaii": "NSGAIISampler"}
 
 
 @dataclass
@@ -47,7 +46,9 @@ class Search:
 
     def __init__(self, folder: Path, settings: Settings, words: Sequence[str], loader: Any = None):
         try:
-            import optuna
+            from optuna import create_study, get_all_study_names, logging, samplers
+            from optuna.storages import JournalStorage
+            from optuna.storages.journal import JournalFileBackend
         except ImportError:
             raise InputError("hydra/sweeper=ask_tell needs Optuna: pip install 'acceptance-toolkit[optuna]'") from None
         self.folder, self.settings = folder, settings
@@ -55,13 +56,14 @@ class Search:
         space, directions = {key: repr(values) for key, values in self.space.items()}, list(settings.directions)
         name = content_hash([sorted(self.fixed), space, list(settings.metrics), directions])
         folder.mkdir(parents=True, exist_ok=True)
-        optuna.logging.set_verbosity(optuna.logging.WARNING)
-        storage = optuna.storages.JournalStorage(optuna.storages.journal.JournalFileBackend(str(folder / JOURNAL)))
-        if {*optuna.get_all_study_names(storage)} - {name}:
+        logging.set_verbosity(logging.WARNING)
+        storage = JournalStorage(JournalFileBackend(str(folder / JOURNAL)))
+        if {*get_all_study_names(storage)} - {name}:
             raise InputError(f"{folder} holds another search (other overrides): choose another hydra.sweep.dir")
-        self.study = optuna.create_study(storage=storage, study_name=name, directions=directions, load_if_exists=True)
+        self.study = create_study(storage=storage, study_name=name, directions=directions, load_if_exists=True)
         seed = settings.seed + len(self.study.trials)  # another one when the search goes on
-        self.study.sampler = getattr(optuna.samplers, SAMPLERS[settings.sampler])(seed=seed)
+        kinds = {"tpe": samplers.TPESampler, "random": samplers.RandomSampler, "nsgaii": samplers.NSGAIISampler}
+        self.study.sampler = kinds[settings.sampler](seed=seed)
 
     def in_state(self, *names: str) -> list[Any]:
         """Trials in these states of Optuna, in order; those that a kill has left without all parameters are passed over."""
