@@ -8,7 +8,9 @@
 
 Idle power stands beside, and nothing is subtracted. A counter sees the whole GPU (not a MIG slice of it) or processor, other
 programs included. It advances in steps of up to a tenth of a second: windows should be long. If one device has no counter,
-there is no sum. MTAD (arXiv:2407.09722) measures joules per token.
+there is no sum.
+
+Paper: MTAD (arXiv:2407.09722) measures joules per token.
 """
 
 from __future__ import annotations
