@@ -11,11 +11,12 @@ from __future__ import annotations
 import json
 import os
 import time
+from collections.abc import Callable
 from typing import Any
 from urllib.parse import urlsplit, urlunsplit
 
 import httpx
-from tenacity import RetryCallState, Retrying, retry_if_exception_type, stop_after_attempt, wait_exponential
+from tenacity import RetryCallState, Retrying, retry_if_exception_type, stop_after_attempt, stop_any, wait_exponential
 
 from toolkit.errors import LONGEST, InputError
 from toolkit.lines import first_line
@@ -120,7 +121,7 @@ class Client:
         return Silent(f"{self.who} answers {status}", wait, code)
 
 
-def retrying(attempts: int, backoff: float) -> Retrying:
+def retrying(attempts: int, backoff: float, given_up: Callable[[], bool] = lambda: False) -> Retrying:
     """A caller that tries again after `Silent`: waits double from `backoff` seconds on, or last as long as the server asks."""
     doubled = wait_exponential(backoff, max=LONGEST_WAIT)
 
@@ -128,8 +129,8 @@ def retrying(attempts: int, backoff: float) -> Retrying:
         silence: Any = state.outcome and state.outcome.exception()
         return doubled(state) if silence.wait is None else silence.wait
 
-    tries = stop_after_attempt(attempts)
-    return Retrying(stop=tries, wait=wait, retry=retry_if_exception_type(Silent), reraise=True)
+    stop = stop_any(stop_after_attempt(attempts), lambda state: given_up())
+    return Retrying(stop=stop, wait=wait, retry=retry_if_exception_type(Silent), reraise=True)
 
 
 def address(base_url: str, path: str, name: str, mend: str = "") -> str:

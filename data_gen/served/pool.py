@@ -91,8 +91,7 @@ class Server:
     def reply(self, asked: Asked, read: Callable[[Any, Asked], Any]) -> Any:
         """What `read` makes of the answer to one row. Raises Silent, Refused, Wrong, Unbelievable or InputError."""
         body = {name: value for name, value in self.requests.body(asked).items() if name not in self.unknown}
-        tries = retrying(self.limits.attempts, self.limits.backoff)
-        tries.stop |= lambda state: bool(self.left_out)
+        tries = retrying(self.limits.attempts, self.limits.backoff, lambda: bool(self.left_out))
         return tries(self._try, body, asked, read)
 
     def _try(self, body: Mapping[str, Any], asked: Asked, read: Callable[[Any, Asked], Any]) -> Any:
