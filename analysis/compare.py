@@ -18,7 +18,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from time import perf_counter
 from typing import Any
 
 import pandas as pd
@@ -172,13 +171,9 @@ def _decode(
         found = {}
         for setting in turns:
             with meter:
-                started = perf_counter()
                 decoded = _one(bench, setting, groups[number])
-                meter.synchronize()
-                seconds = perf_counter() - started
-            assert meter.energy is not None
             found[setting.name] = {
-                "seconds": seconds,
+                "seconds": meter.energy.seconds,
                 "energy": asdict(meter.energy),
                 "cache_bytes": decoded.cache_bytes,
                 "generations": [asdict(generation) for generation in decoded.generations],

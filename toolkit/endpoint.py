@@ -1,8 +1,9 @@
-"""A client of one HTTP endpoint that takes and gives JSON: judges and served targets are asked through it.
+"""A client of one HTTP endpoint that takes and gives JSON: judges and remote targets are asked through it.
 
-A try ends in an answer or in one of three errors. `Silent`: another try may bring an answer (silence, dropped connections,
-"too many requests", faults of the server, answers that are no JSON). `Refused`: this one request is refused. `Wrong`: the
-address or the key is wrong, and no request will fare better. A redirect is an error: the key goes to no other address.
+httpx carries requests and tenacity repeats them. A try ends in an answer or in one of three errors. `Silent`: another try
+may bring an answer (silence, dropped connections, "too many requests", faults of the server, answers that are not JSON).
+`Refused`: this one request is refused. `Wrong`: the address or the key is wrong, and no request will fare better. A redirect
+is an error: the key goes to no other address.
 """
 
 from __future__ import annotations
@@ -10,11 +11,12 @@ from __future__ import annotations
 import json
 import os
 import time
-from http.client import HTTPException, HTTPMessage
-from typing import IO, Any
-from urllib.error import HTTPError, URLError
+from collections.abc import Callable
+from typing import Any
 from urllib.parse import urlsplit, urlunsplit
-from urllib.request import HTTPRedirectHandler, Request, build_opener
+
+import httpx
+from tenacity import RetryCallState, Retrying, retry_if_exception_type, stop_after_attempt, stop_any, wait_exponential
 
 from toolkit.errors import LONGEST, InputError
 from toolkit.lines import first_line
@@ -34,15 +36,15 @@ class Silent(Exception):
 
     def __init__(self, reason: str, wait: float | None = None, status: int | None = None):
         super().__init__(reason)
-        self.wait, self.status = wait, status
+        self.wait, self.status = None if wait is None else min(wait, LONGEST_WAIT), status
 
 
 class Refused(Exception):
-    """The endpoint refuses this one request; `said` is what it gives as the reason."""
+    """The endpoint refuses this one request; `explanation` holds the server's words."""
 
-    def __init__(self, reason: str, said: str = ""):
+    def __init__(self, reason: str, explanation: str = ""):
         super().__init__(reason)
-        self.said = said
+        self.explanation = explanation
 
 
 class Wrong(InputError):
@@ -53,91 +55,86 @@ class Wrong(InputError):
         self.status = status
 
 
-class _NoRedirects(HTTPRedirectHandler):
-    def redirect_request(
-        self, req: Request, fp: IO[bytes], code: int, msg: str, headers: HTTPMessage, newurl: str
-    ) -> None:
-        return None
-
-
 class Client:
     """One endpoint that is asked.
 
-    url      where requests go; `place` is the same for people: without a query
-    key      sent as a bearer token; None: none is
+    url      where requests go; `address` is the same for people: without a query
+    key      sent as a bearer token; None: nothing is sent
     seconds  one try may take, the answer's last byte included
     who      how messages call it: "the judge"
-    mend     what `Wrong` says behind the status
+    mend     what `Wrong` says after the status
     """
 
     def __init__(self, url: str, key: str | None, seconds: float, who: str, mend: str):
-        self.url, self.place = url, urlunsplit((*urlsplit(url)[:3], "", ""))
+        self.url, self.address = url, urlunsplit((*urlsplit(url)[:3], "", ""))
         self.seconds, self.who, self.mend = seconds, who, mend
-        self.headers = {"Content-Type": "application/json", "Accept": "application/json"}
-        if key:
-            self.headers["Authorization"] = f"Bearer {key}"
-        self._opener = build_opener(_NoRedirects)
+        headers = {"Content-Type": "application/json", "Accept": "application/json"}
+        headers |= {"Authorization": f"Bearer {key}"} if key else {}
+        self._http = httpx.Client(headers=headers, limits=httpx.Limits(max_connections=None))
 
     def post(self, body: Any) -> Any:
         """The answer to a request, parsed. Raises Silent, Refused or Wrong."""
-        return self._send(Request(self.url, json.dumps(body).encode(), self.headers), self.seconds)
+        return self._send("POST", self.url, self.seconds, json.dumps(body))
 
     def get(self, url: str, seconds: float) -> Any:
-        """What lies at another address of the same server, parsed. Raises as `post` does."""
-        return self._send(Request(url, None, self.headers), seconds)
-
-    def _send(self, request: Request, seconds: float) -> Any:
-        deadline = time.monotonic() + seconds
-        try:
-            with self._opener.open(request, timeout=seconds) as response:
-                body = self._read(response, deadline)
-        except HTTPError as error:
-            raise self._fault(error) from None
-        except TimeoutError:
-            raise Silent(f"{self.who} did not answer in time") from None
-        except (URLError, OSError, HTTPException) as error:
-            if isinstance(getattr(error, "reason", None), TimeoutError):
-                raise Silent(f"{self.who} did not answer in time") from None
-            raise Silent(f"{self.who} is out of reach: {short(first_line(error))}") from None
-        try:
-            return json.loads(body)
-        except (ValueError, RecursionError):
-            raise self.nonsense(body) from None
+        """What another address of the same server answers, parsed. Raises as `post` does."""
+        return self._send("GET", url, seconds)
 
     def nonsense(self, answer: Any) -> Silent:
         """The error for an answer that is not what was asked for."""
         text = answer.decode(errors="replace") if isinstance(answer, bytes) else json.dumps(answer)
         return Silent(f"{self.who}'s answer is no completion: {short(text[:LONGEST])}", status=200)
 
-    def _read(self, response: Any, deadline: float) -> bytes:
-        """A body of bounded size, in bounded time: also from a server that sends it byte by byte."""
-        found = b""
-        while piece := response.read1(2**16):
-            found += piece
-            if time.monotonic() > deadline:
-                raise Silent(f"{self.who} did not answer in time")
-            if len(found) > LONGEST_REPLY:
-                raise Silent(f"{self.who}'s answer has no end")
-        return found
+    def _send(self, method: str, url: str, seconds: float, content: str | None = None) -> Any:
+        deadline, body = time.monotonic() + seconds, b""
+        try:
+            with self._http.stream(method, url, content=content, timeout=seconds) as response:
+                for piece in response.iter_bytes():  # in bounded time and size, also if they come one by one
+                    body += piece
+                    if time.monotonic() > deadline:
+                        raise Silent(f"{self.who} did not answer in time")
+                    if len(body) > LONGEST_REPLY:
+                        raise Silent(f"{self.who}'s answer has no end")
+        except httpx.TimeoutException:
+            raise Silent(f"{self.who} did not answer in time") from None
+        except (httpx.HTTPError, httpx.InvalidURL) as error:
+            raise Silent(f"{self.who} is out of reach: {short(first_line(error))}") from None
+        if not response.is_success:
+            raise self._fault(response, body)
+        try:
+            return json.loads(body)
+        except (ValueError, RecursionError):
+            raise self.nonsense(body) from None
 
-    def _fault(self, error: HTTPError) -> Exception:
-        """What a status other than "fine" means."""
-        said = f"HTTP {error.code} {error.reason}"
-        with error:
-            if error.code in WRONG:
-                return Wrong(f"{self.place} answers {said}: {self.mend}", error.code)
-            if error.code in AGAIN or error.code >= 500:
-                return Silent(f"{self.who} answers {said}", _seconds(error.headers.get("Retry-After")), error.code)
-            return Refused(f"{self.who} refuses it: {said}", _reason(error))
+    def _fault(self, response: httpx.Response, body: bytes) -> Exception:
+        """The error for a status that is not a success."""
+        code = response.status_code
+        status = f"HTTP {code} {response.reason_phrase}"
+        if code in WRONG:
+            return Wrong(f"{self.address} answers {status}: {self.mend}", code)
+        if code not in AGAIN and code < 500:
+            return Refused(f"{self.who} refuses it: {status}", _explanation(body))
+        try:
+            wait = max(0.0, float(response.headers["Retry-After"]))
+        except (KeyError, ValueError):
+            wait = None
+        return Silent(f"{self.who} answers {status}", wait, code)
 
 
-def pause(attempt: int, backoff: float, silence: Silent) -> float:
-    """Seconds to wait after a failed try (the first is 0): twice as long each time, or as the server asks."""
-    return min(backoff * 2**attempt if silence.wait is None else silence.wait, LONGEST_WAIT)
+def retrying(attempts: int, backoff: float, given_up: Callable[[], bool] = lambda: False) -> Retrying:
+    """A caller that tries again after `Silent`: waits double from `backoff` seconds on, or last as long as the server asks."""
+    doubled = wait_exponential(backoff, max=LONGEST_WAIT)
+
+    def wait(state: RetryCallState) -> float:
+        silence: Any = state.outcome and state.outcome.exception()
+        return doubled(state) if silence.wait is None else silence.wait
+
+    stop = stop_any(stop_after_attempt(attempts), lambda state: given_up())
+    return Retrying(stop=stop, wait=wait, retry=retry_if_exception_type(Silent), reraise=True)
 
 
 def address(base_url: str, path: str, name: str, mend: str = "") -> str:
-    """`base_url` with `path` behind it, unless it ends so. Raises InputError, which calls it `name`, for what is no address."""
+    """`base_url` followed by `path`, unless it ends so. Raises InputError, which calls it `name`, if it is not an address."""
     parts = urlsplit(base_url)
     if parts.scheme not in ("http", "https") or not parts.hostname:
         raise InputError(f"{name}: expected an address like https://api.openai.com/v1, got {base_url!r}")
@@ -148,13 +145,13 @@ def address(base_url: str, path: str, name: str, mend: str = "") -> str:
 
 
 def key_of(variable: str | None, name: str) -> str | None:
-    """The key in an environment variable. Raises InputError if there is none, or none that a header can hold."""
+    """The key in an environment variable. Raises InputError if it is not set, or holds what a header cannot."""
     if variable is None:
         return None
     key = os.environ.get(variable, "").strip()
     if not key or not key.isascii() or not key.isprintable():
-        found = "holds what is no key" if key else "is not set"
-        raise InputError(f"{name}: expected the endpoint's key in the environment variable {variable}, it {found}")
+        content = "holds what is no key" if key else "is not set"
+        raise InputError(f"{name}: expected the endpoint's key in the environment variable {variable}, it {content}")
     return key
 
 
@@ -163,19 +160,11 @@ def short(text: str) -> str:
     return " ".join(text.split())[:LONGEST]
 
 
-def _reason(error: HTTPError) -> str:
+def _explanation(body: bytes) -> str:
     """What the body of an error says, as far as it can be read."""
     try:
-        found = json.loads(error.read(2**16))
-        told = found.get("message") or found.get("detail") or (found.get("error") or {})
-        return short(str(told.get("message", told) if isinstance(told, dict) else told))
-    except (OSError, HTTPException, ValueError, AttributeError, RecursionError):
+        content = json.loads(body)
+        message = content.get("message") or content.get("detail") or content.get("error") or ""
+        return short(str(message.get("message", message) if isinstance(message, dict) else message))
+    except (ValueError, AttributeError, RecursionError):
         return ""
-
-
-def _seconds(value: str | None) -> float | None:
-    """Seconds of a Retry-After header, if it holds a number."""
-    try:
-        return None if value is None else max(0.0, float(value))
-    except ValueError:
-        return None

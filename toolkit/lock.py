@@ -1,130 +1,64 @@
-"""One process at a time in an output folder: `.lock` is held by the operating system as long as the process lives.
+"""One process at a time in an output folder: filelock holds `.lock` as long as the process lives.
 
-The file says who holds it (machine, process, since when). A lock ends with its process: the system releases it, and the
-next process takes it over, whatever the file says. Where a file system knows no locks, the owner's process number
-decides.
+The file names its owner. The operating system releases a lock when its process ends, so a file that is left is harmless.
 """
 
 from __future__ import annotations
 
 import atexit
-import json
 import os
 import platform
-import socket
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+
+from filelock import FileLock, Timeout, UnixFileLock
 
 from toolkit.errors import InputError
 
-try:
-    import fcntl
-except ImportError:  # not on this system: the owner's process number decides
-    fcntl = None  # type: ignore[assignment]
-
-_HELD: dict[str, tuple[int, int]] = {}  # path -> (descriptor, process that took it)
+_HELD: dict[tuple[int, str], FileLock] = {}  # process and path -> lock
 
 
-def take(folder: Path, name: str = ".lock") -> None:
-    """Hold the folder's lock until `release` or the end of the process; again if this process holds it already.
+def take(folder: Path, name: str = ".lock", wait: bool = False) -> None:
+    """Hold the folder's lock until `release` or the end of the process; nothing happens if this process holds it already.
 
-    Raises InputError, one line with the owner, if another process holds it.
+    Raises InputError, one line with the owner, if another process holds it; with `wait`, waits for that process instead.
     """
     path = Path(os.path.abspath(folder / name))
-    if _HELD.get(str(path), (0, 0))[1] == os.getpid() and path.exists():
+    held = (os.getpid(), str(path))
+    if held in _HELD and path.exists():
         return
-    while True:
-        handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
-        if not _lock(handle, path):
-            os.close(handle)
-            owner = describe(read(path))
-            raise InputError(
-                f"{folder} is in use by {owner}: wait until it has ended, or choose another paths.output_dir"
-            )
-        if path.exists() and os.fstat(handle).st_ino == path.stat().st_ino:
-            break
-        os.close(handle)  # its owner has ended and removed it in the meantime
-    _HELD[str(path)] = (handle, os.getpid())
-    os.ftruncate(handle, 0)
-    os.pwrite(handle, json.dumps(_owner()).encode(), 0)
+    lock = FileLock(path, thread_local=False)
+    try:
+        lock.acquire(blocking=wait)
+    except Timeout:
+        raise InputError(
+            f"{folder} is in use by {_owner(path)}: wait until it has ended, or choose another paths.output_dir"
+        ) from None
+    _HELD[held] = lock
+    if isinstance(lock, UnixFileLock):  # elsewhere the content belongs to filelock
+        since = datetime.now(UTC).isoformat(timespec="seconds")
+        path.write_text(f"process {os.getpid()} on {platform.node()} (since {since})")
 
 
 def release(folder: Path, name: str = ".lock") -> None:
-    """Let go of the lock, if this process holds it."""
+    """Release the lock and delete its file, if this process holds it."""
     path = Path(os.path.abspath(folder / name))
-    handle, process = _HELD.pop(str(path), (0, 0))
-    if process == os.getpid():
+    if lock := _HELD.pop((os.getpid(), str(path)), None):
         path.unlink(missing_ok=True)
-        os.close(handle)
+        lock.release()
 
 
-def read(path: Path) -> dict[str, Any]:
-    """Who wrote a lock file; nothing if it does not say."""
+def _owner(path: Path) -> str:
+    """Who wrote a lock file, as far as it can be read."""
     try:
-        found = json.loads(path.read_text())
+        text = path.read_text()
     except (OSError, ValueError):
-        return {}
-    return found if isinstance(found, dict) else {}
-
-
-def describe(owner: dict[str, Any]) -> str:
-    """An owner in words."""
-    if not owner:
-        return "another process"
-    return f"process {owner.get('pid')} on {owner.get('host')} (since {owner.get('since')})"
-
-
-def _lock(handle: int, path: Path) -> bool:
-    if fcntl is not None:
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            return True
-        except BlockingIOError:
-            return False
-        except OSError:  # a file system without locks
-            pass
-    return not _alive(read(path))
-
-
-def _alive(owner: dict[str, Any]) -> bool:
-    """Whether a lock file's owner still runs: on another machine that cannot be known, and it is believed."""
-    if not owner:
-        return False
-    if owner.get("host") != socket.gethostname():
-        return True
-    try:
-        os.kill(int(owner["pid"]), 0)
-    except (ProcessLookupError, ValueError, KeyError, TypeError):
-        return False
-    except OSError:
-        return True
-    return int(owner["pid"]) != os.getpid() and owner.get("started") == _started(int(owner["pid"]))
-
-
-def _owner() -> dict[str, Any]:
-    return {
-        "pid": os.getpid(),
-        "host": socket.gethostname(),
-        "started": _started(os.getpid()),
-        "since": datetime.now(UTC).isoformat(timespec="seconds"),
-        "system": platform.system(),
-    }
-
-
-def _started(process: int) -> str | None:
-    """When a process began, in the system's own count: numbers of processes are used again. None: not known here."""
-    try:
-        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[19]
-    except (OSError, IndexError):
-        return None
+        text = ""
+    return text if text.startswith("process ") and text.isprintable() else "another process"
 
 
 @atexit.register
 def _release_all() -> None:
-    for name in list(_HELD):
-        path = Path(name)
-        try:
-            release(path.parent, path.name)
-        except OSError:
-            continue
+    for process, path in list(_HELD):
+        if process == os.getpid():
+            release(Path(path).parent, Path(path).name)

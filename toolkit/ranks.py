@@ -8,7 +8,6 @@ With world_size=1 a process makes all that is missing. The joined result equals 
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -20,7 +19,6 @@ from toolkit.stage import Stage
 
 RANKS = ("rank", "world_size")  # keys that do not determine content
 JOIN = ".lock-join"
-PATIENCE = 0.2  # seconds between two looks at a lock
 Part = TypeVar("Part")
 
 
@@ -69,12 +67,7 @@ def alone(folder: Path, name: str, cfg: Any) -> Iterator[None]:
     if cfg.world_size == 1:
         yield
         return
-    while True:
-        try:
-            lock.take(folder, name)
-            break
-        except InputError:
-            time.sleep(PATIENCE)
+    lock.take(folder, name, wait=True)
     try:
         yield
     finally:

@@ -10,30 +10,21 @@ from __future__ import annotations
 
 import threading
 import time
-from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from queue import SimpleQueue
+from queue import Empty, SimpleQueue
 from typing import Any
 from urllib.parse import urlsplit, urlunsplit
 
 from data_gen.served.answers import Unbelievable
 from data_gen.served.requests import Asked, Requests
-from toolkit.endpoint import Client, Refused, Silent, Wrong, address, pause
+from toolkit.endpoint import Client, Refused, Silent, Wrong, address, retrying
 from toolkit.errors import InputError
 
 GIVE_UP = 5  # rows without an answer, in a row, until an endpoint is left out
 TURNS = 2  # of a row
 PROBE_SECONDS = 10.0  # for a plain question
-AWAY = (
-    401,
-    403,
-    408,
-    429,
-    502,
-    503,
-    504,
-)  # answers to a plain question that are none; others show that a server is there
+AWAY = (401, 403, 408, 429, 502, 503, 504)  # after any other answer to a plain question, a server is there
 MEND = "expected endpoints and served.key_variable of a server with /v1/completions"
 
 
@@ -50,10 +41,10 @@ class Limits:
 
 @dataclass
 class Outcome:
-    """What came of one row: what `read` made of the answer, or a reason. `place`: the endpoint that had it last."""
+    """What came of one row: what `read` made of the answer, or a reason. `address`: the endpoint that had it last."""
 
     asked: Asked
-    place: str
+    address: str
     answer: Any = None
     reason: str = ""
 
@@ -79,11 +70,6 @@ class Server:
         url = address(base_url, "/completions", "endpoints", "; name the key's variable: served.key_variable=NAME")
         return cls(Client(url, key, limits.seconds, "the endpoint", MEND), requests, limits)
 
-    @property
-    def place(self) -> str:
-        """For people."""
-        return self.client.place
-
     def open(self) -> None:
         """Is it there, does it have the model, which keys does it know? What speaks against it is `left_out`."""
         try:
@@ -105,20 +91,22 @@ class Server:
     def reply(self, asked: Asked, read: Callable[[Any, Asked], Any]) -> Any:
         """What `read` makes of the answer to one row. Raises Silent, Refused, Wrong, Unbelievable or InputError."""
         body = {name: value for name, value in self.requests.body(asked).items() if name not in self.unknown}
-        for attempt in range(self.limits.attempts):
-            self._wait()
-            try:
-                return read(self.client.post(body), asked)
-            except Silent as silence:
-                if attempt + 1 == self.limits.attempts or self.left_out:
-                    raise
-                seconds = pause(attempt, self.limits.backoff, silence)
-                if silence.wait is not None:
-                    with self.lock:
-                        self.free_at = max(self.free_at, time.monotonic() + seconds)
-                else:
-                    time.sleep(seconds)
-        raise AssertionError("no attempts")
+        tries = retrying(self.limits.attempts, self.limits.backoff, lambda: bool(self.left_out))
+        return tries(self._try, body, asked, read)
+
+    def _try(self, body: Mapping[str, Any], asked: Asked, read: Callable[[Any, Asked], Any]) -> Any:
+        """One request, once the endpoint may be asked again."""
+        with self.lock:
+            start = max(time.monotonic(), self.free_at)
+            rate = self.limits.requests_per_minute
+            self.free_at = start if rate is None else start + 60 / rate
+        time.sleep(max(0.0, start - time.monotonic()))
+        try:
+            return read(self.client.post(body), asked)
+        except Silent as silence:
+            with self.lock:
+                self.free_at = max(self.free_at, time.monotonic() + (silence.wait or 0))
+            raise
 
     def judge(self, error: Exception | None) -> None:
         """Note how a row went; `left_out` says why nothing more is asked of it, if so."""
@@ -132,7 +120,7 @@ class Server:
             if isinstance(error, Wrong):
                 self.left_out = str(error)
             elif self.unanswered >= GIVE_UP:
-                self.left_out = f"{GIVE_UP} rows in a row got no answer, the last one: {_said(error)}"
+                self.left_out = f"{GIVE_UP} rows in a row got no answer, the last one: {_reason(error)}"
         if isinstance(error, Silent) and not self.left_out and not self._is_there():
             self.left_out = str(error)
 
@@ -142,14 +130,6 @@ class Server:
         except (Silent, Wrong):
             return False
         return True
-
-    def _wait(self) -> None:
-        """Until the endpoint may be asked again."""
-        with self.lock:
-            start = max(time.monotonic(), self.free_at)
-            rate = self.limits.requests_per_minute
-            self.free_at = start if rate is None else start + 60 / rate
-        time.sleep(max(0.0, start - time.monotonic()))
 
     def _ask(self, path: str) -> list[Any]:
         """A list that the server gives; empty if it has none of it. Raises Silent, or Wrong for a wrong key."""
@@ -185,10 +165,9 @@ class Pool:
 
     def __init__(self, servers: Sequence[Server], say: Callable[[str], None]):
         self.servers, self.say = list(servers), say
-        self._waiting: deque[tuple[Asked, int]] = deque()
-        self._ready = threading.Condition()
-        self._open = 0  # rows without an outcome
+        self._rows: SimpleQueue[tuple[Asked, int]] = SimpleQueue()  # with the turns that each has had
         self._outcomes: SimpleQueue[Outcome | Server] = SimpleQueue()
+        self._over = threading.Event()
 
     def open(self) -> None:
         """Look at all servers. Raises InputError if none of them will do."""
@@ -199,85 +178,67 @@ class Pool:
             thread.join()
         for server in self.servers:
             if server.left_out:
-                self.say(f"{server.place} is left out: {server.left_out}")
+                self.say(f"{server.client.address} is left out: {server.left_out}")
         self._check_alive()
 
     def ask(self, rows: Sequence[Asked], read: Callable[[Any, Asked], Any]) -> Iterator[Outcome]:
         """An outcome per row, as they come. Raises InputError once no server is left; closing it ends the threads."""
-        self._waiting.extend((one, 0) for one in rows)
-        self._open = len(rows)
+        for row in rows:
+            self._rows.put((row, 0))
         alive = [server for server in self.servers if not server.left_out]
         for server in alive:
             for _ in range(min(server.limits.concurrency, len(rows))):
                 threading.Thread(target=self._work, args=(server, read), daemon=True).start()
+        missing = len(rows)
         try:
-            while self._open:
-                found = self._outcomes.get()
-                if isinstance(found, Server):
-                    if found in alive:
-                        alive.remove(found)
-                        self.say(f"{found.place} is left out: {found.left_out}")
-                    self._check_alive()
+            while missing:
+                outcome = self._outcomes.get()
+                if isinstance(outcome, Outcome):
+                    missing -= 1
+                    yield outcome
                     continue
-                self._open -= 1
-                yield found
+                if outcome in alive:
+                    alive.remove(outcome)
+                    self.say(f"{outcome.client.address} is left out: {outcome.left_out}")
+                self._check_alive()
         finally:
-            with self._ready:
-                self._open = 0
-                self._waiting.clear()
-                self._ready.notify_all()
+            self._over.set()
 
     def _check_alive(self) -> None:
         if all(server.left_out for server in self.servers):
-            reasons = "; ".join(f"{server.place}: {server.left_out}" for server in self.servers)
+            reasons = "; ".join(f"{server.client.address}: {server.left_out}" for server in self.servers)
             raise InputError(f"no endpoint is left ({reasons}); what has come is kept: run again when one answers")
 
     def _work(self, server: Server, read: Callable[[Any, Asked], Any]) -> None:
-        """One thread of a server: rows until there are none, or the server is left out."""
-        while not server.left_out and (taken := self._next(server)) is not None:
-            asked, failures = taken
-            outcome = Outcome(asked, server.place)
+        """One thread of a server: rows until the pool closes, or the server is left out."""
+        while not server.left_out and not self._over.is_set():
+            try:
+                asked, turns = self._rows.get(timeout=0.2)
+            except Empty:
+                continue
+            outcome = Outcome(asked, server.client.address)
             error: Exception | None = None
             try:
                 outcome.answer = server.reply(asked, read)
-            except InputError as fault:
-                if isinstance(fault, Wrong):
-                    error = fault
-                else:  # of the row itself: no server will do
-                    outcome.reason = str(fault)
-                    self._outcomes.put(outcome)
-                    continue
             except Exception as fault:  # whatever it is, it is this row's
                 error = fault
+            if isinstance(error, InputError) and not isinstance(error, Wrong):  # no server will do
+                outcome.reason = str(error)
+                self._outcomes.put(outcome)
+                continue
             server.judge(error)
-            if error is None:
-                self._outcomes.put(outcome)
-            elif server.left_out:
-                self._again(asked, failures)
-            elif failures + 1 < TURNS:
-                self._again(asked, failures + 1)
-            else:
-                outcome.reason = _said(error)
-                self._outcomes.put(outcome)
+            if error is not None and (server.left_out or turns + 1 < TURNS):
+                self._rows.put((asked, turns + (not server.left_out)))
+                continue
+            outcome.reason = _reason(error) if error else ""
+            self._outcomes.put(outcome)
         if server.left_out:
             self._outcomes.put(server)
 
-    def _next(self, server: Server) -> tuple[Asked, int] | None:
-        with self._ready:
-            while self._open and not self._waiting and not server.left_out:
-                self._ready.wait(timeout=1)
-            return self._waiting.popleft() if self._waiting and not server.left_out else None
 
-    def _again(self, asked: Asked, failures: int) -> None:
-        with self._ready:
-            if self._open:
-                self._waiting.append((asked, failures))
-                self._ready.notify()
-
-
-def _said(error: Exception) -> str:
+def _reason(error: Exception) -> str:
     """What is wrong, with the server's own words."""
-    if isinstance(error, Refused) and error.said:
-        return f"{error} ({error.said})"
-    known = isinstance(error, Silent | Refused | Unbelievable | InputError)
-    return str(error) if known else f"{type(error).__name__}: {error}"
+    if isinstance(error, Refused) and error.explanation:
+        return f"{error} ({error.explanation})"
+    ours = isinstance(error, Silent | Refused | Unbelievable | InputError)
+    return str(error) if ours else f"{type(error).__name__}: {error}"

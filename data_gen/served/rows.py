@@ -141,13 +141,13 @@ def _row(work: Work, outcome: Outcome) -> dict[str, Any]:
     ids = outcome.asked.prompt_ids
     if isinstance(answer, Answer):
         facts = {"token_ids": answer.token_ids, "finish_reason": answer.finish_reason, "text": answer.text}
-        how = {"ids": answer.ids, "by": answer.by or "no name given", "endpoint": outcome.place}
+        how = {"ids": answer.ids, "by": answer.by or "no name given", "endpoint": outcome.address}
         return {"row": row_of(prompt, row, "done", prompt_ids=ids, **facts), "how": how}
     if isinstance(answer, NotRoundTrip):
         told = row_of(prompt, row, "skipped", prompt_ids=ids, error=f"{NO_ROUND_TRIP}{answer}")
-        return {"row": told, "how": {"ids": "does not round-trip", "endpoint": outcome.place}}
+        return {"row": told, "how": {"ids": "does not round-trip", "endpoint": outcome.address}}
     told = row_of(prompt, row, "failed", prompt_ids=ids, finish_reason="error", error=outcome.reason)
-    return {"row": told, "how": {"ids": "failed", "endpoint": outcome.place}}
+    return {"row": told, "how": {"ids": "failed", "endpoint": outcome.address}}
 
 
 def _write_if_whole(work: Work, number: int, numbers: range, rows: Kept, pool: Pool) -> None:
@@ -156,7 +156,7 @@ def _write_if_whole(work: Work, number: int, numbers: range, rows: Kept, pool: P
     hows = [rows[row]["how"] for row in numbers]
     names = ("ids", "by", "endpoint")
     counts = {name: dict(Counter(how[name] for how in hows if name in how)) for name in names}
-    fields = {server.place: _fields(server) for server in pool.servers if not server.left_out}
+    fields = {server.client.address: _fields(server) for server in pool.servers if not server.left_out}
     write_shard(work.folder, number, work.job, [rows[row]["row"] for row in numbers], served=counts, fields=fields)
 
 

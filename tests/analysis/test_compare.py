@@ -106,15 +106,12 @@ class Metered:
     def measure_idle(self, seconds):
         return 6.0
 
-    def synchronize(self):
-        pass
-
     def __enter__(self):
         return self
 
     def __exit__(self, *_):
         self.windows += 1
-        self.energy = Energy(12.0, 6.0, 0.5, "a fake", 1.0)
+        self.energy = Energy(12.0, 6.0, 0.5, "a fake")
 
 
 def test_joules_per_token_and_per_forward_of_a_batch(tmp_path, tiny_overrides, tiny_responses, monkeypatch):

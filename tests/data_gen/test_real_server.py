@@ -106,14 +106,6 @@ def test_greedy_responses_are_those_of_decoding_here(server, tmp_path, monkeypat
     assert about["served"]["ids"]["encoded again"] == len(got)
 
 
-@serving
-def test_sampled_responses_are_read_and_every_row_is_accounted_for(server, tmp_path, monkeypatch):
-    monkeypatch.setenv("no_proxy", "*")
-    folder = responses.run(compose("responses", words(tmp_path / "there", "sampling.top_k=20", *served(server))))
-    rows = read_manifest(folder)["rows"]
-    assert rows["input"] == 24 == rows["done"] + rows["skipped"] and rows["done"] >= 12
-
-
 @vllm
 def test_vllms_greedy_responses_are_those_of_decoding_here(vllm_server, tmp_path, monkeypatch):
     monkeypatch.setenv("no_proxy", "*")

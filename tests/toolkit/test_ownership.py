@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from omegaconf import OmegaConf
 
-from toolkit import io, journal, lock, stage
+from toolkit import io, journal, stage
 from toolkit.config import escaped
 from toolkit.errors import InputError, StaleError
 
@@ -151,27 +151,6 @@ def test_a_second_process_says_who_works_there_and_takes_over_when_that_one_has_
     assert (tmp_path / "out" / ".lock").exists()  # it is still there
     assert work(tmp_path / "out").finished
     assert not (tmp_path / "out" / ".lock").exists()
-
-
-def test_without_locks_of_the_system_the_owners_number_decides(tmp_path, monkeypatch):
-    monkeypatch.setattr(lock, "fcntl", None)
-    own = lock._owner()
-    path = tmp_path / ".lock"
-    for owner, free in (
-        ({**own, "pid": 2**22 + 1}, True),  # no such process
-        ({**own, "pid": 1, "started": "never"}, True),  # the number was used again
-        ({**own, "pid": os.getppid(), "started": lock._started(os.getppid())}, False),
-        ({**own, "host": "elsewhere"}, False),
-        ({}, True),
-    ):
-        path.write_text(json.dumps(owner))
-        if free:
-            lock.take(tmp_path)
-            assert lock.read(path)["pid"] == os.getpid()
-            lock.release(tmp_path)
-        else:
-            with pytest.raises(InputError, match="is in use by process"):
-                lock.take(tmp_path)
 
 
 # -- where nothing can be written -----------------------------------------------------------------------------------------

@@ -1,79 +1,73 @@
-"""What a search has found: trials.csv and trials.md (a line per trial), best.json, and a figure."""
+"""What a search reads of a finished job, and writes: trials.csv (a line per trial), best.json and search.png."""
 
 from __future__ import annotations
 
 import csv
-import io
-import math
+import warnings
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from toolkit.figure_style import MUTED, PALETTE, figure
-from toolkit.io import write_json, write_text
-from toolkit.search.study import ERROR, INSTEAD, JOB, Search
+import pandas as pd
+
+from toolkit.errors import InputError
+from toolkit.io import read_json, write_json, write_text
+from toolkit.lines import lines_of
+from toolkit.search.study import Search
+from toolkit.stage import OUTPUT
+
+NO_CHOICE = ("oracle", "upper_bound", "autoregressive")  # methods that are not searched for
+
+
+def scores_of(job: Any, folder: Path, names: Sequence[str]) -> list[float] | Exception:
+    """The scores of a job of Hydra's, the number that it returns if there are no names; or why it has none."""
+    try:
+        value = job.return_value  # raises what the job has raised
+        home = folder / job.hydra_cfg.hydra.sweep.subdir
+        return read_scores(Path(read_json(home / OUTPUT)["folder"]), names) if names else [float(value)]
+    except Exception as error:  # whatever it is, the search goes on
+        return error
+
+
+def read_scores(folder: Path, names: Sequence[str]) -> list[float]:
+    """These scores of an output folder. Raises InputError if one is missing, or there are several settings."""
+    files = [folder / name for name in ("metrics.json", "summary.json")]  # of trainings and of decoding
+    values = {key: value for file in files if file.is_file() for key, value in read_json(file).items()}
+    if not values and (path := folder / "summary.csv").is_file():  # of a sweep: a line per setting
+        table = pd.read_csv(path)
+        rows = table[~table.method.isin(NO_CHOICE)]
+        if len(rows) != 1:
+            raise InputError(f"{path}: expected one setting to score (a grid of one), got {len(rows)}")
+        values = rows.select_dtypes("number").iloc[0].to_dict()
+    scores = {name: float(value) for name, value in values.items() if isinstance(value, int | float)}
+    for name in names:
+        if name not in scores:
+            raise InputError(
+                f"hydra.sweeper.metrics: expected of {sorted(scores)} (the scores in {folder}), got {name}"
+            )
+    return [scores[name] for name in names]
 
 
 def write_results(search: Search) -> list[dict[str, str]]:
-    """Write the tables and best.json anew; returns the lines."""
-    best = {trial.number for trial in search.best()}
-    lines = [_line(trial, search, trial.number in best) for trial in search.trials]
-    if lines:
-        text = io.StringIO()
-        writer = csv.DictWriter(text, list(lines[0]), lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(lines)
-        write_text(search.folder / "trials.csv", text.getvalue())
-        rows = [list(lines[0]), ["---"] * len(lines[0]), *(list(line.values()) for line in lines)]
-        write_text(search.folder / "trials.md", "".join(f"| {' | '.join(row)} |\n" for row in rows))
-    found = [
-        {"trial": one.number, "params": one.params, "scores": dict(zip(search.settings.names, one.values, strict=True))}
-        for one in search.best()
-    ]
-    write_json(search.folder / "best.json", found)
-    return lines
+    """Write what is known so far; returns the lines of the table."""
+    names, best, errors = search.settings.names, search.study.best_trials, search.study.user_attrs
+    lines = []
+    for trial in search.in_state("COMPLETE", "FAIL"):
+        scores = dict(zip(names, trial.values or [None] * len(names), strict=True))
+        failed = f"failed: {errors.get(f'error {trial.number}', 'its score is not a number')}"
+        marks = {"best": "yes" if trial in best else "", "status": failed if trial.values is None else "done"}
+        lines.append({"trial": trial.number, **trial.params, **scores, **marks})
+    text = pd.DataFrame(lines).to_csv(index=False, float_format="%.6g")
+    write_text(search.folder / "trials.csv", text)
+    scored = [(one, dict(zip(names, one.values, strict=True))) for one in best]
+    facts = [{"trial": one.number, "params": one.params, "scores": scores} for one, scores in scored]
+    write_json(search.folder / "best.json", facts)
+    if best and len(names) <= 2 and not search.left:
+        from optuna.visualization import matplotlib as plots
 
-
-def draw(search: Search) -> Path | None:
-    """search.png: with two scores the undominated trials among all, else the best score by trial; None: nothing to show."""
-    done = [one for one in search.trials if one.values is not None and all(map(math.isfinite, one.values))]
-    if not done or len(search.settings.names) > 2:
-        return None
-    path = search.folder / "search.png"
-    with figure(path, "column", aspect=0.8) as ((axes,),):
-        if len(search.settings.names) == 2:
-            best = sorted(one.values for one in search.best())
-            axes.plot(*zip(*(one.values for one in done), strict=True), "o", color=MUTED, markersize=3)
-            axes.plot(*zip(*best, strict=True), "o-", color=PALETTE[0], markersize=4)
-            axes.set_xlabel(f"{search.settings.names[0]} ({search.settings.directions[0]})")
-            axes.set_ylabel(f"{search.settings.names[1]} ({search.settings.directions[1]})")
-            axes.set_title(f"{len(best)} undominated of {len(done)} trials")
-        else:
-            better = min if search.settings.directions[0] == "minimize" else max
-            values = [one.values[0] for one in done]
-            reached = [better(values[: n + 1]) for n in range(len(values))]
-            axes.plot([one.number for one in done], values, "o", color=MUTED, markersize=3)
-            axes.step([one.number for one in done], reached, where="post", color=PALETTE[0])
-            axes.set_xlabel("trial")
-            axes.set_ylabel(search.settings.names[0])
-            axes.set_title(f"best of {len(done)} trials: {reached[-1]:.4g}")
-    return path
-
-
-def _line(trial: Any, search: Search, best: bool) -> dict[str, str]:
-    """A trial as text."""
-    again = {one.user_attrs.get(INSTEAD) for one in search.study.get_trials(deepcopy=False)}
-    scores = trial.values or [None] * len(search.settings.names)
-    error = trial.user_attrs.get(ERROR, "the process ended")
-    failed = f"failed{', tried again' if trial.number in again else ''}: {error}".replace("|", "/")
-    return {
-        "trial": str(trial.number),
-        "job": str(trial.user_attrs.get(JOB, "")),
-        **{key: _shown(trial.params.get(key)) for key in search.space},
-        **{name: _shown(score) for name, score in zip(search.settings.names, scores, strict=True)},
-        "best": "yes" if best else "",
-        "status": "done" if trial.values is not None else failed,
-    }
-
-
-def _shown(value: Any) -> str:
-    return "" if value is None else f"{value:.6g}" if isinstance(value, float) else str(value)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # names of scores and these figures count as experimental
+            search.study.set_metric_names(names)
+            plot: Any = plots.plot_pareto_front if len(names) == 2 else plots.plot_optimization_history
+            plot(search.study).figure.savefig(search.folder / "search.png")
+    return list(csv.DictReader(lines_of(text)))

@@ -1,7 +1,6 @@
 """A search: trials asked of Optuna and told to it, kept in a journal, so that it goes on where it was interrupted.
 
-The journal lies in the search's folder. Trials that ran when a process was killed are proposed again. A trial whose job
-fails is proposed again, too, `retries` times; then it counts as failed, and the search goes on.
+What varies is read from overrides: `depth=0,1,3`, `range(1,9)`, `interval(.1,.9)`, `tag(log,interval(1e-5,1e-2))`.
 """
 
 from __future__ import annotations
@@ -17,136 +16,105 @@ from toolkit.schema.arguments import check_ranges
 from toolkit.schema.ranges import AtLeast
 
 JOURNAL = "search.journal"
-STUDY = "search"
-ATTEMPT, INSTEAD, JOB, ERROR = "attempt", "instead_of", "job", "error"  # what is noted of a trial
 
 
-@dataclass(frozen=True)
+@dataclass
 class Settings:
-    """How a search goes.
+    """How a search goes. Without `metrics` its one score is the number that the command returns."""
 
-    trials      how many end, in all runs of it together
-    at_once     jobs that the launcher is given at a time
-    directions  one per score: minimize or maximize
-    metrics     names of the scores in a job's folder; none: the number that the command returns
-    sampler     who proposes: tpe, random, or nsgaii (for several scores)
-    retries     of a job that fails
-    seed        of the sampler
-    """
-
-    trials: Annotated[int, AtLeast(1)] = 20
-    at_once: Annotated[int, AtLeast(1)] = 1
-    directions: tuple[Literal["minimize", "maximize"], ...] = ("minimize",)
-    metrics: tuple[str, ...] = ()
-    sampler: Literal["tpe", "random", "nsgaii"] = "tpe"
-    retries: Annotated[int, AtLeast(0)] = 1
-    seed: int = 0
+    trials: Annotated[int, AtLeast(1)] = 20  # that end, in all runs together
+    at_once: Annotated[int, AtLeast(1)] = 1  # jobs that the launcher is given at a time
+    directions: Sequence[Literal["minimize", "maximize"]] = ("minimize",)  # one per score
+    metrics: Sequence[str] = ()  # names of the scores in a job's folder
+    sampler: Literal["tpe", "random", "nsgaii"] = "tpe"  # who proposes; nsgaii is for several scores
+    retries: Annotated[int, AtLeast(0)] = 1  # of a job that fails
+    seed: int = 0  # of the sampler
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "directions", tuple(self.directions))
-        object.__setattr__(self, "metrics", tuple(self.metrics))
         check_ranges(self, "hydra.sweeper.")
-        if len(self.directions) != max(len(self.metrics), 1):
-            raise InputError(
-                f"hydra.sweeper.directions: expected one per score ({max(len(self.metrics), 1)}), got {len(self.directions)}"
-            )
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        """What tables call the scores."""
-        return self.metrics or ("score",)
+        self.names = list(self.metrics) or ["score"]
+        if (count := len(self.directions)) != len(self.names):
+            raise InputError(f"hydra.sweeper.directions: expected one per score ({len(self.names)}), got {count}")
 
 
 class Search:
     """One search in one folder. Raises InputError if Optuna is not installed, or the folder holds another search.
 
-    space  key -> Optuna's distribution
-    asked  what else the scores depend on: the overrides that do not vary
+    words   overrides: those that vary become `space` (key -> Optuna's distribution), the others are `fixed`
+    loader  Hydra's, for globs over a config group
     """
 
-    def __init__(self, folder: Path, settings: Settings, space: dict[str, Any], asked: Sequence[str]):
-        self.optuna = optuna = import_optuna()
-        self.folder, self.settings, self.space = folder, settings, space
+    def __init__(self, folder: Path, settings: Settings, words: Sequence[str], loader: Any = None):
+        try:
+            from optuna import create_study, get_all_study_names, logging, samplers
+            from optuna.storages import JournalStorage
+            from optuna.storages.journal import JournalFileBackend
+        except ImportError:
+            raise InputError("hydra/sweeper=ask_tell needs Optuna: pip install 'acceptance-toolkit[optuna]'") from None
+        self.folder, self.settings = folder, settings
+        self.space, self.fixed = read_space(words, loader)
+        space, directions = {key: repr(values) for key, values in self.space.items()}, list(settings.directions)
+        name = content_hash([sorted(self.fixed), space, list(settings.metrics), directions])
         folder.mkdir(parents=True, exist_ok=True)
-        backend = optuna.storages.journal.JournalFileBackend(str(folder / JOURNAL))
-        optuna.logging.set_verbosity(optuna.logging.WARNING)
-        self.study = optuna.create_study(
-            study_name=STUDY,
-            storage=optuna.storages.JournalStorage(backend),
-            directions=list(settings.directions),
-            load_if_exists=True,
-        )
-        self.study.sampler = self._sampler(len(self.study.get_trials(deepcopy=False)))
-        told = content_hash([sorted(asked), {key: repr(one) for key, one in space.items()}, settings.metrics])
-        known = self.study.user_attrs.get("asked", told)
-        if known != told or [one.name.lower() for one in self.study.directions] != list(settings.directions):
-            raise InputError(
-                f"{folder} holds another search (other overrides, intervals or scores): choose another hydra.sweep.dir"
-            )
-        self.study.set_user_attr("asked", told)
-        for trial in self._in_state("RUNNING"):  # a process was killed
-            self.study.tell(trial.number, state=optuna.trial.TrialState.FAIL)
-            self._again(trial, trial.user_attrs.get(ATTEMPT, 0))
+        logging.set_verbosity(logging.WARNING)
+        storage = JournalStorage(JournalFileBackend(str(folder / JOURNAL)))
+        if {*get_all_study_names(storage)} - {name}:
+            raise InputError(f"{folder} holds another search (other overrides): choose another hydra.sweep.dir")
+        self.study = create_study(storage=storage, study_name=name, directions=directions, load_if_exists=True)
+        seed = settings.seed + len(self.study.trials)  # another one when the search goes on
+        kinds = {"tpe": samplers.TPESampler, "random": samplers.RandomSampler, "nsgaii": samplers.NSGAIISampler}
+        self.study.sampler = kinds[settings.sampler](seed=seed)
+
+    def in_state(self, *names: str) -> list[Any]:
+        """Trials in these states of Optuna, in order; those that a kill has left without all parameters are passed over."""
+        return [one for one in self.study.trials if one.state.name in names and one.params.keys() == self.space.keys()]
 
     @property
     def left(self) -> int:
         """Trials that have not ended yet."""
-        again = {one.user_attrs.get(INSTEAD) for one in self.study.get_trials(deepcopy=False)}
-        return max(self.settings.trials - sum(one.number not in again for one in self.trials), 0)
-
-    @property
-    def trials(self) -> list[Any]:
-        """Trials that have ended, in order; one that was proposed again is named by another's note INSTEAD."""
-        return self._in_state("COMPLETE", "FAIL")
-
-    @property
-    def num_jobs(self) -> int:
-        """How many jobs were begun: the number of the next one."""
-        jobs = [one.user_attrs.get(JOB, -1) for one in self.study.get_trials(deepcopy=False)]
-        return max(jobs, default=-1) + 1
+        return max(self.settings.trials - len(self.in_state("COMPLETE", "FAIL")), 0)
 
     def ask(self) -> list[Any]:
-        """The next trials: as many as run at once."""
-        first = self.num_jobs
-        trials = [self.study.ask(self.space) for _ in range(min(self.settings.at_once, self.left))]
-        for number, trial in enumerate(trials):
-            trial.set_user_attr(JOB, first + number)
-        return trials
+        """The next trials, as many as run at once; first those that ran when a process was killed."""
+        count = min(self.settings.at_once, self.left)
+        trials = self.in_state("RUNNING")[:count]
+        return [*trials, *(self.study.ask(self.space) for _ in range(count - len(trials)))]
 
     def tell(self, trial: Any, scores: Sequence[float] | Exception) -> None:
         """How a trial ended: its scores, or why it has none."""
-        if not isinstance(scores, Exception):
-            self.study.tell(trial, list(scores))
-            return
-        trial.set_user_attr(ERROR, " ".join(str(scores).split()))
-        attempt = trial.user_attrs.get(ATTEMPT, 0)
-        self.study.tell(trial, state=self.optuna.trial.TrialState.FAIL)
-        if attempt < self.settings.retries:
-            self._again(trial, attempt + 1)
+        from optuna.trial import TrialState
 
-    def best(self) -> list[Any]:
-        """The trials that no other one beats in every score; the best one of a single score."""
-        return list(self.study.best_trials) if self._in_state("COMPLETE") else []
-
-    def _again(self, trial: Any, attempt: int) -> None:
-        """Propose a trial once more."""
-        self.study.enqueue_trial(trial.params, user_attrs={ATTEMPT: attempt, INSTEAD: trial.number})
-
-    def _in_state(self, *names: str) -> list[Any]:
-        return [one for one in self.study.get_trials(deepcopy=False) if one.state.name in names]
-
-    def _sampler(self, known: int) -> Any:
-        """Who proposes; another seed when the search goes on, or it would propose what it has proposed."""
-        kinds, seed = self.optuna.samplers, self.settings.seed + known
-        if self.settings.sampler == "random":
-            return kinds.RandomSampler(seed=seed)
-        return kinds.NSGAIISampler(seed=seed) if self.settings.sampler == "nsgaii" else kinds.TPESampler(seed=seed)
+        if isinstance(scores, Exception):
+            self.study.set_user_attr(f"error {trial.number}", " ".join(str(scores).split()))
+            self.study.tell(trial.number, state=TrialState.FAIL)
+        else:
+            self.study.tell(trial.number, list(scores))
 
 
-def import_optuna() -> Any:
-    """Optuna. Raises InputError, one line, if it is not installed."""
-    try:
-        import optuna
-    except ImportError:
-        raise InputError("hydra/sweeper=ask_tell needs Optuna: pip install 'acceptance-toolkit[optuna]'") from None
-    return optuna
+def read_space(words: Sequence[str], loader: Any = None) -> tuple[dict[str, Any], list[str]]:
+    """Optuna's distribution of every key that varies, and the overrides that do not. Raises InputError if nothing varies."""
+    from hydra.core.override_parser.overrides_parser import OverridesParser
+    from hydra.core.override_parser.types import RangeSweep
+    from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
+
+    values: dict[str, Any] = {}
+    parsed = OverridesParser.create(config_loader=loader).parse_overrides(list(words))
+    for key, override in {one.get_key_element(): one for one in parsed}.items():  # the last of a key wins
+        swept: Any = override.value()
+        log = "log" in getattr(swept, "tags", ())
+        try:
+            if not override.is_sweep_override():
+                values[key] = f"{key}={override.get_value_element_as_str()}"
+            elif override.is_interval_sweep():
+                kind = IntDistribution if {type(swept.start), type(swept.end)} == {int} else FloatDistribution
+                values[key] = kind(swept.start, swept.end, log=log)
+            elif isinstance(swept, RangeSweep) and isinstance(numbers := swept.range(), range):
+                values[key] = IntDistribution(numbers[0], numbers[-1], log=log, step=1 if log else numbers.step)
+            else:
+                values[key] = CategoricalDistribution(list(override.sweep_string_iterator()))
+        except (ValueError, IndexError, AttributeError) as error:
+            raise InputError(f"{key}: expected values or an interval to search in ({error})") from None
+    space = {key: value for key, value in values.items() if not isinstance(value, str)}
+    if not space:
+        raise InputError("nothing varies: expected KEY=A,B or 'KEY=interval(LOW,HIGH)' on the command line, with -m")
+    return space, [value for value in values.values() if isinstance(value, str)]

@@ -7,15 +7,13 @@ or an answer that is no completion. Each wait is twice the one before it, or as 
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from analysis.quality.judge_templates import SYSTEM
 from analysis.quality.judges.base import Reply
-from toolkit.endpoint import LONGEST_WAIT as LONGEST_WAIT
-from toolkit.endpoint import Client, Refused, Silent, Wrong, address, key_of, pause
+from toolkit.endpoint import Client, Refused, Silent, Wrong, address, key_of, retrying
 from toolkit.errors import InputError
 
 GIVE_UP = 5  # questions without a reply, in a row
@@ -45,13 +43,13 @@ class Endpoint:
     @property
     def identity(self) -> dict[str, Any]:
         """Address and the keys of a request."""
-        return {"endpoint": self.client.place, "request": self.body}
+        return {"endpoint": self.client.address, "request": self.body}
 
     @property
     def about(self) -> str:
         """Model, address, and what is not promised."""
         how = ", ".join(f"{name} {value}" for name, value in self.body.items() if name != "model")
-        return f"{self.model} at {self.client.place} ({how}; an endpoint need not answer twice alike)"
+        return f"{self.model} at {self.client.address} ({how}; an endpoint need not answer twice alike)"
 
     def open(self, pair: Any) -> None:
         """Nothing is to be loaded."""
@@ -66,21 +64,15 @@ class Endpoint:
 
     def _reply(self, question: str) -> Reply:
         """One question, tried until something comes."""
-        reason = ""
-        for attempt in range(self.retries + 1):
-            try:
-                reply = self._try(question)
-            except Refused as refusal:
-                return self._without(str(refusal), counts=not self._num_answered)
-            except Silent as silence:
-                reason = str(silence)
-                if attempt < self.retries:
-                    time.sleep(pause(attempt, self.backoff, silence))
-            else:
-                with self._lock:
-                    self._num_answered, self._num_silent = self._num_answered + 1, 0
-                return reply
-        return self._without(reason, counts=True)
+        try:
+            reply = retrying(self.retries + 1, self.backoff)(self._try, question)
+        except Refused as refusal:
+            return self._without(str(refusal), counts=not self._num_answered)
+        except Silent as silence:
+            return self._without(str(silence), counts=True)
+        with self._lock:
+            self._num_answered, self._num_silent = self._num_answered + 1, 0
+        return reply
 
     def _without(self, reason: str, counts: bool) -> Reply:
         """No reply to one question. Raises InputError once there were too many of them in a row."""
@@ -88,7 +80,7 @@ class Endpoint:
             self._num_silent += counts
             if self._num_silent >= GIVE_UP:
                 raise InputError(
-                    f"judge: {self.client.place} answered none of {GIVE_UP} questions in a row ({reason}); run again when it "
+                    f"judge: {self.client.address} answered none of {GIVE_UP} questions in a row ({reason}); run again when it "
                     "answers (kept=FOLDER keeps the answers so far)"
                 )
         return Reply(None, reason)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 
 import numpy as np
 import pytest
@@ -15,6 +16,7 @@ from analysis.quality.judge import Judge
 from analysis.quality.judge_templates import REFERENCE, SINGLE, Template, rating_of
 from analysis.quality.judges import endpoint
 from tests.analysis.quality.stub_judge import drips, drops, says, sends, stalls, stub_judge
+from toolkit.endpoint import LONGEST_WAIT
 from toolkit.errors import InputError
 from toolkit.prompts import Prompt
 from toolkit.testing import tiny_tokenizer
@@ -273,10 +275,10 @@ def test_a_server_that_stalls_is_left(stub, kind):
 
 def test_waits_double_and_the_server_may_ask_for_more(stub, monkeypatch):
     waits = []
-    monkeypatch.setattr(endpoint.time, "sleep", waits.append)
+    monkeypatch.setattr(time, "sleep", waits.append)
     stub.answers = [drops, sends(429, b"", Retry_After="7"), drops, sends(503, b"", Retry_After="9999"), says("[[6]]")]
     assert judged(asking(stub, retries=4, backoff=0.5), ["a"])[0].counts == (6, 1)
-    assert waits == [0.5, 7, 2, endpoint.LONGEST_WAIT]
+    assert waits == [0.5, 7, 2, LONGEST_WAIT]
 
 
 @pytest.mark.parametrize("status", [401, 403, 404, 302])
