@@ -22,7 +22,7 @@ from typing import Any
 
 from analysis.quality import sandbox
 from analysis.quality.base import Metric, Score, check_lengths, fenced
-from analysis.quality.confinement.inside.judge import IMPORT
+from analysis.quality.inside import IMPORT
 from analysis.quality.sandbox import Tests, Verdict
 from toolkit.errors import InputError
 from toolkit.prompts import Prompt
