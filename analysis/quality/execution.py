@@ -27,7 +27,8 @@ from toolkit.prompts import Prompt
 QUOTED = re.compile(r"'(?:[^']|'')*'|\"(?:[^\"]|\"\")*\"|`[^`]*`")
 INNERMOST = re.compile(r"\([^()]*\)")
 ORDERED = re.compile(r"\border\s+by\b", re.IGNORECASE)
-GRACE = 10.0  # seconds after which a query is killed that SQLite could not interrupt, or whose rows do not come
+GRACE = 10.0  # seconds for starting the process, and for the rows of a query that is done
+PACKING = 2.0  # seconds of CPU beyond the query's
 
 
 @dataclass(frozen=True)
@@ -93,16 +94,14 @@ class Execution(TextMetric):
 
     def ask(self, name: str, query: str) -> Result:
         """The rows of one query, which changes nothing. Raises InputError as `path` does."""
-        path, limits = self.path(name), sandbox.Limits(self.seconds + GRACE, memory=1024)
+        path, limits = self.path(name), sandbox.Limits(self.seconds + PACKING, memory=1024)
         arguments = [path, query, self.seconds, self.max_rows]
         with sandbox.Confined("query", arguments, limits, sandbox.chosen(), files=[path]) as process:
             answer = process.output(self.seconds + GRACE)
-        if answer is None:
-            return Result(None, f"killed after {self.seconds:g} s")
         try:
-            return Result(*unpack(json.loads(answer), {}))
-        except Exception:
-            return Result(None, "failed: no rows came, they take too much memory or time")
+            return Result(*unpack(json.loads(answer or ""), {}))
+        except Exception:  # it ended before its rows came
+            return Result(None, f"killed: more than {self.seconds:g} s, or too much memory")
 
 
 def first_statement(text: str) -> str:

@@ -25,7 +25,6 @@ import struct
 import sys
 from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Callable, Iterator
-from contextlib import suppress
 from time import monotonic
 from types import FunctionType, MethodType
 from typing import Any, NoReturn
@@ -43,8 +42,8 @@ MAKERS: dict[type, Callable[[Any], Any]] = {  # how a value is put together from
 }  # fmt: skip
 NAMED = {kind.__name__: make for kind, make in MAKERS.items()}
 IMPORT = re.compile(r"^(?:import \w.*|from [\w.]+ import .*)$", re.MULTILINE)
-# Seccomp's number of an architecture, and its system calls that make processes and threads: clone, fork, vfork, clone3.
-FORKING = {"x86_64": (0xC000003E, (56, 57, 58, 435)), "aarch64": (0xC00000B7, (220, 435))}
+# Seccomp's number of an architecture, and its calls that make processes and namespaces: clone, fork, vfork, clone3, unshare.
+NEW = {"x86_64": (0xC000003E, (56, 57, 58, 435, 272)), "aarch64": (0xC00000B7, (220, 435, 97))}
 READING = (sqlite3.SQLITE_SELECT, sqlite3.SQLITE_READ, sqlite3.SQLITE_FUNCTION)
 SIZES = {sqlite3.SQLITE_LIMIT_LENGTH: 200_000, sqlite3.SQLITE_LIMIT_SQL_LENGTH: 100_000,
          sqlite3.SQLITE_LIMIT_LIKE_PATTERN_LENGTH: 1000, sqlite3.SQLITE_LIMIT_ATTACHED: 0}  # fmt: skip
@@ -70,13 +69,13 @@ def main() -> None:
 
 
 def restrict(limits: dict[str, int]) -> None:
-    """Take the limits, end with the starter, and let the kernel refuse processes and threads: a limit does not bind root."""
+    """Take the limits, end with the starter, and let the kernel refuse new processes, which a limit does not for root."""
     for name, value in limits.items():
         number = getattr(resource, name)
         hard = resource.getrlimit(number)[1]
         value = value if hard == resource.RLIM_INFINITY else min(value, hard)
         resource.setrlimit(number, (value, value))
-    architecture, calls = FORKING[os.uname().machine]
+    architecture, calls = NEW[os.uname().machine]
     load, equal, at_least, give = 0x20, 0x15, 0x35, 0x06  # instructions: (code, jump if true, jump if false, value)
     allow, refuse, kill = 0x7FFF0000, 0x50001, 0x80000000
     lines = [(load, 0, 0, 4), (equal, 1, 0, architecture), (give, 0, 0, kill), (load, 0, 0, 0)]
@@ -128,38 +127,25 @@ def unpack(value: Any, functions: dict[str, Any]) -> Any:
 
 
 def program(questions: Any, answers: Any, source: str) -> None:
-    """Run the program. Answer (names,) by its functions and values, (name, args, kwargs) by what the function does."""
+    """Run the program, then answer every (name, args, kwargs) by what its function returns or raises."""
     names: dict[str, Any] = {"__name__": "program"}
 
-    def describe(wanted: list[str]) -> tuple[list[str], dict[str, Any]]:
-        functions, values = [], {}
-        for name in names.keys() & set(wanted):
-            if callable(names[name]):
-                functions.append(name)
-            else:
-                with suppress(Exception):  # modules and objects stay here
-                    pack(names[name])
-                    values[name] = names[name]
-        return functions, values
+    def call(question: Any) -> Any:
+        name, args, kwargs = unpack(question, names)
+        return eval(name, names)(*args, **kwargs)
 
-    def answer(action: Callable[..., Any], /, *args: Any, **kwargs: Any) -> dict[str, Any]:
+    def reply(action: Callable[..., Any], *args: Any) -> dict[str, Any]:
         try:
-            return {"value": pack(action(*args, **kwargs))}
+            return {"value": pack(action(*args))}
         except BaseException as error:
             return {"raised": [kind.__name__ for kind in type(error).__mro__], "text": str(error)[:500]}
 
     answers.write(b"\n")
     answers.flush()
-    start = answer(lambda: exec(compile(source, "program.py", "exec"), names))
+    start = reply(lambda: exec(compile(source, "program.py", "exec"), names))
     for line in questions:
-        name, *arguments = unpack(json.loads(line), names)
-        if "raised" in start:
-            reply = start
-        elif arguments:
-            reply = answer(names[name], *arguments[0], **arguments[1])
-        else:
-            reply = answer(describe, name)
-        answers.write(json.dumps(reply).encode() + b"\n")
+        answer = start if "raised" in start else reply(call, json.loads(line))
+        answers.write(json.dumps(answer).encode() + b"\n")
         answers.flush()
 
 
@@ -180,11 +166,11 @@ class Judge:
 
     def verdict(self, seconds: float, question: str, tests: str, entry_point: str | None) -> list[str]:
         """The verdict in words. "unsupported" depends on nothing that a program says."""
+        self.answers.readline(LONGEST)  # the program is ready
         try:
             tree = ast.parse(tests)
         except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
             return ["unsupported", f"the tests are not Python: {error}"]
-        self.answers.readline(LONGEST)  # the program is ready
         signal.signal(signal.SIGALRM, lambda *_: self.refuse(f"killed after {seconds:g} s"))
         signal.setitimer(signal.ITIMER_REAL, seconds)
         try:
@@ -214,19 +200,18 @@ class Judge:
         bases = {
             node.value.id for node in nodes if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name)
         }
-        modules = names & bases & sys.stdlib_module_names
-        namespace |= {name: __import__(name) for name in modules}
-        called = {node.func.id for node in nodes if isinstance(node, ast.Call) and isinstance(node.func, ast.Name)}
-        for name in names & called - {entry_point}:
-            if name[:1].isupper():
-                raise Unsupported(f"the tests make objects of the program's class {name}")
-        functions, values = self.ask(sorted(names - modules))
-        for name in names - modules:
-            if name in functions:
-                namespace[name] = self.stand_in(name)
-            elif name in values:
-                namespace[name] = values[name]
-        return namespace
+        namespace |= {name: __import__(name) for name in names & bases & sys.stdlib_module_names}
+        calls = [node for node in nodes if isinstance(node, ast.Call)]
+        functions = {node.func.id for node in calls if isinstance(node.func, ast.Name)} & names
+        if classes := {name for name in functions - {entry_point} if name[0].isupper()}:
+            raise Unsupported(f"the tests make objects of the program's class {min(classes)}")
+        passed = [
+            *(node for call in calls for node in call.args),
+            *(word.value for call in calls for word in call.keywords),
+        ]
+        functions |= {node.id for node in passed if isinstance(node, ast.Name)} & names
+        self.ask("bool", (), {})  # a program that does not run fails even tests that call nothing
+        return namespace | {name: self.stand_in(name) for name in functions - set(namespace)}
 
     def stand_in(self, name: str) -> Callable[..., Any]:
         """A function that calls the program's."""

@@ -70,9 +70,9 @@ HONEST = {
         "x = [0]\nassert f(1) == [1] and f(2) == [1, 2] and f(x) and x == [0] and g(900) == 900",
     ),
     "a long text": ("def f(n): return 'x' * n", "assert len(f(2 * 10**6)) == 2 * 10**6"),
-    "functions and constants of its own": (
-        "LIMIT = (1, 2)\ndef twice(f, x): return f(f(x))\ndef more(x): return x + 1",
-        "assert twice(more, 1) == 3 and twice(f=more, x=0) == 2 and LIMIT == (1, 2)",
+    "functions of its own": (
+        "def twice(f, x): return f(f(x))\ndef more(x): return x + 1",
+        "assert twice(more, 1) == 3 and twice(f=more, x=0) == 2",
     ),
 }
 
@@ -88,6 +88,7 @@ def test_only_what_the_tests_define_is_unsupported(passed):
     verdict = run("def f(x): pass", Tests(f"{own}f({passed})"), SHORT)
     assert verdict.kind == UNSUPPORTED and verdict.reason.startswith("the tests pass a value of type ")
     assert run("def f(x): pass", Tests("f(len)"), SHORT).reason.startswith("a value of type builtin_function")
+    assert run("broken(", Tests("pass"), SHORT).reason.startswith("SyntaxError")
     assert run("class P: pass", Tests("P()"), SHORT).reason == "the tests make objects of the program's class P"
 
 
@@ -134,7 +135,10 @@ EXHAUSTING = {
     "an answer inside itself": ("x = []\nx.append(x)\ndef candidate(a, b): return x", "RecursionError"),
     "a crash": ("import ctypes\nctypes.string_at(0)", "ended too soon"),
     "a fork bomb": ("import os\nwhile True: os.fork()", "PermissionError"),
-    "threads": ("import threading, time\nthreading.Thread(target=time.sleep, args=(60,)).start()", "RuntimeError: can't"),
+    "threads": (
+        "import threading, time\nthreading.Thread(target=time.sleep, args=(60,)).start()",
+        "RuntimeError: can't",
+    ),
     "another program": ("import subprocess\nsubprocess.run(['/usr/bin/true'])", "PermissionError"),
 }
 
@@ -187,17 +191,19 @@ def test_nothing_outside_is_reached(walls, tmp_path, monkeypatch):
         }  # fmt: skip
         tries = "".join(f"{name!r}: lambda: {text.format(**outside)},\n" for name, text in OUTSIDE.items())
         program = (
-            "import ctypes, os, resource, socket\ndef ok(action, *args):\n    try: return action(*args) or True\n"
+            "import ctypes, os, resource, socket\ndef ok(action, *args):\n    try: return action(*args) is not False\n"
             f"    except BaseException: return False\ntries = {{{tries}}}\n"
             "def reached(): return [name for name in tries if ok(tries[name])]"
         )
         with open(secret) as inherited:
             os.set_inheritable(inherited.fileno(), True)
-            assert run(program, Tests("assert reached() == ['a new user namespace'][:0], reached()"), SHORT, walls) == Verdict(PASSED)
+            assert run(program, Tests("names = reached()\nassert names == [], names"), SHORT, walls) == Verdict(PASSED)
         ours = {}
         exec(program, ours)  # without walls these work: the attempts are real
         assert {"read a file", "list a folder", "the environment", "the network"} <= {
-            name for name in ("read a file", "list a folder", "the environment", "the network") if ours["ok"](ours["tries"][name])
+            name
+            for name in ("read a file", "list a folder", "the environment", "the network")
+            if ours["ok"](ours["tries"][name])
         }
     assert secret.read_text() == "content" and not Path("/tmp/written-by-a-program").exists()
 
@@ -244,7 +250,9 @@ def test_walls_that_do_not_hold_are_not_used(monkeypatch):
             patch.setattr(sys, "platform", "darwin")
             with pytest.raises(InputError, match="needs Linux, this is darwin: use a container"):
                 sandbox.chosen()
-        monkeypatch.setattr(sandbox, "TRIAL", sandbox.TRIAL.replace("return name", "return None") + "    return 'a file'")
+        monkeypatch.setattr(
+            sandbox, "TRIAL", sandbox.TRIAL.replace("return name", "return None") + "    return 'a file'"
+        )
         assert sandbox.problem(WALLS[0]) == f"{WALLS[0]} let a program reach a file"
         monkeypatch.setattr(sandbox.os.path, "realpath", lambda path: "/bin/false")
         with pytest.raises(InputError, match="could not confine a process to run code"):
