@@ -13,9 +13,7 @@ from typing import Any
 
 NOBODY = 65534
 ROOT = "/proc"  # the new root is put together on top of it: no file of there is wanted
-NEW = (
-    0x20000 | 0x4000000 | 0x8000000 | 0x10000000 | 0x20000000 | 0x40000000
-)  # mounts, names, IPC, users, processes, network
+NEW = 0x7C020000  # namespaces of mounts, names, IPC, users, processes, network
 BIND, RECURSIVE, SLAVE = 4096, 16384, 1 << 19  # flags of mount
 SETATTR, HERE, ALL_BELOW = 442, -100, 0x8000  # the system call mount_setattr, AT_FDCWD, AT_RECURSIVE
 SEALED = (ctypes.c_uint64 * 4)(1 | 2 | 4)  # read-only, no setuid programs, no devices

@@ -40,7 +40,17 @@ PASSED, FAILED, UNSUPPORTED = "passed", "failed", "unsupported"
 BUBBLEWRAP, NAMESPACES = "bubblewrap", "namespaces"
 STARTING = 30.0  # seconds a process may take to be ready
 LIBRARIES = ("/lib", "/lib64", "/usr/lib", "/usr/lib64", "/usr/local/lib", "/etc/ld.so.cache")
-BWRAP = "--unshare-all --unshare-user --die-with-parent --cap-drop ALL --uid 65534 --gid 65534".split()
+BWRAP = [
+    "--unshare-all",
+    "--unshare-user",
+    "--die-with-parent",
+    "--cap-drop",
+    "ALL",
+    "--uid",
+    "65534",
+    "--gid",
+    "65534",
+]
 TRIAL = """
 import os, socket
 def trial(path, pid):

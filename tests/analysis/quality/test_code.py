@@ -94,7 +94,6 @@ RESPONSES = {
     "a whole function": "def add(a: int, b: int) -> int:\n    return sum([a, b])\n",
     "one that needs the question's imports": "def add(a, b):\n    c: List[int] = list([a, b])\n    List\n    return sum(c)",
     "a fence": "Here it is:\n```python\ndef add(a, b):\n    return a + b\n```\nIt adds.",
-    "a fence that is cut off": "```python\ndef add(a, b):\n    return a + b\n",
     "a completion that closes the question's fence": "    return a + b\n```\nIt adds `a` and `b`.\n",
     "a main block": "def add(a, b):\n    return a + b\n\nif __name__ == '__main__':\n    print(input())\n",
 }
@@ -116,8 +115,6 @@ def test_right_responses_pass_in_any_dress(text):
         ("    return a * b\n", "AssertionError: "),
         ("    return (\n", "SyntaxError: "),
         ("    return undefined\n", "NameError: name 'undefined' is not defined"),
-        ("    return 1 / 0\n", "ZeroDivisionError: division by zero"),
-        ("    return add(a, b)\n", "RecursionError: "),
         ("", "IndentationError: |AssertionError: "),
         ("\x00", "(SyntaxError|ValueError): "),
         ("    return '\ud800'\n", "AssertionError: "),

@@ -96,8 +96,9 @@ WRONG = "def candidate(a, b): return 0\n"
 ASSERTED = "assert candidate(1, 2) == 3"
 FORGED = {  # wrong programs, tests, and what the verdict says
     "write the verdict everywhere": (
-        "import os, json\nfor f in range(64):\n    for m in (b'[\"passed\"]\\n', b'[\"NONCE\", \"passed\", \"\"]\\n', b'\\n'):\n"
-        "        try: os.write(f, m)\n        except OSError: pass\nos._exit(0)", ASSERTED, "an answer that is none|TypeError|ended too"),
+        "import os, json\nfor f in range(64):\n    for m in (b'[\"passed\"]\\n', b'[\"0\", \"passed\", \"\"]\\n'):\n"
+        "        try: os.write(f, m)\n        except OSError: pass\nos._exit(0)",
+        ASSERTED, "an answer that is none|TypeError|ended too"),
     "leave": ("import os\nos._exit(0)", ASSERTED, "ended too soon"),
     "leave within the call": ("import os\ndef candidate(a, b): os._exit(0)", ASSERTED, "ended too soon"),
     "SystemExit": ("import sys\nsys.exit(0)", ASSERTED, "SystemExit: 0"),
@@ -114,7 +115,8 @@ FORGED = {  # wrong programs, tests, and what the verdict says
         "class Equal(list):\n    def __eq__(self, other): return True\ndef candidate(a, b): return [Equal()]",
         "assert candidate(1, 2) == [3]", "returned a value of type Equal"),
     "a class as the function": (
-        "class candidate:\n    def __init__(self, *a): pass\n    def __eq__(self, other): return True", ASSERTED, "returned a value"),
+        "class candidate:\n    def __init__(self, *a): pass\n    def __eq__(self, other): return True",
+        ASSERTED, "returned a value"),
     "the tests' frames": (
         "import gc, inspect\ndef candidate(a, b):\n"
         "    texts = [str(o) for o in gc.get_objects() if isinstance(o, (str, list, dict))]\n"
@@ -198,13 +200,10 @@ def test_nothing_outside_is_reached(walls, tmp_path, monkeypatch):
         with open(secret) as inherited:
             os.set_inheritable(inherited.fileno(), True)
             assert run(program, Tests("names = reached()\nassert names == [], names"), SHORT, walls) == Verdict(PASSED)
-        ours = {}
-        exec(program, ours)  # without walls these work: the attempts are real
-        assert {"read a file", "list a folder", "the environment", "the network"} <= {
-            name
-            for name in ("read a file", "list a folder", "the environment", "the network")
-            if ours["ok"](ours["tries"][name])
-        }
+        bare = {}
+        exec(program, bare)  # without walls these work: the attempts are real
+        real = ("read a file", "list a folder", "the environment", "the network", "a socket of the machine")
+        assert all(bare["ok"](bare["tries"][name]) for name in real)
     assert secret.read_text() == "content" and not Path("/tmp/written-by-a-program").exists()
 
 
