@@ -6,8 +6,8 @@ Paper: Chen et al. 2021 (arXiv:2107.03374), equation 1: of n programs of a probl
 
 which has no bias, unlike 1 - (1 - c/n)^k. Theirs -> ours: total sampled programs n, correct c -> num_programs, num_passed.
 Deviations: a program that leaves by exit() has failed, there it has passed. Tests and program run in two processes
-(`sandbox`), and only literal data crosses. A function that is to change its argument, or to return an object of a class
-of its own, fails.
+(`sandbox`), and only data crosses. A function that is to change its argument, or to return an object of a class of its
+own, fails. Prompts whose tests make objects of the program's classes (few of MBPP) are left out and counted.
 
 Runs the programs, which is off unless asked for: allow_code_execution=true.
 """
@@ -22,13 +22,11 @@ from typing import Any
 
 from analysis.quality import sandbox
 from analysis.quality.base import Metric, Score, check_lengths, fenced
-from analysis.quality.confinement.inside.judge import IMPORT
+from analysis.quality.inside import IMPORT
 from analysis.quality.sandbox import Tests, Verdict
 from toolkit.errors import InputError
 from toolkit.prompts import Prompt
 from toolkit.types import Generation
-
-NO_TESTS = Verdict(sandbox.UNSUPPORTED, "no tests are known")
 
 
 class PassAtK(Metric):
@@ -63,11 +61,19 @@ class PassAtK(Metric):
         groups = defaultdict(list)
         for row, prompt in enumerate(prompts):
             groups[prompt.id].append(row)
-        scores: list[Score] = [Score(None)] * len(prompts)
+        scores = [Score(None)] * len(prompts)
         for rows in groups.values():
             verdicts = [self._verdict(prompts[row], generations[row]) for row in rows]
-            for row, score in zip(rows, self._scores(prompts[rows[0]], verdicts), strict=True):
-                scores[row] = score
+            unsupported = [verdict.reason for verdict in verdicts if verdict.kind == sandbox.UNSUPPORTED]
+            n, num_passed = len(rows), sum(verdict.kind == sandbox.PASSED for verdict in verdicts)
+            if not unsupported and n < self.k:
+                name = prompts[rows[0]].id
+                raise InputError(f"pass@{self.k} needs {self.k} generations of every prompt, got {n} of {name}")
+            for row, verdict in zip(rows, verdicts, strict=True):
+                if unsupported:
+                    scores[row] = Score(None, unsupported[0])
+                else:
+                    scores[row] = Score((pass_at_k(n, num_passed, self.k) / n, 1 / n), verdict.reason)
         return scores
 
     def _verdict(self, prompt: Prompt, generation: Generation) -> Verdict:
@@ -75,18 +81,9 @@ class PassAtK(Metric):
         if generation.error is not None:
             return Verdict(sandbox.FAILED, f"decoding failed: {generation.error}")
         tests = checks_of(prompt)
-        return NO_TESTS if tests is None else sandbox.run(program(generation.text, prompt), tests, self.limits)
-
-    def _scores(self, prompt: Prompt, verdicts: Sequence[Verdict]) -> list[Score]:
-        """Of one prompt's programs."""
-        n = len(verdicts)
-        unsupported = next((verdict for verdict in verdicts if verdict.kind == sandbox.UNSUPPORTED), None)
-        if unsupported is not None:
-            return [Score(None, unsupported.reason)] * n
-        if n < self.k:
-            raise InputError(f"pass@{self.k} needs {self.k} generations of every prompt, got {n} of {prompt.id}")
-        estimate = pass_at_k(n, sum(verdict.kind == sandbox.PASSED for verdict in verdicts), self.k)
-        return [Score((estimate / n, 1 / n), verdict.reason) for verdict in verdicts]
+        if tests is None:
+            return Verdict(sandbox.UNSUPPORTED, "no tests are known")
+        return sandbox.run(program(generation.text, prompt), tests, self.limits)
 
 
 def pass_at_k(num_programs: int, num_passed: int, k: int) -> float:
@@ -106,13 +103,15 @@ def program(text: str, prompt: Prompt) -> str:
     entry point the code stands alone.
     """
     name, question = prompt.extra.get("entry_point"), _question(prompt)
-    found = fenced(text)
-    code = text if found is None else found
+    block = fenced(text)
+    code = text if block is None else block
     if name is None:
         return code
     if re.search(rf"^(?:async )?def {re.escape(name)}\b", code, re.MULTILINE):
         return "\n".join([*IMPORT.findall(question), code])
-    return question + _body(code)
+    lines = code.split("\n")
+    end = next((i for i, line in enumerate(lines[1:], 1) if line[:1].strip()), len(lines))
+    return question + "\n".join(lines[:end])
 
 
 def checks_of(prompt: Prompt) -> Tests | None:
@@ -121,7 +120,7 @@ def checks_of(prompt: Prompt) -> Tests | None:
     name, check, asserts = extra.get("entry_point"), extra.get("test"), extra.get("test_list")
     if isinstance(check, str) and isinstance(name, str):
         return Tests(f"{check}\n\ncheck({name})\n", _question(prompt), name)
-    if isinstance(asserts, list | tuple) and asserts and all(isinstance(one, str) for one in asserts):
+    if isinstance(asserts, list | tuple) and asserts and all(isinstance(line, str) for line in asserts):
         before = extra.get("test_imports") or extra.get("test_setup_code") or ""
         lines = [before] if isinstance(before, str) else [str(line) for line in before]
         return Tests("\n".join([*lines, *asserts]) + "\n")
@@ -129,12 +128,5 @@ def checks_of(prompt: Prompt) -> Tests | None:
 
 
 def _question(prompt: Prompt) -> str:
-    known = prompt.extra.get("prompt", prompt.prompt)
-    return known if isinstance(known, str) else "\n".join(turn["content"] for turn in prompt.messages or ())
-
-
-def _body(text: str) -> str:
-    """The lines up to the first one, after the first line, that is not indented."""
-    lines = text.split("\n")
-    end = next((i for i, line in enumerate(lines[1:], 1) if line[:1].strip()), len(lines))
-    return "\n".join(lines[:end])
+    question = prompt.extra.get("prompt", prompt.prompt)
+    return question if isinstance(question, str) else "\n".join(turn["content"] for turn in prompt.messages or ())

@@ -1,36 +1,72 @@
-"""Judging somebody else's Python: the program in one confined process, its tests in another, the verdict out of reach of both.
+"""Running what a model wrote: a program and its tests in two confined processes, an SQL query in a third kind.
 
     tests' process  -- calls: names and literal arguments -->  program's process
                     <-- literal results, or exceptions -----
          |
-         +-- verdict --> here
+         +-- verdict, with a nonce that this process alone is told --> here
 
-The program gets two pipes and nothing else: it can answer calls, so its answers count, and only they. The tests (code of a data
-set) run behind the same walls (`confinement`). Both have limits of CPU time, memory, processes (none), files (none
-written) and open files, set in the kernel. They are killed when the time is up.
+Walls: bubblewrap if it is installed, else namespaces of our own (`namespaces`), else nothing is run. Behind them are
+Python's standard library and the system's shared libraries, read-only, and nothing else: no other file, no place to write, no
+network, no other process, no environment. The kernel limits CPU time, memory and open files, and refuses new processes and
+threads. Output is thrown away, answers are limited in length, and everything is killed when the time is up.
 
-This does not keep a program from learning what it is asked, or from answering by more than the arguments (it may count
-calls). Nor does it hide the processor's caches or withstand a fault of the kernel. Use a virtual machine where that
-matters.
+What this does not stop: faults of the kernel, the C library or SQLite; side channels (time, caches, load); the use of
+memory and CPU within the limits; a program that learns what it is asked, or answers by more than the arguments (it may
+count calls). Tests that call the program in `__getitem__`, `__len__` or `__del__` of a class of their own can be skipped by an
+exception that the interpreter swallows. Use a virtual machine where that matters.
 """
 
 from __future__ import annotations
 
 import json
-from contextlib import ExitStack
+import os
+import secrets
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
-from io import FileIO
+from functools import cache
+from pathlib import Path
+from typing import Any
 
-from analysis.quality.confinement import Confined, Confinement, chosen, pipe
-from analysis.quality.confinement.inside import frames
+from analysis.quality import inside
 from toolkit.errors import InputError
 
 PASSED, FAILED, UNSUPPORTED = "passed", "failed", "unsupported"
+BUBBLEWRAP, NAMESPACES = "bubblewrap", "namespaces"
+STARTING = 30.0  # seconds a process may take to be ready
+LIBRARIES = ("/lib", "/lib64", "/usr/lib", "/usr/lib64", "/usr/local/lib", "/etc/ld.so.cache")
+BWRAP = [
+    "--unshare-all",
+    "--unshare-user",
+    "--die-with-parent",
+    "--cap-drop",
+    "ALL",
+    "--uid",
+    "65534",
+    "--gid",
+    "65534",
+]
+TRIAL = """
+import os, socket
+def trial(path, pid):
+    tries = {"a file": lambda: open(path), "writing": lambda: open("/written", "w"), "processes": os.fork}
+    tries["the network"] = lambda: socket.socket(type=socket.SOCK_DGRAM).connect(("192.0.2.1", 9))
+    tries["other processes"] = lambda: os.kill(pid, 0)
+    for name, action in tries.items():
+        try: action()
+        except OSError: continue
+        return name
+"""
 
 
 @dataclass(frozen=True)
 class Limits:
-    """seconds of wall clock (and, rounded up, of CPU), memory in MiB of each of the two processes."""
+    """seconds of wall clock (and, rounded up, of CPU), memory in MiB of each process."""
 
     seconds: float = 10.0
     memory: int = 512
@@ -43,14 +79,8 @@ class Limits:
 
     def for_kernel(self) -> dict[str, int]:
         """Names of `resource` with their values."""
-        return {
-            "RLIMIT_CPU": int(self.seconds) + 1,
-            "RLIMIT_AS": self.memory * 2**20,
-            "RLIMIT_FSIZE": 0,
-            "RLIMIT_NOFILE": 32,
-            "RLIMIT_CORE": 0,
-            "RLIMIT_NPROC": 0,
-        }
+        sizes = {"RLIMIT_AS": self.memory * 2**20, "RLIMIT_FSIZE": 64 * 2**20, "RLIMIT_CORE": 0}
+        return {"RLIMIT_CPU": int(self.seconds) + 1, "RLIMIT_NOFILE": 32, "RLIMIT_NPROC": 0, **sizes}
 
 
 @dataclass(frozen=True)
@@ -77,29 +107,122 @@ class Verdict:
     reason: str = ""
 
 
-def run(program: str, tests: Tests, limits: Limits, confinement: Confinement | None = None) -> Verdict:
+class Confined:
+    """A process behind walls, as a context that ends it.
+
+    job    of `inside`, with its arguments
+    pipes  to read from and to write into
+    files  that it may read besides Python
+    """
+
+    def __init__(
+        self, job: str, arguments: Sequence[Any], limits: Limits, walls: str,
+        pipes: Sequence[int] = (), files: Sequence[str] = (),
+    ):  # fmt: skip
+        self.walls, self._output = walls, tempfile.TemporaryFile()  # noqa: SIM115, closed on leaving
+        python = os.path.realpath(getattr(sys, "_base_executable", None) or sys.executable)
+        library = os.path.dirname(os.path.dirname(os.__file__))
+        paths = [path for path in dict.fromkeys((python, library, *LIBRARIES, *files)) if os.path.exists(path)]
+        if walls == BUBBLEWRAP:
+            before = [shutil.which("bwrap") or "bwrap", *BWRAP]
+            before += [word for path in paths for word in ("--ro-bind", path, path)]
+            before += ["--remount-ro", "/", "--chdir", "/"]
+        else:
+            before = [python, "-I", "-S", "-B", str(Path(__file__).with_name("namespaces.py")), *paths]
+        command = [*before, "--", python, "-I", "-S", "-B", "-c", Path(inside.__file__).read_text("utf-8")]
+        task = {"job": job, "arguments": arguments, "limits": limits.for_kernel(), "pipes": pipes}
+        with tempfile.TemporaryFile() as file:
+            file.write(json.dumps(task).encode("ascii"))
+            file.seek(0)
+            try:
+                self.process = subprocess.Popen(
+                    command, stdin=file, stdout=subprocess.DEVNULL, stderr=self._output,
+                    cwd="/", env={"LANG": "C.UTF-8"}, pass_fds=pipes, start_new_session=True,
+                )  # fmt: skip
+            except OSError as error:
+                raise InputError(f"could not start {before[0]} to run code: {error.strerror}") from None
+
+    def output(self, seconds: float) -> str | None:
+        """What it has written when it ends; None: it is late. Raises InputError if it could not be confined."""
+        late = False
+        try:
+            self.process.wait(seconds)
+        except subprocess.TimeoutExpired:
+            late = True
+        self._output.seek(0)
+        first, _, text = self._output.read().decode("utf-8", "replace").partition("\n")
+        if first != inside.READY:
+            words = " ".join([first, *text.split()])[-300:] or f"exit code {self.process.poll()}"
+            raise InputError(f"could not confine a process to run code ({self.walls}): {words}")
+        return None if late else text
+
+    def __enter__(self) -> Confined:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        with suppress(ProcessLookupError, PermissionError):
+            os.killpg(self.process.pid, signal.SIGKILL)
+        self.process.wait()
+        self._output.close()
+
+
+def run(program: str, tests: Tests, limits: Limits, confinement: str | None = None) -> Verdict:
     """Run a program against its tests. Raises InputError if nothing can be confined or started here."""
-    walls, bounds = confinement or chosen(), limits.for_kernel()
-    payload = {"question": tests.question, "tests": tests.code, "entry_point": tests.entry_point}
+    walls, nonce = confinement or chosen(), secrets.token_hex()
+    source = program.encode("utf-8", "replace").decode()
+    arguments = [nonce, limits.seconds, tests.question, tests.code, tests.entry_point]
+    asked, ask = os.pipe()
+    answered, answer = os.pipe()
     with ExitStack() as stack:
-        (asked, ask), (answered, answer), (told, tell) = (pipe(stack) for _ in range(3))
-        candidate = stack.enter_context(
-            Confined("program", program.encode("utf-8", "replace").decode(), (asked, answer), bounds, walls)
-        )
-        judge = stack.enter_context(Confined("judge", payload, (ask, answered, tell), bounds, walls))
-        for process in (candidate, judge):
-            if why := process.ready():
-                raise InputError(f"could not confine a process to run code ({walls}): {why}")
-        if not frames.readable(told.fileno(), limits.seconds):
-            return Verdict(FAILED, f"killed after {limits.seconds:g} s")
-        kind, *reason = _read(told)
-        if kind == "ended":
-            return Verdict(FAILED, f"ended too soon, {candidate.how()}")
-        return Verdict(kind, "".join(reason) or ("" if kind == PASSED else f"the tests ended too soon, {judge.how()}"))
+        try:
+            candidate = stack.enter_context(Confined("program", [source], limits, walls, (asked, answer)))
+            judge = stack.enter_context(Confined("tests", arguments, limits, walls, (answered, ask)))
+        finally:
+            for pipe in (asked, ask, answered, answer):
+                os.close(pipe)
+        text = judge.output(limits.seconds + STARTING)
+        candidate.output(0)
+    if text is None:
+        return Verdict(FAILED, f"killed after {limits.seconds:g} s")
+    if not text.startswith(f'["{nonce}"'):
+        return Verdict(FAILED, "the tests ended too soon")
+    return Verdict(*json.loads(text)[1:])
 
 
-def check(limits: Limits) -> Confinement:
-    """The confinement in use. Raises InputError if there is none, or not even an empty program passes with these limits."""
+def problem(walls: str) -> str:
+    """Why walls cannot be used here: they cannot be built, or let a program through; "" if they hold."""
+    with tempfile.NamedTemporaryFile(prefix="forbidden-") as forbidden:
+        os.chmod(forbidden.name, 0o666)  # the rights of files should not be what stops it
+        code = f"reached = trial({forbidden.name!r}, {os.getpid()})\nassert reached is None, reached"
+        try:
+            verdict = run(TRIAL, Tests(code), Limits(STARTING), walls)
+        except InputError as error:
+            return str(error)
+    return (
+        ""
+        if verdict.kind == PASSED
+        else f"{walls} let a program reach {verdict.reason.removeprefix('AssertionError: ')}"
+    )
+
+
+@cache
+def chosen() -> str:
+    """The walls that are used here. Raises InputError, in one line, if none hold."""
+    if not sys.platform.startswith("linux"):
+        raise InputError(f"running code that a model wrote needs Linux, this is {sys.platform}: use a container")
+    problems = []
+    for walls in (BUBBLEWRAP, NAMESPACES):
+        problems.append(problem(walls))
+        if not problems[-1]:
+            return walls
+    raise InputError(
+        f"no confinement works here to run code that a model wrote in ({'; '.join(problems)}): install bubblewrap, or "
+        "allow user namespaces (sysctl user.max_user_namespaces, kernel 5.12 or newer)"
+    )
+
+
+def check(limits: Limits) -> str:
+    """The walls in use. Raises InputError if there are none, or not even an empty program passes with these limits."""
     walls = chosen()
     verdict = run("def same(x): return x", Tests("assert same((1.5, [None])) == (1.5, [None])"), limits, walls)
     if verdict.kind != PASSED:
@@ -107,9 +230,3 @@ def check(limits: Limits) -> Confinement:
             f"an empty program does not pass with these limits ({verdict.reason}): give more seconds or memory"
         )
     return walls
-
-
-def _read(told: FileIO) -> list[str]:
-    """What the tests' process wrote; ["failed"] if it ended without a word."""
-    text = told.read(2**16)
-    return [str(word) for word in json.loads(text)] if text else [FAILED]

@@ -162,7 +162,7 @@ def test_other_metrics_do_not_decode_again(compared, tiny_overrides, tiny_respon
 def test_what_confines_the_models_programs_is_recorded(compared, tiny_overrides, tiny_responses):
     compare.run(config(compared, tiny_overrides, tiny_responses, "metrics=[{pass_at_k: {allow_code_execution: true}}]"))
     (about,) = json.loads((compared / "manifest.json").read_text())["judged"].values()
-    assert re.match(r"programs confined by .*seccomp", about)
+    assert re.match("programs confined by (bubblewrap|namespaces)", about)
     assert f"pass_at_k: {about}." in (compared / "comparison.md").read_text()
 
 

@@ -94,7 +94,6 @@ RESPONSES = {
     "a whole function": "def add(a: int, b: int) -> int:\n    return sum([a, b])\n",
     "one that needs the question's imports": "def add(a, b):\n    c: List[int] = list([a, b])\n    List\n    return sum(c)",
     "a fence": "Here it is:\n```python\ndef add(a, b):\n    return a + b\n```\nIt adds.",
-    "a fence that is cut off": "```python\ndef add(a, b):\n    return a + b\n",
     "a completion that closes the question's fence": "    return a + b\n```\nIt adds `a` and `b`.\n",
     "a main block": "def add(a, b):\n    return a + b\n\nif __name__ == '__main__':\n    print(input())\n",
 }
@@ -116,8 +115,6 @@ def test_right_responses_pass_in_any_dress(text):
         ("    return a * b\n", "AssertionError: "),
         ("    return (\n", "SyntaxError: "),
         ("    return undefined\n", "NameError: name 'undefined' is not defined"),
-        ("    return 1 / 0\n", "ZeroDivisionError: division by zero"),
-        ("    return add(a, b)\n", "RecursionError: "),
         ("", "IndentationError: |AssertionError: "),
         ("\x00", "(SyntaxError|ValueError): "),
         ("    return '\ud800'\n", "AssertionError: "),
@@ -164,36 +161,32 @@ def test_a_record_of_humaneval_with_helpers():
 
 MBPP = {
     "test_list": [
-        "assert max_chain_length([Pair(5, 24), Pair(15, 25), Pair(27, 40), Pair(50, 60)], 4) == 3",
-        "assert math.isclose(mean([1, 2]), 1.5) and set(LIMITS) == {1, 2}",
-        "root.left = Pair(7, 8)\nassert root.left.b == 8",
+        "assert max_chain_length([(5, 24), (15, 25), (27, 40), (50, 60)], 4) == 3",
+        "assert math.isclose(mean([1, 2]), 1.5)",
     ],
-    "test_setup_code": "import math\nroot = Pair(1, 2)",
+    "test_setup_code": "import math",
 }
 CHAIN = """```python
-LIMITS = (1, 2)
-class Pair(object):
-    def __init__(self, a, b):
-        self.a = a
-        self.b = b
+import math
 def mean(values):
     return sum(values) / len(values)
 def max_chain_length(arr, n):
     longest = [1] * n
     for i in range(1, n):
         for j in range(i):
-            if arr[i].a > arr[j].b and longest[i] < longest[j] + 1:
+            if arr[i][0] > arr[j][1] and longest[i] < longest[j] + 1:
                 longest[i] = longest[j] + 1
     return max(longest)
 ```"""
 
 
 @linux
-def test_a_record_of_mbpp_with_a_class_values_and_other_functions():
-    prompt = Prompt("mbpp/1", "Write a function to find the longest chain.", extra=MBPP)
+@pytest.mark.parametrize("setup", ["import math", ""])
+def test_a_record_of_mbpp_with_other_functions(setup):
+    prompt = Prompt("mbpp/1", "Write a function to find the longest chain.", extra={**MBPP, "test_setup_code": setup})
     assert judged(CHAIN, prompt) == ""
     assert judged(CHAIN.replace("[1] * n", "[2] * n"), prompt).startswith("AssertionError")
-    assert judged(CHAIN.replace("LIMITS = (1, 2)", ""), prompt) == "NameError: name 'LIMITS' is not defined"
+    assert judged(CHAIN.replace("def mean", "def means"), prompt) == "NameError: name 'mean' is not defined"
     equal = CHAIN.replace("return max(longest)", "return type('E', (), {'__eq__': lambda s, o: True})()")
     assert judged(equal, prompt).startswith("returned a value of type E")
 
@@ -205,6 +198,7 @@ def test_tests_that_no_program_can_be_asked_are_no_fault_of_the_program():
         (["assert apply(lambda x: x, 1) == 1"], "the tests pass a value of type function"),
         (["import numpy_of_nowhere"], "the tests need what is not here: No module named 'numpy_of_nowhere'"),
         (["assert ("], "the tests are not Python"),
+        (["assert apply(abs, Pair(1, 2)) == 1"], "the tests make objects of the program's class Pair"),
     ):
         prompt = Prompt("1", "Apply it.", extra={"test_list": tests})
         (score,) = metric.measure([prompt], [Generation(0, [1], [2], "def apply(f, x): return f(x)")])
