@@ -1,4 +1,3 @@
-# ruff: noqa: E501
 """Malformed command lines and calls, drawn from good ones: each is right, or refused in one line; never a traceback or a hang.
 
 FUZZ_INPUTS  how many (default 200; `make fuzz` takes 3000)
@@ -68,31 +67,36 @@ GOOD = {
 RUN = tuple(GOOD)[:7]
 # Odd values as they are written on a command line; {file}, {empty}, ... stand for paths.
 WORDS = (
-    "nan", "inf", "-inf", "-1", "0", "1", "2", "1.5", "-0.0", "1e400", "1e-320", "0x10", "1_0", "1000000000000000000", "1e18", "true",
-    "false", "null", "'null'", "'1'", "'nan'", "\"\"", "''", "", "hello", "ünï", "日本", "\"a b\"", "'é\u2028'", "[]", "[[]]", "[1,[2]]",
-    "[1.5]", "[-1]", "[0]", "[nan]", "[null]", "[true]", "['']", "[a,a]", "[1,1]", "{}", "{a:1}", "{a:{b:1}}", "{_target_:os.getcwd}",
-    "{_target_:os.nope}", "{_target_:1}", "???", "${nope}", "${oc.env:NOPE}", "${seed}", "${", "[1,2", "{a", "a:b", "1,2", "a=b", "\\",
-    "$(ls)", "`ls`", "a\tb", "x" * 5000, ".", "~", "/dev/null", "{nowhere}", "{file}", "{empty}", "{odd}", "range(1,3)", "choice(a,b)",
+    "nan", "inf", "-inf", "-1", "0", "1", "2", "1.5", "-0.0", "1e400", "1e-320", "0x10", "1_0", "1000000000000000000",
+    "1e18", "true", "false", "null", "'null'", "'1'", "'nan'", "\"\"", "''", "", "hello", "ünï", "日本", "\"a b\"",
+    "'é\u2028'", "[]", "[[]]", "[1,[2]]", "[1.5]", "[-1]", "[0]", "[nan]", "[null]", "[true]", "['']", "[a,a]",
+    "[1,1]", "{}", "{a:1}", "{a:{b:1}}", "{_target_:os.getcwd}", "{_target_:os.nope}", "{_target_:1}", "???",
+    "${nope}", "${oc.env:NOPE}", "${seed}", "${", "[1,2", "{a", "a:b", "1,2", "a=b", "\\", "$(ls)", "`ls`", "a\tb",
+    "x" * 5000, ".", "~", "/dev/null", "{nowhere}", "{file}", "{empty}", "{odd}", "range(1,3)", "choice(a,b)",
     "interval(0,1)", "glob(*)", "int('x')", "str(1)", "[[[[[[[[1]]]]]]]]", "val/typo", "toy/target", "gpt2x/y z",
 )  # fmt: skip
 LINES = (  # whole words
-    "", " ", "=", "==", "a=", "=b", "a", "+", "~", "++", "~~a", "+=1", "+a", "+a=1", "++a=1", "~a=1", "~pair", "~sampling", "~paths", "[a]=1",
-    "a.b.c=1", ".a=1", "a.=1", "a..b=1", "@a=1", "a@b=c", "pair@=toy", "/pair=toy", "pair/base=large", "ü=1", "日本=2", "a b=1", "--nope",
-    "-x", "--", "---", "--help=3", "--cfg=nope", "--cfg", "--config-dir=/nowhere", "--config-dir", "--config-name=nope", "--config-name=",
-    "--multirun=1", "--info=nope", "--package", "hydra.nope=1", "hydra=nope", "hydra/nope=x", "hydra.job.name=[", "+experimnt=toy_head",
-    "+experiment=toy_hed", "+debug=x", "debug=", "+hparams_search=nope", "method@rule=block", "rule@method.rule=blok", "override=1",
-    "defaults=[]", "+defaults=[a]", "_target_=os.getcwd", "+_target_=os.nope", "_self_=1", "=nan", "\u202e=1", "-1", "nan",
-    "methd=rate", "method=rat", "pair=toi", "prompts=toy_mth", "grid=polices", "sampling=gredy", "+sampling=greedy", "~method=rate",
+    "", " ", "=", "==", "a=", "=b", "a", "+", "~", "++", "~~a", "+=1", "+a", "+a=1", "++a=1", "~a=1", "~pair",
+    "~sampling", "~paths", "[a]=1", "a.b.c=1", ".a=1", "a.=1", "a..b=1", "@a=1", "a@b=c", "pair@=toy", "/pair=toy",
+    "pair/base=large", "ü=1", "日本=2", "a b=1", "--nope", "-x", "--", "---", "--help=3", "--cfg=nope", "--cfg",
+    "--config-dir=/nowhere", "--config-dir", "--config-name=nope", "--config-name=", "--multirun=1", "--info=nope",
+    "--package", "hydra.nope=1", "hydra=nope", "hydra/nope=x", "hydra.job.name=[", "+experimnt=toy_head",
+    "+experiment=toy_hed", "+debug=x", "debug=", "+hparams_search=nope", "method@rule=block", "rule@method.rule=blok",
+    "override=1", "defaults=[]", "+defaults=[a]", "_target_=os.getcwd", "+_target_=os.nope", "_self_=1", "=nan",
+    "\u202e=1", "-1", "nan", "methd=rate", "method=rat", "pair=toi", "prompts=toy_mth", "grid=polices",
+    "sampling=gredy", "+sampling=greedy", "~method=rate",
 )  # fmt: skip
 PROMPTS = (  # contents of prompts files
-    b"", b"\n", b'{"id":1,"prompt":"Q: 1+1?"}', b"hello\n", b'{"id":1,"prompt":"a"', b'[{"id":1,"prompt":"a"}]\n', b"3\n", b"null\n",
-    b'{"prompt":"a"}\n', b'{"id":1}\n', b'{"id":1,"prompt":null}\n', b'{"id":1,"prompt":3}\n', b'{"id":1,"prompt":["a"]}\n',
-    b'{"id":1,"prompt":""}\n', b'{"id":[1],"prompt":"a"}\n', b'{"id":true,"prompt":"a"}\n', b'{"id":NaN,"prompt":"a"}\n',
-    b'{"id":1,"prompt":"a"}\n{"id":"1","prompt":"b"}\n', b'\xef\xbb\xbf{"id":1,"prompt":"Q: 1+1?"}\n', b'{"id":1,"prompt":"\xe9"}\n',
-    '{"id":1,"prompt":"a"}\n'.encode("utf-16"), b'{"id":1,"prompt":"a\\u0000"}\n', b'{"id":1,"prompt":"a\x00"}\n', b"[" * 100_000,
-    b'{"id":1,"prompt":"\\ud800"}\n', b'{"id":"\\ud800","prompt":"a"}\n', json.dumps({"id": 1, "prompt": "word " * 200_000}).encode(),
-    b'{"id":1' + b"0" * 5000 + b',"prompt":"a"}\n', b'{"id":1,"prompt":"Q: 1+1?"}\r\n{"id":2,"prompt":"Q: 2+2?"}\r\n',
-    b'{"id":1,"id":2,"prompt":"Q: 1?"}\n', b'{"id":1,"messages":[{"role":"user","content":"Hello"}]}\n', bytes(range(256)),
+    b"", b"\n", b'{"id":1,"prompt":"Q: 1+1?"}', b"hello\n", b'{"id":1,"prompt":"a"', b'[{"id":1,"prompt":"a"}]\n',
+    b"3\n", b"null\n", b'{"prompt":"a"}\n', b'{"id":1}\n', b'{"id":1,"prompt":null}\n', b'{"id":1,"prompt":3}\n',
+    b'{"id":1,"prompt":["a"]}\n', b'{"id":1,"prompt":""}\n', b'{"id":[1],"prompt":"a"}\n',
+    b'{"id":true,"prompt":"a"}\n', b'{"id":NaN,"prompt":"a"}\n', b'{"id":1,"prompt":"a"}\n{"id":"1","prompt":"b"}\n',
+    b'\xef\xbb\xbf{"id":1,"prompt":"Q: 1+1?"}\n', b'{"id":1,"prompt":"\xe9"}\n',
+    '{"id":1,"prompt":"a"}\n'.encode("utf-16"), b'{"id":1,"prompt":"a\\u0000"}\n', b'{"id":1,"prompt":"a\x00"}\n',
+    b"[" * 100_000, b'{"id":1,"prompt":"\\ud800"}\n', b'{"id":"\\ud800","prompt":"a"}\n',
+    json.dumps({"id": 1, "prompt": "word " * 200_000}).encode(), b'{"id":1' + b"0" * 5000 + b',"prompt":"a"}\n',
+    b'{"id":1,"prompt":"Q: 1+1?"}\r\n{"id":2,"prompt":"Q: 2+2?"}\r\n', b'{"id":1,"id":2,"prompt":"Q: 1?"}\n',
+    b'{"id":1,"messages":[{"role":"user","content":"Hello"}]}\n', bytes(range(256)),
     b'{"id":1,"messages":[{"content":"x"}]}\n', b'{"id":1,"prompt":"a","messages":[]}\n', b'{"id":1,"messages":[]}\n',
 )  # fmt: skip
 
@@ -100,11 +104,12 @@ PROMPTS = (  # contents of prompts files
 def values():
     """Odd arguments of a call."""
     return [
-        None, True, False, 0, 1, -1, 2, 1.5, -0.5, math.nan, math.inf, -math.inf, 10**18, -(10**18), 10**30, 1e300, 5e-324, 1j, "", "hello",
-        "nan", "1", "ü\x00", "\ud800", "x" * 5000, b"x", b"", [], [1], ["a"], ["a", 3], [""], [None], [[1]], [[]], [[-1]], [[True]],
-        [[1.5]], [[[1]]], [[10**30]], [["a"]], [{}], [{"role": "user"}], [math.nan], [True], (), ("a",), {}, {"a": 1}, {1: 2},
-        set(), {1}, object(), object, len, range(3), np.int64(3), np.float32(0.5), np.array([1, 2]), np.ones((2, 2)), torch.tensor(3),
-        torch.tensor(0.5), torch.ones(2, 2), torch.float32, Path("/nowhere"), Path(), iter([1]), ValueError("x"), NotImplemented, ...,
+        None, True, False, 0, 1, -1, 2, 1.5, -0.5, math.nan, math.inf, -math.inf, 10**18, -(10**18), 10**30, 1e300,
+        5e-324, 1j, "", "hello", "nan", "1", "ü\x00", "\ud800", "x" * 5000, b"x", b"", [], [1], ["a"], ["a", 3], [""],
+        [None], [[1]], [[]], [[-1]], [[True]], [[1.5]], [[[1]]], [[10**30]], [["a"]], [{}], [{"role": "user"}],
+        [math.nan], [True], (), ("a",), {}, {"a": 1}, {1: 2}, set(), {1}, object(), object, len, range(3), np.int64(3),
+        np.float32(0.5), np.array([1, 2]), np.ones((2, 2)), torch.tensor(3), torch.tensor(0.5), torch.ones(2, 2),
+        torch.float32, Path("/nowhere"), Path(), iter([1]), ValueError("x"), NotImplemented, ...,
     ]  # fmt: skip
 
 
@@ -232,7 +237,8 @@ class Calls:
             "seed": 0,
             "max_new_tokens": 4,
         }
-        prompts = {"pair": self.pair, "prompts": ["Q: Repeat coral 2 times.\nA:", [5, 6, 7]]}
+        prompts = {"pair": self.pair, "prompts": ["Q: Repeat coral 2 times.\nA:", [5, 6, 7]], "batch_size": 2}
+        loaded = {"target": self.pair.target, "draft": self.pair.draft}
         models = {
             "target": TOY / "target",
             "draft": TOY / "draft",
@@ -242,10 +248,10 @@ class Calls:
             "revision": None,
         }
         self.targets = {
-            "generate": (generate, {**prompts, **sampling, "method": "speculative", "batch_size": 2, "head": None, "overrides": ()}),
-            "decode": (decode, {**prompts, "method": tail, "sampling": Sampling(max_new_tokens=4), "batch_size": 2, "row_ids": None}),
+            "generate": (generate, {**prompts, **sampling, "method": "speculative", "head": None, "overrides": ()}),
+            "decode": (decode, {**prompts, "method": tail, "sampling": Sampling(max_new_tokens=4), "row_ids": None}),
             "from_pretrained": (ModelPair.from_pretrained, models),
-            "ModelPair": (ModelPair, {"target": self.pair.target, "draft": self.pair.draft, "tokenizer": self.pair.tokenizer, "end_ids": None}),
+            "ModelPair": (ModelPair, {**loaded, "tokenizer": self.pair.tokenizer, "end_ids": None}),
             "Sampling": (Sampling, sampling),
             "Method": (Method, {**parts, "min_drafted": 1, "max_drafted": 4, "draft_temperature": None, "beams": None}),
             "encode": (self.pair.encode, {"prompt": "Q: 1+1?"}),
