@@ -34,36 +34,37 @@ format: $(READY) ## put the code into shape
 	$(RUN) -m ruff format .
 	$(RUN) -m ruff check --fix .
 
-bench: $(READY) ## decoding speed against transformers, into docs/benchmarks.md
-	$(RUN) -m benchmarks.speed
+bench: $(READY) ## decoding speed against transformers, into outputs/benchmarks.md
+	$(RUN) -m benchmarks.speed $(ARGS)
 
-# With $(PYTHON) itself: the virtual environment's pins are CPU builds; torch, transformers and safetensors are enough.
+# With $(PYTHON) itself, for the virtual environment's pins are CPU builds: it needs torch, transformers, safetensors, hydra-core.
 # Options in ARGS: make gpu-check ARGS="--skip speed", ARGS="--help".
-gpu-check: ## exactness and speed on a CUDA device, into docs/evidence/gpu.md (under 10 minutes; not yet run on a GPU)
-	$(PYTHON) -m benchmarks.gpu_check --out docs/evidence/gpu.md $(ARGS)
+gpu-check: ## exactness and speed on a CUDA device, into outputs/gpu.md (under 10 minutes; not yet run on a GPU)
+	$(PYTHON) -m benchmarks.gpu_check --out outputs/gpu.md $(ARGS)
 
-evidence: $(READY) ## every figure the documentation shows, into docs/evidence/
-	$(RUN) -m benchmarks.evidence
+evidence: $(READY) ## the documentation's results, measured again into outputs/evidence/ (ARGS=--small: a few prompts)
+	$(RUN) -m benchmarks.evidence $(ARGS)
 
-papers: $(READY) ## every table and figure of the papers that the toy pair can make, into docs/papers/
+papers: $(READY) ## every table and figure of the papers that the toy pair can make, into outputs/papers/
 	$(RUN) -m benchmarks.papers $(ARGS)
 
 docs: $(READY) ## the documentation as a site, into outputs/site/; warnings are errors
 	$(RUN) -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[docs]"
 	NO_MKDOCS_2_WARNING=1 $(RUN) -m mkdocs build --strict --quiet
 
-soak: $(READY) ## every stage killed 100 times, on full disks, with damaged files, into docs/evidence/soak.md (45 minutes)
-	OMP_NUM_THREADS=1 $(RUN) -m benchmarks.soak --kills 100 --minutes 45 --out docs/evidence/soak.md $(ARGS)
+soak: $(READY) ## every stage killed 20 times at random moments: each ends with the uninterrupted output (SOAK_KILLS=N)
+	SOAK_KILLS=$${SOAK_KILLS:-20} OMP_NUM_THREADS=1 $(RUN) -m pytest tests/test_soak.py -m slow
 
-fuzz: $(READY) ## 3,000 malformed command lines and calls: right, or one line; into docs/evidence/fuzz.md (minutes)
-	OMP_NUM_THREADS=1 $(RUN) -m benchmarks.fuzz --inputs 3000 --seed 0 --out docs/evidence/fuzz.md $(ARGS)
+fuzz: $(READY) ## 3,000 malformed command lines and calls: right, or one line (FUZZ_INPUTS=N, FUZZ_SEED=N)
+	FUZZ_INPUTS=$${FUZZ_INPUTS:-3000} OMP_NUM_THREADS=1 $(RUN) -m pytest tests/test_fuzz.py -m slow
 
-mutants: $(READY) ## one-line changes of the core, and whether the tests notice, into docs/evidence/mutants.md (hours; goes on where it ended)
+# Goes on where it ended. `mutmut results` lists what no test noticed, `mutmut show NAME` its change; ARGS="NAME..." tries some.
+mutants: $(READY) ## one-line changes of the core, and whether the tests notice (mutmut; hours)
 	$(RUN) -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[mutants]"
-	OMP_NUM_THREADS=1 $(RUN) -m benchmarks.mutants --minutes 240 --out docs/evidence/mutants.md $(ARGS)
+	OMP_NUM_THREADS=1 $(RUN) -m mutmut run $(ARGS)
 
 toy: $(READY) ## train the embedded pair again from scratch (under 90 minutes on 2 cores)
 	$(RUN) -m data_gen.toy
 
 clean: ## remove outputs and caches, not the environment
-	rm -rf outputs .pytest_cache .mypy_cache .ruff_cache
+	rm -rf outputs mutants .pytest_cache .mypy_cache .ruff_cache

@@ -1,10 +1,16 @@
-"""Is what a device computes right? Sessions, rules, decoding, the distribution of whole outputs: each as a named check."""
+"""Is what a device computes right, and is it kept busy? Each question is a named check.
+
+Sessions, rules, decoding, the distribution of whole outputs. Then: no waiting while a draft grows, captures that are used
+again, and what bfloat16 changes, which is reported and never fails.
+"""
 
 from __future__ import annotations
 
 import importlib.util
 import tempfile
 from collections.abc import Callable
+from copy import copy
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -13,17 +19,21 @@ import torch
 from torch import Tensor
 
 from benchmarks.checks import Finding
-from benchmarks.gpu_models import captures, capturing, refusals, tiny_pair
-from benchmarks.plain_methods import SMALL_VOCABULARIES, every_method, fixed, named
-from toolkit.decoding import Method, Sampling, decode
+from benchmarks.contenders import captures, capturing, eager, held_sessions, refusals
+from benchmarks.host_reads import no_host_reads, where
+from toolkit.decoding import Method, Proposer, Sampling, TreeProposer, decode
+from toolkit.lines import first_line
+from toolkit.pair import ModelPair
 from toolkit.session import Session, open_session
 from toolkit.session.capture import static_flow
+from toolkit.stopping import Always, Fixed
 from toolkit.testing import (
     VOCAB,
     ExpectedTree,
     Known,
     chi_square,
     difference,
+    llama_pair,
     output_counts,
     ragged_prompts,
     random_heads,
@@ -38,6 +48,13 @@ FAMILIES = ("llama", "qwen3", "mistral", "gemma2", "gemma3", "phi3", "gpt_neox",
 LOGITS = 1e-4  # relative to the largest logit, float32 without TF32
 DISTRIBUTIONS = 1e-12  # float64
 LEVEL = 1e-4  # of each test of whole outputs
+SMALL_VOCABULARIES = "importance_lp"  # a rule that is no method
+UNDRAFTED = ("autoregressive", "beam_sampling", "beam_search", "mtjd", "mtjd_top")
+PLAIN = Sampling(max_new_tokens=12)
+EVERYTHING = replace(PLAIN, temperature=0.8, top_k=40, top_p=0.95, min_p=0.01, repetition_penalty=1.1)
+CALLS = 4  # after two a shape is captured, after two more its replays are trusted
+FEW = ("speculative", "rate", "mcsd", "speculative_beam")
+LEAST = 4  # tokens of a round, whatever the policy says: the longer the draft, the more there is to wait for
 PASSES = 5  # after two a shape is captured, after two more its replays are trusted
 
 Checks = dict[str, Callable[[], Finding]]
@@ -47,21 +64,49 @@ def checks(device: torch.device, quick: bool) -> Checks:
     """Everything this file can check, by name."""
     torch.backends.cuda.matmul.allow_tf32 = False
     pair, reference = tiny_pair(device), tiny_pair(torch.device("cpu"))
-    heads = random_heads(Path(tempfile.mkdtemp(prefix="heads-")), 16, 16)
     prompts, limit = ragged_prompts(2 if quick else 5), 6 if quick else 24
     same = partial(decoding, capturing(pair), reference, prompts, Sampling(max_new_tokens=limit))
-    runs = 3_000 if quick else 20_000
-    outputs = {
-        "speculative": fixed(3),
-        "block": fixed(3, "block"),
-        "specinfer": named("specinfer", proposer__k_config="2x2x1"),
-    }
-    return {
+    runs, tokens = (3_000, 16) if quick else (20_000, 96)
+    specinfer = Method("specinfer", Always(), get("specinfer"), TreeProposer(k_config="2x2x1"), max_drafted=3)
+    texts = {"speculative": fixed(3), "block": fixed(3, "block"), "specinfer": specinfer}
+    named: Checks = {
         **{f"session: {family}": partial(session, family, device) for family in FAMILIES},
         **{f"distribution: {name}": partial(distribution, name, device) for name in names()},
-        **{f"decoding: {name}": partial(same, method) for name, method in every_method(heads).items()},
-        **{f"outputs: {name}": partial(whole_outputs, device, method, runs) for name, method in outputs.items()},
+        **{f"outputs: {name}": partial(whole_outputs, device, method, runs) for name, method in texts.items()},
+        "captures are made and used again": partial(captured, pair),
+        "bfloat16, captured against eager": partial(bfloat16_captured, device, tokens),
+        "bfloat16, speculative against autoregressive": partial(bfloat16_speculative, device, tokens),
     }
+    if importlib.util.find_spec("hydra") is None:
+        return {**named, "decoding: all methods": lambda: Finding(None, "needs hydra-core, which is not installed")}
+    methods = every_method(random_heads(Path(tempfile.mkdtemp(prefix="heads-")), 16, 16))
+    watched = FEW if quick else [name for name in methods if name not in UNDRAFTED]
+    return {
+        **named,
+        **{f"decoding: {name}": partial(same, method) for name, method in methods.items()},
+        **{f"no waiting while drafting: {name}": partial(waiting, pair, methods[name]) for name in watched},
+    }
+
+
+def tiny_pair(device: torch.device) -> ModelPair:
+    """Random Llamas in float64, the same numbers on every device."""
+    return eager(llama_pair(device))
+
+
+def fixed(num_drafted: int, rule: str = "rejection") -> Method:
+    """A fixed number of drafted tokens, judged by a rule for chains; 0 is the target alone."""
+    if not num_drafted:
+        return Method("autoregressive", Always(), get(rule), max_drafted=0)
+    name = f"{rule} K={num_drafted}"
+    return Method(name, Fixed(num_drafted), get(rule), min_drafted=1, max_drafted=num_drafted)
+
+
+def every_method(heads: Path | str) -> dict[str, Method]:
+    """The methods of conf/method/ by name; `heads` is a folder with both kinds of head for the pair's draft."""
+    from toolkit import config
+
+    methods = {name: config.method(name, head=str(heads)) for name in config.choices("method")}
+    return {**methods, "specdec_pp lag=0": config.method("specdec_pp", ["policy.lag=0"], head=str(heads))}
 
 
 # -- sessions ---------------------------------------------------------------------------------------------------------
@@ -175,9 +220,9 @@ def decoding(pair: Any, reference: Any, prompts: list[list[int]], sampling: Samp
         decode(pair, prompts, method, sampling, batch_size=batch_size)  # captures what recurs
         got = decode(pair, prompts, method, sampling, batch_size=batch_size)
         differing += [
-            f"batch {batch_size}: {parting}"
+            f"batch {batch_size}: {how}"
             for ours, theirs in zip(got, expected, strict=True)
-            if (parting := _parting(ours, theirs))
+            if (how := _difference(ours, theirs))
         ]
         differing += [f"a capture was refused: {reason}" for reason in refusals(pair)]
     tokens = sum(len(generation.token_ids) for generation in expected)
@@ -185,13 +230,12 @@ def decoding(pair: Any, reference: Any, prompts: list[list[int]], sampling: Samp
     return Finding(not differing, "; ".join([f"{len(differing)} of {2 * len(prompts)} differ", *differing[:2], wanted]))
 
 
-def _parting(one: Generation, other: Generation) -> str:
-    """Where two generations part; empty if they do not."""
+def _difference(one: Generation, other: Generation) -> str:
+    """How two generations differ; empty if they do not."""
     if one.error or other.error:
         return f"row {one.index}: {one.error or other.error}"
-    for at, (ours, theirs) in enumerate(zip(one.token_ids, other.token_ids, strict=False)):
-        if ours != theirs:
-            return f"row {one.index} at token {at}"
+    if (position := parting(one, other)) is not None:
+        return f"row {one.index} at token {position}"
     if one.token_ids == other.token_ids and one.counts == other.counts:
         return ""
     return f"row {one.index}: {one.counts} against {other.counts}"
@@ -204,3 +248,110 @@ def whole_outputs(device: torch.device, method: Method, runs: int) -> Finding:
         return Finding(False, f"{int(counts[-1])} outputs that cannot be")
     chance, distance = chi_square(counts, expected), float((counts - expected).abs().sum() / (2 * runs))
     return Finding(chance > LEVEL, f"p = {chance:.3g} (level {LEVEL:g}), total variation {distance:.4f}, {runs} runs")
+
+
+# -- how a device is kept busy --------------------------------------------------------------------------------------------
+
+
+def waiting(pair: ModelPair, method: Method, sampling: Sampling | None = None) -> Finding:
+    """Whether the host waits for the device between the start of a round's draft and its last token."""
+    sampling = sampling or (EVERYTHING if method.beams is None else PLAIN)
+    watch = Watch()
+    method = replace(method, proposer=watched(method.proposer, watch), min_drafted=min(LEAST, method.max_drafted))
+    pair, prompts = capturing(pair), ragged_prompts(2)
+    for _ in range(CALLS):
+        decode(pair, prompts, method, sampling, batch_size=len(prompts))
+    watch.on = True
+    try:
+        decode(pair, prompts, method, sampling, batch_size=len(prompts))
+    except RuntimeError as error:
+        return Finding(False, f"waits at {where(error)} ({first_line(error)})")
+    return Finding(watch.nodes > 0, f"never, over {watch.rounds} rounds of {watch.nodes} nodes in all")
+
+
+@dataclass
+class Watch:
+    """Whether a proposer must not wait for the device from now on, and what it has proposed under that rule."""
+
+    on: bool = False
+    rounds: int = 0
+    nodes: int = 0
+
+
+def watched(proposer: Proposer, watch: Watch) -> Proposer:
+    """The same proposer; it raises a RuntimeError where it waits while the watch is on."""
+
+    class Watched(type(proposer)):  # type: ignore[misc]
+        def propose(self, context: Any, policy: Any, state: Any) -> Any:
+            if not watch.on:
+                return super().propose(context, policy, state)
+            with no_host_reads(context.limits.device):
+                proposal, state = super().propose(context, policy, state)
+            watch.rounds, watch.nodes = watch.rounds + 1, watch.nodes + proposal.tokens.shape[1]
+            return proposal, state
+
+    again = copy(proposer)
+    object.__setattr__(again, "__class__", Watched)
+    return again
+
+
+def captured(pair: ModelPair) -> Finding:
+    """After a call the captures hold shapes, none refused; later calls find the same caches and need no new ones."""
+    pair, prompts, sampling = capturing(pair), ragged_prompts(4), Sampling(max_new_tokens=16)
+    caches, shapes = [], []
+    for _ in range(4):  # a shape that a call has once is captured by the second one
+        decode(pair, prompts, fixed(4), sampling, batch_size=4)
+        sessions = held_sessions(pair)
+        caches.append([id(session) for session in sessions])
+        shapes.append([len(session.captures.known) for session in sessions])
+    refused = refusals(pair)
+    good = not refused and caches[0] == caches[-1] != [] and min(shapes[-1]) > 0 and shapes[1] == shapes[-1]
+    calls = ", then ".join(" and ".join(map(str, counts)) for counts in shapes)
+    return Finding(good, f"target and draft shapes after each call: {calls}; refused: {', '.join(refused) or 'none'}")
+
+
+# -- bfloat16: reported, never failed -----------------------------------------------------------------------------------
+
+
+def bfloat16_captured(device: torch.device, tokens: int) -> Finding:
+    """Where greedy texts of captured and uncaptured forwards part."""
+    pair = eager(ModelPair.toy(str(device), "bfloat16"))
+    return _divergence(pair, (capturing(pair), fixed(4)), (pair, fixed(4)), tokens)
+
+
+def bfloat16_speculative(device: torch.device, tokens: int) -> Finding:
+    """Where greedy texts of wide and of narrow forwards part."""
+    pair = eager(ModelPair.toy(str(device), "bfloat16"))
+    return _divergence(pair, (pair, fixed(4)), (pair, fixed(0)), tokens)
+
+
+def _divergence(
+    pair: ModelPair, one: tuple[ModelPair, Method], other: tuple[ModelPair, Method], tokens: int
+) -> Finding:
+    """Greedy texts of two ways to decode; the gap between the two largest logits where the first pair of texts parts."""
+    prompts = [f"Q: Repeat {word} {count} times.\nA:" for word in ("coral", "amber") for count in (3, 5)]
+    sampling = Sampling(temperature=0, max_new_tokens=tokens)
+    for _ in range(3):  # captures what recurs
+        ours, theirs = ([*decode(p, prompts, method, sampling, batch_size=4)] for p, method in (one, other))
+    texts = [(parting(a, b), a) for a, b in zip(ours, theirs, strict=True)]
+    partings = [(position, text) for position, text in texts if position is not None]
+    total = sum(len(text.token_ids) for text in ours)
+    if not partings:
+        return Finding(None, f"no difference in {len(ours)} greedy texts of {total} tokens")
+    at, text = min(partings, key=lambda entry: entry[0])
+    gap = logit_gap(pair, text, at)
+    return Finding(None, f"{len(partings)} of {len(ours)} texts part, the first at token {at}, logit gap {gap:.2g}")
+
+
+@torch.inference_mode()
+def logit_gap(pair: ModelPair, text: Generation, position: int | None) -> float:
+    """Distance of the target's two largest logits before a token of a text; None: after its last one."""
+    ids = torch.tensor([text.prompt_ids + text.token_ids[:position]], device=pair.device)
+    top = pair.target(ids).logits[0, -1].float().topk(2).values
+    return float(top[0] - top[1])
+
+
+def parting(one: Generation, other: Generation) -> int | None:
+    """The first position at which two texts differ; None if one is the beginning of the other."""
+    pairs = enumerate(zip(one.token_ids, other.token_ids, strict=False))
+    return next((position for position, (a, b) in pairs if a != b), None)

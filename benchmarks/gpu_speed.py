@@ -14,10 +14,18 @@ from typing import Any
 
 import torch
 
-from benchmarks.decoders import Contender, constant, engine, theirs
-from benchmarks.gpu_models import captures, capturing, eager, held_sessions
-from benchmarks.meter import ForwardMeter
-from benchmarks.plain_methods import fixed
+from benchmarks.contenders import (
+    Contender,
+    ForwardMeter,
+    captures,
+    capturing,
+    constant,
+    eager,
+    engine,
+    held_sessions,
+    theirs,
+)
+from benchmarks.gpu_exactness import fixed
 from data_gen.frozen import load_frozen
 from toolkit.decoding import Method
 from toolkit.pair import ModelPair

@@ -1,53 +1,66 @@
-"""python -m benchmarks.papers [NAME...]: run the experiments of the papers' tables and figures, and write docs/papers/.
+"""`make papers`: run the experiments of the papers' tables and figures, and write their pages to outputs/papers/.
 
-Each `conf/table/NAME.yaml` has an experiment of the same name (`python -m toolkit.train +experiment=NAME`), which ends with a
-page. The page goes to docs/papers/NAME.md, its figure to docs/papers/NAME.png. docs/papers/index.md then says for every table
-and figure of the five papers: reproduced here, or why not (`papers.toml`); equations.md says which file implements which
-equation. Finished stages below --root are found again.
+    python -m benchmarks.papers                                    all of them: hours
+    python -m benchmarks.papers specdecpp_table1 mcsd_figure3      some of them
+    python -m benchmarks.papers limits_figure2 KEY=VALUE           with overrides of the experiments
+
+Each experiment (`python -m toolkit.train +experiment=NAME`) ends with a page. It goes to outputs/papers/NAME.md, its figure to
+NAME.png. index.md says for every table and figure of the five papers where it is, or why it is not made (`papers.toml`).
+equations.md says which file implements which equation. Finished stages below --root are found again.
 """
 
 from __future__ import annotations
 
 import argparse
 import ast
+import re
 import shutil
 import subprocess
 import sys
-import time
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from time import perf_counter
 from typing import Any
 
-from analysis.papers.spec import of_config
-from benchmarks.evidence import machine
-from toolkit.config import CONF
+from benchmarks.evidence import ROOT, made_by
+from toolkit.config import choices
 from toolkit.io import write_atomic, write_text
 
-ROOT = Path(__file__).parent.parent
-DOCS = ROOT / "docs" / "papers"
 LISTED = Path(__file__).with_suffix(".toml")
 MISSING = "neither made nor explained"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs, copies, writes the index; 1 if an experiment failed."""
+    """Run, copy, write the index; 1 if an experiment failed."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("names", nargs="*", help="of conf/table/ (default: all)")
-    parser.add_argument("--root", type=Path, default=ROOT / "outputs" / "papers", help="where the runs go")
+    parser.add_argument(
+        "names", nargs="*", metavar="NAME", help="experiments, then overrides (KEY=VALUE); default: all"
+    )
+    parser.add_argument("--root", type=Path, default=ROOT / "outputs" / "papers", help="for the runs and the pages")
     parser.add_argument("--index", action="store_true", help="write the index alone")
-    args = parser.parse_args(argv)
+    options = parser.parse_args(argv)
+    overrides = [word for word in options.names if "=" in word]
+    chosen = [word for word in options.names if "=" not in word] or names()
+    if unknown := [name for name in chosen if name not in names()]:
+        parser.error(f"expected names among {', '.join(names())}, got {', '.join(unknown)}")
     failed = []
-    for name in [] if args.index else args.names or names():
-        started = time.perf_counter()
-        folder = run(name, args.root)
-        if folder is None:
+    for name in [] if options.index else chosen:
+        started = perf_counter()
+        words = [f"+experiment={name}", f"paths.root_dir={options.root}", *overrides]
+        done = subprocess.run([sys.executable, "-m", "toolkit.train", *words], cwd=ROOT, capture_output=True, text=True)
+        if done.returncode:
+            print(f"{name}: {(done.stderr.strip().split(chr(10)) or [''])[-1]}", file=sys.stderr)
             failed.append(name)
             continue
-        publish(name, folder, time.perf_counter() - started)
-        print(f"{name}: {time.perf_counter() - started:.0f} s", flush=True)
-    write_text(DOCS / "index.md", index())
-    write_text(DOCS / "equations.md", equations())
+        folder = Path(done.stdout.rpartition("output: ")[2].strip())
+        text = (folder / "page.md").read_text(encoding="utf-8").replace("figure.png", f"{name}.png")
+        write_text(options.root / f"{name}.md", f"{text}\n{made_by(f'benchmarks.papers {name}', started)}\n")
+        if (folder / "figure.png").exists():
+            write_atomic(options.root / f"{name}.png", lambda path, at=folder: shutil.copyfile(at / "figure.png", path))
+        print(f"{name}: {perf_counter() - started:.0f} s", flush=True)
+    write_text(options.root / "index.md", index(options.root))
+    write_text(options.root / "equations.md", equations())
     if failed:
         print(f"failed: {', '.join(failed)}", file=sys.stderr)
     return 1 if failed else 0
@@ -55,29 +68,11 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def names() -> list[str]:
     """Every table and figure that has an experiment."""
-    return sorted(path.stem for path in (CONF / "table").glob("*.yaml"))
+    pattern = re.compile(rf"({'|'.join(listed()['items'])})_(table|figure)\d+")
+    return sorted(name for name in choices("experiment") if pattern.fullmatch(name))
 
 
-def run(name: str, root: Path) -> Path | None:
-    """Run an experiment in a process of its own; its last stage's folder, or None if it failed."""
-    words = [sys.executable, "-m", "toolkit.train", f"+experiment={name}", f"paths.root_dir={root}"]
-    done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True)
-    if done.returncode != 0:
-        print(f"{name}: {(done.stderr.strip().split(chr(10)) or [''])[-1]}", file=sys.stderr)
-        return None
-    return Path(done.stdout.rpartition("output: ")[2].strip())
-
-
-def publish(name: str, folder: Path, seconds: float) -> None:
-    """Copy the page of a run, and its figure, into the documentation."""
-    text = (folder / "page.md").read_text(encoding="utf-8").replace("figure.png", f"{name}.png")
-    made = f"Made by `python -m toolkit.train +experiment={name}` ({seconds:.0f} s with what was finished before). {machine()}"
-    write_text(DOCS / f"{name}.md", f"{text}\n{made}\n")
-    if (folder / "figure.png").exists():
-        write_atomic(DOCS / f"{name}.png", lambda path: shutil.copyfile(folder / "figure.png", path))
-
-
-def index() -> str:
+def index(folder: Path) -> str:
     """One table per paper: every table and figure of it, and where it is."""
     told = listed()
     parts = [
@@ -87,28 +82,24 @@ def index() -> str:
         "plan. [Where each equation is](equations.md) in the code.",
     ]
     for key, paper in told["items"].items():
-        lines = ["| | what | where |", "| --- | --- | --- |"]
-        lines += [f"| {item} | {what} | {where} |" for item, what, where in entries(key, paper, told["elsewhere"])]
+        lines = ["| | where |", "| --- | --- |"]
+        lines += [f"| {item} | {where} |" for item, where in entries(key, paper, told["elsewhere"], folder)]
         parts += [f"## {paper['name']}", "\n".join(lines)]
     return "\n\n".join(parts) + "\n"
 
 
-def entries(key: str, paper: Mapping[str, Any], elsewhere: Mapping[str, str]) -> Iterator[tuple[str, str, str]]:
-    """Item, its title, and the page or the reason; MISSING for an item that is neither made nor explained."""
+def entries(
+    key: str, paper: Mapping[str, Any], elsewhere: Mapping[str, str], folder: Path
+) -> Iterator[tuple[str, str]]:
+    """Each table and figure, and its command and page, or the reason; MISSING if it is neither made nor explained."""
     for kind in ("table", "figure"):
         for number in range(1, paper[f"{kind}s"] + 1):
             name = f"{key}_{kind}{number}"
-            item = f"{kind.capitalize()} {number}"
-            if name in elsewhere:
-                yield item, "", elsewhere[name]
-                continue
-            if name not in names():
-                yield item, "", MISSING
-                continue
-            spec = of_config(table_config(name))
-            pairs = ", ".join(f"`pair={pair}`" for pair in spec.pairs)
-            page = f"[page]({name}.md)" if (DOCS / f"{name}.md").exists() else "no page yet"
-            yield item, spec.title, f"{page}, `+experiment={name}`; real models: {pairs}"
+            where = elsewhere.get(name, MISSING)
+            if name in names():
+                page = f", [page]({name}.md)" if (folder / f"{name}.md").exists() else ""
+                where = f"`+experiment={name}`{page}"
+            yield f"{kind.capitalize()} {number}", where
 
 
 def equations() -> str:
@@ -133,13 +124,6 @@ def _sources(said: str) -> str:
     for end in (" theirs ->", " Deviation", " Ours"):
         text = text.partition(end)[0]
     return text.rstrip(".").replace("|", "\\|")
-
-
-def table_config(name: str) -> dict[str, Any]:
-    """`conf/table/NAME.yaml`."""
-    from omegaconf import OmegaConf
-
-    return dict(OmegaConf.to_container(OmegaConf.load(CONF / "table" / f"{name}.yaml")))  # type: ignore[arg-type]
 
 
 def listed() -> dict[str, Any]:

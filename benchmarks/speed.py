@@ -1,147 +1,226 @@
-"""`make bench`: decoding speed against transformers, on the toy pair and on the padded pair, into docs/benchmarks.md.
+"""`make bench`: decoding speed beside `transformers`' own `generate`, on the toy pair and on a padded pair.
 
-    python -m benchmarks.speed                all tables: about 40 minutes on 2 quiet cores
-    python -m benchmarks.speed queue best     some of them, by name; the others stay as they are
+    python -m benchmarks.speed                      all tables: about 40 minutes on 2 quiet cores
+    python -m benchmarks.speed toy queue            some of them
+    python -m benchmarks.speed toy --prompts 2 --max-new-tokens 8      a small run
 
-Every table but the queue's is one run of `benchmarks.decoding` in a process of its own.
+The tables are printed and written to outputs/benchmarks.md. One unit of work is one group of prompts (as many as the batch is
+wide) decoded by one contender. Contenders take turns on every group, in an order that rotates, so that other load of the
+machine affects all of them alike. A warm-up comes first. Texts differ, so speeds are new tokens over seconds. Intervals are
+bootstrapped over groups, all contenders by the same draws.
 """
 
 from __future__ import annotations
 
 import argparse
-import os
-import statistics
-import subprocess
-import sys
-from collections.abc import Callable
-from dataclasses import dataclass
-from functools import partial
+from dataclasses import dataclass, replace
 from pathlib import Path
+from statistics import median
 from time import perf_counter
 
+import numpy as np
+import pandas as pd
 import torch
+from tqdm import tqdm
 
-from benchmarks.decoding import CONTENDERS, prompts_of
-from benchmarks.evidence import machine
-from toolkit import ModelPair, generate
+from analysis.tables.bootstrap import Bootstrap
+from benchmarks.contenders import Contender, ForwardMeter, constant, engine, theirs
+from benchmarks.evidence import made_by
+from data_gen.frozen import load_frozen
+from toolkit import ModelPair, config, generate
+from toolkit.errors import InputError
+from toolkit.integrations.transformers import assistant
 from toolkit.io import write_text
-from toolkit.stage import provenance
+from toolkit.padding import padded_pair
 
-ROOT = Path(__file__).resolve().parent.parent
-PAGE = ROOT / "docs" / "benchmarks.md"
-FEW = [
-    "transformers autoregressive", "transformers assisted K=4", "autoregressive", "speculative K=4", "confidence .4", "rate",
-]  # fmt: skip
-BEST = [
-    "transformers assisted dynamic", "transformers assisted heuristic", "transformers assisted K=4",
-    "transformers assisted dynamic, packed", "transformers assisted heuristic, packed", "speculative K=4", "tail .2",
-    "confidence .4", "rate", "rate block", "rate, not packed",
-]  # fmt: skip
-SMALL = [name for name in CONTENDERS if "packed" not in name]  # the toy pair has no layer that is large enough
-PADDED = ["--pair", "toy_padded", "--warm-up", "1"]
+REFERENCE = "transformers autoregressive"
+BOOTSTRAP = Bootstrap(2000, seed=0)
+
+
+def ours(name: str, method: str, *overrides: str, **options: str) -> Contender:
+    """A method of this engine by its name in conf/method/; options of the pair that differ."""
+    return engine(name, lambda pair: config.method(method, list(overrides), pair.head), **options)
+
+
+CONTENDERS = {
+    contender.name: contender
+    for contender in (
+        theirs(REFERENCE),
+        theirs("transformers assisted K=4", **constant(4)),
+        theirs("transformers assisted dynamic", **{**constant(20), "assistant_confidence_threshold": 0.4}),
+        theirs("transformers assisted heuristic", **{**constant(5), "num_assistant_tokens_schedule": "heuristic"}),
+        theirs("transformers assisted, rate head", lambda pair: assistant(pair.draft, "rate", head=pair.head)),
+        ours("autoregressive", "autoregressive"),
+        ours("speculative K=2", "speculative", "policy.num_drafted=2"),
+        ours("speculative K=4", "speculative", "policy.num_drafted=4"),
+        ours("speculative K=8", "speculative", "policy.num_drafted=8"),
+        ours("block K=4", "block", "policy.num_drafted=4"),
+        ours("confidence .4", "confidence", "policy.threshold=0.4"),
+        ours("specdec_pp h=.3", "specdec_pp", "policy.threshold=0.3"),
+        ours("tail .2", "tail", "policy.threshold=0.2"),
+        ours("rate", "rate"),
+        ours("rate block", "rate", "rule@method.rule=block"),
+        ours("rate, not packed", "rate", cpu_packing="off"),
+    )
+}
+SMALL = tuple(name for name in CONTENDERS if "packed" not in name)  # the toy pair has no layer that is large enough
+FEW = (REFERENCE, "autoregressive", "speculative K=4", "confidence .4", "rate")
 
 
 @dataclass(frozen=True)
-class Run:
-    """One table: its title, the threads it runs with, and what `benchmarks.decoding` is told."""
+class Table:
+    """One table: its title, and what is measured for it."""
 
     title: str
-    threads: int
-    arguments: list[str]
+    pair: str = "toy"
+    threads: int = 2
+    prompts: int = 24
+    max_new_tokens: int = 96
+    warm_up: int = 2  # groups that every contender decodes before anything is timed
+    batch_sizes: tuple[int, ...] = (1,)
+    contenders: tuple[str, ...] = SMALL
 
 
-RUNS = {
-    "toy": Run("Toy pair (2.0 M / 0.2 M), batch 1, one thread", 1,
-               ["--prompts", "24", "--warm-up", "8", "--contenders", *SMALL]),
-    "batches": Run("Toy pair, batches, two threads", 2,
-                   ["--prompts", "48", "--warm-up", "2", "--batch-sizes", "1", "4", "8", "16", "--contenders", *FEW]),
-    "padded": Run("Padded pair (207 M / 0.2 M), batch 1, two threads", 2,
-                  [*PADDED, "--prompts", "8", "--max-new-tokens", "64", "--contenders", *CONTENDERS]),
-    "best": Run("Padded pair, batch 1, two threads: the best of both sides, more prompts", 2,
-                [*PADDED, "--prompts", "32", "--max-new-tokens", "64", "--contenders", *BEST, "--reference", BEST[0]]),
-    "padded_batches": Run("Padded pair, batches, two threads", 2,
-                          [*PADDED, "--prompts", "16", "--max-new-tokens", "48", "--batch-sizes", "4", "16",
-                           "--contenders", *FEW]),
+TABLES = {
+    "toy": Table("Toy pair (2.0 M / 0.2 M), batch 1, one thread", threads=1, warm_up=8),
+    "batches": Table("Toy pair, batches, two threads", prompts=48, batch_sizes=(1, 4, 8, 16), contenders=FEW),
+    "padded": Table("Padded pair (207 M / 0.2 M), batch 1, two threads", "toy_padded", prompts=16, max_new_tokens=64,
+                    warm_up=1, contenders=tuple(CONTENDERS)),
+    "padded_batches": Table("Padded pair, batches, two threads", "toy_padded", prompts=16, max_new_tokens=48, warm_up=1,
+                            batch_sizes=(4, 16), contenders=FEW),
+    "queue": Table("Toy pair, prompts in one call, slots refilled, two threads", prompts=96, batch_sizes=(1, 4, 8, 16),
+                   contenders=("autoregressive", "speculative K=4")),
 }  # fmt: skip
-QUEUE = ("Toy pair, 96 prompts in one call, slots refilled, two threads", 96, (1, 4, 8, 16))
 NOTES = """Every contender samples at T = 1 from the same prompts (test prompts of `math` and `code`, alternating) to the same
-length limit. Contenders take turns on every group of prompts, in an order that rotates. Speeds are new tokens over seconds,
-with 95 % bootstrap intervals over groups, the same draws for all. transformers' assisted generation takes one prompt at a
-time. *Outside forwards* is the share of the time that is not spent inside the models' forwards (replays of captured ones
-included). *Not captured* is the same without replaying forwards of recurring shapes. Large float32 layers multiply by packed
-weights (`pair.cpu_packing`). *Not packed* means by the model's own weights. *Packed* after one of transformers' contenders
-means that its generate ran on this engine's packed weights, which transformers does not offer. None of it has run on a GPU
-yet (`make gpu-check`)."""
+length limit. transformers' assisted generation takes one prompt at a time. *Outside forwards*: share of the time that is not
+spent inside the models' forwards. Large float32 layers multiply by packed weights (`pair.cpu_packing`); *not packed* means by
+the model's own weights. In brackets: 95 % intervals."""
 
 
-def queued() -> str:
-    """Tokens/s of one call of `decode` by batch size: a row that ends makes room for the next prompt. Three turns each."""
-    _, count, sizes = QUEUE
-    torch.set_num_threads(2)
-    pair = ModelPair.toy()
-    prompts = prompts_of(pair, count)
-    speeds: dict[tuple[str, int], list[float]] = {}
-    for turn in range(4):  # the first one warms up
-        for name, method in (("autoregressive", "autoregressive"), ("speculative K=4", "speculative")):
-            for size in sizes:
+def measure(
+    pair: ModelPair,
+    prompts: list[list[int]],
+    contenders: list[Contender],
+    batch_size: int = 1,
+    max_new_tokens: int = 96,
+    warm_up: int = 1,
+) -> pd.DataFrame:
+    """One line per contender and group: new tokens, seconds, forwards, and seconds inside forwards."""
+    contenders = [contender for contender in contenders if contender.batched or batch_size == 1]
+    if not 1 <= batch_size <= len(prompts):
+        raise InputError(f"batch size: expected 1 to {len(prompts)} (the prompts), got {batch_size}")
+    groups = [prompts[i : i + batch_size] for i in range(0, len(prompts) - batch_size + 1, batch_size)]
+    for contender in contenders:
+        for group in groups[:warm_up]:
+            contender.run(pair, group, max_new_tokens, 0)
+    lines = []
+    for index, group in enumerate(tqdm(groups, desc=f"batch {batch_size}", unit="group")):
+        first = index % len(contenders)
+        for contender in contenders[first:] + contenders[:first]:
+            with ForwardMeter(pair.target) as target, ForwardMeter(pair.draft) as draft:
                 started = perf_counter()
-                found = generate(pair, prompts, method, max_new_tokens=96, batch_size=size, seed=turn)
-                speed = sum(len(generation.token_ids) for generation in found) / (perf_counter() - started)
-                speeds.setdefault((name, size), []).extend([speed] if turn else [])
-    lines = ["| method | batch | tokens/s, median (lowest, highest of 3) | over batch 1 |", "|---|---:|---:|---:|"]
-    for (name, size), found in speeds.items():
-        middle, alone = statistics.median(found), statistics.median(speeds[name, 1])
-        lines.append(f"| {name} | {size} | {middle:.0f} ({min(found):.0f}, {max(found):.0f}) | {middle / alone:.2f} |")
-    print("\n".join(lines), flush=True)
+                tokens = contender.run(pair, group, max_new_tokens, index)
+                seconds = perf_counter() - started
+            lines.append({
+                "contender": contender.name, "group": index, "tokens": tokens, "seconds": seconds,
+                "target_forwards": target.calls, "draft_forwards": draft.calls,
+                "forward_seconds": target.seconds + draft.seconds,
+            })  # fmt: skip
+    return pd.DataFrame(lines)
+
+
+def summary(lines: pd.DataFrame, batch_size: int) -> list[str]:
+    """Rows of a Markdown table: tokens per second with an interval, the same over REFERENCE's, and forwards."""
+    tokens, seconds = (lines.pivot(index="group", columns="contender", values=v) for v in ("tokens", "seconds"))
+    totals = BOOTSTRAP.totals(np.concatenate([tokens.to_numpy(float), seconds.to_numpy(float)], 1))
+    resampled = dict(zip(tokens.columns, (totals[:, : tokens.shape[1]] / totals[:, tokens.shape[1] :]).T, strict=True))
+    speeds = tokens.sum() / seconds.sum()
+    rows = []
+    for name in lines.contender.unique():
+        own = lines[lines.contender == name]
+        entries = [_with_interval(speeds[name], resampled[name], len(tokens), 1), ""]
+        if REFERENCE in speeds:
+            ratio = resampled[name] / resampled[REFERENCE]
+            entries[1] = _with_interval(speeds[name] / speeds[REFERENCE], ratio, len(tokens), 2)
+        rows.append(
+            f"| {name} | {batch_size} | {' | '.join(entries)} | {own.tokens.sum() / own.target_forwards.sum():.2f} "
+            f"| {own.draft_forwards.sum() / own.tokens.sum():.2f} "
+            f"| {1 - own.forward_seconds.sum() / own.seconds.sum():.0%} |"
+        )
+    return rows
+
+
+def _with_interval(value: float, resampled: np.ndarray, groups: int, digits: int) -> str:
+    low, high = BOOTSTRAP.group_interval(resampled, groups)
+    return f"{value:.{digits}f}" + ("" if np.isnan(low) else f" [{low:.{digits}f}, {high:.{digits}f}]")
+
+
+def beside_transformers(table: Table) -> str:
+    """The table of every contender at every batch size."""
+    pair = ModelPair.toy() if table.pair == "toy" else padded_pair(target_preset="200m")
+    prompts = prompts_of(pair, table.prompts)
+    lines = [
+        f"| contender | batch | tokens/s | x {REFERENCE} | tokens per target forward | draft forwards per token "
+        "| outside forwards |",
+        "|---|---:|---:|---:|---:|---:|---:|",
+    ]
+    chosen = [CONTENDERS[name] for name in table.contenders]
+    for size in table.batch_sizes:
+        lines += summary(measure(pair, prompts, chosen, size, table.max_new_tokens, table.warm_up), size)
     return "\n".join(lines)
 
 
-def measured(run: Run) -> str:
-    """The table of one run of `benchmarks.decoding`, and its command."""
-    words = [sys.executable, "-W", "ignore", "-m", "benchmarks.decoding", *run.arguments]
-    environment = {**os.environ, "OMP_NUM_THREADS": str(run.threads)}
-    result = subprocess.run(words, cwd=ROOT, env=environment, stdout=subprocess.PIPE, text=True, check=True)
-    print(result.stdout, flush=True)
-    command = " ".join(f'"{word}"' if " " in word else word for word in run.arguments)
-    said = f"\n\n`OMP_NUM_THREADS={run.threads} python -m benchmarks.decoding {command}`" if len(command) < 320 else ""
-    return result.stdout.strip() + said
+def queue(table: Table) -> str:
+    """Tokens per second of one call of `generate`: a row that ends makes room for the next prompt. Three timed turns."""
+    pair = ModelPair.toy()
+    prompts = prompts_of(pair, table.prompts)
+    lines = ["| method | batch | tokens/s, median (lowest, highest of 3) | over batch 1 |", "|---|---:|---:|---:|"]
+    speeds: dict[tuple[str, int], list[float]] = {
+        (name, size): [] for name in table.contenders for size in table.batch_sizes
+    }
+    for turn in range(4):  # the first one warms up
+        for (name, size), values in speeds.items():
+            method = "autoregressive" if name == "autoregressive" else "speculative"
+            started = perf_counter()
+            texts = generate(pair, prompts, method, max_new_tokens=table.max_new_tokens, batch_size=size, seed=turn)
+            if turn:
+                values.append(sum(len(text.token_ids) for text in texts) / (perf_counter() - started))
+    for (name, size), values in speeds.items():
+        middle, alone = median(values), median(speeds[name, table.batch_sizes[0]])
+        spread = f"{middle:.0f} ({min(values):.0f}, {max(values):.0f})"
+        lines.append(f"| {name} | {size} | {spread} | {middle / alone:.2f} |")
+    return "\n".join(lines)
 
 
-TABLES: dict[str, tuple[str, Callable[[], str]]] = {
-    **{name: (run.title, partial(measured, run)) for name, run in RUNS.items()},
-    "queue": (QUEUE[0], queued),
-}
-
-
-def sections(page: str) -> dict[str, str]:
-    """What stands under each second-level heading of a page."""
-    found = {}
-    for part in f"\n{page}".split("\n## ")[1:]:
-        title, _, text = part.partition("\n")
-        found[title] = text.strip()
-    return found
+def prompts_of(pair: ModelPair, count: int) -> list[list[int]]:
+    """So many test prompts, alternating between two domains."""
+    domains = (load_frozen(domain, "test") for domain in ("math", "code"))
+    examples = [example for both in zip(*domains, strict=False) for example in both]
+    return [pair.encode(example.prompt) for example in examples[:count]]
 
 
 def main() -> None:
-    """Measure the chosen tables and put them into the page."""
+    """Print the chosen tables and write them to one page."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("names", nargs="*", metavar="NAME", help=f"{', '.join(TABLES)}; default: all")
-    names = parser.parse_args().names or list(TABLES)
+    parser.add_argument("--prompts", type=int, help="fewer prompts than a table has; at least its largest batch")
+    parser.add_argument("--max-new-tokens", type=int)
+    parser.add_argument("--out", type=Path, default=Path("outputs/benchmarks.md"))
+    options = parser.parse_args()
+    names = options.names or list(TABLES)
     if unknown := [name for name in names if name not in TABLES]:
         parser.error(f"expected names among {', '.join(TABLES)}, got {', '.join(unknown)}")
+    page = [f"# Decoding speed\n\n{NOTES}"]
     for name in names:
-        title, table = TABLES[name]
-        print(f"== {title}", flush=True)
-        started, about = perf_counter(), provenance()
-        text = table()
-        took = f"`python -m benchmarks.speed {name}`: revision {about['revision']}, {perf_counter() - started:.0f} s."
-        known = {**sections(PAGE.read_text() if PAGE.exists() else ""), title: f"{text}\n\n{took}"}
-        ordered = [f"## {title}\n\n{known[title]}\n" for title, _ in TABLES.values() if title in known]
-        head = (
-            f"# Decoding speed\n\n`make bench` on {machine()}; torch {about['versions']['torch']}, transformers "
-            f"{about['versions']['transformers']}.\n\n{NOTES}\n\n"
-        )
-        write_text(PAGE, head + "\n".join(ordered))
+        table = TABLES[name]
+        sizes = {"prompts": options.prompts, "max_new_tokens": options.max_new_tokens}
+        table = replace(table, **{key: value for key, value in sizes.items() if value is not None})
+        torch.set_num_threads(table.threads)
+        started = perf_counter()
+        text = queue(table) if name == "queue" else beside_transformers(table)
+        page.append(f"## {table.title}\n\n{text}\n\n{made_by(f'benchmarks.speed {name}', started)}")
+        print(page[-1], flush=True)
+        write_text(options.out, "\n\n".join(page) + "\n")
 
 
 if __name__ == "__main__":

@@ -1,11 +1,14 @@
 """Where the stopping policies stand: between the best fixed K and the upper bound, on the toy pair.
 
 Every policy is replayed on the same recordings of frozen test prompts. Whatever has a setting (K, a threshold, lambda) was
-given the one that is best on the dev prompts, at each cost ratio anew. Cost is counted in forwards.
+given the one that is best on the dev prompts, for each cost ratio. Cost is counted in forwards.
+
+python -m benchmarks.standing [--small]      prints the tables; `make evidence` writes them into a page
 """
 
 from __future__ import annotations
 
+import argparse
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -18,16 +21,17 @@ from torch import Tensor
 from analysis.figures.plots import label
 from analysis.replay import dynamic_program, upper_bound
 from analysis.replay.policies import replay, replay_starts, sweep_levels
+from analysis.replay.recorded_heads import with_recorded_heads
 from analysis.replay.tally import Replayed
 from analysis.tables.bootstrap import Bootstrap
 from analysis.tables.grid import ORACLE, PLAIN, UPPER_BOUND
 from analysis.tables.rows import COUNTS
 from analysis.tables.standing import SHARES, gain_over, standing
-from benchmarks.recorded import reading, record
 from data_gen.frozen import load_frozen
+from data_gen.recording import Recorder
 from toolkit import ModelPair, metrics
 from toolkit.acceptance import HeadEstimator, PrereadEstimator
-from toolkit.acceptance.folder import head_hash
+from toolkit.acceptance.folder import head_hash, recorded_scorers
 from toolkit.config import method
 from toolkit.decoding import Sampling, decode
 from toolkit.io import content_hash
@@ -56,6 +60,8 @@ FOLDER = Path(__file__).resolve().parent.parent / "outputs" / "standing"
 DOMAINS = ("instruct", "math", "code")
 COSTS = (0.1, 0.2, 0.3)
 SPLITS = {"dev": 200, "test": 400}
+SMALL = {"dev": 12, "test": 12}
+OWN = "own"  # what a recording calls the pair's head folder
 ROWS = 10_000  # apart, so that no two prompt sets share random numbers
 SAMPLING = Sampling(max_new_tokens=96, seed=1)
 MAX_DRAFTED, BOOTSTRAP = 20, Bootstrap(2000)
@@ -80,10 +86,10 @@ class AcceptedOnly:
         return accepted, following * 0 + 1
 
 
-def standings() -> str:
+def standings(small: bool = False) -> str:
     """Tokens per target-forward time of every policy, and its share of the way from the best fixed K to the oracle."""
-    pair = ModelPair.toy()
-    traces = {(d, s): recording(pair, d, s, n) for d in DOMAINS for s, n in SPLITS.items()}
+    pair, splits = ModelPair.toy(), SMALL if small else SPLITS
+    traces = {(d, s): recording(pair, d, s, n) for d in DOMAINS for s, n in splits.items()}
     parts = []
     for cost_ratio in COSTS:
         found = {d: _domain(pair, traces[d, "dev"], traces[d, "test"], cost_ratio) for d in DOMAINS}
@@ -96,7 +102,7 @@ def standings() -> str:
         ]
     texts = ", ".join(f"{d} {traces[d, 'test'].num_positions}" for d in DOMAINS)
     about = f"""\
-{SPLITS["test"]} test prompts per domain (tokens: {texts}). Settings are tuned on {SPLITS["dev"]} dev prompts; those of the
+{splits["test"]} test prompts per domain (tokens: {texts}). Settings are tuned on {splits["dev"]} dev prompts; those of the
 heuristic and of dynamic confidence stay as they are. DP value, upper bound and oracle are references that know
 the test texts. A round has at least one token, SpecDec++'s as many as published (2) or said. T = 1, at most
 {SAMPLING.max_new_tokens} tokens; one set of acceptance draws; heads as shipped. Throughput: tokens per target-forward
@@ -117,16 +123,20 @@ def recording(pair: ModelPair, domain: str, split: str, count: int) -> Trace:
     ]
     path = FOLDER / f"{domain}-{split}-{count}-{content_hash(about)}.safetensors"
     if not path.exists():
-        _recorded(pair, domain, split, count).save(path)
+        prompts = [example.prompt for example in load_frozen(domain, split)[:count]]
+        first_row = ROWS * (DOMAINS.index(domain) * len(SPLITS) + list(SPLITS).index(split))
+        rows = range(first_row, first_row + count)
+        responses = decode(pair, prompts, method("autoregressive"), SAMPLING, batch_size=64, row_ids=rows)
+        recorder = Recorder(
+            pair, SAMPLING, MAX_DRAFTED, recorded_scorers(pair, {OWN: str(pair.head)}), upper_bound=True
+        )
+        recorder.record_all([(one.prompt_ids, one.token_ids) for one in responses], rows).save(path)
     return Trace.load(path)
 
 
-def _recorded(pair: ModelPair, domain: str, split: str, count: int) -> Trace:
-    prompts = [example.prompt for example in load_frozen(domain, split)[:count]]
-    first_row = ROWS * (DOMAINS.index(domain) * len(SPLITS) + list(SPLITS).index(split))
-    rows = range(first_row, first_row + count)
-    generations = decode(pair, prompts, method("autoregressive"), SAMPLING, batch_size=64, row_ids=rows)
-    return record(pair, generations, SAMPLING, MAX_DRAFTED, rows, upper_bound=True)
+def reading(pair: ModelPair, policy: Any) -> Any:
+    """A policy, bound to the pair, that reads its head's logits from such a recording."""
+    return with_recorded_heads(policy.bind(pair), {str(pair.head): OWN})
 
 
 def _domain(pair: ModelPair, dev: Trace, test: Trace, cost_ratio: float) -> Counted:
@@ -238,4 +248,6 @@ def _duels(found: Mapping[str, Counted], cost_ratio: float) -> list[str]:
 
 
 if __name__ == "__main__":
-    print(standings())
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--small", action="store_true", help="a few prompts only")
+    print(standings(parser.parse_args().small))

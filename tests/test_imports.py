@@ -118,11 +118,6 @@ def test_packages_import_those_before_them(lower, higher):
     assert {(a, b) for a, b in arrows if b.split(".")[0] in above} == set()
 
 
-def test_only_tests_of_benchmarks_import_benchmarks():
-    arrows = {(a, b) for a, found in imports().items() for b in found if b.split(".")[0] == "benchmarks"}
-    assert {a for a, _ in arrows if not a.startswith(("benchmarks.", "tests.benchmarks."))} == set()
-
-
 def test_the_toolkits_layers():
     level = {name: number for number, layer in enumerate(LAYERS) for name in layer}
     level[""] = len(LAYERS)

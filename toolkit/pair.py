@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+import os
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -313,7 +314,7 @@ def resolve(source: str | Path) -> str | Path:
     """What a library can load: a folder, or a name of the hub. Raises InputError for a folder that is not there."""
     if str(source) in ("toy/target", "toy/draft"):
         return ASSETS / str(source)
-    if Path(source).exists():
+    if os.path.exists(source):  # False for names that are no paths, as too long ones
         return Path(source)
     if str(source).startswith((".", "/", "~")):
         raise InputError(f"expected a model folder at {source}, found none")

@@ -7,7 +7,7 @@
 
 Engines that support fixed lengths only are given the best fixed length. vLLM (unless `draft_sample_method` says otherwise),
 SGLang's standalone drafts and llama.cpp draft greedily. Their lengths are chosen by replays with drafts at temperature 0.
-The names were compared with vLLM 0.33.0's and SGLang 0.5.23's own sources (`benchmarks.engine_fields`). Those for llama.cpp
+The names were compared with vLLM 0.33.0's and SGLang 0.5.23's own sources. Those for llama.cpp
 were compared with its server's options as documented in November 2026, which no longer have `--draft-max`. The transformers
 version is 5.23. vLLM, SGLang and llama.cpp were not started.
 """

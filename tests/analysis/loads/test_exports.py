@@ -59,7 +59,7 @@ def test_flags_of_other_engines(tmp_path):
 
 
 def test_the_engines_own_parsers_know_every_name(tmp_path):
-    """Against names read from the sources of vLLM 0.33.0 and SGLang 0.5.23 (`python -m benchmarks.engine_fields`)."""
+    """Against names read from the sources of vLLM 0.33.0 and SGLang 0.5.23."""
     known = json.loads(Path(__file__).with_name("engine_fields.json").read_text())
     assert {name: one["version"] for name, one in known.items()} == {"vllm": "0.33.0", "sglang": "0.5.23"}
     for greedy in ({1: 5, 16: 1, 64: 0}, None):

@@ -5,9 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from benchmarks import checks, gpu_check, gpu_exactness, gpu_speed, plain_methods
-from toolkit import config, verification
-from toolkit.io import read_json
+from benchmarks import checks, gpu_check, gpu_exactness, gpu_speed
+from toolkit import verification
 from toolkit.testing import tiny_model
 from toolkit.verification.rules.rejection import Rejection
 
@@ -41,34 +40,9 @@ def test_a_smoke_run_passes_and_reports(tmp_path, capsys):
     assert f"torch {torch.__version__}" in report
 
 
-def test_the_table_of_methods_is_what_the_configs_compose():
-    assert read_json(plain_methods.TABLE) == plain_methods.composed(), "python -m benchmarks.plain_methods writes it"
-
-
-def described(thing):
-    """An object as its type and what it holds, however deep."""
-    if isinstance(thing, list | tuple) or type(thing).__name__ == "ListConfig":
-        return [described(value) for value in thing]
-    if not hasattr(thing, "__dict__"):
-        return thing
-    return type(thing), {name: described(value) for name, value in vars(thing).items()}
-
-
-def test_methods_are_built_as_hydra_builds_them(tmp_path):
-    methods = plain_methods.every_method(tmp_path)
-    for name in config.choices("method"):
-        assert described(methods[name]) == described(config.method(name, head=str(tmp_path))), name
-    rules = {type(method.rule).name for method in methods.values()}
-    assert set(verification.names()) - rules == {plain_methods.SMALL_VOCABULARIES}  # every rule is decoded with
-
-
-def test_changed_methods():
-    changed = config.method("block", ["policy.num_drafted=3", "name=blocks"])
-    assert described(plain_methods.named("block", policy__num_drafted=3, max_drafted=3, name="blocks")) == described(
-        changed
-    )
-    with pytest.raises(KeyError, match="has no proposer__depth"):
-        plain_methods.named("specinfer", proposer__depth=2)
+def test_every_rule_is_decoded_with(tmp_path):
+    rules = {type(method.rule).name for method in gpu_exactness.every_method(tmp_path).values()}
+    assert set(verification.names()) - rules == {gpu_exactness.SMALL_VOCABULARIES}
 
 
 def test_a_wrong_rule_fails_it(tmp_path, monkeypatch, capsys):
@@ -115,12 +89,6 @@ def test_weights_read_by_a_token_leave_out_what_is_looked_up():
     assert gpu_speed.bytes_read(model) == total - 61 * 32 * 4
     tied = tiny_model("gemma")
     assert gpu_speed.bytes_read(tied) == sum(parameter.numel() for parameter in tied.parameters()) * 4
-
-
-def test_peaks_are_found_by_the_more_special_name():
-    found = [next(v for part, v in gpu_speed.PEAKS.items() if part in name)
-             for name in ("NVIDIA H100 80GB HBM3", "NVIDIA H100 PCIe", "NVIDIA H200", "NVIDIA L40S", "NVIDIA L4")]  # fmt: skip
-    assert found == [3.35e12, 2.0e12, 4.8e12, 0.864e12, 0.3e12]
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")

@@ -7,10 +7,9 @@ from dataclasses import dataclass
 import pytest
 import torch
 
-from benchmarks.gpu_drafting import PLAIN, waiting
-from benchmarks.gpu_models import tiny_pair
+from benchmarks.gpu_exactness import PLAIN, UNDRAFTED, every_method, tiny_pair, waiting
 from benchmarks.host_reads import HostRead, no_host_reads, where
-from benchmarks.plain_methods import UNDRAFTED, every_method
+from toolkit.config import choices
 from toolkit.decoding import Method
 from toolkit.stopping import StoppingPolicy
 from toolkit.testing import random_heads
@@ -18,7 +17,7 @@ from toolkit.transfer import Gate, tensor_on
 from toolkit.verification import get
 
 CPU = torch.device("cpu")
-NAMES = [name for name in every_method("heads") if name not in UNDRAFTED]
+NAMES = [*(name for name in choices("method") if name not in UNDRAFTED), "specdec_pp lag=0"]
 
 
 @pytest.fixture(scope="module")

@@ -1,0 +1,196 @@
+"""Ways to decode that benchmarks compare, `transformers`' own `generate` among them, and a meter of their forwards.
+
+Needs torch and transformers only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from time import perf_counter
+from types import TracebackType
+from typing import Any
+
+import torch
+
+from toolkit.api import generate
+from toolkit.decoding import Method
+from toolkit.engine import engine_of
+from toolkit.pair import ModelPair
+from toolkit.session.capture import Captures, GraphForward, StaticForward
+from toolkit.session.hf import HFSession
+
+UNCAPTURED = {"cuda_graphs": "off", "cpu_traces": "off"}
+Run = Callable[[ModelPair, list[list[int]], int, int], int]  # pair, prompts, max_new_tokens, seed -> new tokens
+
+
+@dataclass(frozen=True)
+class Contender:
+    """A way to decode. batched: whether it takes several prompts at once."""
+
+    name: str
+    run: Run
+    batched: bool = True
+
+
+def engine(name: str, method: Callable[[ModelPair], Method], **options: str) -> Contender:
+    """A method of this engine through the public entry; built once per pair, as one who decodes a lot would.
+
+    options  of the pair that differ: cuda_graphs="off", cpu_packing="off", ...
+    """
+    built: dict[int, tuple[ModelPair, Method]] = {}
+
+    def run(pair: ModelPair, prompts: list[list[int]], max_new_tokens: int, seed: int) -> int:
+        if id(pair) not in built:
+            built[id(pair)] = (with_options(pair, **options) if options else pair, method(pair))
+        used, chosen = built[id(pair)]
+        generations = generate(used, prompts, chosen, max_new_tokens=max_new_tokens, seed=seed, batch_size=len(prompts))
+        return sum(len(generation.token_ids) for generation in generations)
+
+    return Contender(name, run)
+
+
+def with_options(pair: ModelPair, **options: str) -> ModelPair:
+    """The same models in a pair with captures and caches of its own, and other options."""
+    return replace(pair, draft=None, options=replace(pair.options, **options))
+
+
+def theirs(name: str, assistant: Callable[[ModelPair], Any] | None = None, **settings: Any) -> Contender:
+    """`transformers` generate: alone, or assisted if there is an assistant or a setting of one.
+
+    assistant  makes what is passed as `assistant_model`; the draft if there are only settings
+    settings   of the draft's generation config: `num_assistant_tokens`, ...
+    """
+    helpers: dict[int, Any] = {}
+
+    def run(pair: ModelPair, prompts: list[list[int]], max_new_tokens: int, seed: int) -> int:
+        torch.manual_seed(seed)
+        options: dict[str, Any] = {}
+        if assistant or settings:
+            if id(pair) not in helpers:
+                helpers[id(pair)] = assistant(pair) if assistant else pair.draft
+            options["assistant_model"] = helpers[id(pair)]
+            for key, value in settings.items():
+                setattr(pair.draft.generation_config, key, value)
+        width = max(map(len, prompts))
+        ids = torch.tensor([[0] * (width - len(p)) + p for p in prompts], device=pair.device)
+        mask = torch.tensor([[0] * (width - len(p)) + [1] * len(p) for p in prompts], device=pair.device)
+        sampled = {"do_sample": True, "temperature": 1.0, "top_k": 0, "top_p": 1.0}
+        output = pair.target.generate(
+            input_ids=ids, attention_mask=mask, max_new_tokens=max_new_tokens, **sampled, **options
+        )
+        return sum(_num_new(row[width:].tolist(), pair.end_ids or ()) for row in output)
+
+    return Contender(name, run, batched=not (assistant or settings))
+
+
+def constant(num_tokens: int) -> dict[str, Any]:
+    """What makes an assistant of `transformers` draft the same number of tokens in every round."""
+    return {
+        "num_assistant_tokens": num_tokens,
+        "num_assistant_tokens_schedule": "constant",
+        "assistant_confidence_threshold": 0.0,
+    }
+
+
+def _num_new(tokens: list[int], ends: Sequence[int]) -> int:
+    return next((i + 1 for i, token in enumerate(tokens) if token in ends), len(tokens))
+
+
+# -- captures of forwards ----------------------------------------------------------------------------------------------
+
+
+def capture_kind(device: torch.device) -> type[StaticForward]:
+    """CUDA graphs; elsewhere all of them but the graph: static inputs and buffers."""
+    return GraphForward if device.type == "cuda" else StaticForward
+
+
+def captures(device: torch.device) -> Captures:
+    """Empty captures of that kind."""
+    return Captures(capture_kind(device))
+
+
+def capturing(pair: ModelPair) -> ModelPair:
+    """The same models, with captures of their own."""
+    again = with_options(pair)
+    engine_of(again).capture_kind = capture_kind(pair.device)
+    return again
+
+
+def eager(pair: ModelPair) -> ModelPair:
+    """The same models, every forward run as it is."""
+    return with_options(pair, **UNCAPTURED)
+
+
+def held_sessions(pair: ModelPair) -> list[Any]:
+    """The sessions that the pair's engine keeps for calls to come: the target's first."""
+    return [session for sessions in engine_of(pair).idle for session in sessions.every]
+
+
+def refusals(pair: ModelPair) -> list[str]:
+    """Why forwards could not be captured in the calls so far; empty if they could."""
+    return [session.captures.refused for session in held_sessions(pair) if session.captures.refused]
+
+
+# -- the meter -----------------------------------------------------------------------------------------------------------
+
+
+class ForwardMeter:
+    """Context manager around a transformers model. Replays of its captured forwards count as forwards.
+
+    calls    forwards so far
+    tokens   positions they computed, padding included
+    seconds  wall-clock seconds inside them; on CUDA only with `synchronize`, which slows what it measures
+    """
+
+    def __init__(self, model: Any, synchronize: bool = False):
+        self.model, self.synchronize = model, synchronize and model.device.type == "cuda"
+        self.calls = self.tokens = 0
+        self.seconds = 0.0
+        self._replaying = False
+
+    def __enter__(self) -> ForwardMeter:
+        self._replay = replay = HFSession.replay
+
+        def metered(session: HFSession, inputs: Any, *args: Any) -> Any:
+            if session.model is not self.model:
+                return replay(session, inputs, *args)
+            self._before(None, inputs, {})
+            self._replaying = True
+            try:
+                return replay(session, inputs, *args)
+            finally:
+                self._replaying = False
+                self._after(None, None, None)
+
+        HFSession.replay = metered  # type: ignore[method-assign]
+        self._hooks = [
+            self.model.register_forward_pre_hook(self._before, with_kwargs=True),
+            self.model.register_forward_hook(self._after),
+        ]
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        HFSession.replay = self._replay  # type: ignore[method-assign]
+        for hook in self._hooks:
+            hook.remove()
+
+    def _before(self, module: Any, args: Any, kwargs: dict[str, Any]) -> None:
+        if self._replaying:  # the model's own forward, called by a replay that is counted already
+            return
+        ids = args[0] if args else kwargs["input_ids"]
+        self.calls += 1
+        self.tokens += ids.numel()
+        self._started = self._now()
+
+    def _after(self, module: Any, args: Any, output: Any) -> None:
+        if self._replaying:
+            return
+        self.seconds += self._now() - self._started
+
+    def _now(self) -> float:
+        if self.synchronize:
+            torch.cuda.synchronize()
+        return perf_counter()
