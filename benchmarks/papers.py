@@ -1,7 +1,7 @@
 """python -m benchmarks.papers [NAME...]: run the experiments of the papers' tables and figures, and write docs/papers/.
 
-Each `conf/table/NAME.yaml` has an experiment of the same name (`python -m toolkit.train +experiment=NAME`), which ends with a
-page. The page goes to docs/papers/NAME.md, its figure to docs/papers/NAME.png. docs/papers/index.md then says for every table
+Each entry of a `conf/papers/PAPER.yaml` is an experiment (`python -m toolkit.train +experiment=PAPER_table1`), which ends with
+a page. The page goes to docs/papers/NAME.md, its figure to docs/papers/NAME.png. docs/papers/index.md then says for every table
 and figure of the five papers: reproduced here, or why not (`papers.toml`); equations.md says which file implements which
 equation. Finished stages below --root are found again.
 """
@@ -19,9 +19,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from analysis.papers.spec import of_config
 from benchmarks.evidence import machine
-from toolkit.config import CONF
+from toolkit.config import choices, compose, plain
 from toolkit.io import write_atomic, write_text
 
 ROOT = Path(__file__).parent.parent
@@ -33,7 +32,7 @@ MISSING = "neither made nor explained"
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs, copies, writes the index; 1 if an experiment failed."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("names", nargs="*", help="of conf/table/ (default: all)")
+    parser.add_argument("names", nargs="*", help="PAPER_table1, ... (default: all)")
     parser.add_argument("--root", type=Path, default=ROOT / "outputs" / "papers", help="where the runs go")
     parser.add_argument("--index", action="store_true", help="write the index alone")
     args = parser.parse_args(argv)
@@ -55,7 +54,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def names() -> list[str]:
     """Every table and figure that has an experiment."""
-    return sorted(path.stem for path in (CONF / "table").glob("*.yaml"))
+    return choices("table")
 
 
 def run(name: str, root: Path) -> Path | None:
@@ -105,10 +104,10 @@ def entries(key: str, paper: Mapping[str, Any], elsewhere: Mapping[str, str]) ->
             if name not in names():
                 yield item, "", MISSING
                 continue
-            spec = of_config(table_config(name))
-            pairs = ", ".join(f"`pair={pair}`" for pair in spec.pairs)
+            table = table_config(name)
+            pairs = ", ".join(f"`pair={pair}`" for pair in table["pairs"])
             page = f"[page]({name}.md)" if (DOCS / f"{name}.md").exists() else "no page yet"
-            yield item, spec.title, f"{page}, `+experiment={name}`; real models: {pairs}"
+            yield item, table["title"], f"{page}, `+experiment={name}`; real models: {pairs}"
 
 
 def equations() -> str:
@@ -136,10 +135,8 @@ def _sources(said: str) -> str:
 
 
 def table_config(name: str) -> dict[str, Any]:
-    """`conf/table/NAME.yaml`."""
-    from omegaconf import OmegaConf
-
-    return dict(OmegaConf.to_container(OmegaConf.load(CONF / "table" / f"{name}.yaml")))  # type: ignore[arg-type]
+    """The table that `table=NAME` chooses."""
+    return dict(plain(compose("paper", [f"table={name}"]).table))
 
 
 def listed() -> dict[str, Any]:
