@@ -20,7 +20,8 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.evidence import machine
-from toolkit.config import choices, compose, plain
+from toolkit import papers as entries_of
+from toolkit.config import CONF, choices
 from toolkit.io import write_atomic, write_text
 
 ROOT = Path(__file__).parent.parent
@@ -136,7 +137,8 @@ def _sources(said: str) -> str:
 
 def table_config(name: str) -> dict[str, Any]:
     """The table that `table=NAME` chooses."""
-    return dict(plain(compose("paper", [f"table={name}"]).table))
+    key, _, item = name.rpartition("_")
+    return entries_of.table(key, item, dict(entries_of.read(CONF))[key])
 
 
 def listed() -> dict[str, Any]:
