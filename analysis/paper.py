@@ -1,7 +1,7 @@
 """python -m analysis.paper table=NAME runs=FOLDERS: a table or figure of a paper in its own layout, made from finished runs.
 
-`conf/table/NAME.yaml` tells rows, columns and the published figures; `+experiment=NAME` of `toolkit.train` makes the runs
-and ends with this command. Numbers are looked up in the runs' own tables, nothing is computed anew but quotients. Files:
+`conf/papers/PAPER.yaml` says rows, columns and the published figures; `+experiment=NAME` of `toolkit.train` makes the runs
+and ends with this command. Numbers are looked up in the runs' own tables; only quotients are computed. Files:
 
     table    one line per entry: row, column, value, interval, what the paper has
     points   of a figure: panel, curve, x, y
@@ -13,11 +13,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import pandas as pd
-
-from analysis.papers import figure, page
-from analysis.papers.cells import Runs, as_frame, cells_of
-from analysis.papers.spec import PaperTable, of_config
+from analysis.papers import page
+from analysis.papers.figure import draw
+from analysis.papers.table import PaperTable, Runs, as_frame, cells_of
 from analysis.tables.console import show
 from analysis.tables.files import save_table
 from toolkit.config import plain
@@ -31,41 +29,40 @@ PAGE, FIGURE = "page.md", "figure.png"
 
 def run(cfg: Any) -> Path:
     """Look up, draw, write; returns the output folder."""
-    spec = of_config(plain(cfg.table))
-    folders = plain(cfg.runs)
-    if not folders:
+    table = PaperTable.of(plain(cfg.table))
+    runs = Runs(plain(cfg.runs) or {})
+    if not runs.folders:
         raise InputError(
-            f"runs: expected {{NAME: FOLDER}} of the runs that conf/table names; +experiment={spec.experiment} makes them"
+            f"runs: expected {{NAME: FOLDER}} of the runs that conf/papers names; +experiment={table.experiment} makes them"
         )
-    page.folders_of(folders)
-    runs = Runs(folders)
-    stage = open_stage("paper", cfg, inputs=[Path(folder) / MANIFEST for folder in folders.values()], ignore=("track",))
+    for name, folder in runs.folders.items():
+        if not (folder / MANIFEST).exists():
+            raise InputError(f"runs.{name}: expected the output folder of a finished command, got {folder}")
+    stage = open_stage("paper", cfg, inputs=[folder / MANIFEST for folder in runs.folders.values()], ignore=("track",))
+    cells = cells_of(table, runs)
     if not stage.finished:
-        make(spec, runs, cfg, stage.folder)
-        stage.finish(paper=spec.paper, item=spec.item)
-    if spec.rows:
-        shown = page.side_by_side(spec, cells_of(spec, runs))
-        show(shown, f"{spec.paper}, {spec.item}: {spec.title}", stage.folder / PAGE)
+        _write(table, cells, runs, cfg, stage.folder)
+        stage.finish(paper=table.paper, item=table.item)
+    if table.rows:
+        heading = f"{table.paper}, {table.item}: {table.title}"
+        show(page.side_by_side(table, cells), heading, stage.folder / PAGE)
     print(f"page: {stage.folder / PAGE}")
     return stage.folder
 
 
-def make(spec: PaperTable, runs: Runs, cfg: Any, folder: Path) -> None:
+def _write(table: PaperTable, cells: page.Cells, runs: Runs, cfg: Any, folder: Path) -> None:
     """Table, figure and page, on disk and on W&B."""
-    cells = cells_of(spec, runs)
-    table, shown = as_frame(spec, cells), None
-    if spec.rows:
-        save_table(table, folder, "table")
-    if spec.figure is not None:
-        shown = figure.draw(spec.figure, runs, spec.item, folder / FIGURE)
-        save_table(shown, folder, "points")
-    write_text(folder / PAGE, page.as_markdown(spec, cells, runs, cfg.models, shown, FIGURE if spec.figure else None))
-    name = f"{spec.paper} {spec.item}"
-    with wandb_run(
-        "paper", plain(cfg), folder, track=cfg.track, name=name, inputs=list(runs.folders.values())
-    ) as wandb:
-        log_table(wandb, "paper/table", pd.DataFrame(table if shown is None or not table.empty else shown))
-        if spec.figure is not None:
+    frame = as_frame(table, cells)
+    if table.rows:
+        save_table(frame, folder, "table")
+    if table.figure is not None:
+        points = draw(table.figure, runs, table.item, folder / FIGURE)
+        save_table(points, folder, "points")
+    write_text(folder / PAGE, page.as_markdown(table, cells, runs, cfg.models, FIGURE if table.figure else None))
+    name, inputs = f"{table.paper} {table.item}", list(runs.folders.values())
+    with wandb_run("paper", plain(cfg), folder, track=cfg.track, name=name, inputs=inputs) as wandb:
+        log_table(wandb, "paper/table", frame if table.rows else points)
+        if table.figure is not None:
             log_image(wandb, "paper/figure", folder / FIGURE)
 
 

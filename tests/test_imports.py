@@ -20,7 +20,7 @@ PACKAGES = (
 )  # each may import itself and those before it
 # Inside the toolkit, lowest first: each may import those of lower layers, and none of its own layer but itself.
 LAYERS = (
-    ("errors", "lines", "terminal", "transfer", "types"),
+    ("errors", "lines", "papers", "terminal", "transfer", "types"),
     ("config_files", "journal"),
     ("schema",),
     ("chat", "config", "cost", "endpoint", "energy", "io", "metrics", "models", "prompts", "sampling"),

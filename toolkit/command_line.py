@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from typing import NoReturn
 
 from toolkit import config as configs
+from toolkit import config_files, papers
 from toolkit.errors import InputError, unknown_name
 
 APPENDED = ("experiment=", "hparams_search=", "debug=")  # groups that take a +, which people leave out
@@ -54,6 +55,7 @@ def prepare(config_name: str, argv: Sequence[str]) -> list[str]:
         sys.exit(0)
     if not (flags.hydra_help or flags.shell_completion or flags.config_path or flags.experimental_rerun):
         check_choices(flags.overrides)
+        papers.register(flags.overrides, (config_files.CONF, *configs.user_folders()))  # of every job of a sweep
         _check(config_name, flags)
     _prepared = (config_name, *tidy)
     return tidy

@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from toolkit import papers
 from toolkit.errors import InputError
 
 CONF = Path(__file__).resolve().parent.parent / "conf"
@@ -49,7 +50,9 @@ def searching(*folders: str | Path) -> Iterator[None]:
 
 def choices(group: str) -> list[str]:
     """Names that a config group offers, in `conf/` and in the user's own folders."""
-    return sorted({path.stem for folder in (CONF, *_folders) for path in (folder / group).glob("*.yaml")})
+    folders = (CONF, *_folders)
+    names = {path.stem for folder in folders for path in (folder / group).glob("*.yaml")}
+    return sorted(names.union(papers.names(folders) if group in papers.GROUPS else ()))
 
 
 def find(group: str, name: str) -> Path:
@@ -67,6 +70,7 @@ def compose_unchecked(config_name: str, overrides: Sequence[str] = ()) -> Any:
     from hydra.core.global_hydra import GlobalHydra
 
     words = [*overrides]
+    papers.register(words, (CONF, *_folders))
     if _folders and not any(word.startswith("hydra.searchpath=") for word in words):
         words.append(f"hydra.searchpath=[{','.join(quoted(f'file://{folder}') for folder in _folders)}]")
     if GlobalHydra.instance().is_initialized():

@@ -17,7 +17,7 @@ import pytest
 from omegaconf import OmegaConf
 
 from toolkit import digests, io, journal, stage
-from toolkit.config import CONF, choices, compose
+from toolkit.config import CONF, compose
 from toolkit.errors import InputError, StaleError
 
 ROOT = CONF.parent
@@ -117,11 +117,6 @@ def test_unknown_choices_suggest_the_near_ones(word, message):
 @pytest.mark.parametrize("root", [path.stem for path in sorted(CONF.glob("*.yaml"))])
 def test_every_root_config_composes(root):
     assert compose(root) is not None
-
-
-@pytest.mark.parametrize("name", choices("experiment"))
-def test_every_experiment_composes(name):
-    assert compose("distill" if name.startswith("distill") else "train", [f"+experiment={name}"]) is not None
 
 
 # -- what a stage writes and finds ------------------------------------------------------------------------------------

@@ -5,9 +5,8 @@ from __future__ import annotations
 import pandas as pd
 import pytest
 
-from analysis.papers.cells import Runs
 from analysis.papers.figure import draw
-from analysis.papers.spec import Figure
+from analysis.papers.table import Runs
 from analysis.tables.files import save_table
 from toolkit.errors import InputError
 
@@ -37,7 +36,7 @@ def runs(tmp_path):
 
 
 def test_panels_have_their_own_axes_and_hold_what_was_measured(runs, tmp_path):
-    shown = draw(Figure(**TOLD), runs, "Figure 1", tmp_path / "figure.png")
+    shown = draw(TOLD, runs, "Figure 1", tmp_path / "figure.png")
     assert list(shown.panel.unique()) == ["speed", "width"]
     of_a = shown[(shown.curve == "A")].groupby("panel")
     assert of_a.get_group("speed").x.to_list() == [1.0, 2.0, 3.0]
@@ -54,11 +53,18 @@ def test_a_line_joins_what_nothing_beats(runs, tmp_path, monkeypatch):
 
     plot = Axes.plot
     monkeypatch.setattr(Axes, "plot", lambda self, *a, **k: (lines.append((list(a[0]), k)), plot(self, *a, **k))[1])
-    draw(Figure(**{**TOLD, "panels": {"speed": TOLD["panels"]["speed"]}}), runs, "Figure 1", tmp_path / "figure.png")
+    draw({**TOLD, "panels": {"speed": TOLD["panels"]["speed"]}}, runs, "Figure 1", tmp_path / "figure.png")
     joined = [xs for xs, about in lines if "marker" not in about]
     assert joined == [[1.0, 3.0], [9.0]], "the setting at speed 2 is worse in both than the one at 3"
 
 
 def test_a_figure_of_unknown_columns_is_one_line(runs, tmp_path):
     with pytest.raises(InputError, match="exat"):
-        draw(Figure(**{**TOLD, "y": "exat"}), runs, "Figure 1", tmp_path / "figure.png")
+        draw({**TOLD, "y": "exat"}, runs, "Figure 1", tmp_path / "figure.png")
+
+
+def test_a_figure_can_have_names_across(runs, tmp_path):
+    panels = {"p": {"run": "x", "table": "comparison"}}
+    names = {**TOLD, "x": "method", "better": None, "panels": panels, "curves": {"c": {"where": {"speed": [1.0, 9.0]}}}}
+    shown = draw(names, runs, "x", tmp_path / "figure.png")
+    assert shown[["x", "y"]].to_numpy().tolist() == [["a", 0.9], ["b", 0.5]]
