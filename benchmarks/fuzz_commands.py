@@ -43,7 +43,6 @@ GOOD: dict[str, list[str]] = {
     "sweep": ["prompts.split=dev", *LIVE],
     "quickstart_sweep": ["prompts.split=dev", *LIVE],
     "frontier": ["dev=[{sweep}]", "test=[{other}]", "resamples=20"],
-    "standing": ["dev=[{sweep}]", "test=[{other}]", "resamples=20", "cost_ratios=[.2]"],
     "agreement": ["replayed=[{sweep}]", "live=[{live}]", "resamples=20"],
     "exact": ["target_probs=[.5,.25,.25]", "draft_probs=[[.5,.1,.4]]"],
     "acceptance": ["methods=[specinfer]", "num_drafts=[2]", "draws=8", "positions=2", "resamples=20"],
@@ -69,7 +68,7 @@ BEFORE = {
     "live": ("sweep", ["prompts.split=dev", "source=live", *LIVE]),
 }
 RUN = (
-    "decode", "responses", "mix", "traces", "sweep", "frontier", "standing", "agreement", "price", "report", "export",
+    "decode", "responses", "mix", "traces", "sweep", "frontier", "agreement", "price", "report", "export",
     "observed",
 )  # fmt: skip
 ANSWER = {

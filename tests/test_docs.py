@@ -147,7 +147,7 @@ def test_every_documented_command_runs(tmp_path, monkeypatch):
     for words in documented():
         if words[2] == "toolkit.sync":  # needs a run to upload
             monkeypatch.setenv("WANDB_MODE", "offline")
-            call("analysis.standing", ["dev=[SWEEP]", "cost_ratios=[.3]"], known, tmp_path)
+            call("analysis.frontier", ["dev=[SWEEP]", "cost_ratio=.3"], known, tmp_path)
         run_documented(words, known, tmp_path)
 
 

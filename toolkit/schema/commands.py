@@ -431,21 +431,7 @@ class Frontier(Command, Intervals, Tracked):
     cost_range: Annotated[
         list[Annotated[float, Above(0)]], "of the figure over cost ratios; settings are chosen anew at every ratio"
     ]
-    table_costs: Annotated[list[Annotated[float, Above(0)]], "of the table over cost ratios, likewise"]
-    baseline: Annotated[str, "method that the others are compared with"]
-
-
-class Standing(Command, Intervals, Tracked):
-    module, example = "analysis.standing", "dev=[SWEEP,...] cost_ratios=[.1,.2,.3]"
-    dev: Annotated[str | Folders, "output folders of analysis.sweep grid=policies that settings are chosen on"]
-    test: (
-        Annotated[str | Folders, "the same data sets, other prompts: what is reported; null: half of dev's prompts"]
-        | None
-    )
-    apart: Annotated[list[str], "parameters, as settings call them, whose values are methods of their own: [head]"]
-    cost_ratios: Annotated[
-        list[Annotated[float, Above(0)]], "c, a draft forward over a target forward: a table for each"
-    ]
+    table_costs: Annotated[list[Annotated[float, Above(0)]], "of the tables per cost ratio (standing.md), likewise"]
     baseline: Annotated[str, "method that the others are compared with"]
 
 
