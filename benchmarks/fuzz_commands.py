@@ -47,7 +47,6 @@ GOOD: dict[str, list[str]] = {
     "exact": ["target_probs=[.5,.25,.25]", "draft_probs=[[.5,.1,.4]]"],
     "acceptance": ["methods=[specinfer]", "num_drafts=[2]", "draws=8", "positions=2", "resamples=20"],
     "heads": ["traces={traces}", "heads=[{head}]", "dev={traces}", "resamples=20", "thresholds=[.5]"],
-    "calibration": ["head={head}", "fit={{a:{traces}}}", "traces={{b:{traces}}}", "max_depth=3"],
     "price": ["traces={traces}", "head={head}"],
     "paper": ["table=specdecpp_table1", "runs={{alpaca: {frontier}}}"],
     "report": ["inputs=[{decode}]"],
@@ -60,7 +59,6 @@ GOOD: dict[str, list[str]] = {
     "advise": ["hardware=h100", "batch_sizes=[1]"],
     "observed": ["responses={answers}", "resamples=20"],
     "distill": ["responses=[{responses}]", "loss=lk"],
-    "drafts": ["drafts={{a:toy/draft}}", "responses={{b:{responses}}}", "depth=2", "max_drafted=3", "resamples=20"],
     "serving": ["hardware=h100", "users=[1]", "requests=2"],
 }
 BEFORE = {

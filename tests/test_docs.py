@@ -104,13 +104,12 @@ TINY = {
     "toolkit.distill": ["trainer.max_epochs=1", "optimizer.lr=.0001"],
     "toolkit.decode": ["prompts.limit=2", "sampling.max_new_tokens=8"],
     "analysis.sweep": ["prompts.limit=3", "sampling.max_new_tokens=8", "max_drafted=4"],
-    "analysis.drafts": ["depth=2", "max_drafted=3"],
     "analysis.acceptance": ["prompts.limit=2", "sampling.max_new_tokens=6", "num_drafts=[2]", "draws=8", "positions=2"],
     "analysis.compare": ["prompts.limit=2", "sampling.max_new_tokens=6", "idle_seconds=0"],
     "analysis.timing": ["prompts.limit=4", "sampling.max_new_tokens=6", "batch_sizes=[]", "num_drafted=[1,2]"],
     "analysis.advise": ["sampling.max_new_tokens=8", "hardware=h100", "batch_sizes=[1]"],
     "analysis.serving": ["sampling.max_new_tokens=8", "requests=2", "users=[1]"],
-    "analysis.calibration": ["max_depth=3"],
+    "analysis.heads": ["depth=2", "max_drafted=3", "max_depth=3"],
 }
 
 
@@ -173,7 +172,7 @@ def run_documented(words: list[str], known: dict[str, str], root: Path) -> None:
         told = [PLACEHOLDER.sub(lambda found: known.get(found[0], found[0]), word) for word in arguments]
         compose(module.rpartition(".")[2], told)
         return
-    if module == "analysis.calibration":
+    if "OTHER_TRACES" in " ".join(arguments):
         answers = call("data_gen.responses", ["prompts=toy_instruct", "prompts.split=dev"], known, root)
         others = ["responses=" + config.quoted(str(answers)), "hidden=true"]
         known["OTHER_TRACES"] = str(call("data_gen.traces", others, known, root))

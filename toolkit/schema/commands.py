@@ -496,8 +496,12 @@ class Exact(Command, Tracked):
 
 class Heads(Command, OnPair, Intervals, Tracked):
     module, example = "analysis.heads", "traces=outputs/traces-HASH heads=[outputs/train-HASH,...]"
-    traces: Annotated[str, "folder of data_gen.traces: hidden=true for any heads, or recorded with these very heads"]
-    heads: Annotated[Folders, "folders of heads, or output folders of toolkit.train"]
+    traces: Annotated[
+        str | Mapping[str, str] | None,
+        "folder of data_gen.traces: hidden=true for any heads, or recorded with these very heads; with `fit`: "
+        "{NAME: FOLDER}, of yet other prompts, what is reported",
+    ]
+    heads: Annotated[Folders | None, "folders of heads, or output folders of toolkit.train; with `fit`: one"]
     dev: Annotated[
         str | None, "another folder of data_gen.traces to choose thresholds on; null: some of the texts of `traces`"
     ]
@@ -509,38 +513,27 @@ class Heads(Command, OnPair, Intervals, Tracked):
     corrected: Annotated[
         bool, "undo the class weights' shift of acceptance heads before the threshold; published: false"
     ]
-    cost_ratio: CostRatio
-    draft: Draft
-
-
-class Calibration(Command, OnPair):
-    module = "analysis.calibration"
-    example = "head=outputs/train-HASH fit='{math: outputs/traces-HASH}' traces='{math: ..., code: ...}'"
-    head: Annotated[str, "folder of heads, or output folder of toolkit.train"]
-    fit: Annotated[Mapping[str, str], "{NAME: FOLDER} of data_gen.traces, of prompts that the head was not trained on"]
-    traces: Annotated[Mapping[str, str], "{NAME: FOLDER}, of yet other prompts: what is reported"]
-    kind: Annotated[Literal["isotonic", "platt", "temperature"], "of the maps"]
-    max_depth: Annotated[int, AtLeast(1), "longest product of a round's chances; recorded with max_drafted above it"]
-    draft: Draft
-
-
-class Drafts(Command, OnPair, Intervals):
-    module = "analysis.drafts"
-    example = (
-        "drafts='{before: toy/draft, after: outputs/distill-HASH/draft}' responses='{math: outputs/responses-HASH}'"
-    )
+    fit: Annotated[
+        Mapping[str, str] | None,
+        "calibrate the head: {NAME: FOLDER} of data_gen.traces, of prompts that it was not trained on",
+    ]
+    kind: Annotated[Literal["isotonic", "platt", "temperature"], "of the calibration's maps"]
+    max_depth: Annotated[int, AtLeast(1), "longest product that is calibrated; recorded with max_drafted above it"]
     drafts: Annotated[
-        Mapping[str, str], "{NAME: FOLDER}: drafts of the pair's target; the first is what others are compared with"
+        Mapping[str, str] | None,
+        "compare these instead: {NAME: FOLDER}, drafts of the pair's target; others are compared with the first",
     ]
     responses: Annotated[
-        Mapping[str, str], "{DOMAIN: FOLDER} of data_gen.responses, of prompts that no draft was trained on"
+        Mapping[str, str] | None,
+        "along these: {DOMAIN: FOLDER} of data_gen.responses, of prompts that no draft was trained on",
     ]
     limit: Annotated[int, AtLeast(1), "only the first so many texts of each"] | None
-    depth: Annotated[int, AtLeast(1), "K of the rounds whose mean accepted length is reported"]
-    max_drafted: Annotated[int, AtLeast(1), "largest fixed K that is replayed"]
-    cost_ratio: CostRatio
-    replicates: Annotated[int, AtLeast(1), "acceptance draws per text: more cut the variance of lengths and throughput"]
+    depth: Annotated[int, AtLeast(1), "K of the rounds whose mean accepted length is reported of a draft"]
+    max_drafted: Annotated[int, AtLeast(1), "largest fixed K that is replayed with a draft"]
+    replicates: Annotated[int, AtLeast(1), "acceptance draws per text: more cut the variance of a draft's figures"]
     batch_size: Annotated[int, AtLeast(1), "texts at a time; does not change the results, float ties aside"]
+    cost_ratio: CostRatio
+    draft: Draft
 
 
 class Price(Command, OnPair):
