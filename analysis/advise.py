@@ -5,7 +5,8 @@ ids. The target answers all of them once, and every draft is recorded along the 
 on this machine, modelled from a device's peak figures (hardware=h100), or read from a file (costs=FILE). A simulation then
 serves every policy of the grid at every batch size. Settings are chosen on dev and reported on test. A second call with
 other batch sizes, costs or policies keeps responses and recordings and only replays. With train_heads=true two further
-parts of the prompts train and calibrate heads for every draft. The advice then compares these with the other methods. Files:
+parts of the prompts train and calibrate heads for every draft. The advice then compares these with the other methods. With
+responses=FILE.jsonl no model is loaded: a serving engine's own counts speak for a draft length (`analysis.loads.observed`). Files:
 
     advice      one line per batch size, draft and method: its setting, tokens per second, speed-up over plain decoding
     advice.md   the sentences and the table
@@ -36,6 +37,7 @@ from analysis.loads.choosing import (
 )
 from analysis.loads.costs import costs_of
 from analysis.loads.exports import write_exports
+from analysis.loads.observed import advise_from_counts
 from analysis.loads.recorded import HEADLESS, RecordedPair
 from analysis.loads.trained_heads import CALIBRATION, TRAINING, HeadTrainer, named_drafts, with_calibrated
 from analysis.tables.bootstrap import Bootstrap
@@ -72,6 +74,8 @@ SHARES_TRAINED = {"dev": 3 / 16, "test": 3 / 16, TRAINING: 1 / 2, CALIBRATION: 1
 
 def run(cfg: Any) -> Path:
     """Record, cost, simulate, advise; returns the output folder."""
+    if cfg.responses is not None:
+        return advise_from_counts(cfg)
     sizes = sorted(set(plain(cfg.batch_sizes)))
     pair, sampling = instantiate(cfg.pair), instantiate(cfg.sampling)
     if not pair.drafts:

@@ -43,21 +43,15 @@ GOOD: dict[str, list[str]] = {
     "sweep": ["prompts.split=dev", *LIVE],
     "quickstart_sweep": ["prompts.split=dev", *LIVE],
     "frontier": ["dev=[{sweep}]", "test=[{other}]", "resamples=20"],
-    "agreement": ["replayed=[{sweep}]", "live=[{live}]", "resamples=20"],
-    "exact": ["target_probs=[.5,.25,.25]", "draft_probs=[[.5,.1,.4]]"],
     "acceptance": ["methods=[specinfer]", "num_drafts=[2]", "draws=8", "positions=2", "resamples=20"],
     "heads": ["traces={traces}", "heads=[{head}]", "dev={traces}", "resamples=20", "thresholds=[.5]"],
-    "price": ["traces={traces}", "head={head}"],
     "paper": ["table=specdecpp_table1", "runs={{alpaca: {frontier}}}"],
     "report": ["inputs=[{decode}]"],
-    "export": ["folder={decode}"],
-    "publish": ["report={report}", "dry_run=true"],
     "sync": ["folder={decode}", "dry_run=true"],
     "toy": ["target.steps=2", "draft.steps=2", "examples=20", "evaluation.prompts=1"],
     "compare": ["resamples=20", "warmup=0"],
     "timing": ["batch_sizes=[]", "num_drafted=[1,2]", "warm_up=0"],
     "advise": ["hardware=h100", "batch_sizes=[1]"],
-    "observed": ["responses={answers}", "resamples=20"],
     "distill": ["responses=[{responses}]", "loss=lk"],
     "serving": ["hardware=h100", "users=[1]", "requests=2"],
 }
@@ -66,8 +60,7 @@ BEFORE = {
     "live": ("sweep", ["prompts.split=dev", "source=live", *LIVE]),
 }
 RUN = (
-    "decode", "responses", "mix", "traces", "sweep", "frontier", "agreement", "price", "report", "export",
-    "observed",
+    "decode", "responses", "mix", "traces", "sweep", "frontier", "report",
 )  # fmt: skip
 ANSWER = {
     "metrics": {

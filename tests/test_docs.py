@@ -164,10 +164,6 @@ PLACEHOLDER = re.compile(r"\b[A-Z_]{3,}\b")
 def run_documented(words: list[str], known: dict[str, str], root: Path) -> None:
     """Run one line below `root`, small, and remember its folder under the word that later lines use."""
     module, arguments = words[2], [word for word in words[3:] if word != "-m"]
-    if "source=live" not in arguments and module == "analysis.agreement":
-        known["LIVE"] = str(
-            call("analysis.sweep", ["prompts=toy_math", "prompts.split=dev", "source=live"], known, root)
-        )
     if any(word.startswith(("endpoints=", "+hparams_search=")) for word in arguments):  # a server; a multirun
         told = [PLACEHOLDER.sub(lambda found: known.get(found[0], found[0]), word) for word in arguments]
         compose(module.rpartition(".")[2], told)
@@ -176,7 +172,7 @@ def run_documented(words: list[str], known: dict[str, str], root: Path) -> None:
         answers = call("data_gen.responses", ["prompts=toy_instruct", "prompts.split=dev"], known, root)
         others = ["responses=" + config.quoted(str(answers)), "hidden=true"]
         known["OTHER_TRACES"] = str(call("data_gen.traces", others, known, root))
-    if module == "analysis.observed":
+    if "responses=ANSWERS" in arguments:
         (root / "answers.jsonl").write_text((json.dumps(ANSWER) + "\n") * 3)
         known["ANSWERS"] = str(root / "answers.jsonl")
     if any(word.startswith("+experiment=") for word in arguments) and "dry_run=true" not in arguments:

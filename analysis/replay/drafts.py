@@ -2,7 +2,7 @@
 
 Along held-out responses of the target, for every draft and domain:
 
-    alpha       sum_x min(p, q), the probability that a drafted token is accepted: by enumeration, mean over the responses' tokens
+    alpha       sum_x min(p, q), the probability that a drafted token is accepted: by enumeration, mean over all tokens
     accepted    mean accepted length: accepted tokens per round of `depth` drafted ones, replayed
     throughput  tokens per target-forward time of the best fixed K, replayed (`analysis.replay`); K is chosen on these very
                 texts, for every draft and domain by itself

@@ -1,4 +1,4 @@
-"""The report as a small JSON file: what it shows and where it comes from, for `analysis.publish` and for other programs."""
+"""The report as a small JSON file: what it shows and where it comes from, for W&B and for other programs."""
 
 from __future__ import annotations
 
