@@ -11,12 +11,12 @@ whose regression gives the seconds for as many forwards. What its responses take
 (`beyond`, per draft forward, with a bootstrap interval over responses).
 
 With batch_sizes=[1,4,16], forwards are timed under load, too, and the cost table that `analysis.advise`, `analysis.serving` and
-`method=batch_rate` take is written (`analysis.loads.measured`).
+`method=batch_rate` take is written (`analysis.loads.costs`).
 
 With traces=FOLDER head=FOLDER nothing is timed: the price that the rate rule should use at each cost ratio is solved on the
 recording (`analysis.replay.price`).
 
-    costs.json  the table;  loads, its entries: mean seconds with a 95 % interval, by model, batch size, tokens per row
+    costs.json  the table;  loads, its entries: seconds by model, batch size, tokens per row
     timing      per way of decoding: seconds per forward, R^2, c = t_draft / t_target
     responses   one line per prompt and setting: counts and seconds
     timing.png  seconds found against seconds that the counts explain
@@ -33,7 +33,7 @@ import numpy as np
 import pandas as pd
 
 from analysis.figures import plots
-from analysis.loads.measured import measured_costs
+from analysis.loads.costs import measured_costs
 from analysis.replay.price import solve_prices
 from analysis.tables.bootstrap import Bootstrap
 from analysis.tables.console import show
