@@ -11,7 +11,7 @@ for these distributions (`analysis.multi_draft.exact`). Files:
     sums        one line per data set, method, prompt and K: sums over positions
     acceptance  one line per data set, method and K, with intervals (columns: `analysis.multi_draft.acceptance_table`)
     advice      the best tree of every method (columns: `analysis.multi_draft.tree_advice`)
-    alphabet    with `alphabet=true`: how many tokens have a chance at a position (columns: `analysis.multi_draft.alphabet`)
+    alphabet    with `alphabet=true`: how many tokens have a chance at a position (columns: `target_texts.alphabet_table`)
     block_efficiency  per method and tree shape, from the sweeps that are named
     acceptance.md     all of them as people read them
     figures/    acceptance-<dataset>.png: acceptance over K
@@ -27,12 +27,10 @@ import pandas as pd
 
 from analysis.figures import plots
 from analysis.multi_draft import acceptance_table
-from analysis.multi_draft.alphabet import alphabet_table
 from analysis.multi_draft.block_efficiency import block_efficiency_table
 from analysis.multi_draft.block_efficiency import readable as readable_shapes
 from analysis.multi_draft.exact import enumerate_rules
-from analysis.multi_draft.target_texts import Judge, Walk
-from analysis.multi_draft.texts import Text
+from analysis.multi_draft.target_texts import Judge, Text, Walk, alphabet_table
 from analysis.multi_draft.tree_advice import TreeCost, advise, as_sentence
 from analysis.tables.bootstrap import Bootstrap
 from analysis.tables.console import show, show_page

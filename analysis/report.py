@@ -23,9 +23,8 @@ from typing import Any
 
 from analysis.reporting.folders import Folder, Group, grouped, read_folder
 from analysis.reporting.headline import headline
-from analysis.reporting.page import render, scripts
+from analysis.reporting.page import render, report_spec, scripts
 from analysis.reporting.panels import Panel, panels
-from analysis.reporting.spec import report_spec
 from analysis.reporting.tables import FigureView, TableView, figure_files, figure_views, table_files, table_view
 from analysis.reporting.tokens import KINDS, LEVELS, TokenView, token_views
 from analysis.reporting.wandb_report import publish

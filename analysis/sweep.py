@@ -42,7 +42,7 @@ from toolkit.errors import InputError, unknown_name
 from toolkit.io import write_json
 from toolkit.lines import first_line
 from toolkit.ranks import RANKS, all_there, alone, joining, part_of, share
-from toolkit.stage import Stage, asked, check_some_done, command, finished_stage, open_stage
+from toolkit.stage import asked, check_some_done, command, finished_stage, open_stage
 from toolkit.tracking import log_folder, log_image, log_lines, log_scatter, log_summary, log_table, wandb_run
 
 SOURCES = ("live", "traces")
@@ -84,10 +84,6 @@ def run(cfg: Any) -> Path:
         "asked": wanted,
         "bound_reaches_methods": True,
     }
-    if _whole(stage, facts, paths):
-        print(f"sweep: {len(settings)} settings, finished before")
-        _show(stage.folder, cfg, len(bench.prompts))
-        return stage.folder
     stage.start()
     done, failures = _work(settings, paths, bench, cfg)
     if not done:
@@ -105,14 +101,6 @@ def run(cfg: Any) -> Path:
                 _publish(stage.folder, settings, done, {}, bench, cfg)
                 stage.finish(**facts)
     return stage.folder
-
-
-def _whole(stage: Stage, facts: dict[str, Any], paths: dict[str, Path]) -> bool:
-    """Whether the folder holds these very settings, joined and readable: then there is nothing to do."""
-    if not stage.finished or any(stage.manifest.get(name) != fact for name, fact in facts.items()):
-        return False
-    tables = [stage.folder / f"{name}.parquet" for name in ("rows", "summary")]
-    return all(_read_rows(path) is not None for path in (*tables, *paths.values()))
 
 
 def _possible(settings: Sequence[Setting], bench: Workbench) -> list[Setting]:
