@@ -5,12 +5,13 @@ the optimum of its sampling scheme, and the gap. (Khisti et al., arXiv:2410.1823
 follows which tree to draft at given costs. At temperature 0 the candidates are the draft's K likeliest tokens, whatever
 the method (MCSD, arXiv:2401.06706, section 3). Different drafts, one per candidate in turn: a pair with several drafts
 and overrides=[proposer.scheme=independent]; one draft at several temperatures: overrides=[proposer.scheme=independent,
-"proposer.temperatures=[.5,5]"]. Files:
+"proposer.temperatures=[.5,5]"]. With target_probs=[...] draft_probs=[[...],...] no model is used: the rules are enumerated
+for these distributions (`analysis.multi_draft.exact`). Files:
 
     sums        one line per data set, method, prompt and K: sums over positions
     acceptance  one line per data set, method and K, with intervals (columns: `analysis.multi_draft.acceptance_table`)
     advice      the best tree of every method (columns: `analysis.multi_draft.tree_advice`)
-    alphabet    with `alphabet=true`: how many tokens have a chance at a position (columns: `analysis.multi_draft.alphabet`)
+    alphabet    with `alphabet=true`: how many tokens have a chance at a position (columns: `target_texts.alphabet_table`)
     block_efficiency  per method and tree shape, from the sweeps that are named
     acceptance.md     all of them as people read them
     figures/    acceptance-<dataset>.png: acceptance over K
@@ -26,11 +27,10 @@ import pandas as pd
 
 from analysis.figures import plots
 from analysis.multi_draft import acceptance_table
-from analysis.multi_draft.alphabet import alphabet_table
 from analysis.multi_draft.block_efficiency import block_efficiency_table
 from analysis.multi_draft.block_efficiency import readable as readable_shapes
-from analysis.multi_draft.target_texts import Judge, Walk
-from analysis.multi_draft.texts import Text
+from analysis.multi_draft.exact import enumerate_rules
+from analysis.multi_draft.target_texts import Judge, Text, Walk, alphabet_table
 from analysis.multi_draft.tree_advice import TreeCost, advise, as_sentence
 from analysis.tables.bootstrap import Bootstrap
 from analysis.tables.console import show, show_page
@@ -65,6 +65,8 @@ IGNORED = (
 
 def run(cfg: Any) -> Path:
     """Walk the texts (finished parts are kept), then write tables, advice and figures; returns the output folder."""
+    if cfg.target_probs is not None or cfg.draft_probs is not None:
+        return enumerate_rules(cfg)
     cost = TreeCost.of(*(cfg[name] for name in COSTS))
     bootstrap = Bootstrap(cfg.resamples, cfg.confidence, cfg.seed)
     trees = load_rows(plain(cfg.sweeps), "sweeps") if cfg.sweeps else None

@@ -5,7 +5,9 @@ ids. The target answers all of them once, and every draft is recorded along the 
 on this machine, modelled from a device's peak figures (hardware=h100), or read from a file (costs=FILE). A simulation then
 serves every policy of the grid at every batch size. Settings are chosen on dev and reported on test. A second call with
 other batch sizes, costs or policies keeps responses and recordings and only replays. With train_heads=true two further
-parts of the prompts train and calibrate heads for every draft. The advice then compares these with the other methods. Files:
+parts of the prompts train and calibrate heads for every draft. The advice then compares these with the other methods.
+
+With responses=FILE.jsonl a serving engine's own counts speak for a draft length: see `analysis.loads.observed`.
 
     advice      one line per batch size, draft and method: its setting, tokens per second, speed-up over plain decoding
     advice.md   the sentences and the table
@@ -24,18 +26,10 @@ from typing import Any
 import pandas as pd
 
 from analysis.figures.loads import speedups
-from analysis.loads.advised import next_line, overrides_of
-from analysis.loads.choosing import (
-    FIXED,
-    Candidate,
-    best_lengths,
-    choose,
-    said_of_lengths,
-    sentences,
-    unlike_plain,
-)
+from analysis.loads.choosing import FIXED, Candidate, best_lengths, choose, sentences
 from analysis.loads.costs import costs_of
-from analysis.loads.exports import write_exports
+from analysis.loads.exports import next_line, write_exports
+from analysis.loads.observed import advise_from_counts
 from analysis.loads.recorded import HEADLESS, RecordedPair
 from analysis.loads.trained_heads import CALIBRATION, TRAINING, HeadTrainer, named_drafts, with_calibrated
 from analysis.tables.bootstrap import Bootstrap
@@ -43,7 +37,7 @@ from analysis.tables.console import show
 from analysis.tables.files import markdown, save_table
 from analysis.tables.grid import PLAIN, Setting, expand
 from analysis.tables.workbench import Workbench
-from toolkit.config import instantiate, plain
+from toolkit.config import instantiate, override, plain
 from toolkit.errors import InputError
 from toolkit.io import content_hash, write_text
 from toolkit.pair import ModelPair
@@ -51,19 +45,8 @@ from toolkit.prompts import Prompt
 from toolkit.stage import command, open_stage, prompt_files
 from toolkit.tracking import log_image, log_table, wandb_run
 
-IGNORED = (
-    "batch_sizes",
-    "costs",
-    "hardware",
-    "grid",
-    "track",
-    "resamples",
-    "confidence",
-    "seed",
-    "rounds",
-    "drops",
-    "hidden",
-)
+REPLAYED = ("batch_sizes", "costs", "hardware", "grid", "rounds", "drops", "hidden", "responses", "cost_ratio")
+IGNORED = (*REPLAYED, "track", "resamples", "confidence", "seed")
 FEWEST = 8  # prompts; fewer cannot be split into two parts that say anything
 SHARES = {"dev": 0.5, "test": 0.5}
 FEWEST_TRAINED = 32
@@ -72,6 +55,8 @@ SHARES_TRAINED = {"dev": 3 / 16, "test": 3 / 16, TRAINING: 1 / 2, CALIBRATION: 1
 
 def run(cfg: Any) -> Path:
     """Record, cost, simulate, advise; returns the output folder."""
+    if cfg.responses is not None:
+        return advise_from_counts(cfg)
     sizes = sorted(set(plain(cfg.batch_sizes)))
     pair, sampling = instantiate(cfg.pair), instantiate(cfg.sampling)
     if not pair.drafts:
@@ -87,27 +72,31 @@ def run(cfg: Any) -> Path:
         trained = {name: parts[name] for name in (TRAINING, CALIBRATION)}
         heads = HeadTrainer(cfg, stage.folder, trained, wanted).heads(drafts)
         wanted = with_calibrated(wanted)
-    names, singles, recorded = _names(cfg, pair), [], []
+    sources, names = _drafts(cfg, pair)
+    candidates = []
     for number, name in enumerate(names):
-        singles.append(_single(pair, number, heads, name))
-        benches = [Workbench(singles[-1], parts[part], sampling, cfg.batch_size) for part in ("dev", "test")]
-        dev = RecordedPair(benches[0], wanted, stage.folder, cfg.max_drafted, cfg.hidden)
-        test = RecordedPair(benches[1], wanted, stage.folder, cfg.max_drafted, cfg.hidden, known_by=dev)
+        single = _single(pair, number, heads, name)
+        dev, test = (
+            RecordedPair(
+                Workbench(single, parts[part], sampling, cfg.batch_size),
+                wanted,
+                stage.folder,
+                cfg.max_drafted,
+                cfg.hidden,
+            )
+            for part in ("dev", "test")
+        )
         for method, reason in dev.left_out.items():
             hint = "; train_heads=true trains one" if reason == HEADLESS and not cfg.train_heads else ""
             print(f"{name}: {method} left out, {reason}{hint}")
-        recorded.append((dev, test))
-    asked = [prompt.content for prompt in parts["dev"]]
-    tables = costs_of(cfg, singles, asked, sampling, sizes, stage.folder, [dev.methods for dev, _ in recorded])
-    candidates = []
-    for number, (name, (dev, test), costs) in enumerate(zip(names, recorded, tables, strict=True)):
-        told = {setting.name: dev.told(setting, costs) for setting in dev.settings}  # for batches of this package
-        replace(costs, about={**costs.about, "told": {name: known for name, known in told.items() if known}}).save(
-            stage.folder / f"costs-{number}.json"
-        )
-        candidates.append(Candidate(name, dev, test, costs))
+        candidates.append(Candidate(name, dev, test))
+    singles = [one.dev.bench.pair for one in candidates]
+    timed = [prompt.content for prompt in parts["dev"]]
+    tables = costs_of(cfg, singles, timed, sampling, sizes, stage.folder)
+    for number, (one, costs) in enumerate(zip(candidates, tables, strict=True)):
+        one.dev.costs = one.test.costs = (costs, costs.save(stage.folder / f"costs-{number}.json"))
     table = choose(candidates, sizes, cfg.drops, Bootstrap(cfg.resamples, cfg.confidence, cfg.seed))
-    _publish(cfg, stage.folder, table, candidates, sizes)
+    _publish(cfg, stage.folder, table, candidates, sources)
     return stage.finish(num_prompts={name: len(part) for name, part in parts.items()}, drafts=names)
 
 
@@ -166,14 +155,15 @@ def _settings(cfg: Any) -> list[Setting]:
     return [*settings, *greedy]
 
 
-def _names(cfg: Any, pair: ModelPair) -> list[str]:
+def _drafts(cfg: Any, pair: ModelPair) -> tuple[list[str], list[str]]:
+    """The drafts as the config names them, and names that tell them apart."""
     given = plain(cfg.pair).get("draft") or plain(cfg.pair).get("drafts") or []
-    given = [given] if isinstance(given, str) else list(given)
+    given = [str(name) for name in ([given] if isinstance(given, str) else given)]
     if len(given) != len(pair.drafts):
-        return [f"draft {number}" for number in range(len(pair.drafts))]
+        given = [f"draft {number}" for number in range(len(pair.drafts))]
     short = [Path(name).name for name in given]
-    names = short if len(set(short)) == len(short) else [str(name) for name in given]
-    return [name if names.count(name) == 1 else f"{name} ({number})" for number, name in enumerate(names)]
+    names = short if len(set(short)) == len(short) else given
+    return given, [name if names.count(name) == 1 else f"{name} ({n})" for n, name in enumerate(names)]
 
 
 def _single(pair: ModelPair, number: int, heads: list[str | None] | None, name: str) -> ModelPair:
@@ -185,52 +175,37 @@ def _single(pair: ModelPair, number: int, heads: list[str | None] | None, name: 
 
 
 def _publish(
-    cfg: Any, folder: Path, table: pd.DataFrame, candidates: Sequence[Candidate], sizes: Sequence[int]
+    cfg: Any, folder: Path, table: pd.DataFrame, candidates: Sequence[Candidate], sources: Sequence[str]
 ) -> None:
-    said = sentences(table)
+    """Write, draw, export, print and log the answer. Exports are of the draft that is advised for the smallest batch size."""
     save_table(table, folder, "advice")
-    source = candidates[0].costs.source
+    assert candidates[0].dev.costs is not None
+    source, smallest, said = candidates[0].dev.costs[0].source, int(table.batch.min()), sentences(table)
     about = f"costs {source}" + ("" if source == "measured" else ", not measured")
     figure = speedups(table, folder / "advice.png", about)
-    answer = table[table.advised & (table.batch == min(sizes))].iloc[0]
-    best = _best_draft(table, candidates, answer)
-    where = dict(zip([one.draft for one in candidates], _sources(cfg, candidates), strict=True))
-    number = [one.draft for one in candidates].index(best)
-    overrides = overrides_of(answer, candidates[number], folder / f"costs-{number}.json")
-    greedy = best_lengths(table, best, greedy=True) if table.greedy.any() else None
-    write_exports(folder / "exports", where[best], best_lengths(table, best, greedy=False), greedy, overrides)
+    answer = table[table.advised & (table.batch == smallest)].iloc[0]
+    best = answer
+    if answer.method == PLAIN:
+        drafting = table[(table.method != PLAIN) & (table.batch == smallest)]
+        best = drafting.loc[drafting.dev_times_plain.idxmax()]
+    number = [one.draft for one in candidates].index(best.draft)
+    keys = candidates[number].dev.overrides(candidates[number].setting_of(answer))
+    overrides = [override(name, value) for name, value in keys.items()]
+    greedy = best_lengths(table, best.draft, greedy=True) if table.greedy.any() else None
+    write_exports(folder / "exports", sources[number], best_lengths(table, best.draft, greedy=False), greedy, overrides)
     text = [f"# Advice ({about})", *(f"- {line}" for line in said), markdown(readable(table))]
     write_text(folder / "advice.md", "\n\n".join(text) + "\n")
-    first = ("batch", "method", "times plain", "note", "tokens/s")
-    title = f"batch size {', '.join(map(str, sizes))}; {about}; settings chosen on dev prompts, numbers of test prompts"
-    show(readable(table), title, folder / "advice.md", first)
-    if source == "measured" and (warning := unlike_plain(table)) is not None:
-        print(warning)
-    alone = f"vllm.json by batch size, the others for batch size {min(sizes)}"
-    print("\n" + "\n".join(said) + f"\nfiles for serving engines: {folder / 'exports'} ({alone})")
+    title = f"batch size {', '.join(map(str, table.batch.unique()))}; {about}; settings of dev prompts, numbers of test prompts"
+    show(readable(table), title, folder / "advice.md", ("batch", "method", "times plain", "note", "tokens/s"))
+    print("\n" + "\n".join(said))
+    alone = f"vllm.json by batch size, the others for batch size {smallest}"
     if (table.method == FIXED).any():
-        engines = "the engines" if greedy is None else "transformers.json"
-        print(f"fixed lengths of {best}, for {engines}: {said_of_lengths(table, best, greedy=False)}")
-    if greedy is not None:
-        print(f"with greedy drafts, for the other engines: {said_of_lengths(table, best, greedy=True)}")
+        print(f"files for serving engines: {folder / 'exports'} ({alone})")
     if answer.method != PLAIN:
-        print(next_line(cfg, overrides, where[best], min(sizes)))
+        print(next_line(cfg, overrides, sources[number], smallest))
     with wandb_run("advise", plain(cfg), folder, track=cfg.track) as wandb:
         log_table(wandb, "advise/advice", table)
         log_image(wandb, "advise/speedup", figure)
-
-
-def _best_draft(table: pd.DataFrame, candidates: Sequence[Candidate], answer: Any) -> str:
-    if answer.method != PLAIN:
-        return str(answer.draft)
-    drafting = table[(table.method != PLAIN) & (table.batch == table.batch.min())]
-    return str(drafting.loc[drafting.dev_times_plain.idxmax()].draft) if len(drafting) else candidates[0].draft
-
-
-def _sources(cfg: Any, candidates: Sequence[Candidate]) -> list[str]:
-    given = plain(cfg.pair).get("draft") or plain(cfg.pair).get("drafts") or []
-    given = [given] if isinstance(given, str) else list(given)
-    return given if len(given) == len(candidates) else [one.draft for one in candidates]
 
 
 if __name__ == "__main__":

@@ -12,6 +12,9 @@ baseline's best setting of every prompt, chosen with hindsight, stands beside th
     settings    one line per setting of the test sweeps: rates, whether it was chosen, whether it is undominated
     costs       throughput over cost ratios, settings chosen anew at each
     costs_table the same at a few ratios (`table_costs`), one line per method
+    standing    at these ratios: throughput, gain and shares of every method with intervals, and a note where a method
+                loses to autoregressive decoding or to the baseline beyond its interval
+    standing.md standing as people read it, one table per ratio, data sets side by side
     frontier.md results and figures
     figures/    pareto-<dataset>.png and costs-<dataset>.png, drawn from these tables only
 """
@@ -36,7 +39,7 @@ from analysis.tables.grid import PLAIN
 from analysis.tables.rows import apart, as_one_part, check_comparable, load_rows, same_texts, totals
 from analysis.tables.scalars import frontier_scalars
 from analysis.tables.selection import choose, comparable, halves, settings_table, unseen
-from analysis.tables.standing import interval_text, notes
+from analysis.tables.standing import SHARES, interval_text, notes
 from toolkit.config import plain
 from toolkit.errors import InputError
 from toolkit.io import read_json, write_text
@@ -44,6 +47,7 @@ from toolkit.stage import MANIFEST, command, open_stage
 from toolkit.tracking import log_image, log_lines, log_scatter, log_summary, log_table, wandb_run
 
 TABLES = ("frontier", "settings", "costs")
+NAMES = {"upper_bound": "upper bound", "oracle": "oracle"}
 
 
 def run(cfg: Any) -> Path:
@@ -56,7 +60,7 @@ def run(cfg: Any) -> Path:
     if fresh:
         hindsight = same_texts(test_folders, test, cfg.baseline)
         studies = [_study(*part, cfg, hindsight) for part in by_dataset(dev, test)]
-        for name, frames in zip(TABLES, zip(*studies, strict=True), strict=True):
+        for name, frames in zip((*TABLES, "standing"), zip(*studies, strict=True), strict=True):
             save_table(pd.concat(frames, ignore_index=True), stage.folder, name)
     figures = draw(stage.folder)
     frontier = read_table(stage.folder, "frontier")
@@ -66,6 +70,7 @@ def run(cfg: Any) -> Path:
     by_cost = costs_table(read_table(stage.folder, "costs"), plain(cfg.table_costs))
     save_table(by_cost, stage.folder, "costs_table")
     write_text(stage.folder / "frontier.md", as_markdown(frontier, by_cost, figures))
+    write_text(stage.folder / "standing.md", standing_markdown(read_table(stage.folder, "standing")))
     if fresh:
         _log(stage.folder, figures, cfg)
         stage.finish(datasets=sorted(set(frontier.dataset)), **_made_with(test_folders[0]))
@@ -73,7 +78,7 @@ def run(cfg: Any) -> Path:
         shown = readable(table)
         first = [*shown.columns[:4], "note", "way to the upper bound"]
         show(shown, _headline(table), stage.folder / "frontier.md", first)
-    print(f"\n{definitions.as_text()}\n")
+    print(f"\n{definitions.as_text()}\n\nat other cost ratios: {stage.folder / 'standing.md'}")
     return stage.folder
 
 
@@ -141,10 +146,37 @@ def as_markdown(frontier: pd.DataFrame, by_cost: pd.DataFrame, figures: dict[str
     return "\n\n".join([*parts, "## Definitions", definitions.as_markdown()]) + "\n"
 
 
-def _study(
-    dataset: str, dev: pd.DataFrame, test: pd.DataFrame, cfg: Any, hindsight: bool
-) -> tuple[pd.DataFrame, pd.DataFrame, pd.DataFrame]:
-    """The three tables of one data set."""
+def standing_markdown(standings: pd.DataFrame) -> str:
+    """The tables of all cost ratios."""
+    parts = ["# Standing", "Tokens per target-forward time; in brackets intervals over prompts."]
+    for ratio, table in standings.groupby("cost_ratio"):
+        parts += [f"## c = {ratio:g}", markdown(side_by_side(table))]
+    return "\n\n".join(parts) + "\n"
+
+
+def side_by_side(table: pd.DataFrame) -> pd.DataFrame:
+    """One line per method, three columns per data set: throughput, gain over the baseline, share of the way."""
+    shares = [name for name in SHARES if name in table]
+    methods = list(dict.fromkeys(table.method))
+    shown = pd.DataFrame({"method": [plots.label(name) for name in methods]})
+    for dataset, part in table.groupby("dataset", sort=False):
+        lines = part.set_index("method")
+        columns = {f"{dataset}": "throughput", f"{dataset}: over {plots.label(table.baseline.iloc[0])}": "gain"}
+        columns |= {f"{dataset}: way to {NAMES[SHARES[name]]}": name for name in shares}
+        for heading, name in columns.items():
+            form = "{:.3f}" if name == "throughput" else "{:+.1%}" if name == "gain" else "{:.0%}"
+            shown[heading] = [
+                interval_text(lines.loc[method], name, form)
+                if method in lines.index and not (name in shares and method == PLAIN)
+                else ""
+                for method in methods
+            ]
+        shown[f"{dataset}: note"] = [lines.note.get(method, "") for method in methods]
+    return shown.loc[:, (shown != "").any()]
+
+
+def _study(dataset: str, dev: pd.DataFrame, test: pd.DataFrame, cfg: Any, hindsight: bool) -> list[pd.DataFrame]:
+    """The tables of one data set: TABLES, and the standing at each of `table_costs`."""
     cost = Cost.of(cfg.cost_ratio, cfg.draft_seconds, cfg.target_seconds, cfg.node_cost)
     test = comparable(test, f"{dataset}, test")
     dev = comparable(unseen(dev, test, dataset), f"{dataset}, dev")
@@ -153,12 +185,18 @@ def _study(
     settings = settings_table(test, cost.ratio, cost.node)
     settings["chosen"] = [choice[row.method] == row.setting for row in settings.itertuples()]
     low, high = cfg.cost_range
-    ratios = cost_ratios(low, high, plain(cfg.table_costs))
+    listed = sorted(set(plain(cfg.table_costs)))
+    ratios = cost_ratios(low, high, listed)
     compared = compare(test, choice, cfg.baseline, cost, bootstrap, hindsight)
     curves = over_costs(dev, test, dataset, ratios, cfg.baseline if hindsight else None, cost.node, bootstrap)
     if cost.target_seconds is not None:
         curves["tokens_per_second"] = curves.throughput / cost.target_seconds
-    return compared, settings, curves
+    standings = []
+    for ratio in listed:
+        choice = choose(totals(dev), totals(test), ratio, dataset, cost.node)
+        table = compare(test, choice, cfg.baseline, Cost(ratio, node=cost.node), bootstrap)
+        standings.append(table.assign(note=notes(table, plots.label(cfg.baseline))))
+    return [compared, settings, curves, pd.concat(standings)]
 
 
 def by_dataset(dev: pd.DataFrame, test: pd.DataFrame) -> Iterator[tuple[str, pd.DataFrame, pd.DataFrame]]:

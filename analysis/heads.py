@@ -5,6 +5,9 @@ threshold. This command takes any heads, acceptance and pre-read ones, and repla
 on texts that no number is reported on. AUROC and calibration stand beside the KL, and intervals are over texts. Deviation:
 the paper's best threshold is the best on the reported prompts.
 
+With fit={NAME: TRACES} a head is calibrated and its reliability is shown (`analysis.replay.calibrated_heads`). With
+drafts={NAME: FOLDER} responses={DOMAIN: FOLDER} drafts are compared instead of heads (`analysis.replay.drafts`).
+
     heads       one line per head, and the best fixed K: settings, scores, threshold, throughput, rates
     results     the same as people read it
     thresholds  one line per head and threshold, and per fixed K
@@ -24,6 +27,8 @@ import pandas as pd
 
 from analysis.figures import plots
 from analysis.replay import upper_bound
+from analysis.replay.calibrated_heads import calibrate
+from analysis.replay.drafts import compare_drafts
 from analysis.replay.head_folders import Contender, find_contenders
 from analysis.replay.head_scores import head_scores
 from analysis.replay.policies import sweep_levels
@@ -61,7 +66,13 @@ class Texts:
 
 
 def run(cfg: Any) -> Path:
-    """Score and replay every head; returns the output folder."""
+    """Score and replay every head, or calibrate one, or compare drafts; returns the output folder."""
+    if cfg.drafts is not None or cfg.responses is not None:
+        return compare_drafts(cfg)
+    if cfg.fit is not None:
+        return calibrate(cfg)
+    if not isinstance(cfg.traces, str):
+        raise InputError(f"traces: expected a folder of data_gen.traces, traces=FOLDER heads=[...], got {cfg.traces}")
     _checked(cfg)
     bootstrap = Bootstrap(cfg.resamples, cfg.confidence, cfg.seed)
     folders = [Path(str(folder)) for folder in (cfg.traces, *([cfg.dev] if cfg.dev is not None else []))]

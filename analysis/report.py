@@ -4,7 +4,10 @@
                  pointer, texts token by token, every table, settings and provenance. It comes in light and dark, for screens
                  of any width and for print
     report.md    tables and figures for readers without a browser, the figures beside it
-    report.json  the report's specification: `python -m analysis.publish` makes a W&B report of it
+    report.json  the report's specification: what it shows and where that comes from
+
+publish=true makes a W&B report of the specification, too (`analysis.reporting.wandb_report`); upload the runs first
+(python -m toolkit.sync folder=outputs). With dry_run=true nothing is sent: wandb_report.json holds what would be.
 
 Folders of different pairs or sampling settings are kept apart, each group with its own headline and charts. What a folder
 lacks is shown as missing. The templates are in `analysis/templates/`.
@@ -20,11 +23,11 @@ from typing import Any
 
 from analysis.reporting.folders import Folder, Group, grouped, read_folder
 from analysis.reporting.headline import headline
-from analysis.reporting.page import render, scripts
+from analysis.reporting.page import render, report_spec, scripts
 from analysis.reporting.panels import Panel, panels
-from analysis.reporting.spec import report_spec
 from analysis.reporting.tables import FigureView, TableView, figure_files, figure_views, table_files, table_view
 from analysis.reporting.tokens import KINDS, LEVELS, TokenView, token_views
+from analysis.reporting.wandb_report import publish
 from analysis.tables.definitions import DEFINITIONS
 from toolkit.config import flatten, plain
 from toolkit.io import write_json, write_text
@@ -38,6 +41,7 @@ EXTRA_FILES = (
     "summary.parquet",
     "positions.parquet",
 )
+PUBLISHING = ("publish", "entity", "project", "draft", "dry_run")
 MOST_BYTES = 5_000_000  # of report.html
 FIGURE_BYTES = 2_000_000  # of all figures within it
 
@@ -47,7 +51,7 @@ def run(cfg: Any) -> Path:
     inputs = plain(cfg.inputs)
     paths = [Path(folder) for folder in (inputs if isinstance(inputs, list) else [inputs])]
     folders = [read_folder(path) for path in paths]
-    stage = open_stage("report", cfg, inputs=[file for path in paths for file in _files(path)])
+    stage = open_stage("report", cfg, inputs=[file for path in paths for file in _files(path)], ignore=PUBLISHING)
     if not stage.finished:
         parts = _parts(grouped(folders), stage.folder, cfg.max_cells)
         made = provenance()
@@ -70,6 +74,8 @@ def run(cfg: Any) -> Path:
             print(f"report: the page has {size / 1e6:.1f} MB; give fewer folders, or a smaller max_cells")
         stage.finish()
     print(f"report: {stage.folder / 'report.html'}")
+    if cfg.publish:
+        publish(stage.folder, cfg)
     return stage.folder
 
 

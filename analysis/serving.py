@@ -32,21 +32,8 @@ from toolkit.errors import InputError
 from toolkit.stage import command, open_stage, prompt_files
 from toolkit.tracking import log_image, log_table, wandb_run
 
-IGNORED = (
-    "grid",
-    "slots",
-    "users",
-    "rates",
-    "requests",
-    "shapes",
-    "costs",
-    "hardware",
-    "devices",
-    "rounds",
-    "drops",
-    "hidden",
-    "track",
-)
+SIMULATED = ("grid", "slots", "users", "rates", "requests", "shapes", "costs", "hardware", "devices", "rounds", "drops")
+IGNORED = (*SIMULATED, "hidden", "track")
 SHOWN = [
     "load",
     "method",
@@ -73,21 +60,16 @@ def run(cfg: Any) -> Path:
     stage = open_stage("serving", cfg, inputs=prompt_files(cfg), ignore=IGNORED)
     stage.start()
     bench = Workbench(pair, prompts, sampling, cfg.batch_size)
-    recorded = RecordedPair(
-        bench,
-        expand(plain(cfg.grid), with_plain=True, max_drafted=cfg.max_drafted),
-        stage.folder,
-        cfg.max_drafted,
-        cfg.hidden,
-    )
+    settings = expand(plain(cfg.grid), with_plain=True, max_drafted=cfg.max_drafted)
+    recorded = RecordedPair(bench, settings, stage.folder, cfg.max_drafted, cfg.hidden)
     for method, reason in recorded.left_out.items():
         print(f"{method} left out, {reason}")
     sizes = sorted({1, cfg.slots, *(min(size, cfg.slots) for size in plain(cfg.users))})
     asked = [prompt.content for prompt in prompts]
-    (costs,) = costs_of(cfg, [pair], asked, sampling, sizes, stage.folder, [recorded.methods])
-    costs.save(stage.folder / "costs.json")
+    (costs,) = costs_of(cfg, [pair], asked, sampling, sizes, stage.folder)
+    recorded.costs = costs, costs.save(stage.folder / "costs.json")
     requests = [number % recorded.num_texts for number in range(cfg.requests)]
-    table = _serve(recorded, costs, loads, requests)
+    table = _serve(recorded, loads, requests)
     save_table(table, stage.folder, "serving")
     about = f"{cfg.slots} slots, costs {costs.source}" + ("" if costs.source == "measured" else ", not measured")
     figure = over_plain(table, stage.folder / "serving.png", about)
@@ -121,14 +103,14 @@ def _enough(load: Load) -> int:
     return max(64, 16 * load.users) if load.users is not None and load.rate is None else sys.maxsize
 
 
-def _serve(recorded: RecordedPair, costs: Any, loads: list[Load], requests: list[int]) -> pd.DataFrame:
+def _serve(recorded: RecordedPair, loads: list[Load], requests: list[int]) -> pd.DataFrame:
     from tqdm.auto import tqdm
 
     lines = []
     with tqdm(total=len(loads) * len(recorded.settings), desc="simulating", unit="setting") as bar:
         for load in loads:
             for setting in recorded.settings:
-                figures = recorded.serve(setting, costs, load, requests[: _enough(load)]).figures()
+                figures = recorded.serve(setting, load, requests[: _enough(load)]).figures()
                 kind, amount = ("users", load.users) if load.rate is None else ("requests/s", load.rate)
                 lines.append({
                     "kind": kind, "amount": amount, "load": f"{amount:g} {kind}", "method": setting.method,

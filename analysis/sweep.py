@@ -7,6 +7,9 @@ recording, exactly in distribution. The others, and with source=live all of them
 the output folder, so a larger grid goes on where a smaller one ended. Processes that share the work (`toolkit.ranks`)
 make every world_size-th setting. The first of them decodes plainly and records, the last one joins. The table
 rows.parquet holds the settings of the last grid (columns: `analysis.tables.rows`).
+
+Does replay count what decoding counts? source=live replayed=[SWEEP,...] compares the decoded settings with those of
+replayed sweeps, over the prompts of both: agreement.parquet, one line per setting.
 """
 
 from __future__ import annotations
@@ -22,6 +25,7 @@ import pandas as pd
 
 from analysis.figures import plots
 from analysis.figures.pareto import highlighted
+from analysis.tables.agreement import agreement_of
 from analysis.tables.bootstrap import Bootstrap
 from analysis.tables.console import show
 from analysis.tables.files import read_parquet, read_table, save_table, write_parquet
@@ -38,11 +42,11 @@ from toolkit.errors import InputError, unknown_name
 from toolkit.io import write_json
 from toolkit.lines import first_line
 from toolkit.ranks import RANKS, all_there, alone, joining, part_of, share
-from toolkit.stage import Stage, asked, check_some_done, command, finished_stage, open_stage
+from toolkit.stage import asked, check_some_done, command, finished_stage, open_stage
 from toolkit.tracking import log_folder, log_image, log_lines, log_scatter, log_summary, log_table, wandb_run
 
 SOURCES = ("live", "traces")
-GRID = ("grid", "cost_ratio", "track", "artifacts", "hidden")
+GRID = ("grid", "cost_ratio", "track", "artifacts", "hidden", "replayed")
 IGNORED = (*GRID, *RANKS)
 RECORDING = ".lock-recording"  # of the one process that decodes plainly and records
 SHOWN_TEXTS = 3  # in tokens.json
@@ -57,6 +61,8 @@ def run(cfg: Any) -> Path:
     """
     if cfg.source not in SOURCES:
         raise unknown_name("source", str(cfg.source), SOURCES)
+    if cfg.replayed and cfg.source != "live":
+        raise InputError("replayed: expected source=live with it, the sweep that is compared with replayed ones")
     settings = expand(plain(cfg.grid), with_plain=cfg.source == "traces", max_drafted=cfg.max_drafted)
     part = part_of(cfg)
     known = finished_stage("sweep", cfg, ignore=IGNORED, repairs=True)
@@ -78,10 +84,6 @@ def run(cfg: Any) -> Path:
         "asked": wanted,
         "bound_reaches_methods": True,
     }
-    if _whole(stage, facts, paths):
-        print(f"sweep: {len(settings)} settings, finished before")
-        _show(stage.folder, cfg, len(bench.prompts))
-        return stage.folder
     stage.start()
     done, failures = _work(settings, paths, bench, cfg)
     if not done:
@@ -99,14 +101,6 @@ def run(cfg: Any) -> Path:
                 _publish(stage.folder, settings, done, {}, bench, cfg)
                 stage.finish(**facts)
     return stage.folder
-
-
-def _whole(stage: Stage, facts: dict[str, Any], paths: dict[str, Path]) -> bool:
-    """Whether the folder holds these very settings, joined and readable: then there is nothing to do."""
-    if not stage.finished or any(stage.manifest.get(name) != fact for name, fact in facts.items()):
-        return False
-    tables = [stage.folder / f"{name}.parquet" for name in ("rows", "summary")]
-    return all(_read_rows(path) is not None for path in (*tables, *paths.values()))
 
 
 def _possible(settings: Sequence[Setting], bench: Workbench) -> list[Setting]:
@@ -284,6 +278,12 @@ def _show(folder: Path, cfg: Any, num_prompts: int) -> str:
     show(summary, f"{title}, c = {cfg.cost_ratio:g}", folder / "summary.csv", list(dict.fromkeys(first)))
     for line in bound_notes(read_table(folder, "lengths"), summary, cfg.max_drafted):
         print(line)
+    if cfg.replayed:
+        table = agreement_of(folder, [Path(sweep) for sweep in plain(cfg.replayed)], cfg.cost_ratio)
+        save_table(table, folder, "agreement")
+        outside = int(((table.low > 0) | (table.high < 0)).sum())
+        about = f"decoded against replayed, c = {cfg.cost_ratio:g}: {outside} of {len(table)} intervals leave out 0"
+        show(table, about, folder / "agreement.csv", ("method", "setting", "difference", "low", "high"))
     return title
 
 

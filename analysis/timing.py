@@ -11,9 +11,12 @@ whose regression gives the seconds for as many forwards. What its responses take
 (`beyond`, per draft forward, with a bootstrap interval over responses).
 
 With batch_sizes=[1,4,16], forwards are timed under load, too, and the cost table that `analysis.advise`, `analysis.serving` and
-`method=batch_rate` take is written (`analysis.loads.measured`).
+`method=batch_rate` take is written (`analysis.loads.costs`).
 
-    costs.json  the table;  loads, its entries: mean seconds with a 95 % interval, by model, batch size, tokens per row
+With traces=FOLDER head=FOLDER nothing is timed: the price that the rate rule should use at each cost ratio is solved on the
+recording (`analysis.replay.price`).
+
+    costs.json  the table;  loads, its entries: seconds by model, batch size, tokens per row
     timing      per way of decoding: seconds per forward, R^2, c = t_draft / t_target
     responses   one line per prompt and setting: counts and seconds
     timing.png  seconds found against seconds that the counts explain
@@ -30,7 +33,8 @@ import numpy as np
 import pandas as pd
 
 from analysis.figures import plots
-from analysis.loads.measured import measured_costs
+from analysis.loads.costs import measured_costs
+from analysis.replay.price import solve_prices
 from analysis.tables.bootstrap import Bootstrap
 from analysis.tables.console import show
 from analysis.tables.files import read_table, save_table
@@ -49,7 +53,9 @@ ALONE = {"target alone": "target", "draft alone": "draft"}
 
 
 def run(cfg: Any) -> Path:
-    """Decode, time and regress; returns the output folder."""
+    """Decode, time and regress, or solve prices on a recording; returns the output folder."""
+    if cfg.traces is not None:
+        return solve_prices(cfg)
     if cfg.warm_up < 0 or not cfg.num_drafted or min(cfg.num_drafted) < 1:
         raise InputError(
             f"expected warm_up >= 0 and num_drafted=[K, ...] above 0, got {cfg.warm_up}, {cfg.num_drafted}"

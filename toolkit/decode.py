@@ -1,12 +1,23 @@
 """python -m toolkit.decode method=NAME: decode prompts with one method.
 
-Writes generations.jsonl (one line per prompt: tokens, their texts, counts, rounds), summary.json, and prints a table.
+Writes generations.jsonl (one line per prompt: tokens, their texts, counts, rounds), summary.json, and prints a table. With
+export=true, also of a folder that is finished:
+
+    spec_bench.jsonl   Spec-Bench's answers (evaluation/speed.py of hemingkx/Spec-Bench reads them): one line per prompt with
+                       new_tokens, wall_time, decoding_steps and accept_lengths (tokens a step adds, the extra one included)
+    specdec_pp.json    SpecDec++'s list: times, num_mismatched_tokens, num_LM_call, generated_length
+    samples.jsonl      one line per prompt: counts, seconds, finish reason
+    aggregate.json     every rate with numerator, denominator and definition
+
+Seconds of a round are those of its whole batch. So times are written for batch_size=1, and are null otherwise. Then there is no
+spec_bench.jsonl, whose readers divide by them. Prompts that failed are left out and counted.
 """
 
 from __future__ import annotations
 
 import json
 from dataclasses import asdict
+from datetime import datetime
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -14,15 +25,26 @@ from typing import Any
 from toolkit.config import instantiate
 from toolkit.decoding import decode
 from toolkit.io import read_json, write_json, write_text
+from toolkit.lines import lines_of
 from toolkit.metrics import summarize
 from toolkit.pair import ModelPair
 from toolkit.stage import Stage, check_some_done, command, finished_stage, open_stage, prompt_files
 from toolkit.types import Generation
 
+EXPORTING = ("export", "category", "model_id")
+# name: numerator, denominator, what it means
+RATES = {
+    "discard_rate": ("num_discarded", "num_generated", "discarded per produced token; a round discards drafted + 1 - produced"),
+    "verification_rate": ("num_target_calls", "num_generated", "target forwards per produced token"),
+    "block_efficiency": ("num_generated", "num_target_calls", "produced tokens per target forward, the extra token included"),
+    "acceptance_rate": ("num_accepted", "num_drafted", "accepted tokens per drafted token"),
+    "draft_calls_per_token": ("num_draft_calls", "num_generated", "draft forwards per produced token"),
+}  # fmt: skip
+
 
 def run(cfg: Any) -> Path:
     """Decode `cfg.prompts` with `cfg.method`; returns the output folder."""
-    stage = finished_stage("decode", cfg, inputs=prompt_files(cfg)) or _decoded(cfg)
+    stage = finished_stage("decode", cfg, inputs=prompt_files(cfg), ignore=EXPORTING) or _decoded(cfg)
     for key, value in read_json(stage.folder / "summary.json").items():
         print(f"{key:24} {value:.4g}" if isinstance(value, float) else f"{key:24} {value}")
     facts = stage.manifest
@@ -32,6 +54,8 @@ def run(cfg: Any) -> Path:
             f"{'tokens per second':24} {rate:.4g} (batch size {facts['batch_size']}, prompts read and first calls included)"
         )
     check_some_done(facts["num_failed"], facts["num_prompts"], facts["first_error"], stage.folder)
+    if cfg.export:
+        _export(stage, cfg.category, cfg.model_id or stage.folder.name)
     return stage.folder
 
 
@@ -42,7 +66,7 @@ def _decoded(cfg: Any) -> Stage:
     method, sampling, pair = instantiate(cfg.method), instantiate(cfg.sampling), instantiate(cfg.pair)
     method.bind(pair)  # before anything is written
     prompts = instantiate(cfg.prompts).load()
-    stage = open_stage("decode", cfg, inputs=prompt_files(cfg))
+    stage = open_stage("decode", cfg, inputs=prompt_files(cfg), ignore=EXPORTING)
     if not stage.finished:
         started = perf_counter()
         with tqdm(total=len(prompts), desc=f"decode {method.name}", unit="prompt") as bar:
@@ -79,6 +103,85 @@ def as_record(prompt_id: str, generation: Generation) -> dict[str, Any]:
         "counts": asdict(generation.counts),
         "rounds": [asdict(r) for r in generation.rounds],
     }
+
+
+def _export(stage: Stage, category: str, model_id: str) -> None:
+    """Write the formats of other tools from generations.jsonl."""
+    lines = [json.loads(line) for line in lines_of((stage.folder / "generations.jsonl").read_text(encoding="utf-8"))]
+    good = [line for line in lines if line["error"] is None]
+    timed = stage.manifest["batch_size"] == 1
+    samples = [_sample(line, timed) for line in good]
+    theirs = [
+        {
+            "id": sample["id"],
+            "spec_time": sample["draft_seconds"] + sample["target_seconds"] if timed else None,
+            "target_time": sample["target_seconds"],
+            "draft_time": sample["draft_seconds"],
+            "num_mismatched_tokens": sample["num_discarded"],
+            "num_LM_call": sample["num_target_calls"],
+            "generated_length": sample["num_generated"],
+        }
+        for sample in samples
+    ]
+    write_text(stage.folder / "samples.jsonl", "".join(json.dumps(sample) + "\n" for sample in samples))
+    write_json(stage.folder / "specdec_pp.json", theirs)
+    write_json(stage.folder / "aggregate.json", _aggregate(samples, len(lines) - len(good)))
+    if not timed:
+        print("no spec_bench.jsonl: it needs batch_size=1, seconds of a batch are not those of a prompt")
+        return
+    stamp = datetime.fromisoformat(stage.manifest["time"]).timestamp()
+    answers = [
+        {
+            "question_id": number,
+            "category": category,
+            "answer_id": line["id"],
+            "model_id": model_id,
+            "choices": [
+                {
+                    "index": 0,
+                    "turns": [line["text"]],
+                    "decoding_steps": [len(line["rounds"])],
+                    "new_tokens": [line["counts"]["num_generated"]],
+                    "wall_time": [sum(r["draft_seconds"] + r["target_seconds"] for r in line["rounds"])],
+                    "accept_lengths": [r["num_produced"] for r in line["rounds"]],
+                }
+            ],
+            "tstamp": stamp,
+        }
+        for number, line in enumerate(good)
+    ]
+    write_text(stage.folder / "spec_bench.jsonl", "".join(json.dumps(answer) + "\n" for answer in answers))
+
+
+def _sample(line: dict[str, Any], timed: bool) -> dict[str, Any]:
+    """One prompt: counts of forwards and tokens, seconds (None where a batch shared them)."""
+    rounds = line["rounds"]
+    seconds = {name: sum(r[name] for r in rounds) if timed else None for name in ("draft_seconds", "target_seconds")}
+    accepted = sum(r["num_accepted"] for r in rounds)
+    return {
+        "id": line["id"],
+        **line["counts"],
+        "num_accepted": accepted,
+        **seconds,
+        "finish_reason": line["finish_reason"],
+    }
+
+
+def _aggregate(samples: list[dict[str, Any]], failed: int) -> dict[str, Any]:
+    """Totals, and rates of them; a rate without a denominator is null."""
+    names = {name for upper, lower, _ in RATES.values() for name in (upper, lower)}
+    totals = {name: sum(sample[name] for sample in samples) for name in sorted(names)}
+    rates = {
+        name: {
+            "value": totals[upper] / totals[lower] if totals[lower] else None,
+            "numerator": totals[upper],
+            "denominator": totals[lower],
+            "of": f"{upper} / {lower}",
+            "definition": meaning,
+        }
+        for name, (upper, lower, meaning) in RATES.items()
+    }
+    return {"prompts": len(samples), "failed": failed, "totals": totals, "rates": rates}
 
 
 def _pieces(pair: ModelPair, generation: Generation) -> list[str]:

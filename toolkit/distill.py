@@ -6,7 +6,7 @@
 Writes draft/ (a plain Hugging Face checkpoint with tokenizer and card: pair.draft=FOLDER/draft), checkpoints/{last,best}.ckpt,
 metrics.csv, metrics.json and config.yaml. The state of the highest val/alpha is exported. Run the same command again to go on
 after an interruption; the weights come out the same, bit for bit on a CPU. What a draft is worth is what
-`python -m analysis.drafts` says, not its loss.
+`python -m analysis.heads` says, not its loss.
 """
 
 from __future__ import annotations

@@ -8,8 +8,9 @@ InputError            what was expected, what came, how to fix it: one line
 from __future__ import annotations
 
 import difflib
+import sys
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, NoReturn
 
 LONGEST = 80  # characters of a name that messages quote
 
@@ -37,3 +38,9 @@ def unknown_name(kind: str, name: str, known: Iterable[str], where: str = "") ->
     near = difflib.get_close_matches(name, known, n=3, cutoff=0.4)
     hint = f"did you mean {' or '.join(near)}?" if near else f"known: {', '.join(known)}"
     return InputError(f"unknown {kind} {name!r}{where and ' ' + where}: {hint}")
+
+
+def merged(old: str, new: str) -> NoReturn:
+    """End the process of a command that became part of another one: one line names the successor, the exit code is 2."""
+    print(f"error: {old} is part of another command now: python -m {new}", file=sys.stderr)
+    sys.exit(2)

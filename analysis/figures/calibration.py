@@ -9,7 +9,9 @@ import pandas as pd
 from matplotlib.axes import Axes
 from numpy.typing import NDArray
 
+from toolkit.figure_style import Width
 from toolkit.io import write_atomic
+from toolkit.training.diagram import draw_reliability
 
 Array = NDArray[np.float64]
 COLORS = {"raw": "#D55E00", "corrected": "#0072B2", "calibrated": "#2BA37C"}
@@ -45,6 +47,15 @@ def diagrams(bins: pd.DataFrame, scores: pd.DataFrame, path: Path, title: str) -
     figure.suptitle(title, fontsize=11)
     write_atomic(path, lambda place: figure.savefig(place, format="png", dpi=120))
     return path
+
+
+def reliability(bins: pd.DataFrame, path: Path, title: str = "", width: Width = "column") -> Path:
+    """Share accepted over mean prediction per bin, above how many positions each bin holds.
+
+    bins  scores (one line of the figure each), from, to, count, mean_prob, mean_label; mean_label_low and mean_label_high
+          if there are intervals
+    """
+    return draw_reliability(bins.to_dict("records"), path, title, width)
 
 
 def _panel(top: Axes, bottom: Axes, bins: pd.DataFrame, scores: pd.DataFrame) -> None:

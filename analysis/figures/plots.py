@@ -6,16 +6,16 @@ are bands, few methods are in colour and the rest grey. `width` is "column" or "
 
 from __future__ import annotations
 
-from analysis.figures.candidates import acceptance, rule_cost
+from analysis.figures.calibration import reliability
+from analysis.figures.candidates import acceptance
 from analysis.figures.costs import costs
 from analysis.figures.looks import LABELS, METHODS, label, look
 from analysis.figures.pareto import pareto
 from analysis.figures.positions import acceptance_by_position, lengths
-from analysis.figures.reliability import reliability
 from analysis.figures.scatter import explained, scatter
 from toolkit.figure_style import INK, MUTED, PALETTE
 
 __all__ = [
     "INK", "LABELS", "METHODS", "MUTED", "PALETTE", "acceptance", "acceptance_by_position", "costs", "explained", "label",
-    "lengths", "look", "pareto", "reliability", "rule_cost", "scatter",
+    "lengths", "look", "pareto", "reliability", "scatter",
 ]  # fmt: skip

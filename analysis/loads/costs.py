@@ -1,27 +1,39 @@
-"""The cost tables of a pair, one per draft: from files, modelled for a device, or measured here and kept."""
+"""The cost tables of a pair, one per draft: from files, modelled for a device, or measured here and kept.
+
+A measurement decodes batches of prompts of one length with fixed draft lengths, every setting in every repeat, as the speed
+of a shared machine changes. The seconds of a draft forward are those of a round's drafting over its length. The rest of the
+round counts for the target forward: checking, and the loop's own work. A first round reads the prompts. An entry is the median
+over repeats.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import pandas as pd
 import torch
 
 from analysis.loads.hardware import PRESETS, Shape, modelled
-from analysis.loads.measured import measured_costs
-from analysis.loads.rules import with_rules
 from toolkit.config import plain
-from toolkit.decoding import Method
+from toolkit.decoding import ChainProposer, Method, Sampling
+from toolkit.decoding.decode import decode_measured
 from toolkit.errors import InputError, unknown_name
 from toolkit.io import content_hash, write_text
-from toolkit.load_cost import LoadCost
+from toolkit.load_cost import LoadCost, grid_of
 from toolkit.pair import ModelPair, fingerprint
-from toolkit.sampling import Sampling
 from toolkit.stage import provenance
+from toolkit.stopping import Fixed
+from toolkit.verification import get
 
 DRAFTED = (1, 2, 3, 4, 5, 8)  # draft lengths that are timed: processors are faster at some widths than at others
+REPEATS = 5
+WARM_UP = 2  # repeats that are not counted: forwards are captured in them
+WIDE = 0.4  # spread of an entry over repeats, as a share of it, beyond which a line says so
+PLAIN = -1  # number of the draft of autoregressive decoding, which has none
 
 
 def costs_of(
@@ -31,15 +43,11 @@ def costs_of(
     sampling: Sampling,
     batch_sizes: Sequence[int],
     folder: Path,
-    methods: Sequence[Mapping[str, Method]],
 ) -> list[LoadCost]:
     """For each of these pairs of one target the cost table of its forwards, at these batch sizes.
 
-    If the forwards are measured here, all drafts are measured side by side, and then the policies of `methods`.
-
-    cfg      costs (a file, or one per draft), hardware and devices, rounds
-    folder   where a measurement is kept, under a hash of models, machine, threads, batch sizes, lengths and rounds
-    methods  of each pair
+    cfg     costs (a file, or one per draft), hardware and devices, rounds
+    folder  where a measurement is kept, under a hash of models, machine, threads, batch sizes, lengths and rounds
     """
     if cfg.costs is not None and cfg.hardware is not None:
         raise InputError("expected costs=FILE or hardware=NAME, got both")
@@ -50,9 +58,24 @@ def costs_of(
             raise InputError(f"expected one cost table, or one for each of {len(pairs)} drafts, got {len(files)}")
         return [LoadCost.load(file) for file in files] * (len(pairs) // len(files))
     if cfg.hardware is not None:
-        shapes = [_shapes(cfg, one) for one in pairs]
+        shapes = [_shapes(cfg, pair) for pair in pairs]
         return [modelled(target, draft, cfg.hardware, cfg.devices, batch_sizes) for target, draft in shapes]
-    return _measured(cfg, pairs, prompts, sampling, batch_sizes, folder, methods)
+    pair = replace(pairs[0], draft=None, drafts=[one.draft for one in pairs])
+    drafted = [length for length in DRAFTED if length <= cfg.max_drafted]
+    device = torch.cuda.get_device_name(pair.device) if pair.device.type == "cuda" else pair.device.type
+    machine = provenance()["machine"], device, str(pair.target.dtype), torch.get_num_threads()
+    models = [fingerprint(model) for model in (pair.target, *pair.drafts)]
+    key = content_hash([models, machine, list(batch_sizes), cfg.rounds, drafted], length=16)
+    paths = [folder / f"measured-{key}-{number}.json" for number in range(len(pairs))]
+    if all(path.exists() for path in paths):
+        return [LoadCost.load(path) for path in paths]
+    tables = []
+    measured = measured_costs(pair, prompts, sampling, batch_sizes, drafted, cfg.rounds)
+    for path, (costs, entries) in zip(paths, measured, strict=True):
+        write_text(path.with_suffix(".csv"), entries.to_csv(index=False))
+        costs.save(path)
+        tables.append(costs)
+    return tables
 
 
 def _shapes(cfg: Any, pair: ModelPair) -> tuple[Shape, Shape]:
@@ -68,35 +91,106 @@ def _shapes(cfg: Any, pair: ModelPair) -> tuple[Shape, Shape]:
     return PRESETS[names[0]], PRESETS[names[1]]
 
 
-def _measured(
-    cfg: Any,
-    pairs: Sequence[ModelPair],
+def measured_costs(
+    pair: ModelPair,
     prompts: Sequence[Any],
     sampling: Sampling,
     batch_sizes: Sequence[int],
-    folder: Path,
-    methods: Sequence[Mapping[str, Method]],
-) -> list[LoadCost]:
-    pair = replace(pairs[0], draft=None, drafts=[one.draft for one in pairs])
-    models = [fingerprint(model) for model in (pair.target, *pair.drafts)]
-    drafted = [length for length in DRAFTED if length <= cfg.max_drafted]
-    device = torch.cuda.get_device_name(pair.device) if pair.device.type == "cuda" else pair.device.type
-    machine = provenance()["machine"], device, str(pair.target.dtype), torch.get_num_threads()
-    asked = list(batch_sizes), cfg.rounds, drafted, sampling.max_new_tokens
-    key = content_hash([models, machine, asked], length=16)
-    paths = [folder / f"measured-{key}-{number}.json" for number in range(len(pairs))]
-    if all(path.exists() for path in paths):
-        tables = [LoadCost.load(path) for path in paths]
-    else:
-        about = {"machine": machine[0], "rounds": cfg.rounds, "batch_sizes": list(batch_sizes)}
-        found = measured_costs(pair, prompts, sampling, batch_sizes, drafted, cfg.rounds, about)
-        for path, (costs, entries) in zip(paths, found, strict=True):
-            write_text(path.with_suffix(".csv"), entries.to_csv(index=False))
-            costs.save(path)
-        tables = [costs for costs, _ in found]
-    known = []
-    for one, path, costs, named in zip(pairs, paths, tables, methods, strict=True):
-        known.append(with_rules(costs, one, named, prompts, sampling, batch_sizes, cfg.rounds))
-        if known[-1] is not costs:
-            known[-1].save(path)
-    return known
+    drafted: Sequence[int],
+    num_rounds: int,
+) -> list[tuple[LoadCost, pd.DataFrame]]:
+    """For each draft of the pair a cost table and its entries, measured here.
+
+    A batch of one is always timed: prompts that join a running batch are often read alone. All prompts are cut or continued to
+    their median length. The entries have the columns model, batch, width, context, seconds (median over repeats), low and high
+    (the least and the most of a repeat).
+    """
+    from tqdm.auto import tqdm
+
+    lengths = sorted({0, *drafted})
+    pairs = [replace(pair, draft=draft, drafts=(), end_ids=()) for draft in pair.drafts]
+    encoded = [pair.encode(prompt) for prompt in prompts]
+    longest = pair.max_length - (num_rounds + 2) * (lengths[-1] + 1)  # what the timed rounds leave
+    size = min(max(int(np.median([len(ids) for ids in encoded])), lengths[-1] + 2), longest)
+    if size <= lengths[-1] + 1:
+        raise InputError(
+            f"no room for {num_rounds} timed rounds in {pair.max_length} tokens: expected fewer (rounds=N), or costs=FILE"
+        )
+    texts = [(list(ids) * -(-size // len(ids)))[-size:] for ids in encoded]
+    settings = [
+        (batch, length, number)
+        for batch in sorted({1, *batch_sizes})
+        for length in lengths
+        for number in range(len(pairs))
+        if length or not number
+    ]
+    lines = []
+    with tqdm(total=(WARM_UP + REPEATS) * len(settings), desc=f"timing, {pair.name}", unit="setting") as bar:
+        for repeat in range(-WARM_UP, REPEATS):
+            for batch, length, number in settings:
+                chosen = [texts[row % len(texts)] for row in range(batch)]
+                found = _timed(pairs[number], chosen, sampling, length, num_rounds, reads=length == lengths[1])
+                about = {"batch": batch, "draft": number if length else PLAIN, "repeat": repeat}
+                lines += [{**line, **about} for line in found if repeat >= 0]
+                bar.update()
+    table = pd.DataFrame(lines)
+    machine = {"machine": provenance()["machine"], "rounds": num_rounds, "batch_sizes": list(batch_sizes)}
+    return [
+        _cost_table(table[table.draft.isin((number, PLAIN))], size + num_rounds, machine)
+        for number in range(len(pairs))
+    ]
+
+
+def _timed(
+    pair: ModelPair, prompts: Sequence[list[int]], sampling: Sampling, length: int, num_rounds: int, reads: bool
+) -> list[dict[str, Any]]:
+    """The mean seconds of rounds with full drafts, as those of one draft and one target forward.
+
+    reads  the seconds of the first round, which reads the prompts, are wanted, too
+
+    Raises InputError if a prompt failed.
+    """
+    method = Method(
+        f"K={length}", Fixed(max(length, 1)), get("rejection"), ChainProposer(), min_drafted=0, max_drafted=length
+    )
+    limit = replace(sampling, max_new_tokens=(num_rounds + 1) * (length + 1) + 1, max_length=None, stop=())
+    generations = decode_measured(pair, prompts, method, limit, batch_size=len(prompts), timed=True).generations
+    failed = next((generation.error for generation in generations if generation.error), None)
+    if failed is not None:
+        raise InputError(f"a prompt cannot be timed: {failed}")
+    together = list(zip(*(generation.rounds for generation in generations), strict=False))  # while all rows decode
+    first, *later = [rounds for rounds in together if min(one.num_drafted for one in rounds) == length]
+    timed = [rounds[0] for rounds in later[:num_rounds]]  # seconds are those of the whole batch
+    if not length:
+        seconds = [one.draft_seconds + one.target_seconds for one in timed]
+        return [{"model": "target", "width": 1, "seconds": float(np.mean(seconds))}]
+    draft = float(np.mean([one.draft_seconds for one in timed])) / length
+    lines = [
+        {"model": "draft", "width": 1, "seconds": draft},
+        {"model": "target", "width": length + 1, "seconds": float(np.mean([one.target_seconds for one in timed]))},
+    ]
+    if reads:
+        size, beyond = len(prompts[0]), (length - 1) * draft
+        lines += [
+            {"model": "draft", "width": size, "seconds": max(first[0].draft_seconds - beyond, draft)},
+            {"model": "target", "width": size + length, "seconds": first[0].target_seconds},
+        ]
+    return lines
+
+
+def _cost_table(lines: pd.DataFrame, context: int, about: dict[str, Any]) -> tuple[LoadCost, pd.DataFrame]:
+    """The table of one draft and its entries. Prints a line if repeats differ much."""
+    grouped = lines.groupby(["model", "batch", "width"]).seconds
+    entries = grouped.agg(seconds="median", low="min", high="max").reset_index()
+    entries.insert(3, "context", context)
+    spread = ((entries.high - entries.low) / entries.seconds).max()
+    if (wide := int((entries.high - entries.low > WIDE * entries.seconds).sum())) > 0:
+        print(
+            f"the times of {wide} of {len(entries)} settings vary by more than {WIDE:.0%} between repeats: use a quieter "
+            "machine, or more rounds (rounds=N)"
+        )
+    grids = [
+        grid_of({(float(e.batch), float(e.width), float(e.context)): e.seconds for e in part.itertuples()}, str(name))
+        for name, part in entries.groupby("model")
+    ]  # draft, target
+    return LoadCost(grids[0], grids[1], "measured", {**about, "spread": round(float(spread), 3)}), entries

@@ -3,7 +3,7 @@
     transformers.json  `num_assistant_tokens` for `generate(assistant_model=...)`; set on the draft's generation config
     vllm.json          a `--speculative-config`: the draft length by batch size as inclusive triples [from, to, K]
     sglang.txt, llama_cpp.txt  command-line flags
-    toolkit.txt        overrides of this package's own commands
+    toolkit.txt        overrides of this package's own decoding (`next_line` is the whole command)
 
 Engines that support fixed lengths only are given the best fixed length. vLLM (unless `draft_sample_method` says otherwise),
 SGLang's standalone drafts and llama.cpp draft greedily. Their lengths are chosen by replays with drafts at temperature 0.
@@ -15,10 +15,12 @@ version is 5.23. vLLM, SGLang and llama.cpp were not started.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+import shlex
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from toolkit.config import choices, compose, override, plain
 from toolkit.io import write_text
 
 LARGEST = 2**31 - 1  # the last triple's end: any larger batch
@@ -58,6 +60,20 @@ def write_exports(
         "toolkit.txt": "\n".join(advised) + "\n",
     }
     return [write_text(folder / name, content) for name, content in files.items()]
+
+
+def next_line(cfg: Any, overrides: Sequence[str], draft: str, batch: int) -> str:
+    """The command that decodes as advised for a batch size: with the pair, the sampling and the prompts of `cfg`."""
+    usual = plain(compose("decode"))
+    wanted = {"pair": {**plain(cfg.pair), "draft": draft}, "sampling": plain(cfg.sampling)}
+    words = [
+        override(f"{group}.{name}", value)
+        for group, values in wanted.items()
+        for name, value in values.items()
+        if name in usual[group] and value != usual[group][name]
+    ]
+    words += _prompts(plain(cfg.prompts))
+    return f"next: python -m toolkit.decode {shlex.join([*overrides, *words, override('batch_size', batch)])}"
 
 
 # -- inside -----------------------------------------------------------------------------------------------------------
@@ -110,3 +126,25 @@ def _llama_cpp(draft: str, length: int) -> str:
         return "# do not draft: start without --spec-type\n"
     flags = {"type": "draft-simple", "draft-model": f"{draft}.gguf", "draft-n-max": length, "draft-p-min": 0}
     return " ".join(f"--spec-{name} {value}" for name, value in flags.items()) + "\n"
+
+
+def _prompts(wanted: Mapping[str, Any]) -> list[str]:
+    """The prompts as overrides: a file, or the choice of `conf/prompts` with the fewest differences, and these."""
+    if wanted.get("path") is not None and "shares" not in wanted:  # a file that is read instead of the source
+        return [override(f"prompts.{name}", wanted[name]) for name in ("path", "limit") if wanted.get(name)]
+    described: list[list[str]] = []
+    for name in choices("prompts"):
+        usual = _composed([f"prompts={name}"])
+        if usual.keys() == wanted.keys():
+            differing = {f"prompts.{key}": value for key, value in wanted.items() if value != usual[key]}
+            words = [
+                ("++" if isinstance(value, dict) else "") + override(key, value) for key, value in differing.items()
+            ]
+            described.append([f"prompts={name}", *words])
+    same = (words for words in sorted(described, key=len) if _composed(words) == wanted)
+    return next(same, ["prompts.path=FILE.jsonl"])
+
+
+def _composed(words: Sequence[str]) -> dict[str, Any]:
+    prompts: dict[str, Any] = plain(compose("decode", words, checked=False).prompts)
+    return prompts

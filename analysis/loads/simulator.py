@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from analysis.replay.policies import Judged, Sent, draft
-from toolkit.load_cost import LoadCost, RuleSeconds
+from toolkit.load_cost import LoadCost
 from toolkit.stopping import StoppingPolicy
 from toolkit.stopping.base import State, with_fresh
 from toolkit.trace import Trace
@@ -108,15 +108,13 @@ def serve(
     costs: LoadCost,
     load: Load,
     requests: Sequence[int],
-    rule: RuleSeconds | None = None,
 ) -> Served:
     """Serve texts `requests` [Q] of the trace in this order.
 
     prompt_tokens [T]  tokens of each text's prompt
     policy             bound, its heads replaced by recorded ones
-    rule               seconds that the policy itself takes in rounds that draft; None: it takes none
     """
-    return _Server(trace, np.asarray(prompt_tokens), policy, costs, load, np.asarray(requests), rule).run()
+    return _Server(trace, np.asarray(prompt_tokens), policy, costs, load, np.asarray(requests)).run()
 
 
 # -- inside -----------------------------------------------------------------------------------------------------------
@@ -133,10 +131,9 @@ class _Server:
         costs: LoadCost,
         load: Load,
         requests: NDArray[np.int64],
-        rule: RuleSeconds | None,
     ):
         self.trace, self.prompt_tokens, self.policy, self.costs, self.load = trace, prompt_tokens, policy, costs, load
-        self.requests, self.rule, count = requests, rule, len(requests)
+        self.requests, count = requests, len(requests)
         self.geometry = Geometry.of(trace)
         self.run_of, self.left_of = self.geometry.run.numpy(), self.geometry.left.numpy()
         self.first_of = trace.text_first.numpy()
@@ -214,8 +211,7 @@ class _Server:
         contexts = self.prompt_tokens[texts] + starts[busy] - self.first_of[texts]
         context = float(contexts.mean() if self.load.drops == "always" else contexts.max())
         reading = self._reading(int(calls.max()) > 0, int(drafted.max()) + 1)
-        asked = 0 if self.policy.settled(state) else int(calls.max())
-        seconds = self._seconds(len(self.slot), int(calls.max()), int(drafted.max()), asked, context)
+        seconds = self._seconds(len(self.slot), int(calls.max()), int(drafted.max()), context)
         self.clock += reading + seconds
         self.shares[request[busy]] += seconds / busy.sum()
         readers = joined or np.flatnonzero(busy)
@@ -246,16 +242,12 @@ class _Server:
 
     # -- costs ----------------------------------------------------------------------------------------------------
 
-    def _seconds(self, batch: int, calls: int, width: int, asked: int, context: float) -> float:
-        """Seconds of a round: the batch's draft forwards, the target forward at the widest draft, and the policy's own.
-
-        asked  draft forwards after which the policy decides
-        """
-        key = (batch, calls, width, asked, round(context / 16))
+    def _seconds(self, batch: int, calls: int, width: int, context: float) -> float:
+        """Seconds of a round: the batch's draft forwards, and the target forward at the widest draft."""
+        key = (batch, calls, width, round(context / 16))
         if key not in self.seconds:
             target = self.costs.target(batch, width + 1, context)
-            own = self.rule(batch, asked) if self.rule is not None and calls else 0.0
-            self.seconds[key] = calls * self.costs.draft(batch, 1, context) + target + own
+            self.seconds[key] = calls * self.costs.draft(batch, 1, context) + target
         return self.seconds[key]
 
     def _reading(self, drafts: bool, width: int) -> float:

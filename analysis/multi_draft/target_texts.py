@@ -9,6 +9,7 @@ Shapes: N positions of a text, R draws, K candidates, V vocabulary.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,7 +20,6 @@ import torch
 from torch import Tensor
 
 from analysis.multi_draft.expectation import expected_acceptance, optima, spread_uniforms
-from analysis.multi_draft.texts import Text, check_texts, choose_positions
 from analysis.tables.files import read_parquet, write_parquet
 from toolkit import config
 from toolkit.decoding import decode
@@ -30,8 +30,18 @@ from toolkit.sampling import Sampling, row_generator
 from toolkit.teacher import Reading, readings_along
 from toolkit.verification import SelectionRule
 
+MODELS = ("target", "draft")
 PART = 16  # prompts; an interruption loses at most one part's work
 SUMS = ("accepted", "drafted", "optimum")  # over the positions of a text
+
+
+@dataclass(frozen=True)
+class Text:
+    """What the target responded to one prompt."""
+
+    prompt: str
+    prompt_ids: Sequence[int]
+    token_ids: Sequence[int]
 
 
 @dataclass(frozen=True)
@@ -135,7 +145,7 @@ class Walk:
                 texts = self._texts(first, folder / f"texts-{first:06d}-{about}.parquet")
                 fresh = self._score(texts, first, missing)
             for judge, frame in fresh.items():
-                _write(frame, paths[judge])
+                write_parquet(frame, paths[judge])
             done = {judge: frame for judge, frame in known.items() if frame is not None} | fresh
             frames += [done[judge].assign(method=judge.method, scheme=judge.scheme) for judge in judges]
             on_part(len(part))
@@ -181,7 +191,7 @@ class Walk:
                 if g.error is None
             ]
             saved = pd.DataFrame(rows, columns=["prompt", "prompt_ids", "token_ids"])
-            _write(saved, path)
+            write_parquet(saved, path)
         return [
             Text(row.prompt, list(map(int, row.prompt_ids)), list(map(int, row.token_ids)))
             for row in saved.itertuples()
@@ -228,8 +238,50 @@ class Walk:
                 yield judge, found
 
 
-def _write(frame: pd.DataFrame, path: Path) -> None:
-    write_parquet(frame, path)
+def alphabet_table(walk: Walk, folder: Path) -> pd.DataFrame:
+    """How many tokens have a probability above 0 at a position, after truncation (top-p, top-k).
+
+    Khisti et al. (arXiv:2410.18234), appendix F, for any pair and sampling. One line per model and size that occurs: model,
+    size (tokens), positions, share, share_up_to (cumulative). `folder`: where the walk's parts lie.
+    """
+    counted: dict[str, Counter[int]] = {model: Counter() for model in MODELS}
+    for reading in walk.readings(folder):
+        for model, probs in zip(
+            MODELS, (reading.target_probs, reading.draft_probs(walk.draft_temperature)), strict=True
+        ):
+            counted[model].update(alphabet_sizes(probs).tolist())
+    lines = [
+        {"model": model, "size": size, "positions": sizes[size]}
+        for model, sizes in counted.items()
+        for size in sorted(sizes)
+    ]
+    table = pd.DataFrame(lines, columns=["model", "size", "positions"])
+    table["share"] = table.positions / table.groupby("model").positions.transform("sum")
+    return table.assign(share_up_to=table.groupby("model").share.cumsum())
+
+
+def alphabet_sizes(probs: Tensor) -> Tensor:
+    """Tokens with a probability above 0 [N] of probs [N, V]."""
+    return torch.count_nonzero(probs, dim=-1)
+
+
+def check_texts(pair: ModelPair, texts: Sequence[Text]) -> None:
+    """Raises InputError if the pair cannot read a text."""
+    for text in texts:
+        ids = [*text.prompt_ids, *text.token_ids]
+        if len(ids) > pair.max_length:
+            raise InputError(f"text {text.prompt}: {len(ids)} tokens exceed the context of {pair.max_length}")
+        if ids and not 0 <= min(ids) <= max(ids) < pair.vocab_size:
+            raise InputError(
+                f"text {text.prompt}: expected token ids in [0, {pair.vocab_size}), got {min(ids)}..{max(ids)}"
+            )
+
+
+def choose_positions(length: int, most: int | None, generator: torch.Generator) -> list[int]:
+    """At most `most` of a text's positions, drawn without replacement, in order; None: all."""
+    if most is None or length <= most:
+        return list(range(length))
+    return sorted(torch.randperm(length, generator=generator)[:most].tolist())
 
 
 def _read(path: Path) -> pd.DataFrame | None:

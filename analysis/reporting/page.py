@@ -1,14 +1,18 @@
-"""The page: one HTML file that needs nothing else, and the same as Markdown."""
+"""The page: one HTML file that needs nothing else, the same as Markdown, and what it shows as a small JSON file."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from analysis.reporting.charts import DARK
+from analysis.reporting.folders import Group
+from analysis.reporting.panels import Panel
 from analysis.tables.files import as_markdown_text
 
+VERSION = 1  # of the JSON file
 TEMPLATES = Path(__file__).resolve().parent.parent / "templates"
 
 
@@ -33,15 +37,52 @@ def scripts(specs: dict[str, Any]) -> dict[str, str]:
     """
     import vl_convert
 
+    charts = json.dumps({"specs": specs, "dark": DARK}, ensure_ascii=False, allow_nan=False, default=str)
     library = vl_convert.javascript_bundle("window.vegaEmbed = vegaEmbed;") if specs else ""
     return {
         "library": library.replace("</script", "<\\/script"),
-        "charts": _json({"specs": specs, "dark": DARK}),
+        "charts": charts.replace("<", "\\u003c").replace("\u2028", "\\u2028").replace("\u2029", "\\u2029"),
         "script": (TEMPLATES / "report.js").read_text(encoding="utf-8"),
         "style": (TEMPLATES / "report.css").read_text(encoding="utf-8"),
     }
 
 
-def _json(value: Any) -> str:
-    text = json.dumps(value, ensure_ascii=False, allow_nan=False, default=str)
-    return text.replace("<", "\\u003c").replace("\u2028", "\\u2028").replace("\u2029", "\\u2029")
+def report_spec(
+    title: str, made: dict[str, Any], parts: Sequence[tuple[Group, str, Sequence[Panel]]]
+) -> dict[str, Any]:
+    """Plain containers. A panel names its folders, the keys under which their W&B runs log the same, or why it is missing."""
+    return {
+        "version": VERSION,
+        "title": title,
+        "made": {name: made[name] for name in ("time", "revision")},
+        "groups": [
+            {
+                "title": group.title,
+                "pair": group.pair,
+                "sampling": group.sampling,
+                "headline": said,
+                "folders": [
+                    {
+                        "stage": folder.stage,
+                        "path": str(folder.path),
+                        "status": folder.about.get("status"),
+                        "run": folder.run_id,
+                    }
+                    for folder in group.folders
+                ],
+                "panels": [
+                    {
+                        "name": panel.name,
+                        "title": panel.title,
+                        "missing": panel.missing or None,
+                        "folders": [str(folder.path) for folder in panel.folders],
+                        "runs": [folder.run_id for folder in panel.folders if folder.run_id],
+                        "logged": list(panel.logged),
+                        "table": None if panel.table is None else panel.table.markdown,
+                    }
+                    for panel in panels
+                ],
+            }
+            for group, said, panels in parts
+        ],
+    }

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from analysis import acceptance
-from analysis.multi_draft.alphabet import alphabet_sizes
+from analysis.multi_draft.target_texts import alphabet_sizes
 from analysis.tables.files import read_table
 from tests.analysis.test_acceptance import acceptance_config
 

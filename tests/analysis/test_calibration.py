@@ -1,9 +1,9 @@
-"""analysis.calibration: samples against slow ones, the whole command on tiny traces, refusals."""
+"""analysis.heads fit=...: samples against slow ones, the whole command on tiny traces, refusals."""
 
 import pytest
 import torch
 
-from analysis import calibration
+from analysis import heads as heads_command
 from analysis.replay.calibrating import Scored
 from analysis.tables.files import read_table
 from data_gen.recording import Recorder
@@ -79,10 +79,10 @@ def test_the_command_calibrates_both_heads_of_a_folder(tiny_overrides, tiny_trac
     heads = testing.random_heads(tmp_path / "heads", 16, 16)
     fitted, other = tiny_traces
     words = [
-        *tiny_overrides, f"head={heads}", f"fit={{a: {fitted}}}", f"traces={{a: {other}, b: {other}}}", "max_depth=3",
+        *tiny_overrides, f"heads=[{heads}]", f"fit={{a: {fitted}}}", f"traces={{a: {other}, b: {other}}}", "max_depth=3",
         f"paths.output_dir={tmp_path}/out",
     ]  # fmt: skip
-    folder = calibration.run(compose("calibration", words))
+    folder = heads_command.run(compose("heads", words))
     scores = read_table(folder, "scores").set_index(["head", "dataset", "scope", "version"])
     assert not scores.loc[("survival", "b", "position", "raw")].in_distribution
     for kind in ("survival", "preread"):
@@ -95,7 +95,7 @@ def test_the_command_calibrates_both_heads_of_a_folder(tiny_overrides, tiny_trac
         assert stored.load(folder / "head", kind) is not None and kind.is_in(folder / "head")
         assert stored.load(heads, kind) is None  # the head that was given stays as it is
     stamp = (folder / "scores.csv").stat().st_mtime_ns
-    calibration.run(compose("calibration", words))
+    heads_command.run(compose("heads", words))
     assert (folder / "scores.csv").stat().st_mtime_ns == stamp
     with pytest.raises(InputError, match="the same for b"):
-        calibration.run(compose("calibration", [*words, f"traces={{a: {other}, b: {fitted}}}"]))
+        heads_command.run(compose("heads", [*words, f"traces={{a: {other}, b: {fitted}}}"]))

@@ -4,7 +4,7 @@ from itertools import chain, combinations
 
 import pytest
 
-from analysis import exact
+from analysis import acceptance
 from analysis.tables.files import read_table
 from toolkit.config import compose
 from toolkit.errors import InputError
@@ -24,13 +24,12 @@ def theorem_3(p, q):
 
 
 def config(tmp_path, *words):
-    return compose(
-        "exact", [f"paths.root_dir={tmp_path}", "track=false", f"target_probs={P}", f"draft_probs={Q}", *words]
-    )
+    given = [f"target_probs={P}", f"draft_probs={Q}", "num_drafts=[2]"]
+    return compose("acceptance", [f"paths.root_dir={tmp_path}", "track=false", *given, *words])
 
 
 def test_the_optimum_is_theorem_3_and_no_rule_is_above_it(tmp_path):
-    table = read_table(exact.run(config(tmp_path, "methods=[specinfer,spectr,importance,mcsd]")), "exact")
+    table = read_table(acceptance.run(config(tmp_path, "methods=[specinfer,spectr,importance,mcsd]")), "exact")
     best = table[(table.method == "optimum") & (table.scheme == "iid")]
     assert best.acceptance.tolist() == pytest.approx([theorem_3(P, q) for q in Q], abs=1e-12)
     assert best[["q_1", "q_2", "q_3"]].to_numpy().tolist() == Q
@@ -43,7 +42,7 @@ def test_the_optimum_is_theorem_3_and_no_rule_is_above_it(tmp_path):
 
 
 def test_more_candidates_are_lines_of_their_own(tmp_path):
-    table = read_table(exact.run(config(tmp_path, "methods=[specinfer]", "num_drafts=[1,3]")), "exact")
+    table = read_table(acceptance.run(config(tmp_path, "methods=[specinfer]", "num_drafts=[1,3]")), "exact")
     overlap = [sum(min(a, b) for a, b in zip(P, q, strict=True)) for q in Q]
     assert table[(table.K == 1) & (table.method == "specinfer")].acceptance.tolist() == pytest.approx(overlap)
     assert table[table.K == 3].acceptance.mean() > table[table.K == 1].acceptance.mean()
@@ -62,5 +61,5 @@ def test_more_candidates_are_lines_of_their_own(tmp_path):
 )
 def test_bad_input_is_one_line(tmp_path, word, said):
     with pytest.raises(InputError, match=said) as caught:
-        exact.run(config(tmp_path, word))
+        acceptance.run(config(tmp_path, word))
     assert "\n" not in str(caught.value)

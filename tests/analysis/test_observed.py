@@ -7,7 +7,8 @@ import json
 import numpy as np
 import pytest
 
-from analysis import observed
+from analysis import advise
+from analysis.loads import observed
 from analysis.tables.bootstrap import Bootstrap
 from analysis.tables.files import read_table
 from toolkit import config
@@ -72,14 +73,14 @@ def test_the_command_ends_with_a_sentence_and_finds_its_work_finished(tmp_path, 
     generator = np.random.default_rng(0)
     lines = [answer([int(n) for n in generator.multinomial(40, [0.1, 0.1, 0.1, 0.1, 0.6])]) for _ in range(30)]
     path = write(tmp_path, *lines)
-    cfg = config.compose("observed", [f"responses={path}", "cost_ratio=.05", f"paths.output_dir={tmp_path}/out"])
-    folder = observed.run(cfg)
+    cfg = config.compose("advise", [f"responses={path}", "cost_ratio=.05", f"paths.output_dir={tmp_path}/out"])
+    folder = advise.run(cfg)
     first = capsys.readouterr().out
     assert "Draft 4 tokens (the longest that was served: serve a longer one to see further): " in first
     assert read_table(folder, "lengths").num_drafted.tolist() == [0, 1, 2, 3, 4]
     assert "Accepted, given that all tokens before it were" in (folder / "observed.md").read_text()
     stamp = (folder / "observed.md").stat().st_mtime_ns
-    assert observed.run(cfg) == folder
+    assert advise.run(cfg) == folder
     assert (folder / "observed.md").stat().st_mtime_ns == stamp
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from analysis import price
+from analysis import timing
 from analysis.replay.policies import replay
 from analysis.replay.recorded_heads import with_recorded_heads
 from analysis.tables.files import read_table
@@ -46,7 +46,7 @@ def recorded(tiny_overrides, tiny_responses, heads, tmp_path_factory):
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_price_is_worth_what_the_table_says(kind, recorded, heads, pair, tiny_overrides, tmp_path):
     words = [f"traces={recorded}", f"head={heads[kind]}", "cost_ratios=[0.1,0.3]", f"paths.output_dir={tmp_path}/p"]
-    table = read_table(price.run(compose("price", [*tiny_overrides, *words])), "prices")
+    table = read_table(timing.run(compose("timing", [*tiny_overrides, *words])), "prices")
     assert list(table.c) == [0.1, 0.3]
     trace = read_traces(recorded)
     for _, line in table.iterrows():
@@ -68,10 +68,10 @@ def test_the_stopping_problem_is_solved_on_request(kind, recorded, heads, tiny_o
         "values=true",
         f"paths.output_dir={tmp_path}/p",
     ]
-    folder = price.run(compose("price", [*tiny_overrides, *words]))
+    folder = timing.run(compose("timing", [*tiny_overrides, *words]))
     (line,) = read_table(folder, "prices").to_dict("records")
     assert line["best policy"] >= 0.98 * line["tokens per target time"]
-    assert line["rate rule behind it"] == pytest.approx(1 - line["tokens per target time"] / line["best policy"])
+    assert line["rate rule below it"] == pytest.approx(1 - line["tokens per target time"] / line["best policy"])
     thresholds, values = read_table(folder, "thresholds"), read_table(folder, "values")
     assert list(thresholds.k) == [1, 2, 3, 4, 5] and thresholds.h.between(0, 1).all()
     assert values.groupby("k").states.sum().is_monotonic_decreasing
@@ -81,4 +81,4 @@ def test_the_stopping_problem_is_solved_on_request(kind, recorded, heads, tiny_o
 def test_bad_input(recorded, heads, tiny_overrides):
     words = [*tiny_overrides, f"traces={recorded}", f"head={heads['preread']}"]
     with pytest.raises(InputError, match="cost_ratios: expected a list of numbers above 0, got "):
-        price.run(compose("price", [*words, "cost_ratios=[0.1,-1]"]))
+        timing.run(compose("timing", [*words, "cost_ratios=[0.1,-1]"]))

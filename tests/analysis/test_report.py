@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from analysis import frontier, publish, report
+from analysis import frontier, report
 from analysis.figures.looks import METHODS, look
 from analysis.reporting.charts import DARK
 from analysis.reporting.folders import grouped, read_folder
@@ -160,10 +160,8 @@ def test_what_the_specification_says(tmp_path, inputs):
 def test_the_specification_becomes_a_wandb_report_without_a_server(tmp_path, inputs):
     """Its serialised form holds the headline, the table, and for every panel the runs and the keys that they logged."""
     pytest.importorskip("wandb_workspaces")
-    made = run(tmp_path, inputs)
-    spec = read_json(made / "report.json")
-    options = [f"report={made}", "entity=team", "project=lab", "dry_run=true", f"paths.root_dir={tmp_path}"]
-    found = read_json(publish.run(config.compose("publish", options)) / "wandb_report.json")
+    made = run(tmp_path, inputs, "publish=true", "entity=team", "project=lab", "dry_run=true")
+    spec, found = read_json(made / "report.json"), read_json(made / "wandb_report.json")
     assert found["project"]["name"] == "lab" and found["project"]["entityName"] == "team"
     assert found["displayName"] == spec["title"]
     text = json.dumps(found)

@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import pandas as pd
 import pytest
 
-from analysis import frontier, standing
+from analysis import frontier
 from analysis.tables.files import read_table
 from analysis.tables.standing import notes
 from toolkit import config
-from toolkit.errors import InputError
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory, sweeps):
     root = tmp_path_factory.mktemp("standing")
-    options = ["track=false", "resamples=200", "cost_ratios=[.1,.6]", f"paths.root_dir={root}"]
-    return standing.run(config.compose("standing", [f"dev=[{sweeps['dev']}]", f"test=[{sweeps['test']}]", *options]))
+    options = ["track=false", "resamples=200", "table_costs=[.6,.1,.1]", f"paths.root_dir={root}"]
+    return frontier.run(config.compose("frontier", [f"dev=[{sweeps['dev']}]", f"test=[{sweeps['test']}]", *options]))
 
 
 @pytest.mark.parametrize("cost_ratio", [0.1, 0.6])
@@ -27,6 +29,7 @@ def test_every_cost_ratio_is_a_frontier_of_its_own(folder, sweeps, tmp_path, cos
     )
     expected = read_table(of_frontier, "frontier").set_index("method")
     found = read_table(folder, "standing")
+    assert not found.duplicated(["dataset", "cost_ratio", "method"]).any()
     found = found[found.cost_ratio == cost_ratio].set_index("method")
     assert set(found.index) <= set(expected.index)  # the frontier also knows the best K of every prompt
     for method, line in found.iterrows():
@@ -61,15 +64,9 @@ def test_a_line_loses_only_beyond_its_interval(throughput_high, gain_high, said)
     assert notes(lines, "fixed K") == [said, "", ""]
 
 
-def test_cost_ratios_are_each_told_once(sweeps, tmp_path):
-    options = [
-        f"dev=[{sweeps['dev']}]",
-        f"test=[{sweeps['test']}]",
-        "track=false",
-        "resamples=20",
-        f"paths.root_dir={tmp_path}",
-    ]
-    found = read_table(standing.run(config.compose("standing", [*options, "cost_ratios=[.2,.2]"])), "standing")
-    assert not found.duplicated(["dataset", "method"]).any()
-    with pytest.raises(InputError, match="cost_ratios: expected at least one number above 0, got none"):
-        standing.run(config.compose("standing", [*options, "cost_ratios=[]"]))
+def test_a_merged_command_names_its_successor():
+    """The old name ends with one line and exit code 2, whatever follows it."""
+    words = [sys.executable, "-m", "analysis.standing", "dev=[x]", "cost_ratios=[.2]"]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.count("\n") == 1 and "python -m analysis.frontier" in done.stderr

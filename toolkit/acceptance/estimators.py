@@ -30,7 +30,7 @@ class HeadEstimator:
 
     head       folder of a head; None: the one that ships with the pair
     corrected  undo the class weight's shift before the sigmoid (published: False)
-    calibrated  give the chances of the calibration that lies beside the head (`analysis.calibration`) instead
+    calibrated  give the chances of the calibration that lies beside the head (`analysis.heads`) instead
     scorer     what gives the head's logits: set by `bind`, replaced by recorded ones in a replay
     """
 
@@ -70,7 +70,7 @@ class PrereadEstimator:
     """A pre-read head: it scores y_k before it is read, and the token after it.
 
     head        folder of heads; None: the one that ships with the pair
-    calibrated  give the chances of the calibration that lies beside the head (`analysis.calibration`)
+    calibrated  give the chances of the calibration that lies beside the head (`analysis.heads`)
     The folder may also hold an acceptance head alone. Then y_{k-1} is scored instead of y_k, once it has been read.
     The chances of y_k and of the token after it count as 1. A policy that multiplies the estimates then is SpecDec++'s.
     judges_blocks  its head's chances are block verification's P_k, of the whole round: set by `bind`

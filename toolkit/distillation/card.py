@@ -33,7 +33,7 @@ Proposes tokens that `{pair["target"]}` verifies; it is not meant to be used by 
 | code | {facts["revision"]} |
 
 Chance of acceptance on validation text, mean over tokens: {scores["start/alpha"]:.4f} before, {scores["val/alpha"]:.4f} after.
-What that is worth per domain: `python -m analysis.drafts`.
+What that is worth per domain: `python -m analysis.heads drafts=...`.
 
 Use it: `ModelPair.from_pretrained("{pair["target"]}", "THIS FOLDER")`
 """

@@ -103,6 +103,13 @@ class Decode(Command, OnPrompts):
     method: Annotated[Any, Group("method"), "proposer, policy and rule"]
     head: Annotated[str | None, "folder of an acceptance head; null: the one that ships with the pair"]
     batch_size: Annotated[int, AtLeast(1), "prompts decoded together; the tokens do not depend on it"]
+    export: Annotated[
+        bool, "write the formats of Spec-Bench and SpecDec++, too; their times are written if batch_size is 1"
+    ]
+    category: Annotated[
+        str, "Spec-Bench's: mt_bench's, translation, summarization, qa, math_reasoning, rag; or overall"
+    ]
+    model_id: Annotated[str | None, "how exported answers call their model; null: the folder's name"]
 
 
 class MethodOnly(Section):
@@ -329,6 +336,7 @@ class Sweep(Command, OnPrompts, Labels, Tracked, Shared):
         Literal["traces", "live"],
         "traces: decode plainly, record, and replay every chain method on the recording; live: decode every setting",
     ]
+    replayed: Annotated[Folders, "of source=live: replayed sweeps of the same prompts that are compared with it"]
     max_drafted: Annotated[
         int, AtLeast(1), "the most tokens of a round: of a recording, and of methods that name no other bound"
     ]
@@ -360,6 +368,11 @@ class Advise(Command, OnPrompts, Intervals, Tracked):
     max_drafted: Annotated[int, AtLeast(1), "most tokens of a round"]
     hidden: Hidden
     batch_size: Annotated[int, AtLeast(1), "prompts decoded together for the responses; does not change them"]
+    responses: Annotated[
+        str | None,
+        "advise from vLLM's answers instead, one JSON object per line, with its counts per request; no model is loaded",
+    ]
+    cost_ratio: Annotated[float, Above(0), "c, draft forward / target forward, with `responses`"]
 
 
 class Serving(Command, OnPrompts, Tracked):
@@ -431,42 +444,33 @@ class Frontier(Command, Intervals, Tracked):
     cost_range: Annotated[
         list[Annotated[float, Above(0)]], "of the figure over cost ratios; settings are chosen anew at every ratio"
     ]
-    table_costs: Annotated[list[Annotated[float, Above(0)]], "of the table over cost ratios, likewise"]
+    table_costs: Annotated[list[Annotated[float, Above(0)]], "of the tables per cost ratio (standing.md), likewise"]
     baseline: Annotated[str, "method that the others are compared with"]
-
-
-class Standing(Command, Intervals, Tracked):
-    module, example = "analysis.standing", "dev=[SWEEP,...] cost_ratios=[.1,.2,.3]"
-    dev: Annotated[str | Folders, "output folders of analysis.sweep grid=policies that settings are chosen on"]
-    test: (
-        Annotated[str | Folders, "the same data sets, other prompts: what is reported; null: half of dev's prompts"]
-        | None
-    )
-    apart: Annotated[list[str], "parameters, as settings call them, whose values are methods of their own: [head]"]
-    cost_ratios: Annotated[
-        list[Annotated[float, Above(0)]], "c, a draft forward over a target forward: a table for each"
-    ]
-    baseline: Annotated[str, "method that the others are compared with"]
-
-
-class Agreement(Command, Intervals):
-    module, example = "analysis.agreement", "replayed=[SWEEP,...] live=[SWEEP,...]"
-    replayed: Annotated[str | Folders, "output folders of analysis.sweep"]
-    live: Annotated[str | Folders, "output folders of analysis.sweep source=live"]
-    cost_ratio: CostRatio
 
 
 class Timing(Command, OnPrompts, Tracked):
     module, example = "analysis.timing", "prompts=toy_math prompts.limit=40"
     num_drafted: Annotated[list[Annotated[int, AtLeast(1)]], "fixed K whose rounds the seconds are regressed on"]
     head: Annotated[
-        str | None, "acceptance head for the row of SpecDec++; null: the pair's own, or no such row if it has none"
+        str | None,
+        "acceptance head for the row of SpecDec++; null: the pair's own, or no such row if it has none; with `traces`: "
+        "the head whose price is solved",
     ]
     warm_up: Annotated[int, AtLeast(0), "first prompts that are decoded and not counted"]
     batch_sizes: Annotated[
         list[Annotated[int, AtLeast(1)]], "also time forwards at these; writes costs.json; []: do not"
     ]
     rounds: Annotated[int, AtLeast(8), "timed rounds per batch size, draft length and repeat"]
+    traces: Annotated[
+        str | None,
+        "solve the rate rule's price on this folder of data_gen.traces (hidden=true, or recorded with the head); nothing "
+        "is timed then",
+    ]
+    cost_ratios: Annotated[list[Annotated[float, Above(0)]], "of the prices: c, draft forward / target forward"]
+    min_drafted: Annotated[int, AtLeast(1), "of the prices: shortest round"]
+    values: Annotated[bool, "solve the stopping problem, too: value function and threshold by tokens drafted"]
+    max_drafted: Annotated[int, AtLeast(2), "of values=true: longest round, as far as the recording goes"]
+    draft: Draft
 
 
 class Acceptance(Command, OnPrompts, Labels, Intervals, Tracked):
@@ -475,6 +479,13 @@ class Acceptance(Command, OnPrompts, Labels, Intervals, Tracked):
     overrides: Annotated[list[str], "of every one of them: rule.num_free=8, proposer.scheme=independent, ..."]
     num_drafts: Annotated[list[Annotated[int, AtLeast(1)]], "K, candidates per node"]
     draft_temperature: Annotated[float, AtLeast(0), "of q; null: as the target's"] | None
+    target_probs: Annotated[
+        list[Annotated[float, Probability]] | None,
+        "p, of rules for given distributions: all V^K tuples of candidates are enumerated, and no model is used",
+    ]
+    draft_probs: Annotated[
+        list[list[Annotated[float, Probability]]] | None, "with it: one q after another, over the same tokens"
+    ]
     responses: Annotated[str | None, "a folder that `read` can read (of data_gen.responses): its texts, not fresh ones"]
     read: Annotated[Any, Group("read"), "what reads it"]
     positions: Annotated[int, AtLeast(1), "per text, drawn at random; null: all"] | None
@@ -499,19 +510,14 @@ class Acceptance(Command, OnPrompts, Labels, Intervals, Tracked):
     batch_size: Annotated[int, AtLeast(1), "does not change the results"]
 
 
-class Exact(Command, Tracked):
-    module, example = "analysis.exact", "'target_probs=[.5,.25,.25]' 'draft_probs=[[.5,.1,.4]]'"
-    target_probs: Annotated[list[Annotated[float, Probability]], "p"]
-    draft_probs: Annotated[list[list[Annotated[float, Probability]]], "one q after another, over the same tokens"]
-    methods: Annotated[list[Annotated[str, Choice("method", "method")]], "of conf/method/, with trees of one draft"]
-    overrides: Annotated[list[str], "of every one of them: rule.num_free=8, ..."]
-    num_drafts: Annotated[list[Annotated[int, AtLeast(1)]], "K, candidates: all V^K tuples of them are enumerated"]
-
-
 class Heads(Command, OnPair, Intervals, Tracked):
     module, example = "analysis.heads", "traces=outputs/traces-HASH heads=[outputs/train-HASH,...]"
-    traces: Annotated[str, "folder of data_gen.traces: hidden=true for any heads, or recorded with these very heads"]
-    heads: Annotated[Folders, "folders of heads, or output folders of toolkit.train"]
+    traces: Annotated[
+        str | Mapping[str, str] | None,
+        "folder of data_gen.traces: hidden=true for any heads, or recorded with these very heads; with `fit`: "
+        "{NAME: FOLDER}, of yet other prompts, what is reported",
+    ]
+    heads: Annotated[Folders | None, "folders of heads, or output folders of toolkit.train; with `fit`: one"]
     dev: Annotated[
         str | None, "another folder of data_gen.traces to choose thresholds on; null: some of the texts of `traces`"
     ]
@@ -523,48 +529,26 @@ class Heads(Command, OnPair, Intervals, Tracked):
     corrected: Annotated[
         bool, "undo the class weights' shift of acceptance heads before the threshold; published: false"
     ]
-    cost_ratio: CostRatio
-    draft: Draft
-
-
-class Calibration(Command, OnPair):
-    module = "analysis.calibration"
-    example = "head=outputs/train-HASH fit='{math: outputs/traces-HASH}' traces='{math: ..., code: ...}'"
-    head: Annotated[str, "folder of heads, or output folder of toolkit.train"]
-    fit: Annotated[Mapping[str, str], "{NAME: FOLDER} of data_gen.traces, of prompts that the head was not trained on"]
-    traces: Annotated[Mapping[str, str], "{NAME: FOLDER}, of yet other prompts: what is reported"]
-    kind: Annotated[Literal["isotonic", "platt", "temperature"], "of the maps"]
-    max_depth: Annotated[int, AtLeast(1), "longest product of a round's chances; recorded with max_drafted above it"]
-    draft: Draft
-
-
-class Drafts(Command, OnPair, Intervals):
-    module = "analysis.drafts"
-    example = (
-        "drafts='{before: toy/draft, after: outputs/distill-HASH/draft}' responses='{math: outputs/responses-HASH}'"
-    )
+    fit: Annotated[
+        Mapping[str, str] | None,
+        "calibrate the head: {NAME: FOLDER} of data_gen.traces, of prompts that it was not trained on",
+    ]
+    kind: Annotated[Literal["isotonic", "platt", "temperature"], "of the calibration's maps"]
+    max_depth: Annotated[int, AtLeast(1), "longest product that is calibrated; recorded with max_drafted above it"]
     drafts: Annotated[
-        Mapping[str, str], "{NAME: FOLDER}: drafts of the pair's target; the first is what others are compared with"
+        Mapping[str, str] | None,
+        "compare these instead: {NAME: FOLDER}, drafts of the pair's target; others are compared with the first",
     ]
     responses: Annotated[
-        Mapping[str, str], "{DOMAIN: FOLDER} of data_gen.responses, of prompts that no draft was trained on"
+        Mapping[str, str] | None,
+        "along these: {DOMAIN: FOLDER} of data_gen.responses, of prompts that no draft was trained on",
     ]
     limit: Annotated[int, AtLeast(1), "only the first so many texts of each"] | None
-    depth: Annotated[int, AtLeast(1), "K of the rounds whose mean accepted length is reported"]
-    max_drafted: Annotated[int, AtLeast(1), "largest fixed K that is replayed"]
-    cost_ratio: CostRatio
-    replicates: Annotated[int, AtLeast(1), "acceptance draws per text: more cut the variance of lengths and throughput"]
+    depth: Annotated[int, AtLeast(1), "K of the rounds whose mean accepted length is reported of a draft"]
+    max_drafted: Annotated[int, AtLeast(1), "largest fixed K that is replayed with a draft"]
+    replicates: Annotated[int, AtLeast(1), "acceptance draws per text: more cut the variance of a draft's figures"]
     batch_size: Annotated[int, AtLeast(1), "texts at a time; does not change the results, float ties aside"]
-
-
-class Price(Command, OnPair):
-    module, example = "analysis.price", "traces=outputs/traces-HASH head=outputs/train-HASH"
-    traces: Annotated[str, "folder of data_gen.traces: hidden=true for any head, or recorded with this very head"]
-    head: Annotated[str, "folder of a head, or output folder of toolkit.train"]
-    cost_ratios: Annotated[list[Annotated[float, Above(0)]], "c, draft forward / target forward"]
-    min_drafted: Annotated[int, AtLeast(1), "shortest round"]
-    values: Annotated[bool, "solve the stopping problem, too: value function and threshold by tokens drafted"]
-    max_drafted: Annotated[int, AtLeast(2), "of values=true: longest round, as far as the recording goes"]
+    cost_ratio: CostRatio
     draft: Draft
 
 
@@ -573,21 +557,11 @@ class Report(Command):
     inputs: Annotated[str | Folders, "output folders of any commands: frontier, train, sweep, ..."]
     title: Annotated[str, "of the page"]
     max_cells: Annotated[int, AtLeast(1), "larger tables, such as the rows of a sweep, are named and not shown"]
-
-
-class Export(Command):
-    module, example = "analysis.export", "folder=outputs/decode-HASH"
-    folder: Annotated[str, "output folder of toolkit.decode; its times are written if batch_size was 1"]
-    category: Annotated[
-        str, "Spec-Bench's: mt_bench's, translation, summarization, qa, math_reasoning, rag; or overall"
-    ]
-    model_id: Annotated[str | None, "how answers call their model; null: the folder's name"]
-
-
-class Observed(Command, Intervals):
-    module, example = "analysis.observed", "responses=FILE.jsonl cost_ratio=.1"
-    responses: Annotated[str, "vLLM's answers, one JSON object per line, with its counts per request"]
-    cost_ratio: CostRatio
+    publish: Annotated[bool, "make a W&B report of it, too, after its runs were uploaded (python -m toolkit.sync)"]
+    entity: Annotated[str | None, "who the runs belong to; null: the API key's"]
+    project: Annotated[str | None, "where the runs are; null: WANDB_PROJECT, or acceptance-toolkit"]
+    draft: Annotated[bool, "visible to its author only until published there"]
+    dry_run: Annotated[bool, "of publish=true: build the W&B report and write its specification, send nothing"]
 
 
 class Paper(Command, Tracked):
@@ -597,15 +571,6 @@ class Paper(Command, Tracked):
     ]
     runs: Annotated[Mapping[str, str] | None, "{NAME: FOLDER}: the output folders that the table's cells name"]
     models: Annotated[str, "the pair that ran, as the page calls it"]
-
-
-class Publish(Command):
-    module, example = "analysis.publish", "report=outputs/report-HASH entity=TEAM"
-    report: Annotated[str, "output folder of analysis.report"]
-    entity: Annotated[str | None, "who the runs belong to; null: the API key's"]
-    project: Annotated[str | None, "where the runs are; null: WANDB_PROJECT, or acceptance-toolkit"]
-    draft: Annotated[bool, "visible to its author only until published there"]
-    dry_run: Annotated[bool, "build the report and write its specification, send nothing"]
 
 
 class Sync(Command):

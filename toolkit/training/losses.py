@@ -17,7 +17,7 @@ With gamma > 0 the loss is the focal loss (Lin et al., arXiv:1708.02002, equatio
 
     numerator = sum_i [ -w_acc P_i (1 - P^_i)^gamma log P^_i - w_rej (1 - P_i) P^_i^gamma log(1 - P^_i) ]
 
-For soft labels its optimum is not a probability, so chances come from `analysis.calibration`.
+For soft labels its optimum is not a probability, so chances come from `analysis.heads`.
 """
 
 from __future__ import annotations

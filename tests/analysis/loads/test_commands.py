@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 import re
 import shlex
+from pathlib import Path
 
 import pandas as pd
 import pytest
 
 from analysis import advise, serving
-from analysis.loads.choosing import _advised, best_lengths, said_of_lengths, sentences, unlike_plain
+from analysis.loads.choosing import advised, best_lengths, sentences
 from analysis.loads.exports import LARGEST, triples
 from analysis.loads.hardware import DEVICES, PRESETS, Shape, modelled
 from data_gen.frozen import load_frozen
@@ -66,8 +67,8 @@ def test_from_two_drafts_and_a_file_to_an_answer(tmp_path, capsys):
     assert sorted(path.stat().st_mtime_ns for path in (folder / "settings").iterdir()) == made, "recorded again"
 
 
-def test_an_advised_batch_rule_decodes_with_what_it_was_simulated_with(tmp_path):
-    """`toolkit.txt`, given to a command, makes the very rule; the cost table says for every rule what it was told."""
+def test_an_advised_batch_rule_decodes_with_the_costs_it_was_simulated_with(tmp_path):
+    """`toolkit.txt`, given to a command, makes the very rule."""
     costs = LoadCost.ratio(0.05, 0.01).save(tmp_path / "costs.json")
     words = [
         f"prompts.path={prompts_file(tmp_path, 16)}",
@@ -76,22 +77,28 @@ def test_an_advised_batch_rule_decodes_with_what_it_was_simulated_with(tmp_path)
         f"costs={costs}",
     ]
     words += [
-        "grid.speculative.policy.num_drafted=[1]",
-        "~grid.confidence",
+        "+grid={autoregressive: {}, batch_rate_confidence: {}}",
         "resamples=50",
         "batch_sizes=[2]",
         "heads=[null]",
     ]
-    folder = advise.run(composed("advise", tmp_path, *words))
+    cfg = config.compose(
+        "advise", [f"paths.root_dir={tmp_path}", "sampling.max_new_tokens=12", "track=false", "~grid", *words]
+    )
+    folder = advise.run(cfg)
     overrides = (folder / "exports" / "toolkit.txt").read_text().split("\n")[:-1]
     assert overrides[0] == "method=batch_rate_confidence"
-    table = LoadCost.load(folder / "costs-0.json")
-    (told,) = (known for name, known in table.about["told"].items() if name.startswith("batch_rate_confidence"))
-    assert {"context", "prompt", "response", "first", "later", "gain"} <= set(told) and told["gain"] != 1
     method = config.instantiate(config.compose("decode", overrides).method)
-    assert {name: getattr(method.policy, name) for name in told} == told
-    bound = method.bind(ModelPair.toy()).policy.policy
-    assert bound.table.draft(2) == table.draft(2) and bound.first == told["first"]
+    assert Path(method.policy.costs) == (folder / "costs-0.json").resolve()
+    assert LoadCost.load(method.policy.costs).draft(2) == 0.05
+
+
+def test_drafts_of_one_name_are_told_apart():
+    """As two heads of one draft are compared."""
+    pair = ModelPair.toy()
+    pair.drafts = (pair.draft, pair.draft)
+    given, names = advise._drafts(config.compose("advise", ["pair.draft=[toy/draft,toy/draft]"]), pair)
+    assert given == ["toy/draft", "toy/draft"] and names == ["toy/draft (0)", "toy/draft (1)"]
 
 
 @pytest.mark.slow
@@ -200,31 +207,13 @@ def test_the_sentence_says_do_not_draft_where_it_does_not_pay():
     assert best_lengths(table_of(autoregressive=1.0, speculative_K4=1.8), "d", greedy=False) == {1: 4}
 
 
-def test_lengths_are_said_with_what_they_are_worth():
-    table = pd.concat([table_of(autoregressive=1.0, speculative_K4=1.5), table_of(speculative_K2=0.9).assign(batch=8)])
-    assert best_lengths(table, "d", greedy=False) == {1: 4, 8: 0}
-    said = said_of_lengths(table, "d", greedy=False)
-    assert said == "K=4 at batch 1 (1.50 [1.40, 1.60] times plain), no drafts at batch 8"
-
-
-def test_a_draft_is_chosen_over_plain_decoding_of_its_own_table():
-    """Both cost tables come from one machine; between them it became half as fast. The slower table's draft gains more."""
-    early = table_of(autoregressive=1.0, speculative_K4=1.2).assign(tokens_per_second=[100.0, 120.0])
-    late = table_of(autoregressive=1.0, speculative_K4=1.6).assign(tokens_per_second=[50.0, 80.0], draft="e")
-    both = pd.concat([early, late], ignore_index=True)
-    assert both.draft[_advised(both)] == "e"
-    assert unlike_plain(early) is None
-    assert "batch 1: 100 tokens/s with d's, 50 tokens/s with e's" in unlike_plain(both)
-    assert unlike_plain(both.assign(tokens_per_second=[100.0, 120.0, 90.0, 150.0])) is None
-
-
-def test_what_does_not_surely_pay_is_not_advised():
+def test_what_does_not_surely_pay_is_notadvised():
     """Fastest on dev, but its interval holds 1: plain decoding is advised, and engines are told a length of 0."""
     unsure = table_of(autoregressive=1.0, speculative_K4=1.05)
-    assert unsure.method[_advised(unsure)] == "autoregressive"
+    assert unsure.method[advised(unsure)] == "autoregressive"
     assert best_lengths(unsure, "d", greedy=False) == {1: 0}
     sure = table_of(autoregressive=1.0, speculative_K4=1.2)
-    assert sure.method[_advised(sure)] == "speculative"
+    assert sure.method[advised(sure)] == "speculative"
 
 
 def test_modelled_costs():

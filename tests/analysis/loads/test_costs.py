@@ -1,71 +1,53 @@
-"""Where cost tables come from: a measurement is kept, and made again for whatever would change it."""
+"""Where cost tables come from: files, a device's figures, or a measurement that is kept."""
 
 from __future__ import annotations
 
 from types import SimpleNamespace
 
-import numpy as np
-import pandas as pd
 import pytest
-import torch
 
-from analysis.loads import costs
-from analysis.loads.costs import costs_of
+from analysis.loads.costs import costs_of, measured_costs
 from toolkit import ModelPair
 from toolkit.decoding import Sampling
 from toolkit.errors import InputError
 from toolkit.load_cost import LoadCost
 
-
-@pytest.fixture
-def asked(monkeypatch):
-    """What was asked of `measured_costs`, which takes no time."""
-    found: list[tuple] = []
-
-    def instead(pair, prompts, sampling, batch_sizes, drafted, rounds, about):
-        found.append((tuple(batch_sizes), tuple(drafted), rounds))
-        ratios = 0.2 + 0.1 * np.arange(len(pair.drafts))
-        return [(LoadCost.ratio(ratio), pd.DataFrame({"model": ["draft"]})) for ratio in ratios]
-
-    monkeypatch.setattr(costs, "measured_costs", instead)
-    return found
+SAMPLING = Sampling(seed=1, max_new_tokens=8)
 
 
-def test_a_measurement_is_kept_until_something_it_depends_on_changes(asked, tmp_path, monkeypatch):
+def test_two_drafts_are_measured_side_by_side():
+    """The second draft is the target: it costs more. Both tables have the same autoregressive decoding."""
+    toy = ModelPair.toy()
+    both = ModelPair(toy.target, drafts=[toy.draft, ModelPair.toy().target], tokenizer=toy.tokenizer)
+    (first, entries), (second, _) = measured_costs(both, [[5] * 9, [5] * 15], SAMPLING, [2], [1, 3], 8)
+    assert first.source == "measured" and first.target.batch == (1.0, 2.0), "a batch of one is timed, too"
+    assert first.target.width == (1.0, 2.0, 4.0, 13.0) and first.draft.width == (1.0, 12.0), (
+        "prompts of 12 tokens are read"
+    )
+    assert first.target(2, 1) == second.target(2, 1) and second.draft(1) > first.draft(1) > 0
+    assert list(entries) == ["model", "batch", "width", "context", "seconds", "low", "high"]
+    assert (entries.low <= entries.seconds).all() and (entries.seconds <= entries.high).all()
+
+
+def test_texts_without_room_are_refused():
+    with pytest.raises(InputError, match=r"no room for 4000 timed rounds in \d+ tokens: expected fewer \(rounds=N\)"):
+        measured_costs(ModelPair.toy(), [[5] * 9], SAMPLING, [1], [1], 4000)
+
+
+def test_a_measurement_is_kept_until_something_it_depends_on_changes(tmp_path):
     pair = ModelPair.toy()
 
-    def get(sizes=(1, 4), rounds=8, max_drafted=20, tokens=32):
-        cfg = SimpleNamespace(costs=None, hardware=None, rounds=rounds, max_drafted=max_drafted)
-        (found,) = costs_of(cfg, [pair], ["a prompt"], Sampling(max_new_tokens=tokens), sizes, tmp_path, [{}])
-        return found
+    def measure(**changes):
+        cfg = SimpleNamespace(**{"costs": None, "hardware": None, "rounds": 8, "max_drafted": 1, **changes})
+        (costs,) = costs_of(cfg, [pair], ["a prompt"], SAMPLING, [1], tmp_path)
+        return costs
 
-    first = get()
-    assert get().save(tmp_path / "a").read_text() == first.save(tmp_path / "b").read_text()
-    assert asked == [((1, 4), costs.DRAFTED, 8)]
-    for number, change in enumerate(({"sizes": (1,)}, {"rounds": 9}, {"max_drafted": 3}, {"tokens": 64}), start=2):
-        get(**change)
-        get(**change)
-        assert len(asked) == number, change
-    assert asked[3] == ((1, 4), (1, 2, 3), 8)
-    monkeypatch.setattr(torch, "get_num_threads", lambda: 99)
-    get()
-    assert len(asked) == 6
-    assert len(list(tmp_path.glob("measured-*.json"))) == len(list(tmp_path.glob("measured-*.csv"))) == 6
-
-
-def test_drafts_are_measured_together_and_each_has_its_table(asked, tmp_path):
-    cfg = SimpleNamespace(costs=None, hardware=None, rounds=8, max_drafted=20)
-    pairs = [ModelPair.toy(), ModelPair.toy()]
-    pairs[1].target = pairs[0].target
-
-    def get(some):
-        return costs_of(cfg, some, ["a prompt"], Sampling(), (1, 4), tmp_path, [{}] * len(some))
-
-    assert [costs.draft(1, 1, 1) / costs.target(1, 1, 1) for costs in get(pairs)] == pytest.approx([0.2, 0.3])
-    assert [costs.draft(1, 1, 1) for costs in get(pairs)] == [costs.draft(1, 1, 1) for costs in get(pairs)]
-    assert len(asked) == 1
-    get(pairs[:1])
-    assert len(asked) == 2, "one draft alone is another measurement"
+    first = measure()
+    assert measure().target(1) == first.target(1), "times differ, but none were taken"
+    kept = set(tmp_path.glob("measured-*.json"))
+    measure(rounds=9)
+    assert len(kept) == 1 and len(set(tmp_path.glob("measured-*.json")) - kept) == 1
+    assert len(list(tmp_path.glob("measured-*.csv"))) == 2
 
 
 def test_files_are_one_for_all_drafts_or_one_for_each(tmp_path):
@@ -73,11 +55,18 @@ def test_files_are_one_for_all_drafts_or_one_for_each(tmp_path):
     names = [str(LoadCost.ratio(ratio).save(tmp_path / f"{ratio}.json")) for ratio in (0.1, 0.2, 0.3)]
 
     def ratios(files):
-        cfg = SimpleNamespace(costs=files, hardware=None)
-        found = costs_of(cfg, pairs, [], Sampling(), (1,), tmp_path, [{}] * 3)
-        return [costs.draft(1, 1, 1) / costs.target(1, 1, 1) for costs in found]
+        tables = costs_of(SimpleNamespace(costs=files, hardware=None), pairs, [], SAMPLING, (1,), tmp_path)
+        return [costs.draft(1, 1, 1) / costs.target(1, 1, 1) for costs in tables]
 
     assert ratios(names) == pytest.approx([0.1, 0.2, 0.3])
     assert ratios(names[1]) == ratios([names[1]]) == pytest.approx([0.2] * 3)
     with pytest.raises(InputError, match="expected one cost table, or one for each of 3 drafts, got 2"):
         ratios(names[:2])
+    with pytest.raises(InputError, match="costs=FILE or hardware=NAME, got both"):
+        costs_of(SimpleNamespace(costs=names[0], hardware="h100"), pairs, [], SAMPLING, (1,), tmp_path)
+
+
+def test_pairs_without_a_config_are_not_modelled(table_pair):
+    cfg = SimpleNamespace(costs=None, hardware="h100", devices=1)
+    with pytest.raises(InputError, match="modelled costs need a model with a config"):
+        costs_of(cfg, [table_pair], [], SAMPLING, (1,), None)

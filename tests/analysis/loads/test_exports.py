@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import shlex
 from pathlib import Path
 
 import pytest
 import torch
+from omegaconf import OmegaConf
 
-from analysis.loads.exports import write_exports
+from analysis.loads.exports import next_line, write_exports
 from data_gen.frozen import load_frozen
 from toolkit import ModelPair, config
 from toolkit.decoding import Sampling, decode
@@ -76,3 +78,54 @@ def test_the_engines_own_parsers_know_every_name(tmp_path):
             assert ends[-1] < first <= last and 0 <= length <= vllm["num_speculative_tokens"]
             ends.append(last)
         assert vllm["num_speculative_tokens_per_batch_size"][0][0] == 1
+
+
+# -- the line that decodes as advised: every value is read back as it was --------------------------------------------
+
+ODD = ['mine, the "first" one', "a=b(c)", "données", "123", "true", "1e5", "~x#", "c:\\d\\", "${x}", "[a]"]
+
+
+def read_back(line):
+    assert line.startswith("next: python -m toolkit.decode ")
+    return config.compose("decode", shlex.split(line)[4:])
+
+
+@pytest.mark.parametrize("name", ODD)
+def test_a_line_is_read_back_as_it_was_written(name):
+    asked = config.compose("advise", [
+        f"pair.target={config.quoted(name)}", "pair.dtype=bfloat16", f"prompts.path={config.quoted(name)}",
+        "prompts.limit=7", "sampling.temperature=0", "pair.chat_template_options={thinking: false}",
+        config.override("sampling.stop", ["\n\n", "é", name]),
+    ])  # fmt: skip
+    overrides = [config.override("method.policy.cost_ratio", 0.25), config.override("head", name)]
+    cfg = read_back(next_line(asked, ["method=batch_rate", *overrides], name, 4))
+    assert (cfg.pair.target, cfg.pair.draft, cfg.pair.dtype, cfg.prompts.path, cfg.head) == (
+        name,
+        name,
+        "bfloat16",
+        name,
+        name,
+    )
+    assert cfg.batch_size == 4 and cfg.prompts.limit == 7 and cfg.sampling.temperature == 0
+    assert config.plain(cfg.sampling) == config.plain(asked.sampling)
+    assert config.plain(cfg.pair.chat_template_options) == {"thinking": False}
+    assert cfg.method.policy.cost_ratio == 0.25
+
+
+@pytest.mark.parametrize("words", [
+    ["prompts=toy_code", "prompts.split=dev"],
+    ["prompts=gsm8k", "prompts.limit=40"],
+    ["prompts=hub", "prompts.name=mine", "prompts.data_files=rows.csv", "prompts.template='{{ a }}'", "+prompts.limits.test=9"],
+    ["prompts=jsonl", "prompts.path=mine.jsonl", "prompts.split=train", "prompts.shares.dev=.2"],
+])  # fmt: skip
+def test_the_same_prompts_are_asked(words):
+    asked = config.compose("advise", words)
+    same = read_back(next_line(asked, ["method=tail"], "toy/draft", 1))
+    assert config.plain(same.prompts) == config.plain(asked.prompts)
+
+
+def test_prompts_that_no_choice_describes_are_left_to_the_user():
+    asked = config.compose("advise")
+    OmegaConf.set_struct(asked, False)
+    asked.prompts = {"name": "mine"}
+    assert next_line(asked, ["method=tail"], "toy/draft", 1).endswith("prompts.path=FILE.jsonl batch_size=1")

@@ -115,7 +115,7 @@ WIDE = replace(COSTS, draft=CostGrid((1.0, 8.0), (1.0, 31.0), (0.0,), np.array([
     ],
 )
 def test_who_reads_what_and_when(recorded, unread, drafted, drafts, expected, left):
-    server = _Server(recorded[1], np.array([21] * 3), Bounded(Fixed(4), 0, 4), WIDE, Load(3), np.arange(3), None)
+    server = _Server(recorded[1], np.array([21] * 3), Bounded(Fixed(4), 0, 4), WIDE, Load(3), np.arange(3))
     server.unread, server.drafting = np.array(unread), drafted
     assert server._reading(drafts, 5) == pytest.approx(eval(expected, {"d": WIDE.draft, "t": WIDE.target}))
     assert server.unread.tolist() == [left, [0, 0, 0]]

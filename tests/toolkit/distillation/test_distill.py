@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from analysis import drafts
+from analysis import heads
 from analysis.tables.files import read_table
 from toolkit import ModelPair, distill, generate
 from toolkit.config import compose
@@ -175,7 +175,7 @@ def test_drafts_side_by_side(run, tiny_overrides, tiny_responses, tiny_pair, tmp
     """alpha by enumeration is the mean of sum min(p, q); the target as its own draft accepts all; equal drafts gain nothing."""
     named = f"drafts={{a: {tiny_pair}/draft, b: {tiny_pair}/draft, self: {tiny_pair}/target}}"
     words = [named, f"responses={{one: {tiny_responses}}}", "limit=12", "depth=3", "max_drafted=4", "resamples=200"]
-    folder = drafts.run(compose("drafts", [*tiny_overrides, *words, f"paths.output_dir={tmp_path / 'drafts'}"]))
+    folder = heads.run(compose("heads", [*tiny_overrides, *words, f"paths.output_dir={tmp_path / 'drafts'}"]))
     table = read_table(folder, "drafts").set_index("draft")
     assert table.alpha["a"] == table.alpha["b"] and table["throughput gain_high"]["b"] == 0
     assert 0 < table.alpha["a"] < 1 and table.alpha_low["a"] < table.alpha["a"] < table.alpha_high["a"]

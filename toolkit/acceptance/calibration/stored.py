@@ -51,6 +51,6 @@ def needed(folder: Path | str, kind: type[SavedHead]) -> Calibration:
     if found is None:
         raise InputError(
             f"expected a calibration ({path_of(folder, kind).name}) beside the head in {folder}, found none: fit one with "
-            "python -m analysis.calibration, or leave calibrated=false"
+            "python -m analysis.heads fit=..., or leave calibrated=false"
         )
     return found

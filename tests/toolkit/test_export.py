@@ -5,9 +5,7 @@ import json
 import numpy as np
 import pytest
 
-from analysis import export
 from toolkit import config, decode
-from toolkit.errors import InputError
 from toolkit.io import read_json
 
 
@@ -34,15 +32,17 @@ def exported(tmp_path_factory):
             "batch_size=1",
             "sampling.max_new_tokens=24",
         ]
-        source = decode.run(config.compose("decode", [*options, f"paths.root_dir={root}"]))
-        options = [f"folder={source}", "category=math_reasoning", f"paths.root_dir={root}"]
-        found[method] = (source, export.run(config.compose("export", options)))
+        found[method] = decode.run(
+            config.compose("decode", [*options, f"paths.root_dir={root}"])
+        )  # finished: exported then
+        options += ["export=true", "category=math_reasoning", f"paths.root_dir={root}"]
+        assert decode.run(config.compose("decode", options)) == found[method]
     return found
 
 
 def test_spec_bench_reads_it(exported):
-    (source, made), (_, base) = exported["speculative"], exported["autoregressive"]
-    lines = [json.loads(line) for line in (source / "generations.jsonl").read_text().splitlines()]
+    made, base = exported["speculative"], exported["autoregressive"]
+    lines = [json.loads(line) for line in (made / "generations.jsonl").read_text().splitlines()]
     for task in ("overall", "math_reasoning"):
         mine, plain, ratio, lengths = speed(made / "spec_bench.jsonl", base / "spec_bench.jsonl", len, task)
         assert mine > 0 and plain > 0 and ratio == mine / plain
@@ -53,8 +53,8 @@ def test_spec_bench_reads_it(exported):
 
 
 def test_rates_have_numerators_and_the_formats_agree(exported):
-    source, made = exported["speculative"]
-    summary, rates = read_json(source / "summary.json"), read_json(made / "aggregate.json")["rates"]
+    made = exported["speculative"]
+    summary, rates = read_json(made / "summary.json"), read_json(made / "aggregate.json")["rates"]
     for name in ("discard_rate", "verification_rate", "block_efficiency", "acceptance_rate"):
         assert rates[name]["value"] == pytest.approx(summary[name])
         assert (
@@ -65,18 +65,10 @@ def test_rates_have_numerators_and_the_formats_agree(exported):
     assert sum(one["num_mismatched_tokens"] for one in theirs) / generated == pytest.approx(summary["discard_rate"])
     assert sum(one["num_LM_call"] for one in theirs) / generated == pytest.approx(summary["verification_rate"])
     assert all(one["spec_time"] == pytest.approx(one["draft_time"] + one["target_time"]) for one in theirs)
-    assert read_json(made / "system.json")["versions"]["torch"]
 
 
 def test_times_of_batches_are_missing_not_made_up(tmp_path):
     options = ["method=speculative", "prompts=toy_math", "prompts.limit=2", "batch_size=2", "sampling.max_new_tokens=8"]
-    source = decode.run(config.compose("decode", [*options, f"paths.root_dir={tmp_path}"]))
-    made = export.run(config.compose("export", [f"folder={source}", f"paths.root_dir={tmp_path}"]))
+    made = decode.run(config.compose("decode", [*options, "export=true", f"paths.root_dir={tmp_path}"]))
     assert not (made / "spec_bench.jsonl").exists()
     assert all(one["spec_time"] is None for one in read_json(made / "specdec_pp.json"))
-
-
-def test_a_folder_without_generations_is_refused(tmp_path):
-    (tmp_path / "manifest.json").write_text("{}")
-    with pytest.raises(InputError, match=r"expected generations\.jsonl"):
-        export.run(config.compose("export", [f"folder={tmp_path}"]))

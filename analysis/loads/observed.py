@@ -1,0 +1,204 @@
+"""What a serving engine's own counts say of the draft length: analysis.advise responses=FILE.jsonl cost_ratio=.1.
+
+No model is loaded. The input is vLLM's answers, one JSON object per line. The server adds counts per request when it is
+started with `--per-request-spec-decode-metrics summary` (or `detailed`). They are `metrics.speculative_decoding` with
+`num_spec_tokens` (K), `num_spec_steps`, `num_draft_tokens`, `num_accepted_draft_tokens` and `acceptance_histogram`.
+Entry j of the histogram counts the rounds that accepted j drafted tokens. (vLLM 0.27 to 0.32; its page calls the format
+experimental.)
+
+Every draft length k up to the served K gets tokens per round, 1 + sum_{j <= k} P(at least j accepted). It also gets
+throughput in tokens per target-forward time, (tokens per round) / (1 + c k). Intervals are over requests. A round of
+length k is taken to start where the served rounds started. With another length, rounds start elsewhere in the same
+texts. So the estimate is exact at k = K and close where acceptance is alike along a text. Recordings know no such limit. Files:
+
+    lengths    one line per draft length
+    positions  P(accepted | all before accepted) of every draft position
+    observed.md
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+
+from analysis.tables.bootstrap import Bootstrap
+from analysis.tables.console import show
+from analysis.tables.files import markdown, read_table, save_table, with_interval
+from toolkit.errors import InputError
+from toolkit.io import write_text
+from toolkit.prompts import numbered_lines
+from toolkit.stage import open_stage
+
+COUNTS = ("num_spec_tokens", "num_spec_steps", "num_draft_tokens", "num_accepted_draft_tokens")
+Array = NDArray[np.float64]
+
+
+def advise_from_counts(cfg: Any) -> Path:
+    """Read, estimate, write; returns the output folder."""
+    path = Path(cfg.responses)
+    histograms, skipped = read_histograms(path)
+    stage = open_stage("observed", cfg, inputs=[path])
+    if not stage.finished:
+        bootstrap = Bootstrap(cfg.resamples, cfg.confidence, cfg.seed)
+        lengths, positions = by_length(histograms, cfg.cost_ratio, bootstrap), by_position(histograms, bootstrap)
+        save_table(lengths, stage.folder, "lengths")
+        save_table(positions, stage.folder, "positions")
+        write_text(stage.folder / "observed.md", _page(lengths, positions, len(histograms), skipped, cfg.cost_ratio))
+        stage.finish(num_requests=len(histograms), num_skipped=skipped)
+    lengths = read_table(stage.folder, "lengths")
+    show(readable(lengths), f"{len(histograms)} requests, c = {cfg.cost_ratio:g}", stage.folder / "observed.md")
+    if skipped:
+        print(f"{skipped} lines are left out: no counts, or rounds of changing length")
+    print(sentence(lengths))
+    return stage.folder
+
+
+def read_histograms(path: Path) -> tuple[Array, int]:
+    """Rounds by accepted tokens [requests, K + 1], and the number of lines left out: no counts, or rounds of other lengths.
+
+    Raises InputError, with the line's number, for counts that contradict each other or requests served with different K.
+    A file without any counts raises it, too.
+    """
+    found: list[list[int]] = []
+    skipped = 0
+    for number, line in numbered_lines(path, "a file of responses"):
+        try:
+            counts = _counts(line)
+            rounds = None if counts is None else _histogram(counts)
+            if rounds is None:
+                skipped += 1
+                continue
+            found.append(rounds)
+            if len(found[-1]) != len(found[0]):
+                raise InputError(
+                    f"num_spec_tokens is {len(found[-1]) - 1}, {len(found[0]) - 1} before: split the file by it"
+                )
+        except InputError as error:
+            raise InputError(f"{path}, line {number}: {error}") from None
+    if not found:
+        raise InputError(
+            f"{path}: none of {skipped} lines has counts of rounds of a fixed length; start vLLM with "
+            "--per-request-spec-decode-metrics summary"
+        )
+    return np.array(found, dtype=float), skipped
+
+
+def by_length(histograms: Array, cost_ratio: float, bootstrap: Bootstrap) -> pd.DataFrame:
+    """One line per draft length k, 0 being plain decoding: tokens per round, throughput, their intervals."""
+    whole, drawn = histograms.sum(0, keepdims=True), bootstrap.totals(histograms)
+    lengths = np.arange(histograms.shape[1])
+    estimates, samples = (_tokens_per_round(rounds) for rounds in (whole, drawn))
+    lines = []
+    for k in lengths.tolist():
+        cost = 1 + cost_ratio * k
+        lines.append({
+            "num_drafted": k,
+            **bootstrap.figure("tokens_per_round", estimates[0, k], samples[:, k]),
+            **bootstrap.figure("throughput", estimates[0, k] / cost, samples[:, k] / cost),
+        })  # fmt: skip
+    return pd.DataFrame(lines)
+
+
+def by_position(histograms: Array, bootstrap: Bootstrap) -> pd.DataFrame:
+    """One line per draft position: how often it was accepted where all before it were, and over how many rounds."""
+    whole, drawn = _reached(histograms.sum(0, keepdims=True)), _reached(bootstrap.totals(histograms))
+    lines = []
+    for j in range(1, histograms.shape[1]):
+        with np.errstate(invalid="ignore", divide="ignore"):
+            estimate, samples = whole[0, j] / whole[0, j - 1], drawn[:, j] / drawn[:, j - 1]
+        lines.append({"position": j, "rounds": int(whole[0, j - 1]), **bootstrap.figure("accepted", estimate, samples)})
+    return pd.DataFrame(lines)
+
+
+def sentence(lengths: pd.DataFrame) -> str:
+    """The answer in one sentence: the best of the draft lengths that are faster than plain decoding beyond their interval."""
+    faster, served = lengths[lengths.throughput_low > 1], lengths.iloc[-1]
+    if faster.empty:
+        return "Do not draft: no draft length is faster than plain decoding beyond its interval."
+    best = faster.loc[faster.throughput.idxmax()]
+    wider = (
+        " (the longest that was served: serve a longer one to see further)"
+        if best.num_drafted == served.num_drafted
+        else ""
+    )
+    return (
+        f"Draft {best.num_drafted:.0f} tokens{wider}: {best.throughput:.2f} times plain decoding "
+        f"[{best.throughput_low:.2f}, {best.throughput_high:.2f}]; served {served.num_drafted:.0f}: {served.throughput:.2f}."
+    )
+
+
+def readable(lengths: pd.DataFrame) -> pd.DataFrame:
+    """The table as people read it."""
+    return pd.DataFrame({
+        "draft length": lengths.num_drafted,
+        **{
+            name.replace("_", " "): [
+                with_interval(row[name], row[f"{name}_low"], row[f"{name}_high"]) for _, row in lengths.iterrows()
+            ]
+            for name in ("tokens_per_round", "throughput")
+        },
+    })  # fmt: skip
+
+
+def _counts(line: str) -> Mapping[str, Any] | None:
+    """The counts of one answer; None if it carries none."""
+    try:
+        answer = json.loads(line)
+    except ValueError as error:
+        raise InputError(f"expected a JSON object, got {error}") from None
+    if not isinstance(answer, dict):
+        raise InputError(f"expected a JSON object, got {type(answer).__name__}")
+    metrics = answer.get("metrics")
+    counts = metrics.get("speculative_decoding") if isinstance(metrics, dict) else None
+    return counts if isinstance(counts, dict) else None
+
+
+def _histogram(counts: Mapping[str, Any]) -> list[int] | None:
+    """The rounds of one request by accepted tokens, checked against its other counts; None if rounds differ in length."""
+    rounds = counts.get("acceptance_histogram")
+    numbers = {name: counts.get(name) for name in COUNTS}
+    wrong = [name for name, value in numbers.items() if type(value) is not int or value < 0]
+    if wrong or not isinstance(rounds, list) or not all(type(value) is int and value >= 0 for value in rounds):
+        raise InputError(f"expected numbers of at least 0: {', '.join(wrong) or 'acceptance_histogram'}")
+    width, steps, drafted, accepted = (int(value) for value in numbers.values() if value is not None)
+    if len(rounds) > width + 1:
+        raise InputError(
+            f"acceptance_histogram has {len(rounds)} entries, expected at most num_spec_tokens + 1 = {width + 1}"
+        )
+    if sum(rounds) != steps or sum(j * count for j, count in enumerate(rounds)) != accepted:
+        raise InputError(
+            f"acceptance_histogram says {sum(rounds)} rounds and {sum(j * n for j, n in enumerate(rounds))} accepted "
+            f"tokens, num_spec_steps and num_accepted_draft_tokens say {steps} and {accepted}"
+        )
+    if steps == 0 or width == 0 or drafted != width * steps:  # rounds of other lengths say nothing of a fixed one
+        return None
+    return rounds + [0] * (width + 1 - len(rounds))
+
+
+def _reached(rounds: Array) -> Array:
+    """Rounds [..., K + 1] by accepted tokens -> rounds that accepted at least j."""
+    return np.flip(np.flip(rounds, -1).cumsum(-1), -1)
+
+
+def _tokens_per_round(rounds: Array) -> Array:
+    """[..., K + 1] -> at draft length k: 1 + sum over j <= k of P(at least j accepted)."""
+    reached = _reached(rounds)
+    return (reached / reached[..., :1]).cumsum(-1)
+
+
+def _page(lengths: pd.DataFrame, positions: pd.DataFrame, requests: int, skipped: int, cost_ratio: float) -> str:
+    left = f" {skipped} lines were left out: no counts, or rounds of changing length." if skipped else ""
+    return "\n\n".join([
+        "# Observed acceptance",
+        sentence(lengths),
+        f"{requests} requests, c = {cost_ratio:g}; intervals over requests.{left}",
+        markdown(readable(lengths)),
+        "Accepted, given that all tokens before it were:",
+        markdown(positions),
+    ]) + "\n"  # fmt: skip

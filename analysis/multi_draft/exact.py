@@ -1,0 +1,96 @@
+"""What rules accept for given p and q: analysis.acceptance 'target_probs=[.5,.25,.25]' 'draft_probs=[[.5,.1,.4],...]'.
+
+No model: every tuple of candidates is enumerated, so vocabularies are small. The optimum is Khisti et al.'s (arXiv:2410.18234,
+Theorem 3) for two i.i.d. candidates, and its counterpart for other numbers and schemes (`toolkit.verification.optimal`).
+
+    exact   one line per row of draft_probs, K and method: q_1, q_2, ... (the row) and scheme;
+            acceptance  probability that a candidate is emitted by acceptance
+            drafted     probability that the emitted token is a candidate
+            optimum     the most that `drafted` can be; it has a line of its own as the method "optimum"
+
+Shapes: P rows of draft_probs, K candidates, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import torch
+from torch import Tensor
+
+from analysis.multi_draft.target_texts import Judge
+from analysis.tables.console import show
+from analysis.tables.files import read_table, save_table
+from toolkit.config import plain
+from toolkit.errors import InputError
+from toolkit.stage import open_stage
+from toolkit.testing import draft_distributions
+from toolkit.tracking import log_table, wandb_run
+from toolkit.verification.enumeration import emission
+from toolkit.verification.optimal import SCHEMES, optimal_acceptances
+
+OPTIMUM = "optimum"
+MOST = 200_000  # tuples of candidates: V^K
+
+
+def enumerate_rules(cfg: Any) -> Path:
+    """Enumerate, write, print; returns the output folder."""
+    p, q = distributions(plain(cfg.target_probs), plain(cfg.draft_probs))
+    counts = sorted(set(plain(cfg.num_drafts)))
+    if not counts or min(counts) < 1 or len(p) ** max(counts) > MOST:
+        raise InputError(f"num_drafts: expected K of at least 1 with V^K up to {MOST:,} (V = {len(p)}), got {counts}")
+    judges = [Judge.of(name, plain(cfg.overrides)) for name in plain(cfg.methods)]
+    for judge in judges:
+        if judge.scheme not in SCHEMES:
+            raise InputError(
+                f"methods: expected candidates of one draft ({', '.join(SCHEMES)}), got {judge.method} with {judge.scheme}"
+            )
+    stage = open_stage("exact", cfg, ignore=("track",))
+    if not stage.finished:
+        table = pd.concat([enumerated(judges, p, q, count) for count in counts], ignore_index=True)
+        save_table(table, stage.folder, "exact")
+        with wandb_run("exact", plain(cfg), stage.folder, track=cfg.track, name=" ".join(plain(cfg.methods))) as wandb:
+            log_table(wandb, "exact/table", table)
+        stage.finish()
+    first = ("method", "K", "acceptance", "drafted", "optimum")
+    show(read_table(stage.folder, "exact"), "exact acceptance", stage.folder / "exact.csv", first)
+    return stage.folder
+
+
+def enumerated(judges: Sequence[Judge], p: Tensor, q: Tensor, num_drafts: int) -> pd.DataFrame:
+    """The lines of one K, from p [V] and q [P, V]."""
+    targets, frames = p.expand(len(q), -1), []
+    rows = pd.DataFrame({f"q_{token + 1}": q[:, token].tolist() for token in range(q.shape[1])}).assign(K=num_drafts)
+    best = {judge.scheme: optimal_acceptances(targets, q, num_drafts, judge.scheme).tolist() for judge in judges}
+    for judge in judges:
+        found = emission(judge.rule, judge.scheme, targets, draft_distributions(q, num_drafts, judge.scheme))
+        about = {
+            "acceptance": found.accepted.tolist(),
+            "drafted": found.drafted.tolist(),
+            "optimum": best[judge.scheme],
+        }
+        frames.append(rows.assign(method=judge.method, scheme=judge.scheme, **about))
+    for scheme, values in best.items():
+        about = {"acceptance": values, "drafted": values, "optimum": values}
+        frames.append(rows.assign(method=OPTIMUM, scheme=scheme, **about))
+    return pd.concat(frames, ignore_index=True)
+
+
+def distributions(target_probs: Any, draft_probs: Any) -> tuple[Tensor, Tensor]:
+    """p [V] and q [P, V] in float64. Raises InputError for what are no distributions over the same tokens."""
+    rows = [target_probs, *(draft_probs if isinstance(draft_probs, list) else [draft_probs])]
+    for row in rows:
+        numbers = isinstance(row, list) and all(isinstance(value, int | float) and value >= 0 for value in row)
+        if not numbers or len(row) != len(target_probs) or abs(sum(row) - 1) > 1e-6:
+            raise InputError(
+                f"target_probs, draft_probs: expected probabilities of the same tokens that add up to 1 (a list, and a list of "
+                f"lists), got {row}"
+            )
+    if len(rows) < 2 or len(target_probs) < 2:
+        raise InputError("draft_probs: expected at least one distribution over two tokens or more")
+    probs = torch.tensor(rows, dtype=torch.float64)
+    probs = probs / probs.sum(-1, keepdim=True)
+    return probs[0], probs[1:]

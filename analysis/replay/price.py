@@ -1,0 +1,101 @@
+"""What a draft forward may cost, solved on a recording: analysis.timing traces=FOLDER head=FOLDER. No threshold.
+
+The rule is "keep drafting while the next token's probability to enter the text exceeds lambda c". For every cost ratio c this
+finds the lambda that is best on the way to its fixed point (`analysis.replay.upper_bound.solve_policy`). It gives what
+that lambda reaches and the override that decodes with it; without one, `method=rate` tracks lambda prompt by prompt.
+For an acceptance head this is SpecDec++ at h = 1 - lambda c. The recording is what lambda is chosen on: report speeds
+on other prompts.
+
+values=true solves the stopping problem itself (SpecDec++, arXiv:2405.19715, Theorems 4.2 and 4.3) by dynamic programming
+(`analysis.replay.dynamic_program`), on what the head says. It gives the gap between the rate rule and the best policy.
+It also gives the threshold h after every number of drafted tokens, and the value of drafting one more.
+
+    prices     one line per cost ratio: lambda, lambda c, throughput, the share of rounds that the recording's max_drafted
+               ended, best fixed K, override
+    values     with values=true: per cost ratio, tokens drafted and P(some rejection), the worth of one more token
+    thresholds with values=true: per cost ratio and tokens drafted, h of Theorem 4.3
+    prices.md  the same for people
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from analysis.replay import upper_bound
+from analysis.replay.dynamic_program import best_policy, head_inputs, stopping_values
+from analysis.replay.head_folders import find_contenders
+from analysis.replay.recorded_heads import threshold_policy
+from analysis.tables.console import show, show_page
+from analysis.tables.files import markdown, save_table
+from toolkit import metrics
+from toolkit.acceptance import PrereadHead
+from toolkit.config import instantiate, plain
+from toolkit.errors import InputError
+from toolkit.io import write_text
+from toolkit.stage import open_stage
+from toolkit.trace.folders import SUMMARY, read_traces
+from toolkit.trace.rounds import Geometry
+
+
+def solve_prices(cfg: Any) -> Path:
+    """Solve for every cost ratio; returns the output folder."""
+    if cfg.head is None:
+        raise InputError("head: expected a folder with traces=FOLDER, head=FOLDER, got none")
+    ratios = plain(cfg.cost_ratios)
+    if not isinstance(ratios, list) or not ratios or min(ratios) <= 0:
+        raise InputError(f"cost_ratios: expected a list of numbers above 0, got {ratios}")
+    folder = Path(str(cfg.traces))
+    trace = read_traces(folder)
+    found_heads = find_contenders([cfg.head], [folder])
+    one = next((head for head in found_heads if head.kind == "preread"), found_heads[0])
+    stage = open_stage("price", cfg, inputs=[folder / SUMMARY, *one.files])
+    if stage.finished:
+        show_page(stage.folder / "prices.md")
+        return stage.folder
+    scored = one.scored(trace, instantiate(cfg.draft) if one.needs_draft else None)
+    policy = threshold_policy(one.head, one.estimate, corrected=True)
+    most = min(trace.max_drafted, cfg.max_drafted)
+    estimator: Any = policy.estimator
+    seen = head_inputs(scored, Geometry.of(scored), estimator, most) if cfg.values else None
+    lines, values, thresholds = [], [], []
+    for c in ratios:
+        found = upper_bound.solve_policy(scored, policy, c, cfg.min_drafted)
+        k, fixed = upper_bound.best_fixed(scored, c)
+        said = {"c": c, "lambda": found.price, "lambda c": found.price * c, "tokens per target time": found.rate}
+        said |= {"rounds at the bound": found.replayed.lengths[-1] / found.replayed.lengths.sum()}
+        best = {"best fixed K": k, "its tokens per target time": metrics.throughput(fixed.total, c)}
+        if seen is not None:
+            whole = best_policy(scored, seen, c)
+            said |= {"best policy": whole.rate, "rate rule below it": 1 - found.rate / whole.rate}
+            worth = stopping_values(scored, seen, c, whole.price)
+            depths = range(1, len(worth.worth))
+            values += [{"c": c, **line} for k in depths for line in worth.table(k)]
+            thresholds += [{"c": c, "k": k, "h": worth.threshold(k), "1 - lambda c": 1 - worth.price} for k in depths]
+        lines.append({**said, **best, "override": _override(one.head, c, found.price)})
+    tables = {"prices": pd.DataFrame(lines)}
+    if seen is not None:
+        tables |= {"thresholds": pd.DataFrame(thresholds), "values": pd.DataFrame(values)}
+    _publish(stage.folder, tables, f"{one.name} on {trace.num_texts} texts of {folder.name}")
+    return stage.finish(texts=trace.num_texts)
+
+
+def _publish(folder: Path, tables: dict[str, pd.DataFrame], title: str) -> None:
+    """Write and print what came out."""
+    parts = ["# Prices", title]
+    for name, table in tables.items():
+        save_table(table, folder, name)
+        shown = table.round(4)
+        parts += [markdown(shown)] if name == "prices" else [f"## {name}", markdown(shown)]
+        show(shown, title if name == "prices" else name, folder / f"{name}.csv", ("c", "lambda", "override"))
+    write_text(folder / "prices.md", "\n\n".join(parts) + "\n")
+
+
+def _override(head: Any, cost_ratio: float, price: float) -> str:
+    """How `toolkit.decode` is told."""
+    if isinstance(head, PrereadHead):
+        return f"method=rate method.policy.cost_ratio={cost_ratio:g} method.policy.rate={price:.4f}"
+    threshold = max(0.0, 1 - price * cost_ratio)
+    return f"method=specdec_pp method.policy.threshold={threshold:.4f} method.policy.estimator.corrected=true"

@@ -1,0 +1,58 @@
+"""Decoded sweeps against replayed ones: do sweeps on recordings say what decoding does?"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import pandas as pd
+
+from analysis.tables.bootstrap import Bootstrap
+from analysis.tables.rows import COUNTS, SETTING, check_comparable, counts_of, load_rows
+from analysis.tables.standing import gain_over
+from toolkit import metrics
+from toolkit.errors import InputError
+from toolkit.stage import MANIFEST, read_manifest
+
+SAME = [*SETTING, "prompt", "prompt_hash"]
+
+
+def agreement_of(live: Path, replayed: Sequence[Path], cost_ratio: float) -> pd.DataFrame:
+    """The agreement of a decoded sweep with replayed ones. Raises InputError if these were decoded, too."""
+    tables = load_rows(replayed, "replayed"), load_rows([live], "live")
+    check_comparable([*replayed, live])
+    for folder in replayed:
+        source = read_manifest(folder)["config"].get("source") if (folder / MANIFEST).exists() else None
+        if source not in (None, "traces"):
+            raise InputError(
+                f"replayed: expected sweeps with source=traces, {folder} was made with source={source}: both sides would "
+                "be the same computation"
+            )
+    return agreement(*tables, cost_ratio, Bootstrap())
+
+
+def agreement(replayed: pd.DataFrame, live: pd.DataFrame, cost_ratio: float, bootstrap: Bootstrap) -> pd.DataFrame:
+    """One line per setting of both tables; `difference` is decoded over replayed throughput, less one.
+
+    Intervals come from resampling prompts (both sides of a prompt together). The two sides make their own acceptance draws,
+    so single settings leave their interval now and then: one in twenty at 95 %. Raises InputError without a common prompt.
+    """
+    both = replayed.merge(live, on=SAME, suffixes=("_replayed", "_live"))
+    both = both[both.error_replayed.isna() & both.error_live.isna()]
+    if both.empty:
+        raise InputError(
+            "replayed and live have no setting and prompt in common: same grid values, same prompts are needed"
+        )
+    lines = []
+    for setting, part in both.groupby(SETTING, sort=False):
+        sides = [part[[f"{name}_{side}" for name in COUNTS]].to_numpy(dtype=float) for side in ("replayed", "live")]
+        one, two = (counts_of(dict(zip(COUNTS, side.sum(0).tolist(), strict=True))) for side in sides)
+        rates = {"replayed": metrics.throughput(one, cost_ratio), "live": metrics.throughput(two, cost_ratio)}
+        gain = gain_over(sides[1], sides[0], cost_ratio, bootstrap)
+        lines.append({
+            **dict(zip(SETTING, setting, strict=True)), "prompts": len(part), **rates,
+            "difference": gain["gain"], "low": gain["gain_low"], "high": gain["gain_high"],
+            "discard_replayed": metrics.discard_rate(one), "discard_live": metrics.discard_rate(two),
+            "verification_replayed": metrics.verification_rate(one), "verification_live": metrics.verification_rate(two),
+        })  # fmt: skip
+    return pd.DataFrame(lines)
