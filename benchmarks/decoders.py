@@ -17,7 +17,7 @@ from toolkit.decoding import Method
 from toolkit.pair import ModelPair
 from toolkit.session.packing import PackedLinears
 
-UNCAPTURED = {"cuda_graphs": "off", "cpu_traces": "off"}
+UNCAPTURED = {"cuda_graphs": "off"}
 Run = Callable[[ModelPair, list[list[int]], int, int], int]  # pair, prompts, max_new_tokens, seed -> new tokens
 
 

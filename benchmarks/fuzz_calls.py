@@ -84,7 +84,7 @@ class Calls:
                 "drafts": (), "end_ids": None, "name": "", "head": None, "options": self.pair.options}),
             "ModelPair.toy": (ModelPair.toy, {"device": "cpu", "dtype": "float32"}),
             "load_draft": (load_draft, {"source": TOY / "draft", "device": "cpu", "dtype": "float32", "revision": None}),
-            "EngineOptions": (EngineOptions, {"cuda_graphs": "auto", "cpu_traces": "off", "cpu_packing": "off", "self_check": "auto"}),
+            "EngineOptions": (EngineOptions, {"cuda_graphs": "auto", "cpu_packing": "off", "self_check": "auto"}),
             "Sampling": (Sampling, {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0, "repetition_penalty": 1.0,
                 "max_new_tokens": 4, "max_length": None, "keep_prompt_tokens": None, "stop": (), "seed": 0}),
             "Method": (Method, {**_parts("tail"), "name": "m", "min_drafted": 1, "max_drafted": 4, "draft_temperature": None, "beams": None}),

@@ -23,7 +23,7 @@ from toolkit.decoding import Sampling, decode
 from toolkit.engine import CAPACITY_GRANULE, engine_of
 
 PROMPTS, BATCH, TOKENS = 1000, 8, 16
-TURNS = 3  # how often the same prompts are decoded: shapes are captured once they have recurred often enough
+TURNS = 3  # how often the same prompts are decoded
 
 
 def memory() -> str:
@@ -39,29 +39,23 @@ def memory() -> str:
         for role, model, found in zip(("target", "draft"), (pair.target, pair.draft), held, strict=True):
             lines.append(f"| {name} | {role} | {formula(model, BATCH, capacity):,} | {found:,} |")
     growth = [
-        "| forwards | prompts decoded | captures, target / draft (at most) | live tensors, bytes | resident memory, MiB |",
-        "|---|---:|---:|---:|---:|",
+        "| prompts decoded | live tensors, bytes | resident memory, MiB |",
+        "|---:|---:|---:|",
+        *_growth(prompts),
     ]
-    for label, cpu_traces in (("never captured", "off"), ("captured", "auto")):
-        growth += _growth(label, cpu_traces, prompts)
     return "\n".join([f"Batch {BATCH}, {TOKENS} new tokens.", "", *lines, "", *growth])
 
 
-def _growth(label: str, cpu_traces: str, prompts: list[list[int]]) -> list[str]:
+def _growth(prompts: list[list[int]]) -> list[str]:
     """Memory while the same prompts are decoded again and again, 100 in a call."""
-    pair = ModelPair.from_pretrained("toy/target", "toy/draft", cpu_traces=cpu_traces)
+    pair = ModelPair.toy()
     method, sampling = config.method("speculative", ["policy.num_drafted=4"]), Sampling(max_new_tokens=TOKENS)
     lines = []
     for call in range(TURNS * PROMPTS // 100):
         first = call * 100 % PROMPTS
         decode(pair, prompts[first : first + 100], method, sampling, batch_size=BATCH)
         if call == 0 or (call + 1) % 5 == 0:
-            captures = (
-                " / ".join(f"{len(c.known)} ({c.most})" for c in engine_of(pair).captures if c is not None) or "none"
-            )
-            lines.append(
-                f"| {label} | {(call + 1) * 100:,} | {captures} | {live_bytes():,} | {resident() / 2**20:.1f} |"
-            )
+            lines.append(f"| {(call + 1) * 100:,} | {live_bytes():,} | {resident() / 2**20:.1f} |")
     return lines
 
 

@@ -9,7 +9,6 @@ run for long. In timed turns nothing is captured.
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
@@ -24,13 +23,10 @@ from analysis.tables.grid import Setting
 from benchmarks.relay import Watch, relay
 from toolkit import ModelPair, config
 from toolkit.decoding import Method, Sampling, decode
-from toolkit.engine import engine_of
-from toolkit.session.capture import TracedForward
 from toolkit.types import Generation
 
 T = TypeVar("T")
 LEG = 0.5  # seconds until the next contender goes on
-RECURS, ROOM = 3, 4096  # uses before a shape is captured, while warming up; layers of the traces that are kept
 
 
 @dataclass(frozen=True)
@@ -61,9 +57,8 @@ def decoded(
     size: int,
     turns: int,
 ) -> dict[str, list[Decoded]]:
-    """Every contender, turn by turn. Contenders on one pair share its captured forwards. Run it `apart`."""
+    """Every contender, turn by turn. Run it `apart`."""
     methods = {name: config.instantiate(config.plain(one.setting.method_config())) for name, one in contenders.items()}
-    TracedForward.after, TracedForward.layers = RECURS, ROOM  # of this process
     shared = {name: replace(pair, draft=None) for name, pair in pairs.items()}
     found: dict[str, list[Decoded]] = {name: [] for name in methods}
     names = list(methods)
@@ -76,14 +71,11 @@ def decoded(
         for name, (tokens, ends) in relay(jobs).items():
             if turn:
                 found[name].append(Decoded(tokens / ends[-1][1], *latency(ends, size)))
-        for captures in (one for pair in shared.values() for one in engine_of(pair).captures):
-            if captures is not None:
-                captures.after = sys.maxsize
     return found
 
 
 def apart(function: Callable[..., T], *arguments: Any) -> T:
-    """The function's value, from a process of its own: TorchScript frees the memory of traces when a process ends."""
+    """The function's value, from a process of its own."""
     threads = (torch.get_num_threads(),)
     with ProcessPoolExecutor(1, get_context("spawn"), torch.set_num_threads, threads) as pool:
         return pool.submit(function, *arguments).result()

@@ -23,12 +23,11 @@ from analysis.loads.measured import prepared
 from analysis.loads.tabulated import NEAR, capped
 from analysis.tables.grid import PLAIN, Setting
 from benchmarks.batches import DOMAINS, PROMPTS, TOKENS
-from benchmarks.side_by_side import LEG, RECURS, ROOM, ratio
+from benchmarks.side_by_side import LEG, ratio
 from data_gen.frozen import load_frozen
 from toolkit import ModelPair, config
 from toolkit.decoding import Method, Sampling
 from toolkit.decoding.decode import decode_measured
-from toolkit.session.capture import TracedForward
 from toolkit.types import Generation
 
 Seconds = dict[int, float]  # of a round, by draft length
@@ -127,7 +126,6 @@ def _timed() -> Iterator[Seconds]:
 
 def _decoded() -> Iterator[Seconds]:
     """Rounds of prompts that are decoded one by one."""
-    TracedForward.after, TracedForward.layers = RECURS, ROOM  # of this process
     pair = ModelPair.toy()
     ordered = sorted(_prompts(pair), key=lambda one: one[1])
     middle = len(ordered) // 2

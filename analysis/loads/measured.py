@@ -21,9 +21,8 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
 from time import perf_counter
 from typing import Any
 
@@ -34,17 +33,11 @@ from analysis.loads.tabulated import FAR, cost_table, entries_of, noisy_of, stea
 from analysis.loads.timed_forwards import WARM_UP, Reader, decoded, forwards, reader
 from analysis.loads.timed_texts import STEADY, filled, of_length, texts_of
 from toolkit.decoding import Sampling
-from toolkit.engine import engine_of
 from toolkit.load_cost import LoadCost
 from toolkit.pair import ModelPair
-from toolkit.session.capture import PROOFS, Captures
 from toolkit.types import Generation
 
 FIRST = 3  # rounds with full drafts that say how long a round takes, and what it makes
-SETTLED = 2 + PROOFS  # decodes until every shape that they meet is captured, and replays are proven
-# Layers of the traces that are kept per batch size: enough for all shapes of small models (1.5 GB at most). It is the
-# same in use: a decoder with one method has room for its shapes.
-ROOM = 512
 BRIEF = 0.02  # seconds: longer rounds gain nothing from captured forwards
 LONG, FEW = 0.2, 4  # seconds; how many longer rounds are timed per repeat, as their times hardly vary
 LEAST, MOST = 3, 12  # repeats
@@ -190,18 +183,15 @@ class Timing:
         ]
 
     def warm_up(self) -> None:
-        """Capture the forwards. All drafts share the target's."""
+        """Decode every setting once: GPUs capture its forwards."""
         self._show()
         for where, draft, length in self.settings:
-            pair = self.pairs[draft]
             first = self._decoded(where, draft, length, FIRST * (length + 1))
-            if draft:
-                engine_of(pair).adopt(engine_of(self.pairs[0]))
             taken = min((one.target_seconds for one in first[0].rounds), default=BRIEF)
             self.taken[where, draft, length] = taken
             self.made[where, draft, length] = max(len(one.token_ids) / max(len(one.rounds), 1) for one in first)
             if taken < BRIEF:
-                _settle(pair, partial(self._decoded, where, draft, length, self._tokens(where, draft, length)))
+                self._decoded(where, draft, length, self._tokens(where, draft, length))
             self.bar.update()
         self.readers = [reader(pair, self.cut, self.sampling) for pair in self.pairs]
 
@@ -283,25 +273,6 @@ def _timed_rounds(num_rounds: int, seconds: float, between: int) -> int:
     if seconds > LONG:
         return min(num_rounds, FEW)
     return max(between, num_rounds) if seconds < BRIEF else num_rounds
-
-
-def _settle(pair: ModelPair, decode: Callable[[], object]) -> None:
-    """Capture the shapes that the timed rounds meet, with room for all of them."""
-    engine = engine_of(pair)
-    engine.capture_soon()
-    for captures in engine.captured:
-        captures.most = max(captures.most, ROOM // captures.num_layers)
-    for _ in range(SETTLED):
-        before = [dict(captures.uses) for captures in engine.captured]
-        decode()
-        if all(map(_replays, engine.captured, before)):
-            break
-
-
-def _replays(captures: Captures, before: Mapping[Any, int]) -> bool:
-    """Whether all shapes used since then are replays that are proven, or the model's forwards cannot be captured."""
-    used = [key for key, count in captures.uses.items() if count > before.get(key, 0)]
-    return captures.refused or all(captures.unproven.get(key) == 0 for key in used)
 
 
 def _with_each_draft(pair: ModelPair) -> list[ModelPair]:

@@ -20,7 +20,6 @@ import torch
 from torch import Tensor
 
 from toolkit.decoding import Method, Sampling, decode
-from toolkit.engine import engine_of
 from toolkit.errors import InputError
 from toolkit.load_cost import LoadCost, RuleSeconds
 from toolkit.pair import ModelPair
@@ -65,7 +64,6 @@ def with_rules(
         tokens = (WARM_UP + num_rounds) * (DRAFTED + 1)
         for _ in range(SETTLING):
             settled, _ = _decoded(endless, ways[FIXED], asked, sampling, tokens)
-            engine_of(endless).capture_soon()
         made = max(len(one.token_ids) / len(one.rounds) for one in settled)  # per round, of the row that makes most
         tokens = math.ceil((WARM_UP + num_rounds) * made)
         for _, (name, way) in itertools.product(range(REPEATS), ways.items()):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
@@ -11,7 +10,6 @@ from typing import Any
 from analysis.loads.tabulated import PROMPT
 from toolkit.decoding import ChainProposer, Method, Sampling
 from toolkit.decoding.decode import decode_measured
-from toolkit.engine import engine_of
 from toolkit.errors import InputError
 from toolkit.pair import ModelPair
 from toolkit.session.hf import GRANULE
@@ -66,10 +64,8 @@ def reader(pair: ModelPair, prompts: Sequence[list[int]], sampling: Sampling) ->
 
     Raises InputError, now or in a later reading, if a prompt fails.
     """
-    uncaptured = replace(pair, draft=None)
+    uncaptured = replace(pair, draft=None, options=replace(pair.options, cuda_graphs="off"))
     _reading(uncaptured, prompts, sampling)
-    for captures in engine_of(uncaptured).captured:
-        captures.after = sys.maxsize
     return partial(_reading, uncaptured, prompts, sampling)
 
 

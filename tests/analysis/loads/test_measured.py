@@ -1,4 +1,4 @@
-"""Cost tables from timed rounds: by hand, and that the clock runs for captured forwards."""
+"""Cost tables from timed rounds: by hand, and what the clock runs for."""
 
 from __future__ import annotations
 
@@ -11,9 +11,7 @@ from analysis.loads import measured, tabulated, timed_forwards
 from data_gen.frozen import load_frozen
 from toolkit import ModelPair
 from toolkit.decoding import Sampling
-from toolkit.engine import engine_of
 from toolkit.errors import InputError
-from toolkit.session.capture import TracedForward
 
 
 def forwards(spread: float = 0.0, texts: str = "near", context: float = 50.0, **seconds: float) -> pd.DataFrame:
@@ -158,33 +156,24 @@ def test_repeats_are_spread_over_the_whole_time():
 
 @pytest.fixture
 def timings(monkeypatch):
-    """Captures are noted with the number of repeats that were under way when they were made."""
+    """Batch sizes and numbers of the repeats, in the order in which they begin."""
     monkeypatch.setattr(measured, "BRIEF", float("inf"))  # on a slow machine, too
     monkeypatch.setattr(measured, "SPENT", 0.0)
-    begun, made = [], []
-    init, repeat = TracedForward.__init__, measured.Timing.repeat
-
-    def noting(self, *arguments):
-        made.append(len(begun))
-        init(self, *arguments)
+    begun, repeat = [], measured.Timing.repeat
 
     def counting(self, number):
         begun.append((len(self.cut), number))
         return repeat(self, number)
 
-    monkeypatch.setattr(TracedForward, "__init__", noting)
     monkeypatch.setattr(measured.Timing, "repeat", counting)
-    return begun, made
+    return begun
 
 
-def test_forwards_are_captured_before_the_clock_counts(timings):
-    """While rounds are timed, the target's forward at their widths is a replay."""
-    begun, made = timings
+def test_what_is_timed(timings):
     pair = ModelPair.toy()
     prompt = min((e.prompt for e in load_frozen("math", "dev")), key=lambda text: len(pair.encode(text)))
     found = measured.measure_loads(pair, [prompt], Sampling(seed=1), [1], [1], num_rounds=24)
-    assert begun == [(1, repeat + 1) for repeat in range(measured.LEAST)]
-    assert made and not any(made), "none while rounds are timed"
+    assert timings == [(1, repeat + 1) for repeat in range(measured.LEAST)]
     rounds = found[found.texts != "prompt"]
     assert set(rounds.repeat) == {1, 2, 3} and set(rounds[rounds.model == "target"].width) == {1, 2}
     assert rounds[rounds.drafted == 1].groupby(["model", "texts", "repeat"]).size().between(20, 50).all()
@@ -197,19 +186,15 @@ def test_forwards_are_captured_before_the_clock_counts(timings):
     assert set(reading[reading.model == "target"].width) == {length + 1}
 
 
-def test_drafts_are_measured_side_by_side_with_the_target_captured_once(timings):
-    """A second draft needs captures of its own forwards alone, and both tables have the same plain decoding."""
-    begun, made = timings
+def test_drafts_are_measured_side_by_side(timings):
+    """Both tables have the same plain decoding."""
+    begun = timings
     toy = ModelPair.toy()
     both = ModelPair(toy.target, drafts=[toy.draft, ModelPair.toy().draft], tokenizer=toy.tokenizer)
-    kept = {}
-    found = measured.measure_loads(both, [[5] * 9], Sampling(seed=1, max_new_tokens=8), [1, 2], [1, 3], 8, kept=kept)
-    assert made and not any(made)
+    found = measured.measure_loads(both, [[5] * 9], Sampling(seed=1, max_new_tokens=8), [1, 2], [1, 3], 8)
     assert (
         [number for size, number in begun if size == 1] == [number for size, number in begun if size == 2] == [1, 2, 3]
     )
-    first, second = (engine_of(pair).captures for pair in kept[2])
-    assert first[0] is second[0] and first[1] is not second[1]
     assert set(found[found.drafted == 0].draft) == {measured.PLAIN} and set(found.draft) == {0, 1, measured.PLAIN}
     parts = [measured.of_draft(found, draft) for draft in (0, 1)]
     plain = [part[part.draft == measured.PLAIN].seconds.tolist() for part in parts]
@@ -218,11 +203,8 @@ def test_drafts_are_measured_side_by_side_with_the_target_captured_once(timings)
         assert set(part.draft) == {draft, measured.PLAIN} and set(part.drafted) == {0, 1, 3}
 
 
-def test_only_batch_sizes_that_vary_are_measured_again_with_the_forwards_that_are_captured(
-    timings, monkeypatch, capsys
-):
-    """TorchScript keeps the memory of traces, so a pass that is repeated does not make them again."""
-    begun, made = timings
+def test_only_batch_sizes_that_vary_are_measured_again(timings, monkeypatch, capsys):
+    begun = timings
     asked = []
 
     def varying_once(entries):
@@ -238,7 +220,6 @@ def test_only_batch_sizes_that_vary_are_measured_again_with_the_forwards_that_ar
     assert begun[before:] == [(2, 1), (2, 2), (2, 3)]
     first, second = (table.set_index(["model", "batch", "width", "texts"]).forwards for table in (first, second))
     assert (second[:, 2] == 2 * first[:, 2]).all() and (second[:, 1] == first[:, 1]).all(), "batch 2 alone, once more"
-    assert made.count(0) > 4 and sum(number > before for number in made) == 0
     assert costs.draft.batch == (1.0, 2.0), "a batch of one is timed, too"
     assert list(entries.forwards) == list(asked[1][1].forwards)
 
@@ -336,17 +317,6 @@ def test_the_rounds_of_that_moment_are_not_timed(monkeypatch):
     assert all(count for _, count in settling)
     rounds = found[(found.drafted == 1) & (found.model == "target") & (found.texts == "near")]
     assert rounds.groupby("repeat").size().tolist() == [count for _, count in timed]
-
-
-def test_the_timed_shapes_of_small_models_have_room(monkeypatch):
-    """Plain decoding's shapes are used least: with the room of usual decoding they would be dropped for others."""
-    monkeypatch.setattr(measured, "BRIEF", float("inf"))
-    monkeypatch.setattr(TracedForward, "layers", 8)
-    pair, kept = ModelPair.toy(), {}
-    measured.measure_loads(pair, [[5] * 9], Sampling(seed=1, max_new_tokens=8), [1], [1, 2], 4, repeats=1, kept=kept)
-    target = max(engine_of(kept[1][0]).captures, key=lambda captures: captures.num_layers)
-    assert target.most == measured.ROOM // target.num_layers
-    assert {key for key, uses in target.uses.items() if uses > measured.SETTLED} <= set(target.known)
 
 
 def test_a_prompt_that_does_not_fit_is_named():
