@@ -101,7 +101,7 @@ def run(cfg: Any) -> Path:
     tables = costs_of(cfg, singles, asked, sampling, sizes, stage.folder, [dev.methods for dev, _ in recorded])
     candidates = []
     for number, (name, (dev, test), costs) in enumerate(zip(names, recorded, tables, strict=True)):
-        told = {setting.name: dev.told(setting, costs) for setting in dev.settings}  # for batches of this package
+        told = {setting.name: dev.told(setting) for setting in dev.settings}  # for batches of this package
         replace(costs, about={**costs.about, "told": {name: known for name, known in told.items() if known}}).save(
             stage.folder / f"costs-{number}.json"
         )

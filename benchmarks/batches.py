@@ -91,7 +91,7 @@ def study(
         before = RecordedPair(_bench(pair, others, sampling), unknown, Path(scratch), 20)
         costs = with_rules(costs, pair, before.methods, others, sampling, sizes)
         kept = {"costs": str(costs.save(Path(scratch) / "costs.json"))}
-        settings = contenders({name: {**kept, **before.told(Setting(name), costs)} for name in TOGETHER})
+        settings = contenders({name: {**kept, **before.told(Setting(name))} for name in TOGETHER})
         recorded = RecordedPair(_bench(pair, prompts[:count], sampling), settings, Path(scratch), 20)
         lines = []
         for size in sizes:

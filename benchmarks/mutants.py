@@ -129,7 +129,16 @@ AREAS = {
         ("toolkit/session/*",),
         tuple(
             f"tests/toolkit/test_{name}.py"
-            for name in ("tree_index", "reasons", "settled", "shrinking", "session", "capture", "packing", "selfcheck")
+            for name in (
+                "tree_index",
+                "reasons",
+                "capture_guard",
+                "shrinking",
+                "session",
+                "capture",
+                "packing",
+                "selfcheck",
+            )
         ),
         (*SLOW, *(test for family in OTHER_FAMILIES for test in _of_family(family))),
     ),

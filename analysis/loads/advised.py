@@ -28,7 +28,7 @@ def overrides_of(answer: Any, candidate: Candidate, costs: Path) -> list[str]:
     given = {name: value for name, value in setting.parameters.items() if name != "head"}
     if setting.max_drafted is not None:
         given["max_drafted"] = setting.max_drafted
-    if told := candidate.dev.told(setting, candidate.costs):
+    if told := candidate.dev.told(setting):
         given |= {f"policy.{name}": value for name, value in {"costs": costs.resolve(), **told}.items()}
     words += [override(f"method.{name}", value) for name, value in given.items() if value is not None]
     return words if head is None else [*words, override("head", head)]

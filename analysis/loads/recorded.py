@@ -6,19 +6,16 @@ named after everything that they depend on. So a second call with other costs or
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import cached_property
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
-import torch
 
 from analysis.loads.simulator import Load, Served, serve
-from analysis.replay.policies import replay_rounds
 from analysis.tables.grid import PLAIN, YARDSTICKS, Setting
 from analysis.tables.replayed_settings import Recording
 from analysis.tables.workbench import Workbench, reads_head
@@ -26,15 +23,12 @@ from toolkit.acceptance.folder import head_hash
 from toolkit.decoding import ChainProposer, Method
 from toolkit.errors import InputError
 from toolkit.io import write_atomic
-from toolkit.load_cost import LoadCost, RuleSeconds
-from toolkit.stopping import BatchRate, Bounded, Fixed, StoppingPolicy
-from toolkit.trace import Trace
+from toolkit.load_cost import LoadCost
+from toolkit.stopping import BatchRate, Bounded, StoppingPolicy
 from toolkit.verification.rules.rejection import Rejection
 
 HEADLESS = "needs a trained head"
-GAINS = 0.5, 2.0  # bounds of a gain: with few texts, values beyond them are chance
-TRUSTED = 100.0  # tries that a recorded acceptance rate counts for; an assumed one counts for 20 (`BatchRate.memory`)
-MANY = 16  # rows in the simulation of `gain_many` and `kept_many`
+TRUSTED = 100.0  # tokens that a recorded acceptance rate counts for; an assumed one counts for 20 (`BatchRate.memory`)
 
 
 class RecordedPair:
@@ -55,7 +49,6 @@ class RecordedPair:
         known_by: RecordedPair | None = None,
     ):
         self.bench, self.left_out, self.known_by = bench, dict[str, str](), known_by or self
-        self._told: dict[tuple[str, str, int], tuple[LoadCost, dict[str, Any]]] = {}
         self.settings = [setting for setting in wanted if self._takes(setting, max_drafted)]
         if not any(setting.method != PLAIN for setting in self.settings):
             raise InputError(f"no setting can be simulated: {'; '.join(f'{k}: {v}' for k, v in self.left_out.items())}")
@@ -72,82 +65,23 @@ class RecordedPair:
         return len(self.prompt_tokens)
 
     @cached_property
-    def usual(self) -> dict[str, Any]:
-        """What `BatchRate` starts from: how long texts are, and how often drafted tokens are accepted.
-
-        context, longest  tokens before a forward: mean and 95th percentile over all positions of the texts
-        prompt, response  tokens, mean over the texts
-        made   tokens per round of every fixed length, up to the recording's
-        first  acceptance rate of a round's first token;  later  of a token behind accepted ones: means over these rounds
-        """
-        texts = self.responses.token_ids.iloc[self.recording.usable]
-        prompt, response = float(np.mean(self.prompt_tokens)), float(np.mean([len(ids) for ids in texts]))
+    def acceptance(self) -> float:
+        """Share of the texts' positions where a drafted token is accepted, strictly between 0 and 1."""
         trace = self.recording.trace_for(self._traced(Setting(PLAIN)))
         assert trace is not None
-        before = [np.arange(end - first) for first, end in pairwise(trace.text_first.tolist())]
-        contexts = np.concatenate([one + tokens for one, tokens in zip(before, self.prompt_tokens, strict=True)])
-        made, first, later = fixed_lengths(trace)
-        return {
-            "context": round(float(contexts.mean())),
-            "longest": round(float(np.quantile(contexts, 0.95))),
-            "prompt": max(round(prompt), 1),
-            "response": max(round(response), 1),
-            "first": first,
-            "later": later,
-            "made": made,
-        }
+        accepted = int(trace.accepted.sum())
+        return round((accepted + 1) / (trace.num_positions + 2), 3)
 
-    def told(self, setting: Setting, costs: LoadCost, drops: str = "half") -> dict[str, Any]:
-        """Parameters of a batch rule that come from this recording: `usual`, its entry of `costs` (`own`), and its gains.
-
-        drops  `Load.drops`: the rule gets `longest` only where a batch costs as much as its longest row
+    def told(self, setting: Setting) -> dict[str, Any]:
+        """Parameters of a batch rule that come from this recording: `acceptance`, which counts for `TRUSTED` tokens.
 
         Parameters that the setting names stay as they are. Other settings, and rules with a cost table of their own, get none.
-        `memory` is `TRUSTED`. The gains are from simulated tokens/s of these texts, with one row (`gain`, `kept`) and with 16
-        (`gain_many`, `kept_many`):
-
-        kept  speed of the fixed lengths that `BatchRate` expects most of, over what it expects before it has seen a round
-        gain  speed of the rule that asks its estimator in every round, over `kept` times what it expects of the best length
         """
         rule = self.bench.methods[setting.name].policy
         if not isinstance(rule, BatchRate) or rule.costs is not None:
             return {}
-        key_of = setting.name, drops, id(costs)
-        if key_of not in self._told:
-            own = self.rule_name(setting)
-            known = {**self.usual, "memory": TRUSTED, "own": own if own in costs.rules else None}
-            left = {name.removeprefix("policy.") for name in setting.parameters}
-            left |= {"longest"} if drops == "always" else set()
-            left |= {"made"} if left & {"first", "later"} else set()  # the two rates that it goes with
-            known = {name: value for name, value in known.items() if name not in left}
-            loads = {("gain", "kept"): Load(1, drops=drops), ("gain_many", "kept_many"): Load(MANY, drops=drops)}
-            for name, load in loads.items():
-                found = self._gains(setting, known, costs, load)
-                known |= {key: value for key, value in zip(name, found, strict=True) if key not in left}
-            self._told[key_of] = costs, known  # the table is kept, so that no other one gets its id
-        return self._told[key_of][1]
-
-    def _gains(self, setting: Setting, known: Mapping[str, Any], costs: LoadCost, load: Load) -> tuple[float, float]:
-        """What asking the estimator gains, and what is kept of fixed lengths' tokens: see `told`."""
-        bounded = self.recording.policy_for(setting)
-        assert isinstance(bounded, Bounded) and isinstance(bounded.policy, BatchRate)
-        asking = replace(bounded.policy.asking(), table=costs, rests=False, **known)
-        settled, asked = asking.expected(load.slots)
-        trace, texts = self.recording.trace_for(self._traced(setting)), range(self.num_texts)
-        assert trace is not None
-
-        def served(policy: StoppingPolicy, rule: RuleSeconds | None) -> float:
-            # prompts of one token: the rule gets the seconds of reading prompts as a parameter of its own
-            return serve(trace, [1] * self.num_texts, policy, costs, load, texts, rule).tokens_per_second
-
-        rule, plain = costs.rules.get(self.rule_name(setting)), served(self._policy(Setting(PLAIN), costs), None)
-        unasked = rule and replace(rule, step=(0.0,) * len(rule.step))
-        best = settled.index(max(settled))
-        near = range(max(best - 1, 0), min(best + 2, len(settled)))  # the mean over several lengths is more certain
-        fixed = {at: served(replace(bounded, policy=Fixed(at + 1)), unasked) / plain for at in near}
-        kept = float(np.mean([speed / settled[at] for at, speed in fixed.items()]))
-        gain = served(replace(bounded, policy=asking), rule) / plain / max(asked) / kept
-        return round(float(np.clip(gain, *GAINS)), 3), round(float(np.clip(kept, *GAINS)), 3)
+        known = {"acceptance": self.acceptance, "memory": TRUSTED}
+        return {name: value for name, value in known.items() if f"policy.{name}" not in setting.parameters}
 
     def head_of(self, method: str) -> str | None:
         """Folder of the head that a method reads; None: it reads none."""
@@ -160,7 +94,7 @@ class RecordedPair:
         trace = self.recording.trace_for(self._traced(setting))
         assert trace is not None
         rule = costs.rules.get(self.rule_name(setting))
-        return serve(trace, self.prompt_tokens, self._policy(setting, costs, load.drops), costs, load, chosen, rule)
+        return serve(trace, self.prompt_tokens, self._policy(setting, costs), costs, load, chosen, rule)
 
     @property
     def methods(self) -> dict[str, Method]:
@@ -181,14 +115,17 @@ class RecordedPair:
         """The setting whose trace is replayed. Plain decoding can take any, and gets that of the first setting that drafts."""
         return setting if setting.method != PLAIN else next(s for s in self.settings if s.method != PLAIN)
 
-    def _policy(self, setting: Setting, costs: LoadCost, drops: str = "half") -> StoppingPolicy:
+    def _policy(self, setting: Setting, costs: LoadCost) -> StoppingPolicy:
         if setting.method == PLAIN:
             return self.bench.methods[PLAIN].bind(self.bench.pair).policy
         policy = self.recording.policy_for(setting)
-        told = self.known_by.told(setting, costs, drops)
-        if told and isinstance(policy, Bounded) and isinstance(policy.policy, BatchRate):
-            return replace(policy, policy=replace(policy.policy, table=costs, known={}, **told))
-        return policy
+        if (
+            not isinstance(policy, Bounded)
+            or not isinstance(policy.policy, BatchRate)
+            or policy.policy.costs is not None
+        ):
+            return policy
+        return replace(policy, policy=replace(policy.policy, table=costs, **self.known_by.told(setting)))
 
     def _takes(self, setting: Setting, max_drafted: int) -> bool:
         if setting.method in YARDSTICKS:
@@ -226,23 +163,3 @@ class RecordedPair:
 def per_request(served: Served) -> np.ndarray[tuple[int, int], np.dtype[np.float64]]:
     """Tokens and seconds of every request [Q, 2]; a round's seconds are shared by the requests in it."""
     return np.stack([served.tokens.astype(np.float64), served.seconds], axis=1)
-
-
-def fixed_lengths(trace: Trace) -> tuple[list[float], float, float]:
-    """Tokens per round of fixed draft lengths 1 .. max_drafted on a recording; acceptance rates of first and later tokens.
-
-    Both rates are over the rounds of all lengths. As in decoding, a round starts where the one before has ended.
-    """
-    made, counts = list[float](), np.zeros(4)  # first tokens accepted, tried; later ones
-    for length in range(1, trace.max_drafted + 1):
-        rounds = [torch.stack(columns) for columns in replay_rounds(trace, Fixed(length))]
-        _, _, drafted, _, accepted, produced = torch.cat(rounds, dim=1).numpy()
-        made.append(round(float(produced.mean()), 3))
-        later = np.maximum(accepted - 1, 0).sum(), np.maximum(np.minimum(accepted + 1, drafted) - 1, 0).sum()
-        counts += [(accepted > 0).sum(), (drafted > 0).sum(), *later]
-    return made, _share(counts[0], counts[1]), _share(counts[2], counts[3])
-
-
-def _share(count: float, of: float) -> float:
-    """A share, strictly between 0 and 1."""
-    return float(np.clip(round((count + 1) / (of + 2), 3), 0.001, 0.999))

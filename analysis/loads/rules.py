@@ -169,7 +169,7 @@ def _decoded(
     """All prompts side by side, so many tokens behind each, and the seconds of the policy's calls."""
     watch = Watch(pair.device)
     limit = replace(sampling, max_new_tokens=tokens, max_length=None, stop=())
-    watched = replace(method, policy=Watched(method.policy.asking(), 0, DRAFTED, watch))
+    watched = replace(method, policy=Watched(method.policy, 0, DRAFTED, watch))
     found = decode(pair, prompts, watched, limit, batch_size=len(prompts))
     failed = next((one.error for one in found if one.error is not None), None)
     if failed is not None:

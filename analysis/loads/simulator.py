@@ -214,8 +214,7 @@ class _Server:
         contexts = self.prompt_tokens[texts] + starts[busy] - self.first_of[texts]
         context = float(contexts.mean() if self.load.drops == "always" else contexts.max())
         reading = self._reading(int(calls.max()) > 0, int(drafted.max()) + 1)
-        asked = 0 if self.policy.settled(state) else int(calls.max())
-        seconds = self._seconds(len(self.slot), int(calls.max()), int(drafted.max()), asked, context)
+        seconds = self._seconds(len(self.slot), int(calls.max()), int(drafted.max()), context)
         self.clock += reading + seconds
         self.shares[request[busy]] += seconds / busy.sum()
         readers = joined or np.flatnonzero(busy)
@@ -246,15 +245,12 @@ class _Server:
 
     # -- costs ----------------------------------------------------------------------------------------------------
 
-    def _seconds(self, batch: int, calls: int, width: int, asked: int, context: float) -> float:
-        """Seconds of a round: the batch's draft forwards, the target forward at the widest draft, and the policy's own.
-
-        asked  draft forwards after which the policy decides
-        """
-        key = (batch, calls, width, asked, round(context / 16))
+    def _seconds(self, batch: int, calls: int, width: int, context: float) -> float:
+        """Seconds of a round: the batch's draft forwards, the target forward at the widest draft, and the policy's own."""
+        key = (batch, calls, width, round(context / 16))
         if key not in self.seconds:
             target = self.costs.target(batch, width + 1, context)
-            own = self.rule(batch, asked) if self.rule is not None and calls else 0.0
+            own = self.rule(batch, calls) if self.rule is not None and calls else 0.0
             self.seconds[key] = calls * self.costs.draft(batch, 1, context) + target + own
         return self.seconds[key]
 

@@ -28,7 +28,7 @@ def test_a_line_is_read_back_as_it_was_written(name):
         "prompts.limit=7", "sampling.temperature=0", "pair.chat_template_options={thinking: false}",
         config.override("sampling.stop", ["\n\n", "é", name]),
     ])  # fmt: skip
-    overrides = [config.override("method.policy.made", [1.7, 2.25]), config.override("head", name)]
+    overrides = [config.override("method.policy.acceptance", 0.7), config.override("head", name)]
     cfg = read_back(next_line(asked, ["method=batch_rate", *overrides], name, 4))
     assert (cfg.pair.target, cfg.pair.draft, cfg.pair.dtype, cfg.prompts.path, cfg.head) == (
         name,
@@ -40,7 +40,7 @@ def test_a_line_is_read_back_as_it_was_written(name):
     assert cfg.batch_size == 4 and cfg.prompts.limit == 7 and cfg.sampling.temperature == 0
     assert config.plain(cfg.sampling) == config.plain(asked.sampling)
     assert config.plain(cfg.pair.chat_template_options) == {"thinking": False}
-    assert list(cfg.method.policy.made) == [1.7, 2.25]
+    assert cfg.method.policy.acceptance == 0.7
 
 
 @pytest.mark.parametrize("words", [

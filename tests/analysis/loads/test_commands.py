@@ -87,11 +87,11 @@ def test_an_advised_batch_rule_decodes_with_what_it_was_simulated_with(tmp_path)
     assert overrides[0] == "method=batch_rate_confidence"
     table = LoadCost.load(folder / "costs-0.json")
     (told,) = (known for name, known in table.about["told"].items() if name.startswith("batch_rate_confidence"))
-    assert {"context", "prompt", "response", "first", "later", "gain"} <= set(told) and told["gain"] != 1
+    assert set(told) == {"acceptance", "memory"}
     method = config.instantiate(config.compose("decode", overrides).method)
     assert {name: getattr(method.policy, name) for name in told} == told
     bound = method.bind(ModelPair.toy()).policy.policy
-    assert bound.table.draft(2) == table.draft(2) and bound.first == told["first"]
+    assert bound.table.draft(2) == table.draft(2) and bound.acceptance == told["acceptance"]
 
 
 @pytest.mark.slow
