@@ -77,7 +77,7 @@ class Recorder:
         for text in batch:
             self._check(text)
         longest = max(len(text.prompt) for text in batch) + max(len(text.produced) for text in batch)
-        sessions = engine_of(self.pair).open(len(batch), longest, captured=False)  # their memory is not given back
+        sessions = engine_of(self.pair).open(len(batch), longest, captured=False)  # shapes hardly recur
         target, draft = sessions.target, sessions.drafts[0]
         scores = self._path(target, batch, lambda x: x)[0]
         raw, states = self._path(draft, batch, self.pair.fit)

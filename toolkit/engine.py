@@ -15,12 +15,11 @@ from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 from weakref import WeakKeyDictionary
 
-from toolkit.models import forwards_lock, vocab_size
+from toolkit.models import check_mode, forwards_lock, vocab_size
 from toolkit.schema.arguments import check_ranges
 from toolkit.session import Session, open_session
-from toolkit.session.capture import Captures, StaticForward, TracedForward, captures_for, static_flow
+from toolkit.session.capture import CaptureGuard, Captures, GraphForward, StaticForward, globally_hooked, static_flow
 from toolkit.session.packing import PackedLinears, packed_for
-from toolkit.session.settled import Standing, check_mode, globally_hooked
 
 CAPACITY_GRANULE = 128  # caches come in multiples of it, so that few shapes recur
 IDLE = 3  # sets of caches that wait for another call of their number of rows, where captures belong to them
@@ -31,8 +30,7 @@ OnOff = Literal["auto", "on", "off"] | bool
 class EngineOptions:
     """How forwards are run. None of it changes results beyond rounding.
 
-    cuda_graphs    "auto" or "off": forwards of recurring shapes are captured and replayed on GPUs
-    cpu_traces     "auto" or "off": the same on CPUs, through TorchScript traces (pays for small models in long runs)
+    cuda_graphs    "auto" or "off": forwards of recurring shapes are captured as CUDA graphs and replayed
     cpu_packing    "auto", "on" or "off": large float32 layers keep a second copy of their weights. Its layout makes
                    reading a few tokens at a time as cheap as reading one. auto: up to 4 GiB of copies
     self_check     "auto" or "off": a model's architecture is tried on a tiny copy before its first text is decoded. It
@@ -43,7 +41,6 @@ class EngineOptions:
     """
 
     cuda_graphs: OnOff = "auto"
-    cpu_traces: OnOff = "auto"
     cpu_packing: OnOff = "auto"
     self_check: Literal["auto", "off"] | bool = "auto"
 
@@ -91,7 +88,8 @@ class Engine:
 
     models   the target first
     heads    acceptance heads loaded and checked so far (`toolkit.acceptance.folder`)
-    captures, packed  per model, once it was first used: its captured forwards and its packed weights; None: it has none
+    captures  per model, once it was first used: empty ones, which each of its caches begins with; None: it is not captured
+    packed   per model: its packed weights; None: it has none
     idle     caches that wait for another call
     capture_kind  how forwards are captured; None: as the options and the device say
     """
@@ -102,8 +100,8 @@ class Engine:
         self.captures: list[Captures | None] = []
         self.packed: list[PackedLinears | None] = []
         self.idle: list[Sessions] = []
-        self.capture_kind: type[TracedForward] | type[StaticForward] | None = None
-        self._standings: list[Standing | None] = []  # of the models, when the captures were begun
+        self.capture_kind: type[StaticForward] | None = None
+        self._guards: list[CaptureGuard | None] = []  # of the models, when the captures were begun
         self._checked = False  # whether the architectures have been
         self._lock = threading.Lock()
 
@@ -112,27 +110,6 @@ class Engine:
         models = (pair.target, *pair.drafts)
         same = len(models) == len(self.models) and all(a is b for a, b in zip(models, self.models, strict=True))
         return same and pair.options == self.options
-
-    def adopt(self, other: Engine) -> None:
-        """Use another engine's captured forwards of the models that both have, unless they belong to its caches.
-
-        Both have decoded. For pairs that differ in one of their models.
-        """
-        with self._lock:
-            for number, model in enumerate(self.models):
-                for theirs, captures in zip(other.models, other.captures, strict=False):
-                    if theirs is model and captures is not None and not captures.fixed_buffers:
-                        self.captures[number] = captures
-
-    @property
-    def captured(self) -> list[Captures]:
-        """The captured forwards, of those models that have any."""
-        return [captures for captures in self.captures if captures is not None]
-
-    def capture_soon(self) -> None:
-        """Capture every shape at its next use, as if the pair had decoded for long. It must have decoded once."""
-        for captures in self.captured:
-            captures.after = 1
 
     @contextmanager
     def sessions(self, num_rows: int, capacity: int) -> Iterator[Sessions]:
@@ -146,7 +123,7 @@ class Engine:
 
         captured  False: forwards are run as they are; for work whose shapes hardly recur
 
-        Captured forwards may belong to the caches they were made with; then caches of an earlier call are used again.
+        Captured forwards belong to the caches they were made with. So caches of an earlier call are used again.
         Raises InputError if a model is in training mode, or of an architecture that is not decoded right.
         """
         capacity = -(-capacity // CAPACITY_GRANULE) * CAPACITY_GRANULE
@@ -159,7 +136,7 @@ class Engine:
                 self.idle.remove(waiting)
                 return waiting
             target, *drafts = (
-                open_session(model, num_rows, capacity, _own(captures) if captured else None, packed)
+                open_session(model, num_rows, capacity, captures.empty() if captures and captured else None, packed)
                 for model, captures, packed in zip(self.models, self.captures, self.packed, strict=True)
             )
         for draft, session in zip(self.models[1:], drafts, strict=True):
@@ -193,26 +170,25 @@ class Engine:
 
     def _prepare(self) -> None:
         """Captures and packed weights of every model; what belongs to modules or tensors that were replaced is dropped."""
-        standings = [_standing(model) for model in self.models]
-        if standings != self._standings:
-            self.captures, self.packed, self.idle, self._standings = [], [], [], standings
-        self.captures = self.captures or list(map(self._captures, standings, self.models))
-        self.packed = self.packed or list(map(self._packed, standings, self.models))
+        guards = [_guard(model) for model in self.models]
+        if guards != self._guards:
+            self.captures, self.packed, self.idle, self._guards = [], [], [], guards
+        self.captures = self.captures or list(map(self._captures, guards, self.models))
+        self.packed = self.packed or list(map(self._packed, guards, self.models))
         for model, packed in zip(self.models, self.packed, strict=True):
             if packed is not None:
                 with forwards_lock(model):
                     packed.refresh()
 
-    def _captures(self, standing: Standing | None, model: Any) -> Captures | None:
-        if not _settled(standing, model) or globally_hooked() or not static_flow(model):
+    def _captures(self, guard: CaptureGuard | None, model: Any) -> Captures | None:
+        if not _constant(guard, model) or globally_hooked() or not static_flow(model):
             return None
-        layers = model.config.get_text_config().num_hidden_layers
-        if self.capture_kind is not None:
-            return Captures(self.capture_kind, layers)
-        return captures_for(model.device, self.options.cuda_graphs, self.options.cpu_traces, layers)
+        graphs = model.device.type == "cuda" and self.options.cuda_graphs not in ("off", False)
+        kind = self.capture_kind or (GraphForward if graphs else None)
+        return None if kind is None else Captures(kind, model.config.get_text_config().num_hidden_layers)
 
-    def _packed(self, standing: Standing | None, model: Any) -> PackedLinears | None:
-        return packed_for(model, self.options.cpu_packing) if _settled(standing, model) else None
+    def _packed(self, guard: CaptureGuard | None, model: Any) -> PackedLinears | None:
+        return packed_for(model, self.options.cpu_packing) if _constant(guard, model) else None
 
 
 _ENGINES: WeakKeyDictionary[Models, Engine] = WeakKeyDictionary()
@@ -228,20 +204,15 @@ def engine_of(pair: Models) -> Engine:
         return engine
 
 
-def _own(captures: Captures | None) -> Captures | None:
-    """Captures of a new session: shared ones, or empty ones of the same kind if they belong to its buffers."""
-    return captures.afresh() if captures is not None and captures.fixed_buffers else captures
-
-
-def _standing(model: Any) -> Standing | None:
-    """What captures of a model depend on; None for models that bring their own sessions."""
+def _guard(model: Any) -> CaptureGuard | None:
+    """What captures and packed weights of a model depend on; None for models that bring their own sessions."""
     if hasattr(model, "open_session"):
         return None
     with forwards_lock(model):  # no forward is under way, which adds hooks of its own
-        return Standing(model)
+        return CaptureGuard(model)
 
 
-def _settled(standing: Standing | None, model: Any) -> bool:
+def _constant(guard: CaptureGuard | None, model: Any) -> bool:
     """Whether a model is a transformers one on one device, without hooks and gradients: every forward is the same."""
     one_device = len(set(getattr(model, "hf_device_map", {0: 0}).values())) <= 1
-    return standing is not None and one_device and not standing.hooks and not standing.asks_gradients
+    return guard is not None and one_device and not guard.hooks and not guard.asks_gradients

@@ -1,4 +1,6 @@
-"""Facts about one model: its vocabulary, the longest text it reads, the tokens that end one; and the lock of its forwards."""
+"""Facts about one model: its vocabulary, the longest text it reads, the tokens that end one, whether its mode is fit for
+decoding; and the lock of its forwards.
+"""
 
 from __future__ import annotations
 
@@ -7,11 +9,13 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from toolkit.errors import InputError
 
 NO_LIMIT = 2**31
+RANDOM = ("drop", "jitter")  # parts of the names of what makes training forwards random
+HARMLESS = ("classifier", "summary", "cls_")  # of heads that causal language models have not
 POSITIONS = ("max_position_embeddings", "max_target_positions", "max_seq_len")  # what configs call the longest text
 
 
@@ -89,3 +93,34 @@ _LOCKS: WeakKeyDictionary[Any, threading.RLock] = WeakKeyDictionary()
 def forwards_lock(model: Any) -> threading.RLock:
     """One lock per model: hooks, packed weights and captures are the model's, so its forwards run one after another."""
     return _LOCKS.setdefault(model, threading.RLock())
+
+
+def check_mode(model: Any, role: str = "model") -> None:
+    """Raises InputError if a transformers model's forward is not what it was loaded for: in training, or under autocast."""
+    if hasattr(model, "open_session"):
+        return
+    if torch.is_autocast_enabled(model.device.type):
+        raise InputError(
+            f"decoding runs in the {role}'s own dtype, got torch.autocast: leave it, or load the {role} with dtype=bfloat16"
+        )
+    check_evaluation(model, role)
+
+
+def check_evaluation(model: Any, role: str = "model") -> None:
+    """Raises InputError if a model is in training mode and its forwards differ from those in evaluation mode."""
+    training = isinstance(model, nn.Module) and any(module.training for module in model.modules())
+    if training and (reason := _random_in_training(model)):
+        raise InputError(f"expected the {role} in evaluation mode, got training mode with {reason}: call .eval() on it")
+
+
+def _random_in_training(model: Any) -> str | None:
+    """What makes a forward in training mode differ from one in evaluation mode; None: nothing."""
+    for name, value in sorted(vars(model.config.get_text_config(decoder=True)).items()):
+        if type(value) is float and value > 0 and any(w in name for w in RANDOM) and not name.startswith(HARMLESS):
+            return f"{name}={value}"
+    for module in model.modules():
+        if module.training and type(module).__name__.startswith("Dropout") and getattr(module, "p", 0) > 0:
+            return f"dropout of {module.p}"
+        if module.training and getattr(module, "gradient_checkpointing", False):
+            return "gradient checkpointing, which keeps no cache"
+    return None

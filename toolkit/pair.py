@@ -112,7 +112,6 @@ class ModelPair:
         trust_remote_code: bool = False,
         name: str = "",
         cuda_graphs: OnOff = "auto",
-        cpu_traces: OnOff = "auto",
         cpu_packing: OnOff = "auto",
         self_check: Literal["auto", "off"] | bool = "auto",
         chat_template_options: Mapping[str, Any] | None = None,
@@ -143,7 +142,7 @@ class ModelPair:
             drafts=small,
             name=name or Path(target).name,
             head=_shipped_head(target, sources),
-            options=EngineOptions(cuda_graphs, cpu_traces, cpu_packing, self_check),
+            options=EngineOptions(cuda_graphs, cpu_packing, self_check),
             chat_template_options=dict(chat_template_options or {}),
         )
 

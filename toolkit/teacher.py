@@ -15,10 +15,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from toolkit.models import check_evaluation
 from toolkit.pair import ModelPair, vocab_size
 from toolkit.sampling import Sampling, penalized, warp
 from toolkit.session import open_session
-from toolkit.session.settled import check_evaluation
 from toolkit.session.states import state_size, watched_states
 
 PADDING = 0

@@ -23,17 +23,6 @@ def floats_on(device: torch.device, values: Any) -> Tensor:
     return torch.tensor(values).pin_memory().to(device, non_blocking=True)
 
 
-def numbers_of(values: Tensor) -> list[float]:
-    """A tensor's values on the host, which waits for them and for nothing that was launched later."""
-    if values.device.type != "cuda":
-        return list(values.tolist())
-    copied = torch.empty(values.shape, dtype=values.dtype, pin_memory=True).copy_(values, non_blocking=True)
-    done = torch.cuda.Event()
-    done.record()
-    done.synchronize()
-    return list(copied.tolist())
-
-
 class Gate:
     """Asks, step by step, whether any row goes on, and waits for old answers only.
 

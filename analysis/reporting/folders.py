@@ -20,7 +20,7 @@ from toolkit.io import read_json
 from toolkit.lines import lines_of
 from toolkit.stage import MANIFEST
 
-TECHNICAL = ("_target_", "cuda_graphs", "cpu_traces", "cpu_packing", "self_check")  # change no token
+TECHNICAL = ("_target_", "cuda_graphs", "cpu_packing", "self_check")  # change no token
 
 
 @dataclass(frozen=True)

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import gc
-import weakref
-
 import pytest
 import torch
 
@@ -12,14 +9,10 @@ from toolkit import ModelPair, generate
 from toolkit.engine import engine_of
 from toolkit.errors import InputError
 from toolkit.session import capture, open_session
-from toolkit.session.capture import Captures, StaticForward, TracedForward, static_flow
+from toolkit.session.capture import Captures, StaticForward, static_flow
 from toolkit.testing import FAMILIES, VOCAB, tiny_model
 
 ROUTED = {"mixtral", "qwen3_moe"}
-
-
-class EagerTrace(TracedForward):
-    after = 1
 
 
 class EagerStatic(StaticForward):
@@ -27,11 +20,10 @@ class EagerStatic(StaticForward):
 
 
 @pytest.mark.parametrize("family", [name for name in FAMILIES if name not in ROUTED])
-@pytest.mark.parametrize("kind", [EagerTrace, EagerStatic])
-def test_replayed_forwards_equal_the_models_own(family, kind, monkeypatch):
+def test_replayed_forwards_equal_the_models_own(family, monkeypatch):
     monkeypatch.setattr(capture, "PROOFS", 0)  # no help from the comparison that guards new captures
     model, generator = tiny_model(family), torch.Generator().manual_seed(3)
-    plain, replaying = open_session(model, 2, 96), open_session(model, 2, 96, Captures(kind))
+    plain, replaying = open_session(model, 2, 96), open_session(model, 2, 96, Captures(EagerStatic))
     assert replaying.captures is not None
     prompts = torch.randint(3, VOCAB, (2, 9), generator=generator)
     for session in (plain, replaying):
@@ -54,12 +46,11 @@ def test_replayed_forwards_equal_the_models_own(family, kind, monkeypatch):
     assert max(replaying.captures.uses.values()) > 1
 
 
-@pytest.mark.parametrize("kind", [EagerTrace, EagerStatic])
-def test_forwards_that_give_other_numbers_of_logits_are_captured_apart(kind, monkeypatch):
+def test_forwards_that_give_other_numbers_of_logits_are_captured_apart(monkeypatch):
     """Same tokens, same cache, but one position's logits, then four, then one."""
     monkeypatch.setattr(capture, "PROOFS", 0)
     model, generator = tiny_model("llama"), torch.Generator().manual_seed(5)
-    plain, replaying = open_session(model, 1, 32), open_session(model, 1, 32, Captures(kind))
+    plain, replaying = open_session(model, 1, 32), open_session(model, 1, 32, Captures(EagerStatic))
     prompt, block = (torch.randint(3, VOCAB, (1, width), generator=generator) for width in (6, 4))
     for session in (plain, replaying):
         session.extend(prompt)
@@ -82,8 +73,8 @@ def test_models_that_branch_on_values_are_not_captured():
 
 def test_a_capture_that_is_wrong_is_noticed_and_dropped():
     class Wrong(EagerStatic):
-        def __call__(self, inputs, buffers):
-            logits, hidden = super().__call__(inputs, buffers)
+        def __call__(self, inputs):
+            logits, hidden = super().__call__(inputs)
             return logits * 1.5, hidden
 
     model = tiny_model("llama")
@@ -102,7 +93,7 @@ def test_a_capture_that_is_wrong_is_noticed_and_dropped():
 @pytest.mark.parametrize("method", ["speculative", *(pytest.param(name, marks=pytest.mark.slow) for name in (
     "specdec_pp", "mcsd", "speculative_beam", "dsbd", "mtad"
 ))])  # fmt: skip
-def test_decoding_does_not_depend_on_captures(method, monkeypatch):
+def test_decoding_does_not_depend_on_captures(method):
     """In float64, where rounding cannot turn a token. More prompts than slots: caches are emptied, rows refilled."""
     prompts = [[5 + i, 9, 11 * i % 60, 7] + [3] * (i % 3) for i in range(5)]
 
@@ -110,20 +101,21 @@ def test_decoding_does_not_depend_on_captures(method, monkeypatch):
         generations = generate(pair, prompts, method, max_new_tokens=24, batch_size=batch_size)
         return [g.token_ids for g in generations]
 
-    expected = tokens(ModelPair.from_pretrained("toy/target", "toy/draft", dtype="float64", cpu_traces="off"), 3)
-    for kind in (EagerTrace, EagerStatic):
-        monkeypatch.setattr("toolkit.engine.captures_for", lambda *_, kind=kind: Captures(kind))
-        pair = ModelPair.from_pretrained("toy/target", "toy/draft", dtype="float64")
-        for _ in range(2):
-            assert tokens(pair, 3) == expected
-        assert tokens(pair, 2) == expected
-        assert len(engine_of(pair).idle) == (2 if kind is EagerStatic else 0)
+    pair = ModelPair.from_pretrained("toy/target", "toy/draft", dtype="float64")
+    expected = tokens(pair, 3)
+    engine = engine_of(pair)
+    engine.capture_kind, engine.captures = EagerStatic, []
+    for _ in range(2):
+        assert tokens(pair, 3) == expected
+    assert tokens(pair, 2) == expected
+    assert len(engine_of(pair).idle) == 2
+    assert all(session.captures.known for sessions in engine_of(pair).idle for session in sessions.every)
 
 
-def test_caches_are_used_again_only_by_calls_of_their_shape(monkeypatch):
-    monkeypatch.setattr("toolkit.engine.captures_for", lambda *_: Captures(EagerStatic))
+def test_caches_are_used_again_only_by_calls_of_their_shape():
     pair = ModelPair.toy()
     engine = engine_of(pair)
+    engine.capture_kind = EagerStatic
     first = engine.open(2, 60)
     first.target.extend(torch.tensor([[5, 6], [7, 8]]))
     engine.close(first)
@@ -157,7 +149,7 @@ def test_the_least_used_capture_makes_room_for_one_used_twice_as_often():
 
 def test_a_model_whose_code_cannot_be_captured_runs_as_it_is():
     class Failing(EagerStatic):
-        def __init__(self, forward, inputs, buffers):
+        def __init__(self, forward, inputs):
             raise TypeError("not in a graph")
 
     captures = Captures(Failing)
@@ -167,28 +159,27 @@ def test_a_model_whose_code_cannot_be_captured_runs_as_it_is():
     with pytest.warns(RuntimeWarning, match="run one by one: not in a graph"):
         first = replaying.extend(torch.tensor([[7]])).logits
     assert torch.allclose(first, plain.extend(torch.tensor([[7]])).logits, atol=1e-5)
-    assert captures.afresh().refused
+    assert captures.empty().refused
 
 
 def test_models_in_training_are_not_captured():
     pair = ModelPair(target=tiny_model("llama").requires_grad_(True))
+    engine_of(pair).capture_kind = EagerStatic
     generate(pair, [[4, 5]], "autoregressive", max_new_tokens=40)
     assert engine_of(pair).captures == [None]
 
 
-def test_a_trace_does_not_keep_the_session_that_it_was_made_in():
-    model, captures = tiny_model("llama"), Captures(EagerTrace)
-    opened = open_session(model, 1, 40, captures)
-    for token in range(4):
-        opened.extend(torch.tensor([[token]]))
-    assert captures.known
-    remembered = weakref.ref(opened)
-    del opened
-    gc.collect()
-    assert remembered() is None
+@pytest.mark.parametrize("change", [lambda session: session.reserve(41), lambda session: session.select([1, 0])])
+def test_captures_go_with_the_keys_and_values_that_they_write(change):
+    session = open_session(tiny_model("llama"), 2, 40, Captures(EagerStatic))
+    for token in range(3):
+        session.extend(torch.tensor([[token], [token]]))
+    assert session.captures.known
+    change(session)
+    assert not session.captures.known
 
 
 def test_bad_options():
-    for name in ("cuda_graphs", "cpu_traces", "cpu_packing"):
+    for name in ("cuda_graphs", "cpu_packing"):
         with pytest.raises(InputError, match=f"{name}: expected one of auto, on, off or true or false, got 'fast'"):
             ModelPair.from_pretrained("toy/target", "toy/draft", **{name: "fast"})

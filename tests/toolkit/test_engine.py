@@ -15,7 +15,6 @@ from toolkit import ModelPair, config, config_files, generate
 from toolkit.decoding import Sampling, decode_measured
 from toolkit.engine import EngineOptions, engine_of
 from toolkit.errors import InputError
-from toolkit.session.capture import StaticForward
 
 PROMPTS = [[5, 9, 11, 7], [6, 3, 8], [12, 4], [9] * 12]
 
@@ -53,34 +52,15 @@ def test_replaced_models_and_options_get_an_engine_of_their_own():
     second = engine_of(pair)
     assert second is not engine
     assert second.models[0] is other.target
-    pair.options = EngineOptions(cpu_traces="off")
+    pair.options = EngineOptions(cpu_packing="off")
     assert engine_of(pair) is not second
-
-
-def test_captures_of_a_model_that_two_pairs_have_are_shared_once_asked():
-    first, other = ModelPair.toy(), ModelPair.toy()
-    second = ModelPair(first.target, other.draft, tokenizer=first.tokenizer)
-    texts = [generate(pair, PROMPTS, "speculative", max_new_tokens=8) for pair in (first, second)]
-    engines = engine_of(first), engine_of(second)
-    own = engines[1].captures[1]
-    assert engines[0].captures[0] is not engines[1].captures[0]
-    engines[1].adopt(engines[0])
-    assert engines[0].captures[0] is engines[1].captures[0] and engines[1].captures[1] is own
-    assert [g.token_ids for g in generate(second, PROMPTS, "speculative", max_new_tokens=8)] == [
-        g.token_ids for g in texts[1]
-    ]
-    engines[0].capture_kind = StaticForward  # captures that belong to caches stay where they are
-    engines[0].captures = []
-    generate(first, PROMPTS, "speculative", max_new_tokens=8)
-    engines[1].adopt(engines[0])
-    assert engines[0].captures[0] is not engines[1].captures[0]
 
 
 @pytest.mark.parametrize(
     "method", ["speculative", *(pytest.param(name, marks=pytest.mark.slow) for name in ("mcsd", "dsbd", "rate"))]
 )
 def test_calls_at_the_same_time_decode_what_they_decode_alone(method):
-    """With packed weights and captured forwards, which are shared by all calls of a pair."""
+    """With packed weights, which are shared by all calls of a pair."""
     pair = ModelPair.from_pretrained("toy/target", "toy/draft", dtype="float64", cpu_packing="on")
     seeds = range(6)
 

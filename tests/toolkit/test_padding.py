@@ -27,7 +27,7 @@ BASE = {
     "rms_norm_eps": 1e-3,
     "max_position_embeddings": 64,
 }
-CHOICES = ("cuda_graphs", "cpu_traces", "cpu_packing")  # of a pair, which its padded form keeps
+CHOICES = ("cuda_graphs", "cpu_packing")  # of a pair, which its padded form keeps
 LARGER = {"hidden_size": 80, "intermediate_size": 96, "num_layers": 4}
 SAME = {"hidden_size": 24, "intermediate_size": 40, "num_layers": 2, "num_heads": 4}
 TOY = {
@@ -188,9 +188,9 @@ def test_a_pair_is_padded(monkeypatch, tokens):
     assert padded.target.config.hidden_size == 80
     assert padded.draft is pair.draft
     assert (padded.name, padded.head, padded.end_ids) == ("toy-tiny", "head", pair.end_ids)
-    assert [getattr(padded.options, name) for name in CHOICES] == ["auto"] * 3
+    assert [getattr(padded.options, name) for name in CHOICES] == ["auto"] * 2
     both = padded_pair(target_preset="tiny", draft_preset="tiny", **dict.fromkeys(CHOICES, "off"))
-    assert [getattr(both.options, name) for name in CHOICES] == ["off"] * 3
+    assert [getattr(both.options, name) for name in CHOICES] == ["off"] * 2
     assert both.draft.config.hidden_size == 80
     assert both.head is None
     torch.testing.assert_close(logits_of(both.draft, tokens), logits_of(pair.draft, tokens), rtol=0, atol=1e-5)
@@ -203,7 +203,7 @@ def test_the_config_composes():
         config = compose(overrides=["+pair=toy_padded"]).pair
     assert config["_target_"] == "toolkit.padding.padded_pair"
     assert config.target_preset in PRESETS
-    assert [config[name] for name in CHOICES] == ["auto"] * 3
+    assert [config[name] for name in CHOICES] == ["auto"] * 2
 
 
 def test_sources_that_do_not_fit_are_refused():

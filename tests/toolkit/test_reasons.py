@@ -7,10 +7,13 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+import transformers as hf
+from torch import nn
 
+from toolkit.engine import Engine, EngineOptions
 from toolkit.errors import InputError
 from toolkit.session import capture, reasons, selfcheck
-from toolkit.session.capture import Captures, StaticForward, TracedForward, captures_for, static_flow
+from toolkit.session.capture import CaptureGuard, Captures, StaticForward, static_flow
 
 
 class Model:
@@ -232,28 +235,24 @@ def test_counts_of_rare_shapes_are_forgotten(monkeypatch):
 
 
 def test_how_many_forwards_of_a_model_are_captured():
-    assert [Captures(TracedForward, layers).most for layers in (1, 2, 32, 40)] == [128, 64, 4, 4]
+    assert [Captures(StaticForward, layers).most for layers in (1, 2, 1024, 1500)] == [4096, 2048, 4, 4]
     refusals: list[str] = []
     captures = Captures(StaticForward, 2, refusals)
-    assert captures.most == 2048 and captures.fixed_buffers and not captures.refused
+    assert not captures.refused
     refusals.append("x")
-    fresh = captures.afresh()
-    assert fresh.refused and fresh.num_layers == 2 and fresh.kind is StaticForward and fresh.known == {}
-    assert not Captures(TracedForward).fixed_buffers
+    empty = captures.empty()
+    assert empty.refused and empty.num_layers == 2 and empty.kind is StaticForward and empty.known == {}
 
 
-def test_what_a_device_uses():
-    cpu = torch.device("cpu")
-    for option in ("auto", "on", True):
-        found = captures_for(cpu, "off", option, 2)
-        assert found is not None and found.kind is TracedForward and found.num_layers == 2
-        graphs = captures_for(torch.device("cuda"), option, "off", 2)
-        assert graphs is not None and graphs.kind is capture.GraphForward and graphs.num_layers == 2
-    for option in ("off", False):
-        assert (
-            captures_for(cpu, "on", option, 2) is None and captures_for(torch.device("cuda"), option, "on", 2) is None
-        )
-    assert captures_for(torch.device("meta"), "on", "on", 2) is None
+@pytest.mark.parametrize("option", ["auto", "on", True, "off", False])
+def test_what_a_device_uses(option):
+    engine = Engine((), EngineOptions(cuda_graphs=option))
+    for device, graphs in (("cuda", option not in ("off", False)), ("cpu", False), ("meta", False)):
+        model = nn.Linear(2, 2).requires_grad_(False)
+        model.device, model.config = torch.device(device), hf.LlamaConfig(num_hidden_layers=2)
+        captures = engine._captures(CaptureGuard(model), model)
+        assert (captures is not None) == graphs
+        assert captures is None or (captures.kind is capture.GraphForward and captures.num_layers == 2)
 
 
 @pytest.mark.parametrize(

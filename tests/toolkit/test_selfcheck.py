@@ -14,7 +14,7 @@ from toolkit.engine import engine_of
 from toolkit.errors import InputError
 from toolkit.models import max_positions
 from toolkit.session import open_session, selfcheck
-from toolkit.session.capture import Captures, TracedForward
+from toolkit.session.capture import StaticForward
 from toolkit.session.selfcheck import check_architecture, memory_file
 from toolkit.session.shrinking import UnknownSizes, build, tiny_config
 from toolkit.session.trial import check_trees
@@ -158,7 +158,7 @@ def test_classes_that_cannot_be_built_tiny_are_tried_on_their_own_weights(monkey
 # -- captured forwards ------------------------------------------------------------------------------------------------
 
 
-class EagerTrace(TracedForward):
+class EagerStatic(StaticForward):
     after = 1
 
 
@@ -194,16 +194,15 @@ CHANGES = [replace_weights, replace_parameter, replace_module, replace_data, add
 
 
 @pytest.mark.parametrize("change", CHANGES)
-def test_captured_forwards_never_outlive_what_they_captured(change, monkeypatch):
-    monkeypatch.setattr("toolkit.engine.captures_for", lambda *_: Captures(EagerTrace))
+def test_captured_forwards_never_outlive_what_they_captured(change):
     pair = ModelPair(target=tiny_model("llama").double())
+    engine_of(pair).capture_kind = EagerStatic
     for _ in range(2):
         generate(pair, [[4, 5, 6]], "autoregressive", max_new_tokens=12, temperature=0)
-    assert engine_of(pair).captures[0].known
+    assert engine_of(pair).idle[0].target.captures.known
     change(pair.target)
     (after,) = generate(pair, [[4, 5, 6]], "autoregressive", max_new_tokens=12, temperature=0)
     fresh = ModelPair(target=pair.target)
-    fresh.options = type(fresh.options)(cpu_traces="off")
     (plain,) = generate(fresh, [[4, 5, 6]], "autoregressive", max_new_tokens=12, temperature=0)
     assert after.token_ids == plain.token_ids
     if change is add_hook:

@@ -10,7 +10,8 @@ import transformers as hf
 from torch import nn
 
 from toolkit.errors import InputError
-from toolkit.session import settled, shrinking
+from toolkit.models import check_mode
+from toolkit.session import shrinking
 from toolkit.session.shrinking import LONGEST, POSITIONS, WINDOW, UnknownSizes, build, tiny_config
 
 
@@ -148,13 +149,13 @@ def test_what_cannot_be_built_small_is_said(monkeypatch):
 
 def test_sessions_of_other_models_are_left_to_them():
     """Tables and the like say themselves what they can do; the mode of a transformers model is looked at."""
-    settled.check_mode(SimpleNamespace(open_session=None, device=None))
+    check_mode(SimpleNamespace(open_session=None, device=None))
     model = nn.Linear(2, 2)
     model.device = torch.device("cpu")
     model.eval()
-    settled.check_mode(model, "draft")
+    check_mode(model, "draft")
     with (
         torch.autocast("cpu", torch.bfloat16),
         pytest.raises(InputError, match="^decoding runs in the draft's own dtype"),
     ):
-        settled.check_mode(model, "draft")
+        check_mode(model, "draft")

@@ -16,7 +16,7 @@ from toolkit.pair import ModelPair
 from toolkit.sampling import Sampling
 from toolkit.teacher import Text
 
-PLAIN = EngineOptions(cuda_graphs="off", cpu_traces="off", cpu_packing="off")  # weights change between calls
+PLAIN = EngineOptions(cuda_graphs="off", cpu_packing="off")  # weights change between calls
 
 
 def is_on_policy(lmbda: float, seed: int, step: int) -> bool:

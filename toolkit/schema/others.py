@@ -32,8 +32,7 @@ PAIR = {
     "chat_template_options": Annotated[
         dict[str, Any] | None, "what the chat template is told beside the messages: {enable_thinking: false}"
     ],
-    "cuda_graphs": Annotated[Switch, "capture forwards of recurring shapes on GPUs and replay them"],
-    "cpu_traces": Annotated[Switch, "the same on CPUs, through TorchScript traces"],
+    "cuda_graphs": Annotated[Switch, "capture forwards of recurring shapes as CUDA graphs and replay them"],
     "cpu_packing": Annotated[
         Literal["auto", "on", "off"] | bool,
         "a second copy of large float32 weights, laid out for few tokens; auto: up to 4 GiB"

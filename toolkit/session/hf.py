@@ -134,7 +134,7 @@ class HFSession(Session):
 
     @property
     def fixed_rows(self) -> bool:
-        return self.captures is not None and self.captures.fixed_buffers
+        return self.captures is not None
 
     def _widened(self, width: int) -> int:
         if self.captures is None or self.captures.refused or width > WIDTHS[-1]:
@@ -186,33 +186,10 @@ class HFSession(Session):
         assert self.captures is not None
 
         def forward(*tensors: Tensor) -> tuple[Tensor, Tensor]:
-            *given, flat = tensors[: len(inputs)]
-            held = self._buffers()
-            self._use(tensors[len(inputs) :])
-            try:
-                return self.compute(given, _Block(visible, flat), last)
-            finally:
-                self._use(held)
+            return self.compute(tensors[:-1], _Block(visible, tensors[-1]), last)
 
         last = min(next(width for width in WIDTHS if width >= last), inputs[0].shape[1])
-        key = (*inputs[0].shape, visible, last, self.index.capacity)
-        return self.captures.run(key, forward, inputs, self._buffers())
-
-    def _buffers(self) -> list[Tensor]:
-        """What a capture must be told of on every call: keys, then values, then packed weights."""
-        return [
-            *(layer.keys for layer in self.filled),
-            *(layer.values for layer in self.filled),
-            *(self.packed.weights if self.packed is not None else ()),
-        ]
-
-    def _use(self, buffers: Sequence[Tensor]) -> None:
-        """Let layers and packed weights use other buffers."""
-        count = len(self.filled)
-        for layer, keys, values in zip(self.filled, buffers, buffers[count:], strict=False):
-            layer.keys, layer.values = keys, values
-        if self.packed is not None:
-            self.packed.weights = list(buffers[2 * count :])
+        return self.captures.run((*inputs[0].shape, visible, last), forward, inputs)
 
     def _masks(self, placement: Placement, rows: list[int]) -> list[Tensor]:
         """Additive masks [b, 1, T, S], one per entry of `reaches`."""
@@ -251,7 +228,6 @@ class HFSession(Session):
 
     @torch.inference_mode()
     def _grow(self, capacity: int) -> None:
-        """Captures that belong to the old buffers are lost."""
         more = capacity - self.index.capacity
         super()._grow(capacity)
         self._offsets = torch.arange(self.index.num_rows, device=self.index.device).unsqueeze(1) * (capacity + 1)
@@ -260,8 +236,7 @@ class HFSession(Session):
                 torch.cat([buffer, buffer.new_zeros(buffer.shape[0], more, *buffer.shape[2:])], 1)
                 for buffer in (layer.keys, layer.values)
             )
-        if self.captures is not None and self.captures.fixed_buffers:
-            self.captures = self.captures.afresh()
+        self._drop_captures()
 
     @torch.inference_mode()
     def select(self, rows: list[int]) -> None:
@@ -269,6 +244,12 @@ class HFSession(Session):
         self._offsets = self._offsets[: len(rows)]  # rows are numbered anew
         for layer in self.filled:
             layer.keys, layer.values = layer.keys[rows], layer.values[rows]
+        self._drop_captures()
+
+    def _drop_captures(self) -> None:
+        """Forget what was captured: it writes keys and values where they no longer are."""
+        if self.captures is not None:
+            self.captures = self.captures.empty()
 
     @torch.inference_mode()
     def reset(self, row: int) -> None:

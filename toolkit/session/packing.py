@@ -19,15 +19,6 @@ from torch import Tensor, nn
 LARGE = 2**20  # elements; below, the matrix stays in cache and the call costs more than the kernel saves
 AT_MOST = 4 * 2**30  # bytes of packed weights, which come on top of the model's own, unless asked for more
 
-_LIBRARY = torch.library.Library("toolkit", "FRAGMENT")
-# An operation of its own, since TorchScript cannot record the arguments of oneDNN's.
-_LIBRARY.define("packed_linear(Tensor x, Tensor weight, Tensor? bias) -> Tensor")
-_LIBRARY.impl(
-    "packed_linear",
-    lambda x, weight, bias: torch.ops.mkldnn._linear_pointwise(x.contiguous(), weight, bias, "none", [], ""),
-    "CompositeExplicitAutograd",
-)
-
 
 class PackedLinears:
     """Context manager: within it, the large linear layers of a model multiply by their packed weights.
@@ -69,7 +60,7 @@ class _Product:
         self.weight, self.bias = weight, bias
 
     def __call__(self, x: Tensor) -> Tensor:
-        return torch.ops.toolkit.packed_linear(x, self.weight, self.bias)
+        return torch.ops.mkldnn._linear_pointwise(x.contiguous(), self.weight, self.bias, "none", [], "")
 
 
 def packable(model: Any) -> list[nn.Linear]:

@@ -58,14 +58,6 @@ class StoppingPolicy:
         """The policy for rounds of at most `max_drafted` tokens; policies that plan ahead plan no further."""
         return self
 
-    def asking(self) -> StoppingPolicy:
-        """The policy without rounds whose depth is known beforehand (`settled`), so that its decisions can be timed."""
-        return self
-
-    def settled(self, state: State) -> bool:
-        """Whether `begin` has settled this round's depth, so that `step` computes nothing."""
-        return False
-
     def init(self, num_rows: int, device: torch.device) -> State:
         """The state of rows that start a prompt."""
         return {}

@@ -61,9 +61,6 @@ class Bounded(StoppingPolicy):
     def bind(self, pair: object) -> Bounded:
         return Bounded(self.policy.within(self.limit).bind(pair), self.min_drafted, self.max_drafted)
 
-    def settled(self, state: State) -> bool:
-        return self.policy.settled(state)
-
     def init(self, num_rows: int, device: torch.device) -> State:
         return self.policy.init(num_rows, device)
 

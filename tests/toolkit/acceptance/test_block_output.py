@@ -172,7 +172,7 @@ def test_equal_rows_decide_as_one_of_them_would(blocks):
     for ratio in (0.02, 0.1, 0.2, 0.4):
         going = []
         for rows in (1, 2):
-            batch = replace(BatchRate(Told(blocks), rests=False), table=LoadCost.ratio(ratio, 0.0))
+            batch = replace(BatchRate(Told(blocks)), table=LoadCost.ratio(ratio, 0.0))
             state, _ = batch.begin(torch.ones(rows, dtype=torch.bool), batch.init(rows, torch.device("cpu")))
             for depth in (1, 2):
                 state, wanted = batch.step(a_step(depth, rows), state)
