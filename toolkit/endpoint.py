@@ -16,7 +16,7 @@ from typing import Any
 from urllib.parse import urlsplit, urlunsplit
 
 import httpx
-from tenacity import RetryCallState, Retrying, retry_if_exception_type, stop_after_attempt, stop_any, wait_exponential
+from tenacity import RetryCallState, Retrying, retry_if_exception_type, stop_after_attempt, wait_exponential
 
 from toolkit.errors import LONGEST, InputError
 from toolkit.lines import first_line
@@ -129,8 +129,10 @@ def retrying(attempts: int, backoff: float, given_up: Callable[[], bool] = lambd
         silence: Any = state.outcome and state.outcome.exception()
         return doubled(state) if silence.wait is None else silence.wait
 
-    stop = stop_any(stop_after_attempt(attempts), lambda state: given_up())
-    return Retrying(stop=stop, wait=wait, retry=retry_if_exception_type(Silent), reraise=True)
+    enough = stop_after_attempt(attempts)
+    return Retrying(
+        stop=lambda state: enough(state) or given_up(), wait=wait, retry=retry_if_exception_type(Silent), reraise=True
+    )
 
 
 def address(base_url: str, path: str, name: str, mend: str = "") -> str:
