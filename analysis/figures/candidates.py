@@ -1,8 +1,7 @@
-"""Several candidates per position: acceptance over their number, and what a rule's arithmetic costs."""
+"""Several candidates per position: acceptance over their number."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -40,37 +39,4 @@ def acceptance(curves: pd.DataFrame, path: Path, title: str, width: Width = "pag
         for row in panels:
             row[0].set_ylabel("acceptance probability")
         flat[0].figure.suptitle(title, x=0.01, ha="left", fontsize=flat[0].title.get_size(), fontweight="bold")
-    return path
-
-
-def rule_cost(table: pd.DataFrame, base: tuple[int, int], path: Path, width: Width = "page") -> Path:
-    """CPU milliseconds of a tree node over the vocabulary's size and over the number of candidates, one line per rule.
-
-    table  rule, vocab_size, num_candidates, cpu_ms, cpu_p10, cpu_p90
-    base   the vocabulary and the number of candidates that are kept where the other one varies
-    """
-    rows, columns = (2, 1) if width == "column" else (1, 2)
-    counts: Sequence[int] = sorted(table.num_candidates.unique())
-    with figure(path, width, 1.5 if rows == 2 else 0.5, rows, columns, sharey=True) as panels:
-        over_size, over_count = (axes for row in panels for axes in row)
-        for name, lines in table.groupby("rule"):
-            style = look(str(name))
-            for axes, along, fixed, value in (
-                (over_size, "vocab_size", "num_candidates", base[1]),
-                (over_count, "num_candidates", "vocab_size", base[0]),
-            ):
-                line = lines[lines[fixed] == value].sort_values(along)
-                about = {"color": style.color, "marker": style.marker, "label": label(str(name))}
-                axes.plot(line[along], line.cpu_ms, markersize=4, linewidth=1.3, **about)
-                axes.fill_between(line[along], line.cpu_p10, line.cpu_p90, color=style.color, alpha=0.15, linewidth=0)
-        over_size.set(xscale="log", yscale="log", xlabel=f"vocabulary (tokens; K = {base[1]})")
-        over_count.set(xscale="log", xlabel=f"candidates K (vocabulary of {base[0]:,} tokens)")
-        over_count.set_xticks(counts, [str(k) for k in counts])
-        over_count.minorticks_off()
-        for axes in (over_size, over_count):
-            axes.set_ylabel("CPU time per node (ms)")
-            axes.label_outer() if rows == 1 else None
-        over_count.figure.legend(
-            *over_count.get_legend_handles_labels(), loc="outside lower left", ncols=4 if rows == 1 else 3
-        )
     return path

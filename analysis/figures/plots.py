@@ -6,7 +6,7 @@ are bands, few methods are in colour and the rest grey. `width` is "column" or "
 
 from __future__ import annotations
 
-from analysis.figures.candidates import acceptance, rule_cost
+from analysis.figures.candidates import acceptance
 from analysis.figures.costs import costs
 from analysis.figures.looks import LABELS, METHODS, label, look
 from analysis.figures.pareto import pareto
@@ -17,5 +17,5 @@ from toolkit.figure_style import INK, MUTED, PALETTE
 
 __all__ = [
     "INK", "LABELS", "METHODS", "MUTED", "PALETTE", "acceptance", "acceptance_by_position", "costs", "explained", "label",
-    "lengths", "look", "pareto", "reliability", "rule_cost", "scatter",
+    "lengths", "look", "pareto", "reliability", "scatter",
 ]  # fmt: skip

@@ -72,15 +72,3 @@ def percentile_interval(samples: Array, confidence: float = 0.95) -> tuple[float
     tail = (1 - confidence) / 2
     low, high = np.quantile(samples, [tail, 1 - tail])
     return float(low), float(high)
-
-
-def replicated_totals(values: Array, resamples: int, seed: int) -> Array:
-    """Totals [m, R, k] of values [m, r, n, k]: m subjects, each with r replicates of the same n prompts.
-
-    All subjects have the same resampled prompts; for each drawn prompt a subject draws one of its replicates.
-    """
-    subjects, replicates, num_prompts = values.shape[:3]
-    generator = np.random.default_rng(seed)
-    drawn = generator.integers(num_prompts, size=(resamples, num_prompts))
-    which = (generator.integers(replicates, size=drawn.shape) for _ in range(subjects))
-    return np.stack([mine[chosen, drawn].sum(1) for mine, chosen in zip(values, which, strict=True)])

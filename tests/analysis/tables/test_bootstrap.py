@@ -8,7 +8,6 @@ from analysis.tables import bootstrap as chunked
 from analysis.tables.bootstrap import (
     Bootstrap,
     percentile_interval,
-    replicated_totals,
     resampled_totals,
     resampling_weights,
 )
@@ -66,16 +65,3 @@ def test_a_figure_has_its_interval_under_its_name():
     for wrong in ({"resamples": 0}, {"confidence": 1.0}):
         with pytest.raises(InputError, match="resamples of at least 1 and confidence in"):
             Bootstrap(**wrong)
-
-
-def test_replicates_are_drawn_per_subject_and_prompts_for_all():
-    """Replicates that are equal leave the bootstrap over prompts, the same one for every subject."""
-    values = np.broadcast_to(VALUES, (2, 3, *VALUES.shape))
-    totals = replicated_totals(values, 4000, seed=2)
-    np.testing.assert_array_equal(totals[0], totals[1])
-    np.testing.assert_allclose(totals[0].mean(0), VALUES.sum(0), rtol=0.02)
-    np.testing.assert_allclose(totals[0].std(0), VALUES.std(0) * len(VALUES) ** 0.5, rtol=0.05)
-    apart = replicated_totals(
-        np.stack([np.zeros((3, 23, 1)), np.arange(3.0).reshape(3, 1, 1) + np.zeros((3, 23, 1))]), 50, 1
-    )
-    assert (apart[0] == 0).all() and set(np.unique(apart[1] % 1)) == {0.0} and apart[1].std() > 0
