@@ -1,4 +1,4 @@
-"""The engine and `make gpu-check` need torch, transformers and safetensors (with what these need) and nothing else."""
+"""The engine and most of `make gpu-check` need torch, transformers and safetensors (with what these need) and nothing else."""
 
 from __future__ import annotations
 
