@@ -291,10 +291,6 @@ def check_same_tokenizer(target: Any, draft: Any, name: str = "the draft") -> No
         )
 
 
-def _called(source: str | Path, sources: Sequence[str | Path]) -> str:
-    return "the draft" if len(sources) == 1 else f"draft {source}"
-
-
 def _draft_names(draft: str | Path | Sequence[str | Path] | None, drafts: Sequence[str | Path]) -> list[str | Path]:
     """One draft, or a list of them by either name. Raises InputError for both."""
     named = [] if draft is None else [draft] if isinstance(draft, (str, Path)) else list(draft)

@@ -12,7 +12,7 @@ from torch import nn
 
 from toolkit.engine import Engine, EngineOptions
 from toolkit.errors import InputError
-from toolkit.session import capture, reasons, selfcheck
+from toolkit.session import capture, selfcheck
 from toolkit.session.capture import CaptureGuard, Captures, StaticForward, static_flow
 
 
@@ -22,7 +22,7 @@ class Model:
 
 
 def model_of(config=None, **own):
-    """What `reasons` looks at."""
+    """What messages look at."""
     facts = {"layer_types": ["full_attention"], "model_type": "x", **(config or {})}
     config = SimpleNamespace(**facts)
     config.get_text_config = lambda decoder=False: config
@@ -59,14 +59,14 @@ def model_of(config=None, **own):
     ],
 )
 def test_what_rules_a_model_out_from_the_start(model, words):
-    found = reasons.hopeless(model)
+    found = selfcheck.hopeless(model)
     assert found is None if words is None else re.match(words, found)
 
 
 def test_a_model_without_output_embeddings_of_any_kind_is_ruled_out():
     model = model_of()
     del model.get_output_embeddings
-    assert reasons.hopeless(model) == "it has no output embedding"
+    assert selfcheck.hopeless(model) == "it has no output embedding"
 
 
 def ahead(input_ids, use_cache):
@@ -110,18 +110,18 @@ def called(answers):
     ],
 )
 def test_what_may_be_wrong_with_a_model(model, words):
-    assert reasons.likely(model, "what \n was   seen").startswith(words)
+    assert selfcheck.likely(model, "what \n was   seen").startswith(words)
 
 
 def test_what_was_seen_is_shortened():
-    assert reasons.likely(model_of(), "x" * 130).endswith(f"({'x' * 120})")
+    assert selfcheck.likely(model_of(), "x" * 130).endswith(f"({'x' * 120})")
 
 
 def test_the_config_of_the_decoder_is_asked():
     model, asked = model_of(), []
     config = model.config
     config.get_text_config = lambda decoder: asked.append(decoder) or config
-    assert reasons.hopeless(model) is None and "differs" in reasons.likely(model, "x")
+    assert selfcheck.hopeless(model) is None and "differs" in selfcheck.likely(model, "x")
     assert asked == [True, True]
 
 

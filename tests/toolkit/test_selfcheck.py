@@ -15,9 +15,8 @@ from toolkit.errors import InputError
 from toolkit.models import max_positions
 from toolkit.session import open_session, selfcheck
 from toolkit.session.capture import StaticForward
-from toolkit.session.selfcheck import check_architecture, memory_file
+from toolkit.session.selfcheck import check_architecture, check_trees, memory_file
 from toolkit.session.shrinking import UnknownSizes, build, tiny_config
-from toolkit.session.trial import check_trees
 from toolkit.teacher import logits_of
 from toolkit.testing import COMMON, LLAMA, VOCAB, difference, tiny_model
 

@@ -19,7 +19,6 @@ from toolkit.engine import engine_of
 from toolkit.errors import InputError
 from toolkit.io import content_hash, file_hash, read_json
 from toolkit.session.states import check_layers, layers_of
-from toolkit.trace import recorded_name
 from toolkit.types import Step
 from toolkit.weights import Weights
 
@@ -91,6 +90,8 @@ def scorers(pair: Any, folder: Path | str) -> dict[str, Scorer]:
 
 def recorded_scorers(pair: Any, folders: Mapping[str, Path | str]) -> dict[str, Scorer]:
     """The scorers of named head folders, under the names that a trace keeps their logits by."""
+    from toolkit.trace import recorded_name  # decoding needs no traces
+
     return {
         recorded_name(name, kind): scorer
         for name, folder in folders.items()

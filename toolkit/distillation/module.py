@@ -1,21 +1,31 @@
-"""A draft that learns from its target: one forward of the draft per batch, gradients through it alone."""
+"""A draft that learns from its target: one forward of the draft per batch, gradients through it alone.
+
+On-policy texts are what the draft itself says, for the target to correct (GKD, arXiv:2306.13649; DistillSpec).
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from toolkit import config
+from toolkit.decoding import decode
 from toolkit.distillation.data import TextBatch
 from toolkit.distillation.losses import Loss, Outlook
-from toolkit.distillation.sampling import is_on_policy, own_texts
 from toolkit.distillation.teachers import Teacher, outlook, places, reads
+from toolkit.engine import EngineOptions
+from toolkit.errors import InputError
+from toolkit.pair import ModelPair
 from toolkit.sampling import Sampling
+from toolkit.teacher import Text
 from toolkit.training.whole_steps import WholeSteps
+
+PLAIN = EngineOptions(cuda_graphs="off", cpu_packing="off")  # weights change between calls
 
 
 @dataclass(frozen=True)
@@ -102,3 +112,27 @@ class DraftTraining(WholeSteps):
     @property
     def _num_steps(self) -> int:
         return int(self.trainer.estimated_stepping_batches)
+
+
+def is_on_policy(lmbda: float, seed: int, step: int) -> bool:
+    """Whether a step's texts are the draft's own: with probability lmbda, a function of (seed, step)."""
+    generator = torch.Generator().manual_seed((seed << 32) + step)
+    return bool(torch.rand((), generator=generator, dtype=torch.float64) < lmbda)
+
+
+def own_texts(
+    draft: Any, texts: Sequence[Text], sampling: Sampling, ends: Sequence[int], seed: int, step: int
+) -> list[Text]:
+    """The draft's responses to the prompts of texts, drawn as the target's were; random numbers of (seed, step).
+
+    ends  tokens that end a text
+    """
+    pair = ModelPair(target=draft, end_ids=tuple(ends), options=PLAIN)
+    method = config.method("autoregressive")
+    prompts = [list(prompt) for prompt, _ in texts]
+    drawn = replace(sampling, seed=(seed << 32) + step, stop=())
+    found = decode(pair, prompts, method, drawn, batch_size=len(prompts))
+    failed = next((generation.error for generation in found if generation.error is not None), None)
+    if failed is not None:
+        raise InputError(f"the draft could not answer a prompt ({failed}); set lmbda=0, or leave that prompt out")
+    return [(prompt, generation.token_ids) for prompt, generation in zip(prompts, found, strict=True)]

@@ -1,10 +1,13 @@
 """Is an architecture decoded right? A tiny copy of it says so, before its first text is decoded.
 
 The copy has the model's own class and config, but few and small layers and random weights. Its windows are so short
-that a text of sixteen tokens passes them (`toolkit.session.shrinking`). It decodes a ragged batch of trees
-(`toolkit.session.trial`) in float64, in a session of its own. What differs from its uncached forward is refused by
+that a text of sixteen tokens passes them (`toolkit.session.shrinking`). It decodes a ragged batch of trees in float64, in a
+session of its own. What differs from its uncached forward is refused by
 name, with the reason; so an unknown family is never silently wrong. What was right is remembered: in this process, and
 in a small file in the user's cache.
+
+A session assumes three things of a model that no interface promises. It takes positions and a ready mask, and writes its keys
+and values into the cache it is handed. It attends only to what the mask shows.
 """
 
 from __future__ import annotations
@@ -19,13 +22,13 @@ from typing import Any
 
 import torch
 import transformers
+from torch import Tensor
 
 from toolkit.errors import InputError
 from toolkit.io import content_hash, file_hash, read_json, write_json
 from toolkit.models import forwards_lock, max_positions
-from toolkit.session.reasons import hopeless, likely
-from toolkit.session.shrinking import UnknownSizes, build, tiny_config
-from toolkit.session.trial import KEPT, TAIL, TOLERANCES, Differs, check_trees
+from toolkit.session.hf import HFSession
+from toolkit.session.shrinking import WINDOW, UnknownSizes, build, tiny_config
 
 SMALL = 50_000_000  # parameters of a model that is tried on its own weights, where its class cannot be built tiny
 FAR = 1024  # tokens that such a trial reads at most
@@ -39,6 +42,14 @@ VOLATILE = (
     "label2id",
     "task_specific_params",
 )
+# Of logits, relative to the largest. In float64 right results are within 1e-15, or 4e-7 where a model turns to float32
+# inside. Wrong ones are off by 1e-2 and more. A few models cannot run in float64.
+TOLERANCES = {torch.float64: 1e-5, torch.float32: 1e-3}
+PARENTS = [[-1, -1, 0, 0, 3, 2], [-1, 0, 1, 0, -1, 2]]
+KEPT = [4, 2]  # the nodes whose paths become context
+SHORT = 4  # tokens of the second row's context: it passes no window before its tree begins
+TAIL = 3  # tokens that follow
+RECURRENT = ("mamba", "linear_attention", "recurrent", "conv", "hybrid", "ssm", "rwkv", "lstm", "gated_delta")
 _VERDICTS: dict[str, str | None] = {}
 
 
@@ -104,6 +115,127 @@ def _on_own_weights(model: Any, why: str) -> str | None:
         return f"its class could not be built tiny, which a check of it needs ({why})"
     with forwards_lock(model):
         return _try(copy.deepcopy(model).to("cpu").eval(), far)
+
+
+# -- the trial: trees through a session, against the model's own uncached forwards ------------------------------------
+
+
+class Differs(Exception):
+    """A model's logits through its session are not its own, or do not depend on the text; the message says more."""
+
+
+@torch.no_grad()
+def check_trees(model: Any, threshold: int = WINDOW) -> None:
+    """Decode and compare; raises Differs, or whatever the model raises.
+
+    threshold  tokens after which the model attends otherwise (a window, a chunk): one context is longer, one shorter
+    """
+    generator = torch.Generator().manual_seed(0)
+    size = min(int(model.get_input_embeddings().weight.shape[0]), 60)
+    prompts, nodes, tail = (
+        torch.randint(3, size, (2, n), generator=generator) for n in (threshold + 1, len(PARENTS[0]), TAIL)
+    )
+    session = HFSession(model, 2, threshold + 24)
+    reading = session.extend(prompts, counts=[threshold + 1, SHORT])
+    contexts = [prompts[0].tolist(), prompts[1, -SHORT:].tolist()]
+    texts, logits = list(contexts), list(reading.logits[:, -1])
+    reading = session.extend(nodes, parents=torch.tensor(PARENTS), last=nodes.shape[1])
+    paths = [_paths(*row) for row in zip(contexts, nodes.tolist(), PARENTS, strict=True)]
+    texts += [path for row in paths for path in row]
+    logits += list(reading.logits.flatten(0, 1))
+    session.keep(torch.tensor(KEPT).unsqueeze(1))
+    reading = session.extend(tail, last=TAIL)
+    for row, kept in enumerate(KEPT):
+        texts += [paths[row][kept] + tail[row, : i + 1].tolist() for i in range(TAIL)]
+        logits += list(reading.logits[row])
+    _compare(model, texts, logits)
+    _check_context(model, texts[-1])
+
+
+def _paths(context: list[int], tokens: list[int], parents: list[int]) -> list[list[int]]:
+    """The text up to each node."""
+    paths: list[list[int]] = []
+    for token, parent in zip(tokens, parents, strict=True):
+        paths.append([*(context if parent < 0 else paths[parent]), token])
+    return paths
+
+
+def _compare(model: Any, texts: list[list[int]], logits: list[Tensor]) -> None:
+    """Logits [V] after each text against the model's own, texts of one length in one forward."""
+    for length in sorted({len(text) for text in texts}):
+        chosen = [i for i, text in enumerate(texts) if len(text) == length]
+        own = _last_logits(model, [texts[i] for i in chosen])
+        ours = torch.stack([logits[i] for i in chosen])
+        error = float((ours - own).abs().max() / own.abs().max())
+        if not error <= TOLERANCES[own.dtype]:
+            raise Differs(f"logits after {length} tokens differ by {error:.1e}")
+
+
+def _check_context(model: Any, text: list[int]) -> None:
+    """A trial of a model that looks at one token only would show nothing."""
+    own = _last_logits(model, [text, [*text[:-3], text[-3] ^ 1, *text[-2:]]])
+    if torch.allclose(own[0], own[1], rtol=1e-6, atol=0):
+        raise Differs("its logits do not depend on the text")
+
+
+def _last_logits(model: Any, texts: list[list[int]]) -> Tensor:
+    logits: Tensor = model(input_ids=torch.tensor(texts, device=model.device), use_cache=False).logits
+    return logits[:, -1]
+
+
+# -- why an architecture is not decoded, for messages ------------------------------------------------------------------
+
+
+def hopeless(model: Any) -> str | None:
+    """What rules a tree-structured cache of keys and values out from the start; None: nothing."""
+    config = model.config.get_text_config(decoder=True)
+    kinds = [str(kind) for kind in getattr(config, "layer_types", None) or []]
+    recurrent = [kind for kind in kinds if any(word in kind for word in RECURRENT)]
+    if getattr(model.config, "is_encoder_decoder", False):
+        return "it is an encoder-decoder"
+    if getattr(model, "_is_stateful", False) or recurrent:
+        return "it keeps a state (recurrent, or compressed) that no tree of tokens can share"
+    if getattr(getattr(model, "get_output_embeddings", lambda: None)(), "weight", None) is None:
+        return "it has no output embedding"
+    attention = str(getattr(model.config, "_attn_implementation", None) or "")
+    if "flash" in attention or "flex" in attention:
+        return f"its attention ({attention}) takes no masks of trees: load it with attn_implementation=sdpa"
+    if getattr(model.config, "_experts_implementation", None) == "grouped_mm" and model.dtype == torch.float64:
+        return "its experts (grouped_mm) know no float64: load it in float32, or with experts_implementation=eager"
+    return None
+
+
+def likely(model: Any, seen: str) -> str:
+    """Why its cached forward may differ from its uncached one, by what is known of such models.
+
+    seen  what went wrong: said, shortened, where nothing is known
+    """
+    config = model.config.get_text_config(decoder=True)
+    inner = getattr(config, "attn_config", None)
+    kinds = {str(kind) for kind in getattr(config, "layer_types", None) or []}
+    sparse = sorted(kinds - {"full_attention", "sliding_attention", "chunked_attention"})
+    if getattr(config, "alibi", False) or getattr(inner, "alibi", False) or "Bloom" in type(model).__name__:
+        return "its attention is biased by slots (alibi), and nodes of a tree are not in order"
+    if sparse:
+        return f"it has layers of type {sparse[0]}, which keep more than keys and values"
+    if config.model_type == "gpt_neo":
+        return "its attention counts slots, not positions, and nodes of a tree are not in order"
+    if "position_ids" not in inspect.signature(inspect.unwrap(model.forward)).parameters:
+        return "its forward takes no positions (position_ids)"
+    if _looks_ahead(model):
+        return "its attention is bidirectional: a token's logits change with what follows it"
+    return f"its cached forward differs from its uncached one ({' '.join(seen.split())[:120]})"
+
+
+@torch.no_grad()
+def _looks_ahead(model: Any) -> bool:
+    """Whether the first token's logits change with the second."""
+    try:
+        tokens = torch.tensor([[5, 6, 7], [5, 9, 8]], device=model.device)
+        first = model(input_ids=tokens, use_cache=False).logits[:, 0]
+        return not torch.allclose(first[0], first[1], rtol=1e-4, atol=1e-5)
+    except Exception:  # a model that cannot be run tells nothing
+        return False
 
 
 # -- memory -----------------------------------------------------------------------------------------------------------

@@ -4,8 +4,7 @@ from toolkit.training.checkpoints import Checkpoints
 from toolkit.training.data import MixedData
 from toolkit.training.early_stop import EarlyStop
 from toolkit.training.losses import WeightedBCE
-from toolkit.training.module import HeadTraining
-from toolkit.training.preread_module import PrereadTraining
+from toolkit.training.module import HeadTraining, PrereadTraining
 from toolkit.training.recorded_positions import TracedData
 
 __all__ = ["Checkpoints", "EarlyStop", "HeadTraining", "MixedData", "PrereadTraining", "TracedData", "WeightedBCE"]

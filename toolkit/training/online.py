@@ -16,9 +16,9 @@ from torch import Tensor
 from toolkit.acceptance.inputs import Inputs
 from toolkit.acceptance.preread import embedding_table
 from toolkit.teacher import hidden_size, pad_right, picked, states_and_logits_of
-from toolkit.training.earlier_places import earlier_at
 from toolkit.training.mixed_texts import MixedTexts
 from toolkit.training.states import Positions, States, joined
+from toolkit.types import SMALLEST, Earlier
 
 MOST_EXAMPLES, MOST_BYTES = 512, 2**27  # of states that are computed together, in the draft's number format
 ENOUGH_TOKENS = 1024  # a forward of at least so many tokens takes no further example whose padding exceeds
@@ -113,3 +113,32 @@ class OnlineStates(States):
             before = earlier_at(states[:length], said, tokens, places, first, count)
         depth = self.depths[self.texts.span(example)].to(states.device)
         return self.inputs.with_more(states[places], before, self.table, depth)
+
+
+def earlier_at(states: Tensor, logits: Tensor, tokens: Tensor, places: Tensor, first: int, count: int) -> Earlier:
+    """The `count` newest positions up to and including each of `places` [n]: what is known once the token there was read.
+
+    Live decoding keeps the same. An entry holds the state that its token was drawn from, its token (drafted or the target's)
+    and the shape of q. Positions are those of the response. Distributions are the draft's own, over its whole output layer.
+
+    states [T, D], logits [T, V] after every token, tokens [T]; first: the response's first position, from 1
+    """
+    probs = logits[:-1].float().softmax(-1)  # of the tokens at positions 1..T-1
+    token_prob = probs.gather(-1, tokens[1:].unsqueeze(-1)).squeeze(-1)
+    said = token_prob.double().clamp(min=SMALLEST).log()
+    said[: first - 1] = 0
+    back = torch.arange(count, device=places.device).flip(0)
+    at = places.unsqueeze(1) - back
+    present = at >= first
+    before = (at - 1).clamp(min=0)
+    entropy = torch.special.entr(probs).sum(-1)
+    shown = (
+        states[before],
+        tokens[at.clamp(min=0)],
+        token_prob[before],
+        entropy[before],
+        probs.topk(2, -1).values[before],
+    )
+    hidden, came, chance, spread, top = (v * present.view(*present.shape, *[1] * (v.dim() - 2)) for v in shown)
+    likelihood, number = said.cumsum(0)[places - 1].float(), (places - first + 1).float()
+    return Earlier(hidden, came, chance, spread, top, present, likelihood, number)

@@ -26,8 +26,8 @@ from toolkit.stopping import Bounded, Rate, Survival
 from toolkit.teacher import states_and_logits_of
 from toolkit.trace.rounds import Geometry, step_at
 from toolkit.training import MixedData
-from toolkit.training.earlier_places import earlier_at
 from toolkit.training.mixed_texts import MixedTexts
+from toolkit.training.online import earlier_at
 
 MOST = 8
 GREEDY = Sampling(temperature=0.0, max_new_tokens=40)

@@ -14,8 +14,7 @@ from analysis import heads
 from analysis.tables.files import read_table
 from toolkit import ModelPair, distill, generate
 from toolkit.config import compose
-from toolkit.distillation.module import DraftTraining
-from toolkit.distillation.sampling import is_on_policy, own_texts
+from toolkit.distillation.module import DraftTraining, is_on_policy, own_texts
 from toolkit.distillation.teachers import CachedTeacher, OnlineTeacher
 from toolkit.errors import InputError
 from toolkit.pair import load_draft

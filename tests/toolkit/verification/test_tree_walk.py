@@ -10,8 +10,7 @@ from toolkit import verification
 from toolkit.sampling import draw
 from toolkit.types import Proposal, Verdict
 from toolkit.verification import SelectionRule, schemes
-from toolkit.verification.base import num_uniforms, split_uniforms
-from toolkit.verification.tree import candidate_table
+from toolkit.verification.base import candidate_table, num_uniforms, split_uniforms
 
 RULES = [name for name in verification.names() if isinstance(verification.get(name), SelectionRule)]
 DECLARED = [(name, how) for name in RULES for how in verification.get(name).schemes]
