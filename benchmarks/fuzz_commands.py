@@ -16,11 +16,11 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.fuzz_values import LINES, WORDS, misspelt, prompt_files, scratch_paths
-from toolkit.command_line import prepare
 from toolkit.config import choices, compose, flatten, use_folders
+from toolkit.config.check import resolved
+from toolkit.config.command_line import prepare
+from toolkit.config.commands import COMMANDS, Command, OnPrompts, Tracked
 from toolkit.errors import InputError
-from toolkit.schema.check import resolved
-from toolkit.schema.commands import COMMANDS, Command, OnPrompts, Tracked
 
 HEAD = Path(__file__).parents[1] / "toolkit/assets/toy/head"
 TWO = ["prompts=toy_math", "prompts.limit=2", "sampling.max_new_tokens=4"]

@@ -42,8 +42,8 @@ def _switch_off() -> None:
     """The same code with checks that do nothing."""
     import warnings
 
-    import toolkit.schema.arguments as arguments
-    import toolkit.schema.check as check
+    import toolkit.config.arguments as arguments
+    import toolkit.config.check as check
 
     warnings.simplefilter("ignore")
     nothing: Any = lambda *given, **named: None

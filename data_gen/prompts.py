@@ -17,9 +17,9 @@ from data_gen.domains import DOMAINS, Example, get
 from data_gen.domains.splits import SPLITS
 from data_gen.frozen import COUNTS, load_frozen
 from data_gen.templates import Conversation, Row, check_chat, conversation, render, write_chat
+from toolkit.config.ranges import AtLeast, Between
 from toolkit.errors import InputError, unknown_name
 from toolkit.prompts import Prompt, PromptSource, read_jsonl
-from toolkit.schema.ranges import AtLeast, Between
 
 TRAIN_PROMPTS = 1000  # of a toy domain, unless `limit` says otherwise
 SHARES = {"dev": 0.15, "test": 0.15}  # of a prompts file; the rest is train

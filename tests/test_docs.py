@@ -129,7 +129,7 @@ def plain_blocks(page: Path) -> list[tuple[str, str, str]]:
 
 
 def test_every_command_is_documented():
-    from toolkit.schema.commands import COMMANDS
+    from toolkit.config.commands import COMMANDS
 
     modules = {kind.module for kind in COMMANDS.values() if hasattr(kind, "module")}
     internal = {"data_gen.toy"}  # made the embedded pair

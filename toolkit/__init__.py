@@ -30,6 +30,6 @@ def __getattr__(name: str) -> Any:
 
 
 if sys.argv[:1] == ["-m"]:  # Python is about to load the module of `python -m toolkit.decode ...`
-    from toolkit.command_line import before_imports
+    from toolkit.config.command_line import before_imports
 
     before_imports()

@@ -106,7 +106,7 @@ def compose_for(
     """
     from omegaconf import OmegaConf
 
-    from toolkit.schema.check import check
+    from toolkit.config.check import check
 
     marks = _Marks(folders)
     words = [marks.put(str(word), within) for word in overrides]

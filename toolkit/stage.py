@@ -3,7 +3,7 @@
     python -m data_gen.responses ...  ->  command("responses", run)  ->  run(cfg) -> Path
 
 The folder is named by the stage and a hash of what determines its content: the config and the inputs. In the config,
-the content of weights, heads and prompts stands instead of their paths (`toolkit.contents`). Its manifest is written
+the content of weights, heads and prompts stands instead of their paths (`toolkit.config.identity`). Its manifest is written
 when work starts and again when it ends: config, versions, revision, command line, inputs and files with their hashes.
 Work of the same config is kept; work of another one is refused (StaleError). With `overwrite=true` the files that the
 stage has written are deleted (`toolkit.journal`), and nothing else. One process works in a folder at a time
@@ -24,10 +24,10 @@ from typing import Any
 
 from toolkit import config as configs
 from toolkit import digests, journal, lock
-from toolkit.command_line import check_choices as check_choices
-from toolkit.command_line import prepare
-from toolkit.command_line import tidy_overrides as tidy_overrides
-from toolkit.contents import UNRESOLVED, Contents, contents_of, is_content
+from toolkit.config.command_line import check_choices as check_choices
+from toolkit.config.command_line import prepare
+from toolkit.config.command_line import tidy_overrides as tidy_overrides
+from toolkit.config.identity import UNRESOLVED, Contents, contents_of, is_content
 from toolkit.errors import InputError, StaleError
 from toolkit.io import content_hash, parse_json_file, write_failure, write_json
 
@@ -359,7 +359,7 @@ def command(config_name: str, run: Callable[[Any], Any], score: Callable[[Any, P
     from hydra.errors import CompactHydraException
     from omegaconf import DictConfig
 
-    from toolkit.schema.check import check
+    from toolkit.config.check import check
 
     @hydra.main(version_base="1.3", config_path=str(configs.CONF), config_name=config_name)
     def main(cfg: DictConfig) -> Any:

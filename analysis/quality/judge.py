@@ -17,11 +17,11 @@ from typing import Annotated, Any
 from analysis.quality.base import Metric, Score, check_lengths
 from analysis.quality.judge_templates import Template, rating_of
 from analysis.quality.judges import Endpoint, Judging, LocalJudge, Reply
+from toolkit.config.arguments import check_ranges
+from toolkit.config.ranges import Above, AtLeast
 from toolkit.errors import InputError
 from toolkit.io import content_hash, read_json, write_json
 from toolkit.prompts import Prompt
-from toolkit.schema.arguments import check_ranges
-from toolkit.schema.ranges import Above, AtLeast
 from toolkit.types import Generation
 
 

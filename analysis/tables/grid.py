@@ -79,7 +79,7 @@ class Setting:
 
     @property
     def content(self) -> dict[str, Any]:
-        """Everything that the setting's rows depend on, heads by their paths (`toolkit.contents`)."""
+        """Everything that the setting's rows depend on, heads by their paths (`toolkit.config.identity`)."""
         method = {} if self.method in PARAMETERS else config.plain(self.method_config())
         return {"name": self.method, "parameters": dict(self.parameters), "method": method}
 

@@ -12,8 +12,8 @@ import pytest
 from benchmarks.fuzz import fuzz, table
 from benchmarks.fuzz_commands import GOOD
 from benchmarks.fuzz_outcomes import ACCEPTED, HANG, REFUSED, TRACEBACK, outcome, quiet
+from toolkit.config.commands import COMMANDS
 from toolkit.errors import InputError
-from toolkit.schema.commands import COMMANDS
 
 
 def test_no_command_is_left_out():

@@ -9,11 +9,11 @@ import pytest
 import torch
 
 from toolkit import ModelPair, config, generate
-from toolkit.command_line import prepare
+from toolkit.config.arguments import suits
+from toolkit.config.command_line import prepare
 from toolkit.decoding import Beams, Method, Sampling
 from toolkit.errors import DecodingError, InputError
 from toolkit.load_cost import LoadCost
-from toolkit.schema.arguments import suits
 from toolkit.stopping import Fixed, Survival, Tail
 
 

@@ -12,7 +12,7 @@ from omegaconf import OmegaConf
 
 from toolkit import digests, journal, stage
 from toolkit.config import compose, plain
-from toolkit.contents import contents_of
+from toolkit.config.identity import contents_of
 from toolkit.errors import StaleError
 
 LOADER = "toolkit.pair.ModelPair.from_pretrained"

@@ -11,18 +11,17 @@ import pytest
 from omegaconf import OmegaConf
 
 from toolkit import config, verification
-from toolkit.command_line import prepare
-from toolkit.config import CONF, choices, compose, plain
+from toolkit.config import CONF, choices, compose, plain, sources
+from toolkit.config.arguments import check_ranges
+from toolkit.config.check import MISSING, check, keys_of_class, resolved, section_in
+from toolkit.config.command_line import prepare
+from toolkit.config.commands import COMMANDS, Command, Grid, group_of, keys_of
+from toolkit.config.help import WIDTH, help_text
+from toolkit.config.others import OTHERS
+from toolkit.config.ranges import Above, AtLeast, Between, Probability, intervals
+from toolkit.config.values import fits, is_known, is_node, say
 from toolkit.decoding import Method, TreeProposer
 from toolkit.errors import InputError
-from toolkit.schema import sources
-from toolkit.schema.arguments import check_ranges
-from toolkit.schema.check import MISSING, check, keys_of_class, resolved, section_in
-from toolkit.schema.commands import COMMANDS, Command, Grid, group_of, keys_of
-from toolkit.schema.help import WIDTH, help_text
-from toolkit.schema.others import OTHERS
-from toolkit.schema.ranges import Above, AtLeast, Between, Probability, intervals
-from toolkit.schema.values import fits, is_known, is_node, say
 from toolkit.stopping import AdaEdl
 
 ROOTS = sorted(path.stem for path in CONF.glob("*.yaml"))
@@ -311,7 +310,7 @@ def test_classes_of_the_users_own_are_read_and_not_imported(tmp_path, monkeypatc
     )
     (tmp_path / "policies_of_mine.py").write_text(
         "from dataclasses import dataclass\nfrom typing import Annotated\nimport not_installed\n"
-        "from base_of_mine import Base as Common\nfrom toolkit.schema.ranges import Above\n\n@dataclass\n"
+        "from base_of_mine import Base as Common\nfrom toolkit.config.ranges import Above\n\n@dataclass\n"
         'class Mine(Common):\n    """Stops.\n\n    patience  rounds without\n              luck\n    """\n\n'
         "    patience: Annotated[float, Above(0)] = 2.0\n    other: not_installed.Thing = None\n"
     )

@@ -34,9 +34,9 @@ from torch import Tensor, nn
 
 from toolkit.acceptance.inputs import Inputs
 from toolkit.acceptance.saved import AtWork, SavedHead
+from toolkit.config.arguments import checked
+from toolkit.config.ranges import AtLeast, Between
 from toolkit.errors import InputError
-from toolkit.schema.arguments import checked
-from toolkit.schema.ranges import AtLeast, Between
 from toolkit.types import Step
 
 BLOCK_SUMMARY = (

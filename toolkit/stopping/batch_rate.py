@@ -52,10 +52,10 @@ from typing import Annotated, ClassVar
 import torch
 from torch import Tensor
 
+from toolkit.config.arguments import check_ranges
+from toolkit.config.ranges import Above, AtLeast, Between
 from toolkit.errors import InputError
 from toolkit.load_cost import LoadCost
-from toolkit.schema.arguments import check_ranges
-from toolkit.schema.ranges import Above, AtLeast, Between
 from toolkit.stopping.base import DrawnEstimator, State, StoppingPolicy, chances_to_enter
 from toolkit.transfer import floats_on, numbers_of
 from toolkit.types import Drafted, Judged, Step

@@ -11,8 +11,8 @@ from typing import Annotated
 import torch
 from torch import Tensor
 
-from toolkit.schema.arguments import check_ranges
-from toolkit.schema.ranges import Probability
+from toolkit.config.arguments import check_ranges
+from toolkit.config.ranges import Probability
 from toolkit.stopping.base import State, Thresholded
 from toolkit.types import Drafted, Judged, Step
 

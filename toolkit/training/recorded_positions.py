@@ -20,8 +20,8 @@ from torch import Tensor
 from toolkit.acceptance.inputs import Inputs
 from toolkit.acceptance.preread import embedding_table
 from toolkit.acceptance.saved import SavedHead
+from toolkit.config.ranges import AtLeast, Between
 from toolkit.errors import InputError
-from toolkit.schema.ranges import AtLeast, Between
 from toolkit.session.states import check_layers, layers_of
 from toolkit.stage import MANIFEST, read_manifest
 from toolkit.teacher import hidden_size

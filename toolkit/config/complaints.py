@@ -6,10 +6,10 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-from toolkit import config_files as configs
+from toolkit.config import files as configs
+from toolkit.config.check import keys_at
 from toolkit.errors import InputError, unknown_name
 from toolkit.lines import first_line
-from toolkit.schema.check import keys_at
 
 LOST = re.compile(r"(?:In '(?P<by>[^']*)': )?Could not find '(?P<path>[^']*)'")
 STRUCT = re.compile(r"Could not override '([^']*)'")

@@ -21,8 +21,8 @@ from importlib.machinery import PathFinder
 from pathlib import Path
 from typing import Any
 
+from toolkit.config import ranges
 from toolkit.lines import lines_of
-from toolkit.schema import ranges
 
 REQUIRED = object()  # instead of a default
 Definition = ast.ClassDef | ast.FunctionDef

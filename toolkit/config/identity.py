@@ -21,7 +21,7 @@ from toolkit.errors import InputError
 from toolkit.io import content_hash, parse_json_file
 
 MANIFEST = "manifest.json"
-ASSETS = Path(__file__).parent / "assets"
+ASSETS = Path(__file__).parents[1] / "assets"
 LOADERS = ("ModelPair.from_pretrained", "pair.load_draft", "padding.padded_pair")  # whose arguments name models
 MODELS = {"target": "revision", "draft": "draft_revision", "drafts": "draft_revision", "source": "revision"}
 HEADS = ("head", "heads", "from_pretrained")

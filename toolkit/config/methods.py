@@ -9,11 +9,11 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from toolkit import config_files as configs
+from toolkit.config import files as configs
+from toolkit.config import sources
+from toolkit.config.sources import Keys
+from toolkit.config.values import is_node
 from toolkit.errors import InputError, unknown_name
-from toolkit.schema import sources
-from toolkit.schema.sources import Keys
-from toolkit.schema.values import is_node
 
 METHOD, CHAIN = "toolkit.decoding.Method", "toolkit.decoding.ChainProposer"
 LAYER_RULE = "LayerRule"

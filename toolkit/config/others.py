@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
-from toolkit.schema.ranges import Above, AtLeast, Between, Probability
-from toolkit.schema.values import Like
+from toolkit.config.ranges import Above, AtLeast, Between, Probability
+from toolkit.config.values import Like
 
 Switch = Literal["auto", "off"] | bool
 DEVICE = Like(r"(cpu|cuda|mps|xpu|hpu|npu|meta)(:\d{1,4})?", "a device like cpu, cuda or cuda:1")

@@ -1,7 +1,7 @@
 """Ranges of numbers, written once, beside the type: `threshold: Annotated[float, Probability] = 0.4`.
 
 The command line's check reads them without importing the class; the class itself asks for them with
-`toolkit.schema.arguments.check_ranges`.
+`toolkit.config.arguments.check_ranges`.
 """
 
 from __future__ import annotations

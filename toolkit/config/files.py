@@ -16,7 +16,7 @@ from typing import Any
 
 from toolkit.errors import InputError
 
-CONF = Path(__file__).resolve().parent.parent / "conf"
+CONF = Path(__file__).resolve().parents[2] / "conf"
 BARE = re.compile(r"[A-Za-z./_][A-Za-z0-9./_@+-]*")  # a text that an override may hold without quotes
 NOT_TEXT = ("true", "false", "null", "nan", "inf")  # words that are read as something else
 _folders: tuple[Path, ...] = ()  # the user's own

@@ -9,8 +9,8 @@ from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, TypeGuard, Union
 
+from toolkit.config.ranges import Interval
 from toolkit.lines import lines_of
-from toolkit.schema.ranges import Interval
 
 LONG = {int: "an integer", float: "a number", str: "text", bool: "true or false", type(None): "null", Path: "a path"}
 MANY = {**LONG, int: "integers", float: "numbers", str: "texts"}
@@ -31,7 +31,7 @@ class Choice:
 
     def names(self) -> list[str]:
         """The names there are."""
-        from toolkit.config_files import choices
+        from toolkit.config.files import choices
 
         return choices(self.group)
 

@@ -25,7 +25,7 @@ def before_imports() -> None:
 
     Ends the process after --help, and with one line after a fault.
     """
-    from toolkit.schema.commands import Command, command_of
+    from toolkit.config.commands import Command, command_of
 
     module = sys.orig_argv[-len(sys.argv)].removeprefix("-m")
     name = module.rpartition(".")[2]
@@ -102,7 +102,7 @@ def check_choices(words: Sequence[str]) -> None:
 
 def _check(config_name: str, flags: argparse.Namespace) -> None:
     """The composed config against the schema. In a sweep the keys of the first job, for each job is judged when it runs."""
-    from toolkit.schema.check import check
+    from toolkit.config.check import check
 
     overrides = _first_job(flags.overrides) if flags.multirun else flags.overrides
     composed = configs.compose(config_name, overrides, checked=False)
@@ -116,7 +116,7 @@ def _first_job(overrides: Sequence[str]) -> list[str]:
     from hydra.core.override_parser.overrides_parser import OverridesParser
     from hydra.errors import HydraException
 
-    from toolkit.schema.complaints import complaint
+    from toolkit.config.complaints import complaint
 
     job = []
     for word in overrides:
@@ -132,7 +132,7 @@ def _first_job(overrides: Sequence[str]) -> list[str]:
 
 
 def _help(config_name: str, overrides: Sequence[str]) -> str:
-    from toolkit.schema.help import help_text
+    from toolkit.config.help import help_text
 
     return help_text(config_name, overrides)
 

@@ -9,13 +9,11 @@ from dataclasses import replace
 from functools import cache
 from typing import Any, NoReturn
 
-from toolkit.errors import InputError, unknown_name
-from toolkit.lines import first_line
-from toolkit.schema import methods, sources
-from toolkit.schema.commands import Grid, Section, command_of, group_of, keys_of
-from toolkit.schema.others import OTHERS
-from toolkit.schema.sources import REQUIRED, Key, Keys
-from toolkit.schema.values import (
+from toolkit.config import methods, sources
+from toolkit.config.commands import Grid, Section, command_of, group_of, keys_of
+from toolkit.config.others import OTHERS
+from toolkit.config.sources import REQUIRED, Key, Keys
+from toolkit.config.values import (
     LISTS,
     LONG,
     MAPPINGS,
@@ -29,6 +27,8 @@ from toolkit.schema.values import (
     say,
     shown,
 )
+from toolkit.errors import InputError, unknown_name
+from toolkit.lines import first_line
 
 MISSING = "???"
 HYDRAS = ("_target_", "_partial_", "_convert_", "_recursive_", "_args_")

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Annotated, Any, ClassVar, Literal
 
-import toolkit.schema.sources as sources
-from toolkit.schema.ranges import Above, AtLeast, Between, Probability
-from toolkit.schema.values import Choice, annotations_of, notes
+import toolkit.config.sources as sources
+from toolkit.config.ranges import Above, AtLeast, Between, Probability
+from toolkit.config.values import Choice, annotations_of, notes
 
 
 @dataclass(frozen=True)

@@ -19,9 +19,8 @@ from functools import cache, wraps
 from pathlib import Path
 from typing import Annotated, Any, Literal, ParamSpec, TypeVar
 
-from toolkit.errors import InputError, unknown_name
-from toolkit.schema.ranges import Interval
-from toolkit.schema.values import (
+from toolkit.config.ranges import Interval
+from toolkit.config.values import (
     LISTS,
     LONG,
     MAPPINGS,
@@ -35,6 +34,7 @@ from toolkit.schema.values import (
     say,
     shown,
 )
+from toolkit.errors import InputError, unknown_name
 
 Given = ParamSpec("Given")
 Result = TypeVar("Result")
