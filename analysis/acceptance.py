@@ -71,7 +71,9 @@ def run(cfg: Any) -> Path:
     efficiency = None if trees is None else block_efficiency_table(trees, bootstrap)
     others = _others(cfg)
     methods = _methods(cfg)
-    wanted = asked(cfg, IGNORED, methods_used=[plain(method_config(name, plain(cfg.overrides))) for name in methods])
+    wanted = asked(
+        "acceptance", cfg, IGNORED, methods_used=[plain(method_config(name, plain(cfg.overrides))) for name in methods]
+    )
     known = finished_stage("acceptance", cfg, ignore=IGNORED, repairs=True)
     if known is not None and known.manifest.get("asked") == wanted:
         show_page(known.folder / "acceptance.md")

@@ -59,7 +59,7 @@ def run(cfg: Any) -> Path:
     """Decode, judge, compare; returns the output folder."""
     settings = _settings(cfg)
     said = {**plain(cfg), "settings": {setting.name: setting.content for setting in settings}}
-    wanted = asked(cfg, IGNORED)
+    wanted = asked("compare", cfg, IGNORED, judged_by=quality.configs(plain(cfg.metrics)))
     known = finished_stage("compare", said, inputs=prompt_files(cfg), ignore=IGNORED)
     if known is not None and known.manifest.get("asked") == wanted:
         show_page(known.folder / "comparison.md")

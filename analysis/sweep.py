@@ -60,7 +60,7 @@ def run(cfg: Any) -> Path:
     settings = expand(plain(cfg.grid), with_plain=cfg.source == "traces", max_drafted=cfg.max_drafted)
     part = part_of(cfg)
     known = finished_stage("sweep", cfg, ignore=IGNORED, repairs=True)
-    wanted = asked(cfg, GRID, methods=[setting.content for setting in settings])
+    wanted = asked("sweep", cfg, GRID, methods=[setting.content for setting in settings])
     if known is not None and known.manifest.get("asked") == wanted:
         print(f"sweep: {len(settings)} settings, finished before")
         _show(known.folder, cfg, known.manifest["num_prompts"])

@@ -42,8 +42,8 @@ def _switch_off() -> None:
     """The same code with checks that do nothing."""
     import warnings
 
-    import toolkit.config.arguments as arguments
     import toolkit.config.check as check
+    import toolkit.config.values as arguments
 
     warnings.simplefilter("ignore")
     nothing: Any = lambda *given, **named: None

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Annotated
 
 from toolkit import config
-from toolkit.config.arguments import checked
+from toolkit.config.values import checked
 from toolkit.decoding import Method, Sampling, decode
 from toolkit.decoding.decode import PROMPTS
 from toolkit.errors import DecodingError

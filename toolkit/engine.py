@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 from weakref import WeakKeyDictionary
 
-from toolkit.config.arguments import check_ranges
+from toolkit.config.values import check_ranges
 from toolkit.models import forwards_lock, vocab_size
 from toolkit.session import Session, open_session
 from toolkit.session.capture import Captures, StaticForward, TracedForward, captures_for, static_flow

@@ -17,8 +17,8 @@ from typing import Annotated, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from toolkit.config.arguments import checked
-from toolkit.config.ranges import AtLeast
+from toolkit.config.notes import AtLeast
+from toolkit.config.values import checked
 from toolkit.errors import InputError
 from toolkit.io import write_text
 from toolkit.lines import first_line, lines_of

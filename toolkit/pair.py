@@ -14,9 +14,8 @@ import torch
 from torch import Tensor
 
 from toolkit.chat import check_options, encode_chat
-from toolkit.config.arguments import check_ranges, checked
 from toolkit.config.others import DEVICE
-from toolkit.config.values import shown
+from toolkit.config.values import check_ranges, checked, shown
 from toolkit.engine import EngineOptions, OnOff
 from toolkit.errors import InputError
 from toolkit.lines import first_line

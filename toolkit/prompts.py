@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from toolkit.config.arguments import check_ranges, checked
+from toolkit.config.values import check_ranges, checked
 from toolkit.errors import InputError
 
 Message = dict[str, str]  # {"role": ..., "content": ...}

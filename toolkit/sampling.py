@@ -14,8 +14,8 @@ from typing import Annotated
 import torch
 from torch import Tensor
 
-from toolkit.config.arguments import check_ranges
-from toolkit.config.ranges import Above, AtLeast, Between
+from toolkit.config.notes import Above, AtLeast, Between
+from toolkit.config.values import check_ranges
 from toolkit.errors import InputError
 
 

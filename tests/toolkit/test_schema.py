@@ -12,14 +12,13 @@ from omegaconf import OmegaConf
 
 from toolkit import config, verification
 from toolkit.config import CONF, choices, compose, plain, sources
-from toolkit.config.arguments import check_ranges
 from toolkit.config.check import MISSING, check, keys_of_class, resolved, section_in
 from toolkit.config.command_line import prepare
 from toolkit.config.commands import COMMANDS, Command, Grid, group_of, keys_of
 from toolkit.config.help import WIDTH, help_text
+from toolkit.config.notes import Above, AtLeast, Between, Probability, intervals
 from toolkit.config.others import OTHERS
-from toolkit.config.ranges import Above, AtLeast, Between, Probability, intervals
-from toolkit.config.values import fits, is_known, is_node, say
+from toolkit.config.values import check_ranges, fits, is_known, is_node, say
 from toolkit.decoding import Method, TreeProposer
 from toolkit.errors import InputError
 from toolkit.stopping import AdaEdl
@@ -310,7 +309,7 @@ def test_classes_of_the_users_own_are_read_and_not_imported(tmp_path, monkeypatc
     )
     (tmp_path / "policies_of_mine.py").write_text(
         "from dataclasses import dataclass\nfrom typing import Annotated\nimport not_installed\n"
-        "from base_of_mine import Base as Common\nfrom toolkit.config.ranges import Above\n\n@dataclass\n"
+        "from base_of_mine import Base as Common\nfrom toolkit.config.notes import Above\n\n@dataclass\n"
         'class Mine(Common):\n    """Stops.\n\n    patience  rounds without\n              luck\n    """\n\n'
         "    patience: Annotated[float, Above(0)] = 2.0\n    other: not_installed.Thing = None\n"
     )

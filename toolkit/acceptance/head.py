@@ -16,8 +16,8 @@ from torch import Tensor, nn
 
 from toolkit.acceptance.inputs import Inputs
 from toolkit.acceptance.saved import SavedHead
-from toolkit.config.arguments import checked
-from toolkit.config.ranges import AtLeast, Between
+from toolkit.config.notes import AtLeast, Between
+from toolkit.config.values import checked
 
 
 class ResidualBlock(nn.Module):

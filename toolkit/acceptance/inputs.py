@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import rms_norm
 
-from toolkit.config.ranges import Between
+from toolkit.config.notes import Between
 from toolkit.errors import InputError
 from toolkit.types import SMALLEST, Earlier, Step
 

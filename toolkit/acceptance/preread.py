@@ -34,8 +34,8 @@ from torch import Tensor, nn
 
 from toolkit.acceptance.inputs import Inputs
 from toolkit.acceptance.saved import AtWork, SavedHead
-from toolkit.config.arguments import checked
-from toolkit.config.ranges import AtLeast, Between
+from toolkit.config.notes import AtLeast, Between
+from toolkit.config.values import checked
 from toolkit.errors import InputError
 from toolkit.types import Step
 

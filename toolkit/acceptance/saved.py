@@ -16,7 +16,7 @@ from torch import nn
 
 from toolkit.acceptance import card
 from toolkit.acceptance.inputs import Inputs
-from toolkit.config.arguments import checked
+from toolkit.config.values import checked
 from toolkit.errors import InputError
 from toolkit.io import content_hash, read_json, write_json, write_text
 from toolkit.lines import first_line

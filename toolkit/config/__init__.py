@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 from toolkit.config import files
-from toolkit.config.arguments import checked
 from toolkit.config.files import (
     CONF,
     NOT_TEXT,
@@ -26,6 +25,7 @@ from toolkit.config.files import (
     use_folders,
     user_folders,
 )
+from toolkit.config.values import checked
 from toolkit.errors import InputError, unknown_name
 
 __all__ = [

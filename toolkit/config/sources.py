@@ -3,7 +3,8 @@
 For `_target_: package.module.Name` this finds the file along `sys.path` and follows re-exports (`from .file import
 Name`) and base classes. It reads the constructor's arguments (or a dataclass's fields) with their annotations and
 defaults. What an annotation names and no config can hold (a Tensor, a policy) counts as anything. A user's own modules
-are read like ours. Meanings are the docstring's lines "name  meaning" or "name: meaning".
+are read like ours. A meaning is a text among the
+annotation's notes, or the docstring's line "name  meaning" or "name: meaning".
 """
 
 from __future__ import annotations
@@ -13,15 +14,14 @@ import collections.abc
 import re
 import sys
 import textwrap
-import typing
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from importlib.machinery import PathFinder
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal, Union
 
-from toolkit.config import ranges
+from toolkit.config import notes
 from toolkit.lines import lines_of
 
 REQUIRED = object()  # instead of a default
@@ -69,17 +69,19 @@ def keys_of(target: str) -> Keys | None:
         return None
     if isinstance(found.node, ast.FunctionDef):
         texts = [ast.get_docstring(found.node), ast.get_docstring(found.owner) if found.owner else None]
-        return _described(_arguments(found.node, found.owner is not None), texts)
+        return _described(_arguments(found.node, found.owner is not None, found.module), texts)
     family = list(_family(found))
     texts = [ast.get_docstring(one.node) for one in family]
     if any(map(_is_dataclass, (one.node for one in family))):
-        own = [one.node for one in reversed(family) if _is_dataclass(one.node)]
-        fields = {key.name: key for node in own if isinstance(node, ast.ClassDef) for key in _fields(node)}
+        own = [one for one in reversed(family) if _is_dataclass(one.node)]
+        fields = {
+            key.name: key for one in own if isinstance(one.node, ast.ClassDef) for key in _fields(one.node, one.module)
+        }
         return _described(Keys(fields), texts)
     for one in family:
         init = _member(one.node, "__init__")
         if isinstance(init, ast.FunctionDef):
-            return _described(_arguments(init, True), [ast.get_docstring(init), *texts])
+            return _described(_arguments(init, True, one.module), [ast.get_docstring(init), *texts])
     return Keys()
 
 
@@ -227,30 +229,83 @@ def _member(node: Definition, name: str) -> ast.stmt | None:
 
 # -- reading ----------------------------------------------------------------------------------------------------------
 
-
-class _Names(dict[str, Any]):
-    """What annotations may use; anything else counts as anything."""
-
-    def __missing__(self, name: str) -> Any:
-        return Any
-
-
-_SIMPLE = {"int": int, "float": float, "str": str, "bool": bool, "list": list, "dict": dict, "tuple": tuple, "set": set}
-_TYPES = {name: vars(typing)[name] for name in ("Annotated", "Any", "Literal", "Optional", "Union")}
-_ABSTRACT = {name: getattr(collections.abc, name) for name in ("Sequence", "Mapping", "Collection")}
-_RANGES = {name: vars(ranges)[name] for name in ("Above", "AtLeast", "Between", "Probability")}
-NAMES = _Names({**_SIMPLE, **_TYPES, **_ABSTRACT, **_RANGES, "List": list, "Dict": dict, "Path": Path})
+_TYPES: dict[str, Any] = {
+    **{kind.__name__: kind for kind in (int, float, str, bool, list, dict, tuple, set, Path)},
+    **{name: getattr(collections.abc, name) for name in ("Sequence", "Mapping", "Collection")},
+    **{"List": list, "Dict": dict, "None": type(None)},
+}
+_NOTES: dict[str, Any] = {
+    **{name: vars(notes)[name] for name in ("Above", "AtLeast", "Between", "Choice", "Like", "Called", "Probability")},
+    **{kind.__name__: kind for kind in notes.CONTENTS},
+}
 
 
-def _annotation(node: ast.expr | None) -> Any:
-    """An annotation as a typing object. Only names that are listed here mean something."""
-    if node is None:
-        return Any
-    text = node.value if isinstance(node, ast.Constant) and isinstance(node.value, str) else ast.unparse(node)
+def _annotation(node: ast.expr | None, module: str) -> Any:
+    """An annotation as a typing object, from its syntax alone; what is not known here counts as anything."""
+    match node:
+        case ast.Constant(value=None):
+            return type(None)
+        case ast.Constant(value=str() as text):
+            try:
+                return _annotation(ast.parse(text, mode="eval").body, module)
+            except SyntaxError:
+                return Any
+        case ast.BinOp(op=ast.BitOr()):
+            return Union[_annotation(node.left, module), _annotation(node.right, module)]  # noqa: UP007
+        case ast.Subscript():
+            inner = node.slice.elts if isinstance(node.slice, ast.Tuple) else [node.slice]
+            return _subscripted(ast.unparse(node.value).rpartition(".")[2], inner, module)
+        case ast.Name() | ast.Attribute():
+            name = ast.unparse(node).rpartition(".")[2]
+            alias = None if name in _TYPES else _alias(name, module)
+            return _TYPES.get(name, Any) if alias is None else _annotation(*alias)
+    return Any
+
+
+def _subscripted(name: str, inner: list[ast.expr], module: str) -> Any:
+    """A generic type, a union, a literal, or a type with notes."""
+    if name == "Literal":
+        return Literal[tuple(_literal(one, None) for one in inner)]
+    kinds = [_annotation(one, module) for one in (inner[:1] if name == "Annotated" else inner)]
+    if name == "Annotated":
+        beside = [note for one in inner[1:] if (note := _note(one, module)) is not None]
+        return Annotated[(kinds[0], *beside)] if beside else kinds[0]  # type: ignore[return-value]
+    if name == "Optional":
+        kinds.append(type(None))
+    if name in ("Union", "Optional"):
+        return Union[tuple(kinds)]  # noqa: UP007
     try:
-        return eval(text, {"__builtins__": {}}, NAMES)
-    except Exception:
+        return _TYPES[name][tuple(kinds)] if name in _TYPES else Any
+    except TypeError:
         return Any
+
+
+def _note(node: ast.expr, module: str) -> Any:
+    """A note, of those that are known here: a text, a range, ..."""
+    if isinstance(node, ast.Constant):
+        return node.value
+    call = node if isinstance(node, ast.Call) else None
+    name = ast.unparse(call.func if call else node).rpartition(".")[2]
+    if name not in _NOTES:
+        alias = _alias(name, module) if call is None else None
+        return None if alias is None else _note(*alias)
+    if call is None:
+        return _NOTES[name]
+    named = {word.arg: _literal(word.value, None) for word in call.keywords if word.arg}
+    return _NOTES[name](*(_literal(one, None) for one in call.args), **named)
+
+
+def _alias(name: str, module: str) -> tuple[ast.expr, str] | None:
+    """What a module's top level assigns to a name, or the module that the name is imported from; and that module."""
+    file = module_file(module)
+    for node in _statements(_tree(file)) if file is not None else ():
+        if isinstance(node, ast.Assign) and any(getattr(target, "id", None) == name for target in node.targets):
+            return node.value, module
+        if isinstance(node, ast.ImportFrom) and file is not None and name in _bound(node):
+            (original,) = (a.name for a in node.names if (a.asname or a.name) == name)
+            source = _absolute(node, module, file)
+            return _alias(original, source) if source.partition(".")[0] == module.partition(".")[0] else None
+    return None
 
 
 def _literal(node: ast.expr, otherwise: Any) -> Any:
@@ -260,7 +315,7 @@ def _literal(node: ast.expr, otherwise: Any) -> Any:
         return otherwise
 
 
-def _arguments(node: ast.FunctionDef, is_method: bool) -> Keys:
+def _arguments(node: ast.FunctionDef, is_method: bool, module: str) -> Keys:
     """The arguments of a function, without self or cls."""
     given = [*node.args.posonlyargs, *node.args.args]
     if is_method and given and not any(ast.unparse(d) == "staticmethod" for d in node.decorator_list):
@@ -269,26 +324,27 @@ def _arguments(node: ast.FunctionDef, is_method: bool) -> Keys:
         zip([a.arg for a in given][::-1], list(node.args.defaults)[::-1], strict=False)
     )
     defaults |= {a.arg: d for a, d in zip(node.args.kwonlyargs, node.args.kw_defaults, strict=True)}
-    return Keys({a.arg: _key(a.arg, a.annotation, defaults.get(a.arg)) for a in (*given, *node.args.kwonlyargs)},
+    return Keys({a.arg: _key(a.arg, a.annotation, defaults.get(a.arg), module) for a in (*given, *node.args.kwonlyargs)},
                 node.args.kwarg is not None)  # fmt: skip
 
 
-def _key(name: str, annotation: ast.expr | None, default: ast.expr | None) -> Key:
-    return Key(name, _annotation(annotation), "", REQUIRED if default is None else _literal(default, None))
+def _key(name: str, annotation: ast.expr | None, default: ast.expr | None, module: str) -> Key:
+    kind = _annotation(annotation, module)
+    return Key(name, kind, notes.meaning_of(kind), REQUIRED if default is None else _literal(default, None))
 
 
 def _is_dataclass(node: Definition) -> bool:
     return any(ast.unparse(d).partition("(")[0].endswith("dataclass") for d in node.decorator_list)
 
 
-def _fields(node: ast.ClassDef) -> Iterator[Key]:
+def _fields(node: ast.ClassDef, module: str) -> Iterator[Key]:
     """The fields of a dataclass body that its constructor takes."""
     for one in node.body:
         if not isinstance(one, ast.AnnAssign) or not isinstance(one.target, ast.Name):
             continue
         default = "" if one.value is None else ast.unparse(one.value)
         if "ClassVar" not in ast.unparse(one.annotation) and "init=False" not in default:
-            yield _key(one.target.id, one.annotation, one.value)
+            yield _key(one.target.id, one.annotation, one.value, module)
 
 
 def _described(keys: Keys, docstrings: Iterable[str | None]) -> Keys:
@@ -296,9 +352,7 @@ def _described(keys: Keys, docstrings: Iterable[str | None]) -> Keys:
     meanings: dict[str, str] = {}
     for text in docstrings:
         meanings = {**(meanings_in(text, keys.keys) if text else {}), **meanings}
-    described = {
-        name: Key(name, key.annotation, meanings.get(name, ""), key.default) for name, key in keys.keys.items()
-    }
+    described = {name: replace(key, meaning=key.meaning or meanings.get(name, "")) for name, key in keys.keys.items()}
     return Keys(described, keys.takes_any)
 
 

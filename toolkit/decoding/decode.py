@@ -7,8 +7,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Annotated
 
-from toolkit.config.arguments import Called, checked
-from toolkit.config.ranges import AtLeast
+from toolkit.config.notes import AtLeast, Called
+from toolkit.config.values import checked
 from toolkit.decoding.batch import Job, Row
 from toolkit.decoding.beams import BeamBatch
 from toolkit.decoding.method import Method

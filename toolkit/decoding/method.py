@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import Annotated
 
-from toolkit.config.arguments import check_ranges
-from toolkit.config.ranges import AtLeast, Between
+from toolkit.config.notes import AtLeast, Between
+from toolkit.config.values import check_ranges
 from toolkit.decoding.beam_settings import Beams
 from toolkit.decoding.proposers import ChainProposer, ForestProposer, Proposer, TextProposer, TreeProposer
 from toolkit.errors import InputError

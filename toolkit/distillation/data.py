@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import torch
 
-from toolkit.config.ranges import AtLeast, Between
+from toolkit.config.notes import AtLeast, Between
 from toolkit.errors import InputError
 from toolkit.teacher import Text
 from toolkit.training.batches import Examples

@@ -8,8 +8,8 @@ from typing import Annotated
 
 from torch import Tensor
 
-from toolkit.config.arguments import check_ranges
-from toolkit.config.ranges import AtLeast
+from toolkit.config.notes import AtLeast
+from toolkit.config.values import check_ranges
 from toolkit.distillation.losses import Loss, Outlook
 from toolkit.errors import InputError
 

@@ -21,7 +21,7 @@ from typing import Annotated, Any, Literal, Protocol
 import torch
 from torch import Tensor
 
-from toolkit.config.ranges import AtLeast
+from toolkit.config.notes import AtLeast
 from toolkit.distillation.losses import LOWEST, Outlook
 from toolkit.errors import InputError
 from toolkit.io import content_hash, read_json, write_json

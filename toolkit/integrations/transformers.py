@@ -26,7 +26,7 @@ from torch import Tensor
 from transformers import StoppingCriteria, StoppingCriteriaList
 
 from toolkit import config
-from toolkit.config.arguments import checked
+from toolkit.config.values import checked
 from toolkit.decoding import Method
 from toolkit.decoding.proposers import ChainProposer
 from toolkit.errors import InputError

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from toolkit.config.arguments import check_ranges
-from toolkit.config.ranges import AtLeast
+from toolkit.config.notes import AtLeast
+from toolkit.config.values import check_ranges
 from toolkit.errors import InputError
 from toolkit.io import content_hash
 

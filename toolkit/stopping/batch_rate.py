@@ -52,8 +52,8 @@ from typing import Annotated, ClassVar
 import torch
 from torch import Tensor
 
-from toolkit.config.arguments import check_ranges
-from toolkit.config.ranges import Above, AtLeast, Between
+from toolkit.config.notes import Above, AtLeast, Between, File
+from toolkit.config.values import check_ranges
 from toolkit.errors import InputError
 from toolkit.load_cost import LoadCost
 from toolkit.stopping.base import DrawnEstimator, State, StoppingPolicy, chances_to_enter
@@ -157,7 +157,7 @@ class BatchRate(StoppingPolicy):
     reads_states: ClassVar[bool] = True
     couples_rows: ClassVar[bool] = True
     estimator: DrawnEstimator
-    costs: str | None = None
+    costs: Annotated[str | None, File()] = None
     own: str | None = None
     cost_ratio: Annotated[float, AtLeast(0)] = 0.2
     column_cost: Annotated[float, AtLeast(0)] = 0.0

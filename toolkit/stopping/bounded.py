@@ -8,8 +8,8 @@ from typing import Annotated
 import torch
 from torch import Tensor
 
-from toolkit.config.arguments import check_ranges
-from toolkit.config.ranges import AtLeast
+from toolkit.config.notes import AtLeast
+from toolkit.config.values import check_ranges
 from toolkit.stopping.base import State, StoppingPolicy
 from toolkit.types import Drafted, Judged, Step
 

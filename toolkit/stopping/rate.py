@@ -21,8 +21,8 @@ from typing import Annotated, ClassVar
 import torch
 from torch import Tensor
 
-from toolkit.config.arguments import check_ranges
-from toolkit.config.ranges import Above, AtLeast, Between
+from toolkit.config.notes import Above, AtLeast, Between
+from toolkit.config.values import check_ranges
 from toolkit.stopping.base import DrawnEstimator, State, Thresholded, chances_to_enter
 from toolkit.types import Drafted, Judged, Step
 

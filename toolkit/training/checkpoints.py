@@ -17,7 +17,7 @@ import torch
 from lightning_fabric.plugins.io.torch_io import TorchCheckpointIO
 
 from toolkit import journal
-from toolkit.config.ranges import AtLeast
+from toolkit.config.notes import AtLeast
 from toolkit.errors import InputError
 from toolkit.io import write_atomic
 from toolkit.lines import first_line

@@ -10,7 +10,7 @@ from toolkit import journal
 from toolkit.acceptance.inputs import Inputs
 from toolkit.acceptance.preread import embedding_table
 from toolkit.acceptance.saved import SavedHead
-from toolkit.config.ranges import AtLeast
+from toolkit.config.notes import AtLeast, File
 from toolkit.errors import InputError
 from toolkit.io import content_hash
 from toolkit.lines import first_line
@@ -50,7 +50,7 @@ class MixedData(ExampleData):
 
     def __init__(
         self,
-        path: str | Path,
+        path: Annotated[str | Path, File()],
         draft: Any,
         batch_size: Annotated[int, AtLeast(1)] = 32,
         features: Literal["online", "cached", "hybrid"] = "cached",

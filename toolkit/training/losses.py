@@ -31,8 +31,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import softplus
 
-from toolkit.config.arguments import check_ranges
-from toolkit.config.ranges import Above, AtLeast
+from toolkit.config.notes import Above, AtLeast
+from toolkit.config.values import check_ranges
 from toolkit.errors import InputError
 
 

@@ -10,7 +10,7 @@ import torch
 
 from tests.toolkit.stopping.test_policies import DrawnScores, ReadScore, go_on, named, step_of, verdict_of
 from toolkit import config, stopping
-from toolkit.config.ranges import intervals
+from toolkit.config.notes import intervals
 from toolkit.errors import InputError
 from toolkit.stopping import (
     AdaEdl,

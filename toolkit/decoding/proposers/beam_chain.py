@@ -21,8 +21,8 @@ from typing import Annotated
 import torch
 from torch import Tensor
 
-from toolkit.config.arguments import check_ranges
-from toolkit.config.ranges import Between
+from toolkit.config.notes import Between
+from toolkit.config.values import check_ranges
 from toolkit.decoding.proposers.base import DraftContext, TextProposer, empty_proposal
 from toolkit.decoding.proposers.tree import keep_path
 from toolkit.sampling import Sampling, warp

@@ -20,9 +20,8 @@ from typing import Annotated
 import torch
 from torch import Tensor
 
-from toolkit.config.arguments import check_ranges
-from toolkit.config.ranges import Between
-from toolkit.config.values import shown
+from toolkit.config.notes import Between
+from toolkit.config.values import check_ranges, shown
 from toolkit.decoding.proposers.base import Proposer, frozen
 from toolkit.errors import InputError
 from toolkit.sampling import Sampling, warp

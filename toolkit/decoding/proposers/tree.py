@@ -26,9 +26,8 @@ from typing import Annotated, ClassVar
 import torch
 from torch import Tensor
 
-from toolkit.config.arguments import check_ranges
-from toolkit.config.ranges import AtLeast
-from toolkit.config.values import shown
+from toolkit.config.notes import AtLeast
+from toolkit.config.values import check_ranges, shown
 from toolkit.decoding.proposers.base import DraftContext, TextProposer, empty_proposal
 from toolkit.decoding.proposers.distinct import DistinctNodes
 from toolkit.errors import InputError
