@@ -18,6 +18,11 @@ and overrides=[proposer.scheme=independent]; one draft at several temperatures: 
 
 from __future__ import annotations
 
+if __name__ == "__main__":  # help and faults, before anything heavy is imported
+    from toolkit.config.command_line import check_command_line
+
+    check_command_line("acceptance")
+
 import re
 from pathlib import Path
 from typing import Any

@@ -16,6 +16,11 @@ parts of the prompts train and calibrate heads for every draft. The advice then 
 
 from __future__ import annotations
 
+if __name__ == "__main__":  # help and faults, before anything heavy is imported
+    from toolkit.config.command_line import check_command_line
+
+    check_command_line("advise")
+
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path

@@ -9,6 +9,11 @@ sides make their own acceptance draws, so single settings leave their interval n
 
 from __future__ import annotations
 
+if __name__ == "__main__":  # help and faults, before anything heavy is imported
+    from toolkit.config.command_line import check_command_line
+
+    check_command_line("agreement")
+
 from pathlib import Path
 from typing import Any
 

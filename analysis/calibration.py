@@ -13,6 +13,11 @@ them, which policies look at. A data set that is named in `fit`, too, is in dist
 
 from __future__ import annotations
 
+if __name__ == "__main__":  # help and faults, before anything heavy is imported
+    from toolkit.config.command_line import check_command_line
+
+    check_command_line("calibration")
+
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any

@@ -12,6 +12,11 @@ with intervals over prompts, and the differences from the first draft, paired by
 
 from __future__ import annotations
 
+if __name__ == "__main__":  # help and faults, before anything heavy is imported
+    from toolkit.config.command_line import check_command_line
+
+    check_command_line("drafts")
+
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path

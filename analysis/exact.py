@@ -13,6 +13,11 @@ Shapes: P rows of draft_probs, K candidates, V vocabulary.
 
 from __future__ import annotations
 
+if __name__ == "__main__":  # help and faults, before anything heavy is imported
+    from toolkit.config.command_line import check_command_line
+
+    check_command_line("exact")
+
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any

@@ -14,6 +14,11 @@ out and counted.
 
 from __future__ import annotations
 
+if __name__ == "__main__":  # help and faults, before anything heavy is imported
+    from toolkit.config.command_line import check_command_line
+
+    check_command_line("export")
+
 import json
 from datetime import datetime
 from pathlib import Path

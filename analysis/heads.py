@@ -14,6 +14,11 @@ the paper's best threshold is the best on the reported prompts.
 
 from __future__ import annotations
 
+if __name__ == "__main__":  # help and faults, before anything heavy is imported
+    from toolkit.config.command_line import check_command_line
+
+    check_command_line("heads")
+
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path

@@ -19,6 +19,11 @@ know no such limit. Files:
 
 from __future__ import annotations
 
+if __name__ == "__main__":  # help and faults, before anything heavy is imported
+    from toolkit.config.command_line import check_command_line
+
+    check_command_line("observed")
+
 import json
 from collections.abc import Mapping
 from pathlib import Path

@@ -19,6 +19,11 @@ It also gives the threshold h after every number of drafted tokens, and the valu
 
 from __future__ import annotations
 
+if __name__ == "__main__":  # help and faults, before anything heavy is imported
+    from toolkit.config.command_line import check_command_line
+
+    check_command_line("price")
+
 from pathlib import Path
 from typing import Any
 

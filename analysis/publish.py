@@ -7,6 +7,11 @@ specification that would be. Needs the `reports` extra. Checked offline only: th
 
 from __future__ import annotations
 
+if __name__ == "__main__":  # help and faults, before anything heavy is imported
+    from toolkit.config.command_line import check_command_line
+
+    check_command_line("publish")
+
 import os
 from collections.abc import Iterator
 from pathlib import Path

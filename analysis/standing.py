@@ -14,6 +14,11 @@ Files: standing (one line per data set, cost ratio and method), standing.md (one
 
 from __future__ import annotations
 
+if __name__ == "__main__":  # help and faults, before anything heavy is imported
+    from toolkit.config.command_line import check_command_line
+
+    check_command_line("standing")
+
 from pathlib import Path
 from typing import Any
 

@@ -21,6 +21,11 @@ With batch_sizes=[1,4,16], forwards are timed under load, too, and the cost tabl
 
 from __future__ import annotations
 
+if __name__ == "__main__":  # help and faults, before anything heavy is imported
+    from toolkit.config.command_line import check_command_line
+
+    check_command_line("timing")
+
 from dataclasses import replace
 from pathlib import Path
 from time import perf_counter

@@ -263,7 +263,7 @@ def test_jobs_of_a_sweep_are_judged_one_by_one():
 
 def test_the_library_checks_what_it_composes_but_waits_for_missing_values():
     assert compose("mix").mixing_ratio == 0.15
-    with pytest.raises(InputError, match=r"^mixing_ratio: expected a probability in \[0, 1\], got 2$"):
+    with pytest.raises(InputError, match=r"^mixing_ratio: expected a number in \(0, 1\), got 2$"):
         compose("mix", ["mixing_ratio=2"])
     with pytest.raises(InputError, match=r"unknown key 'policy.treshold': did you mean policy.threshold"):
         config.method("tail", ["policy.treshold=.1"])
@@ -358,6 +358,21 @@ def test_help_follows_the_choices():
         help_text("decode", ["method=mtat"])
 
 
+@pytest.mark.parametrize("root", [root for root in NAMES if root in COMMANDS and root != "quickstart_sweep"])
+def test_every_command_answers_before_it_imports_what_its_work_needs(root):
+    source = sources.module_file(COMMANDS[root].module).read_text()
+    first = next(
+        line for line in source.split("\n") if line.startswith(("import ", "from ", "if ")) and "__future__" not in line
+    )
+    assert first.startswith('if __name__ == "__main__"') and f'check_command_line("{root}")' in source
+
+
+def test_importing_the_toolkit_does_no_work_and_never_ends_the_process():
+    code = "import sys; sys.argv = ['-m', '--help']; import toolkit; assert 'toolkit.config' not in sys.modules"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=Path(CONF).parent)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+
+
 @pytest.mark.parametrize(
     ("words", "status", "message"),
     [
@@ -365,7 +380,7 @@ def test_help_follows_the_choices():
         (
             ["data_gen.mix", "responses=x", "mixing_ratio=2"],
             1,
-            "error: mixing_ratio: expected a probability in [0, 1], got 2",
+            "error: mixing_ratio: expected a number in (0, 1), got 2",
         ),
     ],
 )

@@ -165,9 +165,9 @@ class _Walk:
     def _judge(self, path: str, value: Any, annotation: Any, section: type[Section] | None) -> None:
         """A leaf: its type and range."""
         if section is not None or _needs_choice(annotation):
-            if value is None and fits(None, _without_any(annotation)):
-                return
             group = group_of(annotation)
+            if value is None and ((group is not None and group.nullable) or fits(None, _without_any(annotation))):
+                return
             wanted = f"a choice of conf/{group.name}/" if group is not None else "keys with values"
             raise InputError(f"{path}: expected {wanted}, got {shown(value)}")
         if not fits(value, annotation):

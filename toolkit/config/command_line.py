@@ -1,8 +1,7 @@
 """The command line before anything is run: tidied, `--help` answered, every fault said in one line.
 
-None of it needs torch or the command's own module. `toolkit/__init__.py` calls `before_imports`, so that a fault is
-reported before `python -m analysis.sweep` imports what the sweep needs. `toolkit.stage.command` checks again, for
-commands that are started in another way.
+None of it needs torch. Every command's module begins with `check_command_line`, so that a fault is reported before the
+module imports what its work needs. `toolkit.stage.command` checks again, for commands that are started in another way.
 """
 
 from __future__ import annotations
@@ -20,21 +19,15 @@ APPENDED = ("experiment=", "hparams_search=", "debug=")  # groups that take a +,
 _prepared: tuple[str, ...] | None = None  # the last command line that `prepare` has gone through
 
 
-def before_imports() -> None:
-    """While Python looks for the module of `python -m MODULE ...`: the checks, if MODULE is one of our commands.
+def check_command_line(config_name: str) -> None:
+    """The checks of `python -m MODULE ...`, where the module begins.
 
     Ends the process after --help, and with one line after a fault.
     """
-    from toolkit.config.commands import Command, command_of
-
-    module = sys.orig_argv[-len(sys.argv)].removeprefix("-m")
-    name = module.rpartition(".")[2]
-    command = command_of(name)
-    if command is not None and issubclass(command, Command) and command.module == module:
-        try:
-            sys.argv[1:] = prepare(name, sys.argv[1:])
-        except InputError as error:
-            sys.exit(f"error: {error}")
+    try:
+        sys.argv[1:] = prepare(config_name, sys.argv[1:])
+    except InputError as error:
+        sys.exit(f"error: {error}")
 
 
 def prepare(config_name: str, argv: Sequence[str]) -> list[str]:

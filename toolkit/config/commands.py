@@ -1,6 +1,6 @@
 """The config of every command: one dataclass each, with the type, range, default and meaning of every key.
 
-    mixing_ratio: Annotated[float, Probability, "r: share of positions that keep the target's token"] = 0.15
+    mixing_ratio: Annotated[float, Between(0, 1, "()"), "r: share of positions that keep the target's token"] = 0.15
 
 A key without a default has to be given. `Group` marks what a config group fills in: the keys there are those of the class
 that it names (`sources`). Which choice of a group is taken by default stands in `conf/<command>.yaml`. Hydra composes the
@@ -37,12 +37,12 @@ def copied(value: Any) -> Any:
     return field(default_factory=lambda: deepcopy(value))
 
 
-@dataclass_transform(kw_only_default=True, field_specifiers=(field, copied))
+@dataclass_transform(kw_only_default=True, eq_default=False)
 class Section:
     """Keys that belong together; every subclass is a dataclass."""
 
     def __init_subclass__(cls) -> None:
-        dataclass(kw_only=True)(cls)
+        dataclass(kw_only=True, eq=False)(cls)
 
 
 Seed = Annotated[int, AtLeast(0)]
@@ -92,7 +92,7 @@ class OnPrompts(OnPair):
     sampling: Annotated[Any, Group("sampling"), "how tokens are drawn and when a response ends"]
 
 
-class Labels(Section):
+class Labels(OnPrompts):
     dataset: Annotated[str | None, "how tables call the prompt set; null: its name in the config, or the file's"] = None
     split: Annotated[str | None, "how tables call its part; null: prompts.split"] = None
 
@@ -150,24 +150,28 @@ class MethodOnly(Section):
     policy: Annotated[Any, Group("stopping"), "a policy by itself: +stopping@policy=NAME"] | None = None
 
 
-class Train(Command, OnPair):
+class TrainsHeads(OnPair):
+    data: Annotated[Any, Group("data", nullable=True), "what is learned from, and the draft whose states are read"] = (
+        None
+    )
+    head: Annotated[Any, Group("model", nullable=True), "the head's shape"]
+    loss: Annotated[Any, Group("model", nullable=True), "what is minimised"]
+    optimizer: Annotated[Any, Group("model", nullable=True), "how"]
+    scheduler: Annotated[Any, Group("model", nullable=True), "the learning rate over training; null: constant"]
+    model: Annotated[
+        Any, Group("model", nullable=True), "all of these as a Lightning module; null: only stages are run"
+    ]
+    seed: Annotated[Seed, "of the weights and of the order of the data"] = 0
+
+
+class Train(Command, TrainsHeads):
     module, example = "toolkit.train", "+experiment=toy_head head.depth=3 loss.w_rej=6"
     appended = ("experiment", "hparams_search", "debug")
-    data: Annotated[Any, Group("data"), "what the head learns from, and the draft whose states are read"] | None = None
-    head: Annotated[Any, Group("model"), "the head's shape"] | None
-    loss: Annotated[Any, Group("model"), "what is minimised"] | None
-    optimizer: Annotated[Any, Group("model"), "how"] | None
-    scheduler: Annotated[Any, Group("model"), "the learning rate over training; null: constant"] | None
-    model: (
-        Annotated[Any, Group("model"), "all of these as a Lightning module; null: nothing is trained, only stages run"]
-        | None
-    )
     trainer: Annotated[Any, Group("trainer"), "arguments of pytorch_lightning.Trainer"]
     callbacks: Annotated[
         Mapping[str, Any] | None, Group("callbacks", built=False), "checkpoints and what else happens on the way"
     ]
     logger: Annotated[Mapping[str, Any] | None, Group("logger", built=False), "where curves go"]
-    seed: Annotated[Seed, "of the weights and of the order of the data"] = 0
     tags: Annotated[list[str], "of the Weights & Biases run"] = copied([])
     optimized_metric: Annotated[str, "score that best.ckpt and a sweeper look at"] = "val/log_loss_calibrated"
     ckpt_path: Annotated[
@@ -180,13 +184,12 @@ class Train(Command, OnPair):
     after: Annotated[Mapping[str, StageSpec] | None, 'stages that run last; "{train}" is the run\'s folder'] = copied(
         {}
     )
-    prompts: (
-        Annotated[Any, Group("prompts"), "of an experiment that makes its data from prompts: prompts.path=FILE.jsonl"]
-        | None
-    ) = None
-    sampling: Annotated[Any, Group("sampling"), "of such an experiment's responses, recordings and sweeps"] | None = (
-        None
-    )
+    prompts: Annotated[
+        Any, Group("prompts", nullable=True), "of an experiment that makes its data: prompts.path=FILE.jsonl"
+    ] = None
+    sampling: Annotated[
+        Any, Group("sampling", nullable=True), "of such an experiment's responses, recordings and sweeps"
+    ] = None
     toy: Annotated[
         Mapping[str, Any] | None,
         "of an experiment of a paper: what stands in for its data and sizes while the pair is the toy pair",
@@ -240,19 +243,12 @@ class Distill(Command, OnPair):
     )
 
 
-class TrainHeads(Command, OnPair):
+class TrainHeads(Command, TrainsHeads):
     module, example = "toolkit.train_heads", "data.path=FOLDER depths=[0,3] w_rejs=[1,6]"
-    data: Annotated[Any, Group("data"), "what the heads learn from, and the draft whose states are read"]
-    head: Annotated[Any, Group("model"), "the heads' shape, their depth apart"]
-    loss: Annotated[Any, Group("model"), "what is minimised, w_rej apart"]
-    optimizer: Annotated[Any, Group("model"), "how; every head has its own"]
-    scheduler: Annotated[Any, Group("model"), "the learning rate over training; null: constant"] | None
-    model: Annotated[Any, Group("model"), "all of these as a Lightning module"]
     depths: Annotated[list[Annotated[int, AtLeast(0)]], "D, residual blocks"] = copied([0, 1, 2, 3, 4])
     w_rejs: Annotated[list[Annotated[float, Above(0)]], "weights of a rejection"] = copied([1, 3, 6, 12])
     max_epochs: Annotated[int, AtLeast(1), "passes over the training data, at most"] = 16
     patience: Annotated[int, AtLeast(1), "validations of a head without a better score before it stops"] = 4
-    seed: Annotated[Seed, "of every head's weights and of the order of the data"] = 0
     optimized_metric: Annotated[str, "validation score whose smallest value says which state is kept"] = (
         "val/log_loss_calibrated"
     )
@@ -296,7 +292,7 @@ class Mix(Command, OnPair, Shared):
     responses: Annotated[
         str | Folders, File(), "folder of data_gen.responses, or a list of them; their sampling is used"
     ]
-    mixing_ratio: Annotated[float, Probability, "r: share of positions that keep the target's token"] = 0.15
+    mixing_ratio: Annotated[float, Between(0, 1, "()"), "r: share of positions that keep the target's token"] = 0.15
     validation_fraction: Annotated[float, Between(0, 1, "()"), "of the prompts"] = 0.1
     seed: Annotated[Seed, "of drafted tokens, acceptance draws and the split"] = 0
     batch_size: Annotated[int, AtLeast(1), "does not change the data, float ties aside"] = 16
@@ -408,7 +404,7 @@ class Toy(Command):
     evaluation: Annotated[ToyEvaluation, "what the card reports"] = copied(ToyEvaluation())
 
 
-class Sweep(Command, OnPrompts, Labels, Tracked, Shared):
+class Sweep(Command, Labels, Tracked, Shared):
     module, example = "analysis.sweep", "prompts=toy_math prompts.split=dev"
     grid: Annotated[
         Grid,
@@ -489,7 +485,7 @@ class Serving(Command, OnPrompts, Tracked):
     batch_size: Annotated[int, AtLeast(1), "prompts decoded together for the responses; does not change them"] = 32
 
 
-class Compare(Command, OnPrompts, Labels, Intervals, Tracked):
+class Compare(Command, Labels, Intervals, Tracked):
     module, example = "analysis.compare", "prompts=toy_math pair=toy_padded"
     grid: Annotated[Grid, Group("grid", built=False), "methods, and lists of values for their keys"]
     group_size: Annotated[int, AtLeast(1), "prompts decoded together; settings take turns on every group"] = 1
@@ -589,7 +585,7 @@ class Timing(Command, OnPrompts, Tracked):
     rounds: Annotated[int, AtLeast(8), "timed rounds per batch size, draft length and repeat"] = 24
 
 
-class Acceptance(Command, OnPrompts, Labels, Intervals, Tracked):
+class Acceptance(Command, Labels, Intervals, Tracked):
     module, example = "analysis.acceptance", "prompts=toy_math prompts.limit=64"
     methods: Annotated[list[Annotated[str, Choice("method", "method")]], "of conf/method/, with trees of one draft"] = (
         copied(["specinfer", "spectr", "importance", "mcsd", "mcsd_naive", "greedy_multi"])
@@ -780,12 +776,17 @@ def command_of(config_name: str) -> type[Section] | None:
     return COMMANDS.get(config_name)
 
 
-@cache
 def keys_of(section: type[Section]) -> sources.Keys:
     """The keys of a declared section, its own first."""
+    kind: Any = section
+    return _declared(kind)
+
+
+@cache
+def _declared(section: Any) -> sources.Keys:
     hints = typing.get_type_hints(section, include_extras=True)
     own = dict.fromkeys(name for kind in section.__mro__ for name in vars(kind).get("__annotations__", {}))
-    made = {one.name: one for one in fields(section)}  # type: ignore[arg-type]
+    made = {one.name: one for one in fields(section)}
     return sources.Keys(
         {
             name: sources.Key(name, hints[name], meaning_of(hints[name]), _default(made[name]))
@@ -804,9 +805,10 @@ def defaults_of(section: type[Section]) -> dict[str, Any]:
 def _plain(value: Any) -> Any:
     if value is sources.REQUIRED:
         return "???"
-    return (
-        {one.name: _plain(getattr(value, one.name)) for one in fields(value)} if isinstance(value, Section) else value
-    )
+    if not isinstance(value, Section):
+        return value
+    names: Any = value
+    return {one.name: _plain(getattr(value, one.name)) for one in fields(names)}
 
 
 def _default(one: Any) -> Any:

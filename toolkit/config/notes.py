@@ -109,10 +109,11 @@ class Called:
 
 @dataclass(frozen=True)
 class Group:
-    """A key that is chosen in `conf/<name>/`. `built`: a class with its arguments."""
+    """A key that is chosen in `conf/<name>/`. `built`: a class with its arguments; `nullable`: or nothing."""
 
     name: str
     built: bool = True
+    nullable: bool = False
 
 
 # -- what is read: its content determines the result, and the place where it is stored does not ------------------------
