@@ -16,6 +16,7 @@ from toolkit.config.check import MISSING, check, keys_of_class, resolved, sectio
 from toolkit.config.command_line import prepare
 from toolkit.config.commands import COMMANDS, Command, Grid, group_of, keys_of
 from toolkit.config.help import WIDTH, help_text
+from toolkit.config.keys import meanings_in
 from toolkit.config.notes import Above, AtLeast, Between, Probability, intervals
 from toolkit.config.others import OTHERS
 from toolkit.config.values import check_ranges, fits, is_known, is_node, say
@@ -330,7 +331,7 @@ def test_classes_of_the_users_own_are_read_and_not_imported(tmp_path, monkeypatc
 
 def test_docstrings_say_what_keys_mean():
     text = "Mean of things. stem: compare word stems (English).\n\n    a, b  both of\n          them; c: the third\n    d: last"
-    assert sources.meanings_in(text, ["stem", "a", "b", "c", "d", "e"]) == {
+    assert meanings_in(text, ["stem", "a", "b", "c", "d", "e"]) == {
         "stem": "compare word stems (English)", "a": "both of them", "b": "both of them", "c": "the third", "d": "last",
     }  # fmt: skip
 

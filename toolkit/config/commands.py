@@ -3,8 +3,9 @@
     mixing_ratio: Annotated[float, Between(0, 1, "()"), "r: share of positions that keep the target's token"] = 0.15
 
 A key without a default has to be given. `Group` marks what a config group fills in: the keys there are those of the class
-that it names (`sources`). Which choice of a group is taken by default stands in `conf/<command>.yaml`. Hydra composes the
-two (`store`); the code of a command gets the result as `cfg: Mix`. `File`, `Head` and `Model` mark what counts by its content.
+that it names (`toolkit.config.sources`). Which choice of a group is taken by default stands in `conf/<command>.yaml`. Hydra
+composes the two (`store`); the code of a command gets the result as `cfg: Mix`. `File`, `Head` and `Model` mark what counts
+by its content.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from dataclasses import MISSING, dataclass, field, fields
 from functools import cache
 from typing import Annotated, Any, ClassVar, Literal, dataclass_transform
 
-import toolkit.config.sources as sources
+from toolkit.config.keys import REQUIRED, Key, Keys
 from toolkit.config.notes import (
     Above,
     AtLeast,
@@ -776,23 +777,19 @@ def command_of(config_name: str) -> type[Section] | None:
     return COMMANDS.get(config_name)
 
 
-def keys_of(section: type[Section]) -> sources.Keys:
+def keys_of(section: type[Section]) -> Keys:
     """The keys of a declared section, its own first."""
     kind: Any = section
     return _declared(kind)
 
 
 @cache
-def _declared(section: Any) -> sources.Keys:
+def _declared(section: Any) -> Keys:
     hints = typing.get_type_hints(section, include_extras=True)
     own = dict.fromkeys(name for kind in section.__mro__ for name in vars(kind).get("__annotations__", {}))
     made = {one.name: one for one in fields(section)}
-    return sources.Keys(
-        {
-            name: sources.Key(name, hints[name], meaning_of(hints[name]), _default(made[name]))
-            for name in own
-            if name in made
-        },
+    return Keys(
+        {name: Key(name, hints[name], meaning_of(hints[name]), _default(made[name])) for name in own if name in made},
         no_blanks=True,
     )
 
@@ -803,7 +800,7 @@ def defaults_of(section: type[Section]) -> dict[str, Any]:
 
 
 def _plain(value: Any) -> Any:
-    if value is sources.REQUIRED:
+    if value is REQUIRED:
         return "???"
     if not isinstance(value, Section):
         return value
@@ -814,7 +811,7 @@ def _plain(value: Any) -> Any:
 def _default(one: Any) -> Any:
     if one.default_factory is not MISSING:
         return one.default_factory()
-    return sources.REQUIRED if one.default is MISSING else one.default
+    return REQUIRED if one.default is MISSING else one.default
 
 
 def group_of(annotation: Any) -> Group | None:

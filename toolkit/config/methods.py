@@ -11,7 +11,7 @@ from typing import Any
 
 from toolkit.config import files as configs
 from toolkit.config import sources
-from toolkit.config.sources import Keys
+from toolkit.config.keys import Keys
 from toolkit.config.store import compose_unchecked
 from toolkit.config.values import is_node
 from toolkit.errors import InputError, unknown_name

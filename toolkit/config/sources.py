@@ -1,54 +1,34 @@
-"""The keys that a class or function takes, read from its source file: nothing is imported.
+"""The keys that a class or function takes, read from its source file: nothing is imported, nothing evaluated.
 
-For `_target_: package.module.Name` this finds the file along `sys.path` and follows re-exports (`from .file import
-Name`) and base classes. It reads the constructor's arguments (or a dataclass's fields) with their annotations and
-defaults. What an annotation names and no config can hold (a Tensor, a policy) counts as anything. A user's own modules
-are read like ours. A meaning is a text among the
-annotation's notes, or the docstring's line "name  meaning" or "name: meaning".
+The file of `_target_: package.module.Name` is found along `sys.path`, through re-exports and base classes. The keys are the
+constructor's arguments, or a dataclass's fields. What an annotation names and no config can hold (a Tensor, a policy) counts
+as anything. A meaning is a text among the annotation's notes, or the docstring's line "name  meaning" or "name: meaning".
 """
 
 from __future__ import annotations
 
 import ast
 import collections.abc
-import re
 import sys
-import textwrap
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
 from functools import cache
 from importlib.machinery import PathFinder
 from pathlib import Path
 from typing import Annotated, Any, Literal, Union
 
 from toolkit.config import notes
-from toolkit.lines import lines_of
+from toolkit.config.keys import REQUIRED, Key, Keys, meanings_in
 
-REQUIRED = object()  # instead of a default
 Definition = ast.ClassDef | ast.FunctionDef
-
-
-@dataclass(frozen=True)
-class Key:
-    """One key: its type (a typing object, with ranges), what it means in a sentence, its default if it has one."""
-
-    name: str
-    annotation: Any = Any
-    meaning: str = ""
-    default: Any = REQUIRED
-
-
-@dataclass(frozen=True)
-class Keys:
-    """The keys of one class, function or command.
-
-    takes_any  further keys go through to something else (**kwargs)
-    no_blanks  an empty text is no value: keys of commands name folders and choices
-    """
-
-    keys: Mapping[str, Key] = field(default_factory=dict)
-    takes_any: bool = False
-    no_blanks: bool = False
+_TYPES: dict[str, Any] = {
+    **{kind.__name__: kind for kind in (int, float, str, bool, list, dict, tuple, set, Path)},
+    **{name: getattr(collections.abc, name) for name in ("Sequence", "Mapping", "Collection")},
+}
+_NOTES: dict[str, Any] = {
+    **{name: vars(notes)[name] for name in ("Above", "AtLeast", "Between", "Choice", "Like", "Called", "Probability")},
+    **{kind.__name__: kind for kind in notes.CONTENTS},
+}
 
 
 @dataclass(frozen=True)
@@ -56,7 +36,6 @@ class Found:
     """A definition in a file; `owner` is the class of a method."""
 
     module: str
-    file: Path
     node: Definition
     owner: ast.ClassDef | None = None
 
@@ -68,20 +47,16 @@ def keys_of(target: str) -> Keys | None:
     if found is None:
         return None
     if isinstance(found.node, ast.FunctionDef):
-        texts = [ast.get_docstring(found.node), ast.get_docstring(found.owner) if found.owner else None]
-        return _described(_arguments(found.node, found.owner is not None, found.module), texts)
+        return _described(_arguments(found.node, found.module, found.owner is not None), [found.node, found.owner])
     family = list(_family(found))
-    texts = [ast.get_docstring(one.node) for one in family]
-    if any(map(_is_dataclass, (one.node for one in family))):
-        own = [one for one in reversed(family) if _is_dataclass(one.node)]
-        fields = {
-            key.name: key for one in own if isinstance(one.node, ast.ClassDef) for key in _fields(one.node, one.module)
-        }
-        return _described(Keys(fields), texts)
+    nodes = [one.node for one in family]
+    own = [one for one in reversed(family) if any("dataclass" in ast.unparse(d) for d in one.node.decorator_list)]
+    if own:
+        return _described(Keys({key.name: key for one in own for key in _fields(one.node, one.module)}), nodes)
     for one in family:
         init = _member(one.node, "__init__")
         if isinstance(init, ast.FunctionDef):
-            return _described(_arguments(init, True, one.module), [ast.get_docstring(init), *texts])
+            return _described(_arguments(init, one.module, True), [init, *nodes])
     return Keys()
 
 
@@ -90,38 +65,45 @@ def find(target: str) -> Found | None:
     """Where a dotted name is defined, through re-exports; None if no source says so."""
     parts = target.split(".")
     for split in range(len(parts) - 1, 0, -1):
-        if (file := module_file(".".join(parts[:split]))) is not None:
-            return _within(".".join(parts[:split]), file, tuple(parts[split:]))
+        module, names = ".".join(parts[:split]), parts[split:]
+        if module_file(module) is None:
+            continue
+        node = _binding(module, names[0])
+        if isinstance(node, ast.ImportFrom):
+            return find(".".join([*_imported(node, module, names[0]), *names[1:]]))
+        found = Found(module, node) if isinstance(node, Definition) else None
+        if found is None or len(names) == 1:
+            return found
+        for one in _family(found):
+            member = _member(one.node, names[1])
+            if isinstance(member, ast.FunctionDef) and isinstance(one.node, ast.ClassDef):
+                return Found(one.module, member, one.node)
     return None
 
 
 @cache
 def module_file(module: str) -> Path | None:
     """The source file of a module, found without importing it or its parents."""
-    places: Any = None
+    folders: Any = None
     spec = None
     for depth in range(module.count(".") + 1):
-        name = ".".join(module.split(".")[: depth + 1])
-        spec = PathFinder.find_spec(name, places)
+        spec = PathFinder.find_spec(".".join(module.split(".")[: depth + 1]), folders)
         if spec is None:
             return None
-        places = spec.submodule_search_locations or []
+        folders = spec.submodule_search_locations or []
     path = Path(spec.origin) if spec is not None and spec.origin else None
     return path if path is not None and path.suffix == ".py" else None
 
 
 def names_in(module: str) -> list[str]:
     """Public names that a module defines or imports, for suggestions."""
-    file = module_file(module)
-    names = [] if file is None else [name for node in _statements(_tree(file)) for name in _bound(node)]
-    return sorted({name for name in names if not name.startswith("_")})
+    return sorted({name for node in _statements(module) for name in _bound(node) if not name.startswith("_")})
 
 
 def says_all(module: str) -> bool:
     """Whether a module's file shows every name it has: none assigned, none by `import *` or `__getattr__`."""
-    file = module_file(module)
-    bound = [name for node in _statements(_tree(file)) for name in _bound(node)] if file is not None else ["*"]
-    return "*" not in bound and "__getattr__" not in bound
+    bound = {name for node in _statements(module) for name in _bound(node)}
+    return module_file(module) is not None and not bound & {"*", "__getattr__"}
 
 
 def constant(target: str, name: str) -> Any:
@@ -129,9 +111,8 @@ def constant(target: str, name: str) -> Any:
     found = find(target)
     for one in _family(found) if found is not None else ():
         member = _member(one.node, name)
-        value = member.value if isinstance(member, ast.Assign | ast.AnnAssign) else None
-        if value is not None:
-            return _literal(value, None)
+        if isinstance(member, ast.Assign | ast.AnnAssign) and member.value is not None:
+            return _literal(member.value)
     return None
 
 
@@ -141,7 +122,12 @@ def is_kind(target: str, base: str) -> bool:
     return found is not None and any(one.node.name == base for one in _family(found))
 
 
-# -- finding ----------------------------------------------------------------------------------------------------------
+def clear() -> None:
+    """Forget what was read: `sys.path` or a file has changed."""
+    for remembered in (keys_of, find, module_file, _tree):
+        remembered.cache_clear()
+    PathFinder.invalidate_caches()
+    sys.path_importer_cache.clear()
 
 
 @cache
@@ -149,9 +135,10 @@ def _tree(file: Path) -> ast.Module:
     return ast.parse(file.read_text(encoding="utf-8"))
 
 
-def _statements(tree: ast.Module) -> Iterator[ast.stmt]:
+def _statements(module: str) -> Iterator[ast.stmt]:
     """Statements of a module's top level, those of `if` and `try` included."""
-    waiting: list[Any] = list(tree.body)
+    file = module_file(module)
+    waiting: list[Any] = [] if file is None else list(_tree(file).body)
     while waiting:
         node = waiting.pop(0)
         if isinstance(node, ast.If | ast.Try):
@@ -161,61 +148,41 @@ def _statements(tree: ast.Module) -> Iterator[ast.stmt]:
 
 
 def _bound(node: ast.stmt) -> list[str]:
-    if isinstance(node, ast.ClassDef | ast.FunctionDef):
+    if isinstance(node, Definition):
         return [node.name]
     return [a.asname or a.name for a in node.names] if isinstance(node, ast.ImportFrom) else []
 
 
-def _within(module: str, file: Path, names: tuple[str, ...]) -> Found | None:
-    """A name, or a method of a class, as a module knows it."""
-    for node in _statements(_tree(file)):
-        if names[0] not in _bound(node):
-            continue
-        if isinstance(node, ast.ImportFrom):
-            (original,) = (a.name for a in node.names if (a.asname or a.name) == names[0])
-            return find(".".join((_absolute(node, module, file), original, *names[1:])))
-        assert isinstance(node, ast.ClassDef | ast.FunctionDef)
-        return _method(Found(module, file, node), names[1:])
+def _binding(module: str, name: str) -> ast.stmt | None:
+    """The statement that binds a name at a module's top level: a definition, an import, an assignment."""
+    for node in _statements(module):
+        targets = node.targets if isinstance(node, ast.Assign) else []
+        if name in _bound(node) or any(getattr(target, "id", None) == name for target in targets):
+            return node
     return None
 
 
-def _method(found: Found, names: tuple[str, ...]) -> Found | None:
-    if not names:
-        return found
-    for one in _family(found):
-        member = _member(one.node, names[0])
-        if isinstance(member, ast.FunctionDef) and isinstance(one.node, ast.ClassDef):
-            return Found(one.module, one.file, member, one.node)
-    return None
-
-
-def _absolute(node: ast.ImportFrom, module: str, file: Path) -> str:
-    """The module that an import names, relative dots resolved."""
-    if not node.level:
-        return node.module or ""
-    package = module.split(".") if file.stem == "__init__" else module.split(".")[:-1]
-    return ".".join([*package[: len(package) - node.level + 1], *([node.module] if node.module else [])])
+def _imported(node: ast.ImportFrom, module: str, name: str) -> tuple[str, str]:
+    """The module and the name there that an import binds as `name`, relative dots resolved."""
+    (original,) = (a.name for a in node.names if (a.asname or a.name) == name)
+    file = module_file(module)
+    package = module.split(".") if file is not None and file.stem == "__init__" else module.split(".")[:-1]
+    above = package[: len(package) - node.level + 1] if node.level else []
+    return ".".join([*above, *([node.module] if node.module else [])]), original
 
 
 def _family(found: Found) -> Iterator[Found]:
     """A class and its bases, as far as their sources are found, nearest first."""
     yield found
     for base in found.node.bases if isinstance(found.node, ast.ClassDef) else ():
-        name = ast.unparse(base).partition("[")[0]
-        above = find(f"{found.module}.{name}") or _imported(found, name)
+        first, _, rest = ast.unparse(base).partition("[")[0].partition(".")
+        above = find(f"{found.module}.{first}") if not rest else None
+        for node in _statements(found.module) if rest else ():  # an attribute of an imported module: pl.Callback
+            for alias in node.names if isinstance(node, ast.Import) else ():
+                if (alias.asname or alias.name) == first:
+                    above = find(f"{alias.name}.{rest}")
         if above is not None and above.node is not found.node:
             yield from _family(above)
-
-
-def _imported(found: Found, name: str) -> Found | None:
-    """A base written as an attribute of an imported module: `nn.Module`, `pl.Callback`."""
-    first, _, rest = name.partition(".")
-    for node in _statements(_tree(found.file)):
-        if isinstance(node, ast.Import):
-            for alias in node.names:
-                if rest and (alias.asname or alias.name) == first:
-                    return find(f"{alias.name}.{rest}")
-    return None
 
 
 def _member(node: Definition, name: str) -> ast.stmt | None:
@@ -225,19 +192,6 @@ def _member(node: Definition, name: str) -> ast.stmt | None:
         if getattr(one, "name", None) == name or any(getattr(target, "id", None) == name for target in targets):
             return one
     return None
-
-
-# -- reading ----------------------------------------------------------------------------------------------------------
-
-_TYPES: dict[str, Any] = {
-    **{kind.__name__: kind for kind in (int, float, str, bool, list, dict, tuple, set, Path)},
-    **{name: getattr(collections.abc, name) for name in ("Sequence", "Mapping", "Collection")},
-    **{"List": list, "Dict": dict, "None": type(None)},
-}
-_NOTES: dict[str, Any] = {
-    **{name: vars(notes)[name] for name in ("Above", "AtLeast", "Between", "Choice", "Like", "Called", "Probability")},
-    **{kind.__name__: kind for kind in notes.CONTENTS},
-}
 
 
 def _annotation(node: ast.expr | None, module: str) -> Any:
@@ -253,8 +207,7 @@ def _annotation(node: ast.expr | None, module: str) -> Any:
         case ast.BinOp(op=ast.BitOr()):
             return Union[_annotation(node.left, module), _annotation(node.right, module)]  # noqa: UP007
         case ast.Subscript():
-            inner = node.slice.elts if isinstance(node.slice, ast.Tuple) else [node.slice]
-            return _subscripted(ast.unparse(node.value).rpartition(".")[2], inner, module)
+            return _subscripted(node, module)
         case ast.Name() | ast.Attribute():
             name = ast.unparse(node).rpartition(".")[2]
             alias = None if name in _TYPES else _alias(name, module)
@@ -262,129 +215,85 @@ def _annotation(node: ast.expr | None, module: str) -> Any:
     return Any
 
 
-def _subscripted(name: str, inner: list[ast.expr], module: str) -> Any:
+def _subscripted(node: ast.Subscript, module: str) -> Any:
     """A generic type, a union, a literal, or a type with notes."""
+    name = ast.unparse(node.value).rpartition(".")[2]
+    inner = node.slice.elts if isinstance(node.slice, ast.Tuple) else [node.slice]
     if name == "Literal":
-        return Literal[tuple(_literal(one, None) for one in inner)]
-    kinds = [_annotation(one, module) for one in (inner[:1] if name == "Annotated" else inner)]
+        return Literal[tuple(_literal(one) for one in inner)]
     if name == "Annotated":
         beside = [note for one in inner[1:] if (note := _note(one, module)) is not None]
-        return Annotated[(kinds[0], *beside)] if beside else kinds[0]  # type: ignore[return-value]
-    if name == "Optional":
-        kinds.append(type(None))
+        kind = _annotation(inner[0], module)
+        return Annotated[(kind, *beside)] if beside else kind  # type: ignore[return-value]
+    kinds = tuple(_annotation(one, module) for one in inner)
     if name in ("Union", "Optional"):
-        return Union[tuple(kinds)]  # noqa: UP007
+        return Union[kinds if name == "Union" else (*kinds, type(None))]  # noqa: UP007
     try:
-        return _TYPES[name][tuple(kinds)] if name in _TYPES else Any
+        return _TYPES[name][kinds] if name in _TYPES else Any
     except TypeError:
         return Any
 
 
 def _note(node: ast.expr, module: str) -> Any:
-    """A note, of those that are known here: a text, a range, ..."""
+    """A note, of those that are known here: a text, a range, ...; None: another one."""
     if isinstance(node, ast.Constant):
         return node.value
     call = node if isinstance(node, ast.Call) else None
     name = ast.unparse(call.func if call else node).rpartition(".")[2]
-    if name not in _NOTES:
-        alias = _alias(name, module) if call is None else None
-        return None if alias is None else _note(*alias)
-    if call is None:
-        return _NOTES[name]
-    named = {word.arg: _literal(word.value, None) for word in call.keywords if word.arg}
-    return _NOTES[name](*(_literal(one, None) for one in call.args), **named)
+    if call is not None and name in _NOTES:
+        named = {word.arg: _literal(word.value) for word in call.keywords if word.arg}
+        return _NOTES[name](*map(_literal, call.args), **named)
+    alias = _alias(name, module) if call is None and name not in _NOTES else None
+    return _note(*alias) if alias is not None else _NOTES.get(name)
 
 
 def _alias(name: str, module: str) -> tuple[ast.expr, str] | None:
-    """What a module's top level assigns to a name, or the module that the name is imported from; and that module."""
-    file = module_file(module)
-    for node in _statements(_tree(file)) if file is not None else ():
-        if isinstance(node, ast.Assign) and any(getattr(target, "id", None) == name for target in node.targets):
-            return node.value, module
-        if isinstance(node, ast.ImportFrom) and file is not None and name in _bound(node):
-            (original,) = (a.name for a in node.names if (a.asname or a.name) == name)
-            source = _absolute(node, module, file)
-            return _alias(original, source) if source.partition(".")[0] == module.partition(".")[0] else None
-    return None
+    """What a name stands for that a module assigns, or imports from a module of the same package; and that module."""
+    node = _binding(module, name)
+    if isinstance(node, ast.ImportFrom):
+        source, original = _imported(node, module, name)
+        return _alias(original, source) if source.partition(".")[0] == module.partition(".")[0] else None
+    return (node.value, module) if isinstance(node, ast.Assign) else None
 
 
-def _literal(node: ast.expr, otherwise: Any) -> Any:
+def _literal(node: ast.expr) -> Any:
     try:
         return ast.literal_eval(node)
     except (ValueError, TypeError):
-        return otherwise
+        return None
 
 
-def _arguments(node: ast.FunctionDef, is_method: bool, module: str) -> Keys:
+def _arguments(node: ast.FunctionDef, module: str, is_method: bool) -> Keys:
     """The arguments of a function, without self or cls."""
-    given = [*node.args.posonlyargs, *node.args.args]
-    if is_method and given and not any(ast.unparse(d) == "staticmethod" for d in node.decorator_list):
-        given = given[1:]
-    defaults: dict[str, ast.expr | None] = dict(
-        zip([a.arg for a in given][::-1], list(node.args.defaults)[::-1], strict=False)
-    )
-    defaults |= {a.arg: d for a, d in zip(node.args.kwonlyargs, node.args.kw_defaults, strict=True)}
-    return Keys({a.arg: _key(a.arg, a.annotation, defaults.get(a.arg), module) for a in (*given, *node.args.kwonlyargs)},
-                node.args.kwarg is not None)  # fmt: skip
+    plain = [*node.args.posonlyargs, *node.args.args]
+    defaults: dict[str, ast.expr | None] = {
+        a.arg: default for a, default in zip(plain[::-1], node.args.defaults[::-1], strict=False)
+    }
+    defaults |= {a.arg: default for a, default in zip(node.args.kwonlyargs, node.args.kw_defaults, strict=True)}
+    if is_method and not any(ast.unparse(d) == "staticmethod" for d in node.decorator_list):
+        plain = plain[1:]
+    keys = (_key(a.arg, a.annotation, defaults.get(a.arg), module) for a in (*plain, *node.args.kwonlyargs))
+    return Keys({key.name: key for key in keys}, takes_any=node.args.kwarg is not None)
 
 
 def _key(name: str, annotation: ast.expr | None, default: ast.expr | None, module: str) -> Key:
     kind = _annotation(annotation, module)
-    return Key(name, kind, notes.meaning_of(kind), REQUIRED if default is None else _literal(default, None))
+    return Key(name, kind, notes.meaning_of(kind), REQUIRED if default is None else _literal(default))
 
 
-def _is_dataclass(node: Definition) -> bool:
-    return any(ast.unparse(d).partition("(")[0].endswith("dataclass") for d in node.decorator_list)
-
-
-def _fields(node: ast.ClassDef, module: str) -> Iterator[Key]:
+def _fields(node: Definition, module: str) -> Iterator[Key]:
     """The fields of a dataclass body that its constructor takes."""
     for one in node.body:
-        if not isinstance(one, ast.AnnAssign) or not isinstance(one.target, ast.Name):
-            continue
-        default = "" if one.value is None else ast.unparse(one.value)
-        if "ClassVar" not in ast.unparse(one.annotation) and "init=False" not in default:
-            yield _key(one.target.id, one.annotation, one.value, module)
+        if isinstance(one, ast.AnnAssign) and isinstance(one.target, ast.Name):
+            default = "" if one.value is None else ast.unparse(one.value)
+            if "ClassVar" not in ast.unparse(one.annotation) and "init=False" not in default:
+                yield _key(one.target.id, one.annotation, one.value, module)
 
 
-def _described(keys: Keys, docstrings: Iterable[str | None]) -> Keys:
+def _described(keys: Keys, nodes: Iterable[Definition | None]) -> Keys:
     """The keys with the meanings that docstrings give; the first one that does counts."""
     meanings: dict[str, str] = {}
-    for text in docstrings:
+    for text in (ast.get_docstring(node) for node in nodes if node is not None):
         meanings = {**(meanings_in(text, keys.keys) if text else {}), **meanings}
-    described = {name: replace(key, meaning=key.meaning or meanings.get(name, "")) for name, key in keys.keys.items()}
-    return Keys(described, keys.takes_any)
-
-
-def meanings_in(docstring: str, names: Iterable[str]) -> dict[str, str]:
-    """What a docstring says of names.
-
-    It is read from lines "name  meaning" (or "a, b  meaning"), which go on in deeper lines. For the other names it is
-    read from "name: meaning", up to a semicolon.
-    """
-    one = "|".join(map(re.escape, names)) or "(?!)"
-    start = re.compile(rf"^(\s*)((?:{one})(?:, (?:{one}))*)(?:  +|: +)(\S.*)$")
-    inside = re.compile(rf"(?<=[.;,] )({one}): ([^;]+)")
-    found: dict[str, str] = {}
-    also: dict[str, str] = {}
-    open_names: list[str] = []
-    indent = 0
-    for line in lines_of(textwrap.dedent(docstring)):
-        also |= {match[1]: match[2] for match in inside.finditer(line)}
-        if match := start.match(line):
-            open_names, indent = match[2].split(", "), len(match[1])
-            found |= dict.fromkeys(open_names, match[3])
-        elif line.strip() and len(line) - len(line.lstrip()) > indent:
-            found |= {name: f"{found[name]} {line.strip()}" for name in open_names}
-        else:
-            open_names = []
-    cut = re.compile(rf"; (?:{one}): .*")
-    return {name: cut.sub("", meaning).rstrip("; .") for name, meaning in (also | found).items()}
-
-
-def clear() -> None:
-    """Forget what was read: `sys.path` or a file has changed."""
-    for known in (keys_of, find, module_file, _tree):
-        known.cache_clear()
-    PathFinder.invalidate_caches()
-    sys.path_importer_cache.clear()
+    found = {name: replace(key, meaning=key.meaning or meanings.get(name, "")) for name, key in keys.keys.items()}
+    return Keys(found, keys.takes_any)
