@@ -19,6 +19,11 @@ for these distributions (`analysis.multi_draft.exact`). Files:
 
 from __future__ import annotations
 
+if __name__ == "__main__":  # help and faults, before anything heavy is imported
+    from toolkit.config.command_line import check_command_line
+
+    check_command_line("acceptance")
+
 import re
 from pathlib import Path
 from typing import Any
@@ -73,7 +78,9 @@ def run(cfg: Any) -> Path:
     efficiency = None if trees is None else block_efficiency_table(trees, bootstrap)
     others = _others(cfg)
     methods = _methods(cfg)
-    wanted = asked(cfg, IGNORED, methods_used=[plain(method_config(name, plain(cfg.overrides))) for name in methods])
+    wanted = asked(
+        "acceptance", cfg, IGNORED, methods_used=[plain(method_config(name, plain(cfg.overrides))) for name in methods]
+    )
     known = finished_stage("acceptance", cfg, ignore=IGNORED, repairs=True)
     if known is not None and known.manifest.get("asked") == wanted:
         show_page(known.folder / "acceptance.md")

@@ -18,6 +18,11 @@ With responses=FILE.jsonl a serving engine's own counts speak for a draft length
 
 from __future__ import annotations
 
+if __name__ == "__main__":  # help and faults, before anything heavy is imported
+    from toolkit.config.command_line import check_command_line
+
+    check_command_line("advise")
+
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path

@@ -15,6 +15,11 @@ are scored afterwards. A group is written whole when all settings have decoded i
 
 from __future__ import annotations
 
+if __name__ == "__main__":  # help and faults, before anything heavy is imported
+    from toolkit.config.command_line import check_command_line
+
+    check_command_line("compare")
+
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -43,7 +48,7 @@ from analysis.tables.method_table import (
 )
 from analysis.tables.rows import labels
 from analysis.tables.workbench import Workbench
-from toolkit.config import instantiate, plain
+from toolkit.config import commands, instantiate, plain
 from toolkit.decoding import Decoded, Sampling, decode_measured
 from toolkit.energy import EnergyMeter
 from toolkit.errors import InputError
@@ -54,11 +59,11 @@ from toolkit.tracking import log_image, log_summary, log_table, wandb_run
 IGNORED = ("metrics", "dev_share", "cost_ratio", "baseline", "resamples", "confidence", "seed", "track")
 
 
-def run(cfg: Any) -> Path:
+def run(cfg: commands.Compare) -> Path:
     """Decode, judge, compare; returns the output folder."""
     settings = _settings(cfg)
     said = {**plain(cfg), "settings": {setting.name: setting.content for setting in settings}}
-    wanted = asked(cfg, IGNORED)
+    wanted = asked("compare", cfg, IGNORED, judged_by=quality.configs(plain(cfg.metrics)))
     known = finished_stage("compare", said, inputs=prompt_files(cfg), ignore=IGNORED)
     if known is not None and known.manifest.get("asked") == wanted:
         show_page(known.folder / "comparison.md")
@@ -97,7 +102,7 @@ def run(cfg: Any) -> Path:
     return stage.finish(**counted, asked=wanted, judged=judged, unscored=unscored)
 
 
-def _settings(cfg: Any) -> list[Setting]:
+def _settings(cfg: commands.Compare) -> list[Setting]:
     """The grid's settings. Raises InputError for one that decodes nothing."""
     settings = expand(plain(cfg.grid))
     for setting in settings:
@@ -108,7 +113,7 @@ def _settings(cfg: Any) -> list[Setting]:
     return settings
 
 
-def _metrics(cfg: Any) -> dict[str, quality.Metric]:
+def _metrics(cfg: commands.Compare) -> dict[str, quality.Metric]:
     """The metrics by name. Raises InputError for one that needs several texts of a prompt."""
     metrics = quality.build(plain(cfg.metrics))
     if wider := next((name for name, metric in metrics.items() if getattr(metric, "k", 1) > 1), None):
@@ -124,7 +129,7 @@ def _table(
     bench: Workbench,
     metrics: Mapping[str, quality.Metric],
     dev: list[int],
-    cfg: Any,
+    cfg: commands.Compare,
 ) -> pd.DataFrame:
     """The comparison on all groups but those of `dev`; on these, how fast each setting was."""
     chosen_on = rows.group.isin(dev)
@@ -135,7 +140,12 @@ def _table(
 
 
 def _log(
-    cfg: Any, folder: Path, table: pd.DataFrame, figures: Sequence[Path], title: str, parameters: Mapping[str, Any]
+    cfg: commands.Compare,
+    folder: Path,
+    table: pd.DataFrame,
+    figures: Sequence[Path],
+    title: str,
+    parameters: Mapping[str, Any],
 ) -> None:
     """The table, the figures and the best method, on W&B."""
     names = labels(cfg)
@@ -156,7 +166,12 @@ def _groups(count: int, size: int) -> list[range]:
 
 
 def _decode(
-    bench: Workbench, settings: Sequence[Setting], groups: list[range], parts: list[Path], meter: EnergyMeter, cfg: Any
+    bench: Workbench,
+    settings: Sequence[Setting],
+    groups: list[range],
+    parts: list[Path],
+    meter: EnergyMeter,
+    cfg: commands.Compare,
 ) -> None:
     """Make the parts that are missing."""
     missing = [number for number, part in enumerate(parts) if not part.exists()]

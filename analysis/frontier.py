@@ -21,6 +21,11 @@ baseline's best setting of every prompt, chosen with hindsight, stands beside th
 
 from __future__ import annotations
 
+if __name__ == "__main__":  # help and faults, before anything heavy is imported
+    from toolkit.config.command_line import check_command_line
+
+    check_command_line("frontier")
+
 import re
 from collections.abc import Iterator
 from itertools import chain

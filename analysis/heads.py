@@ -17,6 +17,11 @@ drafts={NAME: FOLDER} responses={DOMAIN: FOLDER} drafts are compared instead of 
 
 from __future__ import annotations
 
+if __name__ == "__main__":  # help and faults, before anything heavy is imported
+    from toolkit.config.command_line import check_command_line
+
+    check_command_line("heads")
+
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path

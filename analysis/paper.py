@@ -10,6 +10,11 @@ and ends with this command. Numbers are looked up in the runs' own tables; only 
 
 from __future__ import annotations
 
+if __name__ == "__main__":  # help and faults, before anything heavy is imported
+    from toolkit.config.command_line import check_command_line
+
+    check_command_line("paper")
+
 from pathlib import Path
 from typing import Any
 

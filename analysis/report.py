@@ -15,6 +15,11 @@ lacks is shown as missing. The templates are in `analysis/templates/`.
 
 from __future__ import annotations
 
+if __name__ == "__main__":  # help and faults, before anything heavy is imported
+    from toolkit.config.command_line import check_command_line
+
+    check_command_line("report")
+
 import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass, field

@@ -12,9 +12,13 @@ figures, or read from a file. Files:
 
 from __future__ import annotations
 
+if __name__ == "__main__":  # help and faults, before anything heavy is imported
+    from toolkit.config.command_line import check_command_line
+
+    check_command_line("serving")
+
 import sys
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -27,7 +31,7 @@ from analysis.tables.console import show
 from analysis.tables.files import save_table
 from analysis.tables.grid import PLAIN, expand
 from analysis.tables.workbench import Workbench
-from toolkit.config import instantiate, plain
+from toolkit.config import commands, instantiate, plain
 from toolkit.errors import InputError
 from toolkit.stage import command, open_stage, prompt_files
 from toolkit.tracking import log_image, log_table, wandb_run
@@ -47,7 +51,7 @@ SHOWN = [
 ]
 
 
-def run(cfg: Any) -> Path:
+def run(cfg: commands.Serving) -> Path:
     """Record, cost, serve; returns the output folder."""
     loads = [Load(cfg.slots, users=users, drops=cfg.drops) for users in plain(cfg.users)]
     loads += [Load(cfg.slots, rate=rate, drops=cfg.drops) for rate in plain(cfg.rates)]

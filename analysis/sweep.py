@@ -14,6 +14,11 @@ replayed sweeps, over the prompts of both: agreement.parquet, one line per setti
 
 from __future__ import annotations
 
+if __name__ == "__main__":  # help and faults, before anything heavy is imported
+    from toolkit.config.command_line import check_command_line
+
+    check_command_line("sweep")
+
 import sys
 from collections.abc import Sequence
 from itertools import chain
@@ -37,7 +42,7 @@ from analysis.tables.scalars import sweep_scalars
 from analysis.tables.selection import settings_table
 from analysis.tables.workbench import TEXTS, Workbench, responses_of
 from toolkit import metrics
-from toolkit.config import instantiate, plain
+from toolkit.config import commands, instantiate, plain
 from toolkit.errors import InputError, unknown_name
 from toolkit.io import write_json
 from toolkit.lines import first_line
@@ -53,7 +58,7 @@ SHOWN_TEXTS = 3  # in tokens.json
 RESAMPLES = 1000  # for the bands of acceptance by position
 
 
-def run(cfg: Any) -> Path:
+def run(cfg: commands.Sweep) -> Path:
     """Decode every setting that is not there yet, then join all of them; returns the output folder.
 
     Raises InputError before any work for settings that cannot be built. Raises it at the end, with all other settings
@@ -66,7 +71,7 @@ def run(cfg: Any) -> Path:
     settings = expand(plain(cfg.grid), with_plain=cfg.source == "traces", max_drafted=cfg.max_drafted)
     part = part_of(cfg)
     known = finished_stage("sweep", cfg, ignore=IGNORED, repairs=True)
-    wanted = asked(cfg, GRID, methods=[setting.content for setting in settings])
+    wanted = asked("sweep", cfg, GRID, methods=[setting.content for setting in settings])
     if known is not None and known.manifest.get("asked") == wanted:
         print(f"sweep: {len(settings)} settings, finished before")
         _show(known.folder, cfg, known.manifest["num_prompts"])
@@ -118,7 +123,7 @@ def _possible(settings: Sequence[Setting], bench: Workbench) -> list[Setting]:
 
 
 def _work(
-    settings: Sequence[Setting], paths: dict[str, Path], bench: Workbench, cfg: Any
+    settings: Sequence[Setting], paths: dict[str, Path], bench: Workbench, cfg: commands.Sweep
 ) -> tuple[dict[str, pd.DataFrame], dict[str, str]]:
     """Rows of every setting of this process's share, read from its file or made; and why some could not be had.
 
@@ -157,21 +162,25 @@ def _work(
     return done, failures
 
 
-def _replayed(settings: Sequence[Setting], bench: Workbench, cfg: Any) -> list[Setting]:
+def _replayed(settings: Sequence[Setting], bench: Workbench, cfg: commands.Sweep) -> list[Setting]:
     """Settings that are scored on the recording."""
     found = [setting for setting in settings if cfg.source == "traces" and bench.replayable(setting, cfg.max_drafted)]
     return found + [setting for setting in settings if setting.method == UPPER_BOUND]
 
 
 def _recording(
-    settings: Sequence[Setting], done: dict[str, pd.DataFrame], paths: dict[str, Path], bench: Workbench, cfg: Any
+    settings: Sequence[Setting],
+    done: dict[str, pd.DataFrame],
+    paths: dict[str, Path],
+    bench: Workbench,
+    cfg: commands.Sweep,
 ) -> Recording:
     """The recording of plain decoding's responses, for all settings that are replayed."""
     replayed = _replayed(settings, bench, cfg)
     return Recording(bench, responses_of(done), paths[PLAIN], replayed, cfg.max_drafted, cfg.hidden)
 
 
-def _decoded(setting: Setting, path: Path, bench: Workbench, cfg: Any, progress: _Progress) -> pd.DataFrame:
+def _decoded(setting: Setting, path: Path, bench: Workbench, cfg: commands.Sweep, progress: _Progress) -> pd.DataFrame:
     """A decoded setting's rows, written. Plain decoding is shared: one process makes it, the others wait for the file."""
     if setting.method != PLAIN:
         return _written(bench.decode(setting, progress.prompt_done), path)
@@ -187,7 +196,7 @@ def _written(rows: pd.DataFrame, path: Path) -> pd.DataFrame:
     return rows
 
 
-def _write_tokens(folder: Path, recording: Recording, done: dict[str, pd.DataFrame], cfg: Any) -> None:
+def _write_tokens(folder: Path, recording: Recording, done: dict[str, pd.DataFrame], cfg: commands.Sweep) -> None:
     """tokens.json: a few texts, token by token, as the best replayed setting of every method treats them."""
     best: dict[str, tuple[float, Setting]] = {}
     for setting in recording.settings:
@@ -215,7 +224,7 @@ def _publish(
     done: dict[str, pd.DataFrame],
     failures: dict[str, str],
     bench: Workbench,
-    cfg: Any,
+    cfg: commands.Sweep,
 ) -> None:
     """Join the settings; write, draw, log and print what came out. Raises InputError if some failed."""
     names = labels(cfg)
@@ -268,7 +277,7 @@ def draw(folder: Path, title: str) -> list[Path]:
     return found
 
 
-def _show(folder: Path, cfg: Any, num_prompts: int) -> str:
+def _show(folder: Path, cfg: commands.Sweep, num_prompts: int) -> str:
     """Print the summary; returns its title. Seconds are those of decoding where all settings were decoded: not of replays."""
     names = labels(cfg)
     title = f"{names['dataset']} {names['split']}".rstrip() + f", {num_prompts} prompts"

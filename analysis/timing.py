@@ -24,6 +24,11 @@ recording (`analysis.replay.price`).
 
 from __future__ import annotations
 
+if __name__ == "__main__":  # help and faults, before anything heavy is imported
+    from toolkit.config.command_line import check_command_line
+
+    check_command_line("timing")
+
 from dataclasses import replace
 from pathlib import Path
 from time import perf_counter

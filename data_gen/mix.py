@@ -7,6 +7,11 @@ Processes that share the work (`toolkit.ranks`) make every world_size-th part, a
 
 from __future__ import annotations
 
+if __name__ == "__main__":  # help and faults, before anything heavy is imported
+    from toolkit.config.command_line import check_command_line
+
+    check_command_line("mix")
+
 import hashlib
 from collections.abc import Hashable, Mapping, Sequence
 from functools import partial
@@ -23,7 +28,7 @@ from data_gen.mixed_preview import show
 from data_gen.mixing import MixedExample, mix_batch
 from data_gen.texts import Responses, fingerprints, read_responses, sampling_facts
 from toolkit import journal
-from toolkit.config import instantiate, plain
+from toolkit.config import commands, instantiate, plain
 from toolkit.errors import InputError
 from toolkit.io import read_json, write_atomic, write_folder, write_json
 from toolkit.lines import first_line
@@ -43,9 +48,8 @@ FEATURES = datasets.Features({
 })  # fmt: skip
 
 
-def run(cfg: Any) -> Path:
+def run(cfg: commands.Mix) -> Path:
     """Mix `cfg.responses`; returns the output folder."""
-    _check_settings(cfg)
     part = part_of(cfg)
     responses = read_responses(cfg.responses)
     sampling = sampling_facts(responses.sampling)
@@ -107,7 +111,7 @@ def check_masks(summary: Mapping[str, Any]) -> None:
 
 
 def _join(
-    stage: Stage, pair: Any, responses: Responses, cfg: Any, paths: Sequence[Path], facts: dict[str, Any]
+    stage: Stage, pair: Any, responses: Responses, cfg: commands.Mix, paths: Sequence[Path], facts: dict[str, Any]
 ) -> None:
     """All parts as one dataset, split and summed up; the parts are deleted."""
     table = pa.concat_tables([_read_part(path) for path in paths]).combine_chunks()
@@ -124,15 +128,7 @@ def _join(
     show(pair.tokenizer, [data["train"][i] for i in range(min(PREVIEW_ROWS, len(data["train"])))])
 
 
-def _check_settings(cfg: Any) -> None:
-    for name in ("mixing_ratio", "validation_fraction"):
-        if not 0 < cfg[name] < 1:
-            raise InputError(f"{name}: expected a share between 0 and 1, got {cfg[name]}")
-    if cfg.batch_size < 1:
-        raise InputError(f"batch_size: expected at least 1, got {cfg.batch_size}")
-
-
-def _mix_parts(pair: Any, responses: Responses, cfg: Any, folder: Path) -> list[Path]:
+def _mix_parts(pair: Any, responses: Responses, cfg: commands.Mix, folder: Path) -> list[Path]:
     """The files of all mixed examples in order; this process's share is written, parts that exist are kept."""
     from tqdm.auto import tqdm
 
@@ -166,7 +162,7 @@ def _read_part(path: Path) -> pa.Table:
 
 
 def _mix_rows(
-    pair: Any, rows: Sequence[Mapping[str, Any]], sampling: Sampling, cfg: Any, bar: Any
+    pair: Any, rows: Sequence[Mapping[str, Any]], sampling: Sampling, cfg: commands.Mix, bar: Any
 ) -> list[MixedExample]:
     """Mixed examples in the order of `rows`; responses of like length share a batch, so that little is padding."""
     by_length = sorted(range(len(rows)), key=lambda i: len(rows[i]["prompt_ids"]) + len(rows[i]["token_ids"]))

@@ -17,9 +17,9 @@ from data_gen.domains import DOMAINS, Example, get
 from data_gen.domains.splits import SPLITS
 from data_gen.frozen import COUNTS, load_frozen
 from data_gen.templates import Conversation, Row, check_chat, conversation, render, write_chat
+from toolkit.config.notes import AtLeast, Between, File, HubData
 from toolkit.errors import InputError, unknown_name
 from toolkit.prompts import Prompt, PromptSource, read_jsonl
-from toolkit.schema.ranges import AtLeast, Between
 
 TRAIN_PROMPTS = 1000  # of a toy domain, unless `limit` says otherwise
 SHARES = {"dev": 0.15, "test": 0.15}  # of a prompts file; the rest is train
@@ -42,7 +42,7 @@ class ToyPrompts(PromptSource):
         split: Literal["train", "dev", "test"] = "test",
         limit: Annotated[int, AtLeast(1)] | None = None,
         seed: int = 0,
-        path: str | Path | None = None,
+        path: Annotated[str | Path | None, File()] = None,
     ):
         super().__init__(path, limit)
         if domain not in DOMAINS:
@@ -72,7 +72,7 @@ class JsonlPrompts(PromptSource):
 
     def __init__(
         self,
-        path: str | Path,
+        path: Annotated[str | Path, File()],
         limit: Annotated[int, AtLeast(1)] | None = None,
         split: Literal["train", "dev", "test"] | None = None,
         shares: Mapping[str, Annotated[float, Between(0, 1, "()")]] | None = None,
@@ -137,7 +137,7 @@ class HubPrompts(PromptSource):
     def __init__(
         self,
         name: str,
-        dataset: str | None = None,
+        dataset: Annotated[str | None, HubData(("data_files", "path"))] = None,
         config_name: str | None = None,
         split: str = "test",
         splits: Mapping[str, str] | None = None,
@@ -145,13 +145,13 @@ class HubPrompts(PromptSource):
         turns: str | None = None,
         answer: str | None = None,
         extra: Sequence[str] = (),
-        join: Mapping[str, str | None] | None = None,
+        join: Annotated[Mapping[str, str | None] | None, File()] = None,
         chat: Literal["none", "llama2", "tokenizer"] = "none",
         shuffle_seed: int | None = None,
         limit: Annotated[int, AtLeast(1)] | None = None,
         limits: Mapping[str, Annotated[int, AtLeast(1)]] | None = None,
-        path: str | Path | None = None,
-        data_files: str | Sequence[str] | Mapping[str, str | Sequence[str]] | None = None,
+        path: Annotated[str | Path | None, File()] = None,
+        data_files: Annotated[str | Sequence[str] | Mapping[str, str | Sequence[str]] | None, File()] = None,
         revision: str | None = None,
         cache_dir: str | Path | None = None,
     ):

@@ -15,6 +15,11 @@ Accounting: done + failed + skipped = input. Failed rows hold an error, skipped 
 
 from __future__ import annotations
 
+if __name__ == "__main__":  # help and faults, before anything heavy is imported
+    from toolkit.config.command_line import check_command_line
+
+    check_command_line("responses")
+
 import sys
 from collections import Counter
 from collections.abc import Iterator
@@ -25,7 +30,7 @@ from typing import Any
 from data_gen.served.rows import Work, ask_endpoints, facts_of, identity
 from data_gen.shards import read_shard, row_of, shard_name, write_shard
 from toolkit import config
-from toolkit.config import instantiate, plain
+from toolkit.config import commands, instantiate, plain
 from toolkit.decoding import decode
 from toolkit.errors import InputError
 from toolkit.io import content_hash
@@ -41,7 +46,7 @@ from toolkit.weights import Weights
 IGNORED = (*RANKS, "endpoints", "served")
 
 
-def run(cfg: Any) -> Path:
+def run(cfg: commands.Responses) -> Path:
     """Sample a response of the target to every prompt; returns the output folder."""
     part = part_of(cfg)
     if cfg.shard_size < 1:
@@ -111,7 +116,7 @@ def _exists(folder: Path, number: int, job: str) -> bool:
 
 
 def _respond(
-    pair: Any, prompts: list[Prompt], numbers: range, sampling: Sampling, cfg: Any, progress: _Progress
+    pair: Any, prompts: list[Prompt], numbers: range, sampling: Sampling, cfg: commands.Responses, progress: _Progress
 ) -> list[dict[str, Any]]:
     """Rows of one shard, sampled together."""
     rows: dict[int, dict[str, Any]] = {}

@@ -6,6 +6,11 @@ manifest. A run that was stopped goes on from its last checkpoint; a finished on
 
 from __future__ import annotations
 
+if __name__ == "__main__":  # help and faults, before anything heavy is imported
+    from toolkit.config.command_line import check_command_line
+
+    check_command_line("toy")
+
 import warnings
 from pathlib import Path
 from typing import Any
@@ -22,20 +27,21 @@ from data_gen.toy_pair.evaluation import evaluate
 from data_gen.toy_pair.export import export_model, versions, write_card
 from data_gen.toy_pair.tokenizer import train_tokenizer
 from data_gen.toy_pair.training import ToyData, ToyModule
+from toolkit.config import commands, plain
 from toolkit.stage import command, open_stage
 from toolkit.training.checkpoints import AtomicCheckpointIO
 
 IGNORED = ("threads", "checkpoint_every", "log_every")
 
 
-def run(cfg: Any) -> Path:
+def run(cfg: commands.Toy) -> Path:
     """Train, export and measure the pair; returns the output folder."""
     stage = open_stage("toy", cfg, ignore=IGNORED)
     if stage.finished:
         return stage.folder
     torch.set_num_threads(cfg.threads)
     corpus = {domain: get(domain).examples("train", cfg.examples, cfg.seed) for domain in DOMAINS}
-    tokenizer = train_tokenizer(_texts(corpus, cfg.tokenizer_examples), cfg.vocab_size, cfg.max_positions)
+    tokenizer = train_tokenizer(_texts(corpus, plain(cfg.tokenizer_examples)), cfg.vocab_size, cfg.max_positions)
     pools = {domain: encode(tokenizer, examples, cfg.max_length) for domain, examples in corpus.items()}
     modules = {name: train(cfg, name, tokenizer, pools, stage.folder / "checkpoints") for name in ("target", "draft")}
     for name, module in modules.items():
@@ -52,19 +58,19 @@ def _texts(corpus: dict[str, list[Example]], counts: dict[str, int]) -> list[str
 
 
 def train(
-    cfg: Any, name: str, tokenizer: PreTrainedTokenizerFast, pools: dict[str, list[Document]], folder: Path
+    cfg: commands.Toy, name: str, tokenizer: PreTrainedTokenizerFast, pools: dict[str, list[Document]], folder: Path
 ) -> ToyModule:
     """Fit one of the two for its number of steps, from its last checkpoint in `folder` if there is one."""
     warnings.filterwarnings("ignore", message=".*dataloader is not resumable.*")  # ToyData is: it asks for the step
     warnings.filterwarnings("ignore", message=".*exists and is not empty.*")  # a stopped run goes on in its folder
     pl.seed_everything(cfg.seed, verbose=False)
-    module = ToyModule(cfg, cfg[name], tokenizer)
-    stream = BatchStream(pools, cfg.shares, cfg.tokens_per_batch, cfg.prompt_weight, cfg.seed)
+    module = ToyModule(cfg, getattr(cfg, name), tokenizer)
+    stream = BatchStream(pools, plain(cfg.shares), cfg.tokens_per_batch, cfg.prompt_weight, cfg.seed)
     trainer = pl.Trainer(
         accelerator="cpu",
         max_epochs=1,
-        max_steps=cfg[name].steps,
-        limit_train_batches=cfg[name].steps,
+        max_steps=getattr(cfg, name).steps,
+        limit_train_batches=getattr(cfg, name).steps,
         gradient_clip_val=cfg.clip_norm,
         callbacks=[
             ModelCheckpoint(folder, name, every_n_train_steps=cfg.checkpoint_every, enable_version_counter=False),
@@ -80,7 +86,9 @@ def train(
     return module.eval()
 
 
-def describe(cfg: Any, modules: dict[str, ToyModule], pools: dict[str, list[Document]], folder: Path) -> dict[str, Any]:
+def describe(
+    cfg: commands.Toy, modules: dict[str, ToyModule], pools: dict[str, list[Document]], folder: Path
+) -> dict[str, Any]:
     """What the card says; the models are measured as exported, so rounding to float16 is included."""
     models = {name: LlamaForCausalLM.from_pretrained(folder / name, dtype="float32") for name in ("target", "draft")}
     tokenizer = PreTrainedTokenizerFast.from_pretrained(folder / "target")
@@ -92,7 +100,7 @@ def describe(cfg: Any, modules: dict[str, ToyModule], pools: dict[str, list[Docu
     return {
         "parameters": {name: model.num_parameters() for name, model in models.items()},
         "documents": {domain: len(pool) for domain, pool in pools.items()},
-        "steps": {name: cfg[name].steps for name in modules},
+        "steps": {name: getattr(cfg, name).steps for name in modules},
         "tokens": {name: module.tokens_seen for name, module in modules.items()},
         "seconds": {name: round(module.seconds, 1) for name, module in modules.items()},
         "seed": cfg.seed,

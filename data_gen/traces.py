@@ -9,6 +9,11 @@ with the first that is missing. Processes that share the work (`toolkit.ranks`) 
 
 from __future__ import annotations
 
+if __name__ == "__main__":  # help and faults, before anything heavy is imported
+    from toolkit.config.command_line import check_command_line
+
+    check_command_line("traces")
+
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
@@ -20,7 +25,7 @@ from data_gen.kept_states import Kept, find_kept
 from data_gen.recording import Recorder
 from data_gen.texts import fingerprints, read_texts, sampling_facts
 from toolkit.acceptance.folder import head_hash, recorded_scorers
-from toolkit.config import instantiate, plain
+from toolkit.config import commands, instantiate, plain
 from toolkit.errors import InputError
 from toolkit.io import content_hash, write_json
 from toolkit.ranks import RANKS, all_there, joining, part_of, share
@@ -33,12 +38,9 @@ IGNORED = ("dry_run", *RANKS)
 PROBE = 4  # texts a dry run records
 
 
-def run(cfg: Any) -> Path:
+def run(cfg: commands.Traces) -> Path:
     """Record traces of `cfg.responses`; returns the output folder."""
     part = part_of(cfg)
-    for name in ("replicates", "shard_size", "batch_size"):
-        if cfg[name] < 1:
-            raise InputError(f"{name}: expected at least 1, got {cfg[name]}")
     given = plain(cfg.sampling) if cfg.sampling is not None else None
     responses = read_texts(plain(cfg.responses), None if given is None else Sampling(**given))
     rows = responses.rows if cfg.limit is None else responses.rows[: max(cfg.limit, 0)]

@@ -20,15 +20,15 @@ PACKAGES = (
 )  # each may import itself and those before it
 # Inside the toolkit, lowest first: each may import those of lower layers, and none of its own layer but itself.
 LAYERS = (
-    ("errors", "lines", "papers", "terminal", "transfer", "types"),
-    ("config_files", "journal"),
-    ("schema",),
-    ("chat", "config", "cost", "endpoint", "energy", "io", "metrics", "models", "prompts", "sampling"),
+    ("errors", "lines", "terminal", "transfer", "types"),
+    ("journal",),
+    ("io",),
+    ("digests",),
+    ("config",),
+    ("chat", "cost", "endpoint", "energy", "metrics", "models", "prompts", "sampling"),
     ("load_cost",),
     (
         "chain",
-        "command_line",
-        "digests",
         "figure_style",
         "lock",
         "session",
@@ -38,7 +38,6 @@ LAYERS = (
         "verification",
         "weights",
     ),
-    ("contents",),
     ("stage",),
     ("engine", "ranks", "trace"),
     ("pair",),

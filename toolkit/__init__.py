@@ -6,7 +6,6 @@ nothing beyond torch, transformers and safetensors.
 
 from __future__ import annotations
 
-import sys
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -27,9 +26,3 @@ def __getattr__(name: str) -> Any:
 
         return generate
     raise AttributeError(f"module 'toolkit' has no attribute {name!r}")
-
-
-if sys.argv[:1] == ["-m"]:  # Python is about to load the module of `python -m toolkit.decode ...`
-    from toolkit.command_line import before_imports
-
-    before_imports()

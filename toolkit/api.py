@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import Annotated
 
 from toolkit import config
+from toolkit.config.values import checked
 from toolkit.decoding import Method, Sampling, decode
 from toolkit.decoding.decode import PROMPTS
 from toolkit.errors import DecodingError
 from toolkit.pair import ModelPair
-from toolkit.schema.arguments import checked
 from toolkit.types import Generation, Prompt
 
 

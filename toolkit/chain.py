@@ -23,7 +23,7 @@ NAMED = re.compile(r"[A-Za-z]\w*")  # what may name a config, and is put into an
 
 
 def run_stages(
-    stages: Mapping[str, Mapping[str, Any]] | None, root_dir: Path | str, known: Mapping[str, Path] | None = None
+    stages: Mapping[str, Any] | None, root_dir: Path | str, known: Mapping[str, Path] | None = None
 ) -> dict[str, Path]:
     """Run stages one after another below `root_dir`: each {run: module.function, config: name, overrides: [...]}.
 
@@ -41,7 +41,7 @@ def run_stages(
 
 
 def plan_stages(
-    stages: Mapping[str, Mapping[str, Any]] | None, root_dir: Path | str, known: Mapping[str, Path] | None = None
+    stages: Mapping[str, Any] | None, root_dir: Path | str, known: Mapping[str, Path] | None = None
 ) -> dict[str, Path]:
     """What `run_stages` would do: every stage composed, checked and printed, none run.
 
@@ -106,7 +106,7 @@ def compose_for(
     """
     from omegaconf import OmegaConf
 
-    from toolkit.schema.check import check
+    from toolkit.config.check import check
 
     marks = _Marks(folders)
     words = [marks.put(str(word), within) for word in overrides]
@@ -177,7 +177,7 @@ def fill_folders(text: str, folders: Mapping[str, Path | str]) -> str:
     return NAME.sub(lambda found: str(folders[found[1]]) if found[1] in folders else found[0], text)
 
 
-def expand_stages(stages: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
+def expand_stages(stages: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
     """The stages with `for_each` multiplied out: one per combination of its names, "{axis}" standing for each.
 
         "{part}_{domain}":

@@ -15,6 +15,11 @@ spec_bench.jsonl, whose readers divide by them. Prompts that failed are left out
 
 from __future__ import annotations
 
+if __name__ == "__main__":  # help and faults, before anything heavy is imported
+    from toolkit.config.command_line import check_command_line
+
+    check_command_line("decode")
+
 import json
 from dataclasses import asdict
 from datetime import datetime
@@ -22,7 +27,7 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any
 
-from toolkit.config import instantiate
+from toolkit.config import commands, instantiate
 from toolkit.decoding import decode
 from toolkit.io import read_json, write_json, write_text
 from toolkit.lines import lines_of
@@ -42,7 +47,7 @@ RATES = {
 }  # fmt: skip
 
 
-def run(cfg: Any) -> Path:
+def run(cfg: commands.Decode) -> Path:
     """Decode `cfg.prompts` with `cfg.method`; returns the output folder."""
     stage = finished_stage("decode", cfg, inputs=prompt_files(cfg), ignore=EXPORTING) or _decoded(cfg)
     for key, value in read_json(stage.folder / "summary.json").items():
@@ -59,7 +64,7 @@ def run(cfg: Any) -> Path:
     return stage.folder
 
 
-def _decoded(cfg: Any) -> Stage:
+def _decoded(cfg: commands.Decode) -> Stage:
     """The work itself."""
     from tqdm.auto import tqdm
 
@@ -86,7 +91,7 @@ def _decoded(cfg: Any) -> Stage:
         write_text(stage.folder / "generations.jsonl", "".join(json.dumps(line) + "\n" for line in lines))
         write_json(stage.folder / "summary.json", summarize(generations))
         errors = [g.error for g in generations if g.error is not None]
-        facts = {"num_prompts": len(prompts), "num_failed": len(errors), "batch_size": cfg.batch_size}
+        facts: dict[str, Any] = {"num_prompts": len(prompts), "num_failed": len(errors), "batch_size": cfg.batch_size}
         facts |= {"seconds": seconds, "num_tokens": sum(len(g.token_ids) for g in generations)}
         stage.finish(**facts, first_error=errors[0] if errors else None)
     return stage

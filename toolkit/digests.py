@@ -53,6 +53,13 @@ def folder_digest(folder: Path | str) -> str:
     return content_hash(list(zip([path.name for path in paths], digests(paths), strict=True)), 32)
 
 
+def tree_digest(folder: Path | str) -> str:
+    """One digest of all files below a folder, hidden ones apart: their names and contents."""
+    paths = sorted(path for path in Path(folder).rglob("[!.]*") if path.is_file())
+    names = [path.relative_to(folder).as_posix() for path in paths]
+    return content_hash(list(zip(names, digests(paths), strict=True)), 32)
+
+
 def hub_commit(name: str, revision: str | None = None, kind: str = "model") -> str | None:
     """The commit that a revision of a repository stands for, as the hub's cache knows it; None: it is not there."""
     from huggingface_hub.constants import HF_HUB_CACHE, REPO_ID_SEPARATOR

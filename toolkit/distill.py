@@ -11,6 +11,11 @@ after an interruption; the weights come out the same, bit for bit on a CPU. What
 
 from __future__ import annotations
 
+if __name__ == "__main__":  # help and faults, before anything heavy is imported
+    from toolkit.config.command_line import check_command_line
+
+    check_command_line("distill")
+
 from contextlib import ExitStack
 from dataclasses import asdict
 from pathlib import Path
@@ -20,7 +25,7 @@ import pytorch_lightning as pl
 from omegaconf import OmegaConf
 
 from toolkit.chain import fill_folders, run_stages
-from toolkit.config import instantiate, plain
+from toolkit.config import commands, instantiate, plain
 from toolkit.distillation.card import card_of
 from toolkit.distillation.data import TextData
 from toolkit.distillation.drafts import begin, export, shape_of
@@ -43,7 +48,7 @@ DRAFT, SCORES = "draft", "metrics.json"
 IGNORED = ("before", "after", "tags", "prompts", "sampling", "optimized_metric", "read")
 
 
-def run(cfg: Any) -> Path:
+def run(cfg: commands.Distill) -> Path:
     """The stages before, the training, the stages after; returns the run's folder."""
     processes, first = Processes.of(cfg), is_first_process()
     if not first:
@@ -75,12 +80,12 @@ def run(cfg: Any) -> Path:
     return stage.folder
 
 
-def score(cfg: Any, folder: Path) -> float:
+def score(cfg: commands.Distill, folder: Path) -> float:
     """What a sweeper optimizes."""
     return float(read_json(folder / SCORES)[cfg.optimized_metric])
 
 
-def train(cfg: Any, stage: Stage, responses: Any) -> None:
+def train(cfg: commands.Distill, stage: Stage, responses: Any) -> None:
     """Train, or go on training, in the stage's folder; the first process writes the results."""
     quiet_lightning()
     if is_first_process():
@@ -119,7 +124,7 @@ def train(cfg: Any, stage: Stage, responses: Any) -> None:
         trainer.strategy.barrier("results")
 
 
-def build_module(cfg: Any, responses: Any, data: TextData, tokenizer: Any, run_id: str) -> DraftTraining:
+def build_module(cfg: commands.Distill, responses: Any, data: TextData, tokenizer: Any, run_id: str) -> DraftTraining:
     """The draft, its teacher, its loss and its optimizer. Raises InputError if they do not go together."""
     pair, loss = cfg.pair, instantiate(cfg.loss)
     if not isinstance(loss, Loss):
@@ -140,7 +145,7 @@ def build_module(cfg: Any, responses: Any, data: TextData, tokenizer: Any, run_i
     return DraftTraining(draft, teacher, loss, temperature, size, on_policy, optimizer, scheduler, about)
 
 
-def load_target(cfg: Any, responses: Any) -> ModelPair | None:
+def load_target(cfg: commands.Distill, responses: Any) -> ModelPair | None:
     """The pair's target; None where a cache is all that is asked. Raises InputError if it did not write the responses."""
     if cfg.teacher.get("on_missing") == "raise":
         if cfg.lmbda:
@@ -186,7 +191,7 @@ def final_scores(
     return scores
 
 
-def whole_draft(cfg: Any, folder: Path, module: DraftTraining, tokenizer: Any) -> Any:
+def whole_draft(cfg: commands.Distill, folder: Path, module: DraftTraining, tokenizer: Any) -> Any:
     """The trained draft on the CPU, put together from a checkpoint where no process holds all of it."""
     draft = module.draft
     if is_sharded(cfg.trainer):

@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 from weakref import WeakKeyDictionary
 
+from toolkit.config.values import check_ranges
 from toolkit.models import check_mode, forwards_lock, vocab_size
-from toolkit.schema.arguments import check_ranges
 from toolkit.session import Session, open_session
 from toolkit.session.capture import CaptureGuard, Captures, GraphForward, StaticForward, globally_hooked, static_flow
 from toolkit.session.packing import PackedLinears, packed_for

@@ -17,11 +17,11 @@ from typing import Annotated, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from toolkit.config.notes import AtLeast
+from toolkit.config.values import checked
 from toolkit.errors import InputError
 from toolkit.io import write_text
 from toolkit.lines import first_line, lines_of
-from toolkit.schema.arguments import checked
-from toolkit.schema.ranges import AtLeast
 
 Array = NDArray[np.float64]
 COLUMNS = ("model", "batch", "width", "context", "seconds")

@@ -15,13 +15,12 @@ import torch
 from torch import Tensor
 
 from toolkit.chat import check_options, encode_chat
+from toolkit.config.others import DEVICE
+from toolkit.config.values import check_ranges, checked, shown
 from toolkit.engine import EngineOptions, OnOff
 from toolkit.errors import InputError
 from toolkit.lines import first_line
 from toolkit.models import devices_of, end_ids, fit_logits, max_positions, vocab_size
-from toolkit.schema.arguments import check_ranges, checked
-from toolkit.schema.others import DEVICE
-from toolkit.schema.values import shown
 from toolkit.session.states import give_layers
 from toolkit.types import Prompt
 from toolkit.weights import fingerprint as fingerprint

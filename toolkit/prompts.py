@@ -17,8 +17,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from toolkit.config.values import check_ranges, checked
 from toolkit.errors import InputError
-from toolkit.schema.arguments import check_ranges, checked
 
 Message = dict[str, str]  # {"role": ..., "content": ...}
 

@@ -11,9 +11,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from toolkit import lock
+from toolkit.config import commands
 from toolkit.errors import InputError
 from toolkit.stage import Stage
 
@@ -22,19 +23,19 @@ JOIN = ".lock-join"
 Part = TypeVar("Part")
 
 
-def part_of(cfg: Any) -> str:
+def part_of(cfg: commands.Shared) -> str:
     """The name of this process's share of a folder; empty if it works alone. Raises InputError for a rank that is none."""
     if not 0 <= cfg.rank < cfg.world_size:
         raise InputError(f"rank: expected 0 to {cfg.world_size - 1} (world_size - 1), got {cfg.rank}")
     return str(cfg.rank) if cfg.world_size > 1 else ""
 
 
-def share(parts: Sequence[Part], cfg: Any) -> list[Part]:
+def share(parts: Sequence[Part], cfg: commands.Shared) -> list[Part]:
     """The parts that this process makes."""
     return [part for number, part in enumerate(parts) if number % cfg.world_size == cfg.rank]
 
 
-def all_there(stage: Stage, paths: Sequence[Path], cfg: Any) -> bool:
+def all_there(stage: Stage, paths: Sequence[Path], cfg: commands.Shared) -> bool:
     """Whether every part is there; says how many are missing, if not, and leaves the folder to the others."""
     missing = sum(not path.exists() for path in paths)
     if missing and cfg.world_size > 1:
@@ -62,7 +63,7 @@ def joining(stage: Stage) -> Iterator[bool]:
 
 
 @contextmanager
-def alone(folder: Path, name: str, cfg: Any) -> Iterator[None]:
+def alone(folder: Path, name: str, cfg: commands.Shared) -> Iterator[None]:
     """One process at a time does this in a folder; the others wait. Nothing is locked where one process works alone."""
     if cfg.world_size == 1:
         yield

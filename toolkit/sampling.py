@@ -14,9 +14,9 @@ from typing import Annotated
 import torch
 from torch import Tensor
 
+from toolkit.config.notes import Above, AtLeast, Between
+from toolkit.config.values import check_ranges
 from toolkit.errors import InputError
-from toolkit.schema.arguments import check_ranges
-from toolkit.schema.ranges import Above, AtLeast, Between
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,7 @@
     python -m data_gen.responses ...  ->  command("responses", run)  ->  run(cfg) -> Path
 
 The folder is named by the stage and a hash of what determines its content: the config and the inputs. In the config,
-the content of weights, heads and prompts stands instead of their paths (`toolkit.contents`). Its manifest is written
+the content of weights, heads and prompts stands instead of their paths (`toolkit.config.identity`). Its manifest is written
 when work starts and again when it ends: config, versions, revision, command line, inputs and files with their hashes.
 Work of the same config is kept; work of another one is refused (StaleError). With `overwrite=true` the files that the
 stage has written are deleted (`toolkit.journal`), and nothing else. One process works in a folder at a time
@@ -24,10 +24,10 @@ from typing import Any
 
 from toolkit import config as configs
 from toolkit import digests, journal, lock
-from toolkit.command_line import check_choices as check_choices
-from toolkit.command_line import prepare
-from toolkit.command_line import tidy_overrides as tidy_overrides
-from toolkit.contents import UNRESOLVED, Contents, contents_of, is_content
+from toolkit.config.command_line import check_choices as check_choices
+from toolkit.config.command_line import prepare
+from toolkit.config.command_line import tidy_overrides as tidy_overrides
+from toolkit.config.identity import UNRESOLVED, Contents, contents_of, is_content
 from toolkit.errors import InputError, StaleError
 from toolkit.io import content_hash, parse_json_file, write_failure, write_json
 
@@ -188,11 +188,11 @@ def finished_stage(
         return None
 
 
-def asked(cfg: Any, keys: Sequence[str], **more: Any) -> str:
-    """A hash of the keys that do not name the folder, with contents instead of paths, and of more that results depend
-    on."""
+def asked(name: str, cfg: Any, keys: Sequence[str], **more: Any) -> str:
+    """A hash of the keys that do not name the stage's folder, with contents instead of paths, and of more that results
+    depend on."""
     plain = configs.plain(cfg)
-    return content_hash(contents_of({**{key: plain.get(key) for key in keys if key != "track"}, **more}).identity)
+    return content_hash(contents_of({**{key: plain.get(key) for key in keys if key != "track"}, **more}, name).identity)
 
 
 def check_some_done(failed: int, total: int, reason: Any, folder: Path) -> None:
@@ -212,7 +212,7 @@ def _described(name: str, cfg: Any, inputs: Sequence[Path | str], ignore: Sequen
     """The stage of a config: its identity, and its folder, which need not be there."""
     plain = configs.plain(cfg)
     counted = {key: value for key, value in plain.items() if key not in (*FREE_KEYS, *ignore)}
-    contents = contents_of(counted)
+    contents = contents_of(counted, name)
     hashes = _hashes(inputs)
     stage = Stage(name, Path(), contents.identity, hashes, contents)
     if contents.unresolved:
@@ -221,7 +221,7 @@ def _described(name: str, cfg: Any, inputs: Sequence[Path | str], ignore: Sequen
             if (folder / MANIFEST).is_file() and _difference(name, read_manifest(folder), stage) is None:
                 return stage
         if ask:
-            contents = contents_of(counted, ask=True)
+            contents = contents_of(counted, name, ask=True)
             stage = Stage(name, Path(), contents.identity, hashes, contents)
     stage.folder = output_dir(name, plain, content_hash([contents.identity, sorted(hashes.values())]))
     return stage
@@ -359,7 +359,8 @@ def command(config_name: str, run: Callable[[Any], Any], score: Callable[[Any, P
     from hydra.errors import CompactHydraException
     from omegaconf import DictConfig
 
-    from toolkit.schema.check import check
+    from toolkit.config.check import check
+    from toolkit.config.store import register
 
     @hydra.main(version_base="1.3", config_path=str(configs.CONF), config_name=config_name)
     def main(cfg: DictConfig) -> Any:
@@ -380,6 +381,7 @@ def command(config_name: str, run: Callable[[Any], Any], score: Callable[[Any, P
 
     try:
         sys.argv[1:] = prepare(config_name, sys.argv[1:])
+        register()
         main()
     except InputError as error:
         sys.exit(f"error: {error}")

@@ -5,18 +5,23 @@ Runs that were uploaded before are skipped (`wandb sync` marks them); one that f
 
 from __future__ import annotations
 
+if __name__ == "__main__":  # help and faults, before anything heavy is imported
+    from toolkit.config.command_line import check_command_line
+
+    check_command_line("sync")
+
 import os
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
+from toolkit.config import commands
 from toolkit.errors import InputError
 from toolkit.stage import command
 from toolkit.tracking import register_chart
 
 
-def run(cfg: Any) -> Path:
+def run(cfg: commands.Sync) -> Path:
     """Upload; returns the folder. Raises InputError if there is nothing to upload, or if a run could not be."""
     folder = Path(cfg.folder)
     runs = offline_runs(folder)

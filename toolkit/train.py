@@ -9,6 +9,11 @@ composes and checks every stage and prints the plan: no model is loaded.
 
 from __future__ import annotations
 
+if __name__ == "__main__":  # help and faults, before anything heavy is imported
+    from toolkit.config.command_line import check_command_line
+
+    check_command_line("train")
+
 import inspect
 import shlex
 from collections.abc import Sequence
@@ -23,7 +28,7 @@ from pytorch_lightning.loggers import Logger, WandbLogger
 
 from toolkit.acceptance.saved import SavedHead
 from toolkit.chain import fill_folders, plan_stages, run_stages
-from toolkit.config import escaped, instantiate, override, plain
+from toolkit.config import commands, escaped, instantiate, override, plain
 from toolkit.errors import InputError
 from toolkit.io import read_json, write_text
 from toolkit.session.states import check_layers, counted, layers_of
@@ -56,7 +61,7 @@ from toolkit.training.yardsticks import comparison, complaint, yardsticks
 IGNORED = ("before", "after", "tags", "prompts", "sampling", "toy", "dry_run", "optimized_metric")
 
 
-def run(cfg: Any) -> Path:
+def run(cfg: commands.Train) -> Path:
     """The stages before, training, the stages after; returns the run's folder (of the last stage if nothing is trained)."""
     without_stand_ins(cfg)
     if cfg.dry_run:
@@ -104,13 +109,13 @@ def run(cfg: Any) -> Path:
     return stage.folder
 
 
-def without_stand_ins(cfg: Any) -> None:
+def without_stand_ins(cfg: commands.Train) -> None:
     """A paper's data and sizes, not what stands in for them, with any pair that is not the toy pair."""
     if cfg.toy is not None and not str(cfg.pair.get("target", "toy/")).startswith("toy/"):
         cfg.toy = None
 
 
-def dry_run(cfg: Any) -> Path:
+def dry_run(cfg: commands.Train) -> Path:
     """Compose and check every stage; print what a run would do, in order."""
     print("a name in capitals stands for the output folder of that stage")
     known = plan_stages(cfg.before, cfg.paths.root_dir)
@@ -122,14 +127,14 @@ def dry_run(cfg: Any) -> Path:
     return Path(cfg.paths.root_dir)
 
 
-def check_parts(cfg: Any) -> None:
+def check_parts(cfg: commands.TrainsHeads) -> None:
     """Raises InputError if a part of the training is missing."""
-    empty = [name for name in ("head", "loss", "optimizer") if cfg.get(name) is None]
+    empty = [name for name in ("head", "loss", "optimizer") if getattr(cfg, name) is None]
     if empty:
         raise InputError(f"{empty[0]}: expected one, got null; model=null, too, if nothing is to be trained")
 
 
-def score(cfg: Any, folder: Path) -> float:
+def score(cfg: commands.Train, folder: Path) -> float:
     """What a sweeper optimizes; nothing where nothing was trained."""
     if cfg.model is None or cfg.dry_run:
         return float("nan")
@@ -139,7 +144,7 @@ def score(cfg: Any, folder: Path) -> float:
     return float(scores[cfg.optimized_metric])
 
 
-def train(cfg: Any, stage: Stage, data_folder: Path) -> None:
+def train(cfg: commands.Train, stage: Stage, data_folder: Path) -> None:
     """Train, or go on training, in the stage's folder; the first process writes the results."""
     quiet_lightning()
     if is_first_process():
@@ -171,9 +176,9 @@ def train(cfg: Any, stage: Stage, data_folder: Path) -> None:
         trainer.strategy.barrier("results")
 
 
-def data_folder_of(cfg: Any, folders: dict[str, Path]) -> Path:
+def data_folder_of(cfg: commands.TrainsHeads, folders: dict[str, Path]) -> Path:
     """The folder of training data, as far as the stages before know it."""
-    if cfg.get("data") is None or OmegaConf.is_missing(cfg.data, "path"):
+    if cfg.data is None or OmegaConf.is_missing(cfg.data, "path"):
         raise InputError(
             "expected data.path=FOLDER (of data_gen.mix; of data_gen.traces with data=traced) or an +experiment=NAME that "
             "makes one"
@@ -181,12 +186,12 @@ def data_folder_of(cfg: Any, folders: dict[str, Path]) -> Path:
     return Path(fill_folders(str(cfg.data.path), folders))
 
 
-def data_class_of(cfg: Any) -> type[ExampleData]:
+def data_class_of(cfg: commands.TrainsHeads) -> type[ExampleData]:
     found: type[ExampleData] = get_class(cfg.data._target_)
     return found
 
 
-def build_module(cfg: Any, data: ExampleData, run_id: str) -> HeadTraining:
+def build_module(cfg: commands.TrainsHeads, data: ExampleData, run_id: str) -> HeadTraining:
     """A head of the draft's size, its loss and its optimizer."""
     loss = instantiate(cfg.loss)
     sizes = data.head_sizes()
@@ -196,21 +201,21 @@ def build_module(cfg: Any, data: ExampleData, run_id: str) -> HeadTraining:
             f"the model and the data do not go together (the data know {', '.join(sizes)}): expected model=acceptance_head "
             "data=mixed, or model=preread_head data=traced"
         )
-    further = data.further_sizes() if OmegaConf.select(cfg, "head.earlier") else {}
+    further = data.further_sizes() if cfg.head.get("earlier") else {}
     more: dict[str, Any] = {name: size for name, size in further.items() if name in known}
-    if asked := OmegaConf.select(cfg, "head.layers"):
+    if asked := cfg.head.get("layers"):
         more["layers"] = counted(asked, data.draft.config.get_text_config().num_hidden_layers)
     head: SavedHead = instantiate(cfg.head)(**sizes, **more, log_w_rej=loss.log_w_rej)
     check_layers(head.inputs.layers, layers_of(data.draft), "head.layers reads", "this draft gives")
     data.read_by(head)
-    warm_start(head, OmegaConf.select(cfg, "from_pretrained"), data.weights)
+    warm_start(head, getattr(cfg, "from_pretrained", None), data.weights)
     about = {**data.weights.facts(), "head": head.config, "wandb_run_id": run_id}
     module: HeadTraining = instantiate(cfg.model)(head=head, loss=loss, about=about)
     return module
 
 
 def _write_results(
-    cfg: Any, folder: Path, module: HeadTraining, data: ExampleData, closing: dict[str, float]
+    cfg: commands.Train, folder: Path, module: HeadTraining, data: ExampleData, closing: dict[str, float]
 ) -> dict[str, float]:
     """Export the best state there is a checkpoint of, else the last state; returns its scores."""
     best = folder_of(folder) / BEST
@@ -223,7 +228,7 @@ def _write_results(
     return export(folder, module, about_head(cfg, module, data), data.whole_validation(), {**others, **closing})
 
 
-def about_head(cfg: Any, module: HeadTraining, data: ExampleData) -> dict[str, Any]:
+def about_head(cfg: commands.TrainsHeads, module: HeadTraining, data: ExampleData) -> dict[str, Any]:
     """What a head remembers of its training."""
     facts = provenance()
     return {

@@ -11,6 +11,11 @@ batch is read, or computed by the draft, once for all. In one process, in float3
 
 from __future__ import annotations
 
+if __name__ == "__main__":  # help and faults, before anything heavy is imported
+    from toolkit.config.command_line import check_command_line
+
+    check_command_line("train_heads")
+
 import csv
 import io
 from collections.abc import Mapping, Sequence
@@ -21,12 +26,12 @@ from typing import Any
 import pytorch_lightning as pl
 from omegaconf import OmegaConf
 
-from toolkit.config import instantiate
+from toolkit.config import commands, instantiate
 from toolkit.errors import InputError
 from toolkit.io import write_text
 from toolkit.lines import lines_of
 from toolkit.stage import Stage, command, open_stage
-from toolkit.train import about_head, build_module, data_class_of, data_folder_of
+from toolkit.train import about_head, build_module, check_parts, data_class_of, data_folder_of
 from toolkit.training.console import print_table
 from toolkit.training.examples import ExampleData
 from toolkit.training.export import export
@@ -38,8 +43,9 @@ from toolkit.training.yardsticks import yardsticks
 SHOWN = ("val/auroc", "val/log_loss_calibrated", "val/binary_kl_corrected", "val/ece_corrected")
 
 
-def run(cfg: Any) -> Path:
+def run(cfg: commands.TrainHeads) -> Path:
     """Train every head that the lists of depths and weights name; returns the folder."""
+    check_parts(cfg)
     check_metric(cfg)
     folder = data_folder_of(cfg, {})
     stage = open_stage("train_heads", cfg, inputs=data_class_of(cfg).all_inputs(folder, cfg.data))
@@ -56,7 +62,7 @@ def run(cfg: Any) -> Path:
     return stage.folder
 
 
-def modules_of(cfg: Any, data: ExampleData) -> dict[str, HeadTraining]:
+def modules_of(cfg: commands.TrainHeads, data: ExampleData) -> dict[str, HeadTraining]:
     """Name -> a head with its loss and optimizer, each begun as `toolkit.train` begins it. Raises InputError if named twice."""
     found: dict[str, HeadTraining] = {}
     for depth, w_rej in product(cfg.depths, cfg.w_rejs):
@@ -64,12 +70,12 @@ def modules_of(cfg: Any, data: ExampleData) -> dict[str, HeadTraining]:
         if name in found:
             raise InputError(f"depths, w_rejs: expected each combination once, got {name} twice")
         pl.seed_everything(cfg.seed, workers=True, verbose=False)
-        own = OmegaConf.merge(cfg, {"head": {"depth": depth}, "loss": {"w_rej": w_rej}})
+        own: Any = OmegaConf.merge(cfg, {"head": {"depth": depth}, "loss": {"w_rej": w_rej}})
         found[name] = build_module(own, data, run_id="")
     return found
 
 
-def _train(cfg: Any, stage: Stage, data: ExampleData) -> list[dict[str, str]]:
+def _train(cfg: commands.TrainHeads, stage: Stage, data: ExampleData) -> list[dict[str, str]]:
     """Train all heads and export them; the lines of their table."""
     modules = modules_of(cfg, data)
     data.prepare_data()
@@ -79,7 +85,9 @@ def _train(cfg: Any, stage: Stage, data: ExampleData) -> list[dict[str, str]]:
     return [_exported(cfg, member, data, stage.folder / member.name, others) for member in members]
 
 
-def _exported(cfg: Any, member: Member, data: ExampleData, folder: Path, others: Mapping[str, float]) -> dict[str, str]:
+def _exported(
+    cfg: commands.TrainHeads, member: Member, data: ExampleData, folder: Path, others: Mapping[str, float]
+) -> dict[str, str]:
     name = f"depth={member.module.head.config['depth']} w_rej={member.module.loss.w_rej:g}"
     about = {**about_head(cfg, member.module, data), "name": name}
     module = member.module.eval()

@@ -9,7 +9,19 @@ from analysis.quality.base import Metric, Score, TextMetric, reasons, references
 from toolkit.config import choices, find, instantiate, plain
 from toolkit.errors import InputError, unknown_name
 
-__all__ = ["Metric", "Score", "TextMetric", "build", "get", "names", "reasons", "references", "table"]
+__all__ = [
+    "Metric",
+    "Score",
+    "TextMetric",
+    "build",
+    "config_of",
+    "configs",
+    "get",
+    "names",
+    "reasons",
+    "references",
+    "table",
+]
 
 
 def names() -> list[str]:
@@ -17,8 +29,8 @@ def names() -> list[str]:
     return choices("quality")
 
 
-def get(name: str, **options: Any) -> Metric:
-    """The metric `conf/quality/<name>.yaml`, with some of its options changed. Raises InputError for unknown names."""
+def config_of(name: str, **options: Any) -> dict[str, Any]:
+    """The metric's class and its options, some of them changed. Raises InputError for unknown names."""
     from omegaconf import OmegaConf
 
     if name not in names():
@@ -27,15 +39,26 @@ def get(name: str, **options: Any) -> Metric:
     for option in options:
         if option not in config or option == "_target_":
             raise unknown_name(f"option of the quality metric {name}", option, set(config) - {"_target_"})
-    return instantiate({**config, **options})
+    return {**config, **options}
+
+
+def get(name: str, **options: Any) -> Metric:
+    """The metric `conf/quality/<name>.yaml`, with some of its options changed. Raises InputError for unknown names."""
+    metric: Metric = instantiate(config_of(name, **options))
+    return metric
+
+
+def configs(wanted: Iterable[str | Mapping[str, Mapping[str, Any] | None]]) -> dict[str, dict[str, Any]]:
+    """Metrics by name from a config's list: names, or {name: {option: value}}; each with its class and all options."""
+    configs: dict[str, dict[str, Any]] = {}
+    for entry in wanted:
+        for name, options in ({entry: None} if isinstance(entry, str) else entry).items():
+            if name in configs:
+                raise InputError(f"quality: expected every metric once, got {name} twice")
+            configs[name] = config_of(name, **(options or {}))
+    return configs
 
 
 def build(wanted: Iterable[str | Mapping[str, Mapping[str, Any] | None]]) -> dict[str, Metric]:
-    """Metrics by name from a config's list: names, or {name: {option: value}}."""
-    metrics: dict[str, Metric] = {}
-    for entry in wanted:
-        for name, options in ({entry: None} if isinstance(entry, str) else entry).items():
-            if name in metrics:
-                raise InputError(f"quality: expected every metric once, got {name} twice")
-            metrics[name] = get(name, **(options or {}))
-    return metrics
+    """The metrics that `configs` describes."""
+    return {name: instantiate(config) for name, config in configs(wanted).items()}

@@ -16,11 +16,12 @@ import sqlite3
 from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 from analysis.quality import sandbox
 from analysis.quality.base import Score, TextMetric, fenced
 from analysis.quality.inside import unpack
+from toolkit.config.notes import File
 from toolkit.errors import InputError
 from toolkit.prompts import Prompt
 
@@ -50,7 +51,9 @@ class Execution(TextMetric):
 
     label = "execution accuracy"
 
-    def __init__(self, databases: str | Path | None = None, seconds: float = 5.0, max_rows: int = 100_000):
+    def __init__(
+        self, databases: Annotated[str | Path | None, File()] = None, seconds: float = 5.0, max_rows: int = 100_000
+    ):
         if databases is None or not Path(databases).is_dir():
             got = "none" if databases is None else f"{databases}, which is no folder"
             raise InputError(f"execution: expected databases=FOLDER with DB_ID/DB_ID.sqlite inside, got {got}")

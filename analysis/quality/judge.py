@@ -17,11 +17,11 @@ from typing import Annotated, Any
 from analysis.quality.base import Metric, Score, check_lengths
 from analysis.quality.judge_templates import Template, rating_of
 from analysis.quality.judges import Endpoint, Judging, LocalJudge, Reply
+from toolkit.config.notes import Above, AtLeast, File, Model
+from toolkit.config.values import check_ranges
 from toolkit.errors import InputError
 from toolkit.io import content_hash, read_json, write_json
 from toolkit.prompts import Prompt
-from toolkit.schema.arguments import check_ranges
-from toolkit.schema.ranges import Above, AtLeast
 from toolkit.types import Generation
 
 
@@ -50,10 +50,10 @@ class Judge(Metric):
 
     def __init__(
         self,
-        model: str | Path | None = None,
+        model: Annotated[str | Path | None, Model()] = None,
         base_url: str | None = None,
         key_variable: str | None = None,
-        template: str = "single",
+        template: Annotated[str, File()] = "single",
         max_tokens: Annotated[int, AtLeast(1)] = 1024,
         kept: str | Path | None = None,
         revision: str | None = None,

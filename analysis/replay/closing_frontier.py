@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import copy
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 import pandas as pd
 import pytorch_lightning as pl
@@ -19,6 +19,7 @@ from analysis.replay.policies import sweep_levels
 from analysis.replay.recorded_heads import check_replayable, scorer_of, threshold_policy, with_logits
 from analysis.tables.files import save_table
 from toolkit import metrics
+from toolkit.config.notes import File
 from toolkit.errors import InputError
 from toolkit.io import read_json
 from toolkit.session.states import check_layers
@@ -42,7 +43,7 @@ class ReplayedFrontier(pl.Callback):
 
     CLOSING: ClassVar[tuple[str, ...]] = ("replay/throughput", "replay/threshold")
 
-    def __init__(self, traces: str, cost_ratio: float = 0.2, min_drafted: int = 1):
+    def __init__(self, traces: Annotated[str, File()], cost_ratio: float = 0.2, min_drafted: int = 1):
         super().__init__()
         self.traces, self.cost_ratio, self.min_drafted = traces, cost_ratio, min_drafted
         self.results: dict[str, float] = {}

@@ -79,9 +79,10 @@ class Setting:
 
     @property
     def content(self) -> dict[str, Any]:
-        """Everything that the setting's rows depend on, heads by their paths (`toolkit.contents`)."""
-        method = {} if self.method in PARAMETERS else config.plain(self.method_config())
-        return {"name": self.method, "parameters": dict(self.parameters), "method": method}
+        """Everything that the setting's rows depend on, with paths as they are (`toolkit.config.identity` reads them)."""
+        if self.method in PARAMETERS:
+            return {"name": self.method, "parameters": dict(self.parameters)}
+        return {"name": self.method, "method": config.plain(self.method_config())}
 
 
 def expand(grid: Mapping[str, Any], with_plain: bool = False, max_drafted: int | None = None) -> list[Setting]:

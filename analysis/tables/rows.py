@@ -30,7 +30,7 @@ from numpy.typing import NDArray
 from analysis.tables.files import read_table, save_table
 from analysis.tables.grid import YARDSTICKS
 from toolkit import metrics
-from toolkit.config import plain
+from toolkit.config import commands, plain
 from toolkit.errors import InputError, unknown_name
 from toolkit.stage import MANIFEST, read_manifest
 from toolkit.types import Counts, Round
@@ -46,7 +46,7 @@ SETTING = ["dataset", "split", "method", "setting"]
 FACTS = ["lossless", "prompt", "prompt_hash", *COUNTS, *LENGTHS, "finish_reason", "error", "setting_seconds"]
 
 
-def labels(cfg: Any) -> dict[str, str]:
+def labels(cfg: commands.Labels) -> dict[str, str]:
     """How rows call the prompt set of a config, and its part."""
     prompts = plain(cfg.prompts)
     if prompts.get("path"):  # the file is read instead of the source, whatever split that has

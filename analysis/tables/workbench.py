@@ -14,6 +14,7 @@ from analysis.tables.grid import PARAMETERS, PLAIN, Setting
 from analysis.tables.rows import LENGTHS, check_identity, round_lengths
 from toolkit.acceptance.folder import head_hash
 from toolkit.config import flatten, instantiate, plain
+from toolkit.config.identity import contents_of
 from toolkit.decoding import Method, decode
 from toolkit.decoding.proposers import ChainProposer, PromptLookupProposer
 from toolkit.errors import InputError
@@ -64,7 +65,7 @@ class Workbench:
             )
         self.methods[setting.name] = instantiate(config)
         self.methods[setting.name].bind(self.pair)
-        return content_hash([shared, config, head and head_hash(head)], length=16)
+        return content_hash([shared, contents_of(config).identity, head and head_hash(head)], length=16)
 
     def lacks_head(self, setting: Setting) -> bool:
         """Whether the setting's method reads an acceptance head, and neither the setting nor the pair names one."""

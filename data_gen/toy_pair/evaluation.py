@@ -1,7 +1,5 @@
 """How good is the pair? Exact match, held-out loss and acceptance on frozen prompts."""
 
-from typing import Any
-
 import torch
 from torch import Tensor
 from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
@@ -9,6 +7,7 @@ from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 from data_gen.domains import Example, get
 from data_gen.toy_pair.batches import encode
 from toolkit import ModelPair, generate
+from toolkit.config import commands
 
 BATCH = 50  # prompts at a time
 Pair = tuple[list[int], list[int]]  # token ids of a prompt and of a response to it
@@ -20,7 +19,7 @@ def evaluate(
     tokenizer: PreTrainedTokenizerFast,
     domain: str,
     examples: list[Example],
-    cfg: Any,
+    cfg: commands.Toy,
 ) -> dict[str, float]:
     """One domain's measures.
 

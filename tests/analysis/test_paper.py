@@ -11,9 +11,9 @@ from omegaconf import OmegaConf
 from analysis import paper
 from analysis.papers.table import PaperTable
 from analysis.tables.files import read_table, save_table
-from toolkit import config, papers
+from toolkit import config
 from toolkit.chain import expand_stages
-from toolkit.config import CONF, compose
+from toolkit.config import CONF, compose, papers
 from toolkit.errors import InputError
 from toolkit.stage import open_stage
 

@@ -400,22 +400,6 @@ def test_bad_settings_are_refused(tiny_overrides, tiny_responses, tmp_path, over
         mix.run(config(tiny_overrides, tiny_responses, tmp_path, override))
 
 
-@pytest.mark.parametrize(
-    ("name", "refused", "taken"),
-    [
-        *((name, (0, 1, -0.5, 1.5), (0.01, 0.99)) for name in ("mixing_ratio", "validation_fraction")),
-        ("batch_size", (0, -1), (1, 2)),
-    ],
-)
-def test_settings_of_a_call_are_checked_like_those_of_a_command(name, refused, taken):
-    cfg = {"mixing_ratio": 0.5, "validation_fraction": 0.5, "batch_size": 4}
-    for value in taken:
-        mix._check_settings(OmegaConf.create({**cfg, name: value}))
-    for value in refused:
-        with pytest.raises(InputError, match=f"^{name}: expected .*, got {value}$"):
-            mix.run(OmegaConf.create({**cfg, name: value, "responses": "nowhere"}))
-
-
 def test_degenerate_masks_are_refused():
     with pytest.raises(InputError, match="nothing to learn"):
         mix.check_masks({"num_drafted": 0, "num_positions": 9})

@@ -9,11 +9,11 @@ import pytest
 import torch
 
 from toolkit import ModelPair, config, generate
-from toolkit.command_line import prepare
+from toolkit.config.command_line import prepare
+from toolkit.config.values import fits
 from toolkit.decoding import Beams, Method, Sampling
 from toolkit.errors import DecodingError, InputError
 from toolkit.load_cost import LoadCost
-from toolkit.schema.arguments import suits
 from toolkit.stopping import Fixed, Survival, Tail
 
 
@@ -80,7 +80,7 @@ def test_parts_of_a_method_are_checked():
 
 def test_numbers_of_numpy_suit():
     assert Sampling(temperature=np.float32(0.5), top_k=np.int64(3)).top_k == 3
-    assert suits(np.int64(3), float) and not suits(np.bool_(True), int) and not suits(torch.tensor(3), int)
+    assert fits(np.int64(3), float) and not fits(np.bool_(True), int) and not fits(torch.tensor(3), int)
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from hydra.utils import instantiate
 
 from toolkit import ModelPair
 from toolkit.config import compose, plain
-from toolkit.contents import contents_of
+from toolkit.config.identity import contents_of
 from toolkit.errors import InputError
 from toolkit.testing import save_checkpoint, tiny_tokenizer
 

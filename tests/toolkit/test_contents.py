@@ -10,9 +10,11 @@ from pathlib import Path
 import pytest
 from omegaconf import OmegaConf
 
+from analysis import quality
 from toolkit import digests, journal, stage
-from toolkit.config import compose, plain
-from toolkit.contents import contents_of
+from toolkit.config import compose, plain, sources
+from toolkit.config.check import keys_of_class
+from toolkit.config.identity import contents_of
 from toolkit.errors import StaleError
 
 LOADER = "toolkit.pair.ModelPair.from_pretrained"
@@ -82,7 +84,7 @@ def test_all_kinds_of_inputs_are_named_by_content(tmp_path, command, key, overri
             override.format(folder),
             *(["method=specdec_pp"] if "head={}" in override and command == "decode" else []),
         ]
-        contents = contents_of(OmegaConf.to_container(compose(command, words), resolve=True))
+        contents = contents_of(OmegaConf.to_container(compose(command, words), resolve=True), command)
         assert contents.given[key].startswith(str(folder))
         value = contents.identity
         for part in key.split("."):
@@ -194,3 +196,69 @@ def test_the_manifest_says_paths_beside_contents(tmp_path):
     opened = stage.open_stage("demo", config_of(tmp_path, folder))
     assert opened.manifest["given"] == {"pair.target": str(folder)}
     assert plain(opened.manifest["config"])["pair"]["target"].startswith("sha256:")
+
+
+@pytest.mark.parametrize(
+    ("command", "overrides", "key"),
+    [
+        ("decode", ["method=batch_rate_confidence", "method.policy.costs={}"], "method.policy.costs"),
+        ("sweep", ["+grid.batch_rate.policy.costs=[{}]"], "grid.batch_rate.policy.costs.0"),
+        ("serving", ["costs={}"], "costs"),
+        ("decode", ["prompts=hub", "prompts.name=x", "prompts.join={{file: {}, key: id}}"], "prompts.join.file"),
+    ],
+)  # fmt: skip
+def test_a_file_counts_by_its_content_whatever_its_key_is_called(tmp_path, command, overrides, key):
+    path = tmp_path / "F.json"
+
+    def identity(text: str) -> dict:
+        path.write_text(text)
+        cfg = plain(compose(command, [word.format(path) for word in overrides]))
+        contents = contents_of(cfg, command)
+        assert contents.given[key] == str(path)
+        return contents.identity
+
+    assert identity("[1]") != identity("[2]")
+    assert identity("[1]") == identity("[1]")
+
+
+def test_work_with_another_cost_table_of_the_same_name_is_not_found_finished(tmp_path):
+    path = tmp_path / "costs.json"
+    path.write_text("[1]")
+    words = ["method=batch_rate_confidence", f"method.policy.costs={path}", f"paths.root_dir={tmp_path}"]
+    cfg = compose("decode", words)
+    stage.open_stage("decode", cfg).finish()
+    assert stage.finished_stage("decode", cfg) is not None
+    path.write_text("[2]")
+    assert stage.finished_stage("decode", cfg) is None
+
+
+def test_files_that_a_users_own_class_names_count_by_content(tmp_path, monkeypatch):
+    (tmp_path / "policy_of_mine.py").write_text(
+        "from typing import Annotated\nfrom toolkit.config.notes import File\n\nclass Mine:\n"
+        "    def __init__(self, table: str, folder: Annotated[str, File()], label: str = ''):\n        pass\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    sources.clear()
+    keys_of_class.cache_clear()
+    table, folder = tmp_path / "table.csv", tmp_path / "folder" / "deep"
+    folder.mkdir(parents=True)
+    node = {"_target_": "policy_of_mine.Mine", "table": str(table), "folder": str(folder.parent), "label": str(folder)}
+    made = []
+    for first, second in (("a", "a"), ("b", "a"), ("a", "b"), ("a", "a")):
+        table.write_text(first)
+        (folder / "file.sqlite").write_text(second)
+        contents = contents_of({"method": {"policy": node}})
+        assert set(contents.given) == {"method.policy.table", "method.policy.folder"}
+        made.append(contents.identity)
+    assert made[0] == made[3] and made[0] != made[1] != made[2] != made[0]
+
+
+def test_the_databases_of_a_metric_count_by_content(tmp_path):
+    file = tmp_path / "db" / "db.sqlite"
+    file.parent.mkdir()
+    hashes = []
+    for text in ("one", "two", "one"):
+        file.write_text(text)
+        judged = quality.configs([{"execution": {"databases": str(tmp_path)}}])
+        hashes.append(stage.asked("compare", {}, (), judged_by=judged))
+    assert hashes[0] == hashes[2] != hashes[1]

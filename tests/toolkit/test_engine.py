@@ -11,7 +11,8 @@ from dataclasses import fields, replace
 
 import pytest
 
-from toolkit import ModelPair, config, config_files, generate
+from toolkit import ModelPair, config, generate
+from toolkit.config import files
 from toolkit.decoding import Sampling, decode_measured
 from toolkit.engine import EngineOptions, engine_of
 from toolkit.errors import InputError
@@ -85,7 +86,7 @@ def test_decoding_says_what_it_used():
 
 def test_a_method_is_built_once_and_anew_when_a_configuration_file_changes(monkeypatch, tmp_path):
     shutil.copytree(config.CONF, tmp_path / "conf")
-    monkeypatch.setattr(config_files, "CONF", tmp_path / "conf")
+    monkeypatch.setattr(files, "CONF", tmp_path / "conf")
     first = config.method("confidence")
     assert config.method("confidence") is first
     assert config.method("confidence", ["policy.threshold=.3"]).policy.threshold == 0.3

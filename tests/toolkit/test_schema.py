@@ -10,19 +10,18 @@ from typing import Annotated, Any, Literal
 import pytest
 from omegaconf import OmegaConf
 
-from toolkit import config, papers, verification
-from toolkit.command_line import prepare
-from toolkit.config import CONF, choices, compose, plain
+from toolkit import config, verification
+from toolkit.config import CONF, choices, compose, papers, plain, sources
+from toolkit.config.check import MISSING, check, keys_of_class, resolved, section_in
+from toolkit.config.command_line import prepare
+from toolkit.config.commands import COMMANDS, Command, Grid, group_of, keys_of
+from toolkit.config.help import WIDTH, help_text
+from toolkit.config.keys import meanings_in
+from toolkit.config.notes import Above, AtLeast, Between, Probability, intervals
+from toolkit.config.others import OTHERS
+from toolkit.config.values import check_ranges, fits, is_known, is_node, say
 from toolkit.decoding import Method, TreeProposer
 from toolkit.errors import InputError
-from toolkit.schema import sources
-from toolkit.schema.arguments import check_ranges
-from toolkit.schema.check import MISSING, check, keys_of_class, resolved, section_in
-from toolkit.schema.commands import COMMANDS, Command, Grid, group_of, keys_of
-from toolkit.schema.help import WIDTH, help_text
-from toolkit.schema.others import OTHERS
-from toolkit.schema.ranges import Above, AtLeast, Between, Probability, intervals
-from toolkit.schema.values import fits, is_known, is_node, say
 from toolkit.stopping import AdaEdl
 
 ROOTS = sorted(path.stem for path in CONF.glob("*.yaml"))
@@ -266,7 +265,7 @@ def test_jobs_of_a_sweep_are_judged_one_by_one():
 
 def test_the_library_checks_what_it_composes_but_waits_for_missing_values():
     assert compose("mix").mixing_ratio == 0.15
-    with pytest.raises(InputError, match=r"^mixing_ratio: expected a probability in \[0, 1\], got 2$"):
+    with pytest.raises(InputError, match=r"^mixing_ratio: expected a number in \(0, 1\), got 2$"):
         compose("mix", ["mixing_ratio=2"])
     with pytest.raises(InputError, match=r"unknown key 'policy.treshold': did you mean policy.threshold"):
         config.method("tail", ["policy.treshold=.1"])
@@ -312,7 +311,7 @@ def test_classes_of_the_users_own_are_read_and_not_imported(tmp_path, monkeypatc
     )
     (tmp_path / "policies_of_mine.py").write_text(
         "from dataclasses import dataclass\nfrom typing import Annotated\nimport not_installed\n"
-        "from base_of_mine import Base as Common\nfrom toolkit.schema.ranges import Above\n\n@dataclass\n"
+        "from base_of_mine import Base as Common\nfrom toolkit.config.notes import Above\n\n@dataclass\n"
         'class Mine(Common):\n    """Stops.\n\n    patience  rounds without\n              luck\n    """\n\n'
         "    patience: Annotated[float, Above(0)] = 2.0\n    other: not_installed.Thing = None\n"
     )
@@ -333,7 +332,7 @@ def test_classes_of_the_users_own_are_read_and_not_imported(tmp_path, monkeypatc
 
 def test_docstrings_say_what_keys_mean():
     text = "Mean of things. stem: compare word stems (English).\n\n    a, b  both of\n          them; c: the third\n    d: last"
-    assert sources.meanings_in(text, ["stem", "a", "b", "c", "d", "e"]) == {
+    assert meanings_in(text, ["stem", "a", "b", "c", "d", "e"]) == {
         "stem": "compare word stems (English)", "a": "both of them", "b": "both of them", "c": "the third", "d": "last",
     }  # fmt: skip
 
@@ -361,6 +360,21 @@ def test_help_follows_the_choices():
         help_text("decode", ["method=mtat"])
 
 
+@pytest.mark.parametrize("root", [root for root in NAMES if root in COMMANDS and root != "quickstart_sweep"])
+def test_every_command_answers_before_it_imports_what_its_work_needs(root):
+    source = sources.module_file(COMMANDS[root].module).read_text()
+    first = next(
+        line for line in source.split("\n") if line.startswith(("import ", "from ", "if ")) and "__future__" not in line
+    )
+    assert first.startswith('if __name__ == "__main__"') and f'check_command_line("{root}")' in source
+
+
+def test_importing_the_toolkit_does_no_work_and_never_ends_the_process():
+    code = "import sys; sys.argv = ['-m', '--help']; import toolkit; assert 'toolkit.config' not in sys.modules"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=Path(CONF).parent)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+
+
 @pytest.mark.parametrize(
     ("words", "status", "message"),
     [
@@ -368,7 +382,7 @@ def test_help_follows_the_choices():
         (
             ["data_gen.mix", "responses=x", "mixing_ratio=2"],
             1,
-            "error: mixing_ratio: expected a probability in [0, 1], got 2",
+            "error: mixing_ratio: expected a number in (0, 1), got 2",
         ),
     ],
 )

@@ -363,16 +363,16 @@ def test_removed_subfolders_hold_what_others_wrote(tmp_path):
 
 def test_what_was_asked_is_known_by_its_keys_and_contents(tmp_path):
     cfg = OmegaConf.create({"size": 1, "name": "a", "track": "x"})
-    hashed = stage.asked(cfg, ["size"])
-    assert hashed == stage.asked(OmegaConf.create({"size": 1, "name": "b"}), ["size", "track"])
+    hashed = stage.asked("demo", cfg, ["size"])
+    assert hashed == stage.asked("demo", OmegaConf.create({"size": 1, "name": "b"}), ["size", "track"])
     others = [(["size", "name"], {}), (["size", "missing"], {}), (["size"], {"more": 1}), (["size"], {"more": 2})]
-    assert len({hashed, *(stage.asked(cfg, keys, **more) for keys, more in others)}) == 5
+    assert len({hashed, *(stage.asked("demo", cfg, keys, **more) for keys, more in others)}) == 5
     named = []
     for name, text in (("one", "a"), ("two", "a"), ("three", "b")):
         (tmp_path / name).mkdir()
         (tmp_path / name / "prompts.jsonl").write_text(text)
         prompts = OmegaConf.create({"prompts": {"path": str(tmp_path / name / "prompts.jsonl")}})
-        named.append(stage.asked(prompts, ["prompts"]))
+        named.append(stage.asked("demo", prompts, ["prompts"]))
     assert named[0] == named[1] != named[2]
 
 

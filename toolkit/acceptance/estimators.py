@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Annotated, Any
 
 import torch
 from torch import Tensor
@@ -18,6 +18,7 @@ from toolkit.acceptance.calibration.stored import needed
 from toolkit.acceptance.folder import Scorer, inside, scorer
 from toolkit.acceptance.head import AcceptanceHead
 from toolkit.acceptance.preread import PrereadHead
+from toolkit.config.notes import Head
 from toolkit.errors import InputError
 from toolkit.types import Step
 
@@ -34,7 +35,7 @@ class HeadEstimator:
     scorer     what gives the head's logits: set by `bind`, replaced by recorded ones in a replay
     """
 
-    head: str | None = None
+    head: Annotated[str | None, Head()] = None
     corrected: bool = False
     calibrated: bool = False
     scorer: Scorer | None = None
@@ -76,7 +77,7 @@ class PrereadEstimator:
     judges_blocks  its head's chances are block verification's P_k, of the whole round: set by `bind`
     """
 
-    head: str | None = None
+    head: Annotated[str | None, Head()] = None
     calibrated: bool = False
     scorer: Scorer | None = None
     log_w_rej: float = 0.0

@@ -16,8 +16,8 @@ from torch import Tensor, nn
 
 from toolkit.acceptance.inputs import Inputs
 from toolkit.acceptance.saved import SavedHead
-from toolkit.schema.arguments import checked
-from toolkit.schema.ranges import AtLeast, Between
+from toolkit.config.notes import AtLeast, Between
+from toolkit.config.values import checked
 
 
 class ResidualBlock(nn.Module):

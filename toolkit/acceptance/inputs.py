@@ -18,8 +18,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import rms_norm
 
+from toolkit.config.notes import Between
 from toolkit.errors import InputError
-from toolkit.schema.ranges import Between
 from toolkit.types import SMALLEST, Earlier, Step
 
 NUM_STATISTICS = 5

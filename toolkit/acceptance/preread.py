@@ -34,9 +34,9 @@ from torch import Tensor, nn
 
 from toolkit.acceptance.inputs import Inputs
 from toolkit.acceptance.saved import AtWork, SavedHead
+from toolkit.config.notes import AtLeast, Between
+from toolkit.config.values import checked
 from toolkit.errors import InputError
-from toolkit.schema.arguments import checked
-from toolkit.schema.ranges import AtLeast, Between
 from toolkit.types import Step
 
 BLOCK_SUMMARY = (

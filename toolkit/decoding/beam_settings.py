@@ -8,9 +8,9 @@ from typing import Annotated, Literal
 import torch
 from torch import Tensor
 
+from toolkit.config.notes import AtLeast, Between, Probability
+from toolkit.config.values import check_ranges
 from toolkit.errors import InputError
-from toolkit.schema.arguments import check_ranges
-from toolkit.schema.ranges import AtLeast, Between, Probability
 from toolkit.verification.layer import check_width
 from toolkit.verification.width import check_threshold, layer_width
 

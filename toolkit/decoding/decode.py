@@ -7,6 +7,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Annotated
 
+from toolkit.config.notes import AtLeast, Called
+from toolkit.config.values import checked
 from toolkit.decoding.batch import Job, Row
 from toolkit.decoding.beams import BeamBatch
 from toolkit.decoding.method import Method
@@ -15,8 +17,6 @@ from toolkit.engine import engine_of
 from toolkit.errors import InputError
 from toolkit.pair import ModelPair
 from toolkit.sampling import Sampling, row_generator
-from toolkit.schema.arguments import Called, checked
-from toolkit.schema.ranges import AtLeast
 from toolkit.types import Generation, Prompt
 
 PROMPTS = Called("a list of prompts: texts, lists of token ids, lists of messages")

@@ -5,13 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import Annotated
 
+from toolkit.config.notes import AtLeast, Between
+from toolkit.config.values import check_ranges
 from toolkit.decoding.beam_settings import Beams
 from toolkit.decoding.proposers import ChainProposer, ForestProposer, Proposer, TextProposer, TreeProposer
 from toolkit.errors import InputError
 from toolkit.pair import ModelPair
 from toolkit.sampling import Sampling
-from toolkit.schema.arguments import check_ranges
-from toolkit.schema.ranges import AtLeast, Between
 from toolkit.stopping import Bounded, StoppingPolicy
 from toolkit.verification import LayerRule, Rule, TextRule
 from toolkit.verification.rules.mcsd_naive import NaiveMCSD

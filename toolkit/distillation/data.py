@@ -7,8 +7,8 @@ from typing import Annotated, Any
 
 import torch
 
+from toolkit.config.notes import AtLeast, Between
 from toolkit.errors import InputError
-from toolkit.schema.ranges import AtLeast, Between
 from toolkit.teacher import Text
 from toolkit.training.batches import Examples
 from toolkit.training.resumable import ResumableData

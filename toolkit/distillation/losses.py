@@ -20,8 +20,8 @@ from typing import Annotated, ClassVar
 import torch
 from torch import Tensor
 
-from toolkit.schema.arguments import check_ranges
-from toolkit.schema.ranges import Between
+from toolkit.config.notes import Between
+from toolkit.config.values import check_ranges
 
 LOWEST = -1e4  # log of a probability that is exactly 0 in every format; finite, so that 0 times it is 0
 

@@ -8,10 +8,10 @@ from typing import Annotated
 
 from torch import Tensor
 
+from toolkit.config.notes import AtLeast
+from toolkit.config.values import check_ranges
 from toolkit.distillation.losses import Loss, Outlook
 from toolkit.errors import InputError
-from toolkit.schema.arguments import check_ranges
-from toolkit.schema.ranges import AtLeast
 
 
 @dataclass(frozen=True)

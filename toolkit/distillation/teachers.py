@@ -21,10 +21,10 @@ from typing import Annotated, Any, Literal, Protocol
 import torch
 from torch import Tensor
 
+from toolkit.config.notes import AtLeast
 from toolkit.distillation.losses import LOWEST, Outlook
 from toolkit.errors import InputError
 from toolkit.io import content_hash, read_json, write_json
-from toolkit.schema.ranges import AtLeast
 from toolkit.teacher import Text, logits_of, pad_right
 from toolkit.tensors import load_tensors, save_tensors
 from toolkit.weights import Weights

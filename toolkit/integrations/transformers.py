@@ -26,11 +26,11 @@ from torch import Tensor
 from transformers import StoppingCriteria, StoppingCriteriaList
 
 from toolkit import config
+from toolkit.config.values import checked
 from toolkit.decoding import Method
 from toolkit.decoding.proposers import ChainProposer
 from toolkit.errors import InputError
 from toolkit.pair import ModelPair
-from toolkit.schema.arguments import checked
 from toolkit.session.states import watched_states
 from toolkit.stopping import Bounded, StoppingPolicy
 from toolkit.types import DraftStep

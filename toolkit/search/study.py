@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
+from toolkit.config.notes import AtLeast
+from toolkit.config.values import check_ranges
 from toolkit.errors import InputError
 from toolkit.io import content_hash
-from toolkit.schema.arguments import check_ranges
-from toolkit.schema.ranges import AtLeast
 
 JOURNAL = "search.journal"
 

@@ -28,9 +28,9 @@ from typing import Annotated, ClassVar
 import torch
 from torch import Tensor
 
+from toolkit.config.notes import AtLeast, Between, File
+from toolkit.config.values import check_ranges
 from toolkit.load_cost import LoadCost
-from toolkit.schema.arguments import check_ranges
-from toolkit.schema.ranges import AtLeast, Between
 from toolkit.stopping.base import DrawnEstimator, State, StoppingPolicy, chances_to_enter
 from toolkit.transfer import floats_on
 from toolkit.types import Drafted, Judged, Step
@@ -55,7 +55,7 @@ class BatchRate(StoppingPolicy):
     reads_states: ClassVar[bool] = True
     couples_rows: ClassVar[bool] = True
     estimator: DrawnEstimator
-    costs: str | None = None
+    costs: Annotated[str | None, File()] = None
     cost_ratio: Annotated[float, AtLeast(0)] = 0.2
     column_cost: Annotated[float, AtLeast(0)] = 0.0
     acceptance: Annotated[float, Between(0, 1, "()")] = 0.75

@@ -8,8 +8,8 @@ from typing import Annotated
 import torch
 from torch import Tensor
 
-from toolkit.schema.arguments import check_ranges
-from toolkit.schema.ranges import AtLeast
+from toolkit.config.notes import AtLeast
+from toolkit.config.values import check_ranges
 from toolkit.stopping.base import State, StoppingPolicy
 from toolkit.types import Drafted, Judged, Step
 

@@ -10,8 +10,8 @@ from typing import Annotated
 
 from torch import Tensor
 
-from toolkit.schema.arguments import check_ranges
-from toolkit.schema.ranges import Probability
+from toolkit.config.notes import Probability
+from toolkit.config.values import check_ranges
 from toolkit.stopping.base import State, Thresholded
 from toolkit.types import Step
 

@@ -14,8 +14,8 @@ from typing import Annotated
 import torch
 from torch import Tensor
 
-from toolkit.schema.arguments import check_ranges
-from toolkit.schema.ranges import AtLeast, Between, Probability
+from toolkit.config.notes import AtLeast, Between, Probability
+from toolkit.config.values import check_ranges
 from toolkit.stopping.base import State, StoppingPolicy
 from toolkit.types import Drafted, Judged, Step
 

@@ -21,8 +21,8 @@ from typing import Annotated, ClassVar
 import torch
 from torch import Tensor
 
-from toolkit.schema.arguments import check_ranges
-from toolkit.schema.ranges import Above, AtLeast, Between
+from toolkit.config.notes import Above, AtLeast, Between
+from toolkit.config.values import check_ranges
 from toolkit.stopping.base import DrawnEstimator, State, Thresholded, chances_to_enter
 from toolkit.types import Drafted, Judged, Step
 

@@ -15,9 +15,9 @@ from typing import Annotated, ClassVar, Literal
 import torch
 from torch import Tensor
 
+from toolkit.config.notes import Probability
+from toolkit.config.values import check_ranges
 from toolkit.errors import InputError
-from toolkit.schema.arguments import check_ranges
-from toolkit.schema.ranges import Probability
 from toolkit.stopping.base import ReadEstimator, State, Thresholded
 from toolkit.types import Drafted, Judged, Step
 

@@ -11,8 +11,8 @@ from typing import Annotated
 
 from torch import Tensor
 
-from toolkit.schema.arguments import check_ranges
-from toolkit.schema.ranges import AtLeast
+from toolkit.config.notes import AtLeast
+from toolkit.config.values import check_ranges
 from toolkit.stopping.base import State, Thresholded
 from toolkit.types import Step
 

@@ -11,8 +11,8 @@ from typing import Annotated
 import torch
 from torch import Tensor
 
-from toolkit.schema.arguments import check_ranges
-from toolkit.schema.ranges import Probability
+from toolkit.config.notes import Probability
+from toolkit.config.values import check_ranges
 from toolkit.stopping.base import State, Thresholded
 from toolkit.types import Drafted, Judged, Step
 

@@ -17,10 +17,10 @@ import torch
 from lightning_fabric.plugins.io.torch_io import TorchCheckpointIO
 
 from toolkit import journal
+from toolkit.config.notes import AtLeast
 from toolkit.errors import InputError
 from toolkit.io import write_atomic
 from toolkit.lines import first_line
-from toolkit.schema.ranges import AtLeast
 
 LAST, BEST = "last.ckpt", "best.ckpt"
 

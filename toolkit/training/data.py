@@ -10,10 +10,10 @@ from toolkit import journal
 from toolkit.acceptance.inputs import Inputs
 from toolkit.acceptance.preread import embedding_table
 from toolkit.acceptance.saved import SavedHead
+from toolkit.config.notes import AtLeast, File
 from toolkit.errors import InputError
 from toolkit.io import content_hash
 from toolkit.lines import first_line
-from toolkit.schema.ranges import AtLeast
 from toolkit.stage import MANIFEST, read_manifest
 from toolkit.teacher import hidden_size
 from toolkit.training.cached import CachedStates, HybridStates, announce, check_present, fill
@@ -50,7 +50,7 @@ class MixedData(ExampleData):
 
     def __init__(
         self,
-        path: str | Path,
+        path: Annotated[str | Path, File()],
         draft: Any,
         batch_size: Annotated[int, AtLeast(1)] = 32,
         features: Literal["online", "cached", "hybrid"] = "cached",

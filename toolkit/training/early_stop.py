@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 import pytorch_lightning as pl
 from pytorch_lightning.callbacks import EarlyStopping
 
-from toolkit.schema.ranges import AtLeast
+from toolkit.config.notes import AtLeast
 
 
 class EarlyStop(EarlyStopping):

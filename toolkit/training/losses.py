@@ -31,9 +31,9 @@ import torch
 from torch import Tensor
 from torch.nn.functional import softplus
 
+from toolkit.config.notes import Above, AtLeast
+from toolkit.config.values import check_ranges
 from toolkit.errors import InputError
-from toolkit.schema.arguments import check_ranges
-from toolkit.schema.ranges import Above, AtLeast
 
 
 @dataclass(frozen=True)

@@ -20,8 +20,8 @@ from torch import Tensor
 from toolkit.acceptance.inputs import Inputs
 from toolkit.acceptance.preread import embedding_table
 from toolkit.acceptance.saved import SavedHead
+from toolkit.config.notes import AtLeast, Between, File
 from toolkit.errors import InputError
-from toolkit.schema.ranges import AtLeast, Between
 from toolkit.session.states import check_layers, layers_of
 from toolkit.stage import MANIFEST, read_manifest
 from toolkit.teacher import hidden_size
@@ -99,7 +99,7 @@ class TracedData(ExampleData):
 
     def __init__(
         self,
-        path: str | Path,
+        path: Annotated[str | Path, File()],
         draft: Any,
         batch_size: Annotated[int, AtLeast(1)] = 32,
         validation_fraction: Annotated[float, Between(0, 1, "()")] = 0.1,

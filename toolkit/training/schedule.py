@@ -8,7 +8,7 @@ from typing import Annotated
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 
-from toolkit.schema.ranges import AtLeast
+from toolkit.config.notes import AtLeast
 
 
 def cosine_factor(step: int, num_steps: int, warmup: int = 0) -> float:

@@ -10,8 +10,8 @@ import torch
 
 from tests.toolkit.stopping.test_policies import DrawnScores, ReadScore, go_on, named, step_of, verdict_of
 from toolkit import config, stopping
+from toolkit.config.notes import intervals
 from toolkit.errors import InputError
-from toolkit.schema.ranges import intervals
 from toolkit.stopping import (
     AdaEdl,
     Always,

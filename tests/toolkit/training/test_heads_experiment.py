@@ -7,9 +7,9 @@ import pytest
 from toolkit import train
 from toolkit.acceptance import AcceptanceHead, PrereadHead
 from toolkit.config import compose
+from toolkit.config.check import check
 from toolkit.errors import InputError
 from toolkit.io import read_json
-from toolkit.schema.check import check
 from toolkit.testing import save_checkpoint
 
 

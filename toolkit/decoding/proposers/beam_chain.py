@@ -21,11 +21,11 @@ from typing import Annotated
 import torch
 from torch import Tensor
 
+from toolkit.config.notes import Between
+from toolkit.config.values import check_ranges
 from toolkit.decoding.proposers.base import DraftContext, TextProposer, empty_proposal
 from toolkit.decoding.proposers.tree import keep_path
 from toolkit.sampling import Sampling, warp
-from toolkit.schema.arguments import check_ranges
-from toolkit.schema.ranges import Between
 from toolkit.session import Reading
 from toolkit.stopping.base import State, StoppingPolicy
 from toolkit.transfer import Gate

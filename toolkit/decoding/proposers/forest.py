@@ -20,12 +20,11 @@ from typing import Annotated
 import torch
 from torch import Tensor
 
+from toolkit.config.notes import Between
+from toolkit.config.values import check_ranges, shown
 from toolkit.decoding.proposers.base import Proposer, frozen
 from toolkit.errors import InputError
 from toolkit.sampling import Sampling, warp
-from toolkit.schema.arguments import check_ranges
-from toolkit.schema.ranges import Between
-from toolkit.schema.values import shown
 from toolkit.session import Session
 from toolkit.stopping.base import State, StoppingPolicy
 from toolkit.transfer import Gate, tensor_on

@@ -17,10 +17,10 @@ from typing import Annotated, ClassVar
 import torch
 from torch import Tensor
 
+from toolkit.config.notes import AtLeast
+from toolkit.config.values import check_ranges
 from toolkit.decoding.proposers.base import DraftContext, TextProposer, empty_proposal
 from toolkit.errors import InputError
-from toolkit.schema.arguments import check_ranges
-from toolkit.schema.ranges import AtLeast
 from toolkit.stopping.base import State, StoppingPolicy
 from toolkit.transfer import tensor_on
 from toolkit.types import DraftStep, Proposal, Verdict

@@ -26,13 +26,12 @@ from typing import Annotated, ClassVar
 import torch
 from torch import Tensor
 
+from toolkit.config.notes import AtLeast
+from toolkit.config.values import check_ranges, shown
 from toolkit.decoding.proposers.base import DraftContext, TextProposer, empty_proposal
 from toolkit.decoding.proposers.distinct import DistinctNodes
 from toolkit.errors import InputError
 from toolkit.sampling import Sampling, penalized, warp
-from toolkit.schema.arguments import check_ranges
-from toolkit.schema.ranges import AtLeast
-from toolkit.schema.values import shown
 from toolkit.session import Session
 from toolkit.stopping.base import State, StoppingPolicy
 from toolkit.transfer import Gate, tensor_on

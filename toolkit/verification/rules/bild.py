@@ -16,8 +16,8 @@ from typing import Annotated
 
 from torch import Tensor
 
-from toolkit.schema.arguments import check_ranges
-from toolkit.schema.ranges import AtLeast
+from toolkit.config.notes import AtLeast
+from toolkit.config.values import check_ranges
 from toolkit.verification.base import first_ones
 from toolkit.verification.cut import CutRule, token_probs
 

@@ -20,8 +20,8 @@ from typing import Annotated
 import torch
 from torch import Tensor
 
-from toolkit.schema.arguments import check_ranges
-from toolkit.schema.ranges import Between
+from toolkit.config.notes import Between
+from toolkit.config.values import check_ranges
 from toolkit.verification.base import SelectionRule
 from toolkit.verification.pair_weights import free_wins
 from toolkit.verification.successive import choose_and_accept

@@ -9,26 +9,26 @@ from dataclasses import replace
 from functools import cache
 from typing import Any, NoReturn
 
-from toolkit.errors import InputError, unknown_name
-from toolkit.lines import first_line
-from toolkit.schema import methods, sources
-from toolkit.schema.commands import Grid, Section, command_of, group_of, keys_of
-from toolkit.schema.others import OTHERS
-from toolkit.schema.sources import REQUIRED, Key, Keys
-from toolkit.schema.values import (
+from toolkit.config import methods, sources
+from toolkit.config.commands import Grid, Section, command_of, group_of, keys_of
+from toolkit.config.keys import REQUIRED, Key, Keys
+from toolkit.config.notes import Choice, meaning_of, notes
+from toolkit.config.others import OTHERS
+from toolkit.config.values import (
     LISTS,
     LONG,
     MAPPINGS,
-    Choice,
     expected,
     fits,
     is_known,
     is_node,
-    notes,
     options,
+    origin_of,
     say,
     shown,
 )
+from toolkit.errors import InputError, unknown_name
+from toolkit.lines import first_line
 
 MISSING = "???"
 HYDRAS = ("_target_", "_partial_", "_convert_", "_recursive_", "_args_")
@@ -47,7 +47,7 @@ def check(config: Any, config_name: str, *, complete: bool = True, values: bool 
     if section is None:
         walk.value("", plain, Any)
         return
-    walk.keys("", plain, keys_of(section), getattr(section, "appended", ()))
+    walk.keys("", plain, keys_of(section), getattr(section, "appended", ()), whole=True)
     if values:
         methods.check_head(plain)
 
@@ -72,9 +72,8 @@ def keys_of_class(target: str) -> Keys | None:
         return Keys(takes_any=True) if _importable(target) else None
     merged = dict(keys.keys)
     for name, annotation in OTHERS.get(target, {}).items():
-        told = next((note for note in notes(annotation) if isinstance(note, str)), "")
         old = merged.get(name, Key(name, default=None))
-        merged[name] = replace(old, annotation=annotation, meaning=told or old.meaning)
+        merged[name] = replace(old, annotation=annotation, meaning=meaning_of(annotation) or old.meaning)
     return Keys(merged, keys.takes_any)
 
 
@@ -109,9 +108,18 @@ class _Walk:
         self.complete, self.judged = complete, values
 
     def keys(
-        self, prefix: str, given: Mapping[str, Any], known: Keys, also: Iterable[str] = (), partial: bool = False
+        self,
+        prefix: str,
+        given: Mapping[str, Any],
+        known: Keys,
+        also: Iterable[str] = (),
+        partial: bool = False,
+        whole: bool = False,
     ) -> None:
-        """Every key that is given is known, every one that is needed is given (unless `partial`), every value fits."""
+        """Every key that is given is known, every one that is needed is given (unless `partial`), every value fits.
+
+        whole  keys with a default are needed, too: it was composed, so that one that is not there was deleted
+        """
         for name in given:
             if name not in known.keys and not known.takes_any:
                 raise unknown_name("key", f"{prefix}{name}", [f"{prefix}{one}" for one in (*known.keys, *also)])
@@ -122,10 +130,10 @@ class _Walk:
                         f"{prefix}{name}: expected {say(key.annotation, LONG)}, not empty, got {shown(given[name])}"
                     )
                 self.value(prefix + name, given[name], key.annotation, key.meaning)
-            elif key.default is REQUIRED and not partial:
+            elif (whole or key.default is REQUIRED) and not partial:
                 _missing(prefix + name, key.annotation, key.meaning)
 
-    def value(self, path: str, value: Any, annotation: Any, meaning: str = "") -> None:
+    def value(self, path: str, value: Any, annotation: Any, meaning: str = "", whole: bool = True) -> None:
         """One value, and what is below it."""
         if value == MISSING:
             return _missing(path, annotation, meaning) if self.complete else None
@@ -135,11 +143,11 @@ class _Walk:
         if isinstance(value, Mapping) and section is Grid:
             return methods.check_grid(value, self.value, keys_of_class) if self.judged else None
         if isinstance(value, Mapping) and section is not None:
-            return self.keys(f"{path}.", value, keys_of(section))
-        inner = next((one for one in options(annotation) if one is Any or _origin(one) in MAPPINGS), None)
+            return self.keys(f"{path}.", value, keys_of(section), whole=whole)
+        inner = next((one for one in options(annotation) if one is Any or origin_of(one) in MAPPINGS), None)
         if isinstance(value, Mapping) and inner is not None and not _needs_choice(annotation):
             for name, one in value.items():
-                self.value(f"{path}.{name}".lstrip("."), one, (typing.get_args(inner) or (Any, Any))[1])
+                self.value(f"{path}.{name}".lstrip("."), one, (typing.get_args(inner) or (Any, Any))[1], whole=False)
             return None
         return self._judge(path, value, annotation, section) if self.judged else None
 
@@ -157,9 +165,9 @@ class _Walk:
     def _judge(self, path: str, value: Any, annotation: Any, section: type[Section] | None) -> None:
         """A leaf: its type and range."""
         if section is not None or _needs_choice(annotation):
-            if value is None and fits(None, _without_any(annotation)):
-                return
             group = group_of(annotation)
+            if value is None and ((group is not None and group.nullable) or fits(None, _without_any(annotation))):
+                return
             wanted = f"a choice of conf/{group.name}/" if group is not None else "keys with values"
             raise InputError(f"{path}: expected {wanted}, got {shown(value)}")
         if not fits(value, annotation):
@@ -182,7 +190,7 @@ def _missing(path: str, annotation: Any, meaning: str) -> NoReturn:
 
 def _check_names(value: Any, annotation: Any) -> None:
     """Raises InputError, with the nearest names, if the value or one of a list is no name of its config group."""
-    inner = [one for option in options(annotation) if _origin(option) in LISTS for one in typing.get_args(option)]
+    inner = [one for option in options(annotation) if origin_of(option) in LISTS for one in typing.get_args(option)]
     choice = next((note for one in (annotation, *inner) for note in notes(one) if isinstance(note, Choice)), None)
     for name in value if isinstance(value, list) else [value]:
         if choice is not None and isinstance(name, str) and name not in choice:
@@ -209,10 +217,6 @@ def _without_any(annotation: Any) -> Any:
     """What is left of a union without its options that take anything; a type that nothing fits if nothing is."""
     left = [one for one in options(annotation) if one is not Any]
     return left[0] if left else typing.Literal["nothing"]
-
-
-def _origin(annotation: Any) -> Any:
-    return typing.get_origin(annotation) or annotation
 
 
 def _is_digits_for_text(value: Any, annotation: Any) -> bool:

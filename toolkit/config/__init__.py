@@ -9,8 +9,8 @@ from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
-from toolkit import config_files
-from toolkit.config_files import (
+from toolkit.config import files
+from toolkit.config.files import (
     CONF,
     NOT_TEXT,
     choices,
@@ -25,8 +25,8 @@ from toolkit.config_files import (
     use_folders,
     user_folders,
 )
+from toolkit.config.values import checked
 from toolkit.errors import InputError, unknown_name
-from toolkit.schema.arguments import checked
 
 __all__ = [
     "CONF",
@@ -59,11 +59,11 @@ _METHODS: dict[tuple[object, ...], Any] = {}
 def compose(config_name: str, overrides: Sequence[str] = (), *, checked: bool = True) -> Any:
     """The composed config `conf/<config_name>.yaml`, inside or outside a running Hydra application.
 
-    checked  raise InputError, one line, for unknown keys, wrong types and numbers out of range (`toolkit.schema`). Keys
+    checked  raise InputError, one line, for unknown keys, wrong types and numbers out of range (`toolkit.config`). Keys
              that have no value yet (???) are left to the code that needs them
     """
-    from toolkit.schema.check import check
-    from toolkit.schema.complaints import composed
+    from toolkit.config.check import check
+    from toolkit.config.complaints import composed
 
     config = composed(config_name, [*map(settable, overrides)])
     if checked:
@@ -148,7 +148,7 @@ def _running_app() -> int | None:
 def _newest_change() -> int:
     """When a config file last changed, in nanoseconds: of the folders, where files come and go, and of the files."""
     newest = 0
-    roots = (config_files.CONF, *user_folders())
+    roots = (files.CONF, *user_folders())
     for folder in (*roots, *(Path(entry.path) for root in roots for entry in os.scandir(root) if entry.is_dir())):
         newest = max(newest, folder.stat().st_mtime_ns, *(e.stat().st_mtime_ns for e in os.scandir(folder)))
     return newest

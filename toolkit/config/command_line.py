@@ -1,8 +1,7 @@
 """The command line before anything is run: tidied, `--help` answered, every fault said in one line.
 
-None of it needs torch or the command's own module. `toolkit/__init__.py` calls `before_imports`, so that a fault is
-reported before `python -m analysis.sweep` imports what the sweep needs. `toolkit.stage.command` checks again, for
-commands that are started in another way.
+None of it needs torch. Every command's module begins with `check_command_line`, so that a fault is reported before the
+module imports what its work needs. `toolkit.stage.command` checks again, for commands that are started in another way.
 """
 
 from __future__ import annotations
@@ -14,28 +13,22 @@ from collections.abc import Sequence
 from typing import NoReturn
 
 from toolkit import config as configs
-from toolkit import config_files, papers
+from toolkit.config import files, papers
 from toolkit.errors import InputError, unknown_name
 
 APPENDED = ("experiment=", "hparams_search=", "debug=")  # groups that take a +, which people leave out
 _prepared: tuple[str, ...] | None = None  # the last command line that `prepare` has gone through
 
 
-def before_imports() -> None:
-    """While Python looks for the module of `python -m MODULE ...`: the checks, if MODULE is one of our commands.
+def check_command_line(config_name: str) -> None:
+    """The checks of `python -m MODULE ...`, where the module begins.
 
     Ends the process after --help, and with one line after a fault.
     """
-    from toolkit.schema.commands import Command, command_of
-
-    module = sys.orig_argv[-len(sys.argv)].removeprefix("-m")
-    name = module.rpartition(".")[2]
-    command = command_of(name)
-    if command is not None and issubclass(command, Command) and command.module == module:
-        try:
-            sys.argv[1:] = prepare(name, sys.argv[1:])
-        except InputError as error:
-            sys.exit(f"error: {error}")
+    try:
+        sys.argv[1:] = prepare(config_name, sys.argv[1:])
+    except InputError as error:
+        sys.exit(f"error: {error}")
 
 
 def prepare(config_name: str, argv: Sequence[str]) -> list[str]:
@@ -55,7 +48,7 @@ def prepare(config_name: str, argv: Sequence[str]) -> list[str]:
         sys.exit(0)
     if not (flags.hydra_help or flags.shell_completion or flags.config_path or flags.experimental_rerun):
         check_choices(flags.overrides)
-        papers.register(flags.overrides, (config_files.CONF, *configs.user_folders()))  # of every job of a sweep
+        papers.register(flags.overrides, (files.CONF, *files.user_folders()))  # of every job of a sweep
         _check(config_name, flags)
     _prepared = (config_name, *tidy)
     return tidy
@@ -104,7 +97,7 @@ def check_choices(words: Sequence[str]) -> None:
 
 def _check(config_name: str, flags: argparse.Namespace) -> None:
     """The composed config against the schema. In a sweep the keys of the first job, for each job is judged when it runs."""
-    from toolkit.schema.check import check
+    from toolkit.config.check import check
 
     overrides = _first_job(flags.overrides) if flags.multirun else flags.overrides
     composed = configs.compose(config_name, overrides, checked=False)
@@ -118,7 +111,7 @@ def _first_job(overrides: Sequence[str]) -> list[str]:
     from hydra.core.override_parser.overrides_parser import OverridesParser
     from hydra.errors import HydraException
 
-    from toolkit.schema.complaints import complaint
+    from toolkit.config.complaints import complaint
 
     job = []
     for word in overrides:
@@ -134,7 +127,7 @@ def _first_job(overrides: Sequence[str]) -> list[str]:
 
 
 def _help(config_name: str, overrides: Sequence[str]) -> str:
-    from toolkit.schema.help import help_text
+    from toolkit.config.help import help_text
 
     return help_text(config_name, overrides)
 

@@ -9,11 +9,12 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from toolkit import config_files as configs
+from toolkit.config import files as configs
+from toolkit.config import sources
+from toolkit.config.keys import Keys
+from toolkit.config.store import compose_unchecked
+from toolkit.config.values import is_node
 from toolkit.errors import InputError, unknown_name
-from toolkit.schema import sources
-from toolkit.schema.sources import Keys
-from toolkit.schema.values import is_node
 
 METHOD, CHAIN = "toolkit.decoding.Method", "toolkit.decoding.ChainProposer"
 LAYER_RULE = "LayerRule"
@@ -81,7 +82,7 @@ def check_grid(
         flat = configs.flatten(settings)
         if flat.pop("impossible", "skip") != "skip":
             raise InputError(f"grid.{name}.impossible: expected skip, got {settings['impossible']!r}")
-        composed = configs.compose_unchecked("method_only", [f"method={name}"]) if set(flat) - {"head"} else {}
+        composed = compose_unchecked("method_only", [f"method={name}"]) if set(flat) - {"head"} else {}
         method = configs.plain(composed).get("method", {})
         for path, values in flat.items():
             if path == "head":

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
-from toolkit.schema.ranges import Above, AtLeast, Between, Probability
-from toolkit.schema.values import Like
+from toolkit.config.notes import Above, AtLeast, Between, Like, Model, Probability
 
 Switch = Literal["auto", "off"] | bool
 DEVICE = Like(r"(cpu|cuda|mps|xpu|hpu|npu|meta)(:\d{1,4})?", "a device like cpu, cuda or cuda:1")
@@ -21,12 +20,16 @@ LOADING = {
 }
 PAIR = {
     **LOADING,
-    "target": Annotated[str, "the large model: a folder, a hub name, or toy/target"],
-    "draft": Annotated[str | list[str] | None, "the small model, as the large one; toy/draft; a list: several; null: none"],
+    "target": Annotated[str, Model(), "the large model: a folder, a hub name, or toy/target"],
+    "draft": Annotated[
+        str | list[str] | None,
+        Model("draft_revision"),
+        "the small model, as the large one; toy/draft; a list: several; null: none",
+    ],
     "device_map": Annotated[str | dict[str, Any] | None, "of the target, as in transformers; needs accelerate"],
     "quantization": Annotated[Literal["8bit", "4bit"] | None, "of the target, through bitsandbytes; null: none"],
     "draft_revision": Annotated[str | None, "commit, branch or tag of the drafts"],
-    "drafts": Annotated[Sequence[str], "several drafts, instead of the one"],
+    "drafts": Annotated[Sequence[str], Model("draft_revision"), "several drafts, instead of the one"],
     "draft_layers": Annotated[list[int], "earlier layers that heads read beside the draft's final state; 0: the embedding"],
     "name": Annotated[str, "how tables call the pair"],
     "chat_template_options": Annotated[
@@ -60,7 +63,7 @@ OTHERS: dict[str, dict[str, Any]] = {
     },
     "toolkit.pair.load_draft": {
         **LOADING,
-        "source": Annotated[str, "the draft: a folder, a hub name, or toy/draft"],
+        "source": Annotated[str, Model(), "the draft: a folder, a hub name, or toy/draft"],
         "layers": Annotated[list[int], "as pair.draft_layers"],
     },
     "toolkit.decoding.Method": {

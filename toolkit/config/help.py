@@ -9,14 +9,14 @@ import typing
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from toolkit import config_files as configs
-from toolkit.schema import sources
-from toolkit.schema.check import HYDRAS, keys_of_class, resolved, section_in
-from toolkit.schema.commands import Command, Grid, Section, command_of, group_of, keys_of
-from toolkit.schema.complaints import composed
-from toolkit.schema.others import OTHERS
-from toolkit.schema.sources import REQUIRED, Key, Keys
-from toolkit.schema.values import is_known, is_node, options, say
+from toolkit.config import files as configs
+from toolkit.config import sources
+from toolkit.config.check import HYDRAS, keys_of_class, resolved, section_in
+from toolkit.config.commands import Command, Grid, Section, command_of, group_of, keys_of
+from toolkit.config.complaints import composed
+from toolkit.config.keys import REQUIRED, Key, Keys
+from toolkit.config.others import OTHERS
+from toolkit.config.values import is_known, is_node, options, say
 
 WIDTH = 120
 LEFT = 30  # columns of a key's name

@@ -1,4 +1,4 @@
-"""Config files: where they lie, which names they offer, and composing them, unchecked. `toolkit.config` is the library.
+"""Config files: where they lie, which names they offer, how values are written in them.
 
 `conf/` lies beside the packages, in the source tree and in an installed wheel alike. It is always addressed by its
 absolute path, because a user's own folder of that name would shadow a package path. Folders of the user's own that are
@@ -9,15 +9,15 @@ from __future__ import annotations
 
 import copy
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from toolkit import papers
+from toolkit.config import papers
 from toolkit.errors import InputError
 
-CONF = Path(__file__).resolve().parent.parent / "conf"
+CONF = Path(__file__).resolve().parents[2] / "conf"
 BARE = re.compile(r"[A-Za-z./_][A-Za-z0-9./_@+-]*")  # a text that an override may hold without quotes
 NOT_TEXT = ("true", "false", "null", "nan", "inf")  # words that are read as something else
 _folders: tuple[Path, ...] = ()  # the user's own
@@ -59,24 +59,6 @@ def find(group: str, name: str) -> Path:
     """The file of a choice, `conf/`'s first."""
     paths = [folder / group / f"{name}.yaml" for folder in (CONF, *_folders)]
     return next((path for path in paths if path.is_file()), paths[0])
-
-
-def compose_unchecked(config_name: str, overrides: Sequence[str] = ()) -> Any:
-    """The composed config `conf/<config_name>.yaml`, inside or outside a running Hydra application.
-
-    Raises what Hydra raises: HydraException, ValueError.
-    """
-    import hydra
-    from hydra.core.global_hydra import GlobalHydra
-
-    words = [*overrides]
-    papers.register(words, (CONF, *_folders))
-    if _folders and not any(word.startswith("hydra.searchpath=") for word in words):
-        words.append(f"hydra.searchpath=[{','.join(quoted(f'file://{folder}') for folder in _folders)}]")
-    if GlobalHydra.instance().is_initialized():
-        return hydra.compose(config_name=config_name, overrides=words)
-    with hydra.initialize_config_dir(config_dir=str(CONF), version_base="1.3"):
-        return hydra.compose(config_name=config_name, overrides=words)
 
 
 def plain(config: Any) -> Any:

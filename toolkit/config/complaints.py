@@ -6,10 +6,11 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-from toolkit import config_files as configs
+from toolkit.config import files as configs
+from toolkit.config.check import keys_at
+from toolkit.config.store import compose_unchecked
 from toolkit.errors import InputError, unknown_name
 from toolkit.lines import first_line
-from toolkit.schema.check import keys_at
 
 LOST = re.compile(r"(?:In '(?P<by>[^']*)': )?Could not find '(?P<path>[^']*)'")
 STRUCT = re.compile(r"Could not override '([^']*)'")
@@ -25,7 +26,7 @@ def composed(config_name: str, overrides: Sequence[str] = ()) -> Any:
     from hydra.errors import HydraException
 
     try:
-        return configs.compose_unchecked(config_name, overrides)
+        return compose_unchecked(config_name, overrides)
     except (HydraException, ValueError) as error:
         raise error if isinstance(error, InputError) else complaint(error, config_name, overrides) from error
     except (TypeError, AttributeError, KeyError, AssertionError, RecursionError) as error:  # a choice that is no name

@@ -1,0 +1,173 @@
+"""A config by what it names, not by where that is stored: paths and names of models are replaced by digests of their content.
+
+    pair.target: /models/a                  ->  sha256:...   weights, configuration and tokenizer of a local folder
+    pair.target: org/name                   ->  commit:...   what the hub's name stands for
+    prompts.path: file.jsonl                ->  sha256:...
+    method.policy.estimator.head: FOLDER    ->  sha256:...
+    method.policy.costs: FILE               ->  sha256:...
+    responses: outputs/responses-1          ->  responses:... what determines that stage's content
+
+So work is found again when its inputs have moved, and never when they have changed. Which keys name something is declared
+beside their types (`toolkit.config.notes`: File, Head, Model, HubData), for commands and for classes alike. Where nothing is
+declared, as in a class of the user's own, a text that is the path of a file counts by the file's content.
+"""
+
+from __future__ import annotations
+
+import typing
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from toolkit import digests
+from toolkit.config.check import keys_of_class, section_in
+from toolkit.config.commands import Grid, OfMethod, command_of, keys_of
+from toolkit.config.notes import CONTENTS, File, Head, HubData, Model, notes
+from toolkit.config.values import LISTS, MAPPINGS, is_known, is_node, options, origin_of
+from toolkit.errors import InputError
+from toolkit.io import content_hash, parse_json_file
+
+MANIFEST = "manifest.json"
+ASSETS = Path(__file__).parents[1] / "assets"
+UNRESOLVED = "hub:"
+CONTENT = ("sha256:", "commit:", UNRESOLVED)
+
+
+@dataclass
+class Contents:
+    """A config with digests instead of paths.
+
+    ask       whether the hub is asked for commits that its cache does not know
+    identity  the config
+    given     key -> the path or name that stood there
+    models    key -> {name, revision, commit, files} of models and data sets of the hub
+    """
+
+    ask: bool = False
+    identity: dict[str, Any] = field(default_factory=dict)
+    given: dict[str, str] = field(default_factory=dict)
+    models: dict[str, dict[str, Any]] = field(default_factory=dict)
+
+    @property
+    def unresolved(self) -> list[str]:
+        """Keys of models of the hub whose commit is not known here."""
+        return [key for key, about in self.models.items() if about["commit"] is None]
+
+    def of(self, path: str, value: Any, annotation: Any, parent: Mapping[str, Any], note: Any = None) -> Any:
+        """A value of the config with contents in place of what it names.
+
+        annotation  its declared type, Any if there is none
+        parent      the mapping that it stands in
+        note        what is declared of everything in it
+        """
+        note = next((one for one in notes(annotation) if isinstance(one, CONTENTS)), note)
+        if isinstance(value, Mapping):
+            keys = self._annotations(value, annotation)
+            return {k: self.of(f"{path}.{k}", v, keys.get(str(k), Any), value, note) for k, v in value.items()}
+        if isinstance(value, list | tuple):
+            return [self.of(f"{path}.{i}", one, _entries(annotation), parent, note) for i, one in enumerate(value)]
+        if not isinstance(value, str) or not value:
+            return value
+        if note is None and (is_node(parent) or not is_known(annotation)) and _is_file(value):
+            note = File()
+        content = None if note is None else self._content(path, value, note, parent)
+        if content is None:
+            return value
+        self.given[path] = value
+        return content
+
+    def _annotations(self, value: Mapping[str, Any], annotation: Any) -> dict[str, Any]:
+        """The declared types of a mapping's keys."""
+        section = section_in(annotation)
+        if is_node(value):
+            known = keys_of_class(str(value["_target_"]))
+        elif section is Grid:
+            return dict.fromkeys(value, OfMethod)
+        else:
+            known = keys_of(section) if section is not None else None
+        if known is None:
+            return dict.fromkeys(value, _entries(annotation))
+        return {name: key.annotation for name, key in known.keys.items()}
+
+    def _content(self, path: str, value: str, note: Any, parent: Mapping[str, Any]) -> str | None:
+        """What stands for a text that names a model, a file or a folder; None: the text itself, for there is none."""
+        if isinstance(note, HubData):
+            local = any(parent.get(key) is not None for key in note.instead)
+            return None if local else self._hub(path, value, parent.get("revision"), "dataset")
+        place = ASSETS / value if value in ("toy/target", "toy/draft") else Path(value)
+        try:
+            if isinstance(note, Model):
+                return self._model(path, value, place, parent.get(note.revision))
+            if place.is_file():
+                return f"sha256:{digests.digest(place)[:32]}"
+            if isinstance(note, Head) and place.is_dir():
+                inner = place / "head"
+                return f"sha256:{digests.folder_digest(inner if inner.is_dir() else place)}"
+            if (place / MANIFEST).is_file():
+                return stage_content(place)
+            return f"sha256:{digests.tree_digest(place)}" if place.is_dir() else None
+        except OSError as error:
+            raise InputError(f"{path}: could not read {value}: {error.strerror or error}") from None
+
+    def _model(self, path: str, value: str, place: Path, revision: Any) -> str | None:
+        if place.is_dir() and place.resolve() == (ASSETS / "toy" / "target").resolve():  # it brings its heads along
+            folders = [digests.folder_digest(folder) for folder in (place, ASSETS / "toy" / "head")]
+            return f"sha256:{content_hash(folders, 32)}"
+        if place.is_dir():
+            return f"sha256:{digests.folder_digest(place)}"
+        if Path(value).exists() or value.startswith((".", "/", "~")):
+            return None
+        return self._hub(path, value, revision, "model")
+
+    def _hub(self, path: str, name: str, revision: Any, kind: str) -> str:
+        revision = None if revision is None else str(revision)
+        commit = digests.hub_commit(name, revision, kind)
+        if commit is None and self.ask:
+            commit = digests.asked_commit(name, revision, kind)
+        files = {} if commit is None else digests.hub_files(name, commit, kind)
+        self.models[path] = {"name": name, "revision": revision, "commit": commit, "files": files}
+        return f"commit:{commit}" if commit is not None else f"{UNRESOLVED}{name}@{revision or 'main'}"
+
+
+def contents_of(plain: Mapping[str, Any], command: str = "", ask: bool = False) -> Contents:
+    """The contents of a plain config.
+
+    command  the root config whose declared keys say what names something; classes say it themselves
+    ask      ask the hub for commits that its cache does not know
+    """
+    section = command_of(command)
+    keys = {} if section is None else keys_of(section).keys
+    contents = Contents(ask=ask)
+    contents.identity = {
+        name: contents.of(name, value, keys[name].annotation if name in keys else Any, plain)
+        for name, value in plain.items()
+    }
+    return contents
+
+
+def is_content(value: Any) -> bool:
+    """Whether a value of an identity stands for a content."""
+    return isinstance(value, str) and value.startswith(CONTENT)
+
+
+def stage_content(folder: Path) -> str:
+    """What determines the content of a stage's output folder."""
+    about = parse_json_file(folder / MANIFEST)
+    if not isinstance(about, dict) or "stage" not in about:
+        return f"sha256:{digests.folder_digest(folder)}"
+    inputs = sorted(map(str, (about.get("inputs") or {}).values()))
+    return f"{about['stage']}:{content_hash([about.get('config'), inputs], 16)}"
+
+
+def _entries(annotation: Any) -> Any:
+    """The declared type of the entries of a list or mapping; Any if there is none."""
+    inner = [typing.get_args(one) for one in options(annotation) if origin_of(one) in (*LISTS, *MAPPINGS)]
+    return inner[0][-1] if inner and inner[0] else Any
+
+
+def _is_file(text: str) -> bool:
+    try:
+        return Path(text).is_file()
+    except OSError:  # too long for a name
+        return False

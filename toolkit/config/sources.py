@@ -1,0 +1,299 @@
+"""The keys that a class or function takes, read from its source file: nothing is imported, nothing evaluated.
+
+The file of `_target_: package.module.Name` is found along `sys.path`, through re-exports and base classes. The keys are the
+constructor's arguments, or a dataclass's fields. What an annotation names and no config can hold (a Tensor, a policy) counts
+as anything. A meaning is a text among the annotation's notes, or the docstring's line "name  meaning" or "name: meaning".
+"""
+
+from __future__ import annotations
+
+import ast
+import collections.abc
+import sys
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+from functools import cache
+from importlib.machinery import PathFinder
+from pathlib import Path
+from typing import Annotated, Any, Literal, Union
+
+from toolkit.config import notes
+from toolkit.config.keys import REQUIRED, Key, Keys, meanings_in
+
+Definition = ast.ClassDef | ast.FunctionDef
+_TYPES: dict[str, Any] = {
+    **{kind.__name__: kind for kind in (int, float, str, bool, list, dict, tuple, set, Path)},
+    **{name: getattr(collections.abc, name) for name in ("Sequence", "Mapping", "Collection")},
+}
+_NOTES: dict[str, Any] = {
+    **{name: vars(notes)[name] for name in ("Above", "AtLeast", "Between", "Choice", "Like", "Called", "Probability")},
+    **{kind.__name__: kind for kind in notes.CONTENTS},
+}
+
+
+@dataclass(frozen=True)
+class Found:
+    """A definition in a file; `owner` is the class of a method."""
+
+    module: str
+    node: Definition
+    owner: ast.ClassDef | None = None
+
+
+@cache
+def keys_of(target: str) -> Keys | None:
+    """The keys of a class or function by its dotted name; None if its source is not found."""
+    found = find(target)
+    if found is None:
+        return None
+    if isinstance(found.node, ast.FunctionDef):
+        return _described(_arguments(found.node, found.module, found.owner is not None), [found.node, found.owner])
+    family = list(_family(found))
+    nodes = [one.node for one in family]
+    own = [one for one in reversed(family) if any("dataclass" in ast.unparse(d) for d in one.node.decorator_list)]
+    if own:
+        return _described(Keys({key.name: key for one in own for key in _fields(one.node, one.module)}), nodes)
+    for one in family:
+        init = _member(one.node, "__init__")
+        if isinstance(init, ast.FunctionDef):
+            return _described(_arguments(init, one.module, True), [init, *nodes])
+    return Keys()
+
+
+@cache
+def find(target: str) -> Found | None:
+    """Where a dotted name is defined, through re-exports; None if no source says so."""
+    parts = target.split(".")
+    for split in range(len(parts) - 1, 0, -1):
+        module, names = ".".join(parts[:split]), parts[split:]
+        if module_file(module) is None:
+            continue
+        node = _binding(module, names[0])
+        if isinstance(node, ast.ImportFrom):
+            return find(".".join([*_imported(node, module, names[0]), *names[1:]]))
+        found = Found(module, node) if isinstance(node, Definition) else None
+        if found is None or len(names) == 1:
+            return found
+        for one in _family(found):
+            member = _member(one.node, names[1])
+            if isinstance(member, ast.FunctionDef) and isinstance(one.node, ast.ClassDef):
+                return Found(one.module, member, one.node)
+    return None
+
+
+@cache
+def module_file(module: str) -> Path | None:
+    """The source file of a module, found without importing it or its parents."""
+    folders: Any = None
+    spec = None
+    for depth in range(module.count(".") + 1):
+        spec = PathFinder.find_spec(".".join(module.split(".")[: depth + 1]), folders)
+        if spec is None:
+            return None
+        folders = spec.submodule_search_locations or []
+    path = Path(spec.origin) if spec is not None and spec.origin else None
+    return path if path is not None and path.suffix == ".py" else None
+
+
+def names_in(module: str) -> list[str]:
+    """Public names that a module defines or imports, for suggestions."""
+    return sorted({name for node in _statements(module) for name in _bound(node) if not name.startswith("_")})
+
+
+def says_all(module: str) -> bool:
+    """Whether a module's file shows every name it has: none assigned, none by `import *` or `__getattr__`."""
+    bound = {name for node in _statements(module) for name in _bound(node)}
+    return module_file(module) is not None and not bound & {"*", "__getattr__"}
+
+
+def constant(target: str, name: str) -> Any:
+    """The literal value of a class's attribute, its own or inherited; None if there is none, or it is no literal."""
+    found = find(target)
+    for one in _family(found) if found is not None else ():
+        member = _member(one.node, name)
+        if isinstance(member, ast.Assign | ast.AnnAssign) and member.value is not None:
+            return _literal(member.value)
+    return None
+
+
+def is_kind(target: str, base: str) -> bool:
+    """Whether a class, or one of its bases, has this name."""
+    found = find(target)
+    return found is not None and any(one.node.name == base for one in _family(found))
+
+
+def clear() -> None:
+    """Forget what was read: `sys.path` or a file has changed."""
+    for remembered in (keys_of, find, module_file, _tree):
+        remembered.cache_clear()
+    PathFinder.invalidate_caches()
+    sys.path_importer_cache.clear()
+
+
+@cache
+def _tree(file: Path) -> ast.Module:
+    return ast.parse(file.read_text(encoding="utf-8"))
+
+
+def _statements(module: str) -> Iterator[ast.stmt]:
+    """Statements of a module's top level, those of `if` and `try` included."""
+    file = module_file(module)
+    waiting: list[Any] = [] if file is None else list(_tree(file).body)
+    while waiting:
+        node = waiting.pop(0)
+        if isinstance(node, ast.If | ast.Try):
+            waiting = [*node.body, *node.orelse, *waiting]
+        else:
+            yield node
+
+
+def _bound(node: ast.stmt) -> list[str]:
+    if isinstance(node, Definition):
+        return [node.name]
+    return [a.asname or a.name for a in node.names] if isinstance(node, ast.ImportFrom) else []
+
+
+def _binding(module: str, name: str) -> ast.stmt | None:
+    """The statement that binds a name at a module's top level: a definition, an import, an assignment."""
+    for node in _statements(module):
+        targets = node.targets if isinstance(node, ast.Assign) else []
+        if name in _bound(node) or any(getattr(target, "id", None) == name for target in targets):
+            return node
+    return None
+
+
+def _imported(node: ast.ImportFrom, module: str, name: str) -> tuple[str, str]:
+    """The module and the name there that an import binds as `name`, relative dots resolved."""
+    (original,) = (a.name for a in node.names if (a.asname or a.name) == name)
+    file = module_file(module)
+    package = module.split(".") if file is not None and file.stem == "__init__" else module.split(".")[:-1]
+    above = package[: len(package) - node.level + 1] if node.level else []
+    return ".".join([*above, *([node.module] if node.module else [])]), original
+
+
+def _family(found: Found) -> Iterator[Found]:
+    """A class and its bases, as far as their sources are found, nearest first."""
+    yield found
+    for base in found.node.bases if isinstance(found.node, ast.ClassDef) else ():
+        first, _, rest = ast.unparse(base).partition("[")[0].partition(".")
+        above = find(f"{found.module}.{first}") if not rest else None
+        for node in _statements(found.module) if rest else ():  # an attribute of an imported module: pl.Callback
+            for alias in node.names if isinstance(node, ast.Import) else ():
+                if (alias.asname or alias.name) == first:
+                    above = find(f"{alias.name}.{rest}")
+        if above is not None and above.node is not found.node:
+            yield from _family(above)
+
+
+def _member(node: Definition, name: str) -> ast.stmt | None:
+    """A method or an attribute of a class body."""
+    for one in node.body if isinstance(node, ast.ClassDef) else ():
+        targets = one.targets if isinstance(one, ast.Assign) else [one.target] if isinstance(one, ast.AnnAssign) else []
+        if getattr(one, "name", None) == name or any(getattr(target, "id", None) == name for target in targets):
+            return one
+    return None
+
+
+def _annotation(node: ast.expr | None, module: str) -> Any:
+    """An annotation as a typing object, from its syntax alone; what is not known here counts as anything."""
+    match node:
+        case ast.Constant(value=None):
+            return type(None)
+        case ast.Constant(value=str() as text):
+            try:
+                return _annotation(ast.parse(text, mode="eval").body, module)
+            except SyntaxError:
+                return Any
+        case ast.BinOp(op=ast.BitOr()):
+            return Union[_annotation(node.left, module), _annotation(node.right, module)]  # noqa: UP007
+        case ast.Subscript():
+            return _subscripted(node, module)
+        case ast.Name() | ast.Attribute():
+            name = ast.unparse(node).rpartition(".")[2]
+            alias = None if name in _TYPES else _alias(name, module)
+            return _TYPES.get(name, Any) if alias is None else _annotation(*alias)
+    return Any
+
+
+def _subscripted(node: ast.Subscript, module: str) -> Any:
+    """A generic type, a union, a literal, or a type with notes."""
+    name = ast.unparse(node.value).rpartition(".")[2]
+    inner = node.slice.elts if isinstance(node.slice, ast.Tuple) else [node.slice]
+    if name == "Literal":
+        return Literal[tuple(_literal(one) for one in inner)]
+    if name == "Annotated":
+        beside = [note for one in inner[1:] if (note := _note(one, module)) is not None]
+        kind = _annotation(inner[0], module)
+        return Annotated[(kind, *beside)] if beside else kind  # type: ignore[return-value]
+    kinds = tuple(_annotation(one, module) for one in inner)
+    if name in ("Union", "Optional"):
+        return Union[kinds if name == "Union" else (*kinds, type(None))]  # noqa: UP007
+    try:
+        return _TYPES[name][kinds] if name in _TYPES else Any
+    except TypeError:
+        return Any
+
+
+def _note(node: ast.expr, module: str) -> Any:
+    """A note, of those that are known here: a text, a range, ...; None: another one."""
+    if isinstance(node, ast.Constant):
+        return node.value
+    call = node if isinstance(node, ast.Call) else None
+    name = ast.unparse(call.func if call else node).rpartition(".")[2]
+    if call is not None and name in _NOTES:
+        named = {word.arg: _literal(word.value) for word in call.keywords if word.arg}
+        return _NOTES[name](*map(_literal, call.args), **named)
+    alias = _alias(name, module) if call is None and name not in _NOTES else None
+    return _note(*alias) if alias is not None else _NOTES.get(name)
+
+
+def _alias(name: str, module: str) -> tuple[ast.expr, str] | None:
+    """What a name stands for that a module assigns, or imports from a module of the same package; and that module."""
+    node = _binding(module, name)
+    if isinstance(node, ast.ImportFrom):
+        source, original = _imported(node, module, name)
+        return _alias(original, source) if source.partition(".")[0] == module.partition(".")[0] else None
+    return (node.value, module) if isinstance(node, ast.Assign) else None
+
+
+def _literal(node: ast.expr) -> Any:
+    try:
+        return ast.literal_eval(node)
+    except (ValueError, TypeError):
+        return None
+
+
+def _arguments(node: ast.FunctionDef, module: str, is_method: bool) -> Keys:
+    """The arguments of a function, without self or cls."""
+    plain = [*node.args.posonlyargs, *node.args.args]
+    defaults: dict[str, ast.expr | None] = {
+        a.arg: default for a, default in zip(plain[::-1], node.args.defaults[::-1], strict=False)
+    }
+    defaults |= {a.arg: default for a, default in zip(node.args.kwonlyargs, node.args.kw_defaults, strict=True)}
+    if is_method and not any(ast.unparse(d) == "staticmethod" for d in node.decorator_list):
+        plain = plain[1:]
+    keys = (_key(a.arg, a.annotation, defaults.get(a.arg), module) for a in (*plain, *node.args.kwonlyargs))
+    return Keys({key.name: key for key in keys}, takes_any=node.args.kwarg is not None)
+
+
+def _key(name: str, annotation: ast.expr | None, default: ast.expr | None, module: str) -> Key:
+    kind = _annotation(annotation, module)
+    return Key(name, kind, notes.meaning_of(kind), REQUIRED if default is None else _literal(default))
+
+
+def _fields(node: Definition, module: str) -> Iterator[Key]:
+    """The fields of a dataclass body that its constructor takes."""
+    for one in node.body:
+        if isinstance(one, ast.AnnAssign) and isinstance(one.target, ast.Name):
+            default = "" if one.value is None else ast.unparse(one.value)
+            if "ClassVar" not in ast.unparse(one.annotation) and "init=False" not in default:
+                yield _key(one.target.id, one.annotation, one.value, module)
+
+
+def _described(keys: Keys, nodes: Iterable[Definition | None]) -> Keys:
+    """The keys with the meanings that docstrings give; the first one that does counts."""
+    meanings: dict[str, str] = {}
+    for text in (ast.get_docstring(node) for node in nodes if node is not None):
+        meanings = {**(meanings_in(text, keys.keys) if text else {}), **meanings}
+    found = {name: replace(key, meaning=key.meaning or meanings.get(name, "")) for name, key in keys.keys.items()}
+    return Keys(found, keys.takes_any)
