@@ -125,7 +125,7 @@ def _node(within: Any, key: str, config_name: str, config: Any) -> Any:
     from omegaconf import OmegaConf
 
     root = within._get_root() if OmegaConf.is_config(within) else {}
-    if key not in root or key not in config:
+    if root.get(key) is None or key not in config:
         raise InputError(f"inherit: expected keys that the experiment and {config_name} have, got {key}")
     return OmegaConf.create(OmegaConf.to_container(root[key], resolve=True))
 
