@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 
@@ -62,7 +63,8 @@ class RecordedPair:
         assert trace is not None
         method = self.bench.methods[setting.name]
         if self.takes_costs(setting):
-            method = replace(method, policy=replace(method.policy, costs=str(path)))
+            rule: Any = method.policy
+            method = replace(method, policy=replace(rule, costs=str(path)))
         policy = with_recorded_heads(method.bind(self.bench.pair).policy, self.recording.heads)
         return serve(trace, self.prompt_tokens, policy, table, load, requests or range(self.num_texts))
 
