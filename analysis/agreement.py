@@ -1,5 +1,4 @@
-"""Became part of analysis.sweep: decoded against replayed sweeps."""
-
+# Became part of analysis.sweep: decoded against replayed sweeps.
 from toolkit.errors import merged
 
 if __name__ == "__main__":

@@ -1,5 +1,4 @@
-"""Became part of analysis.heads: a head with a calibration, and reliability diagrams."""
-
+# Became part of analysis.heads: a head with a calibration, and reliability diagrams.
 from toolkit.errors import merged
 
 if __name__ == "__main__":

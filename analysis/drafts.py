@@ -1,5 +1,4 @@
-"""Became part of analysis.heads: drafts of one target, side by side."""
-
+# Became part of analysis.heads: drafts of one target, side by side.
 from toolkit.errors import merged
 
 if __name__ == "__main__":

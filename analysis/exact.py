@@ -1,5 +1,4 @@
-"""Became part of analysis.acceptance: what rules accept for given distributions."""
-
+# Became part of analysis.acceptance: what rules accept for given distributions.
 from toolkit.errors import merged
 
 if __name__ == "__main__":

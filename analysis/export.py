@@ -1,5 +1,4 @@
-"""Became part of toolkit.decode: the formats of other tools."""
-
+# Became part of toolkit.decode: the formats of other tools.
 from toolkit.errors import merged
 
 if __name__ == "__main__":

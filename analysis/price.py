@@ -1,5 +1,4 @@
-"""Became part of analysis.timing: what a draft forward may cost at every cost ratio."""
-
+# Became part of analysis.timing: what a draft forward may cost at every cost ratio.
 from toolkit.errors import merged
 
 if __name__ == "__main__":

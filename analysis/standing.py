@@ -1,5 +1,4 @@
-"""Became part of analysis.frontier: its tables at several cost ratios."""
-
+# Became part of analysis.frontier: its tables at several cost ratios.
 from toolkit.errors import merged
 
 if __name__ == "__main__":

@@ -75,7 +75,7 @@ def run(cfg: commands.Sweep) -> Path:
     if known is not None and known.manifest.get("asked") == wanted:
         print(f"sweep: {len(settings)} settings, finished before")
         _show(known.folder, cfg, known.manifest["num_prompts"])
-        return known.folder
+        return _with_agreement(known.folder, cfg)
     bench = Workbench(instantiate(cfg.pair), instantiate(cfg.prompts).load(), instantiate(cfg.sampling), cfg.batch_size)
     settings = _possible(settings, bench)
     keys = {setting.name: bench.prepare(setting) for setting in settings}
@@ -95,7 +95,7 @@ def run(cfg: commands.Sweep) -> Path:
         raise InputError(f"every setting failed, first: {next(iter(failures.values()))}")
     if cfg.world_size == 1:
         _publish(stage.folder, settings, done, failures, bench, cfg)
-        return stage.finish(**facts)
+        return _with_agreement(stage.finish(**facts), cfg)
     _check_failures(failures, settings, stage.folder)
     if all_there(stage, [*paths.values()], cfg):
         with joining(stage) as last:
@@ -104,7 +104,7 @@ def run(cfg: commands.Sweep) -> Path:
                 if PLAIN in done and _replayed(settings, bench, cfg):
                     _write_tokens(stage.folder, _recording(settings, done, paths, bench, cfg), done, cfg)
                 _publish(stage.folder, settings, done, {}, bench, cfg)
-                stage.finish(**facts)
+                _with_agreement(stage.finish(**facts), cfg)
     return stage.folder
 
 
@@ -287,13 +287,18 @@ def _show(folder: Path, cfg: commands.Sweep, num_prompts: int) -> str:
     show(summary, f"{title}, c = {cfg.cost_ratio:g}", folder / "summary.csv", list(dict.fromkeys(first)))
     for line in bound_notes(read_table(folder, "lengths"), summary, cfg.max_drafted):
         print(line)
+    return title
+
+
+def _with_agreement(folder: Path, cfg: Any) -> Path:
+    """The folder of a finished sweep, after it was compared with the replayed sweeps that are named."""
     if cfg.replayed:
         table = agreement_of(folder, [Path(sweep) for sweep in plain(cfg.replayed)], cfg.cost_ratio)
         save_table(table, folder, "agreement")
         outside = int(((table.low > 0) | (table.high < 0)).sum())
         about = f"decoded against replayed, c = {cfg.cost_ratio:g}: {outside} of {len(table)} intervals leave out 0"
         show(table, about, folder / "agreement.csv", ("method", "setting", "difference", "low", "high"))
-    return title
+    return folder
 
 
 def _labelled(rows: pd.DataFrame, setting: Setting, names: dict[str, str]) -> pd.DataFrame:

@@ -17,8 +17,8 @@ GRID = {"speculative": {"policy.num_drafted": [1, 4]}, "confidence": {"policy.th
 def folders(tmp_path_factory):
     """A replayed sweep, and a live one that is compared with it."""
     root = tmp_path_factory.mktemp("agreement")
-    replayed = sweep.run(sweep_config(root, grid=GRID, source="traces", limit=300))
-    live = sweep.run(sweep_config(root, grid=GRID, source="live", limit=300, replayed=[str(replayed)]))
+    replayed = sweep.run(sweep_config(root, grid=GRID, source="traces", limit=300, max_drafted=6))
+    live = sweep.run(sweep_config(root, grid=GRID, source="live", limit=300, max_drafted=6, replayed=[str(replayed)]))
     return {"traces": replayed, "live": live}
 
 
@@ -35,7 +35,7 @@ def test_a_live_sweep_says_how_far_it_agrees(folders, capsys):
     table = read_table(folders["live"], "agreement").set_index("setting")
     assert set(table.index) == {"K=1", "K=4", "h=0.3"}
     root = folders["live"].parent
-    config = sweep_config(root, grid=GRID, source="live", limit=300, replayed=[str(folders["traces"])])
+    config = sweep_config(root, grid=GRID, source="live", limit=300, max_drafted=6, replayed=[str(folders["traces"])])
     assert sweep.run(config) == folders["live"]
     assert "of 3 intervals leave out 0" in capsys.readouterr().out
 

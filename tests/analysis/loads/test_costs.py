@@ -5,6 +5,7 @@ from __future__ import annotations
 from types import SimpleNamespace
 
 import pytest
+from omegaconf import OmegaConf
 
 from analysis.loads.costs import costs_of, measured_costs
 from toolkit import ModelPair
@@ -67,6 +68,6 @@ def test_files_are_one_for_all_drafts_or_one_for_each(tmp_path):
 
 
 def test_pairs_without_a_config_are_not_modelled(table_pair):
-    cfg = SimpleNamespace(costs=None, hardware="h100", devices=1)
+    cfg = OmegaConf.create({"costs": None, "hardware": "h100", "devices": 1})
     with pytest.raises(InputError, match="modelled costs need a model with a config"):
         costs_of(cfg, [table_pair], [], SAMPLING, (1,), None)
