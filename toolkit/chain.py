@@ -127,7 +127,16 @@ def _node(within: Any, key: str, config_name: str, config: Any) -> Any:
     root = within._get_root() if OmegaConf.is_config(within) else {}
     if root.get(key) is None or key not in config:
         raise InputError(f"inherit: expected keys that the experiment and {config_name} have, got {key}")
-    return OmegaConf.create(OmegaConf.to_container(root[key], resolve=True))
+    return OmegaConf.create(_literal(OmegaConf.to_container(root[key], resolve=True)))
+
+
+def _literal(value: Any) -> Any:
+    """A resolved container as it is written in a config: "${" in a text is not an interpolation."""
+    if isinstance(value, dict):
+        return {key: _literal(part) for key, part in value.items()}
+    if isinstance(value, list):
+        return [_literal(part) for part in value]
+    return configs.escaped(value) if isinstance(value, str) else value
 
 
 class _Marks:
