@@ -127,7 +127,16 @@ def _node(within: Any, key: str, config_name: str, config: Any) -> Any:
     root = within._get_root() if OmegaConf.is_config(within) else {}
     if root.get(key) is None or key not in config:
         raise InputError(f"inherit: expected keys that the experiment and {config_name} have, got {key}")
-    return OmegaConf.create(OmegaConf.to_container(root[key], resolve=True))
+    return OmegaConf.create(_as_written(OmegaConf.to_container(root[key], resolve=True)))
+
+
+def _as_written(value: Any) -> Any:
+    """A container whose texts stay as they are: "${" in them is no interpolation."""
+    if isinstance(value, dict):
+        return {key: _as_written(one) for key, one in value.items()}
+    if isinstance(value, list):
+        return [_as_written(one) for one in value]
+    return configs.escaped(value) if isinstance(value, str) else value
 
 
 class _Marks:
