@@ -43,9 +43,9 @@ from analysis.tables.files import markdown, read_table, save_table
 from analysis.tables.rows import check_comparable, labels, load_rows
 from toolkit.config import instantiate, method_config, plain
 from toolkit.errors import InputError
-from toolkit.io import write_text
-from toolkit.stage import asked, command, finished_stage, open_stage
-from toolkit.tracking import log_image, log_lines, log_table, wandb_run
+from toolkit.files.atomic import write_text
+from toolkit.runs.stage import asked, command, finished_stage, open_stage
+from toolkit.runs.tracking import log_image, log_lines, log_table, wandb_run
 from toolkit.verification.optimal import optimal_acceptance, optimal_acceptances
 
 __all__ = ["optimal_acceptance", "optimal_acceptances", "run"]

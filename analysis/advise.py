@@ -44,11 +44,11 @@ from analysis.tables.grid import PLAIN, Setting, expand
 from analysis.tables.workbench import Workbench
 from toolkit.config import instantiate, override, plain
 from toolkit.errors import InputError
-from toolkit.io import content_hash, write_text
-from toolkit.pair import ModelPair
-from toolkit.prompts import Prompt
-from toolkit.stage import command, open_stage, prompt_files
-from toolkit.tracking import log_image, log_table, wandb_run
+from toolkit.files.atomic import content_hash, write_text
+from toolkit.models.pair import ModelPair
+from toolkit.models.prompts import Prompt
+from toolkit.runs.stage import command, open_stage, prompt_files
+from toolkit.runs.tracking import log_image, log_table, wandb_run
 
 REPLAYED = ("batch_sizes", "costs", "hardware", "grid", "rounds", "drops", "hidden", "responses", "cost_ratio")
 IGNORED = (*REPLAYED, "track", "resamples", "confidence", "seed")

@@ -49,12 +49,12 @@ from analysis.tables.method_table import (
 from analysis.tables.rows import labels
 from analysis.tables.workbench import Workbench
 from toolkit.config import commands, instantiate, plain
+from toolkit.costs.energy import EnergyMeter
 from toolkit.decoding import Decoded, Sampling, decode_measured
-from toolkit.energy import EnergyMeter
 from toolkit.errors import InputError
-from toolkit.io import read_json, write_json, write_text
-from toolkit.stage import asked, check_some_done, command, finished_stage, open_stage, prompt_files
-from toolkit.tracking import log_image, log_summary, log_table, wandb_run
+from toolkit.files.atomic import read_json, write_json, write_text
+from toolkit.runs.stage import asked, check_some_done, command, finished_stage, open_stage, prompt_files
+from toolkit.runs.tracking import log_image, log_summary, log_table, wandb_run
 
 IGNORED = ("metrics", "dev_share", "cost_ratio", "baseline", "resamples", "confidence", "seed", "track")
 

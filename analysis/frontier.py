@@ -47,9 +47,9 @@ from analysis.tables.selection import choose, comparable, halves, settings_table
 from analysis.tables.standing import SHARES, interval_text, notes
 from toolkit.config import plain
 from toolkit.errors import InputError
-from toolkit.io import read_json, write_text
-from toolkit.stage import MANIFEST, command, open_stage
-from toolkit.tracking import log_image, log_lines, log_scatter, log_summary, log_table, wandb_run
+from toolkit.files.atomic import read_json, write_text
+from toolkit.runs.stage import MANIFEST, command, open_stage
+from toolkit.runs.tracking import log_image, log_lines, log_scatter, log_summary, log_table, wandb_run
 
 TABLES = ("frontier", "settings", "costs")
 NAMES = {"upper_bound": "upper bound", "oracle": "oracle"}

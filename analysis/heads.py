@@ -47,11 +47,11 @@ from analysis.tables.rows import COUNTS, Array, counts_of, throughput
 from toolkit import metrics
 from toolkit.config import instantiate, plain
 from toolkit.errors import InputError
-from toolkit.io import read_json, write_text
-from toolkit.stage import command, open_stage
+from toolkit.files.atomic import read_json, write_text
+from toolkit.runs.stage import command, open_stage
+from toolkit.runs.tracking import log_image, log_table, wandb_run
 from toolkit.trace import Trace
 from toolkit.trace.folders import SUMMARY, read_traces
-from toolkit.tracking import log_image, log_table, wandb_run
 
 FIXED = "fixed K"
 PREREAD_SHORTEST = 1  # tokens: a pre-read head speaks of the next token before any later one is drafted

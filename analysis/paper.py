@@ -25,9 +25,9 @@ from analysis.tables.console import show
 from analysis.tables.files import save_table
 from toolkit.config import plain
 from toolkit.errors import InputError
-from toolkit.io import write_text
-from toolkit.stage import MANIFEST, command, open_stage
-from toolkit.tracking import log_image, log_table, wandb_run
+from toolkit.files.atomic import write_text
+from toolkit.runs.stage import MANIFEST, command, open_stage
+from toolkit.runs.tracking import log_image, log_table, wandb_run
 
 PAGE, FIGURE = "page.md", "figure.png"
 

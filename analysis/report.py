@@ -35,8 +35,8 @@ from analysis.reporting.tokens import KINDS, LEVELS, TokenView, token_views
 from analysis.reporting.wandb_report import publish
 from analysis.tables.definitions import DEFINITIONS
 from toolkit.config import flatten, plain
-from toolkit.io import write_json, write_text
-from toolkit.stage import MANIFEST, command, open_stage, provenance
+from toolkit.files.atomic import write_json, write_text
+from toolkit.runs.stage import MANIFEST, command, open_stage, provenance
 
 EXTRA_FILES = (
     "tokens.json",

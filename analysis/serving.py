@@ -33,8 +33,8 @@ from analysis.tables.grid import PLAIN, expand
 from analysis.tables.workbench import Workbench
 from toolkit.config import commands, instantiate, plain
 from toolkit.errors import InputError
-from toolkit.stage import command, open_stage, prompt_files
-from toolkit.tracking import log_image, log_table, wandb_run
+from toolkit.runs.stage import command, open_stage, prompt_files
+from toolkit.runs.tracking import log_image, log_table, wandb_run
 
 SIMULATED = ("grid", "slots", "users", "rates", "requests", "shapes", "costs", "hardware", "devices", "rounds", "drops")
 IGNORED = (*SIMULATED, "hidden", "track")

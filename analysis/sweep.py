@@ -4,7 +4,7 @@ Every setting (one method with one setting) is written whole as settings/<hash>.
 rows depend on: method, head weights, models, prompts, sampling. Settings that exist are not made again. Only plain
 decoding is run: its responses are recorded once, and every chain method with token-level rejection is replayed on the
 recording, exactly in distribution. The others, and with source=live all of them, are decoded. The grid does not name
-the output folder, so a larger grid goes on where a smaller one ended. Processes that share the work (`toolkit.ranks`)
+the output folder, so a larger grid goes on where a smaller one ended. Processes that share the work (`toolkit.runs.sharding`)
 make every world_size-th setting. The first of them decodes plainly and records, the last one joins. The table
 rows.parquet holds the settings of the last grid (columns: `analysis.tables.rows`).
 
@@ -44,11 +44,11 @@ from analysis.tables.workbench import TEXTS, Workbench, responses_of
 from toolkit import metrics
 from toolkit.config import commands, instantiate, plain
 from toolkit.errors import InputError, unknown_name
-from toolkit.io import write_json
-from toolkit.lines import first_line
-from toolkit.ranks import RANKS, all_there, alone, joining, part_of, share
-from toolkit.stage import asked, check_some_done, command, finished_stage, open_stage
-from toolkit.tracking import log_folder, log_image, log_lines, log_scatter, log_summary, log_table, wandb_run
+from toolkit.files.atomic import write_json
+from toolkit.files.text import first_line
+from toolkit.runs.sharding import RANKS, all_there, alone, joining, part_of, share
+from toolkit.runs.stage import asked, check_some_done, command, finished_stage, open_stage
+from toolkit.runs.tracking import log_folder, log_image, log_lines, log_scatter, log_summary, log_table, wandb_run
 
 SOURCES = ("live", "traces")
 GRID = ("grid", "cost_ratio", "track", "artifacts", "hidden", "replayed")

@@ -2,7 +2,7 @@
 
 Paper: SpecDec++ (arXiv:2405.19715), Table 2: seconds of a response = t_draft * draft forwards + t_target * target
 forwards. The fit is by least squares over responses, in speculative decoding and for each model decoding alone. Ours
-adds the cost of width and context (`toolkit.cost`), per round. The decoding loop's own work counts for the target.
+adds the cost of width and context (`toolkit.costs.forward`), per round. The decoding loop's own work counts for the target.
 One prompt at a time, settings interleaved, the first prompts for warming up left out. On a GPU the device is waited for
 before and after every response.
 
@@ -44,12 +44,12 @@ from analysis.tables.bootstrap import Bootstrap
 from analysis.tables.console import show
 from analysis.tables.files import read_table, save_table
 from toolkit.config import instantiate, method_config, plain
-from toolkit.cost import fit_rounds, least_squares
+from toolkit.costs.forward import fit_rounds, least_squares
 from toolkit.decoding import decode
 from toolkit.errors import InputError
-from toolkit.pair import ModelPair
-from toolkit.stage import Stage, command, finished_stage, open_stage
-from toolkit.tracking import log_image, log_summary, log_table, parameter_counts, wandb_run
+from toolkit.models.pair import ModelPair
+from toolkit.runs.stage import Stage, command, finished_stage, open_stage
+from toolkit.runs.tracking import log_image, log_summary, log_table, parameter_counts, wandb_run
 from toolkit.types import Generation
 
 CONTEXT = 128  # tokens behind a forward, where one figure must stand for all

@@ -15,10 +15,10 @@ import torch
 
 from toolkit.api import generate
 from toolkit.decoding import Method
-from toolkit.engine import engine_of
-from toolkit.pair import ModelPair
-from toolkit.session.capture import Captures, GraphForward, StaticForward
-from toolkit.session.hf import HFSession
+from toolkit.engine.capture import Captures, GraphForward, StaticForward
+from toolkit.engine.engine import engine_of
+from toolkit.engine.hf import HFSession
+from toolkit.models.pair import ModelPair
 
 UNCAPTURED = {"cuda_graphs": "off", "cpu_traces": "off"}
 Run = Callable[[ModelPair, list[list[int]], int, int], int]  # pair, prompts, max_new_tokens, seed -> new tokens

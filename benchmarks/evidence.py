@@ -22,9 +22,9 @@ from pathlib import Path
 from time import perf_counter
 
 from benchmarks import exactness, standing
-from toolkit.io import write_text
-from toolkit.lines import lines_of
-from toolkit.stage import provenance
+from toolkit.files.atomic import write_text
+from toolkit.files.text import lines_of
+from toolkit.runs.stage import provenance
 
 ROOT = Path(__file__).resolve().parent.parent
 FOLDER = ROOT / "outputs" / "evidence"

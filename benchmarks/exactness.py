@@ -16,7 +16,7 @@ from torch import Tensor
 from tqdm import tqdm
 
 from benchmarks.gpu_exactness import logit_gap, parting
-from data_gen.frozen import load_frozen
+from data_gen.held_out import load_frozen
 from toolkit import ModelPair, config
 from toolkit.decoding import Sampling, decode
 from toolkit.metrics import total

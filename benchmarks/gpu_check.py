@@ -5,8 +5,8 @@
     python -m benchmarks.gpu_check --device cpu --quick  a smoke run of the same code without a GPU
 
 Needs torch, transformers and safetensors; hydra-core, too, for the checks of all methods. Speeds are those of a padded pair:
-the toy pair's function at the cost of a large shape (`toolkit.padding`). Exit code 1 if a check failed; nothing that fails
-keeps the rest from running. Not yet run on a GPU.
+the toy pair's function at the cost of a large shape (`toolkit.testing.padding`). Exit code 1 if a check failed; nothing
+that fails keeps the rest from running. Not yet run on a GPU.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ import transformers
 from benchmarks import gpu_exactness, gpu_speed
 from benchmarks.checks import Check, attempt, failures, run, table, verdict
 from toolkit.errors import InputError
-from toolkit.io import write_text
-from toolkit.padding import PRESETS, padded_pair
-from toolkit.pair import ModelPair
-from toolkit.stage import revision
+from toolkit.files.atomic import write_text
+from toolkit.models.pair import ModelPair
+from toolkit.runs.stage import revision
+from toolkit.testing.padding import PRESETS, padded_pair
 
 SECTIONS = ("exactness", "speed")
 UNPADDED = "none"

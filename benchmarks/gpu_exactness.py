@@ -22,10 +22,10 @@ from benchmarks.checks import Finding
 from benchmarks.contenders import captures, capturing, eager, held_sessions, refusals
 from benchmarks.host_reads import no_host_reads, where
 from toolkit.decoding import Method, Proposer, Sampling, TreeProposer, decode
-from toolkit.lines import first_line
-from toolkit.pair import ModelPair
-from toolkit.session import Session, open_session
-from toolkit.session.capture import static_flow
+from toolkit.engine import Session, open_session
+from toolkit.engine.capture import static_flow
+from toolkit.files.text import first_line
+from toolkit.models.pair import ModelPair
 from toolkit.stopping import Always, Fixed
 from toolkit.testing import (
     VOCAB,

@@ -26,10 +26,10 @@ from benchmarks.contenders import (
     theirs,
 )
 from benchmarks.gpu_exactness import fixed
-from data_gen.frozen import load_frozen
+from data_gen.held_out import load_frozen
 from toolkit.decoding import Method
-from toolkit.pair import ModelPair
-from toolkit.session import open_session
+from toolkit.engine import open_session
+from toolkit.models.pair import ModelPair
 from toolkit.stopping import Confidence
 from toolkit.verification import get
 

@@ -2,7 +2,7 @@
 
 On a GPU that is PyTorch's own business (`set_sync_debug_mode`). On a CPU nothing waits, so what would wait on a GPU is
 recognised as it is called. Reading a value is recognised (`bool`, `item`, `tolist`), and results whose size depends on
-values (`nonzero`, boolean masks). So are new tensors from Python values, except by `toolkit.transfer`. The answers of a
+values (`nonzero`, boolean masks). So are new tensors from Python values, except by `toolkit.engine.device`. The answers of a
 `Gate` are what waiting is for, and are let through. Not seen on a CPU: `.cpu()`, and indexing with Python lists.
 """
 
@@ -21,7 +21,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import toolkit
-from toolkit.transfer import Gate, floats_on, most_of, tensor_on
+from toolkit.engine.device import Gate, floats_on, most_of, tensor_on
 
 HOME = Path(toolkit.__file__).parent
 aten = torch.ops.aten

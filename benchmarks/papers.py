@@ -25,7 +25,7 @@ from typing import Any
 
 from benchmarks.evidence import ROOT, made_by
 from toolkit.config import choices
-from toolkit.io import write_atomic, write_text
+from toolkit.files.atomic import write_atomic, write_text
 
 LISTED = Path(__file__).with_suffix(".toml")
 MISSING = "neither made nor explained"

@@ -26,12 +26,12 @@ from tqdm import tqdm
 from analysis.tables.bootstrap import Bootstrap
 from benchmarks.contenders import Contender, ForwardMeter, constant, engine, theirs
 from benchmarks.evidence import made_by
-from data_gen.frozen import load_frozen
+from data_gen.held_out import load_frozen
 from toolkit import ModelPair, config, generate
 from toolkit.errors import InputError
+from toolkit.files.atomic import write_text
 from toolkit.integrations.transformers import assistant
-from toolkit.io import write_text
-from toolkit.padding import padded_pair
+from toolkit.testing.padding import padded_pair
 
 REFERENCE = "transformers autoregressive"
 BOOTSTRAP = Bootstrap(2000, seed=0)

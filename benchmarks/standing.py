@@ -27,15 +27,15 @@ from analysis.tables.bootstrap import Bootstrap
 from analysis.tables.grid import ORACLE, PLAIN, UPPER_BOUND
 from analysis.tables.rows import COUNTS
 from analysis.tables.standing import SHARES, gain_over, standing
-from data_gen.frozen import load_frozen
+from data_gen.held_out import load_frozen
 from data_gen.recording import Recorder
 from toolkit import ModelPair, metrics
 from toolkit.acceptance import HeadEstimator, PrereadEstimator
 from toolkit.acceptance.folder import head_hash, recorded_scorers
 from toolkit.config import method
 from toolkit.decoding import Sampling, decode
-from toolkit.io import content_hash
-from toolkit.pair import fingerprint
+from toolkit.files.atomic import content_hash
+from toolkit.models.pair import fingerprint
 from toolkit.stopping import (
     AdaEdl,
     Bounded,

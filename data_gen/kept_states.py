@@ -16,7 +16,7 @@ import torch
 from toolkit.acceptance.folder import Scorer
 from toolkit.acceptance.from_states import recorded_logits
 from toolkit.errors import InputError
-from toolkit.stage import MANIFEST, Stage, read_manifest
+from toolkit.runs.stage import MANIFEST, Stage, read_manifest
 from toolkit.trace import Trace
 from toolkit.trace.folders import read_file
 

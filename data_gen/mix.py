@@ -2,7 +2,7 @@
 
 Output: `dataset/`, a datasets.DatasetDict (train, validation; split by prompt), and summary.json. While it works, parts
 of PART_ROWS examples lie in `parts/`: run the command again after an interruption and it goes on with the missing ones.
-Processes that share the work (`toolkit.ranks`) make every world_size-th part, and the last one joins them.
+Processes that share the work (`toolkit.runs.sharding`) make every world_size-th part, and the last one joins them.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ import torch
 from data_gen.mixed_preview import show
 from data_gen.mixing import MixedExample, mix_batch
 from data_gen.texts import Responses, fingerprints, read_responses, sampling_facts
-from toolkit import journal
 from toolkit.config import commands, instantiate, plain
 from toolkit.errors import InputError
-from toolkit.io import read_json, write_atomic, write_folder, write_json
-from toolkit.lines import first_line
-from toolkit.ranks import RANKS, all_there, joining, part_of, share
+from toolkit.files import journal
+from toolkit.files.atomic import read_json, write_atomic, write_folder, write_json
+from toolkit.files.text import first_line
+from toolkit.runs.sharding import RANKS, all_there, joining, part_of, share
+from toolkit.runs.stage import Stage, command, open_stage
 from toolkit.sampling import Sampling
-from toolkit.stage import Stage, command, open_stage
 
 SUMMARY, PARTS = "summary.json", "parts"
 PART_ROWS = 256

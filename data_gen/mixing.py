@@ -25,9 +25,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from toolkit.pair import ModelPair
+from toolkit.models.pair import ModelPair
+from toolkit.models.teacher import distributions_along, picked
 from toolkit.sampling import Sampling, draw, row_generator
-from toolkit.teacher import distributions_along, picked
 
 # Added to the seed: with the very stream that drew the response, Y would repeat X instead of being a fresh draw.
 STREAM = 0x6D6978

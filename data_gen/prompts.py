@@ -15,11 +15,11 @@ from typing import Annotated, Any, Literal
 
 from data_gen.domains import DOMAINS, Example, get
 from data_gen.domains.splits import SPLITS
-from data_gen.frozen import COUNTS, load_frozen
+from data_gen.held_out import COUNTS, load_frozen
 from data_gen.templates import Conversation, Row, check_chat, conversation, render, write_chat
 from toolkit.config.notes import AtLeast, Between, File, HubData
 from toolkit.errors import InputError, unknown_name
-from toolkit.prompts import Prompt, PromptSource, read_jsonl
+from toolkit.models.prompts import Prompt, PromptSource, read_jsonl
 
 TRAIN_PROMPTS = 1000  # of a toy domain, unless `limit` says otherwise
 SHARES = {"dev": 0.15, "test": 0.15}  # of a prompts file; the rest is train
@@ -62,7 +62,7 @@ class ToyPrompts(PromptSource):
 
 
 class JsonlPrompts(PromptSource):
-    """A prompts file (see `toolkit.prompts`), or one of three disjoint parts of it.
+    """A prompts file (see `toolkit.models.prompts`), or one of three disjoint parts of it.
 
     split   train, dev or test; None: all of the file
     shares  of dev and test; train is the rest. A hash of its id says which part a prompt is in: prompts that are added to

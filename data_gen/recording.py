@@ -22,12 +22,12 @@ from torch import Tensor
 
 from toolkit.acceptance.folder import Scorer
 from toolkit.acceptance.from_states import kept_logits, recorded_logits
-from toolkit.engine import engine_of
+from toolkit.engine import Session
+from toolkit.engine.engine import engine_of
 from toolkit.errors import InputError
-from toolkit.pair import ModelPair
+from toolkit.models.pair import ModelPair
+from toolkit.models.teacher import seen_before
 from toolkit.sampling import Sampling, draw, penalized, row_generator, warp
-from toolkit.session import Session
-from toolkit.teacher import seen_before
 from toolkit.trace import Trace, join
 from toolkit.types import DraftStep
 from toolkit.verification.base import normalized

@@ -6,7 +6,7 @@ all lines before it. Rows have their own random numbers, seeded by (sampling.see
 on the batch nor on where an interruption fell. Run the command again, and it goes on with the first shard that is
 missing.
 
-With `endpoints=[URL,...]` the target is asked over HTTP, where vLLM, SGLang or their like serve it (`data_gen.served`). The
+With `endpoints=[URL,...]` the target is asked over HTTP, where vLLM, SGLang or their like serve it (`data_gen.remote`). The
 output is the same, and no weights are loaded here. Rows are kept as they come. The seeds are the engine's own then, so
 another run gives other responses. The addresses do not name the folder, and may differ from run to run.
 
@@ -27,21 +27,21 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any
 
-from data_gen.served.rows import Work, ask_endpoints, facts_of, identity
+from data_gen.remote.rows import Work, ask_endpoints, facts_of, identity
 from data_gen.shards import read_shard, row_of, shard_name, write_shard
 from toolkit import config
 from toolkit.config import commands, instantiate, plain
 from toolkit.decoding import decode
 from toolkit.errors import InputError
-from toolkit.io import content_hash
-from toolkit.pair import fingerprint
-from toolkit.prompts import Prompt
-from toolkit.ranks import RANKS, all_there, joining, part_of, share
+from toolkit.files.atomic import content_hash
+from toolkit.models.fingerprint import Weights
+from toolkit.models.pair import fingerprint
+from toolkit.models.prompts import Prompt
+from toolkit.models.remote import served_pair
+from toolkit.runs.sharding import RANKS, all_there, joining, part_of, share
+from toolkit.runs.stage import Stage, check_some_done, command, finished_stage, open_stage, prompt_files
 from toolkit.sampling import Sampling
-from toolkit.served import served_pair
-from toolkit.stage import Stage, check_some_done, command, finished_stage, open_stage, prompt_files
 from toolkit.types import Generation
-from toolkit.weights import Weights
 
 IGNORED = (*RANKS, "endpoints", "served")
 
@@ -188,7 +188,7 @@ def _sentence(rows: dict[str, int]) -> str:
 
 
 def _finished_manifest(folder: Path) -> dict[str, Any]:
-    from toolkit.stage import MANIFEST, read_manifest
+    from toolkit.runs.stage import MANIFEST, read_manifest
 
     if not (folder / MANIFEST).exists():
         raise InputError(f"expected a responses folder at {folder} (with a {MANIFEST}), found none")

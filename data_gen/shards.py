@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from toolkit.errors import InputError
-from toolkit.io import write_text
-from toolkit.lines import lines_of
-from toolkit.prompts import Prompt
+from toolkit.files.atomic import write_text
+from toolkit.files.text import lines_of
+from toolkit.models.prompts import Prompt
 
 
 def shard_name(number: int) -> str:

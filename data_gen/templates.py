@@ -14,7 +14,7 @@ import jinja2
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from toolkit.errors import InputError, unknown_name
-from toolkit.prompts import Message
+from toolkit.models.prompts import Message
 
 CHATS = ("none", "llama2", "tokenizer")
 ROLES = {"human": "user", "gpt": "assistant"}  # names of roles in ShareGPT-like files; others are kept

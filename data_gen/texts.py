@@ -10,9 +10,9 @@ from typing import Any
 
 from data_gen.responses import read_rows
 from toolkit.errors import InputError
+from toolkit.models.fingerprint import Weights
+from toolkit.runs.stage import read_manifest
 from toolkit.sampling import Sampling
-from toolkit.stage import read_manifest
-from toolkit.weights import Weights
 
 
 @dataclass(frozen=True)
@@ -115,7 +115,7 @@ def read_responses(folders: str | Path | Sequence[str | Path], same_ends: bool =
 
 
 def fingerprints(pair: Any, responses: Responses) -> dict[str, Any]:
-    """The models' identities (`toolkit.weights.Weights.facts`).
+    """The models' identities (`toolkit.models.fingerprint.Weights.facts`).
 
     Raises InputError if the target or the tokenizer is not the one that made the responses.
     """

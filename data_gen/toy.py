@@ -21,14 +21,14 @@ from pytorch_lightning.callbacks import ModelCheckpoint, TQDMProgressBar
 from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 
 from data_gen.domains import DOMAINS, Example, get
-from data_gen.frozen import load_frozen
+from data_gen.held_out import load_frozen
 from data_gen.toy_pair.batches import BatchStream, Document, encode
 from data_gen.toy_pair.evaluation import evaluate
 from data_gen.toy_pair.export import export_model, versions, write_card
 from data_gen.toy_pair.tokenizer import train_tokenizer
 from data_gen.toy_pair.training import ToyData, ToyModule
 from toolkit.config import commands, plain
-from toolkit.stage import command, open_stage
+from toolkit.runs.stage import command, open_stage
 from toolkit.training.checkpoints import AtomicCheckpointIO
 
 IGNORED = ("threads", "checkpoint_every", "log_every")

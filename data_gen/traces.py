@@ -2,7 +2,7 @@
 
 Output: `traces-00000-r0.safetensors`, ... (`shard_size` texts each; r0, r1, ... are replicates: the same texts with new
 acceptance draws) and the manifest. Files are written whole; run the command again after an interruption and it goes on
-with the first that is missing. Processes that share the work (`toolkit.ranks`) write every world_size-th file.
+with the first that is missing. Processes that share the work (`toolkit.runs.sharding`) write every world_size-th file.
 `toolkit.trace.folders` reads them again. If a finished recording beside it differs in its heads alone and holds states
 (hidden=true), the heads are scored on those, and no model runs.
 """
@@ -26,12 +26,12 @@ from data_gen.recording import Recorder
 from data_gen.texts import fingerprints, read_texts, sampling_facts
 from toolkit.acceptance.folder import head_hash, recorded_scorers
 from toolkit.config import commands, instantiate, plain
+from toolkit.engine.hidden_states import layers_of
 from toolkit.errors import InputError
-from toolkit.io import content_hash, write_json
-from toolkit.ranks import RANKS, all_there, joining, part_of, share
+from toolkit.files.atomic import content_hash, write_json
+from toolkit.runs.sharding import RANKS, all_there, joining, part_of, share
+from toolkit.runs.stage import Stage, command, finished_stage, open_stage
 from toolkit.sampling import Sampling
-from toolkit.session.states import layers_of
-from toolkit.stage import Stage, command, finished_stage, open_stage
 from toolkit.trace.folders import SUMMARY, file_name, read_file
 
 IGNORED = ("dry_run", *RANKS)

@@ -16,8 +16,8 @@ import pytest
 from toolkit import config
 from toolkit.config import compose
 from toolkit.errors import InputError
-from toolkit.lines import lines_of
-from toolkit.stage import read_manifest
+from toolkit.files.text import lines_of
+from toolkit.runs.stage import read_manifest
 
 ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs"

@@ -36,9 +36,9 @@ from toolkit import ModelPair, config, generate, stopping, verification
 from toolkit.acceptance import AcceptanceHead, Confidence, HeadEstimator
 from toolkit.decoding import Method, Sampling, decode
 from toolkit.errors import InputError
-from toolkit.pair import TOY
-from toolkit.prompts import read_jsonl
-from toolkit.stage import command
+from toolkit.models.pair import TOY
+from toolkit.models.prompts import read_jsonl
+from toolkit.runs.stage import command
 
 INPUTS, SEED = int(os.environ.get("FUZZ_INPUTS", "200")), int(os.environ.get("FUZZ_SEED", "0"))
 SECONDS = 60  # of computing per input, and eight times as many by the clock

@@ -57,7 +57,7 @@ def test_a_wrong_rule_fails_it(tmp_path, monkeypatch, capsys):
 
 
 def test_captures_that_change_tokens_fail_it(monkeypatch):
-    from toolkit.session import capture
+    from toolkit.engine import capture
 
     def replay(self, inputs):
         logits, hidden = self.run()  # with the inputs of the call that was captured

@@ -20,30 +20,14 @@ PACKAGES = (
 )  # each may import itself and those before it
 # Inside the toolkit, lowest first: each may import those of lower layers, and none of its own layer but itself.
 LAYERS = (
-    ("errors", "lines", "terminal", "transfer", "types"),
-    ("journal",),
-    ("io",),
-    ("digests",),
+    ("errors", "types"),
+    ("files", "metrics"),
     ("config",),
-    ("chat", "cost", "endpoint", "energy", "metrics", "models", "prompts", "sampling"),
-    ("load_cost",),
-    (
-        "chain",
-        "figure_style",
-        "lock",
-        "session",
-        "stopping",
-        "tensors",
-        "tracking",
-        "verification",
-        "weights",
-    ),
-    ("stage",),
-    ("engine", "ranks", "trace"),
-    ("pair",),
-    ("acceptance", "padding", "served", "teacher"),
-    ("decoding", "search", "training"),
-    ("api", "decode", "distillation", "sync", "testing", "testing_batches", "train"),
+    ("costs", "engine", "runs", "sampling"),
+    ("models", "search", "stopping", "trace", "verification"),
+    ("acceptance", "pair"),
+    ("decoding", "training"),
+    ("api", "decode", "distillation", "sync", "testing", "train"),
     ("distill", "integrations", "train_heads"),
 )
 LONGEST = 80  # lines of a function

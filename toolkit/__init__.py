@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from toolkit.api import generate
-    from toolkit.pair import ModelPair
+    from toolkit.models.pair import ModelPair
 
 __all__ = ["ModelPair", "__version__", "generate"]
 __version__ = "0.1.0"
@@ -18,7 +18,7 @@ __version__ = "0.1.0"
 
 def __getattr__(name: str) -> Any:
     if name == "ModelPair":
-        from toolkit.pair import ModelPair
+        from toolkit.models.pair import ModelPair
 
         return ModelPair
     if name == "generate":

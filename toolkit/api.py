@@ -11,7 +11,7 @@ from toolkit.config.values import checked
 from toolkit.decoding import Method, Sampling, decode
 from toolkit.decoding.decode import PROMPTS
 from toolkit.errors import DecodingError
-from toolkit.pair import ModelPair
+from toolkit.models.pair import ModelPair
 from toolkit.types import Generation, Prompt
 
 

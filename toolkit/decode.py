@@ -29,11 +29,11 @@ from typing import Any
 
 from toolkit.config import commands, instantiate
 from toolkit.decoding import decode
-from toolkit.io import read_json, write_json, write_text
-from toolkit.lines import lines_of
+from toolkit.files.atomic import read_json, write_json, write_text
+from toolkit.files.text import lines_of
 from toolkit.metrics import summarize
-from toolkit.pair import ModelPair
-from toolkit.stage import Stage, check_some_done, command, finished_stage, open_stage, prompt_files
+from toolkit.models.pair import ModelPair
+from toolkit.runs.stage import Stage, check_some_done, command, finished_stage, open_stage, prompt_files
 from toolkit.types import Generation
 
 EXPORTING = ("export", "category", "model_id")

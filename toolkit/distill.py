@@ -24,25 +24,25 @@ from typing import Any
 import pytorch_lightning as pl
 from omegaconf import OmegaConf
 
-from toolkit.chain import fill_folders, run_stages
 from toolkit.config import commands, instantiate, plain
 from toolkit.distillation.card import card_of
 from toolkit.distillation.data import TextData
 from toolkit.distillation.drafts import begin, export, shape_of
 from toolkit.distillation.losses import Loss
 from toolkit.distillation.module import DraftTraining, OnPolicy
+from toolkit.engine.facts import vocab_size
 from toolkit.errors import InputError
-from toolkit.io import read_json, write_json, write_text
-from toolkit.models import vocab_size
-from toolkit.pair import ModelPair, load_tokenizer
-from toolkit.stage import Stage, command, open_stage, provenance
+from toolkit.files.atomic import read_json, write_json, write_text
+from toolkit.models.fingerprint import Weights
+from toolkit.models.pair import ModelPair, load_tokenizer
+from toolkit.runs.pipeline import fill_folders, run_stages
+from toolkit.runs.stage import Stage, command, open_stage, provenance
 from toolkit.training.checkpoints import BEST, LAST, folder_of, read_checkpoint
 from toolkit.training.console import quiet_lightning
 from toolkit.training.loggers import run_id_of
 from toolkit.training.processes import Processes, is_first_process, is_sharded
 from toolkit.training.start import resume_path
 from toolkit.training.trainer import build_trainer
-from toolkit.weights import Weights
 
 DRAFT, SCORES = "draft", "metrics.json"
 IGNORED = ("before", "after", "tags", "prompts", "sampling", "optimized_metric", "read")

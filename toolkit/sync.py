@@ -17,8 +17,8 @@ from pathlib import Path
 
 from toolkit.config import commands
 from toolkit.errors import InputError
-from toolkit.stage import command
-from toolkit.tracking import register_chart
+from toolkit.runs.stage import command
+from toolkit.runs.tracking import register_chart
 
 
 def run(cfg: commands.Sync) -> Path:

@@ -27,13 +27,14 @@ from omegaconf import OmegaConf
 from pytorch_lightning.loggers import Logger, WandbLogger
 
 from toolkit.acceptance.saved import SavedHead
-from toolkit.chain import fill_folders, plan_stages, run_stages
 from toolkit.config import commands, escaped, instantiate, override, plain
+from toolkit.engine.hidden_states import check_layers, counted, layers_of
 from toolkit.errors import InputError
-from toolkit.io import read_json, write_text
-from toolkit.session.states import check_layers, counted, layers_of
-from toolkit.stage import Stage, command, open_stage, provenance
-from toolkit.tracking import log_summary, overrides_name, parameter_counts
+from toolkit.files.atomic import read_json, write_text
+from toolkit.runs.pipeline import fill_folders, plan_stages, run_stages
+from toolkit.runs.stage import Stage, command, open_stage, provenance
+from toolkit.runs.tracking import log_summary, overrides_name, parameter_counts
+from toolkit.training.baselines import comparison, complaint, yardsticks
 from toolkit.training.checkpoints import BEST, LAST, folder_of, read_checkpoint
 from toolkit.training.console import (
     print_comparison,
@@ -55,7 +56,6 @@ from toolkit.training.start import (
     warm_start,
 )
 from toolkit.training.trainer import build_trainer
-from toolkit.training.yardsticks import comparison, complaint, yardsticks
 
 # Keys that do not determine the head. The data do, by their content.
 IGNORED = ("before", "after", "tags", "prompts", "sampling", "toy", "dry_run", "optimized_metric")

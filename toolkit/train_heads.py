@@ -28,17 +28,17 @@ from omegaconf import OmegaConf
 
 from toolkit.config import commands, instantiate
 from toolkit.errors import InputError
-from toolkit.io import write_text
-from toolkit.lines import lines_of
-from toolkit.stage import Stage, command, open_stage
+from toolkit.files.atomic import write_text
+from toolkit.files.text import lines_of
+from toolkit.runs.stage import Stage, command, open_stage
 from toolkit.train import about_head, build_module, check_parts, data_class_of, data_folder_of
+from toolkit.training.baselines import yardsticks
 from toolkit.training.console import print_table
 from toolkit.training.examples import ExampleData
 from toolkit.training.export import export
 from toolkit.training.module import HeadTraining
 from toolkit.training.start import check_metric
 from toolkit.training.together import Member, train_together
-from toolkit.training.yardsticks import yardsticks
 
 SHOWN = ("val/auroc", "val/log_loss_calibrated", "val/binary_kl_corrected", "val/ece_corrected")
 

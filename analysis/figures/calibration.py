@@ -9,8 +9,8 @@ import pandas as pd
 from matplotlib.axes import Axes
 from numpy.typing import NDArray
 
-from toolkit.figure_style import Width
-from toolkit.io import write_atomic
+from toolkit.files.atomic import write_atomic
+from toolkit.runs.figure_style import Width
 from toolkit.training.diagram import draw_reliability
 
 Array = NDArray[np.float64]

@@ -7,8 +7,8 @@ from typing import Any
 
 import pandas as pd
 
-from analysis.figures.looks import label, look
-from toolkit.figure_style import INK, Width, figure
+from analysis.figures.method_styles import label, look
+from toolkit.runs.figure_style import INK, Width, figure
 
 
 def acceptance(curves: pd.DataFrame, path: Path, title: str, width: Width = "page") -> Path:

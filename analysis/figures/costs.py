@@ -8,11 +8,11 @@ from typing import Any
 
 import pandas as pd
 
-from analysis.figures.looks import look, short
+from analysis.figures.method_styles import look, short
 from analysis.figures.pareto import FEW
 from analysis.figures.texts import legend, note
 from analysis.tables.grid import PLAIN, YARDSTICKS
-from toolkit.figure_style import MUTED, REST, Width, figure
+from toolkit.runs.figure_style import MUTED, REST, Width, figure
 
 TICKS = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10)
 

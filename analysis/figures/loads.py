@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pandas as pd
 
-from analysis.figures.looks import look, short
+from analysis.figures.method_styles import look, short
 from analysis.figures.texts import legend, note
 from analysis.tables.grid import PLAIN
-from toolkit.figure_style import INK, MUTED, Width, figure
+from toolkit.runs.figure_style import INK, MUTED, Width, figure
 
 
 def speedups(table: pd.DataFrame, path: Path, title: str, width: Width = "page") -> Path:

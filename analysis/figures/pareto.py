@@ -10,11 +10,11 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from analysis.figures.looks import look, short
+from analysis.figures.method_styles import look, short
 from analysis.figures.texts import Text, legend, note, place
 from analysis.tables.grid import ORACLE, PLAIN, YARDSTICKS
 from analysis.tables.selection import undominated
-from toolkit.figure_style import MUTED, REST, Width, figure
+from toolkit.runs.figure_style import MUTED, REST, Width, figure
 
 FEW = 5  # methods in colour, references not counted
 

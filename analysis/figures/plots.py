@@ -9,11 +9,11 @@ from __future__ import annotations
 from analysis.figures.calibration import reliability
 from analysis.figures.candidates import acceptance
 from analysis.figures.costs import costs
-from analysis.figures.looks import LABELS, METHODS, label, look
+from analysis.figures.method_styles import LABELS, METHODS, label, look
 from analysis.figures.pareto import pareto
 from analysis.figures.positions import acceptance_by_position, lengths
 from analysis.figures.scatter import explained, scatter
-from toolkit.figure_style import INK, MUTED, PALETTE
+from toolkit.runs.figure_style import INK, MUTED, PALETTE
 
 __all__ = [
     "INK", "LABELS", "METHODS", "MUTED", "PALETTE", "acceptance", "acceptance_by_position", "costs", "explained", "label",

@@ -8,9 +8,9 @@ from typing import Any
 
 import pandas as pd
 
-from analysis.figures.looks import look, setting_name
+from analysis.figures.method_styles import look, setting_name
 from analysis.figures.texts import note
-from toolkit.figure_style import MUTED, Width, figure
+from toolkit.runs.figure_style import MUTED, Width, figure
 
 
 def acceptance_by_position(positions: pd.DataFrame, path: Path, title: str, width: Width = "page") -> Path:

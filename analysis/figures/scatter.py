@@ -7,9 +7,9 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from analysis.figures.looks import label, look
+from analysis.figures.method_styles import label, look
 from analysis.figures.texts import note
-from toolkit.figure_style import MUTED, PALETTE, Width, figure
+from toolkit.runs.figure_style import MUTED, PALETTE, Width, figure
 
 
 def scatter(

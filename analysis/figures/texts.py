@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from toolkit.figure_style import MUTED
+from toolkit.runs.figure_style import MUTED
 
 Text = tuple[float, float, str, str]  # x, y, what it says, colour
 

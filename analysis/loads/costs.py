@@ -19,13 +19,13 @@ import torch
 
 from analysis.loads.hardware import PRESETS, Shape, modelled
 from toolkit.config import plain
+from toolkit.costs.load import LoadCost, grid_of
 from toolkit.decoding import ChainProposer, Method, Sampling
 from toolkit.decoding.decode import decode_measured
 from toolkit.errors import InputError, unknown_name
-from toolkit.io import content_hash, write_text
-from toolkit.load_cost import LoadCost, grid_of
-from toolkit.pair import ModelPair, fingerprint
-from toolkit.stage import provenance
+from toolkit.files.atomic import content_hash, write_text
+from toolkit.models.pair import ModelPair, fingerprint
+from toolkit.runs.stage import provenance
 from toolkit.stopping import Fixed
 from toolkit.verification import get
 

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from toolkit.config import choices, compose, override, plain
-from toolkit.io import write_text
+from toolkit.files.atomic import write_text
 
 LARGEST = 2**31 - 1  # the last triple's end: any larger batch
 

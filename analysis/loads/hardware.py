@@ -17,8 +17,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from toolkit.costs.load import LoadCost, grid_of
 from toolkit.errors import InputError, unknown_name
-from toolkit.load_cost import LoadCost, grid_of
 
 REACHED = 0.7  # share of the peaks that kernels reach in practice
 REDUCTION = 8e-6  # seconds of one all-reduce of a few tokens between devices of one machine

@@ -31,9 +31,9 @@ from analysis.tables.bootstrap import Bootstrap
 from analysis.tables.console import show
 from analysis.tables.files import markdown, read_table, save_table, with_interval
 from toolkit.errors import InputError
-from toolkit.io import write_text
-from toolkit.prompts import numbered_lines
-from toolkit.stage import open_stage
+from toolkit.files.atomic import write_text
+from toolkit.models.prompts import numbered_lines
+from toolkit.runs.stage import open_stage
 
 COUNTS = ("num_spec_tokens", "num_spec_steps", "num_draft_tokens", "num_accepted_draft_tokens")
 Array = NDArray[np.float64]

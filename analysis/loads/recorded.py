@@ -18,10 +18,10 @@ from analysis.replay.recorded_heads import with_recorded_heads
 from analysis.tables.grid import PLAIN, YARDSTICKS, Setting
 from analysis.tables.replayed_settings import Recording
 from analysis.tables.workbench import Workbench, reads_head
+from toolkit.costs.load import LoadCost
 from toolkit.decoding import ChainProposer
 from toolkit.errors import InputError
-from toolkit.io import write_atomic
-from toolkit.load_cost import LoadCost
+from toolkit.files.atomic import write_atomic
 from toolkit.verification.rules.rejection import Rejection
 
 HEADLESS = "needs a trained head"

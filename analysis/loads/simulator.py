@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from analysis.replay.policies import Judged, Sent, draft
-from toolkit.load_cost import LoadCost
+from toolkit.costs.load import LoadCost
 from toolkit.stopping import StoppingPolicy
 from toolkit.stopping.base import State, with_fresh
 from toolkit.trace import Trace

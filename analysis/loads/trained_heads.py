@@ -20,12 +20,12 @@ from analysis.replay.calibrating import Scored, fit_beside
 from analysis.replay.head_folders import find_contenders
 from analysis.tables.grid import PARAMETERS, Setting
 from toolkit.acceptance.folder import KINDS
-from toolkit.chain import compose_for
 from toolkit.config import flatten, plain
 from toolkit.errors import InputError
-from toolkit.io import copy_file, write_text
-from toolkit.pair import load_draft
-from toolkit.prompts import Prompt
+from toolkit.files.atomic import copy_file, write_text
+from toolkit.models.pair import load_draft
+from toolkit.models.prompts import Prompt
+from toolkit.runs.pipeline import compose_for
 from toolkit.trace.folders import read_traces
 from toolkit.training.export import HEAD
 

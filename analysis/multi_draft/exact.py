@@ -26,9 +26,9 @@ from analysis.tables.console import show
 from analysis.tables.files import read_table, save_table
 from toolkit.config import plain
 from toolkit.errors import InputError
-from toolkit.stage import open_stage
+from toolkit.runs.stage import open_stage
+from toolkit.runs.tracking import log_table, wandb_run
 from toolkit.testing import draft_distributions
-from toolkit.tracking import log_table, wandb_run
 from toolkit.verification.enumeration import emission
 from toolkit.verification.optimal import SCHEMES, optimal_acceptances
 

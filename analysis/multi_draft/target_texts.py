@@ -24,10 +24,10 @@ from analysis.tables.files import read_parquet, write_parquet
 from toolkit import config
 from toolkit.decoding import decode
 from toolkit.errors import InputError
-from toolkit.io import content_hash
-from toolkit.pair import ModelPair, fingerprint
+from toolkit.files.atomic import content_hash
+from toolkit.models.pair import ModelPair, fingerprint
+from toolkit.models.teacher import Reading, readings_along
 from toolkit.sampling import Sampling, row_generator
-from toolkit.teacher import Reading, readings_along
 from toolkit.verification import SelectionRule
 
 MODELS = ("target", "draft")

@@ -16,11 +16,11 @@ from typing import Any
 
 import pandas as pd
 
-from analysis.figures.looks import MARKERS, METHODS, Look, look
+from analysis.figures.method_styles import MARKERS, METHODS, Look, look
 from analysis.figures.scatter import undominated
 from analysis.papers.table import Runs, check_keys, expanded, first_column, merged
 from toolkit.errors import unknown_name
-from toolkit.figure_style import PALETTE, figure
+from toolkit.runs.figure_style import PALETTE, figure
 
 AXES = ("x", "y", "x_label", "y_label", "better")
 COLUMNS = ["panel", "curve", "method", "x", "y"]

@@ -9,7 +9,7 @@ import pandas as pd
 
 from analysis.papers.table import Cell, PaperTable, Runs
 from analysis.tables.files import markdown
-from toolkit.stage import read_manifest
+from toolkit.runs.stage import read_manifest
 
 READING = "Each cell: the figure here, with its interval in square brackets where there is one; in round brackets the paper's."
 FEW = 4  # gains in a sentence

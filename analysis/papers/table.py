@@ -38,9 +38,9 @@ from typing import Any
 import pandas as pd
 
 from analysis.tables.files import read_table
-from toolkit.chain import NAME
 from toolkit.errors import InputError, unknown_name
-from toolkit.stage import read_manifest
+from toolkit.runs.pipeline import NAME
+from toolkit.runs.stage import read_manifest
 
 KEYS = (
     "run",

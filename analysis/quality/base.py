@@ -22,7 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from toolkit.errors import InputError
-from toolkit.prompts import Prompt
+from toolkit.models.prompts import Prompt
 from toolkit.types import Generation
 
 Array = NDArray[np.float64]

@@ -25,7 +25,7 @@ from analysis.quality.base import Metric, Score, check_lengths, fenced
 from analysis.quality.inside import IMPORT
 from analysis.quality.sandbox import Tests, Verdict
 from toolkit.errors import InputError
-from toolkit.prompts import Prompt
+from toolkit.models.prompts import Prompt
 from toolkit.types import Generation
 
 

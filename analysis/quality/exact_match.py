@@ -14,7 +14,7 @@ from collections import Counter
 from analysis.quality.base import Score, TextMetric, references
 from data_gen import domains
 from toolkit.errors import InputError
-from toolkit.prompts import Prompt
+from toolkit.models.prompts import Prompt
 
 JUDGES = ("auto", "math", "instruct", "squad")
 TOY_ID = re.compile(r"(math|instruct)-(?:train|dev|test)-\d+-\d+")

@@ -23,7 +23,7 @@ from analysis.quality.base import Score, TextMetric, fenced
 from analysis.quality.inside import unpack
 from toolkit.config.notes import File
 from toolkit.errors import InputError
-from toolkit.prompts import Prompt
+from toolkit.models.prompts import Prompt
 
 QUOTED = re.compile(r"'(?:[^']|'')*'|\"(?:[^\"]|\"\")*\"|`[^`]*`")
 INNERMOST = re.compile(r"\([^()]*\)")

@@ -20,8 +20,8 @@ from analysis.quality.judges import Endpoint, Judging, LocalJudge, Reply
 from toolkit.config.notes import Above, AtLeast, File, Model
 from toolkit.config.values import check_ranges
 from toolkit.errors import InputError
-from toolkit.io import content_hash, read_json, write_json
-from toolkit.prompts import Prompt
+from toolkit.files.atomic import content_hash, read_json, write_json
+from toolkit.models.prompts import Prompt
 from toolkit.types import Generation
 
 

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from toolkit.errors import InputError
-from toolkit.io import content_hash
-from toolkit.prompts import Message, Prompt
+from toolkit.files.atomic import content_hash
+from toolkit.models.prompts import Message, Prompt
 
 SYSTEM = "You are a helpful assistant."
 LOWEST, HIGHEST = 1.0, 10.0

@@ -14,7 +14,7 @@ import numpy as np
 
 from analysis.quality.base import Array, Score, TextMetric, references
 from toolkit.errors import InputError
-from toolkit.prompts import Prompt
+from toolkit.models.prompts import Prompt
 
 ORDERS = (1, 2, 3, 4)
 

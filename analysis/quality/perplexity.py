@@ -19,9 +19,9 @@ from torch import Tensor
 
 from analysis.quality.base import Array, Metric, Score, check_lengths
 from toolkit.errors import InputError
-from toolkit.pair import ModelPair
-from toolkit.prompts import Prompt
-from toolkit.teacher import logits_of, pad_right
+from toolkit.models.pair import ModelPair
+from toolkit.models.prompts import Prompt
+from toolkit.models.teacher import logits_of, pad_right
 from toolkit.types import Generation
 
 

@@ -26,8 +26,8 @@ from analysis.tables.console import show
 from analysis.tables.files import markdown, read_table, save_table
 from toolkit.config import instantiate, plain
 from toolkit.errors import InputError
-from toolkit.io import read_json, write_text
-from toolkit.stage import open_stage
+from toolkit.files.atomic import read_json, write_text
+from toolkit.runs.stage import open_stage
 from toolkit.trace.folders import SUMMARY, read_traces
 from toolkit.training.export import HEAD
 

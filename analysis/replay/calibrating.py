@@ -29,7 +29,7 @@ from toolkit.acceptance.calibration.fit import fit_map, fit_temperature
 from toolkit.acceptance.calibration.maps import Calibration
 from toolkit.acceptance.calibration.scores import CalibrationScores
 from toolkit.errors import InputError
-from toolkit.io import copy_file
+from toolkit.files.atomic import copy_file
 from toolkit.trace import Trace
 from toolkit.trace.rounds import Geometry, logits_at, step_at
 

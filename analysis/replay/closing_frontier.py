@@ -20,14 +20,14 @@ from analysis.replay.recorded_heads import check_replayable, scorer_of, threshol
 from analysis.tables.files import save_table
 from toolkit import metrics
 from toolkit.config.notes import File
+from toolkit.engine.hidden_states import check_layers
 from toolkit.errors import InputError
-from toolkit.io import read_json
-from toolkit.session.states import check_layers
+from toolkit.files.atomic import read_json
+from toolkit.models.fingerprint import Weights
 from toolkit.trace import Trace
 from toolkit.trace.folders import read_traces
 from toolkit.training.checkpoints import BEST, folder_of, read_checkpoint
 from toolkit.training.recorded_positions import TracedData
-from toolkit.weights import Weights
 
 NAME = "trained"
 LEVELS = tuple(round(0.05 * i, 2) for i in range(1, 20))

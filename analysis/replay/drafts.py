@@ -30,10 +30,10 @@ from data_gen.recording import Recorder
 from data_gen.texts import Responses, fingerprints, read_responses
 from toolkit.config import instantiate, plain
 from toolkit.errors import InputError
-from toolkit.io import write_text
-from toolkit.pair import TOY, ModelPair, check_same_tokenizer, load_draft, load_tokenizer
-from toolkit.stage import open_stage
-from toolkit.teacher import Text, distributions_along
+from toolkit.files.atomic import write_text
+from toolkit.models.pair import TOY, ModelPair, check_same_tokenizer, load_draft, load_tokenizer
+from toolkit.models.teacher import Text, distributions_along
+from toolkit.runs.stage import open_stage
 from toolkit.types import Counts
 
 Array = NDArray[np.float64]

@@ -10,14 +10,14 @@ from typing import Any
 
 from analysis.replay.recorded_heads import check_replayable, scorer_of, with_logits
 from toolkit.acceptance.folder import KINDS, head_hash, inside, reads_embeddings
+from toolkit.engine.hidden_states import check_layers
 from toolkit.errors import InputError
-from toolkit.io import read_json
-from toolkit.session.states import check_layers
-from toolkit.stage import MANIFEST, read_manifest
+from toolkit.files.atomic import read_json
+from toolkit.models.fingerprint import Weights
+from toolkit.runs.stage import MANIFEST, read_manifest
 from toolkit.trace import Trace, recorded_name
 from toolkit.trace.folders import SUMMARY
 from toolkit.training.export import HEAD
-from toolkit.weights import Weights
 
 NAME = "head"  # of its logits in a trace that holds them for this purpose only
 

@@ -27,9 +27,9 @@ import torch
 from numpy.typing import NDArray
 
 from toolkit.errors import InputError
-from toolkit.pair import ModelPair
+from toolkit.models.pair import ModelPair
+from toolkit.models.teacher import Text, distributions_along, picked
 from toolkit.sampling import Sampling
-from toolkit.teacher import Text, distributions_along, picked
 
 Array = NDArray[np.float64]
 

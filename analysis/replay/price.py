@@ -34,8 +34,8 @@ from toolkit import metrics
 from toolkit.acceptance import PrereadHead
 from toolkit.config import instantiate, plain
 from toolkit.errors import InputError
-from toolkit.io import write_text
-from toolkit.stage import open_stage
+from toolkit.files.atomic import write_text
+from toolkit.runs.stage import open_stage
 from toolkit.trace.folders import SUMMARY, read_traces
 from toolkit.trace.rounds import Geometry
 

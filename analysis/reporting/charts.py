@@ -7,7 +7,7 @@ from typing import Any
 
 import pandas as pd
 
-from analysis.figures.looks import look, setting_name, short
+from analysis.figures.method_styles import look, setting_name, short
 from analysis.figures.pareto import highlighted
 from analysis.tables.grid import PLAIN, YARDSTICKS
 from analysis.tables.rows import COUNTS

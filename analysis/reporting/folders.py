@@ -16,9 +16,9 @@ import pandas as pd
 
 from analysis.tables.rows import FREE
 from toolkit.errors import InputError
-from toolkit.io import read_json
-from toolkit.lines import lines_of
-from toolkit.stage import MANIFEST
+from toolkit.files.atomic import read_json
+from toolkit.files.text import lines_of
+from toolkit.runs.stage import MANIFEST
 
 TECHNICAL = ("_target_", "cuda_graphs", "cpu_packing", "self_check")  # change no token
 

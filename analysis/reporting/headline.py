@@ -7,7 +7,7 @@ from typing import Any
 
 import pandas as pd
 
-from analysis.figures.looks import label, setting_name
+from analysis.figures.method_styles import label, setting_name
 from analysis.reporting.folders import Folder
 from analysis.tables.grid import PLAIN, YARDSTICKS
 

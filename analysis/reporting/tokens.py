@@ -6,10 +6,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from analysis.figures.looks import setting_name
+from analysis.figures.method_styles import setting_name
 from analysis.reporting.folders import Folder, generations
 from toolkit.errors import InputError
-from toolkit.io import read_json
+from toolkit.files.atomic import read_json
 
 KINDS = {
     "accepted": "drafted and accepted",

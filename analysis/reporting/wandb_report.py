@@ -13,8 +13,8 @@ from typing import Any
 
 from analysis.tables.files import as_markdown_text
 from toolkit.errors import InputError
-from toolkit.io import read_json, write_json
-from toolkit.tracking import PROJECT, unreachable
+from toolkit.files.atomic import read_json, write_json
+from toolkit.runs.tracking import PROJECT, unreachable
 
 TABLES = ("frontier/frontier", "compare/table", "sweep/summary")  # logged as tables, the others as figures
 PUBLISHED = "published.json"  # where the report is

@@ -12,7 +12,7 @@ from analysis.tables.rows import COUNTS, SETTING, check_comparable, counts_of, l
 from analysis.tables.standing import gain_over
 from toolkit import metrics
 from toolkit.errors import InputError
-from toolkit.stage import MANIFEST, read_manifest
+from toolkit.runs.stage import MANIFEST, read_manifest
 
 SAME = [*SETTING, "prompt", "prompt_hash"]
 

@@ -10,8 +10,8 @@ from pathlib import Path
 import pandas as pd
 
 from analysis.tables.files import cell, numeric_columns
-from toolkit.lines import lines_of
-from toolkit.terminal import print_table
+from toolkit.files.terminal import print_table
+from toolkit.files.text import lines_of
 
 BAR = re.compile(r"(?<!\\)\|")  # between columns of Markdown
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import textwrap
 
-from toolkit.terminal import width
+from toolkit.files.terminal import width
 
 DEFINITIONS = {
     "throughput": "tokens per target time: produced tokens per target-forward time, N / (c * draft calls + target calls), "

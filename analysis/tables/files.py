@@ -12,10 +12,10 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from toolkit import journal
 from toolkit.errors import InputError
-from toolkit.io import write_atomic
-from toolkit.lines import first_line
+from toolkit.files import journal
+from toolkit.files.atomic import write_atomic
+from toolkit.files.text import first_line
 
 BREAKS = re.compile(r"[\r\n\v\f\x85\u2028\u2029]+")  # what some reader takes for the end of a line
 

@@ -22,7 +22,7 @@ from analysis.tables.grid import Setting
 from analysis.tables.rows import COUNTS, Array, one_kind
 from analysis.tables.workbench import Workbench
 from toolkit import metrics as forwards
-from toolkit.energy import Energy
+from toolkit.costs.energy import Energy
 from toolkit.errors import InputError
 from toolkit.types import Generation, Round
 

@@ -19,7 +19,7 @@ from torch import Tensor
 from toolkit.acceptance.folder import Scorer
 from toolkit.acceptance.from_states import recorded_logits
 from toolkit.errors import InputError
-from toolkit.tensors import load_tensors, save_tensors
+from toolkit.files.tensors import load_tensors, save_tensors
 from toolkit.trace import Trace
 
 Heads = Mapping[

@@ -31,7 +31,7 @@ from data_gen.recording import Recorder
 from toolkit.acceptance.folder import head_hash, recorded_scorers
 from toolkit.decoding import Method, PromptLookupProposer
 from toolkit.errors import InputError
-from toolkit.io import content_hash
+from toolkit.files.atomic import content_hash
 from toolkit.stopping import StoppingPolicy
 from toolkit.trace import Trace, join
 from toolkit.types import Counts

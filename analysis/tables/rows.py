@@ -32,7 +32,7 @@ from analysis.tables.grid import YARDSTICKS
 from toolkit import metrics
 from toolkit.config import commands, plain
 from toolkit.errors import InputError, unknown_name
-from toolkit.stage import MANIFEST, read_manifest
+from toolkit.runs.stage import MANIFEST, read_manifest
 from toolkit.types import Counts, Round
 
 Array = NDArray[np.float64]

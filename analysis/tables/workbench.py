@@ -18,11 +18,11 @@ from toolkit.config.identity import contents_of
 from toolkit.decoding import Method, decode
 from toolkit.decoding.proposers import ChainProposer, PromptLookupProposer
 from toolkit.errors import InputError
-from toolkit.io import content_hash
-from toolkit.pair import ModelPair, fingerprint
-from toolkit.prompts import Prompt
+from toolkit.files.atomic import content_hash
+from toolkit.models.pair import ModelPair, fingerprint
+from toolkit.models.prompts import Prompt
+from toolkit.runs.tracking import parameter_counts
 from toolkit.sampling import Sampling
-from toolkit.tracking import parameter_counts
 from toolkit.types import Generation
 from toolkit.verification.rules.rejection import Rejection
 

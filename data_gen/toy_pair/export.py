@@ -11,7 +11,7 @@ import torch
 import transformers
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
-from toolkit.io import write_folder, write_json, write_text
+from toolkit.files.atomic import write_folder, write_json, write_text
 
 
 def export_model(model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, folder: Path) -> Path:

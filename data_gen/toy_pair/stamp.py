@@ -1,4 +1,4 @@
-"""Write anew by what the toy pair's heads know their models: needed when `toolkit.weights` changes, not the weights.
+"""Write anew by what the toy pair's heads know their models: needed when `toolkit.models.fingerprint` changes, not the weights.
 
     python -m data_gen.toy_pair.stamp
 
@@ -12,8 +12,8 @@ from pathlib import Path
 
 from toolkit import ModelPair
 from toolkit.acceptance.folder import KINDS
-from toolkit.pair import TOY, fingerprint
-from toolkit.weights import sketch
+from toolkit.models.fingerprint import sketch
+from toolkit.models.pair import TOY, fingerprint
 
 
 def stamp(folder: Path, pair: ModelPair) -> None:

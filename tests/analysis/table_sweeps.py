@@ -29,7 +29,7 @@ class IdPrompts:
 def table(seed):
     """Config of a random table over VOCAB tokens."""
     return {
-        "_target_": "toolkit.session.TabularModel.random",
+        "_target_": "toolkit.engine.TabularModel.random",
         "vocab_size": VOCAB,
         "order": ORDER,
         "sharpness": 1.3,
@@ -37,7 +37,7 @@ def table(seed):
     }
 
 
-PAIR = {"_target_": "toolkit.pair.ModelPair", "target": table(1), "draft": table(2), "end_ids": [END]}
+PAIR = {"_target_": "toolkit.models.pair.ModelPair", "target": table(1), "draft": table(2), "end_ids": [END]}
 
 
 def sweep_config(folder, *, grid, split="dev", limit=7, pair=None, track=False, **changes):

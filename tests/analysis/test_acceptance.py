@@ -20,8 +20,8 @@ from tests.analysis.table_sweeps import PAIR, sweep_config, table
 from toolkit import ModelPair, config
 from toolkit.decoding import decode
 from toolkit.errors import InputError
+from toolkit.models.teacher import distributions_along, readings_along
 from toolkit.sampling import Sampling
-from toolkit.teacher import distributions_along, readings_along
 from toolkit.testing import dirichlet_pairs
 from toolkit.verification.enumeration import emission
 from toolkit.verification.optimal import independent_bounds

@@ -15,7 +15,7 @@ from analysis.tables.files import read_table
 from analysis.tables.grid import Setting
 from analysis.tables.method_table import groups_to_choose_on
 from toolkit.config import compose
-from toolkit.energy import Energy
+from toolkit.costs.energy import Energy
 from toolkit.errors import InputError
 
 GRID = [

@@ -13,8 +13,8 @@ from analysis.tables.selection import halves
 from tests.analysis.table_sweeps import sweep_config
 from toolkit import config
 from toolkit.errors import InputError
-from toolkit.io import write_json
-from toolkit.stage import MANIFEST, checksum, read_manifest
+from toolkit.files.atomic import write_json
+from toolkit.runs.stage import MANIFEST, checksum, read_manifest
 
 TABLES = ("frontier", "results", "settings", "costs", "costs_table")
 

@@ -15,7 +15,7 @@ from toolkit.acceptance import AcceptanceHead, HeadEstimator, PrereadEstimator, 
 from toolkit.config import compose
 from toolkit.errors import InputError
 from toolkit.metrics import throughput
-from toolkit.pair import fingerprint
+from toolkit.models.pair import fingerprint
 from toolkit.stopping import Bounded, Rate, Survival
 from toolkit.trace.folders import read_traces
 from toolkit.types import Counts

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from tests.offline_runs import inventory, table
-from toolkit.io import read_json, write_json
-from toolkit.tracking import run_of
+from toolkit.files.atomic import read_json, write_json
+from toolkit.runs.tracking import run_of
 
 ROOT = Path(__file__).resolve().parents[2]
 SMALL = ["optimizer.lr=1e-2", "trainer.max_epochs=2", "data.batch_size=8", "trainer.log_every_n_steps=4"]

@@ -12,10 +12,10 @@ from analysis import paper
 from analysis.papers.table import PaperTable
 from analysis.tables.files import read_table, save_table
 from toolkit import config
-from toolkit.chain import expand_stages
 from toolkit.config import CONF, compose, papers
 from toolkit.errors import InputError
-from toolkit.stage import open_stage
+from toolkit.runs.pipeline import expand_stages
+from toolkit.runs.stage import open_stage
 
 ENTRIES = {f"{key}_{item}": (key, item, whole) for key, whole in papers.read(CONF) for item in whole["entries"]}
 REPEATED = {"mcsd_table3": 1, "mcsd_table5": 1, "mcsd_table7": 2}  # published rows that a paper itself has twice

@@ -14,7 +14,7 @@ from toolkit import ModelPair, config, metrics
 from toolkit.acceptance import AcceptanceHead, PrereadHead
 from toolkit.config import compose
 from toolkit.errors import InputError
-from toolkit.pair import fingerprint
+from toolkit.models.pair import fingerprint
 from toolkit.trace.folders import read_traces
 
 KINDS = {"survival": "specdec_pp", "preread": "rate"}

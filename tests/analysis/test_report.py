@@ -9,14 +9,14 @@ import pandas as pd
 import pytest
 
 from analysis import frontier, report
-from analysis.figures.looks import METHODS, look
+from analysis.figures.method_styles import METHODS, look
 from analysis.reporting.charts import DARK
 from analysis.reporting.folders import grouped, read_folder
 from analysis.tables.definitions import DEFINITIONS
 from toolkit import config
 from toolkit.errors import InputError
-from toolkit.io import read_json, write_json, write_text
-from toolkit.stage import MANIFEST
+from toolkit.files.atomic import read_json, write_json, write_text
+from toolkit.runs.stage import MANIFEST
 
 
 class Page(HTMLParser):

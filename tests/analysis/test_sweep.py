@@ -15,8 +15,8 @@ from analysis.tables.rows import COUNTS, FACTS, SETTING, labels
 from tests.analysis.table_sweeps import PAIR, IdPrompts, sweep_config, table
 from tests.offline_runs import inventory
 from toolkit.errors import InputError
-from toolkit.stage import read_manifest
-from toolkit.tensors import save_tensors
+from toolkit.files.tensors import save_tensors
+from toolkit.runs.stage import read_manifest
 
 SMALL = {"autoregressive": {}, "speculative": {"policy.num_drafted": [2]}}
 

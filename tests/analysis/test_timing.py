@@ -6,7 +6,7 @@ import pytest
 
 from analysis import timing
 from toolkit.config import compose
-from toolkit.cost import CostModel, ForwardCost, fit_forward, fit_rounds, least_squares
+from toolkit.costs.forward import CostModel, ForwardCost, fit_forward, fit_rounds, least_squares
 from toolkit.errors import InputError
 from toolkit.types import Generation, Round
 

@@ -8,7 +8,7 @@ from analysis.tables.files import read_table
 from analysis.tables.rows import COUNTS
 from tests.analysis.table_sweeps import PAIR, sweep_config
 from toolkit.errors import InputError
-from toolkit.io import read_json
+from toolkit.files.atomic import read_json
 
 GRID = {
     "speculative": {"policy.num_drafted": [1, 3]},
@@ -43,7 +43,7 @@ def test_stop_strings_and_a_repetition_penalty_are_recorded(tmp_path, capsys):
     """At temperature 0 count for count, the lengths of every round included, on texts that stop strings have ended."""
     sampling = {"temperature": 0.0, "repetition_penalty": 1.3, "stop": ["re", "="], "max_new_tokens": 24}
     grid = {**GRID, "prompt_lookup": {"policy.num_drafted": [3]}, "upper_bound": {"price": [0.2]}, "rate": {}}
-    pair = {"_target_": "toolkit.pair.ModelPair.toy"}
+    pair = {"_target_": "toolkit.models.pair.ModelPair.toy"}
     prompts = {"_target_": "data_gen.prompts.ToyPrompts", "domain": "math", "split": "dev", "limit": 5}
     live, traced = (
         rows_of(

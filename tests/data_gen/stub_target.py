@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
-from toolkit.pair import load_tokenizer
+from toolkit.models.pair import load_tokenizer
 
 Change = Callable[[dict[str, Any], dict[str, Any]], Any]  # the request and a right answer -> what is said instead
 FIELDS = (

@@ -9,7 +9,7 @@ import pytest
 
 from data_gen.domains import DOMAINS, code, get, instruct
 from data_gen.domains.splits import SPLITS, split_of
-from data_gen.frozen import COUNTS, FOLDER, freeze, load_frozen
+from data_gen.held_out import COUNTS, FOLDER, freeze, load_frozen
 
 COUNT = 300
 

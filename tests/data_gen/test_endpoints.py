@@ -13,14 +13,14 @@ from pathlib import Path
 import pytest
 
 from data_gen import responses
-from data_gen.served.answers import Reader, Unbelievable
-from data_gen.served.requests import Asked
+from data_gen.remote.answers import Reader, Unbelievable
+from data_gen.remote.requests import Asked
 from tests.data_gen.stub_target import FIELDS, Status, StubTarget, stub_target
 from toolkit.config import compose
 from toolkit.errors import InputError, StaleError
+from toolkit.models.remote import LOADER, served_pair
+from toolkit.runs.stage import read_manifest
 from toolkit.sampling import Sampling
-from toolkit.served import LOADER, served_pair
-from toolkit.stage import read_manifest
 
 COUNT = 11
 QUICK = ["served.backoff=0", "served.seconds=20", "served.attempts=2", "served.concurrency=3"]

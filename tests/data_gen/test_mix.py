@@ -15,14 +15,15 @@ from data_gen import mix, texts
 from data_gen.mixed_preview import LEGEND, as_text
 from data_gen.mixing import STREAM, mix_batch
 from data_gen.texts import read_responses
-from toolkit import ModelPair, journal
+from toolkit import ModelPair
 from toolkit.config import compose, method
 from toolkit.decoding import decode
+from toolkit.engine.tabular import TabularModel
 from toolkit.errors import InputError
-from toolkit.io import read_json
+from toolkit.files import journal
+from toolkit.files.atomic import read_json
+from toolkit.runs.stage import read_manifest
 from toolkit.sampling import Sampling, draw, row_generator, warp
-from toolkit.session.tabular import TabularModel
-from toolkit.stage import read_manifest
 
 SAMPLINGS = [
     Sampling(),

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from data_gen import mix, responses, traces
-from toolkit import lock
 from toolkit.config import compose
 from toolkit.errors import InputError
-from toolkit.stage import MANIFEST, read_manifest
+from toolkit.files import lock
+from toolkit.runs.stage import MANIFEST, read_manifest
 
 STAGES = {"responses": responses, "mix": mix, "traces": traces}
 

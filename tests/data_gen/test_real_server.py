@@ -26,8 +26,8 @@ from scipy.stats import chisquare
 from data_gen import responses
 from toolkit import ModelPair
 from toolkit.config import compose
+from toolkit.runs.stage import read_manifest
 from toolkit.sampling import Sampling, warp
-from toolkit.stage import read_manifest
 
 MISSING = [name for name in ("fastapi", "uvicorn", "openai") if importlib.util.find_spec(name) is None]
 pytestmark = pytest.mark.slow

@@ -10,9 +10,9 @@ import torch
 
 from data_gen.recording import BATCH, Recorder
 from toolkit import ModelPair, testing
+from toolkit.engine.tabular import TabularModel
 from toolkit.errors import InputError
 from toolkit.sampling import Sampling, row_generator
-from toolkit.session.tabular import TabularModel
 from toolkit.trace import join
 
 V, END, LENGTH = 4, 0, 6

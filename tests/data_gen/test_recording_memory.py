@@ -12,9 +12,9 @@ import pytest
 
 from data_gen.recording import Recorder
 from toolkit import ModelPair
-from toolkit.engine import engine_of
+from toolkit.engine.capture import StaticForward
+from toolkit.engine.engine import engine_of
 from toolkit.sampling import Sampling
-from toolkit.session.capture import StaticForward
 
 LONGEST = 32
 

@@ -12,9 +12,10 @@ from pathlib import Path
 import pytest
 
 from data_gen import responses
-from toolkit import config, stage
+from toolkit import config
 from toolkit.errors import InputError, StaleError
-from toolkit.io import read_json
+from toolkit.files.atomic import read_json
+from toolkit.runs import stage
 
 
 @pytest.fixture
@@ -186,7 +187,7 @@ def test_texts_with_line_separators_finish_and_are_read_back(checkpoints, prompt
     prompts_file.write_text(
         json.dumps({"id": "a\u0085", "prompt": "the\u2028cat", "answer": "x\u2028y"}, ensure_ascii=False)
     )
-    monkeypatch.setattr("toolkit.pair.ModelPair.text", lambda *_: "one\u2028two\u0085three\x0cfour")
+    monkeypatch.setattr("toolkit.models.pair.ModelPair.text", lambda *_: "one\u2028two\u0085three\x0cfour")
     folder = make(checkpoints, prompts_file, tmp_path / "out")
     (row,) = responses.read_rows(folder)
     assert (row["text"], row["answer"], row["id"]) == ("one\u2028two\u0085three\x0cfour", "x\u2028y", "a\u0085")

@@ -17,9 +17,9 @@ from data_gen.texts import read_jsonl, read_texts
 from toolkit import ModelPair
 from toolkit.acceptance.head import AcceptanceHead
 from toolkit.config import compose
+from toolkit.engine.tabular import TabularModel
 from toolkit.errors import InputError, StaleError
 from toolkit.sampling import Sampling, warp
-from toolkit.session.tabular import TabularModel
 from toolkit.stopping import Bounded, Confidence, Fixed
 from toolkit.trace import Trace, join
 from toolkit.trace.folders import read_traces

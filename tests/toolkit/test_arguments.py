@@ -11,9 +11,9 @@ import torch
 from toolkit import ModelPair, config, generate
 from toolkit.config.command_line import prepare
 from toolkit.config.values import fits
+from toolkit.costs.load import LoadCost
 from toolkit.decoding import Beams, Method, Sampling
 from toolkit.errors import DecodingError, InputError
-from toolkit.load_cost import LoadCost
 from toolkit.stopping import Fixed, Survival, Tail
 
 

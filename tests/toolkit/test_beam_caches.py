@@ -12,9 +12,9 @@ from tests.toolkit.test_beams import method
 from toolkit import ModelPair, config
 from toolkit.decoding import BeamChainProposer, Beams, Method, Sampling, decode
 from toolkit.decoding.proposers.forest import ForestProposer, joint_distribution
+from toolkit.engine import TabularModel
 from toolkit.errors import InputError
 from toolkit.sampling import warp
-from toolkit.session import TabularModel
 from toolkit.stopping import Fixed
 from toolkit.verification import get
 

@@ -10,10 +10,10 @@ from torch import Tensor
 
 from toolkit import ModelPair, config
 from toolkit.decoding import BeamChainProposer, DraftContext, Method, Sampling, decode
-from toolkit.engine import engine_of
+from toolkit.engine import TabularModel
+from toolkit.engine.engine import engine_of
 from toolkit.errors import InputError
 from toolkit.sampling import draw, warp
-from toolkit.session import TabularModel
 from toolkit.stopping import Bounded, Confidence, DynamicConfidence, Fixed
 from toolkit.stopping.base import StoppingPolicy
 from toolkit.types import DraftStep

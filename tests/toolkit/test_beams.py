@@ -15,9 +15,9 @@ from scipy.stats import chisquare
 from tests.slow_beams import SlowRound, Tables
 from toolkit import ModelPair, config
 from toolkit.decoding import Beams, ForestProposer, Method, Sampling, decode
+from toolkit.engine import TabularModel
 from toolkit.errors import InputError
 from toolkit.sampling import warp
-from toolkit.session import TabularModel
 from toolkit.stopping import Confidence, Fixed
 from toolkit.testing import tiny_llama
 from toolkit.types import DraftStep
@@ -374,7 +374,7 @@ def test_blocks_are_searched_at_temperature_0(exact_pair, prompts):
 
 def test_one_cache_keeps_one_beam_after_every_round(exact_pair, prompts, monkeypatch):
     """Then the cache holds the beam's own tokens and nothing else."""
-    from toolkit.session.hf import HFSession
+    from toolkit.engine.hf import HFSession
 
     original, kept = HFSession.keep, []
     monkeypatch.setattr(HFSession, "keep", lambda self, nodes: kept.append(original(self, nodes)) or kept[-1])
@@ -452,7 +452,7 @@ def test_distributions_that_are_not_numbers_end_their_row_only(table_pair):
 
 
 def test_the_cache_grows_with_the_beams_and_holds_shared_prefixes_once(exact_pair, prompts, monkeypatch):
-    from toolkit.session.hf import HFSession
+    from toolkit.engine.hf import HFSession
 
     held: list[tuple[int, int]] = []
     original = HFSession.keep

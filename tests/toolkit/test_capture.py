@@ -6,10 +6,10 @@ import pytest
 import torch
 
 from toolkit import ModelPair, generate
-from toolkit.engine import engine_of
+from toolkit.engine import capture, open_session
+from toolkit.engine.capture import Captures, StaticForward, static_flow
+from toolkit.engine.engine import engine_of
 from toolkit.errors import InputError
-from toolkit.session import capture, open_session
-from toolkit.session.capture import Captures, StaticForward, static_flow
 from toolkit.testing import FAMILIES, VOCAB, tiny_model
 
 ROUTED = {"mixtral", "qwen3_moe"}

@@ -8,10 +8,10 @@ import pytest
 import torch
 from torch import nn
 
+from toolkit.engine import capture, packing
+from toolkit.engine.capture import PROOFS, CaptureGuard, Captures
+from toolkit.engine.facts import check_evaluation
 from toolkit.errors import InputError
-from toolkit.models import check_evaluation
-from toolkit.session import capture, packing
-from toolkit.session.capture import PROOFS, CaptureGuard, Captures
 
 
 class Small(nn.Module):

@@ -11,10 +11,10 @@ from omegaconf import OmegaConf
 
 from tests.toolkit.test_ownership import NAMES
 from toolkit import config, train
-from toolkit.chain import _Marks, compose_for, fill_folders, run_stages
 from toolkit.errors import InputError
-from toolkit.io import write_text
-from toolkit.stage import open_stage
+from toolkit.files.atomic import write_text
+from toolkit.runs.pipeline import _Marks, compose_for, fill_folders, run_stages
+from toolkit.runs.stage import open_stage
 
 
 def first(cfg) -> Path:

@@ -11,10 +11,10 @@ import pytest
 
 from analysis.tables.grid import Setting, expand
 from toolkit import config
-from toolkit.chain import expand_stages
 from toolkit.config import CONF, choices, compose, plain, searching, use_folders, user_folders
 from toolkit.config.command_line import prepare, tidy_overrides
 from toolkit.errors import InputError
+from toolkit.runs.pipeline import expand_stages
 from toolkit.stopping import Tail
 
 

@@ -11,13 +11,14 @@ import pytest
 from omegaconf import OmegaConf
 
 from analysis import quality
-from toolkit import digests, journal, stage
 from toolkit.config import compose, plain, sources
 from toolkit.config.check import keys_of_class
 from toolkit.config.identity import contents_of
 from toolkit.errors import StaleError
+from toolkit.files import digests, journal
+from toolkit.runs import stage
 
-LOADER = "toolkit.pair.ModelPair.from_pretrained"
+LOADER = "toolkit.models.pair.ModelPair.from_pretrained"
 COMMIT, OTHER = "a" * 40, "b" * 40
 
 

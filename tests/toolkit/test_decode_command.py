@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 from toolkit import config, decode
-from toolkit.io import read_json
+from toolkit.files.atomic import read_json
 
 
 def test_a_run_says_its_speed_and_a_second_one_repeats_it(tiny_overrides, tmp_path, capsys):

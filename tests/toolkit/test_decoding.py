@@ -7,11 +7,11 @@ import torch
 
 from toolkit import ModelPair, config, generate
 from toolkit.decoding import Method, Sampling, TreeProposer, decode
+from toolkit.engine import TabularModel
+from toolkit.engine.device import Gate
 from toolkit.errors import DecodingError, InputError
-from toolkit.session import TabularModel
 from toolkit.stopping import Confidence, Fixed, Heuristic
 from toolkit.testing import output_pvalue
-from toolkit.transfer import Gate
 from toolkit.verification import get
 
 METHODS = config.choices("method")  # the pairs come with heads for those that need one
@@ -278,7 +278,7 @@ def test_methods_are_checked_when_they_are_built(exact_pair):
 
 
 def test_memory_does_not_grow_over_many_prompts(exact_pair, prompts):
-    from toolkit.session.hf import HFSession
+    from toolkit.engine.hf import HFSession
 
     sizes = []
     original = HFSession._forward

@@ -19,11 +19,11 @@ from toolkit.decoding import (
     TreeProposer,
     decode,
 )
+from toolkit.engine import TabularModel
+from toolkit.engine.device import Gate
 from toolkit.sampling import warp
-from toolkit.session import TabularModel
 from toolkit.stopping import Confidence
 from toolkit.stopping.base import State, StoppingPolicy
-from toolkit.transfer import Gate
 from toolkit.types import Drafted, DraftStep, Judged
 from toolkit.verification import get
 

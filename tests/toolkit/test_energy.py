@@ -7,7 +7,7 @@ from types import ModuleType, SimpleNamespace
 
 import pytest
 
-from toolkit.energy import Energy, EnergyMeter, open_monitor
+from toolkit.costs.energy import Energy, EnergyMeter, open_monitor
 from toolkit.errors import InputError
 
 

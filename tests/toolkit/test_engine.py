@@ -14,7 +14,7 @@ import pytest
 from toolkit import ModelPair, config, generate
 from toolkit.config import files
 from toolkit.decoding import Sampling, decode_measured
-from toolkit.engine import EngineOptions, engine_of
+from toolkit.engine.engine import EngineOptions, engine_of
 from toolkit.errors import InputError
 
 PROMPTS = [[5, 9, 11, 7], [6, 3, 8], [12, 4], [9] * 12]

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from toolkit import config, decode
-from toolkit.io import read_json
+from toolkit.files.atomic import read_json
 
 
 def speed(path, base, count_tokens, task):

@@ -21,9 +21,9 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING, MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from toolkit import ModelPair, generate
+from toolkit.engine.selfcheck import check_architecture
+from toolkit.engine.shrinking import UnknownSizes, build, tiny_config
 from toolkit.errors import DecodingError, InputError
-from toolkit.session.selfcheck import check_architecture
-from toolkit.session.shrinking import UnknownSizes, build, tiny_config
 
 PROMPTS = [[5, 9, 11, 7, 8, 30, 21, 14, 6, 17, 40], [12, 33, 4], [8, 8, 25, 19, 50, 44]]
 NEW = 12  # tokens of each

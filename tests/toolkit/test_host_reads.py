@@ -11,9 +11,9 @@ from benchmarks.gpu_exactness import PLAIN, UNDRAFTED, every_method, tiny_pair, 
 from benchmarks.host_reads import HostRead, no_host_reads, where
 from toolkit.config import choices
 from toolkit.decoding import Method
+from toolkit.engine.device import Gate, tensor_on
 from toolkit.stopping import StoppingPolicy
 from toolkit.testing import random_heads
-from toolkit.transfer import Gate, tensor_on
 from toolkit.verification import get
 
 CPU = torch.device("cpu")

@@ -13,7 +13,7 @@ import pytest
 
 from data_gen import responses
 from toolkit.config import compose
-from toolkit.stage import read_manifest
+from toolkit.runs.stage import read_manifest
 
 pytestmark = pytest.mark.slow
 # The classifiers of all three packages end at Python 3.10. They run on 3.11; Ray's needs a joblib below 1.6.

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from toolkit.lines import first_line, lines_of
+from toolkit.files.text import first_line, lines_of
 
 ROOT = Path(__file__).parents[2]
 PACKAGES = ("toolkit", "data_gen", "analysis", "benchmarks")

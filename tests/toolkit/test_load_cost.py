@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from toolkit.costs.load import LoadCost, grid_of
 from toolkit.errors import InputError
-from toolkit.load_cost import LoadCost, grid_of
 
 POINTS = {(b, w, x): 1e-3 * (b + 2 * w) + 1e-6 * x for b in (1.0, 4.0) for w in (1.0, 3.0) for x in (0.0, 100.0)}
 

@@ -12,9 +12,11 @@ from pathlib import Path
 import pytest
 from omegaconf import OmegaConf
 
-from toolkit import io, journal, stage
 from toolkit.config import escaped
 from toolkit.errors import InputError, StaleError
+from toolkit.files import atomic
+from toolkit.files import journal
+from toolkit.runs import stage
 
 
 def config_of(folder: Path, **values):
@@ -27,9 +29,9 @@ def work(folder: Path, size: int = 1, overwrite: bool | str = False) -> stage.St
     """A stage that writes a file, a file in a subfolder, and a folder."""
     opened = stage.open_stage("demo", config_of(folder, size=size, overwrite=overwrite))
     if not opened.finished:
-        io.write_text(opened.folder / f"shard-{size}.txt", str(size))
-        io.write_text(opened.folder / "parts" / "a.txt", "a")
-        io.write_folder(opened.folder / "dataset", lambda place: (place.mkdir(), (place / "rows").write_text("r")))
+        atomic.write_text(opened.folder / f"shard-{size}.txt", str(size))
+        atomic.write_text(opened.folder / "parts" / "a.txt", "a")
+        atomic.write_folder(opened.folder / "dataset", lambda place: (place.mkdir(), (place / "rows").write_text("r")))
         opened.finish()
     return opened
 
@@ -71,7 +73,7 @@ def test_a_file_that_is_not_the_stages_is_not_written_over(tmp_path):
     mine = opened.folder / "metrics.json"
     mine.write_text("mine")
     with pytest.raises(InputError, match="metrics.json was not made by this stage and is left alone"):
-        io.write_json(mine, {})
+        atomic.write_json(mine, {})
     assert mine.read_text() == "mine"
 
 

@@ -7,9 +7,9 @@ import torch
 from torch import nn
 
 from toolkit import ModelPair, generate
-from toolkit.engine import engine_of
-from toolkit.session import open_session, packing
-from toolkit.session.packing import PackedLinears, packable, packed_for
+from toolkit.engine import open_session, packing
+from toolkit.engine.engine import engine_of
+from toolkit.engine.packing import PackedLinears, packable, packed_for
 from toolkit.testing import FAMILIES, VOCAB, tiny_model
 
 pytestmark = pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reason="this torch was built without oneDNN")

@@ -8,12 +8,12 @@ import torch
 from transformers import AutoModelForCausalLM, GPT2Config, LlamaConfig, LlamaForCausalLM
 from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
-from toolkit import padding
-from toolkit.engine import EngineOptions
+from toolkit.engine import open_session
+from toolkit.engine.engine import EngineOptions
 from toolkit.errors import InputError
-from toolkit.padding import PRESETS, pad_model, padded_config, padded_pair
-from toolkit.pair import ModelPair
-from toolkit.session import open_session
+from toolkit.models.pair import ModelPair
+from toolkit.testing import padding
+from toolkit.testing.padding import PRESETS, pad_model, padded_config, padded_pair
 
 VOCAB = 61
 BASE = {
@@ -201,7 +201,7 @@ def test_the_config_composes():
 
     with initialize_config_dir(str(Path(__file__).parents[2] / "conf"), version_base="1.3"):
         config = compose(overrides=["+pair=toy_padded"]).pair
-    assert config["_target_"] == "toolkit.padding.padded_pair"
+    assert config["_target_"] == "toolkit.testing.padding.padded_pair"
     assert config.target_preset in PRESETS
     assert [config[name] for name in CHOICES] == ["auto"] * 2
 

@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from toolkit import ModelPair, generate
+from toolkit.engine import TabularModel
 from toolkit.errors import InputError
-from toolkit.pair import TOY, check_same_tokenizer, fingerprint
-from toolkit.session import TabularModel
+from toolkit.models.pair import TOY, check_same_tokenizer, fingerprint
 from toolkit.testing import save_checkpoint, tiny_llama, tiny_tokenizer
 
 

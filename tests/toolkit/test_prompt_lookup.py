@@ -10,8 +10,8 @@ import torch
 from analysis.replay.prompt_lookup import replay_prompt_lookup
 from toolkit import ModelPair, generate
 from toolkit.decoding import Method, PromptLookupProposer, Sampling, decode
+from toolkit.engine import TabularModel
 from toolkit.errors import InputError
-from toolkit.session import TabularModel
 from toolkit.stopping import Confidence, Fixed, Heuristic
 from toolkit.verification import get
 

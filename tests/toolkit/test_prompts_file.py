@@ -5,7 +5,7 @@ import json
 import pytest
 
 from toolkit.errors import InputError
-from toolkit.prompts import Prompt, read_jsonl
+from toolkit.models.prompts import Prompt, read_jsonl
 
 
 @pytest.fixture

@@ -10,10 +10,10 @@ import torch
 import transformers as hf
 from torch import nn
 
-from toolkit.engine import Engine, EngineOptions
+from toolkit.engine import capture, selfcheck
+from toolkit.engine.capture import CaptureGuard, Captures, StaticForward, static_flow
+from toolkit.engine.engine import Engine, EngineOptions
 from toolkit.errors import InputError
-from toolkit.session import capture, selfcheck
-from toolkit.session.capture import CaptureGuard, Captures, StaticForward, static_flow
 
 
 class Model:

@@ -55,7 +55,8 @@ def undocumented(path: str, value: Any, annotation: Any) -> list[str]:
         key = known.keys.get(name)
         if name.startswith("_"):
             continue
-        if key is None or (not isinstance(one, dict) and not (key.meaning and is_known(key.annotation))):
+        typed = key is not None and (is_known(key.annotation) or group_of(key.annotation) is not None)
+        if key is None or (not isinstance(one, dict) and not (key.meaning and typed)):
             lost.append(f"{path}.{name}")
         else:
             lost += undocumented(f"{path}.{name}", one, key.annotation)

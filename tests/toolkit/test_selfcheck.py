@@ -10,14 +10,14 @@ import transformers as hf
 from torch import nn
 
 from toolkit import ModelPair, generate
-from toolkit.engine import engine_of
+from toolkit.engine import open_session, selfcheck
+from toolkit.engine.capture import StaticForward
+from toolkit.engine.engine import engine_of
+from toolkit.engine.facts import max_positions
+from toolkit.engine.selfcheck import check_architecture, check_trees, memory_file
+from toolkit.engine.shrinking import UnknownSizes, build, tiny_config
 from toolkit.errors import InputError
-from toolkit.models import max_positions
-from toolkit.session import open_session, selfcheck
-from toolkit.session.capture import StaticForward
-from toolkit.session.selfcheck import check_architecture, check_trees, memory_file
-from toolkit.session.shrinking import UnknownSizes, build, tiny_config
-from toolkit.teacher import logits_of
+from toolkit.models.teacher import logits_of
 from toolkit.testing import COMMON, LLAMA, VOCAB, difference, tiny_model
 
 SMALL = {"vocab_size": VOCAB, "hidden_size": 32, "num_hidden_layers": 2, "bos_token_id": 1, "eos_token_id": 2}
@@ -92,7 +92,7 @@ def test_chunked_attention_sees_its_own_chunk():
     check_architecture(model)
     check_trees(model.double(), 12)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("toolkit.session.hf.takes_mask_per_layer_type", lambda model: False)
+        patch.setattr("toolkit.engine.hf.takes_mask_per_layer_type", lambda model: False)
         with pytest.raises(Exception, match="differ"):
             check_trees(model, 12)
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
+from toolkit.engine import TabularModel, open_session
 from toolkit.errors import InputError
-from toolkit.session import TabularModel, open_session
 from toolkit.testing import FAMILIES, VOCAB, WINDOW, ExpectedTree, difference, tiny_model
 
 

@@ -9,10 +9,10 @@ import torch
 import transformers as hf
 from torch import nn
 
+from toolkit.engine import shrinking
+from toolkit.engine.facts import check_mode
+from toolkit.engine.shrinking import LONGEST, POSITIONS, WINDOW, UnknownSizes, build, tiny_config
 from toolkit.errors import InputError
-from toolkit.models import check_mode
-from toolkit.session import shrinking
-from toolkit.session.shrinking import LONGEST, POSITIONS, WINDOW, UnknownSizes, build, tiny_config
 
 
 def config_of(**values):

@@ -16,9 +16,11 @@ from pathlib import Path
 import pytest
 from omegaconf import OmegaConf
 
-from toolkit import digests, io, journal, stage
 from toolkit.config import CONF, compose
 from toolkit.errors import InputError, StaleError
+from toolkit.files import atomic
+from toolkit.files import digests, journal
+from toolkit.runs import stage
 
 ROOT = CONF.parent
 
@@ -87,9 +89,9 @@ def test_files_are_whole_or_absent(tmp_path):
         path.write_text("half")
         raise OSError(28, "No space left on device")
 
-    io.write_text(tmp_path / "a.txt", "old")
+    atomic.write_text(tmp_path / "a.txt", "old")
     with pytest.raises(InputError, match="could not write .*a.txt: No space left on device; nothing was changed there"):
-        io.write_atomic(tmp_path / "a.txt", half)
+        atomic.write_atomic(tmp_path / "a.txt", half)
     assert [path.name for path in tmp_path.iterdir()] == ["a.txt"]
     assert (tmp_path / "a.txt").read_text() == "old"
 
@@ -129,7 +131,7 @@ def config_at(folder: Path, **values):
 def finished(folder: Path, name: str = "demo", files: tuple[str, ...] = ("a.txt",), **values) -> Path:
     opened = stage.open_stage(name, config_at(folder, **values))
     for file in files:
-        io.write_text(folder / file, file)
+        atomic.write_text(folder / file, file)
     return opened.finish()
 
 
@@ -150,8 +152,8 @@ def test_the_manifest_says_what_was_done_with_what(tmp_path):
     assert set(running["versions"]) == set(stage.PACKAGES) and running["versions"]["torch"] == version("torch")
     assert running["revision"] == stage.revision()
     assert running["checksum"] == stage.checksum(running) and len(running["checksum"]) == 32
-    io.write_text(opened.folder / "b.txt", "b")
-    io.write_text(opened.folder / "a.txt", "a")
+    atomic.write_text(opened.folder / "b.txt", "b")
+    atomic.write_text(opened.folder / "a.txt", "a")
     assert opened.finish(rows=3) == tmp_path / "out"
     done = opened.manifest
     assert (done["status"], done["rows"], list(done["files"])) == ("finished", 3, ["a.txt", "b.txt"])
@@ -164,7 +166,7 @@ def test_packages_that_are_not_there_are_named_so(monkeypatch):
 
 
 def test_the_revision_says_whether_the_tree_has_changes(monkeypatch):
-    said = {"rev-parse": "abc1234\n", "status": " M toolkit/stage.py\n"}
+    said = {"rev-parse": "abc1234\n", "status": " M toolkit/runs/stage.py\n"}
     asked = []
 
     def git(words, **options):
@@ -347,15 +349,15 @@ def test_a_manifest_without_a_list_of_files_is_not_overwritten(tmp_path):
     ):
         stage.open_stage("demo", OmegaConf.merge(config_at(folder), {"overwrite": True}))
     assert (folder / "a.txt").exists()
-    io.write_text(tmp_path / "mine" / "b.txt", "b")
+    atomic.write_text(tmp_path / "mine" / "b.txt", "b")
     opened = stage.open_stage("demo", OmegaConf.merge(config_at(folder.parent / "new"), {"overwrite": True}))
     assert not opened.finished  # a folder that is new need not be cleared
 
 
 def test_removed_subfolders_hold_what_others_wrote(tmp_path):
     opened = stage.open_stage("demo", config_at(tmp_path / "out"))
-    io.write_text(opened.folder / "parts" / "a.txt", "a")
-    io.write_text(opened.folder / "b.txt", "b")
+    atomic.write_text(opened.folder / "parts" / "a.txt", "a")
+    atomic.write_text(opened.folder / "b.txt", "b")
     (opened.folder / "parts" / "mine.txt").write_text("mine")
     opened.remove("parts")
     assert {path.name for path in opened.folder.rglob("*.txt")} == {"b.txt", "mine.txt"}

@@ -12,10 +12,10 @@ import pytest
 from hydra.core.global_hydra import GlobalHydra
 from hydra.errors import CompactHydraException
 
-from toolkit import stage
 from toolkit.config import CONF
 from toolkit.errors import InputError
-from toolkit.io import read_json
+from toolkit.files.atomic import read_json
+from toolkit.runs import stage
 
 ROOT = CONF.parent
 

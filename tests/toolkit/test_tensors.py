@@ -11,11 +11,11 @@ import torch
 
 from analysis.tables.files import read_parquet, write_parquet
 from data_gen.shards import read_shard, write_shard
-from toolkit import journal
 from toolkit.acceptance.head import AcceptanceHead
 from toolkit.errors import InputError
-from toolkit.io import read_json, write_json, write_text
-from toolkit.tensors import load_tensors, save_tensors
+from toolkit.files import journal
+from toolkit.files.atomic import read_json, write_json, write_text
+from toolkit.files.tensors import load_tensors, save_tensors
 from toolkit.training.checkpoints import AtomicCheckpointIO, read_checkpoint
 
 FLIPS = 60

@@ -8,7 +8,7 @@ import re
 
 import pytest
 
-from toolkit import terminal
+from toolkit.files import terminal
 
 NAMES = ["method", "setting", "throughput", "discarded_tokens_per_target_forward", "interval"]
 ROWS = [

@@ -11,9 +11,9 @@ from tests.toolkit.test_beam_stops import lettered, letters
 from toolkit import ModelPair, config
 from toolkit.decoding import Beams, ChainProposer, DraftContext, ForestProposer, Method, Sampling, TreeProposer, decode
 from toolkit.decoding.proposers.distinct import DistinctNodes
+from toolkit.engine.tabular import TabularSession
 from toolkit.errors import InputError
 from toolkit.sampling import warp
-from toolkit.session.tabular import TabularSession
 from toolkit.stopping import Fixed
 from toolkit.types import Proposal
 from toolkit.verification import get

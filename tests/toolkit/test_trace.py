@@ -9,9 +9,9 @@ import pytest
 import torch
 from omegaconf import OmegaConf
 
-from toolkit import stage
 from toolkit.errors import InputError
-from toolkit.tensors import load_tensors, save_tensors
+from toolkit.files.tensors import load_tensors, save_tensors
+from toolkit.runs import stage
 from toolkit.trace import Trace, join, recorded_name
 from toolkit.trace import trace as trace_module
 from toolkit.trace.folders import file_name, read_file, read_traces

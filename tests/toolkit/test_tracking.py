@@ -15,8 +15,9 @@ import torch
 
 from analysis.figures.plots import pareto
 from tests.offline_runs import inventory, logged, records, table
-from toolkit import config, sync, tracking
+from toolkit import config, sync
 from toolkit.errors import InputError
+from toolkit.runs import tracking
 
 
 @pytest.fixture

@@ -7,9 +7,9 @@ import itertools
 import pytest
 import torch
 
+from toolkit.engine import TabularModel
+from toolkit.engine.tree import TreeIndex
 from toolkit.errors import InputError
-from toolkit.session import TabularModel
-from toolkit.session.tree import TreeIndex
 
 CPU = torch.device("cpu")
 

@@ -13,11 +13,11 @@ from toolkit import ModelPair, config
 from toolkit.acceptance import HeadEstimator
 from toolkit.decoding import DraftContext, Method, Sampling, TreeProposer, decode
 from toolkit.decoding.proposers.tree import num_nodes, parse_k_config
-from toolkit.engine import engine_of
+from toolkit.engine import TabularModel
+from toolkit.engine.engine import engine_of
 from toolkit.errors import InputError
 from toolkit.metrics import total
 from toolkit.sampling import draw, warp
-from toolkit.session import TabularModel
 from toolkit.stopping import AdaEdl, Confidence, DynamicConfidence, Fixed, Heuristic, Survival
 from toolkit.testing import output_pvalue
 from toolkit.verification import get

@@ -15,10 +15,10 @@ from toolkit import ModelPair, generate
 from toolkit.acceptance import AcceptanceHead
 from toolkit.acceptance.folder import check_draft
 from toolkit.errors import InputError
-from toolkit.io import read_json
-from toolkit.pair import TOY, fingerprint
+from toolkit.files.atomic import read_json
+from toolkit.models.fingerprint import CHUNK, Weights, difference, identity, sketch
+from toolkit.models.pair import TOY, fingerprint
 from toolkit.testing import tiny_model
-from toolkit.weights import CHUNK, Weights, difference, identity, sketch
 
 ROOT = Path(__file__).parents[2]
 
@@ -133,7 +133,7 @@ def test_fingerprints_are_compared_in_one_place(package):
 
 
 def test_training_data_of_a_float32_draft_serve_a_bfloat16_one(tiny_mix, tiny_pair):
-    from toolkit.pair import load_draft
+    from toolkit.models.pair import load_draft
     from toolkit.training import MixedData
     from toolkit.training.start import check_resumable, warm_start
 

@@ -15,12 +15,12 @@ from toolkit.acceptance.head import AcceptanceHead
 from toolkit.acceptance.preread import PrereadHead, PrereadScorer, embedding_table
 from toolkit.acceptance.published import is_published, rewritten
 from toolkit.acceptance.saved import AtWork, SavedHead
-from toolkit.engine import engine_of
+from toolkit.engine.engine import engine_of
+from toolkit.engine.hidden_states import check_layers, layers_of
 from toolkit.errors import InputError
-from toolkit.io import content_hash, file_hash, read_json
-from toolkit.session.states import check_layers, layers_of
+from toolkit.files.atomic import content_hash, file_hash, read_json
+from toolkit.models.fingerprint import Weights
 from toolkit.types import Step
-from toolkit.weights import Weights
 
 Scorer = Callable[[Step], Tensor]  # to raw logits [B] or [B, 2]
 KINDS: dict[str, type[SavedHead]] = {"survival": AcceptanceHead, "preread": PrereadHead}

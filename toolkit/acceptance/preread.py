@@ -17,8 +17,8 @@ there is a training example for `accepted`. If the acceptance draw accepts y, th
 `following` (`toolkit.training.recorded_positions`).
 
 With `earlier` positions the head also reads the draft's outputs one to eight tokens before (`toolkit.acceptance.inputs`). Live
-decoding keeps these beside the draft's cache, for chains (`toolkit.decoding.earlier`). With `round_depth` the head reads the
-depth in the round, too.
+decoding keeps these beside the draft's cache, for chains (`toolkit.decoding.context_window`). With `round_depth` the head
+reads the depth in the round, too.
 
 Shapes: D hidden size, E embedding size, F features: D + E + 5 without earlier positions.
 """

@@ -19,11 +19,11 @@ import torch
 from torch import Tensor
 
 from toolkit.acceptance.head import AcceptanceHead
-from toolkit.digests import cache_folder
 from toolkit.errors import InputError
-from toolkit.io import content_hash, file_hash, read_json
-from toolkit.lines import first_line
-from toolkit.tensors import load_tensors
+from toolkit.files.atomic import content_hash, file_hash, read_json
+from toolkit.files.digests import cache_folder
+from toolkit.files.tensors import load_tensors
+from toolkit.files.text import first_line
 
 CONFIG, FILES = "config.json", ("model.safetensors", "pytorch_model.bin")
 PARTS = ("weight", "bias")

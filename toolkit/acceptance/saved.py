@@ -18,9 +18,9 @@ from toolkit.acceptance import card
 from toolkit.acceptance.inputs import Inputs
 from toolkit.config.values import checked
 from toolkit.errors import InputError
-from toolkit.io import content_hash, read_json, write_json, write_text
-from toolkit.lines import first_line
-from toolkit.tensors import CHECKSUM, load_tensors, save_tensors
+from toolkit.files.atomic import content_hash, read_json, write_json, write_text
+from toolkit.files.tensors import CHECKSUM, load_tensors, save_tensors
+from toolkit.files.text import first_line
 
 MEND = "export the head again (run its training's command once more), or copy it from where it is whole"
 

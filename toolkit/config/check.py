@@ -28,7 +28,7 @@ from toolkit.config.values import (
     shown,
 )
 from toolkit.errors import InputError, unknown_name
-from toolkit.lines import first_line
+from toolkit.files.text import first_line
 
 MISSING = "???"
 HYDRAS = ("_target_", "_partial_", "_convert_", "_recursive_", "_args_")

@@ -1,7 +1,7 @@
 """The command line before anything is run: tidied, `--help` answered, every fault said in one line.
 
 None of it needs torch. Every command's module begins with `check_command_line`, so that a fault is reported before the
-module imports what its work needs. `toolkit.stage.command` checks again, for commands that are started in another way.
+module imports what its work needs. `toolkit.runs.stage.command` checks again, for commands that are started in another way.
 """
 
 from __future__ import annotations

@@ -80,7 +80,7 @@ class ReadsDraft(OnPair):
         Any, Group("draft"), "the pair's draft alone, read for the embeddings that pre-read heads need"
     ] = copied(
         {
-            "_target_": "toolkit.pair.load_draft",
+            "_target_": "toolkit.models.pair.load_draft",
             "source": "${pair.draft}",
             "device": "cpu",
             "dtype": "${pair.dtype}",

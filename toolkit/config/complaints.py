@@ -10,7 +10,7 @@ from toolkit.config import files as configs
 from toolkit.config.check import keys_at
 from toolkit.config.store import compose_unchecked
 from toolkit.errors import InputError, unknown_name
-from toolkit.lines import first_line
+from toolkit.files.text import first_line
 
 LOST = re.compile(r"(?:In '(?P<by>[^']*)': )?Could not find '(?P<path>[^']*)'")
 STRUCT = re.compile(r"Could not override '([^']*)'")

@@ -20,13 +20,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from toolkit import digests
 from toolkit.config.check import keys_of_class, section_in
 from toolkit.config.commands import Grid, OfMethod, command_of, keys_of
 from toolkit.config.notes import CONTENTS, File, Head, HubData, Model, notes
 from toolkit.config.values import LISTS, MAPPINGS, is_known, is_node, options, origin_of
 from toolkit.errors import InputError
-from toolkit.io import content_hash, parse_json_file
+from toolkit.files import digests
+from toolkit.files.atomic import content_hash, parse_json_file
 
 MANIFEST = "manifest.json"
 ASSETS = Path(__file__).parents[1] / "assets"

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from toolkit.lines import lines_of
+from toolkit.files.text import lines_of
 
 REQUIRED = object()  # instead of a default
 

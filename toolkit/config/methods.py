@@ -58,7 +58,7 @@ def check_head(config: Mapping[str, Any]) -> None:
         return
     if estimator.get("head", "it needs none") is not None:
         return
-    if _target(pair) == "toolkit.pair.ModelPair.from_pretrained" and not _is_toy(pair):
+    if _target(pair) == "toolkit.models.pair.ModelPair.from_pretrained" and not _is_toy(pair):
         raise InputError(
             f"method {method.get('name')} needs an acceptance head, and this pair ships none: expected head=FOLDER (of "
             "toolkit.train), got none"

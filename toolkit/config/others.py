@@ -54,14 +54,14 @@ OPTIMIZER = {
 }
 
 OTHERS: dict[str, dict[str, Any]] = {
-    "toolkit.pair.ModelPair.from_pretrained": PAIR,
-    "toolkit.padding.padded_pair": {
+    "toolkit.models.pair.ModelPair.from_pretrained": PAIR,
+    "toolkit.testing.padding.padded_pair": {
         **{key: value for key, value in PAIR.items() if key not in ("device_map", "quantization")},
         "target_preset": Annotated[PRESET, "size that the target is padded to; null: as it is"],
         "draft_preset": Annotated[PRESET, "size that the draft is padded to (trained heads do not fit then); null: as it is"],
         "seed": Annotated[int, "of the weights that are added"],
     },
-    "toolkit.pair.load_draft": {
+    "toolkit.models.pair.load_draft": {
         **LOADING,
         "source": Annotated[str, Model(), "the draft: a folder, a hub name, or toy/draft"],
         "layers": Annotated[list[int], "as pair.draft_layers"],

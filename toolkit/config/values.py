@@ -23,7 +23,7 @@ from typing import Annotated, Any, Literal, ParamSpec, TypeGuard, TypeVar, Union
 
 from toolkit.config.notes import UNIONS, Called, Choice, Interval, Like, notes
 from toolkit.errors import InputError, unknown_name
-from toolkit.lines import lines_of
+from toolkit.files.text import lines_of
 
 Arguments = ParamSpec("Arguments")
 Result = TypeVar("Result")

@@ -23,12 +23,12 @@ import torch
 from torch import Tensor
 
 from toolkit.decoding.method import Method
-from toolkit.engine import Sessions
-from toolkit.pair import ModelPair
+from toolkit.engine import Session
+from toolkit.engine.device import tensor_on
+from toolkit.engine.engine import Sessions
+from toolkit.models.pair import ModelPair
 from toolkit.sampling import Sampling
-from toolkit.session import Session
 from toolkit.stopping.base import State, with_fresh
-from toolkit.transfer import tensor_on
 from toolkit.types import Drafted, Generation, Judged
 from toolkit.verification.base import num_uniforms
 

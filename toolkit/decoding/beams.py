@@ -27,11 +27,11 @@ from toolkit.decoding.beam_round import Beam, BeamRound
 from toolkit.decoding.judging import BeamVerdict, judge
 from toolkit.decoding.method import Method
 from toolkit.decoding.proposers.forest import Forest, ForestContext, ForestProposer
-from toolkit.engine import Sessions
+from toolkit.engine import Session
+from toolkit.engine.device import tensor_on
+from toolkit.engine.engine import Sessions
 from toolkit.sampling import Sampling, draw, warp
-from toolkit.session import Session
 from toolkit.stopping.base import State
-from toolkit.transfer import tensor_on
 from toolkit.types import Round
 from toolkit.verification import LayerRule
 

@@ -13,9 +13,9 @@ from toolkit.decoding.batch import Job, Row
 from toolkit.decoding.beams import BeamBatch
 from toolkit.decoding.method import Method
 from toolkit.decoding.text import TextBatch
-from toolkit.engine import engine_of
+from toolkit.engine.engine import engine_of
 from toolkit.errors import InputError
-from toolkit.pair import ModelPair
+from toolkit.models.pair import ModelPair
 from toolkit.sampling import Sampling, row_generator
 from toolkit.types import Generation, Prompt
 

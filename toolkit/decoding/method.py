@@ -10,7 +10,7 @@ from toolkit.config.values import check_ranges
 from toolkit.decoding.beam_settings import Beams
 from toolkit.decoding.proposers import ChainProposer, ForestProposer, Proposer, TextProposer, TreeProposer
 from toolkit.errors import InputError
-from toolkit.pair import ModelPair
+from toolkit.models.pair import ModelPair
 from toolkit.sampling import Sampling
 from toolkit.stopping import Bounded, StoppingPolicy
 from toolkit.verification import LayerRule, Rule, TextRule

@@ -11,14 +11,14 @@ import torch
 from torch import Tensor
 
 from toolkit.decoding.batch import Batch, Clock, Job, Row, right_aligned
-from toolkit.decoding.earlier import EarlierPositions
+from toolkit.decoding.context_window import EarlierPositions
 from toolkit.decoding.method import Method
 from toolkit.decoding.proposers.base import DraftContext, TextProposer
-from toolkit.engine import Sessions
+from toolkit.engine import Session
+from toolkit.engine.device import tensor_on
+from toolkit.engine.engine import Sessions
 from toolkit.sampling import Sampling, warp
-from toolkit.session import Session
 from toolkit.stopping.base import State
-from toolkit.transfer import tensor_on
 from toolkit.types import Proposal, Round, Verdict
 from toolkit.verification import TextRule
 

@@ -9,7 +9,7 @@ import torch
 
 from toolkit.config.notes import AtLeast, Between
 from toolkit.errors import InputError
-from toolkit.teacher import Text
+from toolkit.models.teacher import Text
 from toolkit.training.batches import Examples
 from toolkit.training.resumable import ResumableData
 

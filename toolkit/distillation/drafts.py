@@ -10,9 +10,9 @@ from typing import Any
 import torch
 
 from toolkit.errors import InputError
-from toolkit.io import write_folder
-from toolkit.lines import first_line
-from toolkit.pair import check_same_tokenizer, load_draft, load_tokenizer
+from toolkit.files.atomic import write_folder
+from toolkit.files.text import first_line
+from toolkit.models.pair import check_same_tokenizer, load_draft, load_tokenizer
 
 CARD = "README.md"  # what the hub calls a model card
 

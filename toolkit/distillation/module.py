@@ -18,11 +18,11 @@ from toolkit.decoding import decode
 from toolkit.distillation.data import TextBatch
 from toolkit.distillation.losses import Loss, Outlook
 from toolkit.distillation.teachers import Teacher, outlook, places, reads
-from toolkit.engine import EngineOptions
+from toolkit.engine.engine import EngineOptions
 from toolkit.errors import InputError
-from toolkit.pair import ModelPair
+from toolkit.models.pair import ModelPair
+from toolkit.models.teacher import Text
 from toolkit.sampling import Sampling
-from toolkit.teacher import Text
 from toolkit.training.whole_steps import WholeSteps
 
 PLAIN = EngineOptions(cuda_graphs="off", cpu_packing="off")  # weights change between calls

@@ -24,10 +24,10 @@ from torch import Tensor
 from toolkit.config.notes import AtLeast
 from toolkit.distillation.losses import LOWEST, Outlook
 from toolkit.errors import InputError
-from toolkit.io import content_hash, read_json, write_json
-from toolkit.teacher import Text, logits_of, pad_right
-from toolkit.tensors import load_tensors, save_tensors
-from toolkit.weights import Weights
+from toolkit.files.atomic import content_hash, read_json, write_json
+from toolkit.files.tensors import load_tensors, save_tensors
+from toolkit.models.fingerprint import Weights
+from toolkit.models.teacher import Text, logits_of, pad_right
 
 SHARD = 256  # texts of a file
 ABOUT = "about.json"

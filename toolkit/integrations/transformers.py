@@ -29,9 +29,9 @@ from toolkit import config
 from toolkit.config.values import checked
 from toolkit.decoding import Method
 from toolkit.decoding.proposers import ChainProposer
+from toolkit.engine.hidden_states import watched_states
 from toolkit.errors import InputError
-from toolkit.pair import ModelPair
-from toolkit.session.states import watched_states
+from toolkit.models.pair import ModelPair
 from toolkit.stopping import Bounded, StoppingPolicy
 from toolkit.types import DraftStep
 

@@ -11,10 +11,10 @@ from typing import Any
 import pandas as pd
 
 from toolkit.errors import InputError
-from toolkit.io import read_json, write_json, write_text
-from toolkit.lines import lines_of
+from toolkit.files.atomic import read_json, write_json, write_text
+from toolkit.files.text import lines_of
+from toolkit.runs.stage import OUTPUT
 from toolkit.search.study import Search
-from toolkit.stage import OUTPUT
 
 NO_CHOICE = ("oracle", "upper_bound", "autoregressive")  # methods that are not searched for
 

@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal
 from toolkit.config.notes import AtLeast
 from toolkit.config.values import check_ranges
 from toolkit.errors import InputError
-from toolkit.io import content_hash
+from toolkit.files.atomic import content_hash
 
 JOURNAL = "search.journal"
 

@@ -11,7 +11,7 @@ from typing import Any, ClassVar, Protocol
 import torch
 from torch import Tensor
 
-from toolkit.transfer import tensor_on
+from toolkit.engine.device import tensor_on
 from toolkit.types import Drafted, Judged, Step
 
 State = dict[str, Tensor]

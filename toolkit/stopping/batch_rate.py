@@ -30,9 +30,9 @@ from torch import Tensor
 
 from toolkit.config.notes import AtLeast, Between, File
 from toolkit.config.values import check_ranges
-from toolkit.load_cost import LoadCost
+from toolkit.costs.load import LoadCost
+from toolkit.engine.device import floats_on
 from toolkit.stopping.base import DrawnEstimator, State, StoppingPolicy, chances_to_enter
-from toolkit.transfer import floats_on
 from toolkit.types import Drafted, Judged, Step
 
 COUNTS = ("accepted", "tried", "tokens", "cost")  # of a row's text so far
@@ -43,7 +43,7 @@ class BatchRate(StoppingPolicy):
     """Draft on while the tokens that the batch expects exceed their cost times the batch's rate.
 
     estimator   gives `drawn_probs(step)`, P(y_k accepted) and P(y_{k+1} accepted), before y_k is read
-    costs       a table by batch size, a JSON or CSV file (`toolkit.load_cost`); None: `cost_ratio` and `column_cost`
+    costs       a table by batch size, a JSON or CSV file (`toolkit.costs.load`); None: `cost_ratio` and `column_cost`
     cost_ratio  c, draft forward / target forward, whatever the batch
     column_cost  what one more token per row adds to a target forward, as a share of it
     acceptance  probability that a drafted token is accepted, before any round

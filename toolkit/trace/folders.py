@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from toolkit.errors import InputError
-from toolkit.stage import MANIFEST, read_manifest
+from toolkit.runs.stage import MANIFEST, read_manifest
 from toolkit.trace.trace import Trace, join
 
 SUMMARY = "summary.json"  # what the traces depend on, the same whenever they are recorded

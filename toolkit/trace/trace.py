@@ -27,8 +27,8 @@ import torch
 from torch import Tensor
 
 from toolkit.errors import InputError
-from toolkit.lines import first_line
-from toolkit.tensors import load_tensors, save_tensors
+from toolkit.files.tensors import load_tensors, save_tensors
+from toolkit.files.text import first_line
 from toolkit.types import SMALLEST
 
 PER_POSITION = ("accepted", "chance", "roll_first", "roll_length", "target_entropy", "text_tokens", "text_prob")

@@ -16,11 +16,11 @@ import pytorch_lightning as pl
 import torch
 from lightning_fabric.plugins.io.torch_io import TorchCheckpointIO
 
-from toolkit import journal
 from toolkit.config.notes import AtLeast
 from toolkit.errors import InputError
-from toolkit.io import write_atomic
-from toolkit.lines import first_line
+from toolkit.files import journal
+from toolkit.files.atomic import write_atomic
+from toolkit.files.text import first_line
 
 LAST, BEST = "last.ckpt", "best.ckpt"
 

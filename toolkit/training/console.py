@@ -14,7 +14,7 @@ from pytorch_lightning.callbacks import RichProgressBar
 from rich.console import Console
 from rich.tree import Tree
 
-from toolkit import terminal
+from toolkit.files import terminal
 
 
 def print_config(config: Mapping[str, Any]) -> None:
@@ -33,7 +33,7 @@ def print_scores(scores: Mapping[str, float], suffixes: Sequence[str]) -> None:
 
 
 def print_comparison(lines: Sequence[tuple[str, float, float]], complaint: str | None) -> None:
-    """The head beside simpler predictors (`toolkit.training.yardsticks`), and a warning if it is no better."""
+    """The head beside simpler predictors (`toolkit.training.baselines`), and a warning if it is no better."""
     rows = [[name, f"{auroc:.4f}", f"{log_loss:.4f}"] for name, auroc, log_loss in lines]
     headings = ["validation", "AUROC", "calibrated log loss"]
     terminal.print_table("compared with simpler predictors", headings, rows, [False, True, True])

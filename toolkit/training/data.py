@@ -6,16 +6,16 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from toolkit import journal
 from toolkit.acceptance.inputs import Inputs
 from toolkit.acceptance.preread import embedding_table
 from toolkit.acceptance.saved import SavedHead
 from toolkit.config.notes import AtLeast, File
 from toolkit.errors import InputError
-from toolkit.io import content_hash
-from toolkit.lines import first_line
-from toolkit.stage import MANIFEST, read_manifest
-from toolkit.teacher import hidden_size
+from toolkit.files import journal
+from toolkit.files.atomic import content_hash
+from toolkit.files.text import first_line
+from toolkit.models.teacher import hidden_size
+from toolkit.runs.stage import MANIFEST, read_manifest
 from toolkit.training.cached import CachedStates, HybridStates, announce, check_present, fill
 from toolkit.training.examples import ExampleData
 from toolkit.training.mixed_texts import MixedTexts

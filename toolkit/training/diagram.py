@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from toolkit.figure_style import MUTED, PALETTE, Width, figure
+from toolkit.runs.figure_style import MUTED, PALETTE, Width, figure
 
 MARKERS = ("o", "s", "D", "^")
 

@@ -9,11 +9,11 @@ from typing import Any
 
 from toolkit.acceptance.saved import SavedHead
 from toolkit.errors import InputError
-from toolkit.io import read_json
+from toolkit.files.atomic import read_json
+from toolkit.models.fingerprint import Weights
 from toolkit.training.batches import ExampleBatches
 from toolkit.training.resumable import ResumableData
 from toolkit.training.states import States
-from toolkit.weights import Weights
 
 
 class ExampleData(ResumableData):

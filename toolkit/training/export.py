@@ -10,11 +10,11 @@ from typing import Any
 
 from toolkit.acceptance.card import facts_table, scores_table, title
 from toolkit.acceptance.saved import SavedHead
-from toolkit.io import write_json, write_text
+from toolkit.files.atomic import write_json, write_text
+from toolkit.training.baselines import comparison, complaint
 from toolkit.training.diagram import draw_reliability
 from toolkit.training.module import HeadTraining
 from toolkit.training.states import Positions
-from toolkit.training.yardsticks import comparison, complaint
 
 HEAD, CARD, SCORES = "head", "MODEL_CARD.md", "metrics.json"
 RELIABILITY, DIAGRAM = "reliability.csv", "reliability.png"

@@ -16,10 +16,10 @@ from typing import Any
 from pytorch_lightning.loggers import Logger, WandbLogger
 from pytorch_lightning.utilities import rank_zero_only
 
-from toolkit.io import write_text
-from toolkit.lines import lines_of
-from toolkit.stage import sweep_name
-from toolkit.tracking import log_folder, wandb_run
+from toolkit.files.atomic import write_text
+from toolkit.files.text import lines_of
+from toolkit.runs.stage import sweep_name
+from toolkit.runs.tracking import log_folder, wandb_run
 from toolkit.training.processes import is_first_process
 
 METRICS, RUN_ID = "metrics.csv", "wandb_run_id.txt"
@@ -106,7 +106,7 @@ def open_wandb(
     group     of its runs; None: the sweep's name
     tags      of the run
     log_head  upload the exported head as an artifact
-    offline   True: never connect; None: as `toolkit.tracking.wandb_mode` decides, without ever asking for a key
+    offline   True: never connect; None: as `toolkit.runs.tracking.wandb_mode` decides, without ever asking for a key
     """
     with wandb_run(
         "train",

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from toolkit.acceptance.inputs import Inputs
 from toolkit.acceptance.preread import embedding_table
-from toolkit.teacher import hidden_size, pad_right, picked, states_and_logits_of
+from toolkit.models.teacher import hidden_size, pad_right, picked, states_and_logits_of
 from toolkit.training.mixed_texts import MixedTexts
 from toolkit.training.states import Positions, States, joined
 from toolkit.types import SMALLEST, Earlier

@@ -24,7 +24,7 @@ from pytorch_lightning.utilities import rank_zero_only
 from torch import distributed
 
 from toolkit.errors import InputError
-from toolkit.stage import sweep_name
+from toolkit.runs.stage import sweep_name
 
 PATIENCE = timedelta(days=30)  # the first process may have responses of a large target to make
 SINGLE = ("auto", "single_device")  # strategies of one process, if devices is 1

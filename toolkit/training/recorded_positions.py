@@ -21,10 +21,11 @@ from toolkit.acceptance.inputs import Inputs
 from toolkit.acceptance.preread import embedding_table
 from toolkit.acceptance.saved import SavedHead
 from toolkit.config.notes import AtLeast, Between, File
+from toolkit.engine.hidden_states import check_layers, layers_of
 from toolkit.errors import InputError
-from toolkit.session.states import check_layers, layers_of
-from toolkit.stage import MANIFEST, read_manifest
-from toolkit.teacher import hidden_size
+from toolkit.models.fingerprint import Weights
+from toolkit.models.teacher import hidden_size
+from toolkit.runs.stage import MANIFEST, read_manifest
 from toolkit.trace import Trace
 from toolkit.trace.folders import SUMMARY, read_traces
 from toolkit.trace.step import RecordedStep
@@ -32,7 +33,6 @@ from toolkit.training.depths import drawn_depths
 from toolkit.training.examples import ExampleData
 from toolkit.training.recorded_blocks import BlockStates
 from toolkit.training.states import Positions, States
-from toolkit.weights import Weights
 
 READS = "the draft's final hidden state that the token was drawn from, its embedding, and the shape of the draft's distribution"
 HARD_LABELS = (

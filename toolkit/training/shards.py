@@ -19,8 +19,8 @@ import torch
 from torch import Tensor
 
 from toolkit.errors import InputError
-from toolkit.io import content_hash
-from toolkit.tensors import load_tensors, save_tensors
+from toolkit.files.atomic import content_hash
+from toolkit.files.tensors import load_tensors, save_tensors
 from toolkit.training.states import Positions, check_labels, joined
 
 FORMAT = torch.float16

@@ -17,9 +17,9 @@ from omegaconf import OmegaConf
 from toolkit.acceptance.folder import KINDS, inside
 from toolkit.acceptance.saved import SavedHead
 from toolkit.errors import InputError, unknown_name
+from toolkit.models.fingerprint import Weights
 from toolkit.training.checkpoints import LAST, folder_of
 from toolkit.training.module import HeadTraining
-from toolkit.weights import Weights
 
 
 def check_choice(ckpt_path: str | None, from_pretrained: str | None) -> None:

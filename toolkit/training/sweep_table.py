@@ -18,10 +18,10 @@ from hydra.core.utils import JobReturn, JobStatus
 from hydra.experimental.callback import Callback
 from omegaconf import DictConfig
 
-from toolkit.io import read_json, write_json, write_text
-from toolkit.lines import first_line
-from toolkit.stage import OUTPUT
-from toolkit.tracking import log_summary, log_table, run_of, wandb_run
+from toolkit.files.atomic import read_json, write_json, write_text
+from toolkit.files.text import first_line
+from toolkit.runs.stage import OUTPUT
+from toolkit.runs.tracking import log_summary, log_table, run_of, wandb_run
 
 JOB = "job.json"
 

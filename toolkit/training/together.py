@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 
-from toolkit.io import write_atomic
+from toolkit.files.atomic import write_atomic
 from toolkit.training.batches import ExampleBatches
 from toolkit.training.examples import ExampleData
 from toolkit.training.module import HeadTraining

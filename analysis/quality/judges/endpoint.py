@@ -1,6 +1,6 @@
 """A judge behind an endpoint that speaks OpenAI's chat completions: GPT-4, or whatever vLLM and its like serve.
 
-A request is repeated (`toolkit.endpoint`) after silence, a dropped connection, "too many requests", a fault of the server,
+A request is repeated (`toolkit.runs.endpoint`) after silence, a dropped connection, "too many requests", a fault of the server,
 or an answer that is no completion. Each wait is twice the one before it, or as long as the server asks for.
 """
 
@@ -13,8 +13,8 @@ from typing import Any
 
 from analysis.quality.judge_templates import SYSTEM
 from analysis.quality.judges.base import Reply
-from toolkit.endpoint import Client, Refused, Silent, Wrong, address, key_of, retrying
 from toolkit.errors import InputError
+from toolkit.runs.endpoint import Client, Refused, Silent, Wrong, address, key_of, retrying
 
 GIVE_UP = 5  # questions without a reply, in a row
 

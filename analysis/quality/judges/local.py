@@ -10,7 +10,7 @@ from analysis.quality.judges.base import Reply
 from toolkit.config import method
 from toolkit.decoding import Sampling, decode
 from toolkit.errors import InputError
-from toolkit.pair import ModelPair, fingerprint, load_tokenizer
+from toolkit.models.pair import ModelPair, fingerprint, load_tokenizer
 from toolkit.types import Prompt
 
 

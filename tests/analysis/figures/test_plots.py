@@ -88,7 +88,7 @@ def test_few_methods_are_in_colour():
 def test_every_figure_has_three_formats_and_its_width(tmp_path, width):
     from PIL import Image
 
-    from toolkit.figure_style import DPI, WIDTHS
+    from toolkit.runs.figure_style import DPI, WIDTHS
 
     table = pd.concat([settings("speculative", ["K=2", "K=4"]), settings("svip", ["h=0.1", "h=0.2", "h=0.3"])])
     plots.pareto(table, tmp_path / "pareto.png", "title", width=width)
@@ -100,7 +100,7 @@ def test_every_figure_has_three_formats_and_its_width(tmp_path, width):
 
 def test_texts_cover_neither_each_other_nor_points(tmp_path):
     from analysis.figures.texts import place
-    from toolkit.figure_style import figure
+    from toolkit.runs.figure_style import figure
 
     x = np.linspace(0.2, 0.3, 6)
     with figure(tmp_path / "texts.png", "column") as ((axes,),):

@@ -14,14 +14,14 @@ from analysis import advise, serving
 from analysis.loads.choosing import advised, best_lengths, sentences
 from analysis.loads.exports import LARGEST, triples
 from analysis.loads.hardware import DEVICES, PRESETS, Shape, modelled
-from data_gen.frozen import load_frozen
+from data_gen.held_out import load_frozen
 from data_gen.recording import Recorder
 from toolkit import ModelPair, config
 from toolkit.acceptance.calibration.stored import load as load_calibration
 from toolkit.acceptance.folder import KINDS
+from toolkit.costs.load import LoadCost
 from toolkit.errors import InputError
-from toolkit.load_cost import LoadCost
-from toolkit.stage import read_manifest
+from toolkit.runs.stage import read_manifest
 
 SMALL = ["~grid.tail", "~grid.dynamic_confidence", "~grid.rate", "grid.confidence.policy.threshold=[0.4]",
          "grid.speculative.policy.num_drafted=[1,3]", "sampling.max_new_tokens=12", "track=false"]  # fmt: skip

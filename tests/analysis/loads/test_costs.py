@@ -9,9 +9,9 @@ from omegaconf import OmegaConf
 
 from analysis.loads.costs import costs_of, measured_costs
 from toolkit import ModelPair
+from toolkit.costs.load import LoadCost
 from toolkit.decoding import Sampling
 from toolkit.errors import InputError
-from toolkit.load_cost import LoadCost
 
 SAMPLING = Sampling(seed=1, max_new_tokens=8)
 

@@ -11,7 +11,7 @@ import torch
 from omegaconf import OmegaConf
 
 from analysis.loads.exports import next_line, write_exports
-from data_gen.frozen import load_frozen
+from data_gen.held_out import load_frozen
 from toolkit import ModelPair, config
 from toolkit.decoding import Sampling, decode
 

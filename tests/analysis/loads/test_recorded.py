@@ -8,12 +8,12 @@ from analysis.loads.recorded import RecordedPair
 from analysis.loads.simulator import Load
 from analysis.tables.grid import Setting
 from analysis.tables.workbench import Workbench
-from data_gen.frozen import load_frozen
+from data_gen.held_out import load_frozen
 from toolkit import ModelPair
+from toolkit.costs.load import LoadCost
 from toolkit.decoding import Sampling
 from toolkit.errors import InputError
-from toolkit.load_cost import LoadCost
-from toolkit.prompts import Prompt
+from toolkit.models.prompts import Prompt
 
 
 @pytest.fixture(scope="module")

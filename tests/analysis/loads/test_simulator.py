@@ -11,12 +11,12 @@ import torch
 from analysis.loads.simulator import Load, _Server, serve
 from analysis.replay.policies import replay
 from analysis.replay.recorded_heads import with_recorded_heads
-from data_gen.frozen import load_frozen
+from data_gen.held_out import load_frozen
 from data_gen.recording import Recorder
 from toolkit import ModelPair, config
 from toolkit.acceptance.folder import recorded_scorers
+from toolkit.costs.load import CostGrid, LoadCost
 from toolkit.decoding import Sampling, decode
-from toolkit.load_cost import CostGrid, LoadCost
 from toolkit.stopping import Bounded, Fixed
 
 SAMPLING = Sampling(temperature=0.0, max_new_tokens=24)

@@ -10,7 +10,7 @@ from analysis.papers.page import as_markdown, sentence, side_by_side
 from analysis.papers.table import NOTHING, PaperTable, Runs, cells_of, expanded, merged
 from analysis.tables.files import save_table
 from toolkit.errors import InputError
-from toolkit.stage import open_stage
+from toolkit.runs.stage import open_stage
 
 LINES = pd.DataFrame({
     "method": ["chain", "chain", "tree", "tree"], "levels": [1, 2, 1, 2], "dev": [9.0, 1.0, 2.0, 3.0],

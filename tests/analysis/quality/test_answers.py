@@ -14,7 +14,7 @@ from analysis.quality.overlap import Bleu, RougeL
 from analysis.tables.bootstrap import resampled_totals, resampling_weights
 from data_gen.prompts import ToyPrompts
 from toolkit.errors import InputError
-from toolkit.prompts import Prompt
+from toolkit.models.prompts import Prompt
 from toolkit.types import Generation
 
 

@@ -14,7 +14,7 @@ from analysis.quality.base import table
 from analysis.quality.code import PassAtK, checks_of, pass_at_k, program
 from analysis.quality.sandbox import Limits
 from toolkit.errors import InputError
-from toolkit.prompts import Prompt
+from toolkit.models.prompts import Prompt
 from toolkit.types import Generation
 
 linux = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="limits are Linux's")

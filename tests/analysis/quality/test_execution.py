@@ -13,7 +13,7 @@ from analysis.quality import inside
 from analysis.quality.base import reasons, table
 from analysis.quality.execution import Execution, first_statement, is_ordered, same
 from toolkit.errors import InputError
-from toolkit.prompts import Prompt
+from toolkit.models.prompts import Prompt
 from toolkit.types import Generation
 
 pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="confinement is Linux's")

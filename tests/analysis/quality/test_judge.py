@@ -16,9 +16,9 @@ from analysis.quality.judge import Judge
 from analysis.quality.judge_templates import REFERENCE, SINGLE, Template, rating_of
 from analysis.quality.judges import endpoint
 from tests.analysis.quality.stub_judge import drips, drops, says, sends, stalls, stub_judge
-from toolkit.endpoint import LONGEST_WAIT
 from toolkit.errors import InputError
-from toolkit.prompts import Prompt
+from toolkit.models.prompts import Prompt
+from toolkit.runs.endpoint import LONGEST_WAIT
 from toolkit.testing import tiny_tokenizer
 from toolkit.types import Generation
 

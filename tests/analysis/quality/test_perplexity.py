@@ -12,10 +12,10 @@ from analysis.quality.base import table
 from analysis.quality.perplexity import Perplexity, negative_log_likelihoods
 from analysis.tables.bootstrap import resampled_totals
 from toolkit import ModelPair
+from toolkit.engine import TabularModel
 from toolkit.errors import InputError
-from toolkit.prompts import Prompt
+from toolkit.models.prompts import Prompt
 from toolkit.sampling import Sampling
-from toolkit.session import TabularModel
 from toolkit.types import Generation
 
 

@@ -14,14 +14,15 @@ from analysis.replay.closing_frontier import LEVELS, ReplayedFrontier, _best, re
 from analysis.replay.policies import replay
 from analysis.replay.recorded_heads import scorer_of, threshold_policy, with_logits
 from tests.analysis.replay.plain import MOST, small_trace
-from toolkit import metrics, stage, testing
+from toolkit import metrics, testing
 from toolkit.acceptance import AcceptanceHead, PrereadHead
 from toolkit.errors import InputError
-from toolkit.io import write_json
+from toolkit.files.atomic import write_json
+from toolkit.models.fingerprint import Weights
+from toolkit.runs import stage
 from toolkit.stopping import Bounded, Rate, Survival
 from toolkit.trace.folders import SUMMARY, file_name
 from toolkit.training.checkpoints import BEST, folder_of
-from toolkit.weights import Weights
 
 
 @pytest.fixture(scope="module")

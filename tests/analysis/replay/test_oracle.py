@@ -9,9 +9,9 @@ import torch
 from analysis.replay.oracle import acceptance_chances, expected_counts
 from toolkit import ModelPair
 from toolkit.decoding import Sampling, decode
+from toolkit.engine import TabularModel
 from toolkit.errors import InputError
 from toolkit.sampling import warp
-from toolkit.session import TabularModel
 
 VOCAB, END, LIMIT = 4, 0, 9
 

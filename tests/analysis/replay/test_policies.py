@@ -7,7 +7,7 @@ import torch
 from analysis.replay.calibrating import Scored
 from analysis.replay.policies import replay, replay_starts, sweep_levels, walk
 from analysis.replay.recorded_heads import RecordedScorer, with_recorded_heads
-from data_gen.frozen import load_frozen
+from data_gen.held_out import load_frozen
 from data_gen.recording import Recorder
 from toolkit import ModelPair, config
 from toolkit.acceptance import HeadEstimator

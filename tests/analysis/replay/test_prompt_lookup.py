@@ -8,7 +8,7 @@ import torch
 from analysis.replay.prompt_lookup import replay_prompt_lookup
 from toolkit import ModelPair
 from toolkit.decoding import Method, PromptLookupProposer
-from toolkit.session import TabularModel
+from toolkit.engine import TabularModel
 from toolkit.stopping import Fixed, Heuristic
 from toolkit.verification import get
 

@@ -24,7 +24,7 @@ from toolkit.acceptance.calibration.scores import CalibrationScores
 from toolkit.acceptance.folder import head_hash
 from toolkit.acceptance.preread import PrereadScorer, embedding_table
 from toolkit.errors import InputError
-from toolkit.io import write_json
+from toolkit.files.atomic import write_json
 from toolkit.stopping import Bounded, Confidence, Fixed, Rate, Survival
 from toolkit.trace.step import RecordedStep
 

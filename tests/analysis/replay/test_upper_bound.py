@@ -10,9 +10,9 @@ from analysis.replay import dynamic_program, upper_bound
 from analysis.replay.policies import replay
 from data_gen.recording import Recorder
 from toolkit import ModelPair, metrics
+from toolkit.engine.tabular import TabularModel
 from toolkit.errors import InputError
 from toolkit.sampling import Sampling, row_generator
-from toolkit.session.tabular import TabularModel
 from toolkit.stopping import Bounded, Confidence, Fixed, Rate
 from toolkit.trace.rounds import Geometry
 

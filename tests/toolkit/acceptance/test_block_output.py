@@ -17,13 +17,13 @@ from toolkit.acceptance import PrereadEstimator, PrereadHead
 from toolkit.acceptance.inputs import Inputs, newest_features
 from toolkit.acceptance.preread import embedding_table
 from toolkit.config import compose, method
+from toolkit.costs.load import LoadCost
 from toolkit.decoding import Method, decode
 from toolkit.errors import InputError
 from toolkit.integrations.transformers import StoppedDraft
-from toolkit.load_cost import LoadCost
+from toolkit.models.teacher import distributions_along
 from toolkit.sampling import Sampling
 from toolkit.stopping import BatchRate, Rate
-from toolkit.teacher import distributions_along
 from toolkit.trace import join
 from toolkit.trace.step import RecordedStep
 from toolkit.training import TracedData

@@ -17,8 +17,8 @@ from toolkit.acceptance.from_states import recorded_logits
 from toolkit.acceptance.head import AcceptanceHead
 from toolkit.acceptance.preread import PrereadHead, PrereadScorer, embedding_table
 from toolkit.errors import InputError
+from toolkit.files.tensors import load_tensors
 from toolkit.sampling import Sampling
-from toolkit.tensors import load_tensors
 from toolkit.trace import Trace
 from toolkit.trace.folders import read_traces
 

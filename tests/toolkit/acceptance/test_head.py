@@ -14,9 +14,9 @@ from toolkit import generate
 from toolkit.acceptance import AcceptanceHead, PrereadHead
 from toolkit.acceptance.folder import check_draft, head_hash, inside, recorded_scorers
 from toolkit.errors import InputError
-from toolkit.io import read_json, write_json
-from toolkit.pair import ModelPair, fingerprint
-from toolkit.tensors import save_tensors
+from toolkit.files.atomic import read_json, write_json
+from toolkit.files.tensors import save_tensors
+from toolkit.models.pair import ModelPair, fingerprint
 
 D = 13
 
@@ -100,7 +100,7 @@ def test_the_correction_multiplies_the_odds(hidden):
 
 
 def test_heads_of_other_drafts_are_refused(tiny_pair):
-    from toolkit.pair import load_draft
+    from toolkit.models.pair import load_draft
 
     draft = load_draft(tiny_pair / "draft")
     head = AcceptanceHead(16)
@@ -149,7 +149,7 @@ def test_heads_of_two_kinds_share_a_folder_and_its_card(tmp_path):
 
 
 def test_the_card_says_what_is_recorded():
-    from toolkit.pair import TOY
+    from toolkit.models.pair import TOY
 
     head = AcceptanceHead.from_pretrained(TOY / "head")
     text = str(head.generate_model_card())

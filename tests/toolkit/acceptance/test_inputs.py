@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from analysis.replay.recorded_heads import scorer_of
-from data_gen.frozen import load_frozen
+from data_gen.held_out import load_frozen
 from data_gen.recording import Recorder
 from tests.toolkit.acceptance.live_rounds import lengths_alike
 from toolkit import ModelPair, generate

@@ -15,14 +15,14 @@ from toolkit.acceptance.folder import check_draft, scorer
 from toolkit.acceptance.inputs import Inputs
 from toolkit.config import compose, method
 from toolkit.decoding import Method, decode
+from toolkit.engine import open_session
+from toolkit.engine.hidden_states import counted, give_layers, layers_of, state_size
 from toolkit.errors import InputError
 from toolkit.integrations.transformers import _watched
-from toolkit.pair import load_draft
+from toolkit.models.pair import load_draft
+from toolkit.models.teacher import hidden_size, states_and_logits_of, states_of
 from toolkit.sampling import Sampling
-from toolkit.session import open_session
-from toolkit.session.states import counted, give_layers, layers_of, state_size
 from toolkit.stopping import Bounded, Rate, Survival
-from toolkit.teacher import hidden_size, states_and_logits_of, states_of
 from toolkit.training import MixedData
 from toolkit.verification.rules.rejection import Rejection
 

@@ -10,7 +10,7 @@ import torch
 from analysis.replay.calibrating import Scored
 from analysis.replay.policies import replay, replay_starts
 from analysis.replay.recorded_heads import scorer_of, threshold_policy, with_logits
-from data_gen.frozen import load_frozen
+from data_gen.held_out import load_frozen
 from data_gen.recording import Recorder
 from tests.toolkit.acceptance.live_rounds import lengths_alike
 from toolkit import ModelPair
@@ -191,7 +191,7 @@ def test_traced_positions_get_depths_of_their_own(pair, trace):
 
 
 def test_cached_and_online_examples_of_mixed_texts_have_the_same_depths(tiny_mix, tiny_pair):
-    from toolkit.pair import load_draft
+    from toolkit.models.pair import load_draft
 
     draft, head = load_draft(tiny_pair / "draft"), AcceptanceHead(16, round_depth=3)
     found = {}

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from analysis.replay.recorded_heads import scorer_of
-from data_gen.frozen import load_frozen
+from data_gen.held_out import load_frozen
 from data_gen.recording import Recorder
 from tests.toolkit.acceptance.live_rounds import lengths_alike
 from tests.toolkit.acceptance.test_inputs import H, check, slow
@@ -20,10 +20,10 @@ from toolkit.config import compose, method
 from toolkit.decoding import decode
 from toolkit.errors import InputError
 from toolkit.integrations.transformers import StoppedDraft
-from toolkit.pair import load_draft
+from toolkit.models.pair import load_draft
+from toolkit.models.teacher import states_and_logits_of
 from toolkit.sampling import Sampling
 from toolkit.stopping import Bounded, Rate, Survival
-from toolkit.teacher import states_and_logits_of
 from toolkit.trace.rounds import Geometry, step_at
 from toolkit.training import MixedData
 from toolkit.training.mixed_texts import MixedTexts

@@ -17,10 +17,10 @@ from toolkit.config import compose
 from toolkit.distillation.module import DraftTraining, is_on_policy, own_texts
 from toolkit.distillation.teachers import CachedTeacher, OnlineTeacher
 from toolkit.errors import InputError
-from toolkit.pair import load_draft
+from toolkit.models.fingerprint import Weights
+from toolkit.models.pair import load_draft
 from toolkit.sampling import Sampling
 from toolkit.testing import FAMILIES
-from toolkit.weights import Weights
 
 SMALL = ["trainer.max_epochs=2", "data.batch_size=8", "optimizer.lr=1e-2", "trainer.log_every_n_steps=2"]
 

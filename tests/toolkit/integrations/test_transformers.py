@@ -7,7 +7,7 @@ from collections import Counter
 import pytest
 import torch
 
-from data_gen.frozen import load_frozen
+from data_gen.held_out import load_frozen
 from toolkit import ModelPair, config
 from toolkit.decoding import Sampling, decode
 from toolkit.errors import InputError

@@ -10,16 +10,16 @@ import torch
 
 from tests.slow_batch_rate import SlowBatchRate
 from toolkit import config
+from toolkit.costs.load import CostGrid, LoadCost
 from toolkit.decoding import ChainProposer, Method, Sampling, TreeProposer, decode
 from toolkit.decoding.proposers.base import frozen
 from toolkit.decoding.text import TextBatch
+from toolkit.engine.device import Gate
 from toolkit.errors import InputError
-from toolkit.load_cost import CostGrid, LoadCost
 from toolkit.stopping import BatchRate, Bounded
 from toolkit.stopping.base import with_fresh
 from toolkit.stopping.batch_rate import COUNTS
-from toolkit.testing_batches import coupled_error
-from toolkit.transfer import Gate
+from toolkit.testing.batches import coupled_error
 from toolkit.types import DraftStep, Proposal, Verdict
 from toolkit.verification import get
 from toolkit.verification.chain_enumeration import PrefixTables

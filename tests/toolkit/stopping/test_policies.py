@@ -8,8 +8,8 @@ import torch
 from toolkit import ModelPair, config
 from toolkit.config import instantiate
 from toolkit.decoding import ChainProposer, DraftContext, Method, Sampling, decode
+from toolkit.engine import TabularModel, open_session
 from toolkit.errors import InputError
-from toolkit.session import TabularModel, open_session
 from toolkit.stopping import (
     AdaEdl,
     Bounded,

@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 
 from toolkit import train
 from toolkit.config import compose
-from toolkit.io import read_json
+from toolkit.files.atomic import read_json
 from toolkit.training.module import HeadTraining
 
 ROOT = Path(__file__).resolve().parents[3]

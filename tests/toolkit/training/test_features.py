@@ -12,8 +12,8 @@ from safetensors.torch import load_file
 from toolkit import train, train_heads
 from toolkit.config import compose
 from toolkit.errors import InputError
-from toolkit.pair import load_draft
-from toolkit.tensors import load_tensors, save_tensors
+from toolkit.files.tensors import load_tensors, save_tensors
+from toolkit.models.pair import load_draft
 from toolkit.training import MixedData, cached, online, shards
 from toolkit.training.batches import ExampleBatches
 from toolkit.training.online import OnlineStates

@@ -9,7 +9,7 @@ from toolkit.acceptance import AcceptanceHead, PrereadHead
 from toolkit.config import compose
 from toolkit.config.check import check
 from toolkit.errors import InputError
-from toolkit.io import read_json
+from toolkit.files.atomic import read_json
 from toolkit.testing import save_checkpoint
 
 

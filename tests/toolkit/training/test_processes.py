@@ -16,7 +16,7 @@ from safetensors.torch import load_file
 from toolkit import distill, train
 from toolkit.config import compose
 from toolkit.errors import InputError
-from toolkit.io import read_json
+from toolkit.files.atomic import read_json
 from toolkit.training.batches import ExampleBatches, Examples
 from toolkit.training.processes import check_number, check_processes
 from toolkit.training.states import Positions

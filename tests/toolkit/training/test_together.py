@@ -9,7 +9,7 @@ from toolkit import train, train_heads
 from toolkit.acceptance import AcceptanceHead
 from toolkit.config import compose
 from toolkit.errors import InputError
-from toolkit.pair import load_draft
+from toolkit.models.pair import load_draft
 from toolkit.training import MixedData, together
 
 FEW = ["depths=[0,2]", "w_rejs=[1,6]", "max_epochs=6", "patience=2", "data.batch_size=8"]

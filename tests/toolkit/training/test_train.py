@@ -21,9 +21,9 @@ from toolkit import train
 from toolkit.acceptance import AcceptanceHead
 from toolkit.config import compose
 from toolkit.errors import InputError, StaleError
-from toolkit.io import read_json, write_json
-from toolkit.pair import load_draft
-from toolkit.teacher import pad_right, states_of
+from toolkit.files.atomic import read_json, write_json
+from toolkit.models.pair import load_draft
+from toolkit.models.teacher import pad_right, states_of
 from toolkit.training import Checkpoints, MixedData, export
 from toolkit.training.batches import ExampleBatches, Examples
 from toolkit.training.module import HeadTraining

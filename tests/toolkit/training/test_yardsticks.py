@@ -6,8 +6,8 @@ import torch
 from sklearn.linear_model import LogisticRegression
 
 from toolkit.acceptance.calibration.scores import CalibrationScores
+from toolkit.training.baselines import RIDGE, comparison, complaint, fit_probe, yardsticks
 from toolkit.training.states import Positions
-from toolkit.training.yardsticks import RIDGE, comparison, complaint, fit_probe, yardsticks
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ from typing import Any
 from toolkit.acceptance.calibration.maps import Calibration
 from toolkit.acceptance.saved import SavedHead
 from toolkit.errors import InputError
-from toolkit.io import file_hash, read_json, write_json
+from toolkit.files.atomic import file_hash, read_json, write_json
 
 
 def path_of(folder: Path | str, kind: type[SavedHead]) -> Path:

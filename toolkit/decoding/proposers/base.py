@@ -16,9 +16,9 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from toolkit.decoding.earlier import EarlierPositions
+from toolkit.decoding.context_window import EarlierPositions
+from toolkit.engine import Session
 from toolkit.sampling import Sampling
-from toolkit.session import Session
 from toolkit.stopping.base import State, StoppingPolicy
 from toolkit.types import Proposal, Verdict
 

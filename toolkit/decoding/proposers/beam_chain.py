@@ -25,10 +25,10 @@ from toolkit.config.notes import Between
 from toolkit.config.values import check_ranges
 from toolkit.decoding.proposers.base import DraftContext, TextProposer, empty_proposal
 from toolkit.decoding.proposers.tree import keep_path
+from toolkit.engine import Reading
+from toolkit.engine.device import Gate
 from toolkit.sampling import Sampling, warp
-from toolkit.session import Reading
 from toolkit.stopping.base import State, StoppingPolicy
-from toolkit.transfer import Gate
 from toolkit.types import DraftStep, Proposal, Verdict
 from toolkit.verification.schemes import iid
 

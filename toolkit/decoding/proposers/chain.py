@@ -11,10 +11,10 @@ import torch
 from torch import Tensor
 
 from toolkit.decoding.proposers.base import DraftContext, TextProposer, empty_proposal, frozen
+from toolkit.engine import Reading
+from toolkit.engine.device import Gate
 from toolkit.sampling import draw, warp
-from toolkit.session import Reading
 from toolkit.stopping.base import State, StoppingPolicy
-from toolkit.transfer import Gate
 from toolkit.types import DraftStep, Earlier, Proposal, Verdict
 
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from toolkit.transfer import most_of
+from toolkit.engine.device import most_of
 
 
 @dataclass

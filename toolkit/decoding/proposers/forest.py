@@ -23,11 +23,11 @@ from torch import Tensor
 from toolkit.config.notes import Between
 from toolkit.config.values import check_ranges, shown
 from toolkit.decoding.proposers.base import Proposer, frozen
+from toolkit.engine import Session
+from toolkit.engine.device import Gate, tensor_on
 from toolkit.errors import InputError
 from toolkit.sampling import Sampling, warp
-from toolkit.session import Session
 from toolkit.stopping.base import State, StoppingPolicy
-from toolkit.transfer import Gate, tensor_on
 from toolkit.types import DraftStep
 from toolkit.verification.schemes import candidates
 

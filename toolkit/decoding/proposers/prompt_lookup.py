@@ -20,9 +20,9 @@ from torch import Tensor
 from toolkit.config.notes import AtLeast
 from toolkit.config.values import check_ranges
 from toolkit.decoding.proposers.base import DraftContext, TextProposer, empty_proposal
+from toolkit.engine.device import tensor_on
 from toolkit.errors import InputError
 from toolkit.stopping.base import State, StoppingPolicy
-from toolkit.transfer import tensor_on
 from toolkit.types import DraftStep, Proposal, Verdict
 
 

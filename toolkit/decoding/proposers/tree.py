@@ -30,11 +30,11 @@ from toolkit.config.notes import AtLeast
 from toolkit.config.values import check_ranges, shown
 from toolkit.decoding.proposers.base import DraftContext, TextProposer, empty_proposal
 from toolkit.decoding.proposers.distinct import DistinctNodes
+from toolkit.engine import Session
+from toolkit.engine.device import Gate, tensor_on
 from toolkit.errors import InputError
 from toolkit.sampling import Sampling, penalized, warp
-from toolkit.session import Session
 from toolkit.stopping.base import State, StoppingPolicy
-from toolkit.transfer import Gate, tensor_on
 from toolkit.types import DraftStep, Proposal, Verdict
 from toolkit.verification.schemes import SCHEMES, candidates, likeliest
 

@@ -1,0 +1,1 @@
+"""What forward passes cost: seconds by tokens, batch and context, and energy."""

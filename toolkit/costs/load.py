@@ -1,0 +1,208 @@
+"""What a forward costs under load: seconds by rows of the batch, tokens per row and context, for draft and target.
+
+A table over a grid of points, linear between them and continued by its last slope beyond them. Three sources: measured on this
+machine (`analysis.timing`), modelled from a device's peak figures (`analysis.loads.hardware`), or a CSV of one's own
+measurements. `toolkit.costs.forward` explains the seconds of one row's rounds; this one is asked before a batch is decoded.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Annotated, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from toolkit.config.notes import AtLeast
+from toolkit.config.values import checked
+from toolkit.errors import InputError
+from toolkit.files.atomic import write_text
+from toolkit.files.text import first_line, lines_of
+
+Array = NDArray[np.float64]
+COLUMNS = ("model", "batch", "width", "context", "seconds")
+MODELS = ("draft", "target")
+Size = Annotated[float, AtLeast(0)]
+
+
+@dataclass(frozen=True)
+class CostGrid:
+    """Seconds of one model's forward at grid points [b, w, x]: b batch sizes, w tokens per row, x contexts, all ascending."""
+
+    batch: tuple[float, ...]
+    width: tuple[float, ...]
+    context: tuple[float, ...]
+    seconds: Array
+
+    def __call__(self, batch: float, width: float = 1, context: float = 0) -> float:
+        """Seconds of a forward of `batch` rows that reads `width` tokens in each, behind `context` others."""
+        values = self.seconds
+        for points, at in ((self.batch, batch), (self.width, width), (self.context, context)):
+            values = _along_first(points, values, at)
+        return max(float(values), 0.0)
+
+
+@dataclass(frozen=True)
+class RuleSeconds:
+    """Seconds that a method's stopping policy takes itself, at batch sizes [b]: per round that drafts, per draft forward."""
+
+    batch: tuple[float, ...]
+    round: tuple[float, ...]
+    step: tuple[float, ...]
+
+    def __call__(self, batch: float, calls: float) -> float:
+        """Seconds of a round of `batch` rows with `calls` draft forwards."""
+        return float(np.interp(batch, self.batch, self.round) + calls * np.interp(batch, self.batch, self.step))
+
+
+@dataclass(frozen=True)
+class LoadCost:
+    """Both models' forwards under load.
+
+    source  "measured", "modelled", "ratio" or the file it was read from
+    about   machine, models, spread: what a reader of the table wants to know
+    rules   what stopping policies take themselves, by method and head; those that are not named count as free
+    """
+
+    draft: CostGrid
+    target: CostGrid
+    source: str
+    about: Mapping[str, Any] = field(default_factory=dict)
+    rules: Mapping[str, RuleSeconds] = field(default_factory=dict)
+
+    @checked
+    def round(self, batch: Size, num_drafted: Size, context: Size = 0) -> float:
+        """Seconds of a round of `batch` rows that draft `num_drafted` tokens each: draft forwards and one of the target."""
+        return num_drafted * self.draft(batch, 1, context) + self.target(batch, num_drafted + 1, context)
+
+    @property
+    def middle(self) -> float:
+        """The middle of the contexts that the target was timed at, in tokens."""
+        return float(np.median(self.target.context))
+
+    def save(self, path: Path | str) -> Path:
+        """As JSON, whole or not at all."""
+        content: dict[str, Any] = {"source": self.source, "about": dict(self.about)}
+        for name in MODELS:
+            grid = asdict(getattr(self, name))
+            content[name] = grid | {"seconds": grid["seconds"].tolist()}
+        if self.rules:
+            content["rules"] = {name: asdict(rule) for name, rule in self.rules.items()}
+        return write_text(path, json.dumps(content, indent=1) + "\n")
+
+    @classmethod
+    @checked
+    def ratio(cls, c: Annotated[float, AtLeast(0)], column: Annotated[float, AtLeast(0)] = 0.0) -> LoadCost:
+        """A draft forward costs c of a target forward of one token per row; each further token per row adds `column` of it.
+
+        Nothing depends on the batch: what one knows without a measurement, for a target whose weights are read anyway.
+        """
+        draft = CostGrid((1.0,), (1.0,), (0.0,), np.full((1, 1, 1), float(c)))
+        target = CostGrid((1.0,), (1.0, 2.0), (0.0,), np.array([[[1.0], [1.0 + column]]]))
+        return cls(draft, target, "ratio", {"c": c, "column": column})
+
+    @classmethod
+    @checked
+    def load(cls, path: Path | str) -> LoadCost:
+        """From a JSON that `save` wrote, or a CSV with the columns model, batch, width, context, seconds.
+
+        Raises InputError for a missing or broken file, holes in the grid, and times that are not positive.
+        """
+        path = Path(path)
+        try:
+            text = path.read_text(encoding="utf-8")
+        except OSError as error:
+            raise InputError(f"expected a cost table at {path}: {error.strerror}") from None
+        except ValueError as error:  # a name with a zero byte, or no UTF-8
+            raise InputError(f"expected a cost table as UTF-8 text at {path}: {first_line(error)}") from None
+        return _from_csv(path, text) if path.suffix == ".csv" else _from_json(path, text)
+
+
+def grid_of(points: Mapping[tuple[float, float, float], float], where: str) -> CostGrid:
+    """A grid of {(batch, width, context): seconds}. Raises InputError for holes and for times that are not positive.
+
+    where  named in the error
+    """
+    if not points:
+        raise InputError(f"{where}: expected at least one time, got none")
+    axes = tuple(tuple(sorted({key[axis] for key in points})) for axis in range(3))
+    seconds = np.empty([len(axis) for axis in axes])
+    for at in np.ndindex(*seconds.shape):
+        key = tuple(axis[i] for axis, i in zip(axes, at, strict=True))
+        value = points.get((key[0], key[1], key[2]))
+        batch, width, context = (f"{part:g}" for part in key)
+        cell = f"batch={batch} width={width} context={context}"
+        if value is None:
+            raise InputError(f"{where}: the grid has a hole at {cell}; give every combination of the values in use")
+        if not np.isfinite(value) or value <= 0:
+            raise InputError(f"{where}: expected seconds above 0 at {cell}, got {value}")
+        seconds[at] = value
+    return CostGrid(axes[0], axes[1], axes[2], seconds)
+
+
+# -- inside -----------------------------------------------------------------------------------------------------------
+
+
+def _along_first(points: tuple[float, ...], values: Array, at: float) -> Array:
+    """The values [n, ...] interpolated at a point of their first axis: [...]."""
+    if len(points) == 1:
+        return np.asarray(values[0])
+    right = min(max(int(np.searchsorted(points, at)), 1), len(points) - 1)
+    low, high = points[right - 1], points[right]
+    share = max((at - low) / (high - low), 0.0)
+    return np.asarray(values[right - 1] + share * (values[right] - values[right - 1]))
+
+
+def _from_csv(path: Path, text: str) -> LoadCost:
+    try:
+        lines = list(csv.DictReader(lines_of(text)))
+    except csv.Error as error:
+        raise InputError(f"{path}: expected a CSV with the columns {', '.join(COLUMNS)}, got {error}") from None
+    if not lines or set(COLUMNS) - set(lines[0]):
+        raise InputError(f"{path}: expected a CSV with the columns {', '.join(COLUMNS)}")
+    points: dict[str, dict[tuple[float, float, float], float]] = {name: {} for name in MODELS}
+    for number, line in enumerate(lines, start=2):
+        if line["model"] not in MODELS:
+            raise InputError(f"{path}, line {number}: expected model draft or target, got {line['model']}")
+        try:
+            batch, width, context, seconds = (float(line[name]) for name in COLUMNS[1:])
+        except (TypeError, ValueError):
+            raise InputError(f"{path}, line {number}: expected numbers in {', '.join(COLUMNS[1:])}") from None
+        points[line["model"]][batch, width, context] = seconds
+    draft, target = (grid_of(points[name], f"{path}, {name}") for name in MODELS)
+    return LoadCost(draft, target, str(path))
+
+
+def _from_json(path: Path, text: str) -> LoadCost:
+    try:
+        content = json.loads(text)
+        grids = []
+        for name in MODELS:
+            part = content[name]
+            axes = [tuple(float(v) for v in part[axis]) for axis in ("batch", "width", "context")]
+            seconds = np.array(part["seconds"], dtype=np.float64)
+            points = {
+                (axes[0][b], axes[1][w], axes[2][x]): float(seconds[b, w, x]) for b, w, x in np.ndindex(*seconds.shape)
+            }
+            grids.append(grid_of(points, f"{path}, {name}"))
+        rules = {str(name): _rule(part) for name, part in content.get("rules", {}).items()}
+        return LoadCost(grids[0], grids[1], str(content["source"]), content.get("about", {}), rules)
+    except (KeyError, TypeError, ValueError, IndexError, AttributeError, RecursionError) as error:
+        if isinstance(error, InputError):
+            raise
+        raise InputError(
+            f"{path} is not a cost table ({type(error).__name__}: {error}); write it with analysis.timing"
+        ) from None
+
+
+def _rule(part: Any) -> RuleSeconds:
+    """Of its lists. Raises ValueError for those that do not fit together and for times below 0."""
+    batch, per_round, step = (tuple(float(value) for value in part[name]) for name in ("batch", "round", "step"))
+    fits = len(batch) == len(per_round) == len(step) > 0 and list(batch) == sorted(set(batch))
+    if not fits or not np.isfinite([*per_round, *step]).all() or min(*per_round, *step) < 0:
+        raise ValueError("rules: expected ascending batch sizes with times of at least 0 for each")
+    return RuleSeconds(batch, per_round, step)

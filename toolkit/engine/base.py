@@ -1,0 +1,125 @@
+"""A session: one causal language model reading B texts at once, each as a tree of tokens."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from toolkit.engine.tree import Placement, TreeIndex
+from toolkit.errors import InputError
+
+
+@dataclass(frozen=True)
+class Reading:
+    """What a forward returned for the last T' tokens of its block.
+
+    logits [b, T', V]   next-token logits, unwarped
+    hidden [b, T', D]   final hidden states (after the final norm): the state that has read the token; earlier layers behind
+                        it, where the model gives them (`toolkit.engine.hidden_states`)
+    """
+
+    logits: Tensor
+    hidden: Tensor
+
+
+class Session(ABC):
+    """One model plus one tree-structured, preallocated cache for B rows.
+
+    `extend` reads tokens, `truncate` and `keep` forget them; rows are independent of each other. `num_calls` counts
+    forwards. Subclasses compute; where tokens live and what they see is the TreeIndex's.
+    """
+
+    def __init__(self, num_rows: int, capacity: int, device: torch.device):
+        self.index = TreeIndex(num_rows, capacity, device)
+        self.num_calls = 0
+        self.clips_tokens = False  # True where the other model of a pair has a larger vocabulary
+
+    @property
+    def lengths(self) -> list[int]:
+        """Tokens the cache holds, per row."""
+        return self.index.lengths
+
+    def extend(
+        self,
+        tokens: Tensor,
+        *,
+        counts: list[int] | None = None,
+        parents: Tensor | None = None,
+        last: int = 1,
+        rows: list[int] | None = None,
+    ) -> Reading:
+        """Read a block of tokens [b, T] in one forward; returns logits and states of the `last` tokens of the block.
+
+        counts   how many tokens of each row are real, right-aligned in front of the tree nodes; None: all
+        parents  [b, N] node ids of the last N tokens' parents (-1: the end of the context); None: the block is a chain
+        rows     the session's rows that the block belongs to; None: all, in order
+        Raises InputError if a row would overflow the cache.
+        """
+        rows = list(range(self.index.num_rows)) if rows is None else rows
+        if tokens.shape[0] != len(rows):
+            raise InputError(f"extend: expected tokens for {len(rows)} rows, got {tokens.shape[0]}")
+        more = self._widened(tokens.shape[1]) - tokens.shape[1]
+        if more:
+            chain = tokens.shape[1] - (0 if parents is None else parents.shape[1])
+            counts = [chain] * len(rows) if counts is None else counts
+            tokens = torch.nn.functional.pad(tokens, (more, 0))
+        placement = self.index.place(rows, tokens.shape[1], counts, parents)
+        self.num_calls += 1
+        return self._forward(tokens, rows, placement, parents, last)
+
+    def truncate(self, lengths: list[int]) -> None:
+        """Forget everything behind the first `lengths[row]` tokens of each row. For chains; costs nothing."""
+        self.index.truncate(lengths)
+
+    def keep(self, nodes: Tensor) -> Tensor:
+        """Forget every tree node that is not on a path to one of `nodes` [B, W]; returns their new ids.
+
+        With W = 1 the path becomes part of the context, and the returned id is -1.
+        """
+        contexts = list(self.index.context_lengths)
+        moved, new_nodes = self.index.keep(nodes)
+        self._move(contexts, moved)
+        return new_nodes
+
+    @property
+    def fixed_rows(self) -> bool:
+        """Whether dropping rows costs more than it saves: what has been captured belongs to all of them."""
+        return False
+
+    def _widened(self, width: int) -> int:
+        """The block's width with padding: sessions that replay forwards use few widths."""
+        return width
+
+    def reserve(self, capacity: int) -> None:
+        """Make room for `capacity` tokens per row, with a quarter to spare if the cache has to grow."""
+        if capacity > self.index.capacity:
+            self._grow(max(capacity, self.index.capacity * 5 // 4))
+
+    def _grow(self, capacity: int) -> None:
+        """Enlarge the cache; subclasses move what they hold."""
+        self.index.grow(capacity)
+
+    @abstractmethod
+    def _forward(
+        self, tokens: Tensor, rows: list[int], placement: Placement, parents: Tensor | None, last: int
+    ) -> Reading: ...
+
+    @abstractmethod
+    def _move(self, contexts: list[int], kept: list[list[int]]) -> None:
+        """Node kept[row][i] of each row moves to slot contexts[row] + i."""
+
+    def select(self, rows: list[int]) -> None:
+        """Keep these rows only, in this order."""
+        self.index.select(rows)
+
+    def reset(self, row: int) -> None:
+        """Empty one row for another text."""
+        self.index.reset(row)
+
+    @property
+    @abstractmethod
+    def cache_bytes(self) -> int:
+        """Memory of the keys and values."""

@@ -1,0 +1,218 @@
+"""The engine: what decoding owns and keeps for a pair, from one call to the next.
+
+Caches (`Sessions`), captured forwards, packed weights and loaded heads live here; a `ModelPair` holds models and a tokenizer,
+nothing else. There is one engine per pair (`engine_of`), made anew if the pair's models or options are replaced, and it
+goes when the pair goes. Calls at the same time get caches of their own; forwards of one model then run one after another.
+"""
+
+from __future__ import annotations
+
+import threading
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, Literal, Protocol
+from weakref import WeakKeyDictionary
+
+from toolkit.config.values import check_ranges
+from toolkit.engine import Session, open_session
+from toolkit.engine.capture import CaptureGuard, Captures, GraphForward, StaticForward, globally_hooked, static_flow
+from toolkit.engine.facts import check_mode, forwards_lock, vocab_size
+from toolkit.engine.packing import PackedLinears, packed_for
+
+CAPACITY_GRANULE = 128  # caches come in multiples of it, so that few shapes recur
+IDLE = 3  # sets of caches that wait for another call of their number of rows, where captures belong to them
+OnOff = Literal["auto", "on", "off"] | bool
+
+
+@dataclass(frozen=True)
+class EngineOptions:
+    """How forwards are run. None of it changes results beyond rounding.
+
+    cuda_graphs    "auto" or "off": forwards of recurring shapes are captured as CUDA graphs and replayed
+    cpu_packing    "auto", "on" or "off": large float32 layers keep a second copy of their weights. Its layout makes
+                   reading a few tokens at a time as cheap as reading one. auto: up to 4 GiB of copies
+    self_check     "auto" or "off": a model's architecture is tried on a tiny copy before its first text is decoded. It
+                   is refused if it is decoded wrong (`toolkit.engine.selfcheck`). off: it is decoded on trust, with a
+                   warning
+
+    Models whose parameters ask for gradients, that have hooks, or that lie on several devices, are never captured nor packed.
+    """
+
+    cuda_graphs: OnOff = "auto"
+    cpu_packing: OnOff = "auto"
+    self_check: Literal["auto", "off"] | bool = "auto"
+
+    def __post_init__(self) -> None:
+        check_ranges(self)
+
+
+class Models(Protocol):
+    """What the engine asks of a pair."""
+
+    target: Any
+    drafts: Sequence[Any]
+    options: EngineOptions
+
+
+@dataclass(eq=False)
+class Sessions:
+    """The caches of one call: the target's, and one per draft model."""
+
+    target: Session
+    drafts: list[Session]
+
+    @property
+    def every(self) -> list[Session]:
+        """All of them, the target's first."""
+        return [self.target, *self.drafts]
+
+    @property
+    def fixed_rows(self) -> bool:
+        """Whether some captured forward belongs to these caches."""
+        return any(session.fixed_rows for session in self.every)
+
+    @property
+    def cache_bytes(self) -> int:
+        """Memory of all keys and values."""
+        return sum(session.cache_bytes for session in self.every)
+
+    def fits(self, num_rows: int, capacity: int) -> bool:
+        """Whether these caches have so many rows, and room for so many tokens in each."""
+        return all(s.index.num_rows == num_rows and s.index.capacity >= capacity for s in self.every)
+
+
+class Engine:
+    """What decoding keeps for a target and its drafts.
+
+    models   the target first
+    heads    acceptance heads loaded and checked so far (`toolkit.acceptance.folder`)
+    captures  per model, once it was first used: empty ones, which each of its caches begins with; None: it is not captured
+    packed   per model: its packed weights; None: it has none
+    idle     caches that wait for another call
+    capture_kind  how forwards are captured; None: as the options and the device say
+    """
+
+    def __init__(self, models: Sequence[Any], options: EngineOptions):
+        self.models, self.options = tuple(models), options
+        self.heads: dict[tuple[object, ...], Any] = {}
+        self.captures: list[Captures | None] = []
+        self.packed: list[PackedLinears | None] = []
+        self.idle: list[Sessions] = []
+        self.capture_kind: type[StaticForward] | None = None
+        self._guards: list[CaptureGuard | None] = []  # of the models, when the captures were begun
+        self._checked = False  # whether the architectures have been
+        self._lock = threading.Lock()
+
+    def serves(self, pair: Models) -> bool:
+        """Whether this engine was made for these very models and options."""
+        models = (pair.target, *pair.drafts)
+        same = len(models) == len(self.models) and all(a is b for a, b in zip(models, self.models, strict=True))
+        return same and pair.options == self.options
+
+    @contextmanager
+    def sessions(self, num_rows: int, capacity: int) -> Iterator[Sessions]:
+        """Caches for the length of a `with`; given back at its end, dropped if it ends in an error."""
+        opened = self.open(num_rows, capacity)
+        yield opened
+        self.close(opened)
+
+    def open(self, num_rows: int, capacity: int, captured: bool = True) -> Sessions:
+        """Empty caches for the target and for each draft, of at least this capacity.
+
+        captured  False: forwards are run as they are; for work whose shapes hardly recur
+
+        Captured forwards belong to the caches they were made with. So caches of an earlier call are used again.
+        Raises InputError if a model is in training mode, or of an architecture that is not decoded right.
+        """
+        capacity = -(-capacity // CAPACITY_GRANULE) * CAPACITY_GRANULE
+        with self._lock:
+            self._check()
+            self._prepare()
+            fitting = (sessions for sessions in self.idle if captured and sessions.fits(num_rows, capacity))
+            waiting = next(fitting, None)
+            if waiting is not None:
+                self.idle.remove(waiting)
+                return waiting
+            target, *drafts = (
+                open_session(model, num_rows, capacity, captures.empty() if captures and captured else None, packed)
+                for model, captures, packed in zip(self.models, self.captures, self.packed, strict=True)
+            )
+        for draft, session in zip(self.models[1:], drafts, strict=True):
+            session.clips_tokens = vocab_size(draft) < vocab_size(self.models[0])
+        return Sessions(target, drafts)
+
+    def close(self, sessions: Sessions) -> None:
+        """Give caches back. The last few sets are kept if captured forwards belong to them; memory of others is free."""
+        if not sessions.fixed_rows:
+            return
+        for session in sessions.every:
+            for row in range(session.index.num_rows):
+                session.reset(row)
+        with self._lock:
+            self.idle[:] = [sessions, *self.idle][:IDLE]
+
+    def _check(self) -> None:
+        """Modes of all models, on every call; their architectures once."""
+        roles = ["target", *["draft"] * (len(self.models) - 1)]
+        for model, role in zip(self.models, roles, strict=True):
+            check_mode(model, role)
+            if not self._checked and not hasattr(model, "open_session"):
+                if self.options.self_check in ("off", False):
+                    name = type(model).__name__
+                    warnings.warn(f"self_check=off: {name} is decoded on trust", RuntimeWarning, stacklevel=5)
+                    continue
+                from toolkit.engine.selfcheck import check_architecture  # transformers, only where it is needed
+
+                check_architecture(model, role)
+        self._checked = True
+
+    def _prepare(self) -> None:
+        """Captures and packed weights of every model; what belongs to modules or tensors that were replaced is dropped."""
+        guards = [_guard(model) for model in self.models]
+        if guards != self._guards:
+            self.captures, self.packed, self.idle, self._guards = [], [], [], guards
+        self.captures = self.captures or list(map(self._captures, guards, self.models))
+        self.packed = self.packed or list(map(self._packed, guards, self.models))
+        for model, packed in zip(self.models, self.packed, strict=True):
+            if packed is not None:
+                with forwards_lock(model):
+                    packed.refresh()
+
+    def _captures(self, guard: CaptureGuard | None, model: Any) -> Captures | None:
+        if not _constant(guard, model) or globally_hooked() or not static_flow(model):
+            return None
+        graphs = model.device.type == "cuda" and self.options.cuda_graphs not in ("off", False)
+        kind = self.capture_kind or (GraphForward if graphs else None)
+        return None if kind is None else Captures(kind, model.config.get_text_config().num_hidden_layers)
+
+    def _packed(self, guard: CaptureGuard | None, model: Any) -> PackedLinears | None:
+        return packed_for(model, self.options.cpu_packing) if _constant(guard, model) else None
+
+
+_ENGINES: WeakKeyDictionary[Models, Engine] = WeakKeyDictionary()
+_MAKING = threading.Lock()
+
+
+def engine_of(pair: Models) -> Engine:
+    """The pair's engine, the same in every call until the pair's models or options are replaced."""
+    with _MAKING:
+        engine = _ENGINES.get(pair)
+        if engine is None or not engine.serves(pair):
+            engine = _ENGINES[pair] = Engine((pair.target, *pair.drafts), pair.options)
+        return engine
+
+
+def _guard(model: Any) -> CaptureGuard | None:
+    """What captures and packed weights of a model depend on; None for models that bring their own sessions."""
+    if hasattr(model, "open_session"):
+        return None
+    with forwards_lock(model):  # no forward is under way, which adds hooks of its own
+        return CaptureGuard(model)
+
+
+def _constant(guard: CaptureGuard | None, model: Any) -> bool:
+    """Whether a model is a transformers one on one device, without hooks and gradients: every forward is the same."""
+    one_device = len(set(getattr(model, "hf_device_map", {0: 0}).values())) <= 1
+    return guard is not None and one_device and not guard.hooks and not guard.asks_gradients

@@ -1,0 +1,302 @@
+"""Sessions for stock Hugging Face causal language models.
+
+The model's own forward runs unchanged. It is handed a `Cache` whose layers write keys and values where the TreeIndex
+says, a ready 4-D additive mask, and positions. Hidden states are read by `toolkit.engine.hidden_states`. Logit scaling and
+soft-capping are left to the model.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers.cache_utils import Cache, CacheLayerMixin
+
+from toolkit.engine.base import Reading, Session
+from toolkit.engine.capture import Captures
+from toolkit.engine.device import tensor_on
+from toolkit.engine.facts import forwards_lock, max_positions
+from toolkit.engine.hidden_states import watched_states
+from toolkit.engine.packing import PackedLinears
+from toolkit.engine.tree import Placement
+from toolkit.errors import InputError
+
+# Blocks and visible slots are rounded up to these where forwards are captured, so that few shapes recur.
+WIDTHS = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 16, 20, 24, 32, 48, 64)
+GRANULE = 64
+
+
+@dataclass(frozen=True)
+class Reach:
+    """How far back a layer looks. window: so many positions, its own included; chunk: not beyond its own chunk's start."""
+
+    window: int | None = None
+    chunk: int | None = None
+
+
+class TreeLayer(CacheLayerMixin):
+    """Keys and values of one layer: [B, capacity + 1, heads, head size], the last slot being scratch for padding."""
+
+    keys: Tensor  # type: ignore[assignment]
+    values: Tensor  # type: ignore[assignment]
+    is_sliding = False  # windows are in the masks: layers are full length, so that any node can be dropped
+
+    def __init__(self, session: HFSession):
+        super().__init__()
+        self.session = session
+
+    def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
+        num_rows, slots = self.session.index.num_rows, self.session.index.capacity + 1
+        self.keys = key_states.new_zeros(num_rows, slots, key_states.shape[1], key_states.shape[3])
+        self.values = value_states.new_zeros(num_rows, slots, value_states.shape[1], value_states.shape[3])
+        self.is_initialized = True
+
+    def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
+        """Write [b, heads, T, head size] at the block's slots; return all visible slots [b, heads, S, head size]."""
+        if not self.is_initialized:
+            self.lazy_initialization(key_states, value_states)
+        block = self.session.block
+        return block.write(self.keys, key_states), block.write(self.values, value_states)
+
+    def get_seq_length(self) -> int:
+        return 0
+
+    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
+        return self.session.block.visible, 0
+
+    def get_max_length(self) -> int:
+        return self.session.index.capacity
+
+
+class _Block:
+    """Where the tokens of the forward under way go, the same for every layer.
+
+    flat   slots [b * T] in the buffers' rows laid end to end; None: all rows write from slot `start` on
+    rows   the rows that are read; None: all
+    """
+
+    def __init__(self, visible: int, flat: Tensor | None, start: int | None = None, rows: list[int] | None = None):
+        self.visible, self.flat, self.start, self.rows = visible, flat, start, rows
+
+    def write(self, buffer: Tensor, states: Tensor) -> Tensor:
+        states = states.transpose(1, 2)  # [b, T, heads, head size]
+        if self.flat is None:
+            buffer[:, self.start : self.start + states.shape[1]] = states  # type: ignore[operator]
+        else:
+            flat = self.flat if self.flat.device == buffer.device else self.flat.to(buffer.device)  # layers spread out
+            buffer.view(-1, *buffer.shape[2:]).index_copy_(0, flat, states.reshape(-1, *states.shape[2:]))
+        visible = buffer[:, : self.visible] if self.rows is None else buffer[self.rows, : self.visible]
+        return visible.transpose(1, 2)
+
+
+class HFSession(Session):
+    """A Hugging Face causal language model with a tree-structured cache."""
+
+    def __init__(
+        self,
+        model: Any,
+        num_rows: int,
+        capacity: int,
+        captures: Captures | None = None,
+        packed: PackedLinears | None = None,
+    ):
+        super().__init__(num_rows, capacity, model.device)
+        self.model, self.config = model, model.config.get_text_config()
+        self.layers = [TreeLayer(self) for _ in range(self.config.num_hidden_layers)]
+        self.cache = Cache(layers=list(self.layers))
+        self.block: Any = None
+        self.dtype = model.dtype
+        self.max_position = max_positions(model)
+        self.one_mask = not takes_mask_per_layer_type(model)
+        self.reaches = attention_reaches(model)
+        self._lowest = torch.full((), torch.finfo(self.dtype).min, dtype=self.dtype, device=model.device)
+        self._zero = torch.zeros((), dtype=self.dtype, device=model.device)
+        self._offsets = torch.arange(num_rows, device=model.device).unsqueeze(1) * (capacity + 1)
+        self.num_embeddings = int(model.get_input_embeddings().weight.shape[0])
+        self._keeps_last = "logits_to_keep" in _parameters(model.__class__)
+        if model.get_output_embeddings() is None:
+            raise InputError(f"expected a causal language model with an output embedding, got {type(model).__name__}")
+        self._lock = forwards_lock(model)
+        self.captures, self.packed = captures, packed
+        if captures is not None:
+            self.index.granule = GRANULE
+
+    @property
+    def filled(self) -> list[TreeLayer]:
+        """The layers that hold keys: all of them after the first forward, except those that read another layer's."""
+        return [layer for layer in self.layers if layer.is_initialized]
+
+    @property
+    def fixed_rows(self) -> bool:
+        return self.captures is not None
+
+    def _widened(self, width: int) -> int:
+        if self.captures is None or self.captures.refused or width > WIDTHS[-1]:
+            return width
+        wider = next(w for w in WIDTHS if w >= width)
+        return wider if wider <= self.index.capacity else width
+
+    @torch.inference_mode()
+    def _forward(
+        self, tokens: Tensor, rows: list[int], placement: Placement, parents: Tensor | None, last: int
+    ) -> Reading:
+        inputs = (
+            # A token beyond this model's vocabulary lies in the other model's padding, outside of the tokenizer.
+            tokens.clamp(max=self.num_embeddings - 1) if self.clips_tokens else tokens,
+            # Rows that have stopped still fill their batch slot; nothing they produce is used.
+            placement.positions.clamp(max=self.max_position - 1),
+            *self._masks(placement, rows),
+        )
+        whole = len(rows) == self.index.num_rows
+        if self.captures is None or not whole or not self.layers[0].is_initialized or tokens.shape[1] > WIDTHS[-1]:
+            offsets = self._offsets if whole else self._offsets[rows]
+            flat = None if whole and placement.start is not None else (placement.slots + offsets).view(-1)
+            block = _Block(placement.visible, flat, placement.start, None if whole else rows)
+            with self._lock:
+                logits, hidden = self.compute(inputs, block, last)
+        else:
+            flat = (placement.slots + self._offsets).view(-1)
+            with self._lock:
+                logits, hidden = self.replay((*inputs, flat), placement.visible, last)
+        return Reading(logits[:, -last:], hidden[:, -last:])
+
+    def compute(self, inputs: Sequence[Tensor], block: _Block, last: int) -> tuple[Tensor, Tensor]:
+        """One forward of the model. inputs: tokens, positions, masks in the order of `reaches`."""
+        tokens, positions, *masks = inputs
+        self.block = block
+        with watched_states(self.model) as states, self.packed or nullcontext():
+            output = self.model(
+                input_ids=tokens,
+                position_ids=positions,
+                attention_mask=masks[0] if self.one_mask else dict(zip(self.reaches, masks, strict=True)),
+                past_key_values=self.cache,
+                use_cache=True,
+                **({"logits_to_keep": last} if self._keeps_last else {}),
+            )
+        return output.logits, states[-1]
+
+    def replay(self, inputs: Sequence[Tensor], visible: int, last: int) -> tuple[Tensor, Tensor]:
+        """The same through captures: the shape decides, and the slots are an input (the last one)."""
+        assert self.captures is not None
+
+        def forward(*tensors: Tensor) -> tuple[Tensor, Tensor]:
+            return self.compute(tensors[:-1], _Block(visible, tensors[-1]), last)
+
+        last = min(next(width for width in WIDTHS if width >= last), inputs[0].shape[1])
+        return self.captures.run((*inputs[0].shape, visible, last), forward, inputs)
+
+    def _masks(self, placement: Placement, rows: list[int]) -> list[Tensor]:
+        """Additive masks [b, 1, T, S], one per entry of `reaches`."""
+        masks = []
+        for reach in self.reaches.values():
+            seen = placement.mask
+            if reach != Reach():
+                own = placement.positions.unsqueeze(-1)
+                others = self.index.slot_positions(rows, placement.visible)[:, None]
+                if reach.window is not None:
+                    seen = seen & (own - others < reach.window)
+                if reach.chunk is not None:
+                    seen = seen & (own // reach.chunk == others // reach.chunk)
+            masks.append(torch.where(seen, self._zero, self._lowest).unsqueeze(1))
+        return masks
+
+    @torch.inference_mode()
+    def _move(self, contexts: list[int], kept: list[list[int]]) -> None:
+        source, target = [], []
+        slots = self.index.capacity + 1
+        for row, (context, nodes) in enumerate(zip(contexts, kept, strict=True)):
+            base = row * slots + context
+            for new, old in enumerate(nodes):
+                if new != old:
+                    source.append(base + old)
+                    target.append(base + new)
+        if not source:
+            return
+        where_from = tensor_on(self.index.device, source)
+        where_to = tensor_on(self.index.device, target)
+        for layer in self.filled:
+            for buffer in (layer.keys, layer.values):
+                flat = buffer.view(-1, *buffer.shape[2:])
+                moved = flat.index_select(0, where_from.to(flat.device))
+                flat.index_copy_(0, where_to.to(flat.device), moved)
+
+    @torch.inference_mode()
+    def _grow(self, capacity: int) -> None:
+        more = capacity - self.index.capacity
+        super()._grow(capacity)
+        self._offsets = torch.arange(self.index.num_rows, device=self.index.device).unsqueeze(1) * (capacity + 1)
+        for layer in self.filled:
+            layer.keys, layer.values = (
+                torch.cat([buffer, buffer.new_zeros(buffer.shape[0], more, *buffer.shape[2:])], 1)
+                for buffer in (layer.keys, layer.values)
+            )
+        self._drop_captures()
+
+    @torch.inference_mode()
+    def select(self, rows: list[int]) -> None:
+        super().select(rows)
+        self._offsets = self._offsets[: len(rows)]  # rows are numbered anew
+        for layer in self.filled:
+            layer.keys, layer.values = layer.keys[rows], layer.values[rows]
+        self._drop_captures()
+
+    def _drop_captures(self) -> None:
+        """Forget what was captured: it writes keys and values where they no longer are."""
+        if self.captures is not None:
+            self.captures = self.captures.empty()
+
+    @torch.inference_mode()
+    def reset(self, row: int) -> None:
+        super().reset(row)
+        for layer in self.filled:  # a text that ended in not-a-number must not leak through masked slots
+            layer.keys[row].zero_()
+            layer.values[row].zero_()
+
+    @property
+    def cache_bytes(self) -> int:
+        buffers = [b for layer in self.filled for b in (layer.keys, layer.values)]
+        return sum(buffer.numel() * buffer.element_size() for buffer in buffers)
+
+
+def attention_reaches(model: Any) -> dict[str, Reach]:
+    """The attention masks a model wants: layer type -> how far it looks. Models of one mask have one entry."""
+    config = model.config.get_text_config()
+    window, chunk = getattr(config, "sliding_window", None), getattr(config, "attention_chunk_size", None)
+    if getattr(config, "use_sliding_window", True) is False:
+        window = None
+    known = {
+        "full_attention": Reach(),
+        "sliding_attention": Reach(window=window),
+        "chunked_attention": Reach(chunk=chunk),
+    }
+    if takes_mask_per_layer_type(model):
+        types = sorted(set(getattr(config, "layer_types", None) or ["full_attention"]))
+        unknown = [t for t in types if t not in known]
+        if unknown:
+            raise InputError(
+                f"{type(model).__name__} has layers of type {unknown[0]}: only attention can be tree-cached"
+            )
+        return {name: known[name] for name in types}
+    return {"full_attention" if window is None else "sliding_attention": Reach(window)}
+
+
+def takes_mask_per_layer_type(model: Any) -> bool:
+    """Whether a model, or the decoder that it wraps, takes a dictionary of masks."""
+    parts: tuple[Any, ...] = (model, model.base_model, getattr(model, "model", model), model.get_decoder())
+    return any(_reads_dictionary(part.__class__) for part in parts)
+
+
+@cache
+def _reads_dictionary(base: type) -> bool:
+    return "attention_mask, dict)" in inspect.getsource(inspect.unwrap(base.forward))  # type: ignore[attr-defined]
+
+
+@cache
+def _parameters(model: type) -> frozenset[str]:
+    return frozenset(inspect.signature(inspect.unwrap(model.forward)).parameters)  # type: ignore[attr-defined]

@@ -1,0 +1,71 @@
+"""Tensors in safetensors files with a checksum: a changed bit, a truncated or an empty file is found when it is read.
+
+The checksum is SHA-256 over names, number formats, shapes and bytes of all tensors and over the file's other metadata; it
+lies in the metadata. Tensors that are memory-mapped are read once for it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from pathlib import Path
+
+import torch
+from safetensors import safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from toolkit.errors import InputError
+from toolkit.files.atomic import write_atomic
+from toolkit.files.text import first_line
+
+CHECKSUM, KEY = "sha256", "toolkit"
+MEND = "delete it and run the command that made it again"
+
+
+def save_tensors(path: Path | str, tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None) -> Path:
+    """One safetensors file with its checksum, whole or not at all."""
+    held = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+    about = {**(metadata or {})}
+    about[CHECKSUM] = checksum(held, about)
+    told = {KEY: json.dumps(about, sort_keys=True)}  # one key: the library writes several in any order
+    return write_atomic(path, lambda temporary: save_file(held, temporary, metadata=told))
+
+
+def load_tensors(
+    path: Path | str, what: str = "file of tensors", mend: str = MEND
+) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """Tensors, memory-mapped, and metadata. Files of other programs may lack a checksum.
+
+    Raises InputError, one line that names the file, if it is missing, empty, cut short or not what was written.
+    """
+    path = Path(path)
+    try:
+        if path.stat().st_size == 0:
+            raise InputError(f"{path} is empty: expected a {what}; {mend}")
+        with safe_open(path, framework="pt") as file:
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+            told = dict(file.metadata() or {})
+        metadata: dict[str, str] = json.loads(told[KEY]) if KEY in told else {}
+    except InputError:
+        raise
+    except FileNotFoundError:
+        raise InputError(f"expected a {what} at {path}, found none") from None
+    except Exception as error:  # safetensors raises its own kinds
+        raise InputError(f"{path} is not a whole {what}: {first_line(error)}; {mend}") from None
+    found = metadata.pop(CHECKSUM, None)
+    foreign = KEY not in told and set(told) <= {"format"}
+    if not foreign and found != checksum(tensors, metadata):
+        raise InputError(f"{path} is damaged: its checksum does not match; {mend}")
+    return tensors, metadata
+
+
+def checksum(tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> str:
+    """SHA-256 of tensors and metadata, independent of their order."""
+    sha = hashlib.sha256(json.dumps(sorted((k, v) for k, v in metadata.items() if k != CHECKSUM)).encode())
+    for name in sorted(tensors):
+        tensor = tensors[name].detach().cpu().contiguous()
+        sha.update(json.dumps([name, str(tensor.dtype), list(tensor.shape)]).encode())
+        sha.update(tensor.reshape(-1).view(torch.uint8).numpy().data)
+    return sha.hexdigest()

@@ -1,0 +1,1 @@
+"""A pair of checkpoints: loading, tokenizer, chat templates, fingerprints, teacher-forced passes."""

@@ -1,0 +1,202 @@
+"""Which weights a model holds: an exact identity, and a sketch that tolerates another number format.
+
+Both go over every entry once, in chunks, on the model's own device. They are remembered while the model lives and its
+weights are not written to. The sketch of a tensor is its norm and a few sums of all its entries with fixed random
+signs. Rounding to a coarser format moves such a sum by about the rounding times the norm. Other weights move it by
+about the norm itself.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import Tensor
+
+from toolkit.files.atomic import content_hash
+
+CHUNK = 2**14  # entries under one pattern of signs
+BLOCK = 2**4  # chunks at once: what is copied to float64 or int64 at one time
+SUMS = 4  # sums with signs per tensor
+ROUNDING = {
+    "float64": 2.0**-53,
+    "float32": 2.0**-24,
+    "float16": 2.0**-11,
+    "bfloat16": 2.0**-8,
+}  # relative, of one entry
+SUBNORMAL = {"float16": 2.0**-25}  # absolute, of entries near zero
+SUMMATION = 1e-9  # of a sum of the same numbers in another order, relative to the norm
+MARGIN = 8.0  # standard errors of a sum, and more: the rounding of single entries is smaller than its bound
+Sketch = dict[str, Any]  # {"format": "float32", "tensors": {name: [shape, norm, sums]}}
+_REMEMBERED: WeakKeyDictionary[Any, dict[str, Any]] = WeakKeyDictionary()
+
+
+@dataclass(frozen=True)
+class Weights:
+    """Which weights a model holds: by an exact fingerprint, and by a sketch where number formats differ.
+
+    A model without a state (tables of tests) has no sketch; what earlier versions recorded has none either.
+    """
+
+    fingerprint: str
+    sketch: Sketch | None = None
+
+    @classmethod
+    def of(cls, model: Any) -> Weights:
+        """Those of a model."""
+        return cls(fingerprint(model), sketch(model) if hasattr(model, "state_dict") else None)
+
+    @classmethod
+    def recorded(cls, about: Mapping[str, Any], role: str = "draft") -> Weights | None:
+        """Those that a summary, a manifest or a head's config names for a role ("draft", "target"); None: none."""
+        found = about.get(f"{role}_fingerprint")
+        return None if found is None else cls(str(found), about.get(f"{role}_weights"))
+
+    def facts(self, role: str = "draft") -> dict[str, Any]:
+        """What `recorded` reads."""
+        return {f"{role}_fingerprint": self.fingerprint, f"{role}_weights": self.sketch}
+
+    def other_than(self, here: Weights) -> str | None:
+        """Why these are not the same weights, in whatever formats they are held; None: they are."""
+        if self.fingerprint == here.fingerprint:
+            return None
+        both = f"fingerprint {self.fingerprint}, this one {here.fingerprint}"
+        if self.sketch is None or here.sketch is None:
+            return both
+        reason = difference(self.sketch, here.sketch)
+        return None if reason is None else f"{both}: {reason}"
+
+
+def fingerprint(model: Any) -> str:
+    """A short identity of all of a model's weights, in float32; remembered while the model lives."""
+    if not hasattr(model, "state_dict"):
+        return content_hash(model.probs.tolist())
+    return identity(model)
+
+
+def identity(model: Any) -> str:
+    """A short hash of all weights as float32: the same on every device, and in any format that holds them exactly."""
+    return str(_once(model, "identity", lambda: content_hash(_checksums(model))))
+
+
+def sketch(model: Any) -> Sketch:
+    """Norm and signed sums of every tensor, in float64, and the format they were taken in: what `difference` compares."""
+    found: Sketch = _once(
+        model, "sketch", lambda: {"format": _format(model), "tensors": {n: _sketched(t) for n, t in _tensors(model)}}
+    )
+    return found
+
+
+def difference(there: Mapping[str, Any], here: Mapping[str, Any]) -> str | None:
+    """Why two sketches are not of the same weights; None: they are, up to the coarser format's rounding.
+
+    Warns, and compares nothing, if either is of quantised weights.
+    """
+    formats = (there["format"], here["format"])
+    if any(one not in ROUNDING for one in formats):
+        warnings.warn(f"weights in {' and '.join(formats)} cannot be compared", RuntimeWarning, stacklevel=3)
+        return None
+    coarser = max(formats, key=lambda one: ROUNDING[one])
+    if names := sorted(there["tensors"].keys() ^ here["tensors"].keys()):
+        return f"only one of them has {names[0]}"
+    for name, (shape, norm, sums) in there["tensors"].items():
+        other_shape, other_norm, other_sums = here["tensors"][name]
+        if list(shape) != list(other_shape):
+            return f"{name} has shape {list(shape)} and {list(other_shape)}"
+        if formats[0] == formats[1]:
+            allowed = SUMMATION * max(norm, other_norm)
+        else:
+            near_zero = SUBNORMAL.get(coarser, 0.0) * math.sqrt(math.prod(shape))
+            allowed = MARGIN * (ROUNDING[coarser] * max(norm, other_norm) + near_zero)
+        if not all(abs(a - b) <= allowed for a, b in zip([norm, *sums], [other_norm, *other_sums], strict=True)):
+            return f"{name} differs"
+    return None
+
+
+def _once(model: Any, what: str, compute: Callable[[], Any]) -> Any:
+    """The same result until a tensor is replaced or written to."""
+    seen = [(id(t), t.data_ptr(), 0 if t.is_inference() else t._version) for _, t in _tensors(model)]
+    known = _REMEMBERED.setdefault(model, {})
+    if known.get("seen") != seen:
+        known.clear()
+        known["seen"] = seen
+    if what not in known:
+        known[what] = compute()
+    return known[what]
+
+
+def _tensors(model: Any) -> list[tuple[str, Tensor]]:
+    return sorted((name, t) for name, t in model.state_dict(keep_vars=True).items() if isinstance(t, Tensor))
+
+
+def _format(model: Any) -> str:
+    """The coarsest format of the weights, or what quantised them."""
+    if getattr(model.config, "quantization_config", None) is not None:
+        return "quantised"
+    names = {str(t.dtype).removeprefix("torch.") for _, t in _tensors(model) if t.dim() > 1}
+    unknown = sorted(names - ROUNDING.keys())
+    return unknown[0] if unknown else max(names, key=lambda name: ROUNDING[name], default="float32")
+
+
+@torch.no_grad()
+def _sketched(tensor: Tensor) -> list[Any]:
+    """Shape, norm, and sums with signs."""
+    sums, squares = torch.zeros(SUMS, dtype=torch.float64), 0.0
+    patterns = _signs(tensor.device)
+    all_flips = _pattern("flips", -(-tensor.numel() // CHUNK)).to(tensor.device)  # [chunks, SUMS]
+    for first, block in _blocks(tensor, torch.float64):
+        flips = all_flips[first : first + len(block)]
+        sums += ((block @ patterns) * flips).sum(0).cpu()
+        squares += float((block * block).sum())
+    return [list(tensor.shape), math.sqrt(squares), sums.tolist()]
+
+
+@torch.no_grad()
+def _checksums(model: Any) -> list[Any]:
+    """Name, shape and an exact checksum of each tensor: integers, so that the order of summation does not matter."""
+    found = []
+    for name, tensor in _tensors(model):
+        total = 0
+        multipliers = _multipliers(tensor.device)
+        for first, block in _blocks(tensor, torch.float32):
+            bits = block.view(torch.int32).to(torch.int64)
+            for i, row in enumerate((bits * multipliers).sum(1).tolist()):
+                total = (total + row * (2 * (first + i) + 1)) % 2**64
+        found.append([name, list(tensor.shape), total])
+    return found
+
+
+def _blocks(tensor: Tensor, dtype: torch.dtype) -> Iterator[tuple[int, Tensor]]:
+    """(index of the first chunk, chunks [n, CHUNK]) of all entries, zeros behind the last."""
+    flat = tensor.detach().reshape(-1)
+    for start in range(0, flat.numel(), CHUNK * BLOCK):
+        block = flat[start : start + CHUNK * BLOCK].to(dtype) + 0  # minus zero becomes zero
+        block = torch.nn.functional.pad(block, (0, -len(block) % CHUNK))
+        yield start // CHUNK, block.view(-1, CHUNK)
+
+
+@cache
+def _signs(device: torch.device) -> Tensor:
+    """[CHUNK, SUMS] in float64."""
+    return _pattern("signs", CHUNK).to(device)
+
+
+@cache
+def _multipliers(device: torch.device) -> Tensor:
+    """Odd random integers [CHUNK], the same everywhere and always."""
+    bytes_ = hashlib.shake_256(b"multipliers").digest(8 * CHUNK)
+    return (torch.frombuffer(bytearray(bytes_), dtype=torch.int64) | 1).to(device)
+
+
+def _pattern(name: str, count: int) -> Tensor:
+    """The first rows of a fixed table of signs [count, SUMS], in float64."""
+    bytes_ = hashlib.shake_256(name.encode()).digest(count * SUMS)
+    bits = torch.frombuffer(bytearray(bytes_), dtype=torch.uint8) & 1
+    return (2.0 * bits.double() - 1).view(count, SUMS)

@@ -1,0 +1,368 @@
+"""A target, its draft (or several), and the tokenizer they share."""
+
+from __future__ import annotations
+
+import operator
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Annotated, Any, Literal, Protocol
+
+import torch
+from torch import Tensor
+
+from toolkit.config.others import DEVICE
+from toolkit.config.values import check_ranges, checked, shown
+from toolkit.engine.engine import EngineOptions, OnOff
+from toolkit.engine.facts import devices_of, end_ids, fit_logits, max_positions, vocab_size
+from toolkit.engine.hidden_states import give_layers
+from toolkit.errors import InputError
+from toolkit.files.text import first_line
+from toolkit.models.chat import check_options, encode_chat
+from toolkit.models.fingerprint import fingerprint as fingerprint
+from toolkit.types import Prompt
+
+Device = Annotated[str, DEVICE]
+SEEN_BEFORE = 8  # tokens in front of a text that decoding it starts with
+ASSETS = Path(__file__).parents[1] / "assets"
+TOY = ASSETS / "toy"
+
+
+class Tokenizer(Protocol):
+    """What a pair asks of a tokenizer; those of transformers have it."""
+
+    def __call__(self, text: str) -> Any:
+        """Something with `input_ids`."""
+
+    def get_vocab(self) -> dict[str, int]:
+        """Every token's id."""
+
+    def decode(self, token_ids: list[int], skip_special_tokens: bool = False) -> Any:
+        """The text of token ids."""
+
+
+@dataclass(eq=False)
+class ModelPair:
+    """A target and its draft models over one tokenizer: values. What decoding needs beside them is the engine's.
+
+    target, draft  Hugging Face causal language models, or anything with `open_session` (a TabularModel)
+    tokenizer      shared; None if prompts are lists of token ids and no text is wanted
+    drafts         several drafts instead of one; `draft` is the first of them
+    end_ids        tokens that end a text; taken from the target's generation config or the tokenizer if None
+    name           how tables call the pair
+    head           folder of the acceptance head that ships with the pair, if one does
+    options        how forwards are run (`toolkit.engine.engine.EngineOptions`)
+    chat_template_options  what the chat template is told beside the messages: {"enable_thinking": False}
+    """
+
+    target: Any
+    draft: Any = None
+    tokenizer: Tokenizer | None = None
+    drafts: Sequence[Any] = ()
+    end_ids: tuple[int, ...] | None = None
+    name: str = ""
+    head: str | None = None
+    options: EngineOptions = field(default_factory=EngineOptions)
+    chat_template_options: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        check_ranges(self)
+        if self.drafts and self.draft is not None:
+            raise InputError("expected draft=... or drafts=[...], got both")
+        self.drafts = tuple(self.drafts) or ((self.draft,) if self.draft is not None else ())
+        self.draft = self.drafts[0] if self.drafts else None
+        if self.end_ids is None:
+            self.end_ids = end_ids(self.target, self.tokenizer)
+        self.chat_template_options = dict(self.chat_template_options)
+        check_options(self.chat_template_options, self.tokenizer)
+        known = 0 if self.tokenizer is None else max(self.tokenizer.get_vocab().values()) + 1
+        for role, model in (("target", self.target), *(("draft", model) for model in self.drafts)):
+            if vocab_size(model) < known:
+                raise InputError(
+                    f"the {role} has {vocab_size(model)} output tokens, the tokenizer {known}: they do not belong together"
+                )
+
+    @classmethod
+    @checked
+    def toy(cls, device: Device = "cpu", dtype: str = "float32") -> ModelPair:
+        """The embedded pair: a 2 M target and a 0.2 M draft trained on three toy domains, with an acceptance head."""
+        pair = cls.from_pretrained(TOY / "target", TOY / "draft", device=device, dtype=dtype)
+        pair.name = "toy"
+        return pair
+
+    @classmethod
+    @checked
+    def from_pretrained(
+        cls,
+        target: str | Path,
+        draft: str | Path | Sequence[str | Path] | None = None,
+        *,
+        drafts: Sequence[str | Path] = (),
+        device: Device = "cpu",
+        dtype: str = "float32",
+        device_map: str | dict[str, Any] | None = None,
+        quantization: str | None = None,
+        revision: str | None = None,
+        draft_revision: str | None = None,
+        attn_implementation: str | None = None,
+        trust_remote_code: bool = False,
+        name: str = "",
+        cuda_graphs: OnOff = "auto",
+        cpu_packing: OnOff = "auto",
+        self_check: Literal["auto", "off"] | bool = "auto",
+        chat_template_options: Mapping[str, Any] | None = None,
+        draft_layers: Sequence[int] = (),
+    ) -> ModelPair:
+        """Load both models and compare their tokenizers token by token.
+
+        target, draft  hub names, local folders, or "toy/target" and "toy/draft"; a list of drafts: several
+        dtype          "float32", "bfloat16", ... or "auto"; device_map as in transformers (needs accelerate)
+        quantization   "8bit" or "4bit" through bitsandbytes, for the target; None: none
+        chat_template_options  for prompts that are messages: {"enable_thinking": False}
+        draft_layers   earlier layers of the drafts that heads read beside the final one: 0 is the embedding
+        Raises InputError if the tokenizers differ, naming the first token that does.
+        """
+        target, sources = resolve(target), [resolve(source) for source in _draft_names(draft, drafts)]
+        options: dict[str, Any] = {"dtype": _dtype(dtype), "trust_remote_code": trust_remote_code}
+        options |= {} if attn_implementation is None else {"attn_implementation": attn_implementation}
+        big = dict(options, revision=revision, **_placement(device_map, quantization))
+        tokenizer = _load_tokenizer(target, revision, trust_remote_code)
+        for source in sources:
+            other = _load_tokenizer(source, draft_revision, trust_remote_code)
+            check_same_tokenizer(tokenizer, other, f"draft {source}")
+        model = _load_model(target, big, None if device_map or quantization else device)
+        small = [_load_model(one, dict(options, revision=draft_revision), device, draft_layers) for one in sources]
+        return cls(
+            target=model,
+            tokenizer=tokenizer,
+            drafts=small,
+            name=name or Path(target).name,
+            head=_shipped_head(target, sources),
+            options=EngineOptions(cuda_graphs, cpu_packing, self_check),
+            chat_template_options=dict(chat_template_options or {}),
+        )
+
+    @cached_property
+    def vocab_size(self) -> int:
+        """Length of every distribution: the target's output size."""
+        return vocab_size(self.target)
+
+    @cached_property
+    def device(self) -> torch.device:
+        """Where distributions are compared: the target's device when first asked (models of a pair stay where they are)."""
+        device: torch.device = self.target.device
+        return device
+
+    @property
+    def devices(self) -> list[str]:
+        """Every device that a model of the pair lies on: a large target may be spread over several."""
+        return list(dict.fromkeys(name for model in (self.target, *self.drafts) for name in devices_of(model)))
+
+    @property
+    def max_length(self) -> int:
+        """Longest text, prompt included, that every model of the pair can read."""
+        return min(max_positions(model) for model in (self.target, *self.drafts))
+
+    def fit(self, logits: Tensor) -> Tensor:
+        """A draft's logits [..., V'] on the target's device and vocabulary [..., V], see `fit_logits`."""
+        return fit_logits(logits, self.vocab_size, self.device)
+
+    def encode(self, prompt: Prompt) -> list[int]:
+        """Token ids of a prompt: a string, a list of ids, or a list of chat messages (through the chat template)."""
+        if not isinstance(prompt, str) and not _is_chat(prompt):
+            return _token_ids(prompt)
+        tokenizer: Any = self.tokenizer
+        if tokenizer is None:
+            raise InputError("this pair has no tokenizer: expected prompts as lists of token ids, got text")
+        _check_unicode(prompt)
+        try:
+            if isinstance(prompt, str):
+                return list(tokenizer(prompt).input_ids) if prompt else []
+            return encode_chat(tokenizer, prompt, self.chat_template_options)  # type: ignore[arg-type]
+        except InputError:
+            raise
+        except Exception as error:  # tokenizers and chat templates have errors of their own
+            raise InputError(
+                f"the prompt could not be encoded ({type(error).__name__}: {first_line(error)})"
+            ) from error
+
+    def text(self, token_ids: Sequence[int], before: Sequence[int] = ()) -> str:
+        """Decoded without special tokens; empty if the pair has no tokenizer.
+
+        before  the tokens in front: some tokenizers drop a blank at the beginning of what they decode
+        """
+        if self.tokenizer is None:
+            return ""
+        start = self._decoded(before[-SEEN_BEFORE:])
+        whole = self._decoded([*before[-SEEN_BEFORE:], *token_ids])
+        return whole[len(start) :] if whole.startswith(start) else self._decoded(token_ids)
+
+    def stop_position(self, stops: Sequence[str], token_ids: Sequence[int], before: Sequence[int] = ()) -> int | None:
+        """Where the first of some strings starts in `text(token_ids, before)`; None: nowhere, or there is no tokenizer."""
+        if not stops or self.tokenizer is None:
+            return None
+        text = self.text(token_ids, before)
+        return min((position for stop in stops if (position := text.find(stop)) >= 0), default=None)
+
+    def _decoded(self, token_ids: Sequence[int]) -> str:
+        tokenizer: Any = self.tokenizer
+        return str(tokenizer.decode(list(token_ids), skip_special_tokens=True))
+
+
+def _is_chat(prompt: Any) -> bool:
+    """Whether a prompt is a list of chat messages. Raises InputError for a list of which only some are."""
+    if not isinstance(prompt, list | tuple) or not any(isinstance(turn, dict) for turn in prompt):
+        return False
+    for turn in prompt:
+        if not isinstance(turn, dict) or not all(isinstance(turn.get(key), str) for key in ("role", "content")):
+            raise InputError(f'expected messages as a list of {{"role": "...", "content": "..."}}, got {shown(turn)}')
+    return True
+
+
+def _token_ids(prompt: Any) -> list[int]:
+    """A prompt's token ids as plain integers. Raises InputError if they are something else, truth values included."""
+    if type(prompt) is list and set(map(type, prompt)) <= {int}:
+        return list(prompt)
+    try:
+        wrong = next((token for token in prompt if isinstance(token, bool)), None)
+        if wrong is None and not isinstance(prompt, bytes | set | dict):
+            return [operator.index(token) for token in prompt]
+    except TypeError:
+        wrong = prompt
+    got = shown(prompt if wrong is None else wrong)
+    raise InputError(f"expected a prompt as text, a list of token ids or a list of messages, got {got}")
+
+
+def _check_unicode(prompt: Any) -> None:
+    """Raises InputError for a lone surrogate: half a character, of which there is no UTF-8."""
+    for text in [prompt] if isinstance(prompt, str) else [str(turn.get("content", "")) for turn in prompt]:
+        try:
+            text.encode("utf-8")
+        except UnicodeEncodeError as error:
+            raise InputError(
+                f"the prompt holds a lone surrogate ({text[error.start]!a} at character {error.start + 1}), which is no "
+                "Unicode text"
+            ) from None
+
+
+@checked
+def load_draft(
+    source: str | Path,
+    device: Device = "cpu",
+    dtype: str = "float32",
+    revision: str | None = None,
+    attn_implementation: str | None = None,
+    trust_remote_code: bool = False,
+    layers: Sequence[int] = (),
+) -> Any:
+    """A draft without its target: training a head needs only the draft's states. Arguments as in `from_pretrained`.
+
+    layers  its `draft_layers`
+    """
+    options: dict[str, Any] = {"dtype": _dtype(dtype), "trust_remote_code": trust_remote_code, "revision": revision}
+    if attn_implementation is not None:
+        options["attn_implementation"] = attn_implementation
+    return _load_model(resolve(source), options, device, layers)
+
+
+def load_tokenizer(source: str | Path, revision: str | None = None, trust_remote_code: bool = False) -> Any:
+    """The tokenizer of a folder, a hub name, or toy/target."""
+    return _load_tokenizer(resolve(source), revision, trust_remote_code)
+
+
+def check_same_tokenizer(target: Any, draft: Any, name: str = "the draft") -> None:
+    """Raises InputError naming the first token that differs. Padding of the output layers is not looked at."""
+    left = {index: token for token, index in target.get_vocab().items()}
+    right = {index: token for token, index in draft.get_vocab().items()}
+    for index in sorted(left.keys() | right.keys()):
+        if left.get(index) != right.get(index):
+            raise InputError(
+                f"target and draft need the same tokenizer: token {index} is {left.get(index)!r} in the target's "
+                f"and {right.get(index)!r} in {name}'s"
+            )
+    probe = "Probe 0123: naïve café, x = [1.5, -2]\n\tif a_b != 'c':  日本 😀"
+    if target(probe).input_ids != draft(probe).input_ids:
+        raise InputError(
+            f"target and draft need the same tokenizer: {name}'s holds the same tokens but splits text differently"
+        )
+
+
+def _draft_names(draft: str | Path | Sequence[str | Path] | None, drafts: Sequence[str | Path]) -> list[str | Path]:
+    """One draft, or a list of them by either name. Raises InputError for both."""
+    named = [] if draft is None else [draft] if isinstance(draft, (str, Path)) else list(draft)
+    if named and drafts:
+        raise InputError("expected draft=... or drafts=[...], got both")
+    return [*named, *drafts]
+
+
+def _shipped_head(target: str | Path, drafts: Sequence[str | Path]) -> str | None:
+    """Folder of the heads that come with the toy pair, if this is it."""
+    is_toy = Path(target) == TOY / "target" and list(drafts) == [TOY / "draft"]
+    return str(TOY / "head") if is_toy and (TOY / "head").exists() else None
+
+
+def resolve(source: str | Path) -> str | Path:
+    """What a library can load: a folder, or a name of the hub. Raises InputError for a folder that is not there."""
+    if str(source) in ("toy/target", "toy/draft"):
+        return ASSETS / str(source)
+    if os.path.exists(source):  # False for names that are no paths, as too long ones
+        return Path(source)
+    if str(source).startswith((".", "/", "~")):
+        raise InputError(f"expected a model folder at {source}, found none")
+    return str(source)
+
+
+def _dtype(name: str) -> Any:
+    if name == "auto":
+        return "auto"
+    dtype = getattr(torch, str(name), None)
+    if not isinstance(dtype, torch.dtype):
+        raise InputError(f"dtype: expected float32, float64, float16, bfloat16 or auto, got {name!r}")
+    return dtype
+
+
+def _placement(device_map: Any, quantization: str | None) -> dict[str, Any]:
+    options: dict[str, Any] = {} if device_map is None else {"device_map": device_map}
+    if quantization is None:
+        return options
+    if quantization not in ("8bit", "4bit"):
+        raise InputError(f"quantization: expected 8bit, 4bit or null, got {quantization!r}")
+    try:
+        import bitsandbytes  # noqa: F401
+    except ImportError:
+        raise InputError(
+            f"quantization={quantization} needs bitsandbytes: pip install 'acceptance-toolkit[quant]'"
+        ) from None
+    from transformers import BitsAndBytesConfig
+
+    bits = BitsAndBytesConfig(load_in_8bit=quantization == "8bit", load_in_4bit=quantization == "4bit")
+    return {"device_map": "auto", **options, "quantization_config": bits}
+
+
+def _load_tokenizer(source: str | Path, revision: str | None, trust_remote_code: bool) -> Any:
+    from transformers import AutoTokenizer
+
+    try:
+        return AutoTokenizer.from_pretrained(source, revision=revision, trust_remote_code=trust_remote_code)
+    except Exception as error:  # whatever their files make them raise
+        raise InputError(f"could not load a tokenizer from {source}: {first_line(error)}") from error
+
+
+def _load_model(source: str | Path, options: dict[str, Any], device: str | None, layers: Sequence[int] = ()) -> Any:
+    import transformers
+    from transformers import AutoModelForCausalLM
+
+    if not sys.stderr.isatty():
+        transformers.logging.disable_progress_bar()
+    try:
+        model = AutoModelForCausalLM.from_pretrained(source, **options)
+    except Exception as error:  # as above
+        raise InputError(f"could not load a causal language model from {source}: {first_line(error)}") from error
+    model.requires_grad_(False)
+    give_layers(model, layers)
+    if device is not None:
+        model.to(torch.device(device))  # type: ignore[arg-type]
+    return model.eval()

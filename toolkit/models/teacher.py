@@ -1,0 +1,165 @@
+"""Teacher-forced passes: one forward over whole given texts, no cache; p and q along them.
+
+Texts are padded on the right. A causal model's states do not depend on what follows, so the padding needs no mask; what
+comes out behind a text's end means nothing.
+
+Shapes: B texts, T longest text, V vocabulary, D hidden size, n tokens of a text that are looked at.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from toolkit.engine import open_session
+from toolkit.engine.facts import check_evaluation
+from toolkit.engine.hidden_states import state_size, watched_states
+from toolkit.models.pair import ModelPair, vocab_size
+from toolkit.sampling import Sampling, penalized, warp
+
+PADDING = 0
+Text = tuple[Sequence[int], Sequence[int]]  # prompt ids, produced ids
+
+
+def pad_right(texts: Sequence[Sequence[int]], device: torch.device | str = "cpu") -> Tensor:
+    """Texts of different lengths as one tensor [B, T]."""
+    longest = max(len(text) for text in texts)
+    return torch.tensor([[*text, *[PADDING] * (longest - len(text))] for text in texts], device=device)
+
+
+@dataclass(frozen=True)
+class Reading:
+    """What both sides say of the n produced tokens of a text, on the target's device and over its vocabulary.
+
+    target_probs  [n, V] p, warped as in decoding
+    draft_logits  [n, V] of every draft model, after the repetition penalty and before anything else
+    sampling      the target's
+    """
+
+    target_probs: Tensor
+    draft_logits: Sequence[Tensor]
+    sampling: Sampling
+
+    def draft_probs(self, temperature: float | None = None, draft: int = 0) -> Tensor:
+        """q [n, V] of a draft at its own temperature (None: the target's), warped as in decoding."""
+        return warp(self.draft_logits[draft], self.sampling.at(temperature)).to(self.target_probs.dtype)
+
+
+def distributions_along(
+    pair: ModelPair,
+    texts: Sequence[Text],
+    sampling: Sampling,
+    draft_temperature: float | None = None,
+    positions: Sequence[Sequence[int]] | None = None,
+) -> Iterator[tuple[Tensor, Tensor]]:
+    """p and the first draft's q [n, V] of each produced token: `readings_along` of one draft.
+
+    draft_temperature  the draft's own; None: the sampling's
+    """
+    for reading in readings_along(pair, texts, sampling, positions):
+        yield reading.target_probs, reading.draft_probs(draft_temperature)
+
+
+@torch.no_grad()
+def readings_along(
+    pair: ModelPair,
+    texts: Sequence[Text],
+    sampling: Sampling,
+    positions: Sequence[Sequence[int]] | None = None,
+    num_drafts: int = 1,
+) -> Iterator[Reading]:
+    """What the target and the first drafts of a pair say of each produced token given what precedes it, text by text.
+
+    One pass of every model over all texts; the tokens behind the last one asked for are not read.
+
+    texts      prompts and produced tokens, neither empty
+    positions  per text the produced tokens that are looked at, from 0, in order; None: all
+    """
+    chosen = positions or [range(len(produced)) for _, produced in texts]
+    reads = pad_right([[*a, *b[: max(where)]] for (a, b), where in zip(texts, chosen, strict=True)])
+    places = [[len(a) + i - 1 for i in where] for (a, _), where in zip(texts, chosen, strict=True)]
+    target, *drafts = (_rows_of(logits_of(model, reads), places) for model in (pair.target, *pair.drafts[:num_drafts]))
+    for row, ((prompt, produced), where) in enumerate(zip(texts, chosen, strict=True)):
+        seen = None
+        if sampling.repetition_penalty != 1.0:
+            seen = seen_before(prompt, produced, pair.vocab_size)[list(where)].to(pair.device)
+        target_probs = warp(target[row].to(pair.device), sampling, seen)
+        logits = [penalized(pair.fit(draft[row]), sampling, seen) for draft in drafts]
+        yield Reading(target_probs, logits, sampling)
+
+
+def _rows_of(logits: Tensor, places: Sequence[Sequence[int]]) -> list[Tensor]:
+    """The logits [n, V] at each text's positions, copied: those of prompts and padding are not kept."""
+    return [logits[row, list(where)] for row, where in enumerate(places)]
+
+
+def seen_before(prompt: Sequence[int], produced: Sequence[int], size: int) -> Tensor:
+    """Which tokens of a vocabulary of `size` the text holds before each of the produced ones [N, V] bool."""
+    new = torch.zeros(len(produced), size, dtype=torch.uint8)
+    new[0, list(prompt)] = 1
+    new[torch.arange(1, len(new)), list(produced[:-1])] = 1
+    return new.cummax(0).values.bool()
+
+
+def picked(distributions: Tensor, tokens: Tensor) -> Tensor:
+    """Probabilities [n] of tokens [n] under distributions [n, V]."""
+    return distributions.gather(-1, tokens.unsqueeze(-1)).squeeze(-1)
+
+
+@torch.no_grad()
+def logits_of(model: Any, tokens: Tensor) -> Tensor:
+    """Next-token logits [B, T, V] after every token of [B, T], unwarped."""
+    tokens = _readable(model, tokens)
+    if _is_tabular(model):
+        return open_session(model, *tokens.shape).extend(tokens, last=tokens.shape[1]).logits
+    return model(input_ids=tokens, use_cache=False).logits
+
+
+@torch.no_grad()
+def states_of(model: Any, tokens: Tensor) -> Tensor:
+    """Final hidden states [B, T, D] of tokens [B, T]: what the output embedding reads; state t has read token t."""
+    tokens = _readable(model, tokens)
+    if _is_tabular(model):
+        return open_session(model, *tokens.shape).extend(tokens, last=tokens.shape[1]).hidden
+    with watched_states(model) as states:
+        # The logits are not used: compute one column of them. This hook comes after the one that reads the states.
+        hook = model.get_output_embeddings().register_forward_pre_hook(lambda module, args: (args[0][:, -1:],))
+        try:
+            model(input_ids=tokens, use_cache=False)
+        finally:
+            hook.remove()
+    return states[0]
+
+
+@torch.no_grad()
+def states_and_logits_of(model: Any, tokens: Tensor) -> tuple[Tensor, Tensor]:
+    """Both of the above from one forward: states [B, T, D] and unwarped next-token logits [B, T, V]."""
+    tokens = _readable(model, tokens)
+    if _is_tabular(model):
+        out = open_session(model, *tokens.shape).extend(tokens, last=tokens.shape[1])
+        return out.hidden, out.logits
+    with watched_states(model) as states:
+        logits = model(input_ids=tokens, use_cache=False).logits
+    return states[0], logits
+
+
+def hidden_size(model: Any) -> int:
+    """D: the width of what `states_of` returns."""
+    return model.probs.shape[0] if _is_tabular(model) else state_size(model)
+
+
+def _readable(model: Any, tokens: Tensor) -> Tensor:
+    """On the model's device; a token beyond its vocabulary (padding of the other model's) becomes its last one.
+
+    Raises InputError if the model would drop out activations.
+    """
+    check_evaluation(model)
+    return tokens.to(model.device).clamp(max=vocab_size(model) - 1)
+
+
+def _is_tabular(model: Any) -> bool:
+    return hasattr(model, "open_session")

@@ -1,0 +1,88 @@
+"""One look for every figure: colours, sizes for one and two columns, and files in three formats.
+
+A figure is drawn on axes from `figure` and is on disk, whole, when the block ends. PNG is for the screen; PDF and SVG beside
+it are for print and editing. The same data give the same bytes. Nothing here needs a display, and no global setting stays
+changed.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Literal
+
+from toolkit.files.atomic import write_atomic
+
+Width = Literal["column", "page"]
+# Inches: one column of a two-column page, and both; and the type size that is readable there.
+WIDTHS: dict[Width, float] = {"column": 3.4, "page": 7.0}
+FONT_SIZES: dict[Width, float] = {"column": 7.5, "page": 9.5}
+DPI = 200
+# Pairwise distinct with normal sight, protanopia, deuteranopia and tritanopia; contrast to white above 3 (tested).
+PALETTE = ("#0072B2", "#D55E00", "#2BA37C", "#B0266E", "#2E1A7A", "#5C4400")
+INK, MUTED, GRID, REST = "#1A1A1A", "#6E6E6E", "#E3E3E3", "#B4B4B4"
+FORMATS: dict[str, dict[str, Any]] = {
+    "png": {"dpi": DPI, "metadata": {"Software": None}},
+    "pdf": {"metadata": {"CreationDate": None, "Creator": None, "Producer": None}},
+    "svg": {"metadata": {"Date": None, "Creator": None}},
+}
+STYLE: dict[Any, Any] = {
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.edgecolor": MUTED,
+    "axes.labelcolor": INK,
+    "axes.titlelocation": "left",
+    "axes.titleweight": "bold",
+    "axes.grid": True,
+    "axes.axisbelow": True,
+    "grid.color": GRID,
+    "grid.linewidth": 0.6,
+    "xtick.color": MUTED,
+    "ytick.color": MUTED,
+    "figure.facecolor": "white",
+    "axes.facecolor": "white",
+    "legend.frameon": False,
+    "pdf.fonttype": 3,  # a fifth of the time that 42 takes
+    "svg.fonttype": "none",  # text stays text
+    "svg.hashsalt": "figures",
+}
+
+
+@contextmanager
+def figure(
+    path: Path | str, width: Width = "page", aspect: float = 0.62, rows: int = 1, columns: int = 1, **subplots: Any
+) -> Iterator[Any]:
+    """Axes [rows, columns] to draw on; at the end they are saved as `path` (.png), and as .pdf and .svg beside it.
+
+    width   one column of a two-column page, or both
+    aspect  height / width of the whole figure
+    """
+    import matplotlib
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    inches, size = WIDTHS[width], FONT_SIZES[width]
+    sizes: dict[Any, Any] = {
+        "font.size": size,
+        "axes.titlesize": size * 1.1,
+        "legend.fontsize": size * 0.9,
+        "axes.labelsize": size,
+    }
+    with matplotlib.rc_context({**STYLE, **sizes}):
+        drawn = Figure(figsize=(inches, inches * aspect), dpi=DPI, layout="constrained")
+        FigureCanvasAgg(drawn)
+        yield drawn.subplots(rows, columns, squeeze=False, **subplots)
+        for kind, options in FORMATS.items():
+            _save(drawn, Path(path).with_suffix(f".{kind}"), kind, options)
+
+
+def _save(drawn: Any, path: Path, kind: str, options: dict[str, Any]) -> None:
+    fonts = logging.getLogger("fontTools")  # tells every font table that it leaves out of a PDF
+    level = fonts.level
+    fonts.setLevel(logging.WARNING)
+    try:
+        write_atomic(path, lambda temporary: drawn.savefig(temporary, format=kind, **options))
+    finally:
+        fonts.setLevel(level)

@@ -1,0 +1,448 @@
+"""A stage: one command, one config, one output folder with its manifest.
+
+    python -m data_gen.responses ...  ->  command("responses", run)  ->  run(cfg) -> Path
+
+The folder is named by the stage and a hash of what determines its content: the config and the inputs. In the config,
+the content of weights, heads and prompts stands instead of their paths (`toolkit.config.identity`). Its manifest is written
+when work starts and again when it ends: config, versions, revision, command line, inputs and files with their hashes.
+Work of the same config is kept; work of another one is refused (StaleError). With `overwrite=true` the files that the
+stage has written are deleted (`toolkit.files.journal`), and nothing else. One process works in a folder at a time
+(`toolkit.files.lock`).
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import platform
+import subprocess
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from toolkit import config as configs
+from toolkit.config.command_line import check_choices as check_choices
+from toolkit.config.command_line import prepare
+from toolkit.config.command_line import tidy_overrides as tidy_overrides
+from toolkit.config.identity import UNRESOLVED, Contents, contents_of, is_content
+from toolkit.errors import InputError, StaleError
+from toolkit.files import digests, journal, lock
+from toolkit.files.atomic import content_hash, parse_json_file, write_failure, write_json
+
+MANIFEST = journal.MANIFEST
+OUTPUT = "output.json"  # in a multirun: written into each job's folder of the sweep, says where the job's output is
+PACKAGES = ("torch", "transformers", "pytorch-lightning", "datasets", "wandb", "hydra-core", "scikit-learn")
+# Keys that do not determine the content of an output folder.
+FREE_KEYS = ("paths", "overwrite", "batch_size", "logger", "progress", "ckpt_path", "num_workers")
+UNCHECKED = ("status", "time", "argv", "checksum")  # of a manifest: what its checksum does not cover
+SPARE = ("checkpoints/", "figures/")  # of a finished stage: nothing is lost with these
+SHOWN = 8  # names in a message
+
+
+@dataclass
+class Stage:
+    """An output folder under way.
+
+    identity  the config with contents instead of paths; `given` holds the paths, `models` what the hub's names stand
+              for
+    inputs    files the content depends on, with their hashes
+    shared    several processes work in the folder, each on a part of its own
+    """
+
+    name: str
+    folder: Path
+    identity: dict[str, Any]
+    inputs: dict[str, str] = field(default_factory=dict)
+    contents: Contents = field(default_factory=Contents)
+    shared: str = ""
+
+    @property
+    def manifest(self) -> dict[str, Any]:
+        """What the folder's manifest says now."""
+        return read_manifest(self.folder)
+
+    @property
+    def finished(self) -> bool:
+        """Whether the work was done before."""
+        return (self.folder / MANIFEST).exists() and self.manifest.get("status") == "finished"
+
+    def start(self) -> None:
+        """Write the manifest of work under way. Raises InputError if another process works here."""
+        self._write("running", {})
+
+    def finish(self, **facts: Any) -> Path:
+        """Write the manifest of finished work, with facts about the outputs; the folder is free for other processes."""
+        journal.begin(self.folder)
+        files = journal.read(self.folder).files
+        listed = {name: files[name][-1] for name in sorted(files) if (self.folder / name).is_file()}
+        self._write("finished", {**facts, "files": {k: v for k, v in listed.items() if k != MANIFEST}})
+        lock.release(self.folder, self._lock)
+        return self.folder
+
+    def leave(self) -> None:
+        """Let other processes work here; what is missing is theirs."""
+        lock.release(self.folder, self._lock)
+
+    def remove(self, below: str) -> None:
+        """Delete the stage's own files in a subfolder; others are left."""
+        journal.remove(self.folder, below)
+
+    @property
+    def _lock(self) -> str:
+        return f".lock{self.shared and '-' + self.shared}"
+
+    def _write(self, status: str, facts: Mapping[str, Any]) -> None:
+        lock.take(self.folder, self._lock)
+        about = {
+            "stage": self.name,
+            "status": status,
+            "config": self.identity,
+            "given": self.contents.given,
+            "models": self.contents.models,
+            "inputs": self.inputs,
+            **provenance(),
+            **facts,
+        }
+        write_json(self.folder / MANIFEST, {**about, "checksum": checksum(about)})
+
+
+def checksum(manifest: Mapping[str, Any]) -> str:
+    """Of a manifest's facts; its status and time may change."""
+    return content_hash({key: value for key, value in manifest.items() if key not in UNCHECKED}, 32)
+
+
+def read_manifest(folder: Path | str) -> dict[str, Any]:
+    """A folder's manifest. Raises InputError, one line, if it is missing, damaged, or none of this toolkit's."""
+    path = Path(folder) / MANIFEST
+    about = parse_json_file(path)
+    if not isinstance(about, dict):
+        raise InputError(f"{path} is not a manifest of this toolkit; move it, or choose another folder")
+    if "checksum" in about and about["checksum"] != checksum(about):
+        raise InputError(f"{path} is damaged (its checksum does not match); delete it and run the command again")
+    return about
+
+
+def open_stage(
+    name: str,
+    cfg: Any,
+    *,
+    inputs: Sequence[Path | str] = (),
+    ignore: Sequence[str] = (),
+    shared: str = "",
+    repairs: bool = False,
+    follows: bool = False,
+) -> Stage:
+    """The stage's output folder, made if new; kept if it holds work of this config; else StaleError.
+
+    inputs  files the content depends on; their hashes become part of the identity
+    ignore  top-level keys that do not determine the content, beside FREE_KEYS
+    shared  names this process's part where several work in one folder
+    repairs  whether the stage finds its damaged files itself and makes them again: they count as missing
+    follows  whether another process has opened the stage for this one, too: nothing is deleted, locked or begun
+
+    Raises InputError if another process works there, the folder cannot be written, or a file of finished work is damaged.
+    """
+    stage, overwrite = _described(name, cfg, inputs, ignore, ask=True), _overwrites(cfg)
+    stage.shared = shared
+    if follows:
+        return stage
+    try:
+        if not overwrite and _is_done(stage, repairs):
+            return stage
+        stage.folder.mkdir(parents=True, exist_ok=True)
+        lock.take(stage.folder, stage._lock)
+        if not overwrite and _is_done(stage, repairs):  # another process has finished it in the meantime
+            lock.release(stage.folder, stage._lock)
+            return stage
+        if overwrite:
+            try:
+                _clear(stage)
+            except InputError:
+                lock.release(stage.folder, stage._lock)
+                raise
+        journal.begin(stage.folder)
+        if not shared:
+            journal.clear_temporaries(stage.folder)
+        if not (stage.folder / MANIFEST).exists() or stage.finished:
+            stage.start()
+    except OSError as error:
+        raise InputError(f"could not write to {stage.folder}: {write_failure(error)}") from None
+    return stage
+
+
+def finished_stage(
+    name: str, cfg: Any, *, inputs: Sequence[Path | str] = (), ignore: Sequence[str] = (), repairs: bool = False
+) -> Stage | None:
+    """The stage if it is finished, found without loading a model; None if there is work to do. Nothing is written.
+
+    Arguments as for `open_stage`. Raises InputError if a file of finished work is damaged.
+    """
+    if _overwrites(cfg):
+        return None
+    stage = _described(name, cfg, inputs, ignore)
+    try:
+        return stage if _is_done(stage, repairs) else None
+    except StaleError:
+        return None
+
+
+def asked(name: str, cfg: Any, keys: Sequence[str], **more: Any) -> str:
+    """A hash of the keys that do not name the stage's folder, with contents instead of paths, and of more that results
+    depend on."""
+    plain = configs.plain(cfg)
+    return content_hash(contents_of({**{key: plain.get(key) for key in keys if key != "track"}, **more}, name).identity)
+
+
+def check_some_done(failed: int, total: int, reason: Any, folder: Path) -> None:
+    """Raises InputError if every prompt of a run has failed: its command ends with exit code 1."""
+    if total and failed == total:
+        raise InputError(f"every one of {total} prompts failed, first: {reason}; the rows are in {folder}")
+
+
+def _overwrites(cfg: Any) -> bool:
+    value = configs.plain(cfg).get("overwrite", False)
+    if not isinstance(value, bool):
+        raise InputError(f"overwrite: expected true or false, got {value!r}")
+    return value
+
+
+def _described(name: str, cfg: Any, inputs: Sequence[Path | str], ignore: Sequence[str], ask: bool = False) -> Stage:
+    """The stage of a config: its identity, and its folder, which need not be there."""
+    plain = configs.plain(cfg)
+    counted = {key: value for key, value in plain.items() if key not in (*FREE_KEYS, *ignore)}
+    contents = contents_of(counted, name)
+    hashes = _hashes(inputs)
+    stage = Stage(name, Path(), contents.identity, hashes, contents)
+    if contents.unresolved:
+        for folder in _candidates(name, plain):
+            stage.folder = folder
+            if (folder / MANIFEST).is_file() and _difference(name, read_manifest(folder), stage) is None:
+                return stage
+        if ask:
+            contents = contents_of(counted, name, ask=True)
+            stage = Stage(name, Path(), contents.identity, hashes, contents)
+    stage.folder = output_dir(name, plain, content_hash([contents.identity, sorted(hashes.values())]))
+    return stage
+
+
+def _hashes(inputs: Sequence[Path | str]) -> dict[str, str]:
+    """Hashes of the inputs. Raises InputError if one is not what its stage has written."""
+    paths = [Path(path) for path in inputs]
+    found = digests.digests(paths)
+    for path, digest in zip(paths, found, strict=True):
+        journal.check_digest(path, digest)
+    return {str(path): digest[:16] for path, digest in zip(paths, found, strict=True)}
+
+
+def _candidates(name: str, plain: Mapping[str, Any]) -> list[Path]:
+    """Folders that may hold the work of a config whose models are not known here."""
+    folder = output_dir(name, plain, "*")
+    return sorted(folder.parent.glob(folder.name)) if folder.name.endswith("*") else [folder]
+
+
+def _is_done(stage: Stage, repairs: bool = False) -> bool:
+    """Whether the folder holds this work, finished and whole. Raises StaleError if it holds other work."""
+    if not (stage.folder / MANIFEST).exists():
+        return False
+    old = read_manifest(stage.folder)
+    reason = _difference(stage.name, old, stage)
+    if reason is not None:
+        raise StaleError(
+            f"{stage.folder} holds other work: {reason}; choose another paths.output_dir or overwrite=true"
+        )
+    if old.get("status") != "finished":
+        return False
+    files = {name: digest for name, digest in (old.get("files") or {}).items() if not name.startswith(SPARE)}
+    paths = [stage.folder / name for name in files]
+    if missing := [path.name for path in paths if not path.is_file()]:
+        print(f"{stage.folder}: {_some(missing)} missing, made again")
+        return False
+    for path, digest in zip(paths, digests.digests(paths), strict=True):
+        try:
+            journal.check_digest(path, digest, default=files[journal.relative(stage.folder, path)])
+        except InputError:
+            if not repairs:
+                raise
+            print(f"{path} is damaged, made again")
+            return False
+    return True
+
+
+def _clear(stage: Stage) -> None:
+    """Delete what the stages that worked in the folder have written there; say what is left."""
+    folder, own = stage.folder, (stage._lock, journal.JOURNAL)
+    path = folder / MANIFEST
+    present = [one for one in folder.iterdir() if one.name not in own]
+    if not path.exists() and not (folder / journal.JOURNAL).exists():
+        if present:
+            raise InputError(f"{folder} was not made by this toolkit (no {MANIFEST}): it is not overwritten")
+        return
+    if not (folder / journal.JOURNAL).exists():
+        raise InputError(
+            f"{folder} is not overwritten: its {MANIFEST} is not this toolkit's, or lists no files; "
+            "delete the folder yourself, or choose another paths.output_dir"
+        )
+    left = journal.remove(folder, keep=(stage._lock,))
+    names = [one.relative_to(folder).as_posix() for one in left if one.name != journal.JOURNAL]
+    if MANIFEST in names:
+        raise InputError(f"{path} is not this toolkit's: it is left alone; choose another paths.output_dir")
+    (folder / journal.JOURNAL).unlink()
+    if names:
+        print(f"{folder}: left {_some(names)}, which this stage has not written", file=sys.stderr)
+
+
+def _some(names: Sequence[str]) -> str:
+    return ", ".join(names[:SHOWN]) + (f" and {len(names) - SHOWN} more" if len(names) > SHOWN else "")
+
+
+def prompt_files(cfg: Any) -> list[str]:
+    """The local prompts file of a config, if it names one: an input whose content counts."""
+    path = configs.plain(cfg.prompts).get("path")
+    return [] if path is None or not Path(path).is_file() else [str(path)]
+
+
+def output_dir(name: str, plain: Mapping[str, Any], identity_hash: str) -> Path:
+    """`paths.output_dir` if given (with the hash below it in a multirun), else <root_dir>/<stage>-<hash>.
+
+    Raises InputError for the root of the file system and for the user's home: everything else lies in them.
+    """
+    paths = plain.get("paths") or {}
+    if paths.get("output_dir") is None:
+        return Path(paths.get("root_dir", "outputs")) / f"{name}-{identity_hash}"
+    folder = Path(paths["output_dir"])
+    if folder.resolve() in (Path(folder.resolve().anchor), Path.home().resolve()):
+        raise InputError(f"paths.output_dir: expected a folder of its own for the output, got {folder}")
+    return folder / identity_hash if _in_multirun() else folder
+
+
+def provenance() -> dict[str, Any]:
+    """Command line, versions, code revision, time."""
+    versions = {}
+    for package in PACKAGES:
+        try:
+            versions[package] = importlib.metadata.version(package)
+        except importlib.metadata.PackageNotFoundError:
+            versions[package] = "not installed"
+    return {
+        "argv": sys.argv,
+        "time": datetime.now(UTC).isoformat(timespec="seconds"),
+        "python": platform.python_version(),
+        "machine": f"{platform.machine()}, {platform.system()}",
+        "versions": versions,
+        "revision": revision(),
+    }
+
+
+def revision() -> str:
+    """The code's git revision, with + if the tree has changes; "unknown" outside a checkout."""
+    here = Path(__file__).resolve().parent
+    try:
+        head = subprocess.run(
+            ["git", "rev-parse", "--short", "HEAD"], cwd=here, capture_output=True, text=True, check=True
+        )
+        asked = ["git", "--no-optional-locks", "status", "--porcelain"]  # never in the way of another git command
+        dirty = subprocess.run(asked, cwd=here, capture_output=True, text=True, check=True)
+    except (OSError, subprocess.CalledProcessError):
+        return "unknown"
+    return head.stdout.strip() + ("+" if dirty.stdout.strip() else "")
+
+
+def command(config_name: str, run: Callable[[Any], Any], score: Callable[[Any, Path], float] | None = None) -> None:
+    """The main function of a stage's module: Hydra on the command line, one line per error a user can fix.
+
+    score  what a sweeper optimizes, as a function of the config and the output folder; None: the folder is returned
+    """
+    import hydra
+    from hydra.core.hydra_config import HydraConfig
+    from hydra.errors import CompactHydraException
+    from omegaconf import DictConfig
+
+    from toolkit.config.check import check
+    from toolkit.config.store import register
+
+    @hydra.main(version_base="1.3", config_path=str(configs.CONF), config_name=config_name)
+    def main(cfg: DictConfig) -> Any:
+        try:
+            check(cfg, HydraConfig.get().job.config_name or config_name)
+            result = run(cfg)
+        except (InputError, OSError) as error:
+            if (line := one_line(error)) is None:
+                raise
+            if _in_multirun():  # the sweep's other jobs go on; Hydra names this one's overrides and prints one line
+                raise CompactHydraException(f"error: {line}") from error
+            sys.exit(f"error: {line}")
+        if isinstance(result, Path):
+            print(f"output: {result}")
+            if _in_multirun():
+                write_json(job_dir() / OUTPUT, {"folder": str(result)})
+        return result if score is None else score(cfg, result)
+
+    try:
+        sys.argv[1:] = prepare(config_name, sys.argv[1:])
+        register()
+        main()
+    except InputError as error:
+        sys.exit(f"error: {error}")
+
+
+def one_line(error: Exception) -> str | None:
+    """What a user can fix: bad input, or files that cannot be written or read; None for other errors."""
+    if isinstance(error, InputError):
+        return str(error)
+    reason, file = write_failure(error), getattr(error, "filename", None)
+    if reason is None or getattr(error, "errno", None) is None:
+        return None
+    return f"could not read or write {file}: {reason}" if file else str(reason)
+
+
+def _difference(name: str, old: Mapping[str, Any], stage: Stage) -> str | None:
+    """Why a folder's work is not this work; None if it is."""
+    if old.get("stage") != name:
+        return f"it was made by {old.get('stage')}, not {name}"
+    before, now = configs.flatten(old.get("config", {})), configs.flatten(stage.identity)
+    changed = [key for key in sorted(before.keys() | now.keys()) if before.get(key) != now.get(key)]
+    changed = [key for key in changed if not _may_be_the_same(key, now.get(key), old, stage)]
+    contents = [key for key in changed if is_content(before.get(key)) and is_content(now.get(key))]
+    for key in changed:
+        if key not in contents:
+            return f"{key} was {_said(before, old, key)}, is {_said(now, {'given': stage.contents.given}, key)}"
+    if sorted(old.get("inputs", {}).values()) != sorted(stage.inputs.values()):
+        files = [path for path, digest in stage.inputs.items() if digest not in old.get("inputs", {}).values()]
+        return f"its inputs have changed ({', '.join(files) or 'fewer than before'})"
+    if contents:
+        return f"{contents[0]} has other content ({stage.contents.given.get(contents[0], 'weights or files')})"
+    return None
+
+
+def _said(values: Mapping[str, Any], about: Mapping[str, Any], key: str) -> str:
+    """A value as a message says it: the path or name that was given, if there was one."""
+    return repr((about.get("given") or {}).get(key, values.get(key)))
+
+
+def _may_be_the_same(key: str, now: Any, old: Mapping[str, Any], stage: Stage) -> bool:
+    """Whether a model of the hub whose commit is not known here may be the one that a manifest names."""
+    if not (isinstance(now, str) and now.startswith(UNRESOLVED)):
+        return False
+    mine, theirs = stage.contents.models.get(key, {}), (old.get("models") or {}).get(key, {})
+    return bool(theirs) and all(mine.get(part) == theirs.get(part) for part in ("name", "revision"))
+
+
+def job_dir() -> Path:
+    """Hydra's folder of the job that is running; in a multirun its parent is the sweep's."""
+    from hydra.core.hydra_config import HydraConfig
+
+    return Path(HydraConfig.get().runtime.output_dir)
+
+
+def sweep_name() -> str | None:
+    """The name of the sweep that this job belongs to; None in a single run."""
+    return job_dir().parent.name if _in_multirun() else None
+
+
+def _in_multirun() -> bool:
+    from hydra.core.hydra_config import HydraConfig
+    from hydra.types import RunMode
+
+    return HydraConfig.initialized() and HydraConfig.get().mode == RunMode.MULTIRUN

@@ -1,0 +1,348 @@
+"""Weights & Biases, never in the way: offline without a key, no prompts for one, one run per stage.
+
+Everything logged here is on disk as well (an offline run cannot be read back): tables as CSV and Parquet, figures as
+PNG. `python -m toolkit.sync folder=outputs` uploads all offline runs of an output folder later.
+"""
+
+from __future__ import annotations
+
+import html
+import netrc
+import os
+import re
+import urllib.error
+import urllib.request
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import cache
+from pathlib import Path
+from queue import Empty, Queue
+from threading import Thread
+from time import perf_counter
+from typing import Any, Literal
+from urllib.parse import urlparse
+
+from toolkit.errors import InputError
+from toolkit.files import journal
+from toolkit.files.atomic import read_json, write_json
+from toolkit.files.text import first_line
+
+Mode = Literal["online", "offline", "disabled"]
+PROJECT = "acceptance-toolkit"
+SERVER = "https://api.wandb.ai"
+RUN_FILE = "wandb_run.json"
+SPEC = Path(__file__).parents[1] / "assets" / "charts" / "scatter-by-group.json"
+CHART, PLAIN_SCATTER = "acceptance-toolkit-scatter", "wandb/scatter/v0"
+PROBE_SECONDS = 6.0  # within which a server that is there answers
+UNNAMED = (
+    "paths", "hydra", "logger", "overwrite", "track", "pair", "data", "prompts", "ckpt_path", "before", "after", "trainer",
+    "batch_size", "inputs", "dev", "test", "tags",
+)  # fmt: skip  # keys that do not say what sets a run apart
+LINKS = ("latest-run", "debug.log", "debug-internal.log")  # that wandb makes beside its runs
+SPELLINGS: dict[str, Mode] = {
+    "online": "online",
+    "run": "online",
+    "shared": "online",
+    "offline": "offline",
+    "dryrun": "offline",
+    "disabled": "disabled",
+}
+
+
+def wandb_mode() -> Mode:
+    """What WANDB_MODE says; else online if there is an API key (WANDB_API_KEY or netrc); else offline."""
+    asked = os.environ.get("WANDB_MODE", "").strip().lower()
+    if asked:
+        if asked not in SPELLINGS:
+            raise InputError(f"WANDB_MODE: expected online, offline or disabled, got {asked!r}")
+        return SPELLINGS[asked]
+    return "online" if os.environ.get("WANDB_API_KEY") or _netrc_has_key() else "offline"
+
+
+@contextmanager
+def wandb_run(
+    job_type: str,
+    config: Mapping[str, Any],
+    folder: Path | str,
+    group: str | None = None,
+    tags: Sequence[str] = (),
+    track: bool = True,
+    *,
+    name: str | None = None,
+    inputs: Sequence[Path | str] = (),
+    project: str | None = None,
+    run_id: str | None = None,
+    mode: Mode | None = None,
+) -> Iterator[Any]:
+    """A run around a stage; finished in any case, with exit code 1 if the stage raised.
+
+    job_type  the stage's name; the run's first tag, too; config: plain containers
+    folder    the run's files go to <folder>/wandb, which run it is to <folder>/wandb_run.json
+    group     None: WANDB_RUN_GROUP, or the name of the folder above
+    tags      more of them; track: False: no run
+    name      what sets it apart from others of its stage; None: the command's overrides, else the folder's name
+    inputs    folders that the stage read: the config's `inputs` says which runs made them
+    project   None: WANDB_PROJECT, or the toolkit's; run_id: an earlier run to be continued; mode: None: `wandb_mode`'s
+    Yields the wandb run, or None if there is none to log to; the `log_*` functions below take either.
+    """
+    mode = _reachable(mode or wandb_mode()) if track else "disabled"
+    if mode == "disabled":
+        yield None
+        return
+    folder = Path(folder)
+    options = {
+        "project": project or os.environ.get("WANDB_PROJECT", PROJECT),
+        "id": run_id,
+        "name": name or overrides_name() or folder.name,
+        "group": group or _group_of(folder),
+        "tags": list(dict.fromkeys([job_type, *filter(None, tags)])),
+    }
+    if run_id is not None and mode == "online":  # offline ones are joined when synced
+        options["resume"] = "allow"
+    run = _start(mode, job_type, {**config, **_links(inputs)}, folder, options)
+    exit_code = 1
+    try:
+        _remember(run, folder, options)
+        _list_files(run, folder)
+        yield run
+        exit_code = 0
+    finally:
+        run.finish(exit_code=exit_code)
+        if run.settings._offline:
+            print(f"wandb: offline run; upload it with: python -m toolkit.sync folder={folder}")
+
+
+def overrides_name(words: Sequence[str] | None = None) -> str | None:
+    """What a command line changed, as a run is called: "toy_head depth=2 w_rej=6"; None if it changed nothing.
+
+    words  overrides; None: those of the Hydra job that is running. Paths, devices and logging do not name a run.
+    """
+    if words is None:
+        from hydra.core.hydra_config import HydraConfig
+
+        words = list(HydraConfig.get().overrides.task) if HydraConfig.initialized() else []
+    said = []
+    for word in words:
+        key, _, value = word.lstrip("+~").partition("=")
+        if key == "experiment":
+            said.append(value)
+        elif value and key.split(".")[0] not in UNNAMED and "/" not in value:
+            said.append(f"{key.split('.')[-1]}={value}")
+    return " ".join(said)[:128] or None
+
+
+def unreachable(timeout: float = PROBE_SECONDS) -> str | None:
+    """Why the W&B server does not answer within `timeout` seconds; None if it does, whatever it says."""
+    base = os.environ.get("WANDB_BASE_URL", SERVER)
+    started, answers = perf_counter(), Queue[str | None]()
+
+    def ask() -> None:
+        try:
+            with urllib.request.urlopen(base, timeout=timeout):
+                answers.put(None)
+        except urllib.error.HTTPError:
+            answers.put(None)  # it is there
+        except (OSError, ValueError) as error:
+            answers.put(f"{base} does not answer ({getattr(error, 'reason', None) or error})")
+
+    Thread(target=ask, daemon=True).start()  # looking up a name knows no timeout
+    try:
+        return answers.get(timeout=timeout)
+    except Empty:
+        return f"{base} does not answer within {perf_counter() - started:.0f} s"
+
+
+def run_of(folder: Path | str) -> dict[str, Any] | None:
+    """The W&B run of an output folder as it was remembered: id, name, project, url (None if it was offline)."""
+    path = Path(folder) / RUN_FILE
+    return read_json(path) if path.exists() else None
+
+
+def _group_of(folder: Path) -> str | None:
+    """What stages of one output folder have in common: WANDB_RUN_GROUP, or that folder's name."""
+    return os.environ.get("WANDB_RUN_GROUP") or folder.resolve().parent.name or None
+
+
+def _reachable(mode: Mode) -> Mode:
+    """The mode, or offline if the server does not answer."""
+    if mode == "online" and (reason := unreachable()):
+        print(f"wandb: {reason}; this run is logged offline")
+        return "offline"
+    return mode
+
+
+def _links(inputs: Sequence[Path | str]) -> dict[str, Any]:
+    """The config's `input_runs`: which run made each input folder; None where no run was remembered."""
+    return {"input_runs": {Path(folder).name: run_of(folder) for folder in inputs}} if inputs else {}
+
+
+def _remember(run: Any, folder: Path, options: Mapping[str, Any]) -> None:
+    """Write down which run the folder's is, for the stages that read it."""
+    known = {name: options[name] for name in ("name", "group", "project")}
+    url = None if run.settings._offline else run.url
+    write_json(folder / RUN_FILE, {"id": run.id, **known, "url": url})
+
+
+def log_summary(run: Any, values: Mapping[str, Any]) -> None:
+    """Scalars that runs can be sorted by; missing ones (None, not a number) are left out."""
+    if run is not None:
+        run.summary.update({key: value for key, value in values.items() if value is not None and value == value})
+
+
+def log_folder(run: Any, name: str, kind: str, path: Path | str) -> None:
+    """A folder or file as an artifact: heads, traces. Opt-in: artifacts are uploaded whole."""
+    if run is not None:
+        import wandb
+
+        artifact = wandb.Artifact(re.sub(r"[^\w.-]+", "-", name), type=kind)
+        artifact.add_dir(str(path)) if Path(path).is_dir() else artifact.add_file(str(path))
+        run.log_artifact(artifact)
+
+
+def parameter_counts(models: Mapping[str, Any]) -> dict[str, int]:
+    """`parameters/<name>` of each model; one that has no parameters (a table) counts 0."""
+    counts = {}
+    for name, model in models.items():
+        held = model.parameters() if hasattr(model, "parameters") else ()
+        counts[f"parameters/{name}"] = sum(int(values.numel()) for values in held)
+    return counts
+
+
+def log_table(run: Any, name: str, frame: Any) -> None:
+    """A pandas table, as wandb.Table; entries that are neither numbers nor text are logged as text."""
+    if run is not None:
+        run.log({name: _table(frame)})
+
+
+def log_image(run: Any, name: str, path: Path | str) -> None:
+    """A figure from its file."""
+    if run is not None:
+        import wandb
+
+        run.log({name: wandb.Image(str(path))})
+
+
+def log_scatter(run: Any, name: str, frame: Any, x: str, y: str, title: str, by: str = "method") -> None:
+    """Two columns of a table as a custom chart, one colour per value of the column `by`.
+
+    The chart's specification lies on the server, under a team or user (`scatter_preset`). Where that is not known, for
+    offline runs without WANDB_ENTITY, it is W&B's own scatter, which has one colour; the column is in its table.
+    """
+    if run is not None:
+        import wandb
+
+        preset = scatter_preset(run)
+        fields = {"x": x, "y": y, **({} if preset == PLAIN_SCATTER else {"group": by})}
+        run.log({name: wandb.plot_table(preset, _table(frame), fields, {"title": title})})
+
+
+def scatter_preset(run: Any) -> str:
+    """The name of our scatter plot's specification for this run, put on the server if it is not there yet."""
+    entity = os.environ.get("WANDB_ENTITY") if run.settings._offline else run.entity
+    if not entity:
+        return PLAIN_SCATTER
+    return f"{entity}/{CHART}" if run.settings._offline or register_chart(entity) else PLAIN_SCATTER
+
+
+@cache
+def register_chart(entity: str) -> bool:
+    """Put the specification of our scatter plot on the server, for a team or user; False, and a line, if it refuses."""
+    import wandb
+
+    try:
+        wandb.Api().create_custom_chart(
+            entity=entity,
+            name=CHART,
+            display_name="Scatter, one colour per group",
+            spec_type="vega2",
+            access="private",
+            spec=SPEC.read_text(encoding="utf-8"),
+        )
+    except Exception as error:  # the client's kinds, the server's words
+        if "exist" in str(error).lower():
+            return True
+        print(
+            f"wandb: the chart {CHART} could not be put on the server ({first_line(error)}); scatter plots have one colour"
+        )
+        return False
+    return True
+
+
+def log_lines(run: Any, name: str, frame: Any, x: str, y: str, by: str, title: str) -> None:
+    """One line of (x, y) per value of the column `by`, as a custom chart."""
+    if run is not None:
+        import wandb
+
+        groups = [(str(key), group.sort_values(x)) for key, group in frame.groupby(by, sort=False)]
+        chart = wandb.plot.line_series(
+            xs=[group[x].tolist() for _, group in groups],
+            ys=[group[y].tolist() for _, group in groups],
+            keys=[key for key, _ in groups],
+            title=title,
+            xname=x,
+        )
+        run.log({name: chart})
+
+
+def _start(mode: Mode, job_type: str, config: Any, folder: Path, options: Mapping[str, Any]) -> Any:
+    """wandb.init without output capture; a server that cannot be reached makes the run an offline one."""
+    import wandb
+
+    def init(mode: Mode) -> Any:
+        return wandb.init(
+            dir=str(folder),
+            mode=mode,
+            config=dict(config),
+            job_type=job_type,
+            reinit="create_new",  # a training run of the same process goes on
+            settings=wandb.Settings(console="off", quiet=True, silent=True, init_timeout=30),
+            **options,
+        )
+
+    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        return init(mode)
+    except wandb.errors.Error as error:
+        if mode == "offline":
+            raise
+        print(f"wandb: {first_line(error)}; this run is logged offline")
+        return init("offline")
+
+
+def _list_files(run: Any, folder: Path) -> None:
+    """The run's folder, and the links to the newest one, belong to the stage (`toolkit.files.journal`)."""
+    for path in (Path(run.settings.sync_dir), *(folder / "wandb" / name for name in LINKS)):
+        journal.note(path, folder=True)
+
+
+def _table(frame: Any) -> Any:
+    """A column of a wandb.Table has one type: numbers where all are, else text; None where a value is missing.
+
+    Texts of models and prompts are shown, never read as markup: they are escaped.
+    """
+    import wandb
+
+    columns = []
+    for name in frame.columns:
+        values = [None if isinstance(value, float) and value != value else value for value in frame[name].tolist()]
+        numbers = all(isinstance(value, bool | int | float) for value in values if value is not None)
+        columns.append(
+            values if numbers else [None if value is None else html.escape(str(value), quote=False) for value in values]
+        )
+    names: list[Any] = [str(name) for name in frame.columns]
+    return wandb.Table(columns=names, data=[list(row) for row in zip(*columns, strict=True)])
+
+
+def _netrc_has_key() -> bool:
+    """Whether netrc has a password for the W&B server. The password itself is neither kept nor returned."""
+    host = urlparse(os.environ.get("WANDB_BASE_URL", SERVER)).netloc
+    given = os.environ.get("NETRC")
+    candidates = [Path(given)] if given else [Path.home() / ".netrc", Path.home() / "_netrc"]
+    for path in candidates:
+        try:
+            entry = netrc.netrc(path).authenticators(host)
+        except (OSError, netrc.NetrcParseError):
+            continue
+        if entry is not None and entry[2]:
+            return True
+    return False

@@ -1,0 +1,359 @@
+"""Small Llamas grown to the shape of large ones that compute the same function. For benchmarks, nothing else.
+
+A speed-up depends on what a forward costs and on which tokens are accepted. Checkpoints that are large *and* agree with
+a small draft have to be downloaded. A padded toy target has the distributions of the toy target at the cost of its new
+shape.
+
+What is padded with what, so that no logit changes (up to rounding):
+
+    hidden size      zeros in whatever writes to the residual stream (embeddings, o_proj, down_proj). RMSNorm divides by
+                     the root mean square over all D entries. With d of them alive that is sqrt(d/D) of the source's. So
+                     norm weights are multiplied by sqrt(d/D) and epsilon by d/D
+    heads, neurons   random q, k, v, gate and up rows whose columns of o_proj and down_proj are zero
+    head size        rotary pairs keep their frequencies: pair i goes to i * (new / old). The added key rows are zero;
+                     queries are multiplied by sqrt(new / old) to undo the smaller attention scale
+    layers           random ones behind the source's, with o_proj and down_proj zero: they add nothing
+    vocabulary       rows with a bias that makes the added tokens impossible (`save_pretrained` loses it)
+
+The cost is real: dense kernels multiply a zero like any other number, so a forward takes the time of its shape. Two
+things still flatter a padded model. Zeros toggle fewer bits, so it draws less power, and a device at its power limit
+clocks higher: do not report joules. And its vocabulary is the source's unless `vocab_size` says otherwise.
+In bfloat16 or float16 the rescaled weights round differently from the source's: distributions agree as far as those formats do.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from toolkit.errors import InputError, unknown_name
+from toolkit.models.pair import ModelPair
+
+IMPOSSIBLE = -1e4  # logit of an added token: its probability is exactly zero in every format, and it is finite in all
+ROPES = ("default", "linear", "llama3")  # kinds whose frequencies depend on nothing but each pair's own
+
+PRESETS: dict[str, dict[str, Any]] = {
+    "200m": {  # 206.6 M parameters around the toy target
+        "hidden_size": 1024, "intermediate_size": 2816, "num_layers": 16,
+        "num_heads": 16, "num_kv_heads": 16, "head_dim": 64,
+    },
+    "1b": {  # the layers of Llama-3.2-1B: 0.98 B parameters; its 128,256 tokens would add 0.26 B
+        "hidden_size": 2048, "intermediate_size": 8192, "num_layers": 16,
+        "num_heads": 32, "num_kv_heads": 8, "head_dim": 64,
+    },
+    "8b": {  # the layers of Llama-3.1-8B: 6.98 B parameters; its 128,256 tokens would add 1.05 B
+        "hidden_size": 4096, "intermediate_size": 14336, "num_layers": 32,
+        "num_heads": 32, "num_kv_heads": 8, "head_dim": 128,
+    },
+}  # fmt: skip
+
+
+def pad_model(
+    model: Any,
+    *,
+    hidden_size: int,
+    intermediate_size: int,
+    num_layers: int,
+    num_heads: int | None = None,
+    num_kv_heads: int | None = None,
+    head_dim: int | None = None,
+    vocab_size: int | None = None,
+    device: torch.device | str | None = None,
+    dtype: torch.dtype | None = None,
+    seed: int = 0,
+) -> Any:
+    """A larger Llama that computes the same logits as `model`; `model` stays as it is.
+
+    hidden_size, intermediate_size, num_layers  of the new model, none smaller than the source's
+    num_heads      None: as many as fill the hidden size
+    num_kv_heads   None: as many query heads per key-value head as in the source
+    head_dim       a multiple of the source's; None: the same
+    vocab_size     None: the same
+    device, dtype  where and in which format it is built, once: 8b takes 13 GiB in bfloat16; None: the source's
+    seed           of the random weights that reach no output
+
+    Raises InputError if `model` is not a Llama, or does not fit into the new shape.
+    """
+    config = padded_config(
+        model.config, hidden_size, intermediate_size, num_layers, num_heads, num_kv_heads, head_dim, vocab_size
+    )
+    device, dtype = torch.device(device or model.device), dtype or model.dtype
+    padded = _empty_model(config, model.config._attn_implementation, device, dtype)
+    if config.vocab_size > model.config.vocab_size:
+        _forbid_tokens_from(model.config.vocab_size, padded)
+    with torch.no_grad():
+        _fill_dead(padded, model.config, seed)
+        _copy_live(padded, model)
+    padded.generation_config = copy.deepcopy(model.generation_config)
+    return padded.requires_grad_(False).eval()
+
+
+def padded_pair(
+    target: str = "toy/target",
+    draft: str | None = "toy/draft",
+    target_preset: str | None = "200m",
+    draft_preset: str | None = None,
+    device: str = "cpu",
+    dtype: str = "float32",
+    seed: int = 0,
+    **options: Any,
+) -> ModelPair:
+    """A pair of padded models: the toy pair's, or any Llamas'.
+
+    target, draft, options       as in `ModelPair.from_pretrained`
+    target_preset, draft_preset  names in PRESETS; None: not padded. Heads trained on a draft do not fit its padded form
+    """
+    pair = ModelPair.from_pretrained(target, draft, device=device, dtype=dtype, **options)
+    sizes = "-".join(preset for preset in (target_preset, draft_preset) if preset)
+    return replace(
+        pair,
+        target=pad_to_preset(pair.target, target_preset, seed),
+        draft=None,
+        drafts=[pad_to_preset(model, draft_preset, seed) for model in pair.drafts],
+        name=f"{pair.name}-{sizes}" if sizes else pair.name,
+        head=pair.head if draft_preset is None else None,
+    )
+
+
+def pad_to_preset(model: Any, preset: str | None, seed: int = 0) -> Any:
+    """The model in the shape of a preset; None: the model itself."""
+    if preset is None:
+        return model
+    if preset not in PRESETS:
+        raise unknown_name("padding preset", preset, PRESETS)
+    return pad_model(model, **PRESETS[preset], seed=seed)
+
+
+def padded_config(
+    source: Any,
+    hidden_size: int,
+    intermediate_size: int,
+    num_layers: int,
+    num_heads: int | None = None,
+    num_kv_heads: int | None = None,
+    head_dim: int | None = None,
+    vocab_size: int | None = None,
+) -> Any:
+    """The config of the padded model. Raises InputError if the source does not fit into it."""
+    if source.model_type != "llama":
+        raise InputError(f"only Llama models can be padded, got {source.model_type}")
+    head_dim = head_dim or source.head_dim
+    num_heads = num_heads or hidden_size // head_dim
+    group = source.num_attention_heads // source.num_key_value_heads
+    sizes = {
+        "vocab_size": vocab_size or source.vocab_size,
+        "hidden_size": hidden_size,
+        "intermediate_size": intermediate_size,
+        "num_hidden_layers": num_layers,
+        "num_attention_heads": num_heads,
+        "num_key_value_heads": num_kv_heads or max(num_heads // group, 1),
+        "head_dim": head_dim,
+    }
+    _check_sizes(source, sizes)
+    epsilon = source.rms_norm_eps * source.hidden_size / hidden_size
+    return type(source).from_dict({**source.to_dict(), **sizes, "rms_norm_eps": epsilon})
+
+
+def _check_sizes(source: Any, sizes: dict[str, int]) -> None:
+    for name, size in sizes.items():
+        if size < getattr(source, name):
+            raise InputError(f"padding needs {name} of at least {getattr(source, name)}, got {size}")
+    if sizes["head_dim"] % source.head_dim:
+        raise InputError(f"padding needs head_dim as a multiple of {source.head_dim}, got {sizes['head_dim']}")
+    heads, kv_heads = sizes["num_attention_heads"], sizes["num_key_value_heads"]
+    if heads % kv_heads or sizes["hidden_size"] % heads:
+        raise InputError(
+            f"padding needs heads that split into num_key_value_heads={kv_heads} groups and divide "
+            f"hidden_size={sizes['hidden_size']}, got {heads}"
+        )
+    rope = source.rope_parameters["rope_type"]
+    if sizes["head_dim"] > source.head_dim and rope not in ROPES:
+        raise InputError(f"heads with {rope} rotary embeddings cannot grow: expected head_dim={source.head_dim}")
+    copies = _copies(source.num_attention_heads // source.num_key_value_heads, heads // kv_heads)
+    if source.num_key_value_heads * copies > kv_heads:
+        raise InputError(
+            f"padding needs num_key_value_heads of at least {source.num_key_value_heads * copies} for groups of "
+            f"{heads // kv_heads}, got {kv_heads}"
+        )
+
+
+def _copies(group: int, new_group: int) -> int:
+    """Padded key-value heads that stand for one of the source, whose query heads may need several smaller groups."""
+    return math.ceil(group / new_group)
+
+
+# -- building ---------------------------------------------------------------------------------------------------------
+
+
+def _empty_model(config: Any, attention: str, device: torch.device, dtype: torch.dtype) -> Any:
+    """A model whose weights are allocated, once, and not filled."""
+    from transformers import AutoModelForCausalLM
+
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(config, dtype=dtype, attn_implementation=attention)
+    model = model.to_empty(device=device)
+    model.tie_weights()
+    with torch.device(device):
+        model.model.rotary_emb = type(model.model.rotary_emb)(config)  # its buffers are computed, not loaded
+    return model
+
+
+def _forbid_tokens_from(first: int, model: Any) -> None:
+    """Give the output layer a bias that leaves ids from `first` on without a chance."""
+    bias = torch.zeros_like(model.lm_head.weight[:, 0])
+    bias[first:] = IMPOSSIBLE
+    model.lm_head.bias = nn.Parameter(bias)
+
+
+def _readers(layer: Any) -> Iterator[nn.Linear]:
+    """The projections that read the residual stream."""
+    attention, mlp = layer.self_attn, layer.mlp
+    yield from (attention.q_proj, attention.k_proj, attention.v_proj, mlp.gate_proj, mlp.up_proj)
+
+
+def _writers(layer: Any) -> Iterator[nn.Linear]:
+    """The projections that add to the residual stream."""
+    yield from (layer.self_attn.o_proj, layer.mlp.down_proj)
+
+
+def _fill_dead(model: Any, source: Any, seed: int) -> None:
+    """Zeros wherever something would reach the output, random numbers everywhere else."""
+    generator = torch.Generator(model.device).manual_seed(seed)
+    spread = model.config.initializer_range
+    model.model.embed_tokens.weight.zero_()
+    if not model.config.tie_word_embeddings:
+        model.lm_head.weight.normal_(0.0, spread, generator=generator)
+    for layer in model.model.layers:
+        for linear in _readers(layer):
+            linear.weight.normal_(0.0, spread, generator=generator)
+        for linear in _writers(layer):
+            linear.weight.zero_()
+        for linear in (*_readers(layer), *_writers(layer)):
+            if linear.bias is not None:
+                linear.bias.zero_()
+    shrink = math.sqrt(source.hidden_size / model.config.hidden_size)
+    for norm in _norms(model):
+        norm.weight.fill_(shrink)
+
+
+def _norms(model: Any) -> list[Any]:
+    """All RMSNorms: two per layer, in order, and the last one."""
+    inner = [norm for layer in model.model.layers for norm in (layer.input_layernorm, layer.post_attention_layernorm)]
+    return [*inner, model.model.norm]
+
+
+# -- the source's weights ---------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Places:
+    """Where the source's coordinates are in the padded model: index tensors, on its device.
+
+    hidden [d], neurons [m]  of the residual stream and of the MLP
+    queries [heads * size]   rows of q_proj, columns of o_proj
+    keys, key_sources [n]    rows of k_proj and v_proj, and the source's row that each of them holds. Where the new
+                             groups of query heads are smaller, a key-value head is there several times
+    idle_keys [r]            the other rows of those key heads: rotary pairs that the source does not have
+    """
+
+    hidden: Tensor
+    neurons: Tensor
+    queries: Tensor
+    keys: Tensor
+    key_sources: Tensor
+    idle_keys: Tensor
+
+    @classmethod
+    def of(cls, source: Any, padded: Any, device: torch.device) -> _Places:
+        group = source.num_attention_heads // source.num_key_value_heads
+        new_group = padded.num_attention_heads // padded.num_key_value_heads
+        copies = _copies(group, new_group)
+        head = torch.arange(source.num_attention_heads)
+        kv_head, member = head // group, head % group
+        new_heads = (kv_head * copies + member // new_group) * new_group + member % new_group
+        new_kv_heads = torch.arange(source.num_key_value_heads * copies)
+        inside = _inside_head(source.head_dim, padded.head_dim)
+        places = cls(
+            hidden=torch.arange(source.hidden_size),
+            neurons=torch.arange(source.intermediate_size),
+            queries=_rows(new_heads, inside, padded.head_dim),
+            keys=_rows(new_kv_heads, inside, padded.head_dim),
+            key_sources=_rows(new_kv_heads // copies, torch.arange(source.head_dim), source.head_dim),
+            idle_keys=_rows(new_kv_heads, _others(inside, padded.head_dim), padded.head_dim),
+        )
+        return cls(**{name: index.to(device) for name, index in vars(places).items()})
+
+
+def _inside_head(size: int, new_size: int) -> Tensor:
+    """Where each of a head's `size` dimensions goes, so that rotary pairs (i, i + size/2) keep their frequency."""
+    first = torch.arange(size // 2) * (new_size // size)
+    return torch.cat([first, first + new_size // 2])
+
+
+def _others(indices: Tensor, size: int) -> Tensor:
+    """The indices below `size` that are not among these."""
+    free = torch.ones(size, dtype=torch.bool)
+    free[indices] = False
+    return free.nonzero().squeeze(1)
+
+
+def _rows(heads: Tensor, inside: Tensor, size: int) -> Tensor:
+    """Flat rows of some dimensions of some heads of `size` dimensions."""
+    return (heads.unsqueeze(1) * size + inside).flatten()
+
+
+def _copy_live(padded: Any, model: Any) -> None:
+    """Write the source's weights to their positions."""
+    source, config, device = model.config, padded.config, padded.device
+    places = _Places.of(source, config, device)
+    tokens = torch.arange(source.vocab_size, device=device)
+    _put(padded.model.embed_tokens.weight, model.model.embed_tokens.weight, tokens, places.hidden)
+    if not config.tie_word_embeddings:
+        _put(padded.lm_head.weight, model.lm_head.weight, tokens, places.hidden)
+    for layer, original in zip(padded.model.layers, model.model.layers, strict=False):
+        _copy_layer(layer, original, places, math.sqrt(config.head_dim / source.head_dim))
+    shrink = math.sqrt(source.hidden_size / config.hidden_size)
+    kept = [*range(2 * source.num_hidden_layers), -1]
+    norms = _norms(padded)
+    for index, norm in zip(kept, _norms(model), strict=True):
+        scaled = (norm.weight.double() * shrink).to(device, padded.dtype)
+        norms[index].weight[places.hidden] = scaled
+
+
+def _copy_layer(layer: Any, original: Any, places: _Places, query_scale: float) -> None:
+    new, old = layer.self_attn, original.self_attn
+    _put_linear(new.q_proj, old.q_proj, places.queries, places.hidden, scale=query_scale)
+    new.k_proj.weight[places.idle_keys] = 0.0  # whatever the queries hold there, it adds nothing to the scores
+    for name in ("k_proj", "v_proj"):
+        _put_linear(getattr(new, name), getattr(old, name), places.keys, places.hidden, places.key_sources)
+    _put_linear(new.o_proj, old.o_proj, places.hidden, places.queries)
+    for name in ("gate_proj", "up_proj"):
+        _put_linear(getattr(layer.mlp, name), getattr(original.mlp, name), places.neurons, places.hidden)
+    _put_linear(layer.mlp.down_proj, original.mlp.down_proj, places.hidden, places.neurons)
+
+
+def _put_linear(
+    new: nn.Linear, old: nn.Linear, rows: Tensor, columns: Tensor, chosen: Tensor | None = None, scale: float = 1.0
+) -> None:
+    """Write a projection's weight and bias, or the `chosen` rows of it, times `scale`."""
+    for name in ("weight", "bias"):
+        values = getattr(old, name)
+        if values is None:
+            continue
+        values = values if chosen is None else values[chosen.to(values.device)]
+        values = (values.double() * scale).to(values.dtype) if scale != 1.0 else values
+        if name == "weight":
+            _put(new.weight, values, rows, columns)
+        else:
+            new.bias[rows] = values.to(new.bias.device, new.bias.dtype)
+
+
+def _put(weight: Tensor, values: Tensor, rows: Tensor, columns: Tensor) -> None:
+    """weight[rows, columns] = values, in the weight's format."""
+    weight[rows.unsqueeze(1), columns] = values.to(weight.device, weight.dtype)
