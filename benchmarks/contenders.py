@@ -20,7 +20,7 @@ from toolkit.engine.engine import engine_of
 from toolkit.engine.hf import HFSession
 from toolkit.models.pair import ModelPair
 
-UNCAPTURED = {"cuda_graphs": "off", "cpu_traces": "off"}
+UNCAPTURED = {"cuda_graphs": "off"}
 Run = Callable[[ModelPair, list[list[int]], int, int], int]  # pair, prompts, max_new_tokens, seed -> new tokens
 
 
