@@ -98,3 +98,8 @@ def test_a_users_own_config_folder_decodes_or_is_answered_in_one_line(release: P
     else:
         assert "Traceback" not in ended.stderr
         assert ended.stderr.strip().splitlines()[-1].startswith("error:")
+
+
+def test_a_target_that_moved_is_answered_with_its_new_name() -> None:
+    with pytest.raises(InputError, match=r"toolkit\.testing\.padding\.padded_pair"):
+        compose("decode", ["pair._target_=toolkit.padding.padded_pair"])

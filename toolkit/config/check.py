@@ -30,6 +30,7 @@ from toolkit.config.values import (
 from toolkit.errors import InputError, unknown_name
 from toolkit.files.text import first_line
 
+MOVED = {"toolkit.padding": "toolkit.testing.padding"}  # modules that a yaml of an earlier revision may name
 MISSING = "???"
 HYDRAS = ("_target_", "_partial_", "_convert_", "_recursive_", "_args_")
 
@@ -202,6 +203,8 @@ def _no_such_class(path: str, target: str) -> InputError:
     module, _, name = target.rpartition(".")
     if sources.module_file(module) is not None:
         return unknown_name(f"{path}._target_", name, sources.names_in(module), f"in {module}")
+    if module in MOVED:
+        return InputError(f"{path}._target_: {target} is {MOVED[module]}.{name} now")
     return InputError(
         f"{path}._target_: expected a class or function that can be imported, got {target}: no module {module}"
     )
