@@ -17,6 +17,29 @@ from tests.tiny_stages import tiny_mix, tiny_overrides, tiny_pair, tiny_response
 from toolkit import ModelPair, testing
 from toolkit.acceptance import AcceptanceHead
 
+CORE = (  # rules, sampling, the loop and its batches, policies, recording and replay: `-m core`, and first in every run
+    "verification/",
+    "stopping/",
+    "test_sampling",
+    "test_recorded_texts",
+    "test_decoding",
+    "test_text_rounds",
+    "test_proposers",
+    "test_tree_index",
+    "test_beam",
+    "test_trace",
+    "replay/",
+)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark the core's tests, and put them first."""
+    for item in items:
+        path = item.path.as_posix()
+        if any(part in path.rpartition("/tests/")[2] for part in CORE) and item.get_closest_marker("slow") is None:
+            item.add_marker(pytest.mark.core)
+    items.sort(key=lambda item: item.get_closest_marker("core") is None)
+
 
 def pytest_configure(config: pytest.Config) -> None:
     """Nothing is remembered from other runs, nor for them: several runs in one process are several as well."""
