@@ -55,6 +55,8 @@ def undocumented(path: str, value: Any, annotation: Any) -> list[str]:
         key = known.keys.get(name)
         if name.startswith("_"):
             continue
+        if key is not None and one is None and group_of(key.annotation):
+            continue
         if key is None or (not isinstance(one, dict) and not (key.meaning and is_known(key.annotation))):
             lost.append(f"{path}.{name}")
         else:
