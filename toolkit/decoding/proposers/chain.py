@@ -31,8 +31,8 @@ class ChainProposer(TextProposer):
         """Draft until every row has stopped. Rows that have stopped draft on, and what they draft is thrown away."""
         limits = context.limits
         num_rows, device = len(limits), limits.device
-        state, wanted = policy.begin(limits > 0, state)
-        drafting = wanted & (limits > 0)
+        state, starts = policy.begin(limits > 0, state)
+        drafting = starts & (limits > 0)
         num_drafted, num_calls = torch.zeros_like(limits), torch.zeros_like(limits)
         gate = Gate(device)
         alone = num_rows == 1 and gate.ahead == 0  # a single row is never past its own stop
@@ -73,7 +73,7 @@ class ChainProposer(TextProposer):
         return Proposal(drawn_tokens, probs, num_drafted, num_calls), state
 
     def _read(self, context: DraftContext, tokens: list[Tensor]) -> Reading:
-        """The draft reads what it has not read of the context, or the newest token."""
+        """Let the draft read what it has not read of the context, or the newest token."""
         session = context.sessions[0]
         if tokens:
             return session.extend(tokens[-1].unsqueeze(1).to(session.index.device))
