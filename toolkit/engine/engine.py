@@ -1,7 +1,7 @@
 """The engine: what decoding owns and keeps for a pair, from one call to the next.
 
 Caches (`Sessions`), captured forwards, packed weights and loaded heads live here; a `ModelPair` holds models and a tokenizer,
-nothing else. There is one engine per pair (`engine_of`), made anew if the pair's models or options are replaced, and it
+nothing else. There is one engine per pair (`engine_of`), made again if the pair's models or options are replaced, and it
 goes when the pair goes. Calls at the same time get caches of their own; forwards of one model then run one after another.
 """
 
@@ -65,7 +65,7 @@ class Sessions:
 
     @property
     def every(self) -> list[Session]:
-        """All of them, the target's first."""
+        """All caches, the target's first."""
         return [self.target, *self.drafts]
 
     @property
@@ -79,7 +79,7 @@ class Sessions:
         return sum(session.cache_bytes for session in self.every)
 
     def fits(self, num_rows: int, capacity: int) -> bool:
-        """Whether these caches have so many rows, and room for so many tokens in each."""
+        """Whether these caches have `num_rows` rows, and room for `capacity` tokens in each."""
         return all(s.index.num_rows == num_rows and s.index.capacity >= capacity for s in self.every)
 
 
@@ -154,7 +154,7 @@ class Engine:
             self.idle[:] = [sessions, *self.idle][:IDLE]
 
     def _check(self) -> None:
-        """Modes of all models, on every call; their architectures once."""
+        """Check the modes of all models, on every call, and their architectures once."""
         roles = ["target", *["draft"] * (len(self.models) - 1)]
         for model, role in zip(self.models, roles, strict=True):
             check_mode(model, role)
@@ -169,12 +169,15 @@ class Engine:
         self._checked = True
 
     def _prepare(self) -> None:
-        """Captures and packed weights of every model; what belongs to modules or tensors that were replaced is dropped."""
+        """Prepare captures and packed weights of every model; drop what belongs to modules or tensors that were replaced."""
         guards = [_guard(model) for model in self.models]
         if guards != self._guards:
             self.captures, self.packed, self.idle, self._guards = [], [], [], guards
         self.captures = self.captures or list(map(self._captures, guards, self.models))
-        self.packed = self.packed or list(map(self._packed, guards, self.models))
+        self.packed = self.packed or [
+            packed_for(model, self.options.cpu_packing) if _constant(guard, model) else None
+            for guard, model in zip(guards, self.models, strict=True)
+        ]
         for model, packed in zip(self.models, self.packed, strict=True):
             if packed is not None:
                 with forwards_lock(model):
@@ -186,9 +189,6 @@ class Engine:
         graphs = model.device.type == "cuda" and self.options.cuda_graphs not in ("off", False)
         kind = self.capture_kind or (GraphForward if graphs else None)
         return None if kind is None else Captures(kind, model.config.get_text_config().num_hidden_layers)
-
-    def _packed(self, guard: CaptureGuard | None, model: Any) -> PackedLinears | None:
-        return packed_for(model, self.options.cpu_packing) if _constant(guard, model) else None
 
 
 _ENGINES: WeakKeyDictionary[Models, Engine] = WeakKeyDictionary()
