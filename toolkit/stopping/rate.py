@@ -23,7 +23,7 @@ from torch import Tensor
 
 from toolkit.config.notes import Above, AtLeast, Between
 from toolkit.config.values import check_ranges
-from toolkit.stopping.base import DrawnEstimator, State, Thresholded, chances_to_enter
+from toolkit.stopping.base import DrawnEstimator, State, Thresholded, entry_probs
 from toolkit.types import Drafted, Judged, Step
 
 
@@ -61,11 +61,11 @@ class Rate(Thresholded):
 
     def init(self, num_rows: int, device: torch.device) -> State:
         """The state: survival of the round and, if the rate is tracked, tokens and cost of the prompt's rounds so far."""
-        one = torch.ones(num_rows, device=device)
+        ones = torch.ones(num_rows, device=device)
         if self.rate is not None:
-            return {"survival": one}
-        tokens, cost = (torch.full_like(one, value) for value in (self.initial_rate * self.memory, self.memory))
-        return {"survival": one, "tokens": tokens, "cost": cost}
+            return {"survival": ones}
+        tokens, cost = (torch.full_like(ones, value) for value in (self.initial_rate * self.memory, self.memory))
+        return {"survival": ones, "tokens": tokens, "cost": cost}
 
     def step(self, step: Step, state: State) -> tuple[State, Tensor]:
         state, score = self.score(step, state)
@@ -74,7 +74,7 @@ class Rate(Thresholded):
         return state, score >= state["tokens"] / state["cost"] * self.cost_ratio
 
     def score(self, step: Step, state: State) -> tuple[State, Tensor]:
-        survival, following = chances_to_enter(self.estimator, step, state["survival"])
+        survival, following = entry_probs(self.estimator, step, state["survival"])
         return {**state, "survival": survival}, following
 
     def foresee(self, step: Step) -> Tensor:
