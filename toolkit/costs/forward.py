@@ -1,4 +1,4 @@
-"""What a forward costs: seconds as an affine function of how many tokens it reads and how many lie behind them.
+"""What a forward pass costs: seconds as an affine function of the tokens it reads and the tokens before them.
 
 Paper: SpecDec++ (arXiv:2405.19715), Table 2 regresses seconds on the numbers of draft and target forwards. Ours lets a
 forward's cost grow with its width and the context, so that trees and long texts can be priced, too.
@@ -20,7 +20,7 @@ Array = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class ForwardCost:
-    """Seconds of one forward: base + per_token * tokens read + per_context * tokens behind them. r2 of its fit."""
+    """Seconds of one forward pass: base + per_token * tokens read + per_context * tokens before them. r2 of its fit."""
 
     base: float
     per_token: float = 0.0
@@ -28,13 +28,13 @@ class ForwardCost:
     r2: float = float("nan")
 
     def __call__(self, width: float = 1.0, context: float = 0.0) -> float:
-        """Seconds to read `width` tokens behind `context` others."""
+        """Seconds to read `width` tokens after `context` others."""
         return self.base + self.per_token * width + self.per_context * context
 
 
 @dataclass(frozen=True)
 class CostModel:
-    """Both models' forwards."""
+    """Costs of both models' forward passes."""
 
     draft: ForwardCost
     target: ForwardCost
@@ -49,8 +49,8 @@ def fit_forward(width: Array, context: Array, seconds: Array) -> ForwardCost:
     columns = [np.ones_like(seconds)]
     varying = [values for values in (width, context) if np.ptp(values) > 0]
     beta, r2 = least_squares(np.stack([*columns, *varying], 1), seconds)
-    found = iter(beta[1:].tolist())
-    per_token, per_context = (next(found) if np.ptp(values) > 0 else 0.0 for values in (width, context))
+    slopes = iter(beta[1:].tolist())
+    per_token, per_context = (next(slopes) if np.ptp(values) > 0 else 0.0 for values in (width, context))
     return ForwardCost(float(beta[0]), per_token, per_context, r2)
 
 
@@ -65,12 +65,12 @@ def fit_rounds(generations: Sequence[Generation]) -> CostModel:
     draft, target = [], []
     for generation in generations:
         context = len(generation.prompt_ids)
-        for number, one in enumerate(generation.rounds):
+        for number, round_ in enumerate(generation.rounds):
             if number:
-                target.append((one.num_drafted + 1.0, context, one.target_seconds))
-                if one.num_draft_calls:
-                    draft.append((1.0, context, one.draft_seconds / one.num_draft_calls))
-            context += one.num_produced
+                target.append((round_.num_drafted + 1.0, context, round_.target_seconds))
+                if round_.num_draft_calls:
+                    draft.append((1.0, context, round_.draft_seconds / round_.num_draft_calls))
+            context += round_.num_produced
     if len(target) < 10 or len(draft) < 10:
         raise InputError(
             f"a cost model needs rounds beyond each prompt's first: expected 10 at least, got {len(draft)} that drafted; "

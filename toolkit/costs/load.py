@@ -1,4 +1,4 @@
-"""What a forward costs under load: seconds by rows of the batch, tokens per row and context, for draft and target.
+"""What a forward pass costs under load: seconds by rows of the batch, tokens per row and context, for draft and target.
 
 A table over a grid of points, linear between them and continued by its last slope beyond them. Three sources: measured on this
 machine (`analysis.timing`), modelled from a device's peak figures (`analysis.loads.hardware`), or a CSV of one's own
@@ -39,7 +39,7 @@ class CostGrid:
     seconds: Array
 
     def __call__(self, batch: float, width: float = 1, context: float = 0) -> float:
-        """Seconds of a forward of `batch` rows that reads `width` tokens in each, behind `context` others."""
+        """Seconds of a forward pass of `batch` rows that reads `width` tokens in each, after `context` others."""
         values = self.seconds
         for points, at in ((self.batch, batch), (self.width, width), (self.context, context)):
             values = _along_first(points, values, at)
@@ -61,7 +61,7 @@ class RuleSeconds:
 
 @dataclass(frozen=True)
 class LoadCost:
-    """Both models' forwards under load.
+    """Costs of both models' forward passes under load.
 
     source  "measured", "modelled", "ratio" or the file it was read from
     about   machine, models, spread: what a reader of the table wants to know
@@ -85,7 +85,7 @@ class LoadCost:
         return float(np.median(self.target.context))
 
     def save(self, path: Path | str) -> Path:
-        """As JSON, whole or not at all."""
+        """Write the table as JSON, whole or not at all."""
         content: dict[str, Any] = {"source": self.source, "about": dict(self.about)}
         for name in MODELS:
             grid = asdict(getattr(self, name))
@@ -108,7 +108,7 @@ class LoadCost:
     @classmethod
     @checked
     def load(cls, path: Path | str) -> LoadCost:
-        """From a JSON that `save` wrote, or a CSV with the columns model, batch, width, context, seconds.
+        """Read a JSON that `save` wrote, or a CSV with the columns model, batch, width, context, seconds.
 
         Raises InputError for a missing or broken file, holes in the grid, and times that are not positive.
         """
@@ -200,7 +200,7 @@ def _from_json(path: Path, text: str) -> LoadCost:
 
 
 def _rule(part: Any) -> RuleSeconds:
-    """Of its lists. Raises ValueError for those that do not fit together and for times below 0."""
+    """A policy's seconds from its lists. Raises ValueError for lists that do not fit together and for times below 0."""
     batch, per_round, step = (tuple(float(value) for value in part[name]) for name in ("batch", "round", "step"))
     fits = len(batch) == len(per_round) == len(step) > 0 and list(batch) == sorted(set(batch))
     if not fits or not np.isfinite([*per_round, *step]).all() or min(*per_round, *step) < 0:
