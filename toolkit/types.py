@@ -59,7 +59,7 @@ class Step(Protocol):
 
     @property
     def depth(self) -> int:
-        """k, from 1."""
+        """The number of the step, k, from 1."""
 
     @property
     def tokens(self) -> Tensor | None:
@@ -109,7 +109,7 @@ class Drafted(Protocol):
 
     @property
     def num_calls(self) -> Tensor:
-        """Draft forwards that the row paid for [B]."""
+        """Draft forward passes that the row paid for [B]."""
 
     @property
     def num_nodes(self) -> int:
@@ -128,7 +128,7 @@ class Judged(Protocol):
 class DraftStep:
     """What is available right after one draft forward pass, for every row.
 
-    depth        k, from 1: the forward that produced q_k, the distribution of the k-th drafted token
+    depth        k, from 1: the forward pass that produced q_k, the distribution of the k-th drafted token
     logits [B,V] unwarped
     probs  [B,V] q_k, the warped distribution y_k is drawn from
     hidden [B,D] the draft's final hidden state that produced q_k. It has **read y_{k-1}** (at k = 1 the last token of
@@ -199,7 +199,7 @@ class Proposal:
     draft_probs [B, L, V]  the distributions candidates were drawn from (without replacement: before removals)
     drawn_from  [B, M]     which of them candidate m was drawn from; None: candidate m from distribution m
     num_drafted [B]    nodes that count: the first ones of each row; the rest fills the batch
-    num_calls   [B]    draft forwards the row paid for
+    num_calls   [B]    draft forward passes the row paid for
     cache_ids   [B, D, N] of what was drafted as a tree: each node's id in the cache of each draft; -1: not read there
     """
 

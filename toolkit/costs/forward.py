@@ -1,7 +1,7 @@
 """What a forward pass costs: seconds as an affine function of the tokens it reads and the tokens before them.
 
-Paper: SpecDec++ (arXiv:2405.19715), Table 2 regresses seconds on the numbers of draft and target forwards. Ours lets a
-forward's cost grow with its width and the context, so that trees and long texts can be priced, too.
+Paper: SpecDec++ (arXiv:2405.19715), Table 2 regresses seconds on the numbers of draft and target forward passes. Ours lets a
+forward pass's cost grow with its width and the context, so that trees and long texts can be priced, too.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class CostModel:
     target: ForwardCost
 
     def ratio(self, width: float = 1.0, context: float = 0.0) -> float:
-        """c: one draft forward of one token, over one target forward that checks `width` drafted tokens."""
+        """c: one draft forward pass of one token, over one target forward pass that checks `width` drafted tokens."""
         return self.draft(1.0, context) / self.target(width + 1.0, context)
 
 
@@ -57,8 +57,8 @@ def fit_forward(width: Array, context: Array, seconds: Array) -> ForwardCost:
 def fit_rounds(generations: Sequence[Generation]) -> CostModel:
     """The cost model of rounds decoded one row at a time (seconds of a batch belong to no single row).
 
-    A round's draft seconds are spread evenly over its draft forwards; rounds without a draft say nothing of it. The target's
-    hold the loop's own work. The first round of a prompt reads the prompt and is left out.
+    A round's draft seconds are spread evenly over its draft forward passes; rounds without a draft say nothing of it. The
+    target's hold the loop's own work. The first round of a prompt reads the prompt and is left out.
 
     Raises InputError if too few rounds remain.
     """

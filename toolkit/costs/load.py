@@ -31,7 +31,7 @@ Size = Annotated[float, AtLeast(0)]
 
 @dataclass(frozen=True)
 class CostGrid:
-    """Seconds of one model's forward at grid points [b, w, x]: b batch sizes, w tokens per row, x contexts, all ascending."""
+    """Seconds of one model's forward pass at grid points [b, w, x]: batch sizes, tokens per row and contexts, all ascending."""
 
     batch: tuple[float, ...]
     width: tuple[float, ...]
@@ -48,14 +48,14 @@ class CostGrid:
 
 @dataclass(frozen=True)
 class RuleSeconds:
-    """Seconds that a method's stopping policy takes itself, at batch sizes [b]: per round that drafts, per draft forward."""
+    """Seconds that a stopping policy takes itself, at batch sizes [b]: per round that drafts, per draft forward pass."""
 
     batch: tuple[float, ...]
     round: tuple[float, ...]
     step: tuple[float, ...]
 
     def __call__(self, batch: float, calls: float) -> float:
-        """Seconds of a round of `batch` rows with `calls` draft forwards."""
+        """Seconds of a round of `batch` rows with `calls` draft forward passes."""
         return float(np.interp(batch, self.batch, self.round) + calls * np.interp(batch, self.batch, self.step))
 
 
@@ -76,7 +76,7 @@ class LoadCost:
 
     @checked
     def round(self, batch: Size, num_drafted: Size, context: Size = 0) -> float:
-        """Seconds of a round of `batch` rows that draft `num_drafted` tokens each: draft forwards and one of the target."""
+        """Seconds of a round of `batch` rows that draft `num_drafted` tokens each, the target's forward pass included."""
         return num_drafted * self.draft(batch, 1, context) + self.target(batch, num_drafted + 1, context)
 
     @property
@@ -97,9 +97,9 @@ class LoadCost:
     @classmethod
     @checked
     def ratio(cls, c: Annotated[float, AtLeast(0)], column: Annotated[float, AtLeast(0)] = 0.0) -> LoadCost:
-        """A draft forward costs c of a target forward of one token per row; each further token per row adds `column` of it.
+        """The cost c of a draft forward pass in target forward passes of one token per row; each further token adds `column`.
 
-        Nothing depends on the batch: what one knows without a measurement, for a target whose weights are read anyway.
+        Nothing depends on the batch: what is known without a measurement, for a target whose weights are read anyway.
         """
         draft = CostGrid((1.0,), (1.0,), (0.0,), np.full((1, 1, 1), float(c)))
         target = CostGrid((1.0,), (1.0, 2.0), (0.0,), np.array([[[1.0], [1.0 + column]]]))

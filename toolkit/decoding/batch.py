@@ -171,7 +171,7 @@ class Batch(ABC, Generic[ContextT, ProposalT, VerdictT]):
 
     @abstractmethod
     def verify(self, context: ContextT, proposal: ProposalT, scores: Tensor, uniforms: Tensor) -> VerdictT:
-        """The verdict."""
+        """The rule's verdict on the proposal."""
 
     @abstractmethod
     def commit(self, context: ContextT, proposal: ProposalT, verdict: VerdictT, clock: Clock) -> None:

@@ -90,7 +90,7 @@ class Session(ABC):
         return False
 
     def _widened(self, width: int) -> int:
-        """The block's width with padding: sessions that replay forwards use few widths."""
+        """The block's width with padding: sessions that replay forward passes use few widths."""
         return width
 
     def reserve(self, capacity: int) -> None:

@@ -53,7 +53,7 @@ class StaticForward:
 
 
 class GraphForward(StaticForward):
-    """The same as one CUDA graph. Graphs of a process share one memory pool: they never run at the same time."""
+    """A static forward as one CUDA graph. Graphs of a process share one memory pool: they never run at the same time."""
 
     pool: ClassVar[Any] = None
 

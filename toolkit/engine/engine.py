@@ -1,8 +1,8 @@
 """The engine: what decoding owns and keeps for a pair, from one call to the next.
 
-Caches (`Sessions`), captured forwards, packed weights and loaded heads live here; a `ModelPair` holds models and a tokenizer,
-nothing else. There is one engine per pair (`engine_of`), made again if the pair's models or options are replaced, and it
-goes when the pair goes. Calls at the same time get caches of their own; forwards of one model then run one after another.
+Caches (`Sessions`), captured forward passes, packed weights and loaded heads live here; a `ModelPair` holds models and a
+tokenizer, nothing else. There is one engine per pair (`engine_of`), made again if the pair's models or options are replaced, and it
+goes when the pair goes. Calls at the same time get caches of their own; forward passes of one model then run one after another.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ OnOff = Literal["auto", "on", "off"] | bool
 
 @dataclass(frozen=True)
 class EngineOptions:
-    """How forwards are run. None of it changes results beyond rounding.
+    """How forward passes are run. None of it changes results beyond rounding.
 
-    cuda_graphs    "auto" or "off": forwards of recurring shapes are captured as CUDA graphs and replayed
+    cuda_graphs    "auto" or "off": forward passes of recurring shapes are captured as CUDA graphs and replayed
     cpu_packing    "auto", "on" or "off": large float32 layers keep a second copy of their weights. Its layout makes
                    reading a few tokens at a time as cheap as reading one. auto: up to 4 GiB of copies
     self_check     "auto" or "off": a model's architecture is tried on a tiny copy before its first text is decoded. It
@@ -70,7 +70,7 @@ class Sessions:
 
     @property
     def fixed_rows(self) -> bool:
-        """Whether some captured forward belongs to these caches."""
+        """Whether some captured forward pass belongs to these caches."""
         return any(session.fixed_rows for session in self.every)
 
     @property
@@ -91,7 +91,7 @@ class Engine:
     captures  per model, once it was first used: empty ones, which each of its caches begins with; None: it is not captured
     packed   per model: its packed weights; None: it has none
     idle     caches that wait for another call
-    capture_kind  how forwards are captured; None: as the options and the device say
+    capture_kind  how forward passes are captured; None: as the options and the device say
     """
 
     def __init__(self, models: Sequence[Any], options: EngineOptions):
@@ -121,9 +121,9 @@ class Engine:
     def open(self, num_rows: int, capacity: int, captured: bool = True) -> Sessions:
         """Empty caches for the target and for each draft, of at least this capacity.
 
-        captured  False: forwards are run as they are; for work whose shapes hardly recur
+        captured  False: forward passes are run as they are; for work whose shapes hardly recur
 
-        Captured forwards belong to the caches they were made with. So caches of an earlier call are used again.
+        Captured forward passes belong to the caches they were made with. So caches of an earlier call are used again.
         Raises InputError if a model is in training mode, or of an architecture that is not decoded right.
         """
         capacity = -(-capacity // CAPACITY_GRANULE) * CAPACITY_GRANULE
@@ -144,7 +144,7 @@ class Engine:
         return Sessions(target, drafts)
 
     def close(self, sessions: Sessions) -> None:
-        """Give caches back. The last few sets are kept if captured forwards belong to them; memory of others is free."""
+        """Give caches back. The last few sets are kept if captured forward passes belong to them; memory of others is free."""
         if not sessions.fixed_rows:
             return
         for session in sessions.every:
@@ -208,11 +208,11 @@ def _guard(model: Any) -> CaptureGuard | None:
     """What captures and packed weights of a model depend on; None for models that bring their own sessions."""
     if hasattr(model, "open_session"):
         return None
-    with forwards_lock(model):  # no forward is under way, which adds hooks of its own
+    with forwards_lock(model):  # no forward pass is under way, which adds hooks of its own
         return CaptureGuard(model)
 
 
 def _constant(guard: CaptureGuard | None, model: Any) -> bool:
-    """Whether a model is a transformers one on one device, without hooks and gradients: every forward is the same."""
+    """Whether a model is a transformers one on one device, without hooks and gradients: every forward pass is the same."""
     one_device = len(set(getattr(model, "hf_device_map", {0: 0}).values())) <= 1
     return guard is not None and one_device and not guard.hooks and not guard.asks_gradients

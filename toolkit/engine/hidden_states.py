@@ -1,7 +1,7 @@
-"""What heads read of a model's forward: its final hidden state, with those of chosen earlier layers after it.
+"""What heads read of a model's forward pass: its final hidden state, with those of chosen earlier layers after it.
 
-All states are taken here: those of sessions, of teacher-forced forwards, and of transformers' own loop. The final state is
-taken where the model feeds it to its output embedding. Earlier layers are numbered as in transformers' `hidden_states`: 0 is
+All states are taken here: those of sessions, of teacher-forced forward passes, and of transformers' own loop. The final state
+is taken where the model feeds it to its output embedding. Earlier layers are numbered as in transformers' `hidden_states`: 0 is
 the embedding, i the i-th layer's output, before the last norm. The layers that a model gives are set once, when it is loaded.
 
 Shapes: b rows, T tokens, D width of a state, n earlier layers.
@@ -65,18 +65,18 @@ def check_layers(expected: Sequence[int], layers: Sequence[int], who: str, where
 
 
 def state_width(model: Any) -> int:
-    """D of the final state."""
+    """Width D of the final state."""
     return int(model.get_output_embeddings().weight.shape[1])
 
 
 def state_size(model: Any) -> int:
-    """Width of what heads read: (1 + n) D."""
+    """Width (1 + n) D of what heads read."""
     return state_width(model) * (1 + len(layers_of(model)))
 
 
 @contextmanager
 def watched_states(model: Any) -> Iterator[list[Tensor]]:
-    """States [b, T, (1 + n) D] of every forward inside the context; T counts the tokens that have logits."""
+    """States [b, T, (1 + n) D] of every forward pass inside the context; T counts the tokens that have logits."""
     states: list[Tensor] = []
     hooks = [model.get_output_embeddings().register_forward_pre_hook(lambda module, args: states.append(args[0]))]
     layers = layers_of(model)

@@ -67,7 +67,7 @@ class Outcome:
 
     @property
     def num_calls(self) -> Tensor:
-        """One forward per drafted token."""
+        """One forward pass per drafted token."""
         return self.num_drafted
 
     @property
@@ -89,7 +89,7 @@ class StoppedDraft:
     def __init__(self, draft: Any, policy: StoppingPolicy, min_drafted: int = 1, max_drafted: int = 20):
         if policy.reads:
             raise InputError(
-                "transformers draws every token it has paid a forward for: expected a policy that decides after a draw "
+                "transformers draws every token it has paid a forward pass for: expected a policy that decides after a draw "
                 "(policy.lag=1), got one that decides before it"
             )
         if max_drafted < 1:
@@ -169,7 +169,7 @@ class _Stop(StoppingCriteria):
 
 @contextmanager
 def _watched(model: Any) -> Iterator[dict[str, Tensor]]:
-    """The last position's unwarped logits [B, V] and final hidden state [B, D] of the newest forward, while it lasts."""
+    """The last position's unwarped logits [B, V] and final hidden state [B, D] of the newest forward pass, while it lasts."""
     seen: dict[str, Tensor] = {}
 
     with watched_states(model) as states:

@@ -121,7 +121,7 @@ def difference(there: Mapping[str, Any], here: Mapping[str, Any]) -> str | None:
 
 
 def _once(model: Any, what: str, compute: Callable[[], Any]) -> Any:
-    """The same result until a tensor is replaced or written to."""
+    """Compute a result once, until a tensor is replaced or written to."""
     seen = [(id(t), t.data_ptr(), 0 if t.is_inference() else t._version) for _, t in _tensors(model)]
     results = _REMEMBERED.setdefault(model, {})
     if results.get("seen") != seen:

@@ -54,7 +54,7 @@ class ModelPair:
     end_ids        tokens that end a text; taken from the target's generation config or the tokenizer if None
     name           how tables call the pair
     head           folder of the acceptance head that ships with the pair, if one does
-    options        how forwards are run (`toolkit.engine.engine.EngineOptions`)
+    options        how forward passes are run (`toolkit.engine.engine.EngineOptions`)
     chat_template_options  what the chat template is told beside the messages: {"enable_thinking": False}
     """
 

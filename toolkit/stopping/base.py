@@ -24,7 +24,7 @@ class StoppingPolicy:
     repeated (for the nodes of a tree) by indexing every tensor alike. Quantities of one round are reset in `observe`.
 
     limit              the most tokens that the policy can ever ask for in a round; None: no limit of its own
-    reads              True: it also decides after a forward, before the forward's token is drawn (`read`)
+    reads              True: it also decides after a forward pass, before its token is drawn (`read`)
     uses_history       False: a round's decisions do not depend on the rounds before, so that a replay may ask for all
                        rounds at once
     reads_states       True: it reads the draft's hidden states (trained heads do)

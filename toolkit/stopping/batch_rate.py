@@ -1,8 +1,8 @@
 """Batch rate: the rate rule for a batch whose rows draft side by side. It has no threshold. It may choose autoregressive
 decoding.
 
-The rule is ours, from renewal-reward theory as `rate` is. In a batch, every row pays for the deepest one. A draft forward
-and one more column of the target's forward cost the same whether one row wants them or all. So all rows decide together.
+The rule is ours, from renewal-reward theory as `rate` is. In a batch, every row pays for the deepest one. A draft forward pass
+and one more column of the target's forward pass cost the same whether one row wants them or all. So all rows decide together.
 C(k) is the cost of a round of depth k, and the batch reaches lambda tokens per unit of cost. After depth k, drafting goes on
 iff
 
@@ -45,8 +45,8 @@ class BatchRate(StoppingPolicy):
 
     estimator   gives `drawn_probs(step)`, P(y_k accepted) and P(y_{k+1} accepted), before y_k is read
     costs       a table by batch size, a JSON or CSV file (`toolkit.costs.load`); None: `cost_ratio` and `column_cost`
-    cost_ratio  c, draft forward / target forward, whatever the batch
-    column_cost  what one more token per row adds to a target forward, as a share of it
+    cost_ratio  c, draft forward pass / target forward pass, whatever the batch
+    column_cost  what one more token per row adds to a target forward pass, as a share of it
     acceptance  probability that a drafted token is accepted, before any round
     memory      how many drafted tokens, and how many rounds, the start counts for
     deepest     the deepest round that is planned for: set by `within`

@@ -1,7 +1,7 @@
-"""Rate: draft one more token while it pays, at the rate of tokens per target-forward time that is reached. No threshold.
+"""Rate: draft one more token while it pays, at the rate of tokens per time of a target forward pass that is reached. No threshold.
 
 The rule is ours, from renewal-reward theory (Dinkelbach's fixed point). The aim is to maximise E[tokens of a round] /
-E[cost of a round]; lambda is the best such rate. Looking one step ahead, another draft forward of cost c is worth it iff
+E[cost of a round]; lambda is the best such rate. Looking one step ahead, another draft forward pass of cost c is worth it iff
 
     P(all drafted so far accepted) * P(the next one accepted)  >  lambda * c
 
@@ -32,10 +32,10 @@ class Rate(Thresholded):
     """Stop when survival * P(next accepted) < rate * cost_ratio.
 
     estimator   gives `drawn_probs(step)`, P(y_k accepted) and P(y_{k+1} accepted), before y_k is read
-    cost_ratio  c, draft forward / target forward
-    rate        lambda, tokens per target-forward time; None: what this prompt has reached so far, from `initial_rate` on
+    cost_ratio  c, draft forward pass / target forward pass
+    rate        lambda, tokens per time of a target forward pass; None: what this prompt has reached so far, from `initial_rate` on
     initial_rate  the rate a prompt begins with if it is tracked
-    memory      how many target forwards' worth of evidence `initial_rate` counts for
+    memory      how many target forward passes' worth of evidence `initial_rate` counts for
     """
 
     reads_states: ClassVar[bool] = True

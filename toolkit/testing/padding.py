@@ -1,6 +1,6 @@
 """Small Llamas grown to the shape of large ones that compute the same function. For benchmarks, nothing else.
 
-A speed-up depends on what a forward costs and on which tokens are accepted. Checkpoints that are large *and* agree with
+A speed-up depends on what a forward pass costs and on which tokens are accepted. Checkpoints that are large *and* agree with
 a small draft have to be downloaded. A padded toy target has the distributions of the toy target at the cost of its new
 shape.
 
@@ -15,7 +15,7 @@ What is padded with what, so that no logit changes (up to rounding):
     layers           random ones after the source's, with o_proj and down_proj zero: they add nothing
     vocabulary       rows with a bias that makes the added tokens impossible (`save_pretrained` loses it)
 
-The cost is real: dense kernels multiply a zero like any other number, so a forward takes the time of its shape. Two
+The cost is real: dense kernels multiply a zero like any other number, so a forward pass takes the time of its shape. Two
 things still flatter a padded model. Zeros toggle fewer bits, so it draws less power, and a device at its power limit
 clocks higher: do not report joules. And its vocabulary is the source's unless `vocab_size` says otherwise.
 In bfloat16 or float16 the rescaled weights round differently from the source's: distributions agree as far as those formats do.

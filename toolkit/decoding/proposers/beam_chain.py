@@ -59,7 +59,7 @@ class _Level:
 class BeamChainProposer(TextProposer):
     """The likeliest path of `num_beams` sampled beams of at most `num_tokens` tokens.
 
-    Only the chain counts as drafted: beams that are not sent cost the forwards that read them (`num_calls`, one per
+    Only the chain counts as drafted: beams that are not sent cost the forward passes that read them (`num_calls`, one per
     depth), and no discarded tokens. Not for lossless rules: the chosen path is no draw from q.
     """
 
@@ -110,7 +110,9 @@ class BeamChainProposer(TextProposer):
             leader = torch.where(drafting, _leader(levels), leader)
             going = go_on.view_as(level.ended) & ~level.ended
             drafting = drafting & self._of_leader(levels, leader, going) & (limits > depth)
-        longest = gate.settle() // (2 if policy.reads else 1)  # a question before each forward, one before each draw
+        longest = gate.settle() // (
+            2 if policy.reads else 1
+        )  # a question before each forward pass, one before each draw
         del levels[longest + 1 :]
         num_read = min(num_read, longest * self.num_beams)
         return self._proposal(levels, leader, num_calls, num_read), _leader_state(levels, leader)

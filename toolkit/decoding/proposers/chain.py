@@ -66,7 +66,9 @@ class ChainProposer(TextProposer):
                 drafting = drafting & (drawn != end)
             if seen is not None:
                 seen = seen.scatter(1, drawn.unsqueeze(1), True)
-        longest = gate.settle() // (2 if policy.reads else 1)  # a question before each forward, one before each draw
+        longest = gate.settle() // (
+            2 if policy.reads else 1
+        )  # a question before each forward pass, one before each draw
         if not longest:
             return empty_proposal(num_calls), state
         drawn_tokens, probs = torch.stack(tokens[:longest], 1), torch.stack(draft_probs[:longest], 1)
@@ -83,7 +85,7 @@ class ChainProposer(TextProposer):
 
     @staticmethod
     def _before(context: DraftContext, reading: Reading, depth: int) -> Earlier | None:
-        """The positions before the one that a forward has just scored, if the policy looks at them."""
+        """The positions before the one that a forward pass has just scored, if the policy looks at them."""
         earlier = context.earlier
         if earlier is None:
             return None

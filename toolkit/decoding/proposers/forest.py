@@ -72,7 +72,7 @@ class Forest:
     pairs        per layer the drawn pairs [B, W_S]
     counts       per layer how many of them count [B]: the first ones
     num_layers   [B] layers that count
-    num_calls    [B] draft forwards
+    num_calls    [B] draft forward passes
     scores       [B, W] of the input beams, -inf: no beam
     newest_ids   [B, W] of the beams' newest tokens in the draft's cache; node n has id node_ids[:, n], if n < num_read
     was_read     whether the draft was asked at all
@@ -93,7 +93,7 @@ class Forest:
 
     @property
     def num_before(self) -> int:
-        """W: input beams of the block."""
+        """W, the number of input beams of the block."""
         return self.scores.shape[1]
 
     @property

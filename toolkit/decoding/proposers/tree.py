@@ -122,7 +122,9 @@ class TreeProposer(TextProposer):
                 if not gate.passes(tree.growing):
                     break
             tree.grow(context, level, width, self.scheme, policy)
-        tree.cut(gate.settle() // (2 if policy.reads else 1))  # a question before each forward, one before each draw
+        tree.cut(
+            gate.settle() // (2 if policy.reads else 1)
+        )  # a question before each forward pass, one before each draw
         return tree.proposal(num_calls), state
 
     def commit(
@@ -160,7 +162,7 @@ class _Level:
     at [B, C, S]                    where a chain's are in the table, by source
     logits, probs, hidden [B, C, .] at the end of each chain, by its own source (the first one at the context)
     penalized [B, C, V]             the logits after the repetition penalty
-    num_calls [B]                   forwards that the row pays for
+    num_calls [B]                   forward passes that the row pays for
     """
 
     table: Tensor
