@@ -1,7 +1,7 @@
 """The engine: what decoding owns and keeps for a pair, from one call to the next.
 
 Caches (`Sessions`), captured forward passes, packed weights and loaded heads live here; a `ModelPair` holds models and a
-tokenizer, nothing else. There is one engine per pair (`engine_of`), made again if the pair's models or options are replaced, and it
+tokenizer, nothing else. There is one engine per pair (`engine_of`), made again if the pair's models or options are replaced. It
 goes when the pair goes. Calls at the same time get caches of their own; forward passes of one model then run one after another.
 """
 

@@ -1,4 +1,4 @@
-"""Rate: draft one more token while it pays, at the rate of tokens per time of a target forward pass that is reached. No threshold.
+"""Rate: draft one more token while it pays, at the rate of tokens per target-forward time that is reached. No threshold.
 
 The rule is ours, from renewal-reward theory (Dinkelbach's fixed point). The aim is to maximise E[tokens of a round] /
 E[cost of a round]; lambda is the best such rate. Looking one step ahead, another draft forward pass of cost c is worth it iff
@@ -33,7 +33,7 @@ class Rate(Thresholded):
 
     estimator   gives `drawn_probs(step)`, P(y_k accepted) and P(y_{k+1} accepted), before y_k is read
     cost_ratio  c, draft forward pass / target forward pass
-    rate        lambda, tokens per time of a target forward pass; None: what this prompt has reached so far, from `initial_rate` on
+    rate        lambda, tokens per target-forward time; None: what this prompt has reached so far, from `initial_rate` on
     initial_rate  the rate a prompt begins with if it is tracked
     memory      how many target forward passes' worth of evidence `initial_rate` counts for
     """
