@@ -110,9 +110,7 @@ class BeamChainProposer(TextProposer):
             leader = torch.where(drafting, _leader(levels), leader)
             going = go_on.view_as(level.ended) & ~level.ended
             drafting = drafting & self._of_leader(levels, leader, going) & (limits > depth)
-        longest = gate.settle() // (
-            2 if policy.reads else 1
-        )  # a question before each forward pass, one before each draw
+        longest = gate.settle() // (2 if policy.reads else 1)  # questions: one per forward pass, one per draw
         del levels[longest + 1 :]
         num_read = min(num_read, longest * self.num_beams)
         return self._proposal(levels, leader, num_calls, num_read), _leader_state(levels, leader)

@@ -66,9 +66,7 @@ class ChainProposer(TextProposer):
                 drafting = drafting & (drawn != end)
             if seen is not None:
                 seen = seen.scatter(1, drawn.unsqueeze(1), True)
-        longest = gate.settle() // (
-            2 if policy.reads else 1
-        )  # a question before each forward pass, one before each draw
+        longest = gate.settle() // (2 if policy.reads else 1)  # questions: one per forward pass, one per draw
         if not longest:
             return empty_proposal(num_calls), state
         drawn_tokens, probs = torch.stack(tokens[:longest], 1), torch.stack(draft_probs[:longest], 1)

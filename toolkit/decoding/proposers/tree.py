@@ -122,9 +122,7 @@ class TreeProposer(TextProposer):
                 if not gate.passes(tree.growing):
                     break
             tree.grow(context, level, width, self.scheme, policy)
-        tree.cut(
-            gate.settle() // (2 if policy.reads else 1)
-        )  # a question before each forward pass, one before each draw
+        tree.cut(gate.settle() // (2 if policy.reads else 1))  # questions: one per forward pass, one per draw
         return tree.proposal(num_calls), state
 
     def commit(

@@ -62,12 +62,10 @@ class SpecTr(SelectionRule):
         for _ in range(0, self.num_halvings, halvings_at_once):
             edges = low + (high - low) * (sections / num_sections)
             per_unit = num_sections / (high - low).clamp(min=torch.finfo(ratio.dtype).eps)
-            section = (
-                torch.addcmul(1 - low * per_unit, ratio, per_unit).clamp_(0, num_sections + 1).long().clamp_(min=0)
-            )
+            index = torch.addcmul(1 - low * per_unit, ratio, per_unit).clamp_(0, num_sections + 1).long().clamp_(min=0)
             empty = ratio.new_zeros(*ratio.shape[:-1], num_sections + 2)
             p_below, q_below = (
-                empty.scatter_add(-1, section, distribution).cumsum(-1)[..., :-1]
+                empty.scatter_add(-1, index, distribution).cumsum(-1)[..., :-1]
                 for distribution in (target_probs, draft_probs)
             )
             overlap = p_below / edges + (q_total - q_below)
