@@ -30,7 +30,7 @@ class Sampling:
     repetition_penalty  divides positive and multiplies negative logits of tokens already in the text; 1 is off
     max_new_tokens     exact upper limit of produced tokens, end of text included
     max_length         upper limit of prompt and response together, in tokens; None: none but the models' own
-    keep_prompt_tokens  of a longer prompt only the last so many tokens are read; None: prompts are never cut
+    keep_prompt_tokens  of a longer prompt only its last n tokens are read; None: prompts are never cut
     stop               strings that end a response; the text ends before them, the tokens with the one that completes them
     seed               row r of a call draws from a generator seeded with (seed, r)
     """
@@ -85,7 +85,7 @@ def warp(logits: Tensor, sampling: Sampling, seen: Tensor | None = None) -> Tens
     """
     logits = penalized(logits, sampling, seen)
     if sampling.temperature == 0:
-        # What is no distribution is passed on instead of being hidden by the argmax: the loop names the row.
+        # What is not a distribution is passed on instead of being hidden by the argmax: the loop names the row.
         highest, best = logits.max(-1, keepdim=True)  # not a number if any is
         undefined = highest.clamp(max=0.0).mul_(0.0)  # 0, or not a number: also where all logits are -inf
         return torch.zeros_like(logits).scatter_(-1, best, 1.0).add_(undefined)

@@ -59,7 +59,7 @@ class Step(Protocol):
 
     @property
     def depth(self) -> int:
-        """k, from 1."""
+        """The number of the step, k, from 1."""
 
     @property
     def tokens(self) -> Tensor | None:
@@ -67,7 +67,7 @@ class Step(Protocol):
 
     @property
     def live(self) -> Tensor | None:
-        """Which rows are drafting [B] bool, where the batch decides together; None: not said."""
+        """Which rows are drafting [B] bool, where the batch decides together; None: not given."""
 
     @property
     def hidden(self) -> Tensor:
@@ -83,7 +83,7 @@ class Step(Protocol):
 
     @property
     def entropy(self) -> Tensor:
-        """Of the unwarped distribution [B], nats."""
+        """Entropy of the unwarped distribution [B], nats."""
 
     @property
     def top_probs(self) -> Tensor:
@@ -91,7 +91,7 @@ class Step(Protocol):
 
     @property
     def margin(self) -> Tensor:
-        """Between them [B]."""
+        """Distance between the two largest unwarped probabilities [B]."""
 
     def earlier(self, count: int) -> Earlier | None:
         """The `count` positions before this one; None where nothing keeps them."""
@@ -109,7 +109,7 @@ class Drafted(Protocol):
 
     @property
     def num_calls(self) -> Tensor:
-        """Draft forwards that the row paid for [B]."""
+        """Draft forward passes that the row paid for [B]."""
 
     @property
     def num_nodes(self) -> int:
@@ -126,16 +126,16 @@ class Judged(Protocol):
 
 @dataclass
 class DraftStep:
-    """What is known right after one draft forward, for every row.
+    """What is available right after one draft forward pass, for every row.
 
-    depth        k, from 1: the forward that produced q_k, the distribution of the k-th drafted token
+    depth        k, from 1: the forward pass that produced q_k, the distribution of the k-th drafted token
     logits [B,V] unwarped
     probs  [B,V] q_k, the warped distribution y_k is drawn from
     hidden [B,D] the draft's final hidden state that produced q_k. It has **read y_{k-1}** (at k = 1 the last token of
                  the context) and not y_k: an estimate made from it alone is about y_{k-1}
     tokens [B]   y_k, or None while it has not been drawn (`StoppingPolicy.read`)
-    live   [B]   bool: the rows that are drafting, this token included; None: not said
-    before       the positions before, as many as the policy asks for (`StoppingPolicy.num_earlier`); None: not kept
+    live   [B]   bool: the rows that are drafting, this token included; None: not given
+    before       the positions before, the number that the policy asks for (`StoppingPolicy.num_earlier`); None: not kept
 
     Some statistics below are of the unwarped distribution and say so. Warped ones are 1 and 0 at temperature 0, where
     training-free rules must still work.
@@ -150,7 +150,7 @@ class DraftStep:
     before: Earlier | None = None
 
     def earlier(self, count: int) -> Earlier | None:
-        """The `count` positions before this one; None if the proposer does not keep so many."""
+        """The `count` positions before this one; None if the proposer keeps fewer."""
         if self.before is None or self.before.tokens.shape[1] < count:
             return None
         return self.before.last(count)
@@ -194,12 +194,12 @@ class Proposal:
     """What goes to the target: a tree of drafted tokens per row, as flat arrays.
 
     tokens  [B, N]     parents [B, N]  index of the parent node, -1 for the context; None: a chain
-    candidates  [B, M]     the node that each drawn token is, in the order they are tried; -1 behind the last. Equal draws
-                           behind one prefix are one node. None: candidate n is node n
+    candidates  [B, M]     the node that each drawn token is, in the order they are tried; -1 after the last. Equal draws
+                           after one prefix are one node. None: candidate n is node n
     draft_probs [B, L, V]  the distributions candidates were drawn from (without replacement: before removals)
     drawn_from  [B, M]     which of them candidate m was drawn from; None: candidate m from distribution m
     num_drafted [B]    nodes that count: the first ones of each row; the rest fills the batch
-    num_calls   [B]    draft forwards the row paid for
+    num_calls   [B]    draft forward passes the row paid for
     cache_ids   [B, D, N] of what was drafted as a tree: each node's id in the cache of each draft; -1: not read there
     """
 
@@ -222,7 +222,7 @@ class Proposal:
 class Verdict:
     """What the rule decided.
 
-    path   [B, M]  accepted node ids from the root on, -1 behind the end
+    path   [B, M]  accepted node ids from the root on, -1 after the end
     length [B]     how many were accepted
     extra  [B]     the token after them
     bonus  [B]     True: every node down the path was accepted and extra comes from p; False: extra is `corrected`

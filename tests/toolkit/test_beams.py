@@ -412,7 +412,7 @@ def test_published_drafts_differ_and_need_their_own_rule(exact_pair, prompts, mo
         (["beams.num_beams=0"], "beams.num_beams: expected a number in [1, 4096], got 0"),
         (["beams.threshold=1.2"], "beams.threshold: expected a probability in [0, 1]"),
         (["beams.threshold=.5", "beams.min_width=5"], "beams.min_width: expected 1 to 4"),
-        (["beams.selection=top"], "drafted beams are judged by chance, expected sample, got top"),
+        (["beams.selection=top"], "drafted beams are accepted with a probability, expected sample, got top"),
         (["beams.selection=tops"], "beams.selection: expected one of sample, top, got 'tops'"),
         (["beams.collapse_to=last"], "beams.collapse_to: expected one of distribution, draw, best, got 'last'"),
         (

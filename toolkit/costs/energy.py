@@ -40,7 +40,7 @@ class Energy:
 
     @property
     def idle_joules(self) -> float | None:
-        """What doing nothing takes in as much time; None: not measured."""
+        """What doing nothing takes in the same time; None: not measured."""
         return None if self.idle_watts is None else self.idle_watts * self.seconds
 
 

@@ -1,7 +1,7 @@
-"""What a forward costs: seconds as an affine function of how many tokens it reads and how many lie behind them.
+"""What a forward pass costs: seconds as an affine function of the tokens it reads and the tokens before them.
 
-Paper: SpecDec++ (arXiv:2405.19715), Table 2 regresses seconds on the numbers of draft and target forwards. Ours lets a
-forward's cost grow with its width and the context, so that trees and long texts can be priced, too.
+Paper: SpecDec++ (arXiv:2405.19715), Table 2 regresses seconds on the numbers of draft and target forward passes. Ours lets a
+forward pass's cost grow with its width and the context, so that trees and long texts can be priced, too.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ Array = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class ForwardCost:
-    """Seconds of one forward: base + per_token * tokens read + per_context * tokens behind them. r2 of its fit."""
+    """Seconds of one forward pass: base + per_token * tokens read + per_context * tokens before them. r2 of its fit."""
 
     base: float
     per_token: float = 0.0
@@ -28,19 +28,19 @@ class ForwardCost:
     r2: float = float("nan")
 
     def __call__(self, width: float = 1.0, context: float = 0.0) -> float:
-        """Seconds to read `width` tokens behind `context` others."""
+        """Seconds to read `width` tokens after `context` others."""
         return self.base + self.per_token * width + self.per_context * context
 
 
 @dataclass(frozen=True)
 class CostModel:
-    """Both models' forwards."""
+    """Costs of both models' forward passes."""
 
     draft: ForwardCost
     target: ForwardCost
 
     def ratio(self, width: float = 1.0, context: float = 0.0) -> float:
-        """c: one draft forward of one token, over one target forward that checks `width` drafted tokens."""
+        """c: one draft forward pass of one token, over one target forward pass that checks `width` drafted tokens."""
         return self.draft(1.0, context) / self.target(width + 1.0, context)
 
 
@@ -49,28 +49,28 @@ def fit_forward(width: Array, context: Array, seconds: Array) -> ForwardCost:
     columns = [np.ones_like(seconds)]
     varying = [values for values in (width, context) if np.ptp(values) > 0]
     beta, r2 = least_squares(np.stack([*columns, *varying], 1), seconds)
-    found = iter(beta[1:].tolist())
-    per_token, per_context = (next(found) if np.ptp(values) > 0 else 0.0 for values in (width, context))
+    slopes = iter(beta[1:].tolist())
+    per_token, per_context = (next(slopes) if np.ptp(values) > 0 else 0.0 for values in (width, context))
     return ForwardCost(float(beta[0]), per_token, per_context, r2)
 
 
 def fit_rounds(generations: Sequence[Generation]) -> CostModel:
     """The cost model of rounds decoded one row at a time (seconds of a batch belong to no single row).
 
-    A round's draft seconds are spread evenly over its draft forwards; rounds without a draft say nothing of it. The target's
-    hold the loop's own work. The first round of a prompt reads the prompt and is left out.
+    A round's draft seconds are spread evenly over its draft forward passes; rounds without a draft say nothing of it. The
+    target's hold the loop's own work. The first round of a prompt reads the prompt and is left out.
 
     Raises InputError if too few rounds remain.
     """
     draft, target = [], []
     for generation in generations:
         context = len(generation.prompt_ids)
-        for number, one in enumerate(generation.rounds):
+        for number, round_ in enumerate(generation.rounds):
             if number:
-                target.append((one.num_drafted + 1.0, context, one.target_seconds))
-                if one.num_draft_calls:
-                    draft.append((1.0, context, one.draft_seconds / one.num_draft_calls))
-            context += one.num_produced
+                target.append((round_.num_drafted + 1.0, context, round_.target_seconds))
+                if round_.num_draft_calls:
+                    draft.append((1.0, context, round_.draft_seconds / round_.num_draft_calls))
+            context += round_.num_produced
     if len(target) < 10 or len(draft) < 10:
         raise InputError(
             f"a cost model needs rounds beyond each prompt's first: expected 10 at least, got {len(draft)} that drafted; "

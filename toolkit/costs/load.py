@@ -1,4 +1,4 @@
-"""What a forward costs under load: seconds by rows of the batch, tokens per row and context, for draft and target.
+"""What a forward pass costs under load: seconds by rows of the batch, tokens per row and context, for draft and target.
 
 A table over a grid of points, linear between them and continued by its last slope beyond them. Three sources: measured on this
 machine (`analysis.timing`), modelled from a device's peak figures (`analysis.loads.hardware`), or a CSV of one's own
@@ -31,7 +31,7 @@ Size = Annotated[float, AtLeast(0)]
 
 @dataclass(frozen=True)
 class CostGrid:
-    """Seconds of one model's forward at grid points [b, w, x]: b batch sizes, w tokens per row, x contexts, all ascending."""
+    """Seconds of one model's forward pass at grid points [b, w, x]: batch sizes, tokens per row and contexts, all ascending."""
 
     batch: tuple[float, ...]
     width: tuple[float, ...]
@@ -39,7 +39,7 @@ class CostGrid:
     seconds: Array
 
     def __call__(self, batch: float, width: float = 1, context: float = 0) -> float:
-        """Seconds of a forward of `batch` rows that reads `width` tokens in each, behind `context` others."""
+        """Seconds of a forward pass of `batch` rows that reads `width` tokens in each, after `context` others."""
         values = self.seconds
         for points, at in ((self.batch, batch), (self.width, width), (self.context, context)):
             values = _along_first(points, values, at)
@@ -48,20 +48,20 @@ class CostGrid:
 
 @dataclass(frozen=True)
 class RuleSeconds:
-    """Seconds that a method's stopping policy takes itself, at batch sizes [b]: per round that drafts, per draft forward."""
+    """Seconds that a stopping policy takes itself, at batch sizes [b]: per round that drafts, per draft forward pass."""
 
     batch: tuple[float, ...]
     round: tuple[float, ...]
     step: tuple[float, ...]
 
     def __call__(self, batch: float, calls: float) -> float:
-        """Seconds of a round of `batch` rows with `calls` draft forwards."""
+        """Seconds of a round of `batch` rows with `calls` draft forward passes."""
         return float(np.interp(batch, self.batch, self.round) + calls * np.interp(batch, self.batch, self.step))
 
 
 @dataclass(frozen=True)
 class LoadCost:
-    """Both models' forwards under load.
+    """Costs of both models' forward passes under load.
 
     source  "measured", "modelled", "ratio" or the file it was read from
     about   machine, models, spread: what a reader of the table wants to know
@@ -76,7 +76,7 @@ class LoadCost:
 
     @checked
     def round(self, batch: Size, num_drafted: Size, context: Size = 0) -> float:
-        """Seconds of a round of `batch` rows that draft `num_drafted` tokens each: draft forwards and one of the target."""
+        """Seconds of a round of `batch` rows that draft `num_drafted` tokens each, the target's forward pass included."""
         return num_drafted * self.draft(batch, 1, context) + self.target(batch, num_drafted + 1, context)
 
     @property
@@ -85,7 +85,7 @@ class LoadCost:
         return float(np.median(self.target.context))
 
     def save(self, path: Path | str) -> Path:
-        """As JSON, whole or not at all."""
+        """Write the table as JSON, whole or not at all."""
         content: dict[str, Any] = {"source": self.source, "about": dict(self.about)}
         for name in MODELS:
             grid = asdict(getattr(self, name))
@@ -97,9 +97,9 @@ class LoadCost:
     @classmethod
     @checked
     def ratio(cls, c: Annotated[float, AtLeast(0)], column: Annotated[float, AtLeast(0)] = 0.0) -> LoadCost:
-        """A draft forward costs c of a target forward of one token per row; each further token per row adds `column` of it.
+        """The cost c of a draft forward pass in target forward passes of one token per row; each further token adds `column`.
 
-        Nothing depends on the batch: what one knows without a measurement, for a target whose weights are read anyway.
+        Nothing depends on the batch: what is known without a measurement, for a target whose weights are read anyway.
         """
         draft = CostGrid((1.0,), (1.0,), (0.0,), np.full((1, 1, 1), float(c)))
         target = CostGrid((1.0,), (1.0, 2.0), (0.0,), np.array([[[1.0], [1.0 + column]]]))
@@ -108,7 +108,7 @@ class LoadCost:
     @classmethod
     @checked
     def load(cls, path: Path | str) -> LoadCost:
-        """From a JSON that `save` wrote, or a CSV with the columns model, batch, width, context, seconds.
+        """Read a JSON that `save` wrote, or a CSV with the columns model, batch, width, context, seconds.
 
         Raises InputError for a missing or broken file, holes in the grid, and times that are not positive.
         """
@@ -200,7 +200,7 @@ def _from_json(path: Path, text: str) -> LoadCost:
 
 
 def _rule(part: Any) -> RuleSeconds:
-    """Of its lists. Raises ValueError for those that do not fit together and for times below 0."""
+    """A policy's seconds from its lists. Raises ValueError for lists that do not fit together and for times below 0."""
     batch, per_round, step = (tuple(float(value) for value in part[name]) for name in ("batch", "round", "step"))
     fits = len(batch) == len(per_round) == len(step) > 0 and list(batch) == sorted(set(batch))
     if not fits or not np.isfinite([*per_round, *step]).all() or min(*per_round, *step) < 0:

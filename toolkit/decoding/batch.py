@@ -32,7 +32,7 @@ from toolkit.stopping.base import State, with_fresh
 from toolkit.types import Drafted, Generation, Judged
 from toolkit.verification.base import num_uniforms
 
-PREFILL = 8  # a row with more unread tokens than this joins a running batch through a forward of its own
+PREFILL = 8  # a row with more unread tokens than this joins a running batch through a forward pass of its own
 
 ContextT = TypeVar("ContextT")
 ProposalT = TypeVar("ProposalT", bound=Drafted)
@@ -54,7 +54,7 @@ class Row:
 
 
 class Clock:
-    """Whose seconds a round's are: the proposer's are the draft's, all else since the texts' last round is the target's."""
+    """Splits a round's seconds: the proposer's are the draft's, all else since the texts' last round is the target's."""
 
     def __init__(self, now: Callable[[], float]):
         self.now = now
@@ -67,13 +67,13 @@ class Clock:
         return self.last - last
 
     def seconds(self) -> tuple[float, float]:
-        """Of the draft, and of the target up to now; called once per round."""
+        """Seconds of the draft, and of the target up to now; called once per round."""
         return self.draft, self.target + self.lap()
 
 
 @dataclass(frozen=True)
 class Job:
-    """What a call of `decode` is about: fixed while its rows come and go.
+    """What a call of `decode` decodes, and with what: fixed while its rows come and go.
 
     queue    rows that wait for a slot
     finish   told of every generation that ends
@@ -88,7 +88,7 @@ class Job:
     timed: bool = False
 
     def now(self) -> float:
-        """Seconds on the host's clock, once the device has done what was asked of it, if `timed`."""
+        """Seconds on the host's clock, once the device has done its work, if `timed`."""
         if self.timed and self.pair.device.type == "cuda":
             torch.cuda.synchronize(self.pair.device)
         return perf_counter()
@@ -113,7 +113,7 @@ class Batch(ABC, Generic[ContextT, ProposalT, VerdictT]):
 
     @torch.inference_mode()
     def run(self) -> int:
-        """Rounds until every row has ended; returns the most bytes that the caches took."""
+        """Run rounds until every row has ended; returns the most bytes that the caches took."""
         clock = Clock(self.job.now)
         while any(self.busy):
             self._prefill()
@@ -147,11 +147,11 @@ class Batch(ABC, Generic[ContextT, ProposalT, VerdictT]):
 
     @abstractmethod
     def join(self, slot: int) -> None:
-        """A new row has taken a slot of the running batch."""
+        """Begin the new row that has taken a slot of the running batch."""
 
     @abstractmethod
     def select(self, slots: list[int]) -> None:
-        """Only these slots go on, in this order."""
+        """Keep these slots only, in this order."""
 
     @abstractmethod
     def unread(self, session: Session, slot: int) -> list[int]:
@@ -167,11 +167,11 @@ class Batch(ABC, Generic[ContextT, ProposalT, VerdictT]):
 
     @abstractmethod
     def score(self, context: ContextT, proposal: ProposalT) -> Tensor:
-        """What the target says about the proposal, in one forward."""
+        """What the target says about the proposal, in one forward pass."""
 
     @abstractmethod
     def verify(self, context: ContextT, proposal: ProposalT, scores: Tensor, uniforms: Tensor) -> VerdictT:
-        """The verdict."""
+        """The rule's verdict on the proposal."""
 
     @abstractmethod
     def commit(self, context: ContextT, proposal: ProposalT, verdict: VerdictT, clock: Clock) -> None:
@@ -182,14 +182,14 @@ class Batch(ABC, Generic[ContextT, ProposalT, VerdictT]):
     def _prefill(self) -> None:
         """Let rows that join a running batch read their prompts, all but the last token, without the others.
 
-        A draft model reads nothing while the batch does not draft. If it drafts again, all rows catch up in one forward.
+        A draft model reads nothing while the batch does not draft. If it drafts again, all rows catch up in one forward pass.
         """
         for session in self.sessions if self.drafting else [self.target]:
             unread = {slot: self.unread(session, slot) for slot in range(len(self.rows))}
-            behind = [slot for slot, tokens in unread.items() if len(tokens) >= PREFILL]
-            if behind and len(behind) < len(self.rows):
-                tokens, counts = right_aligned([unread[slot] for slot in behind], session.index.device)
-                session.extend(tokens, counts=counts, rows=behind)
+            slots = [slot for slot, tokens in unread.items() if len(tokens) >= PREFILL]
+            if slots and len(slots) < len(self.rows):
+                tokens, counts = right_aligned([unread[slot] for slot in slots], session.index.device)
+                session.extend(tokens, counts=counts, rows=slots)
 
     def _uniforms(self) -> Tensor:
         """One row of uniforms per slot, each from its own generator: [B, 3 M + 1]."""
@@ -199,13 +199,13 @@ class Batch(ABC, Generic[ContextT, ProposalT, VerdictT]):
         return drawn.pin_memory().to(self.device, non_blocking=True) if self.device.type == "cuda" else drawn
 
     def _note_memory(self) -> None:
-        """Caches only grow until slots are dropped: their size just before is the largest."""
+        """Note the caches' size: they only grow until slots are dropped, so it is largest just before."""
         self.peak_bytes = max(self.peak_bytes, sum(session.cache_bytes for session in self.sessions))
 
     # -- the end of a row -----------------------------------------------------------------------------------------
 
     def end(self, slot: int, reason: str) -> None:
-        """A row is done: its text, and a call to the code that waits for it."""
+        """End a row: write its text, and call the code that waits for it."""
         self.busy[slot] = False
         generation = self.rows[slot].generation
         generation.finish_reason = reason
@@ -215,7 +215,7 @@ class Batch(ABC, Generic[ContextT, ProposalT, VerdictT]):
         self.job.finish(generation)
 
     def fail(self, slot: int) -> None:
-        """A row's models gave what is no distribution."""
+        """End a row whose models gave what is not a distribution."""
         generation = self.rows[slot].generation
         generation.error = f"prompt {generation.index}: the models' distributions hold values that are not numbers"
         self.end(slot, "error")
@@ -226,7 +226,7 @@ class Batch(ABC, Generic[ContextT, ProposalT, VerdictT]):
         return bool(self.sampling.stop) and self.pair.tokenizer is not None
 
     def stop_position(self, generation: Generation, token_ids: list[int]) -> int | None:
-        """Where the first stop string starts in the text of these tokens behind the generation's prompt."""
+        """Where the first stop string starts in the text of these tokens after the generation's prompt."""
         return self.pair.stop_position(self.sampling.stop, token_ids, generation.prompt_ids)
 
     # -- slots ----------------------------------------------------------------------------------------------------

@@ -12,7 +12,7 @@ from toolkit.decoding.beam_settings import Beams
 from toolkit.decoding.judging import BeamVerdict
 from toolkit.decoding.proposers.forest import Forest
 
-Ends = Callable[[int, int], bool]  # whether a text is over with this token behind the block's beam or node
+Ends = Callable[[int, int], bool]  # whether a text is over with this token after the block's beam or node
 
 
 @dataclass
@@ -79,8 +79,8 @@ class BeamRound:
 
     def extras(self, slot: int) -> list[tuple[int, int, float]]:
         """Beams of the last layer that were not drafted: parent, token, score; of beam search all pairs it looked at."""
-        found = zip(self.extra_parents[slot], self.extra_tokens[slot], self.extra_scores[slot], strict=True)
-        return list(found)[: self.num_extra[slot]]
+        pairs = zip(self.extra_parents[slot], self.extra_tokens[slot], self.extra_scores[slot], strict=True)
+        return list(pairs)[: self.num_extra[slot]]
 
     def widths(self, slot: int, num_beams: int) -> tuple[int, ...]:
         """Beams of each layer, ended ones included."""
@@ -108,13 +108,13 @@ class BeamRound:
 
 
 def _searched(pairs: list[tuple[int, int, float]], num_beams: int, ends: Ends) -> list[tuple[int, int, float]]:
-    """Beam search: the first W pairs that do not end, and those that end among the first W pairs."""
-    found, living = [], 0
+    """Pairs that beam search chooses: the first W that do not end, and those that end among the first W."""
+    chosen, living = [], 0
     for rank, (parent, token, score) in enumerate(pairs):
         if ends(parent, token):
             if rank < num_beams:
-                found.append((parent, token, score))
+                chosen.append((parent, token, score))
         elif living < num_beams:
-            found.append((parent, token, score))
+            chosen.append((parent, token, score))
             living += 1
-    return found
+    return chosen

@@ -22,14 +22,14 @@ class Beams:
     num_beams       W: beams of a layer (W_L of DSBD with a fixed width)
     selection       "sample": i.i.d. draws from the joint distribution of beams and tokens; "top": the likeliest pairs
                     (beam search)
-    threshold       t of DSBD: a drafted layer asks for as many beams as it gets with a chance of at least t; None: for W
+    threshold       t of DSBD: a layer asks for the most beams that it gets with a probability of at least t; None: for W
     min_width       W_min of DSBD: the fewest beams that a layer asks for
-    collapse_after  after so many layers one beam is kept. This is MTJD's gamma. With collapse_to=best and 1 it happens
+    collapse_after  after this many layers one beam is kept. This is MTJD's gamma. With collapse_to=best and 1 it happens
                     after every round: DSBD's variant with one cache. It is not lossless: the distribution of the text is
                     no longer that of plain beams
     collapse_to     which beam is kept. "distribution": a draw from the beams' joint distribution since the last collapse,
                     warped over the beams as one distribution; at temperature 0 the likeliest beam. "draw": one of the
-                    sampled beams, each with the same chance (MTJD by beam sampling); after every layer this is plain
+                    sampled beams, each with the same probability (MTJD by beam sampling); after every layer this is plain
                     sampling. "best": the beam that is likeliest per token, so of the lowest perplexity
 
     Raises InputError for settings that contradict each other.
@@ -60,9 +60,9 @@ class Beams:
         return replace(self, selection="top", collapse_to="distribution") if self.collapse_to == "draw" else self
 
     def check_drafts(self, num_candidates: int) -> None:
-        """Raises InputError unless a layer of so many draft beams can fill the widths asked for."""
+        """Raises InputError unless a layer of `num_candidates` draft beams can fill the widths asked for."""
         if self.selection != "sample":
-            raise InputError("beams.selection: drafted beams are judged by chance, expected sample, got top")
+            raise InputError("beams.selection: drafted beams are accepted with a probability, expected sample, got top")
         check_width("beams.num_beams" if self.threshold is None else "beams.min_width", self.fewest, num_candidates)
 
     @property

@@ -4,12 +4,12 @@ A row's beams share their prefixes in the cache; the prefix that all of them sha
 has not been read yet: it goes to the target together with the next proposal.
 
 A beam ends with an end of text, or with the token that completes a stop string; both count alike. Drafts do not look for
-stop strings: a token drafted behind one has p = 0.
+stop strings: a token drafted after one has p = 0.
 
 The weights of beams define the distribution. p_beam is a distribution over the living beams and their next tokens, in
 proportion to the target's likelihood of the whole response so far. A beam that ends has no mass in p_beam from then on. It
-waits among the finished ones with its score, log-likelihood / length. A row is done when no beam lives, when it has as many
-finished beams as it asked for, or at the length limit. Living beams then count as finished. The row keeps the beams with
+waits among the finished ones with its score, log-likelihood / length. A row is done when no beam lives, when enough
+of its beams have finished, or at the length limit. Living beams then count as finished. The row keeps the beams with
 the best scores, and the best one is its text.
 
 Shapes: B batch slots, W living beams at most, N nodes, V vocabulary.
@@ -76,7 +76,7 @@ class BeamBatch(Batch[ForestContext, Forest, BeamVerdict]):
         self.beams = [self.beams[slot] for slot in slots]
 
     def unread(self, session: Session, slot: int) -> list[int]:
-        """Only prompts are read as a context; what follows is read as nodes."""
+        """Tokens of the prompt that a cache lacks: only prompts are read as a context, what follows is read as nodes."""
         if not self.busy[slot]:
             return []
         return self.rows[slot].generation.prompt_ids[session.index.context_lengths[slot] : -1]
@@ -88,7 +88,7 @@ class BeamBatch(Batch[ForestContext, Forest, BeamVerdict]):
         scores = [[b.score for b in beams.living] + [-torch.inf] * (width - len(beams.living)) for beams in self.beams]
         most = self.proposer.max_layers(self.method.limit)
         limits = [min(self._layers_left(slot), most) for slot in range(len(self.rows))]
-        unread, catch_up, newest = self._catch_up(width) if self.drafts else self._nothing_to_read(width)
+        unread, catch_up, newest = self._catch_up(width)
         return ForestContext(
             session=self.drafts[0] if self.drafts else None,
             unread=unread,
@@ -109,7 +109,7 @@ class BeamBatch(Batch[ForestContext, Forest, BeamVerdict]):
         return self.proposer.propose(context, self.method.policy, self.state)
 
     def score(self, context: ForestContext, proposal: Forest) -> Tensor:
-        """Logits at the block [B, W + N, V], one forward."""
+        """Logits at the block [B, W + N, V], from one forward pass."""
         width = proposal.num_before
         device = self.target.index.device
         newest, nodes = [], []
@@ -127,15 +127,15 @@ class BeamBatch(Batch[ForestContext, Forest, BeamVerdict]):
 
     def verify(self, context: ForestContext, proposal: Forest, scores: Tensor, uniforms: Tensor) -> BeamVerdict:
         room = tensor_on(self.device, [self._room(beams) for beams in self.beams])
-        given = (self.rule, self.settings, proposal, scores, uniforms, self.sampling, self.end_ids, room)
+        arguments = (self.rule, self.settings, proposal, scores, uniforms, self.sampling, self.end_ids, room)
         if not self.has_stops:
-            return judge(*given)
+            return judge(*arguments)
         stopped = tensor_on(self.device, self._stopped(proposal))
-        verdict = judge(*given, stopped)
+        verdict = judge(*arguments, stopped)
         looked_at, available = verdict.extra_tokens.shape[1], scores.shape[1] * scores.shape[2]
         while self.settings.selection == "top" and looked_at < available and self._lacks_beams(proposal, verdict):
             looked_at = min(2 * looked_at, available)
-            verdict = judge(*given, stopped, looked_at)
+            verdict = judge(*arguments, stopped, looked_at)
         return verdict
 
     # -- what ends a beam -----------------------------------------------------------------------------------------
@@ -150,15 +150,15 @@ class BeamBatch(Batch[ForestContext, Forest, BeamVerdict]):
     def _stopped(self, forest: Forest) -> list[list[bool]]:
         """Nodes of each slot [B, N] whose text holds a stop string."""
         tokens, parents = forest.tokens.tolist(), forest.parents.tolist()
-        found = []
+        stopped = []
         for slot, beams in enumerate(self.beams):
             texts = [beam.tokens for beam in beams.living]
             texts += [[]] * (forest.num_before - len(texts))
             for token, parent in zip(tokens[slot], parents[slot], strict=True):
                 texts.append([*texts[parent], token])
             nodes = texts[forest.num_before :]
-            found.append([self.busy[slot] and self._stops(slot, text) for text in nodes])
-        return found
+            stopped.append([self.busy[slot] and self._stops(slot, text) for text in nodes])
+        return stopped
 
     def _lacks_beams(self, forest: Forest, verdict: BeamVerdict) -> bool:
         """Whether beam search has looked at too few pairs: those that stop leave fewer living beams than there could be."""
@@ -183,15 +183,16 @@ class BeamBatch(Batch[ForestContext, Forest, BeamVerdict]):
         after = self.settings.collapse_after if self.settings.by_block else None
         return room if after is None else min(room, after - beams.since - 1)
 
-    def _nothing_to_read(self, width: int) -> tuple[tuple[Tensor, list[int]], tuple[Tensor, Tensor], Tensor]:
-        """Without a draft model."""
-        num_rows = len(self.rows)
-        nothing = torch.zeros(num_rows, 0, dtype=torch.long, device=self.device)
-        newest = torch.zeros(num_rows, width, dtype=torch.long, device=self.device)
-        return (nothing, [0] * num_rows), (nothing, nothing), newest
-
     def _catch_up(self, width: int) -> tuple[tuple[Tensor, list[int]], tuple[Tensor, Tensor], Tensor]:
-        """What the draft has not read: the prompt, and the tail of each beam as nodes, shared parts once."""
+        """What the draft has not read: the prompt, and the tail of each beam as nodes, shared parts once.
+
+        Without a draft model there is nothing to read.
+        """
+        if not self.drafts:
+            num_rows = len(self.rows)
+            nothing = torch.zeros(num_rows, 0, dtype=torch.long, device=self.device)
+            newest = torch.zeros(num_rows, width, dtype=torch.long, device=self.device)
+            return (nothing, [0] * num_rows), (nothing, nothing), newest
         session = self.drafts[0]
         device = session.index.device
         tails = [_tails(beams.living, session.index.num_nodes(slot)) for slot, beams in enumerate(self.beams)]
@@ -206,7 +207,7 @@ class BeamBatch(Batch[ForestContext, Forest, BeamVerdict]):
     # -- after the verdict ----------------------------------------------------------------------------------------
 
     def commit(self, context: ForestContext, proposal: Forest, verdict: BeamVerdict, clock: Clock) -> None:
-        """The beams of the layer the round ended in live on; those that ended are finished."""
+        """Let the beams of the layer that the round ended in live on; those that ended are finished."""
         facts = BeamRound(proposal, verdict)
         uniforms = context.uniforms_of_collapse.tolist()
         seconds = clock.seconds()
@@ -219,10 +220,13 @@ class BeamBatch(Batch[ForestContext, Forest, BeamVerdict]):
                 continue
             self._advance(slot, facts, context.held[slot])
             self._record(slot, facts, seconds)
-            if self._collapses(self.beams[slot], self._limit(slot)):
-                self._collapse(self.beams[slot], uniforms[slot])
-            if self._done(self.beams[slot], self._limit(slot)):
-                self._finish(slot)
+            self._collapse(slot, uniforms[slot])
+            beams = self.beams[slot]
+            if self._at_limit(slot) or not beams.living or self._room(beams) <= 0:
+                self._settle(slot)
+                token_ids = self.rows[slot].generation.token_ids
+                ended = "end" if token_ids[-1] in self.end_ids else "length"
+                self.end(slot, "stop" if self._stops(slot, token_ids) else ended)
         self._forget()
 
     def _advance(self, slot: int, facts: BeamRound, held: int) -> None:
@@ -255,44 +259,34 @@ class BeamBatch(Batch[ForestContext, Forest, BeamVerdict]):
         """The most tokens of a slot's response."""
         return self.sampling.room(len(self.rows[slot].generation.prompt_ids))
 
-    def _collapses(self, beams: RowBeams, limit: int) -> bool:
-        after = self.settings.collapse_after
-        if after is None:
-            return False
-        at_limit = bool(beams.living) and len(beams.living[0].tokens) >= limit
-        return beams.since >= after or not beams.living or at_limit
+    def _at_limit(self, slot: int) -> bool:
+        """Whether the living beams of a slot have the most tokens that they may have."""
+        living = self.beams[slot].living
+        return bool(living) and len(living[0].tokens) >= self._limit(slot)
 
-    def _collapse(self, beams: RowBeams, uniform: float) -> None:
-        """Keep one beam."""
+    def _collapse(self, slot: int, uniform: float) -> None:
+        """Keep one beam, if the settings ask for it after this layer."""
+        beams, after = self.beams[slot], self.settings.collapse_after
+        if after is None or not (beams.since >= after or not beams.living or self._at_limit(slot)):
+            return
         widths, beams.widths = beams.widths, []
         if self.settings.collapse_to == "best":
             beams.living = sorted(beams.living, key=lambda beam: -beam.mean)[:1]
             return
         choices = beams.living + beams.finished
         if self.settings.collapse_to == "draw":
-            chances = torch.tensor(_shares(beams, widths), dtype=torch.float64)
+            probs = torch.tensor(_shares(beams, widths), dtype=torch.float64)
         else:
             gains = torch.tensor([beam.score - beams.score_then for beam in choices], dtype=torch.float64)
-            chances = warp(gains, self.sampling)
-        chosen = choices[int(draw(chances, torch.tensor(uniform, dtype=torch.float64)))]
+            probs = warp(gains, self.sampling)
+        chosen = choices[int(draw(probs, torch.tensor(uniform, dtype=torch.float64)))]
         beams.score_then, beams.length_then = chosen.score, len(chosen.tokens)
         lives = any(chosen is beam for beam in beams.living)
         beams.living, beams.finished = ([chosen], []) if lives else ([], [chosen])
 
-    def _done(self, beams: RowBeams, limit: int) -> bool:
-        if not beams.living or len(beams.living[0].tokens) >= limit:
-            return True
-        return self._room(beams) <= 0
-
     def _room(self, beams: RowBeams) -> int:
         """How many more beams may end before the row is done; blocks of MTJD end with their last layer only."""
         return NEVER if self.settings.by_block else self.settings.num_beams - len(beams.finished)
-
-    def _finish(self, slot: int) -> None:
-        self._settle(slot)
-        generation = self.rows[slot].generation
-        ended = "end" if generation.token_ids[-1] in self.end_ids else "length"
-        self.end(slot, "stop" if self._stops(slot, generation.token_ids) else ended)
 
     def _settle(self, slot: int) -> None:
         """The row's beams by score, the best one as its text; rounds count as produced what that text holds."""
@@ -313,13 +307,13 @@ class BeamBatch(Batch[ForestContext, Forest, BeamVerdict]):
             if not self.busy[slot]:  # the slot decodes one token on, which is thrown away
                 row.context = row.context[-1:]
                 self.beams[slot] = _fresh(row.context[-1])
-        kept = self._keep(self.target, [[beam.node for beam in beams.living] for beams in self.beams])
-        for beams, nodes in zip(self.beams, kept, strict=True):
+        new_ids = self._keep(self.target, [[beam.node for beam in beams.living] for beams in self.beams])
+        for beams, nodes in zip(self.beams, new_ids, strict=True):
             for beam, node in zip(beams.living, nodes, strict=False):
                 beam.node = node
         for draft in self.drafts:
-            kept = self._keep(draft, [[beam.draft_node for beam in beams.living] for beams in self.beams])
-            for beams, nodes in zip(self.beams, kept, strict=True):
+            new_ids = self._keep(draft, [[beam.draft_node for beam in beams.living] for beams in self.beams])
+            for beams, nodes in zip(self.beams, new_ids, strict=True):
                 for beam, node in zip(beams.living, nodes, strict=False):
                     beam.draft_node = node
 
@@ -327,17 +321,17 @@ class BeamBatch(Batch[ForestContext, Forest, BeamVerdict]):
         """Keep these nodes of each slot and what they descend from; returns their new ids, padded to one width."""
         width = max(map(len, ids))
         padded = [row + row[:1] * (width - len(row)) for row in ids]
-        kept: list[list[int]] = session.keep(tensor_on(session.index.device, padded)).tolist()
+        new_ids: list[list[int]] = session.keep(tensor_on(session.index.device, padded)).tolist()
         for slot in range(len(self.rows)):
             if not self.busy[slot]:
                 session.reset(slot)
-        return kept
+        return new_ids
 
 
 def _shares(beams: RowBeams, widths: list[int]) -> list[float]:
-    """The chance of each living and each finished beam of a block.
+    """The probability of each living and each finished beam of a block.
 
-    In every layer one beam is drawn, each with the same chance, until the drawn one has ended or the block has.
+    In every layer one beam is drawn, each with the same probability, until the drawn one has ended or the block has.
     widths: beams of each layer, ended ones included; those end with their layer's share.
     """
     choices = beams.living + beams.finished
@@ -367,17 +361,17 @@ class _Tails:
 
 def _tails(living: list[Beam], held: int) -> _Tails:
     """The unread tails of beams; `held` nodes are in the draft's cache. Shared paths are read once, newest tokens never."""
-    found, known = _Tails(), dict[tuple[int, int], int]()
+    tails, node_of = _Tails(), dict[tuple[int, int], int]()
     for beam in living:
         *shared, newest = beam.draft_unread
         at = beam.draft_node
         for token in shared:
-            if (at, token) not in known:
-                known[at, token] = held + len(found.tokens)
-                found.tokens.append(token)
-                found.parents.append(at)
-            at = known[at, token]
-        found.newest.append(len(found.tokens))
-        found.tokens.append(newest)
-        found.parents.append(at)
-    return found
+            if (at, token) not in node_of:
+                node_of[at, token] = held + len(tails.tokens)
+                tails.tokens.append(token)
+                tails.parents.append(at)
+            at = node_of[at, token]
+        tails.newest.append(len(tails.tokens))
+        tails.tokens.append(newest)
+        tails.parents.append(at)
+    return tails

@@ -3,7 +3,7 @@
 A position's entry holds the state that its token was drawn from, the token at this position and the shape of q. The entry is
 a function of the text alone. Within a round, the drafted tokens count as text. After the round only the accepted ones stay,
 and the corrected token takes the place of the rejected one. The state before a bonus token has not been computed at this
-moment. The next round's first forward gives it.
+moment. The next round's first forward pass gives it.
 
 Shapes: B batch slots, H positions kept, n new positions, D hidden size, V vocabulary.
 """
@@ -25,7 +25,7 @@ Positions = dict[str, Tensor]  # the per-position fields of `Earlier`
 class EarlierPositions:
     """The newest `count` positions of every slot's text.
 
-    pending  tokens per slot whose states the next round's first forward brings, beyond the newest token's: set by the
+    pending  tokens per slot whose states the next round's first forward pass brings, beyond the newest token's: set by the
              batch before every round
     """
 
@@ -42,7 +42,7 @@ class EarlierPositions:
         return max(self.pending)
 
     def begin(self, logits: Tensor, hidden: Tensor, tokens: Tensor) -> None:
-        """Take the outputs of the round's first forward at the n = `most_pending` tokens before the newest one.
+        """Take the outputs of the round's first forward pass at the n = `most_pending` tokens before the newest one.
 
         logits [B, n, V], hidden [B, n, D], and the tokens [B, n] at these positions. Of the n, a slot's own pending
         tokens are the last ones.
@@ -65,7 +65,7 @@ class EarlierPositions:
         self._start = self.now
 
     def note(self, step: DraftStep) -> None:
-        """Add a position of the round: a forward, and the token drawn from it if one was drawn."""
+        """Add a position of the round: a forward pass, and the token drawn from it if one was drawn."""
         assert self.now is not None, "a round begins with `begin`"
         self._steps.append(step)
         new = _entry(step)
@@ -73,7 +73,7 @@ class EarlierPositions:
         self.now = _moved(self.now, new, index, torch.ones_like(new["present"]))
 
     def commit(self, length: Tensor, extra: Tensor) -> None:
-        """Keep the `length` [B] accepted tokens, and the token `extra` [B] behind them if its state was computed."""
+        """Keep the `length` [B] accepted tokens, and the token `extra` [B] after them if its state was computed."""
         if not self._steps or self._start is None:
             return
         most, device = len(self._steps), length.device
@@ -81,8 +81,8 @@ class EarlierPositions:
         new = {name: torch.cat([entry[name] for entry in entries], 1) for name in entries[0]}
         rows, at = torch.arange(self.num_rows, device=device), length.clamp(max=most - 1)
         probs = torch.stack([step.raw_probs for step in self._steps], 1)[rows, at]
-        chance = probs.gather(-1, extra.unsqueeze(-1)).squeeze(-1)
-        for name, value in (("tokens", extra), ("token_prob", chance)):
+        prob = probs.gather(-1, extra.unsqueeze(-1)).squeeze(-1)
+        for name, value in (("tokens", extra), ("token_prob", prob)):
             new[name][rows, at] = torch.where(length < most, value, new[name][rows, at])
         counts = (length + 1).clamp(max=most).unsqueeze(1)
         index = counts + torch.arange(self.count, device=device)
@@ -90,23 +90,23 @@ class EarlierPositions:
         self._steps = []
 
     def reset(self, slot: int) -> None:
-        """The slot begins another text."""
+        """Begin another text in a slot."""
         if self.now is None:
             return
-        kept = {name: value.clone() for name, value in vars(self.now).items()}
-        for value in kept.values():
+        fields = {name: value.clone() for name, value in vars(self.now).items()}
+        for value in fields.values():
             value[slot] = 0
-        self.now = Earlier(**kept)
+        self.now = Earlier(**fields)
 
     def select(self, slots: Sequence[int]) -> None:
-        """Only these slots go on, in this order."""
+        """Keep these slots only, in this order."""
         self.num_rows, self.pending = len(slots), [self.pending[slot] for slot in slots]
         if self.now is not None:
             self.now = Earlier(**{name: value[list(slots)] for name, value in vars(self.now).items()})
 
 
 def _nothing(num_rows: int, count: int, like: Tensor) -> Earlier:
-    """No position yet."""
+    """A window without any position."""
     zeros = torch.zeros(num_rows, count, device=like.device)
     hidden = torch.zeros(num_rows, count, like.shape[-1], dtype=like.dtype, device=like.device)
     sums = torch.zeros(num_rows, device=like.device)
@@ -117,12 +117,12 @@ def _entry(step: DraftStep) -> Positions:
     """A step as one position [B, 1, ...]; where nothing was drawn yet, the token is 0."""
     drawn = step if step.tokens is not None else replace(step, tokens=torch.zeros_like(step.entropy, dtype=torch.long))
     assert drawn.tokens is not None
-    found = (step.hidden, drawn.tokens, drawn.token_prob, step.entropy, step.top_probs)
-    return _positions(*(values.unsqueeze(1) for values in found))
+    values = (step.hidden, drawn.tokens, drawn.token_prob, step.entropy, step.top_probs)
+    return _positions(*(value.unsqueeze(1) for value in values))
 
 
 def _positions(hidden: Tensor, tokens: Tensor, token_prob: Tensor, entropy: Tensor, top_probs: Tensor) -> Positions:
-    """Positions that are there."""
+    """Positions that are present, from their fields."""
     return {
         "hidden": hidden, "tokens": tokens, "token_prob": token_prob, "entropy": entropy, "top_probs": top_probs,
         "present": torch.ones_like(tokens, dtype=torch.bool),
@@ -135,5 +135,5 @@ def _moved(old: Earlier, new: Positions, index: Tensor, mine: Tensor) -> Earlier
     joined = {
         name: torch.cat([values, new[name].to(values.dtype)], 1)[rows, index] for name, values in old.positions.items()
     }
-    said = new["token_prob"].double().clamp(min=SMALLEST).log() * mine
-    return Earlier(**joined, likelihood=old.likelihood + said.sum(1).float(), count=old.count + mine.sum(1))
+    log_probs = new["token_prob"].double().clamp(min=SMALLEST).log() * mine
+    return Earlier(**joined, likelihood=old.likelihood + log_probs.sum(1).float(), count=old.count + mine.sum(1))

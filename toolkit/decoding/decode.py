@@ -68,7 +68,7 @@ def decode_measured(
     timed: bool = False,
     capacity: int = 0,
 ) -> Decoded:
-    """`decode`, and what the call used.
+    """Decode as `decode` does, and measure the caches of the call.
 
     timed     True: wait for the device between draft and target, so that the rounds' seconds are each model's own
     capacity  least number of tokens that a cache has room for: short texts are timed in the caches of longer ones
@@ -82,18 +82,15 @@ def decode_measured(
     for row in rows:
         if row.generation.error is not None:
             finish(row.generation)
-    used = _run(Job(pair, method, sampling, queue, finish, timed), batch_size, capacity) if queue else 0
-    return Decoded([row.generation for row in rows], used)
-
-
-def _run(job: Job, batch_size: int, capacity: int) -> int:
-    """Decode the queue of a job; returns the most bytes that its caches took."""
-    kind = TextBatch if job.method.beams is None else BeamBatch
-    longest = max(len(row.context) for row in job.queue)
-    num_slots = min(batch_size, len(job.queue))
-    capacity = max(capacity, kind.capacity(job.method, job.sampling, longest))
-    with engine_of(job.pair).sessions(num_slots, capacity) as sessions:
-        return kind(job, sessions, [job.queue.popleft() for _ in range(num_slots)]).run()
+    cache_bytes = 0
+    if queue:
+        job = Job(pair, method, sampling, queue, finish, timed)
+        kind = TextBatch if method.beams is None else BeamBatch
+        num_slots = min(batch_size, len(queue))
+        capacity = max(capacity, kind.capacity(method, sampling, max(len(row.context) for row in queue)))
+        with engine_of(pair).sessions(num_slots, capacity) as sessions:
+            cache_bytes = kind(job, sessions, [queue.popleft() for _ in range(num_slots)]).run()
+    return Decoded([row.generation for row in rows], cache_bytes)
 
 
 def prompt_ids(pair: ModelPair, prompt: Prompt, row_id: int, sampling: Sampling) -> list[int]:

@@ -55,7 +55,7 @@ def judge(
     stopped: Tensor | None = None,
     most_pairs: int | None = None,
 ) -> BeamVerdict:
-    """logits [B, W + N, V] of the target at the block; uniforms [B, 3 M + 1], in the layout of every rule.
+    """Judge a forest by the target's logits [B, W + N, V] at the block; uniforms [B, 3 M + 1], in the layout of every rule.
 
     room [B]     a row is done, and its round ends, once this many beams have ended
     stopped [B, N]  not 0: nodes that end although their token is none of `end_ids`: a stop string is complete; None: none
@@ -69,10 +69,10 @@ def judge(
         ended = ended | (forest.tokens == end)
     for layer in range(len(forest.pairs)):
         p, joint = walk.layer_probs(logits, sampling)
-        kept, residual = walk.test(rule, beams, forest, layer, p, tests)
-        passes = walk.passing(forest, layer, kept)
-        added.fill(walk.active & ~passes, p, residual, joint, walk.width - kept.sum(1), walk.first, extras)
-        walk.descend(forest, layer, kept, passes, joint, ended)
+        accepted, residual = walk.test(rule, beams, forest, layer, p, tests)
+        passes = walk.passing(forest, layer, accepted)
+        added.fill(walk.active & ~passes, p, residual, joint, walk.width - accepted.sum(1), walk.first, extras)
+        walk.descend(forest, layer, accepted, passes, joint, ended)
     p, joint = walk.layer_probs(logits, sampling)
     added.fill(walk.active, p, p, joint, walk.width, walk.first, extras)
     return walk.verdict(added)
@@ -96,12 +96,12 @@ class _Walk:
     length: Tensor
     width: Tensor
     room: Tensor
-    kept: list[Tensor] = field(default_factory=list)
+    accepted: list[Tensor] = field(default_factory=list)
     node_scores: list[Tensor] = field(default_factory=list)
 
     @classmethod
     def begin(cls, forest: Forest, logits: Tensor, beams: Beams, room: Tensor) -> _Walk:
-        """Before the first layer."""
+        """The walk before the first layer."""
         length = torch.zeros(len(logits), dtype=torch.long, device=logits.device)
         return cls(
             scores=forest.scores,
@@ -125,7 +125,7 @@ class _Walk:
     def test(
         self, rule: LayerRule, beams: Beams, forest: Forest, layer: int, p: Tensor, tests: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """Which candidates of a drafted layer are kept [B, W_S], and what one further beam is drawn from [B, n V]."""
+        """Which candidates of a drafted layer are accepted [B, W_S], and what one further beam is drawn from [B, n V]."""
         pairs, q, counts = forest.pairs[layer], forest.draft_probs[layer], forest.counts[layer]
         num_candidates = pairs.shape[1]
         drafted = self.active & (forest.num_layers > layer)
@@ -137,29 +137,31 @@ class _Walk:
         real = drafted.unsqueeze(1) & (torch.arange(num_candidates, device=counts.device) < counts.unsqueeze(1))
         return rule.walk(p, q, pairs, real, tested, tests[:, span])
 
-    def passing(self, forest: Forest, layer: int, kept: Tensor) -> Tensor:
-        """Rows [B] that go on below a layer: it was drafted, and kept as many beams as it asked for."""
-        return self.active & (forest.num_layers > layer) & (kept.sum(1) == self.width)
+    def passing(self, forest: Forest, layer: int, accepted: Tensor) -> Tensor:
+        """Rows [B] that go on below a layer: it was drafted, and accepted as many beams as it asked for."""
+        return self.active & (forest.num_layers > layer) & (accepted.sum(1) == self.width)
 
-    def descend(self, forest: Forest, layer: int, kept: Tensor, passes: Tensor, joint: Tensor, ended: Tensor) -> None:
-        """Go on below the beams that a layer kept, where it passes, but for those that end. ended [B, N]."""
+    def descend(
+        self, forest: Forest, layer: int, accepted: Tensor, passes: Tensor, joint: Tensor, ended: Tensor
+    ) -> None:
+        """Go on below the beams that a layer accepted, where it passes, but for those that end. ended [B, N]."""
         pairs = forest.pairs[layer]
         scores = joint.flatten(1).gather(1, pairs)
-        self.kept.append(kept)
+        self.accepted.append(accepted)
         self.node_scores.append(scores)
         span = slice(layer * pairs.shape[1], (layer + 1) * pairs.shape[1])
-        lives = kept & passes.unsqueeze(1) & ~ended[:, span]
+        lives = accepted & passes.unsqueeze(1) & ~ended[:, span]
         self.scores = scores.double().masked_fill(~lives, -torch.inf)
         self.length = self.length + passes
-        self.room = self.room - torch.where(passes, kept.sum(1) - lives.sum(1), 0)
+        self.room = self.room - torch.where(passes, accepted.sum(1) - lives.sum(1), 0)
         self.active = passes & lives.any(1) & (self.room > 0)
         self.first, self.count = forest.num_before + layer * pairs.shape[1], pairs.shape[1]
 
     def verdict(self, added: _Extras) -> BeamVerdict:
-        """Everything that was found."""
+        """The verdict of the whole walk."""
         nothing = torch.zeros(len(self.length), 0, device=self.length.device)
         return BeamVerdict(
-            kept=torch.cat([nothing.bool(), *self.kept], 1),
+            kept=torch.cat([nothing.bool(), *self.accepted], 1),
             node_scores=torch.cat([nothing.double(), *(layer.double() for layer in self.node_scores)], 1),
             length=self.length,
             num_extra=added.num,
@@ -185,7 +187,7 @@ class _Extras:
     def fill(
         self, ends: Tensor, p: Tensor, residual: Tensor, joint: Tensor, needed: Tensor, first: int, extras: Tensor
     ) -> None:
-        """Where a row ends [B]: the likeliest pairs, or one draw from the residual and the rest from p."""
+        """Fill the layer of rows that end in it [B]: the likeliest pairs, or one draw from the residual and the rest from p."""
         flat = joint.flatten(1)
         if self.top:
             size = min(self.room, flat.shape[1])
@@ -193,8 +195,9 @@ class _Extras:
             needed = (~flat.isneginf()).sum(1).clamp(max=self.room)
         else:
             uniforms = extras[:, : self.room]
-            one, rest = draws(residual.nan_to_num(1.0), uniforms[:, :1]), draws(p.nan_to_num(1.0), uniforms[:, 1:])
-            pairs = torch.cat([one, rest], 1)
+            from_residual = draws(residual.nan_to_num(1.0), uniforms[:, :1])
+            from_target = draws(p.nan_to_num(1.0), uniforms[:, 1:])
+            pairs = torch.cat([from_residual, from_target], 1)
         where = ends.unsqueeze(1)
         self.num = torch.where(ends, needed, self.num)
         self.parents = torch.where(where, first + pairs // self.vocab_size, self.parents)

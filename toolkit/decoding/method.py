@@ -41,7 +41,15 @@ class Method:
 
     def __post_init__(self) -> None:
         check_ranges(self)
-        self._check_kinds()
+        if isinstance(self.rule, LayerRule) != (self.beams is not None):
+            raise InputError(f"method {self.name}: a rule for layers of beams and `beams` need each other")
+        for part, kinds in ((self.rule, (TextRule, LayerRule)), (self.proposer, (TextProposer, ForestProposer))):
+            expected = kinds[0] if self.beams is None else kinds[1]
+            if not isinstance(part, expected):
+                what = "one text per row" if self.beams is None else "several beams"
+                raise InputError(
+                    f"method {self.name}: expected a {expected.__name__} for {what}, got {type(part).__name__}"
+                )
         policy, rule, proposer = (type(part).__name__ for part in (self.policy, self.rule, self.proposer))
         if self.proposer.scheme not in self.rule.schemes:
             raise InputError(
@@ -63,20 +71,8 @@ class Method:
                 "draft model; expected another policy (fixed, heuristic)"
             )
 
-    def _check_kinds(self) -> None:
-        """Raises InputError unless rule and proposer are of one kind: for one text per row, or for beams."""
-        if isinstance(self.rule, LayerRule) != (self.beams is not None):
-            raise InputError(f"method {self.name}: a rule for layers of beams and `beams` need each other")
-        for part, kinds in ((self.rule, (TextRule, LayerRule)), (self.proposer, (TextProposer, ForestProposer))):
-            expected = kinds[0] if self.beams is None else kinds[1]
-            if not isinstance(part, expected):
-                what = "one text per row" if self.beams is None else "several beams"
-                raise InputError(
-                    f"method {self.name}: expected a {expected.__name__} for {what}, got {type(part).__name__}"
-                )
-
     def bind(self, pair: ModelPair) -> Method:
-        """Ready for one pair: heads loaded and checked, the policy bounded. Raises InputError."""
+        """The method for one pair: heads loaded and checked, the policy bounded. Raises InputError."""
         bounded = Bounded(self.policy, self.min_drafted, self.max_drafted).bind(pair)
         method = replace(self, policy=bounded)
         if method.drafts and self.proposer.needs_draft_model and not pair.drafts:
@@ -109,18 +105,13 @@ class Method:
         Blocks of which one is drawn (MTJD) are searched for the likeliest.
         """
         if self.beams is not None:
-            self._check_beam_sampling(sampling)
+            if sampling.repetition_penalty != 1.0:
+                raise InputError("repetition_penalty is not available with several beams; leave it out")
             searches = sampling.temperature == 0 and isinstance(self.policy, Bounded) and not self.drafts
             return replace(self, beams=self.beams.greedy()) if searches else self
         if sampling.temperature > 0 or not isinstance(self.proposer, TreeProposer):
             return self
         return replace(self, proposer=self.proposer.greedy(), rule=NaiveMCSD())
-
-    @staticmethod
-    def _check_beam_sampling(sampling: Sampling) -> None:
-        """Raises InputError for what several beams cannot do."""
-        if sampling.repetition_penalty != 1.0:
-            raise InputError("repetition_penalty is not available with several beams; leave it out")
 
     @property
     def lossless(self) -> bool:

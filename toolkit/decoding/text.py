@@ -1,4 +1,4 @@
-"""One text per row: chains and trees of drafted tokens behind it, of which one path is accepted.
+"""One text per row: chains and trees of drafted tokens after it, of which one path is accepted.
 
 Shapes: B batch slots, N proposed nodes, V vocabulary.
 """
@@ -84,7 +84,7 @@ class TextBatch(Batch[DraftContext, Proposal, Verdict]):
         return self.proposer.propose(context, self.method.policy, self.state)
 
     def score(self, context: DraftContext, proposal: Proposal) -> Tensor:
-        """p after the context and after every node: [B, N + 1, V], one forward."""
+        """p after the context and after every node: [B, N + 1, V], from one forward pass."""
         unread, counts = self._unread(self.target)
         tokens = torch.cat([unread, proposal.tokens.to(unread.device)], 1)
         if proposal.parents is None:
@@ -112,10 +112,10 @@ class TextBatch(Batch[DraftContext, Proposal, Verdict]):
                 self.fail(slot)
                 continue
             new = [tokens[slot][node] for node in path[slot][:length]] + [extra[slot]]
-            kept, reason = self._cut(row, new)
-            row.generation.token_ids += kept
-            row.context += kept
-            row.generation.rounds.append(Round(num_drafted, num_calls, length, len(kept), bool(bonus), *seconds))
+            produced, reason = self._cut(row, new)
+            row.generation.token_ids += produced
+            row.context += produced
+            row.generation.rounds.append(Round(num_drafted, num_calls, length, len(produced), bool(bonus), *seconds))
             if reason:
                 self.end(slot, reason)
         self._forget(context, proposal, verdict, accepted, lengths)
@@ -136,17 +136,17 @@ class TextBatch(Batch[DraftContext, Proposal, Verdict]):
     def _cut(self, row: Row, new: list[int]) -> tuple[list[int], str]:
         """The produced part of a round's tokens, and why the row ends there, if it does."""
         room = self.sampling.room(len(row.generation.prompt_ids)) - row.num_produced
-        kept, reason = new[:room], "length" if len(new) >= room else ""
-        ends = [i for i, token in enumerate(kept) if token in self.end_ids]
+        produced, reason = new[:room], "length" if len(new) >= room else ""
+        ends = [i for i, token in enumerate(produced) if token in self.end_ids]
         if ends:
-            kept, reason = kept[: ends[0] + 1], "end"
+            produced, reason = produced[: ends[0] + 1], "end"
         if self.has_stops:
-            produced = row.generation.token_ids
-            if self.stop_position(row.generation, produced + kept) is not None:
-                starts = (self.stop_position(row.generation, produced + kept[: i + 1]) for i in range(len(kept)))
+            before = row.generation.token_ids
+            if self.stop_position(row.generation, before + produced) is not None:
+                starts = (self.stop_position(row.generation, before + produced[: i + 1]) for i in range(len(produced)))
                 first = next(i for i, start in enumerate(starts) if start is not None)
-                kept, reason = kept[: first + 1], "stop"
-        return kept, reason
+                produced, reason = produced[: first + 1], "stop"
+        return produced, reason
 
     def _forget(
         self, context: DraftContext, proposal: Proposal, verdict: Verdict, accepted: list[int], lengths: list[int]

@@ -17,7 +17,7 @@ def open_session(
 ) -> Session:
     """The session of a model: its own, if it brings one (`open_session`), else the one for Hugging Face models.
 
-    captures  forwards of recurring shapes are replayed through them (Hugging Face models only); None: never
+    captures  forward passes of recurring shapes are replayed through them (Hugging Face models only); None: never
     packed    this model's large layers, laid out for a few tokens at a time (likewise); None: as they are
     """
     own = getattr(model, "open_session", None)

@@ -14,10 +14,10 @@ from toolkit.errors import InputError
 
 @dataclass(frozen=True)
 class Reading:
-    """What a forward returned for the last T' tokens of its block.
+    """What a forward pass returned for the last T' tokens of its block.
 
     logits [b, T', V]   next-token logits, unwarped
-    hidden [b, T', D]   final hidden states (after the final norm): the state that has read the token; earlier layers behind
+    hidden [b, T', D]   final hidden states (after the final norm): the state that has read the token; earlier layers after
                         it, where the model gives them (`toolkit.engine.hidden_states`)
     """
 
@@ -29,7 +29,7 @@ class Session(ABC):
     """One model plus one tree-structured, preallocated cache for B rows.
 
     `extend` reads tokens, `truncate` and `keep` forget them; rows are independent of each other. `num_calls` counts
-    forwards. Subclasses compute; where tokens live and what they see is the TreeIndex's.
+    forward passes. Subclasses compute; where tokens live and what they see is the TreeIndex's.
     """
 
     def __init__(self, num_rows: int, capacity: int, device: torch.device):
@@ -51,7 +51,7 @@ class Session(ABC):
         last: int = 1,
         rows: list[int] | None = None,
     ) -> Reading:
-        """Read a block of tokens [b, T] in one forward; returns logits and states of the `last` tokens of the block.
+        """Read a block of tokens [b, T] in one forward pass; returns logits and states of the `last` tokens of the block.
 
         counts   how many tokens of each row are real, right-aligned in front of the tree nodes; None: all
         parents  [b, N] node ids of the last N tokens' parents (-1: the end of the context); None: the block is a chain
@@ -71,7 +71,7 @@ class Session(ABC):
         return self._forward(tokens, rows, placement, parents, last)
 
     def truncate(self, lengths: list[int]) -> None:
-        """Forget everything behind the first `lengths[row]` tokens of each row. For chains; costs nothing."""
+        """Forget everything after the first `lengths[row]` tokens of each row. For chains; costs nothing."""
         self.index.truncate(lengths)
 
     def keep(self, nodes: Tensor) -> Tensor:
@@ -90,7 +90,7 @@ class Session(ABC):
         return False
 
     def _widened(self, width: int) -> int:
-        """The block's width with padding: sessions that replay forwards use few widths."""
+        """The block's width with padding: sessions that replay forward passes use few widths."""
         return width
 
     def reserve(self, capacity: int) -> None:
@@ -108,8 +108,8 @@ class Session(ABC):
     ) -> Reading: ...
 
     @abstractmethod
-    def _move(self, contexts: list[int], kept: list[list[int]]) -> None:
-        """Node kept[row][i] of each row moves to slot contexts[row] + i."""
+    def _move(self, contexts: list[int], nodes: list[list[int]]) -> None:
+        """Move node nodes[row][i] of each row to slot contexts[row] + i."""
 
     def select(self, rows: list[int]) -> None:
         """Keep these rows only, in this order."""

@@ -53,7 +53,7 @@ class StaticForward:
 
 
 class GraphForward(StaticForward):
-    """The same as one CUDA graph. Graphs of a process share one memory pool: they never run at the same time."""
+    """A static forward as one CUDA graph. Graphs of a process share one memory pool: they never run at the same time."""
 
     pool: ClassVar[Any] = None
 
@@ -81,7 +81,7 @@ class GraphForward(StaticForward):
 class Captures:
     """The captured forwards of one session, by shape.
 
-    A shape that recurs is captured. Once there are as many as are kept, it replaces the least used one, if it has been
+    A shape that recurs is captured. Once the most that are kept are there, it replaces the least used one, if it has been
     used more than twice as often. Otherwise, in a loop over too many shapes, captures would only replace each other.
 
     num_layers  of the model: what a capture costs
@@ -124,7 +124,7 @@ class Captures:
         """Whether this shape may be captured; makes room for it if it is worth more than the least used one."""
         if len(self.known) < self.most:
             return True
-        least = min(self.known, key=lambda known: self.uses[known])
+        least = min(self.known, key=lambda shape: self.uses[shape])
         if self.uses[key] <= 2 * self.uses[least]:
             return False
         del self.known[least], self.unproven[least]
@@ -138,7 +138,7 @@ class Captures:
     def _proven(
         self, key: tuple[int, ...], captured: StaticForward, forward: Forward, inputs: Sequence[Tensor]
     ) -> tuple[Tensor, Tensor]:
-        """What the forward itself gives; the capture counts as proven after a few replays like it."""
+        """Compute what the forward itself gives; the capture counts as proven after a few replays like it."""
         self.unproven[key] -= 1
         try:
             replayed = captured(inputs)

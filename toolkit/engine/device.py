@@ -10,14 +10,14 @@ from torch import Tensor
 
 
 def tensor_on(device: torch.device, values: Any) -> Tensor:
-    """Whole numbers as a tensor on a device; to a GPU they are copied behind the work already launched there."""
+    """Whole numbers as a tensor on a device; to a GPU they are copied after the work already launched there."""
     if device.type != "cuda":
         return torch.tensor(values, dtype=torch.long, device=device)
     return torch.tensor(values, dtype=torch.long).pin_memory().to(device, non_blocking=True)
 
 
 def floats_on(device: torch.device, values: Any) -> Tensor:
-    """Real numbers as a tensor on a device, likewise."""
+    """Real numbers as a tensor on a device; to a GPU they are copied as in `tensor_on`."""
     if device.type != "cuda":
         return torch.tensor(values, device=device)
     return torch.tensor(values).pin_memory().to(device, non_blocking=True)
@@ -35,7 +35,7 @@ class Gate:
         self.on_gpu = device.type == "cuda"
         self.ahead = ahead if ahead is not None else int(self.on_gpu)
         self.asked: deque[tuple[Tensor, Any]] = deque()
-        self.num_open = 0  # leading questions known to have been answered with yes
+        self.num_open = 0  # leading questions that were answered with yes
 
     def passes(self, going: Tensor, now: bool = False) -> bool:
         """Add the question whether any of `going` (bool) is true; False once a question was answered with no.

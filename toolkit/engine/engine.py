@@ -1,8 +1,8 @@
 """The engine: what decoding owns and keeps for a pair, from one call to the next.
 
-Caches (`Sessions`), captured forwards, packed weights and loaded heads live here; a `ModelPair` holds models and a tokenizer,
-nothing else. There is one engine per pair (`engine_of`), made anew if the pair's models or options are replaced, and it
-goes when the pair goes. Calls at the same time get caches of their own; forwards of one model then run one after another.
+Caches (`Sessions`), captured forward passes, packed weights and loaded heads live here; a `ModelPair` holds models and a
+tokenizer, nothing else. There is one engine per pair (`engine_of`), made again if the pair's models or options are replaced. It
+goes when the pair goes. Calls at the same time get caches of their own; forward passes of one model then run one after another.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ OnOff = Literal["auto", "on", "off"] | bool
 
 @dataclass(frozen=True)
 class EngineOptions:
-    """How forwards are run. None of it changes results beyond rounding.
+    """How forward passes are run. None of it changes results beyond rounding.
 
-    cuda_graphs    "auto" or "off": forwards of recurring shapes are captured as CUDA graphs and replayed
+    cuda_graphs    "auto" or "off": forward passes of recurring shapes are captured as CUDA graphs and replayed
     cpu_packing    "auto", "on" or "off": large float32 layers keep a second copy of their weights. Its layout makes
                    reading a few tokens at a time as cheap as reading one. auto: up to 4 GiB of copies
     self_check     "auto" or "off": a model's architecture is tried on a tiny copy before its first text is decoded. It
@@ -65,12 +65,12 @@ class Sessions:
 
     @property
     def every(self) -> list[Session]:
-        """All of them, the target's first."""
+        """All caches, the target's first."""
         return [self.target, *self.drafts]
 
     @property
     def fixed_rows(self) -> bool:
-        """Whether some captured forward belongs to these caches."""
+        """Whether some captured forward pass belongs to these caches."""
         return any(session.fixed_rows for session in self.every)
 
     @property
@@ -79,7 +79,7 @@ class Sessions:
         return sum(session.cache_bytes for session in self.every)
 
     def fits(self, num_rows: int, capacity: int) -> bool:
-        """Whether these caches have so many rows, and room for so many tokens in each."""
+        """Whether these caches have `num_rows` rows, and room for `capacity` tokens in each."""
         return all(s.index.num_rows == num_rows and s.index.capacity >= capacity for s in self.every)
 
 
@@ -91,7 +91,7 @@ class Engine:
     captures  per model, once it was first used: empty ones, which each of its caches begins with; None: it is not captured
     packed   per model: its packed weights; None: it has none
     idle     caches that wait for another call
-    capture_kind  how forwards are captured; None: as the options and the device say
+    capture_kind  how forward passes are captured; None: as the options and the device say
     """
 
     def __init__(self, models: Sequence[Any], options: EngineOptions):
@@ -121,9 +121,9 @@ class Engine:
     def open(self, num_rows: int, capacity: int, captured: bool = True) -> Sessions:
         """Empty caches for the target and for each draft, of at least this capacity.
 
-        captured  False: forwards are run as they are; for work whose shapes hardly recur
+        captured  False: forward passes are run as they are; for work whose shapes hardly recur
 
-        Captured forwards belong to the caches they were made with. So caches of an earlier call are used again.
+        Captured forward passes belong to the caches they were made with. So caches of an earlier call are used again.
         Raises InputError if a model is in training mode, or of an architecture that is not decoded right.
         """
         capacity = -(-capacity // CAPACITY_GRANULE) * CAPACITY_GRANULE
@@ -144,7 +144,7 @@ class Engine:
         return Sessions(target, drafts)
 
     def close(self, sessions: Sessions) -> None:
-        """Give caches back. The last few sets are kept if captured forwards belong to them; memory of others is free."""
+        """Give caches back. The last few sets are kept if captured forward passes belong to them; memory of others is free."""
         if not sessions.fixed_rows:
             return
         for session in sessions.every:
@@ -154,7 +154,7 @@ class Engine:
             self.idle[:] = [sessions, *self.idle][:IDLE]
 
     def _check(self) -> None:
-        """Modes of all models, on every call; their architectures once."""
+        """Check the modes of all models, on every call, and their architectures once."""
         roles = ["target", *["draft"] * (len(self.models) - 1)]
         for model, role in zip(self.models, roles, strict=True):
             check_mode(model, role)
@@ -169,12 +169,15 @@ class Engine:
         self._checked = True
 
     def _prepare(self) -> None:
-        """Captures and packed weights of every model; what belongs to modules or tensors that were replaced is dropped."""
+        """Prepare captures and packed weights of every model; drop what belongs to modules or tensors that were replaced."""
         guards = [_guard(model) for model in self.models]
         if guards != self._guards:
             self.captures, self.packed, self.idle, self._guards = [], [], [], guards
         self.captures = self.captures or list(map(self._captures, guards, self.models))
-        self.packed = self.packed or list(map(self._packed, guards, self.models))
+        self.packed = self.packed or [
+            packed_for(model, self.options.cpu_packing) if _constant(guard, model) else None
+            for guard, model in zip(guards, self.models, strict=True)
+        ]
         for model, packed in zip(self.models, self.packed, strict=True):
             if packed is not None:
                 with forwards_lock(model):
@@ -186,9 +189,6 @@ class Engine:
         graphs = model.device.type == "cuda" and self.options.cuda_graphs not in ("off", False)
         kind = self.capture_kind or (GraphForward if graphs else None)
         return None if kind is None else Captures(kind, model.config.get_text_config().num_hidden_layers)
-
-    def _packed(self, guard: CaptureGuard | None, model: Any) -> PackedLinears | None:
-        return packed_for(model, self.options.cpu_packing) if _constant(guard, model) else None
 
 
 _ENGINES: WeakKeyDictionary[Models, Engine] = WeakKeyDictionary()
@@ -208,11 +208,11 @@ def _guard(model: Any) -> CaptureGuard | None:
     """What captures and packed weights of a model depend on; None for models that bring their own sessions."""
     if hasattr(model, "open_session"):
         return None
-    with forwards_lock(model):  # no forward is under way, which adds hooks of its own
+    with forwards_lock(model):  # no forward pass is under way, which adds hooks of its own
         return CaptureGuard(model)
 
 
 def _constant(guard: CaptureGuard | None, model: Any) -> bool:
-    """Whether a model is a transformers one on one device, without hooks and gradients: every forward is the same."""
+    """Whether a model is a transformers one on one device, without hooks and gradients: every forward pass is the same."""
     one_device = len(set(getattr(model, "hf_device_map", {0: 0}).values())) <= 1
     return guard is not None and one_device and not guard.hooks and not guard.asks_gradients

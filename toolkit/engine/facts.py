@@ -55,9 +55,9 @@ def _trained_positions(config: Any) -> list[int | None]:
 
 def devices_of(model: Any) -> list[str]:
     """Every device that holds a part of the model or runs it, as "cuda:1"; weights that wait on disk are on none."""
-    found = [parameter.device for parameter in model.parameters()] if hasattr(model, "parameters") else [model.device]
+    devices = [parameter.device for parameter in model.parameters()] if hasattr(model, "parameters") else [model.device]
     mapped = [device for device in getattr(model, "hf_device_map", {}).values() if device != "disk"]
-    named = [str(device) for device in found if device.type != "meta"]
+    named = [str(device) for device in devices if device.type != "meta"]
     named += [
         f"cuda:{device}" if isinstance(device, int) else str(device) for device in mapped
     ]  # GPUs are numbers there

@@ -34,7 +34,7 @@ GRANULE = 64
 
 @dataclass(frozen=True)
 class Reach:
-    """How far back a layer looks. window: so many positions, its own included; chunk: not beyond its own chunk's start."""
+    """How far back a layer looks. window: this many positions, its own included; chunk: to its own chunk's start."""
 
     window: int | None = None
     chunk: int | None = None
@@ -182,7 +182,7 @@ class HFSession(Session):
         return output.logits, states[-1]
 
     def replay(self, inputs: Sequence[Tensor], visible: int, last: int) -> tuple[Tensor, Tensor]:
-        """The same through captures: the shape decides, and the slots are an input (the last one)."""
+        """One forward of the model through captures: the shape decides, and the slots are an input (the last one)."""
         assert self.captures is not None
 
         def forward(*tensors: Tensor) -> tuple[Tensor, Tensor]:
@@ -207,12 +207,12 @@ class HFSession(Session):
         return masks
 
     @torch.inference_mode()
-    def _move(self, contexts: list[int], kept: list[list[int]]) -> None:
+    def _move(self, contexts: list[int], nodes: list[list[int]]) -> None:
         source, target = [], []
         slots = self.index.capacity + 1
-        for row, (context, nodes) in enumerate(zip(contexts, kept, strict=True)):
+        for row, (context, old_nodes) in enumerate(zip(contexts, nodes, strict=True)):
             base = row * slots + context
-            for new, old in enumerate(nodes):
+            for new, old in enumerate(old_nodes):
                 if new != old:
                     source.append(base + old)
                     target.append(base + new)
@@ -241,7 +241,7 @@ class HFSession(Session):
     @torch.inference_mode()
     def select(self, rows: list[int]) -> None:
         super().select(rows)
-        self._offsets = self._offsets[: len(rows)]  # rows are numbered anew
+        self._offsets = self._offsets[: len(rows)]  # rows are numbered again
         for layer in self.filled:
             layer.keys, layer.values = layer.keys[rows], layer.values[rows]
         self._drop_captures()
@@ -270,19 +270,19 @@ def attention_reaches(model: Any) -> dict[str, Reach]:
     window, chunk = getattr(config, "sliding_window", None), getattr(config, "attention_chunk_size", None)
     if getattr(config, "use_sliding_window", True) is False:
         window = None
-    known = {
+    reaches = {
         "full_attention": Reach(),
         "sliding_attention": Reach(window=window),
         "chunked_attention": Reach(chunk=chunk),
     }
     if takes_mask_per_layer_type(model):
         types = sorted(set(getattr(config, "layer_types", None) or ["full_attention"]))
-        unknown = [t for t in types if t not in known]
+        unknown = [t for t in types if t not in reaches]
         if unknown:
             raise InputError(
                 f"{type(model).__name__} has layers of type {unknown[0]}: only attention can be tree-cached"
             )
-        return {name: known[name] for name in types}
+        return {name: reaches[name] for name in types}
     return {"full_attention" if window is None else "sliding_attention": Reach(window)}
 
 

@@ -1,7 +1,7 @@
-"""What heads read of a model's forward: its final hidden state, with those of chosen earlier layers behind it.
+"""What heads read of a model's forward pass: its final hidden state, with those of chosen earlier layers after it.
 
-All states are taken here: those of sessions, of teacher-forced forwards, and of transformers' own loop. The final state is
-taken where the model feeds it to its output embedding. Earlier layers are numbered as in transformers' `hidden_states`: 0 is
+All states are taken here: those of sessions, of teacher-forced forward passes, and of transformers' own loop. The final state
+is taken where the model feeds it to its output embedding. Earlier layers are numbered as in transformers' `hidden_states`: 0 is
 the embedding, i the i-th layer's output, before the last norm. The layers that a model gives are set once, when it is loaded.
 
 Shapes: b rows, T tokens, D width of a state, n earlier layers.
@@ -22,7 +22,7 @@ GIVEN = "layers_given"  # attribute of a model
 
 
 def give_layers(model: Any, layers: Sequence[int]) -> None:
-    """Let a model's states hold these layers behind the final one. Negative numbers count from the end: -1 is final.
+    """Let a model's states hold these layers after the final one. Negative numbers count from the end: -1 is final.
 
     Raises InputError if the model has no such layers, or states of several widths.
     """
@@ -51,37 +51,38 @@ def counted(layers: Sequence[int], count: int) -> tuple[int, ...]:
 
 def layers_of(model: Any) -> tuple[int, ...]:
     """The earlier layers that a model's states hold, counted from its embedding, 0."""
-    found: tuple[int, ...] = getattr(model, GIVEN, ())
-    return found
+    layers: tuple[int, ...] = getattr(model, GIVEN, ())
+    return layers
 
 
-def check_layers(wanted: Sequence[int], given: Sequence[int], who: str, where: str) -> None:
+def check_layers(expected: Sequence[int], layers: Sequence[int], who: str, where: str) -> None:
     """Raises InputError unless the earlier layers that `who` wants are those that `where` gives."""
-    if tuple(wanted) != tuple(given):
+    if tuple(expected) != tuple(layers):
         raise InputError(
-            f"{who} layers {list(wanted)} beside the final state, {where} {list(given)}: set +pair.draft_layers={list(wanted)}"
+            f"{who} layers {list(expected)} beside the final state, {where} {list(layers)}: "
+            f"set +pair.draft_layers={list(expected)}"
         )
 
 
 def state_width(model: Any) -> int:
-    """D of the final state."""
+    """Width D of the final state."""
     return int(model.get_output_embeddings().weight.shape[1])
 
 
 def state_size(model: Any) -> int:
-    """Width of what heads read: (1 + n) D."""
+    """Width (1 + n) D of what heads read."""
     return state_width(model) * (1 + len(layers_of(model)))
 
 
 @contextmanager
 def watched_states(model: Any) -> Iterator[list[Tensor]]:
-    """States [b, T, (1 + n) D] of every forward inside the context; T counts the tokens that have logits."""
+    """States [b, T, (1 + n) D] of every forward pass inside the context; T counts the tokens that have logits."""
     states: list[Tensor] = []
     hooks = [model.get_output_embeddings().register_forward_pre_hook(lambda module, args: states.append(args[0]))]
     layers = layers_of(model)
 
-    def ask(module: Any, args: Any, given: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
-        return args, {**given, "output_hidden_states": True}
+    def ask(module: Any, args: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+        return args, {**kwargs, "output_hidden_states": True}
 
     def append(module: Any, args: Any, output: Any) -> None:
         last = states[-1].shape[1]

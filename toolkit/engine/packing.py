@@ -34,7 +34,7 @@ class PackedLinears:
         self.refresh()
 
     def refresh(self) -> None:
-        """Pack anew if the model's weights have been written to, or replaced, since."""
+        """Pack again if the model's weights have been written to, or replaced, since."""
         modules = packable(self.model)
         seen = [(m.weight.data_ptr(), 0 if m.weight.is_inference() else m.weight._version) for m in modules]
         if seen != self._seen:

@@ -104,7 +104,7 @@ def _try(model: Any, threshold: int | None = None) -> str | None:
 
 
 def _on_own_weights(model: Any, why: str) -> str | None:
-    """The same for a class that cannot be built tiny: a copy of a small model, decoded past its windows."""
+    """Try a class that cannot be built tiny on a copy of a small model, decoded past its windows."""
     size = sum(parameter.numel() for parameter in model.parameters())
     config = model.config.get_text_config()
     lengths = [getattr(config, name, None) or 0 for name in ("sliding_window", "attention_chunk_size", "window_size")]
@@ -145,8 +145,8 @@ def check_trees(model: Any, threshold: int = WINDOW) -> None:
     logits += list(reading.logits.flatten(0, 1))
     session.keep(torch.tensor(KEPT).unsqueeze(1))
     reading = session.extend(tail, last=TAIL)
-    for row, kept in enumerate(KEPT):
-        texts += [paths[row][kept] + tail[row, : i + 1].tolist() for i in range(TAIL)]
+    for row, node in enumerate(KEPT):
+        texts += [paths[row][node] + tail[row, : i + 1].tolist() for i in range(TAIL)]
         logits += list(reading.logits[row])
     _compare(model, texts, logits)
     _check_context(model, texts[-1])
@@ -161,7 +161,7 @@ def _paths(context: list[int], tokens: list[int], parents: list[int]) -> list[li
 
 
 def _compare(model: Any, texts: list[list[int]], logits: list[Tensor]) -> None:
-    """Logits [V] after each text against the model's own, texts of one length in one forward."""
+    """Compare logits [V] after each text with the model's own, texts of one length in one forward pass."""
     for length in sorted({len(text) for text in texts}):
         chosen = [i for i, text in enumerate(texts) if len(text) == length]
         own = _last_logits(model, [texts[i] for i in chosen])
@@ -172,7 +172,7 @@ def _compare(model: Any, texts: list[list[int]], logits: list[Tensor]) -> None:
 
 
 def _check_context(model: Any, text: list[int]) -> None:
-    """A trial of a model that looks at one token only would show nothing."""
+    """Raises Differs for a model that looks at one token only: its trial would show nothing."""
     own = _last_logits(model, [text, [*text[:-3], text[-3] ^ 1, *text[-2:]]])
     if torch.allclose(own[0], own[1], rtol=1e-6, atol=0):
         raise Differs("its logits do not depend on the text")
@@ -208,7 +208,7 @@ def hopeless(model: Any) -> str | None:
 def likely(model: Any, seen: str) -> str:
     """Why its cached forward may differ from its uncached one, by what is known of such models.
 
-    seen  what went wrong: said, shortened, where nothing is known
+    seen  what went wrong: the reason, shortened, where nothing better is known
     """
     config = model.config.get_text_config(decoder=True)
     inner = getattr(config, "attn_config", None)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 import re
+from contextlib import suppress
 from typing import Any
 
 import torch
@@ -50,7 +51,7 @@ class UnknownSizes(Exception):
 
 
 def tiny_config(config: Any) -> Any:
-    """A config of the same kind with small sizes, by names; nested configs likewise. The original stays as it is."""
+    """A config of the same kind with small sizes, by names, in nested configs too. The original stays as it is."""
     config = copy.deepcopy(config)
     for part in _parts(config):
         overrides = _take_overrides(part)
@@ -59,7 +60,8 @@ def tiny_config(config: Any) -> Any:
         _put_overrides(part, overrides, sizes, chosen)
     for name in ("quantization_config", "_name_or_path", "name_or_path"):
         if hasattr(config, name):
-            _drop(config, name)
+            with suppress(AttributeError):
+                delattr(config, name)
     return config
 
 
@@ -102,7 +104,7 @@ def _parts(config: Any) -> list[Any]:
 
 
 def _take_overrides(config: Any) -> dict[int, dict[str, Any]]:
-    """Sizes that single layers have for themselves; the config is without them then."""
+    """Take the sizes that single layers have for themselves out of a config, and return them."""
     spec = vars(config).get("_heterogeneity_spec")
     if spec is None:
         return {}
@@ -111,7 +113,7 @@ def _take_overrides(config: Any) -> dict[int, dict[str, Any]]:
 
 
 def _put_overrides(config: Any, overrides: dict[int, dict[str, Any]], sizes: dict[str, Any], chosen: list[int]) -> None:
-    """The same for the chosen layers. A size that was another than the config's stays another, twice as large."""
+    """Give the chosen layers their own sizes again. A size that was another than the config's stays another, twice as large."""
     small: dict[int, dict[str, Any]] = {}
     for new, old in enumerate(chosen):
         for key, value in overrides.get(old, {}).items():
@@ -124,14 +126,14 @@ def _put_overrides(config: Any, overrides: dict[int, dict[str, Any]], sizes: dic
 
 
 def _shrink(config: Any) -> list[int]:
-    """Shrink one config in place; returns the layers that were chosen."""
+    """Shrink entry config in place; returns the layers that were chosen."""
     old_heads, old_kv = _first(config, "num_attention_heads", "n_head"), _first(config, "num_key_value_heads")
     chosen = _choose_layers(config)
     for name, value in list(vars(config).items()):
         if type(value) is int:
             _set(config, name, _small(name, value))
-        elif isinstance(value, list) and value and all(type(one) is int for one in value):
-            _set(config, name, [_small(name, one) for one in value])
+        elif isinstance(value, list) and value and all(type(entry) is int for entry in value):
+            _set(config, name, [_small(name, entry) for entry in value])
         elif isinstance(value, dict):
             _set(
                 config, name, {key: _small(key, inner) if type(inner) is int else inner for key, inner in value.items()}
@@ -210,11 +212,4 @@ def _set(config: Any, name: str, value: Any) -> None:
     try:
         setattr(config, name, value)
     except Exception:  # read-only names of a config: the class derives them
-        return
-
-
-def _drop(config: Any, name: str) -> None:
-    try:
-        delattr(config, name)
-    except AttributeError:
         return

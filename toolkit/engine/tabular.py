@@ -62,11 +62,11 @@ class TabularModel:
         distribution: dict[tuple[int, ...], float] = {}
         for output in product(range(self.vocab_size), repeat=length):
             cut = output[: output.index(end) + 1] if end in output else output
-            chance, row = 1.0, self.state(prompt)
+            prob, row = 1.0, self.state(prompt)
             for token in cut:
-                chance *= float(self.probs[row, token])
+                prob *= float(self.probs[row, token])
                 row = (row * self.vocab_size + token) % self.probs.shape[0]
-            distribution[tuple(cut)] = chance
+            distribution[tuple(cut)] = prob
         return distribution
 
     def open_session(self, num_rows: int, capacity: int) -> Session:
@@ -100,10 +100,11 @@ class TabularSession(Session):
         hidden = torch.nn.functional.one_hot(states, self.model.probs.shape[0]).to(self.model.dtype)
         return Reading(self.model.probs[states].log(), hidden)
 
-    def _move(self, contexts: list[int], kept: list[list[int]]) -> None:
-        for row, (context, nodes) in enumerate(zip(contexts, kept, strict=True)):
-            if nodes:
-                self.states[row, context : context + len(nodes)] = self.states[row, [context + node for node in nodes]]
+    def _move(self, contexts: list[int], nodes: list[list[int]]) -> None:
+        for row, (context, old_nodes) in enumerate(zip(contexts, nodes, strict=True)):
+            if old_nodes:
+                slots = [context + node for node in old_nodes]
+                self.states[row, context : context + len(slots)] = self.states[row, slots]
 
     def _grow(self, capacity: int) -> None:
         self.states = torch.nn.functional.pad(self.states, (0, capacity - self.index.capacity))

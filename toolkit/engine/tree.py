@@ -53,7 +53,7 @@ class TreeIndex:
         self._columns = torch.arange(capacity + 1, device=self.device)
 
     def num_nodes(self, row: int) -> int:
-        """Tree nodes the row holds behind its context."""
+        """Tree nodes the row holds after its context."""
         return self.lengths[row] - self.context_lengths[row]
 
     def place(self, rows: list[int], width: int, counts: list[int] | None, parents: Tensor | None) -> Placement:
@@ -72,7 +72,8 @@ class TreeIndex:
             self.context_lengths[row] += count
         uniform = all(count == chain for count in counts) and len(set(starts)) == 1
         slots = self._slots(starts, counts, chain, width)
-        visible = self._rounded(max(max(self.lengths[row] for row in rows), 1))
+        visible = max(max(self.lengths[row] for row in rows), 1)
+        visible = min(-(-visible // self.granule) * self.granule, self.capacity)
         columns = self._columns[:visible]
         if parents is None:
             mask = columns <= slots.unsqueeze(-1)
@@ -100,7 +101,7 @@ class TreeIndex:
         return torch.where(relative >= 0, of_node, positions)
 
     def truncate(self, lengths: list[int]) -> None:
-        """Keep the first slots of each row; rows must hold a chain (no tree nodes are left behind)."""
+        """Keep the first slots of each row; rows must hold a chain (no tree nodes remain)."""
         for row, length in enumerate(lengths):
             if length < self.lengths[row]:
                 self.lengths[row] = length
@@ -119,12 +120,12 @@ class TreeIndex:
             return [[] for _ in range(self.num_rows)], nodes
         index = torch.arange(self.num_rows, device=self.device).unsqueeze(1)
         paths = self.ancestors[index, nodes.clamp(min=0)] & (nodes >= 0).unsqueeze(-1)  # [B, W, R]
-        kept, shared = paths.any(1), paths.all(1)
-        order = (~kept).to(torch.uint8).argsort(dim=1, stable=True)  # kept ones first, order kept
-        rank = kept.cumsum(1) - 1
+        on_path, shared = paths.any(1), paths.all(1)
+        order = (~on_path).to(torch.uint8).argsort(dim=1, stable=True)  # kept ones first, order kept
+        rank = on_path.cumsum(1) - 1
         num_shared = shared.sum(1, keepdim=True)
         new_nodes = torch.where(nodes >= 0, rank.gather(1, nodes.clamp(min=0)) - num_shared, nodes)
-        num_kept, shared_list = kept.sum(1).tolist(), num_shared.squeeze(1).tolist()
+        num_kept, shared_list = on_path.sum(1).tolist(), num_shared.squeeze(1).tolist()
         moved = [row[:count] for row, count in zip(order.tolist(), num_kept, strict=True)]
         self._compact(order, num_kept, shared_list)
         return moved, new_nodes.clamp(min=-1)
@@ -142,9 +143,6 @@ class TreeIndex:
         self.lengths[row] = self.context_lengths[row] = 0
         if self.ancestors is not None:
             self.ancestors[row] = False
-
-    def _rounded(self, visible: int) -> int:
-        return min(-(-visible // self.granule) * self.granule, self.capacity)
 
     # -- inside ---------------------------------------------------------------------------------------------------
 
@@ -210,7 +208,7 @@ class TreeIndex:
             self.ancestors = None
             return
         packed = torch.zeros_like(self.ancestors)
-        for row, (kept, shared) in enumerate(zip(num_kept, num_shared, strict=True)):
-            ids = order[row, shared:kept]
-            packed[row, : kept - shared, : kept - shared] = self.ancestors[row][ids][:, ids]
+        for row, (end, shared) in enumerate(zip(num_kept, num_shared, strict=True)):
+            ids = order[row, shared:end]
+            packed[row, : end - shared, : end - shared] = self.ancestors[row][ids][:, ids]
         self.ancestors = packed

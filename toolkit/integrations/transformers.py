@@ -5,7 +5,7 @@
 
 transformers hands its assistant neither stopping criteria nor hidden states. So the draft is wrapped. The wrapper's
 `generate` is the draft's own, called with one more criterion. It sees every drafted token with its state and logits
-(hooks on the draft's forward) and asks the policy whether to pay another forward. Which token is drawn, what is kept of
+(hooks on the draft's forward) and asks the policy whether to pay another forward pass. Which token is drawn, what is kept of
 the cache and which tokens are accepted is left to transformers. So outputs follow the target's distribution as far as
 theirs do: a policy sees only the drafted prefix.
 
@@ -67,7 +67,7 @@ class Outcome:
 
     @property
     def num_calls(self) -> Tensor:
-        """One forward per drafted token."""
+        """One forward pass per drafted token."""
         return self.num_drafted
 
     @property
@@ -89,7 +89,7 @@ class StoppedDraft:
     def __init__(self, draft: Any, policy: StoppingPolicy, min_drafted: int = 1, max_drafted: int = 20):
         if policy.reads:
             raise InputError(
-                "transformers draws every token it has paid a forward for: expected a policy that decides after a draw "
+                "transformers draws every token it has paid a forward pass for: expected a policy that decides after a draw "
                 "(policy.lag=1), got one that decides before it"
             )
         if max_drafted < 1:
@@ -118,13 +118,13 @@ class StoppedDraft:
 
     def generate(self, *args: Any, stopping_criteria: Any = None, **kwargs: Any) -> Any:
         """The draft's own `generate`; within assisted generation the policy may end it earlier."""
-        said = kwargs.get("generation_config")
-        if said is None or not getattr(said, "is_assistant", False):
+        settings = kwargs.get("generation_config")
+        if settings is None or not getattr(settings, "is_assistant", False):
             return self.draft.generate(*args, stopping_criteria=stopping_criteria, **kwargs)
         length = kwargs["input_ids"].shape[1]
         self._begin(length, fresh=kwargs.get("past_key_values") is None)
         with _watched(self.draft) as seen:
-            criterion = _Stop(self, seen, length, bool(said.do_sample))
+            criterion = _Stop(self, seen, length, bool(settings.do_sample))
             every = StoppingCriteriaList([*(stopping_criteria or ()), criterion])
             output = self.draft.generate(*args, stopping_criteria=every, **kwargs)
         self._text, self._drafted = length, output.sequences.shape[1] - length
@@ -169,7 +169,7 @@ class _Stop(StoppingCriteria):
 
 @contextmanager
 def _watched(model: Any) -> Iterator[dict[str, Tensor]]:
-    """The last position's unwarped logits [B, V] and final hidden state [B, D] of the newest forward, while it lasts."""
+    """The last position's unwarped logits [B, V] and final hidden state [B, D] of the newest forward pass, while it lasts."""
     seen: dict[str, Tensor] = {}
 
     with watched_states(model) as states:

@@ -50,17 +50,17 @@ class Weights:
 
     @classmethod
     def of(cls, model: Any) -> Weights:
-        """Those of a model."""
+        """The weights of a model."""
         return cls(fingerprint(model), sketch(model) if hasattr(model, "state_dict") else None)
 
     @classmethod
-    def recorded(cls, about: Mapping[str, Any], role: str = "draft") -> Weights | None:
-        """Those that a summary, a manifest or a head's config names for a role ("draft", "target"); None: none."""
-        found = about.get(f"{role}_fingerprint")
-        return None if found is None else cls(str(found), about.get(f"{role}_weights"))
+    def recorded(cls, record: Mapping[str, Any], role: str = "draft") -> Weights | None:
+        """The weights that a summary, a manifest or a head's config names for a role ("draft", "target"); None: none."""
+        hash_ = record.get(f"{role}_fingerprint")
+        return None if hash_ is None else cls(str(hash_), record.get(f"{role}_weights"))
 
     def facts(self, role: str = "draft") -> dict[str, Any]:
-        """What `recorded` reads."""
+        """The fields that `recorded` reads."""
         return {f"{role}_fingerprint": self.fingerprint, f"{role}_weights": self.sketch}
 
     def other_than(self, here: Weights) -> str | None:
@@ -88,10 +88,10 @@ def identity(model: Any) -> str:
 
 def sketch(model: Any) -> Sketch:
     """Norm and signed sums of every tensor, in float64, and the format they were taken in: what `difference` compares."""
-    found: Sketch = _once(
+    result: Sketch = _once(
         model, "sketch", lambda: {"format": _format(model), "tensors": {n: _sketched(t) for n, t in _tensors(model)}}
     )
-    return found
+    return result
 
 
 def difference(there: Mapping[str, Any], here: Mapping[str, Any]) -> str | None:
@@ -100,10 +100,10 @@ def difference(there: Mapping[str, Any], here: Mapping[str, Any]) -> str | None:
     Warns, and compares nothing, if either is of quantised weights.
     """
     formats = (there["format"], here["format"])
-    if any(one not in ROUNDING for one in formats):
+    if any(name not in ROUNDING for name in formats):
         warnings.warn(f"weights in {' and '.join(formats)} cannot be compared", RuntimeWarning, stacklevel=3)
         return None
-    coarser = max(formats, key=lambda one: ROUNDING[one])
+    coarser = max(formats, key=lambda name: ROUNDING[name])
     if names := sorted(there["tensors"].keys() ^ here["tensors"].keys()):
         return f"only one of them has {names[0]}"
     for name, (shape, norm, sums) in there["tensors"].items():
@@ -121,15 +121,15 @@ def difference(there: Mapping[str, Any], here: Mapping[str, Any]) -> str | None:
 
 
 def _once(model: Any, what: str, compute: Callable[[], Any]) -> Any:
-    """The same result until a tensor is replaced or written to."""
+    """Compute a result once, until a tensor is replaced or written to."""
     seen = [(id(t), t.data_ptr(), 0 if t.is_inference() else t._version) for _, t in _tensors(model)]
-    known = _REMEMBERED.setdefault(model, {})
-    if known.get("seen") != seen:
-        known.clear()
-        known["seen"] = seen
-    if what not in known:
-        known[what] = compute()
-    return known[what]
+    results = _REMEMBERED.setdefault(model, {})
+    if results.get("seen") != seen:
+        results.clear()
+        results["seen"] = seen
+    if what not in results:
+        results[what] = compute()
+    return results[what]
 
 
 def _tensors(model: Any) -> list[tuple[str, Tensor]]:
@@ -161,7 +161,7 @@ def _sketched(tensor: Tensor) -> list[Any]:
 @torch.no_grad()
 def _checksums(model: Any) -> list[Any]:
     """Name, shape and an exact checksum of each tensor: integers, so that the order of summation does not matter."""
-    found = []
+    rows = []
     for name, tensor in _tensors(model):
         total = 0
         multipliers = _multipliers(tensor.device)
@@ -169,12 +169,12 @@ def _checksums(model: Any) -> list[Any]:
             bits = block.view(torch.int32).to(torch.int64)
             for i, row in enumerate((bits * multipliers).sum(1).tolist()):
                 total = (total + row * (2 * (first + i) + 1)) % 2**64
-        found.append([name, list(tensor.shape), total])
-    return found
+        rows.append([name, list(tensor.shape), total])
+    return rows
 
 
 def _blocks(tensor: Tensor, dtype: torch.dtype) -> Iterator[tuple[int, Tensor]]:
-    """(index of the first chunk, chunks [n, CHUNK]) of all entries, zeros behind the last."""
+    """Blocks (index of the first chunk, chunks [n, CHUNK]) of all entries, zeros after the last."""
     flat = tensor.detach().reshape(-1)
     for start in range(0, flat.numel(), CHUNK * BLOCK):
         block = flat[start : start + CHUNK * BLOCK].to(dtype) + 0  # minus zero becomes zero
@@ -184,7 +184,7 @@ def _blocks(tensor: Tensor, dtype: torch.dtype) -> Iterator[tuple[int, Tensor]]:
 
 @cache
 def _signs(device: torch.device) -> Tensor:
-    """[CHUNK, SUMS] in float64."""
+    """Signs [CHUNK, SUMS] in float64."""
     return _pattern("signs", CHUNK).to(device)
 
 

@@ -54,7 +54,7 @@ class ModelPair:
     end_ids        tokens that end a text; taken from the target's generation config or the tokenizer if None
     name           how tables call the pair
     head           folder of the acceptance head that ships with the pair, if one does
-    options        how forwards are run (`toolkit.engine.engine.EngineOptions`)
+    options        how forward passes are run (`toolkit.engine.engine.EngineOptions`)
     chat_template_options  what the chat template is told beside the messages: {"enable_thinking": False}
     """
 
@@ -78,11 +78,11 @@ class ModelPair:
             self.end_ids = end_ids(self.target, self.tokenizer)
         self.chat_template_options = dict(self.chat_template_options)
         check_options(self.chat_template_options, self.tokenizer)
-        known = 0 if self.tokenizer is None else max(self.tokenizer.get_vocab().values()) + 1
+        num_tokens = 0 if self.tokenizer is None else max(self.tokenizer.get_vocab().values()) + 1
         for role, model in (("target", self.target), *(("draft", model) for model in self.drafts)):
-            if vocab_size(model) < known:
+            if vocab_size(model) < num_tokens:
                 raise InputError(
-                    f"the {role} has {vocab_size(model)} output tokens, the tokenizer {known}: they do not belong together"
+                    f"the {role} has {vocab_size(model)} output tokens, the tokenizer {num_tokens}: they do not belong together"
                 )
 
     @classmethod
@@ -134,7 +134,9 @@ class ModelPair:
             other = _load_tokenizer(source, draft_revision, trust_remote_code)
             check_same_tokenizer(tokenizer, other, f"draft {source}")
         model = _load_model(target, big, None if device_map or quantization else device)
-        small = [_load_model(one, dict(options, revision=draft_revision), device, draft_layers) for one in sources]
+        small = [
+            _load_model(source, dict(options, revision=draft_revision), device, draft_layers) for source in sources
+        ]
         return cls(
             target=model,
             tokenizer=tokenizer,

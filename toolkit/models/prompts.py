@@ -136,19 +136,16 @@ def _parse(line: str) -> Prompt:
     prompt, answer, messages = row.pop("prompt", None), row.pop("answer", None), row.pop("messages", None)
     if prompt is not None and not isinstance(prompt, str):
         raise InputError(f"expected text as prompt, got {type(prompt).__name__}")
+    id_ = row.pop("id", None)
+    if isinstance(id_, bool) or not isinstance(id_, int | str | None):
+        raise InputError(f"expected a number or a string as id, got {id_!r}")
     return Prompt(
-        id=_parse_id(row.pop("id", None)),
+        id="" if id_ is None else str(id_),
         prompt=prompt,
         answer=None if answer is None else str(answer),
         messages=None if messages is None else _parse_messages(messages),
         extra=row,
     )
-
-
-def _parse_id(value: Any) -> str:
-    if isinstance(value, bool) or not isinstance(value, int | str | None):
-        raise InputError(f"expected a number or a string as id, got {value!r}")
-    return "" if value is None else str(value)
 
 
 def _parse_messages(value: Any) -> tuple[Message, ...]:

@@ -51,13 +51,13 @@ def _described(source: str, revision: str | None, trust: bool) -> ServedModel:
     """A checkpoint's configurations, read without its weights."""
     from transformers import AutoConfig, GenerationConfig
 
-    place = resolve(source)
+    path = resolve(source)
     try:
-        config = AutoConfig.from_pretrained(place, revision=revision, trust_remote_code=trust)
+        config = AutoConfig.from_pretrained(path, revision=revision, trust_remote_code=trust)
     except Exception as error:  # whatever its files make it raise
         raise InputError(f"could not load a configuration from {source}: {first_line(error)}") from error
     try:
-        generation = GenerationConfig.from_pretrained(str(place), revision=revision or "main")
+        generation = GenerationConfig.from_pretrained(str(path), revision=revision or "main")
     except OSError:
         generation = GenerationConfig.from_model_config(config)
     return ServedModel(config, generation, int(config.get_text_config().vocab_size))

@@ -1,7 +1,7 @@
-"""Teacher-forced passes: one forward over whole given texts, no cache; p and q along them.
+"""Teacher-forced passes: one forward pass over whole texts, no cache; p and q along them.
 
 Texts are padded on the right. A causal model's states do not depend on what follows, so the padding needs no mask; what
-comes out behind a text's end means nothing.
+comes out after a text's end means nothing.
 
 Shapes: B texts, T longest text, V vocabulary, D hidden size, n tokens of a text that are looked at.
 """
@@ -74,15 +74,15 @@ def readings_along(
 ) -> Iterator[Reading]:
     """What the target and the first drafts of a pair say of each produced token given what precedes it, text by text.
 
-    One pass of every model over all texts; the tokens behind the last one asked for are not read.
+    One pass of every model over all texts; the tokens after the last one asked for are not read.
 
     texts      prompts and produced tokens, neither empty
     positions  per text the produced tokens that are looked at, from 0, in order; None: all
     """
     chosen = positions or [range(len(produced)) for _, produced in texts]
     reads = pad_right([[*a, *b[: max(where)]] for (a, b), where in zip(texts, chosen, strict=True)])
-    places = [[len(a) + i - 1 for i in where] for (a, _), where in zip(texts, chosen, strict=True)]
-    target, *drafts = (_rows_of(logits_of(model, reads), places) for model in (pair.target, *pair.drafts[:num_drafts]))
+    columns = [[len(a) + i - 1 for i in where] for (a, _), where in zip(texts, chosen, strict=True)]
+    target, *drafts = (_rows_of(logits_of(model, reads), columns) for model in (pair.target, *pair.drafts[:num_drafts]))
     for row, ((prompt, produced), where) in enumerate(zip(texts, chosen, strict=True)):
         seen = None
         if sampling.repetition_penalty != 1.0:
@@ -92,9 +92,9 @@ def readings_along(
         yield Reading(target_probs, logits, sampling)
 
 
-def _rows_of(logits: Tensor, places: Sequence[Sequence[int]]) -> list[Tensor]:
+def _rows_of(logits: Tensor, columns: Sequence[Sequence[int]]) -> list[Tensor]:
     """The logits [n, V] at each text's positions, copied: those of prompts and padding are not kept."""
-    return [logits[row, list(where)] for row, where in enumerate(places)]
+    return [logits[row, list(where)] for row, where in enumerate(columns)]
 
 
 def seen_before(prompt: Sequence[int], produced: Sequence[int], size: int) -> Tensor:
@@ -137,7 +137,7 @@ def states_of(model: Any, tokens: Tensor) -> Tensor:
 
 @torch.no_grad()
 def states_and_logits_of(model: Any, tokens: Tensor) -> tuple[Tensor, Tensor]:
-    """Both of the above from one forward: states [B, T, D] and unwarped next-token logits [B, T, V]."""
+    """States and logits of tokens [B, T] from one forward pass: states [B, T, D] and unwarped next-token logits [B, T, V]."""
     tokens = _readable(model, tokens)
     if _is_tabular(model):
         out = open_session(model, *tokens.shape).extend(tokens, last=tokens.shape[1])
@@ -153,7 +153,7 @@ def hidden_size(model: Any) -> int:
 
 
 def _readable(model: Any, tokens: Tensor) -> Tensor:
-    """On the model's device; a token beyond its vocabulary (padding of the other model's) becomes its last one.
+    """Tokens on the model's device; a token beyond its vocabulary (padding of the other model's) becomes its last one.
 
     Raises InputError if the model would drop out activations.
     """

@@ -1,4 +1,4 @@
-"""Never stop. This serves trees and beams, whose shape is the whole decision, and plain decoding (max_drafted: 0)."""
+"""Never stop. This serves trees and beams, whose shape is the whole decision, and autoregressive decoding (max_drafted: 0)."""
 
 from __future__ import annotations
 

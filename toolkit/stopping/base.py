@@ -24,7 +24,7 @@ class StoppingPolicy:
     repeated (for the nodes of a tree) by indexing every tensor alike. Quantities of one round are reset in `observe`.
 
     limit              the most tokens that the policy can ever ask for in a round; None: no limit of its own
-    reads              True: it also decides after a forward, before the forward's token is drawn (`read`)
+    reads              True: it also decides after a forward pass, before its token is drawn (`read`)
     uses_history       False: a round's decisions do not depend on the rounds before, so that a replay may ask for all
                        rounds at once
     reads_states       True: it reads the draft's hidden states (trained heads do)
@@ -51,7 +51,7 @@ class StoppingPolicy:
         return bool(getattr(getattr(self, "estimator", None), "judges_blocks", False))
 
     def bind(self, pair: object) -> StoppingPolicy:
-        """Called once before decoding; estimators load and check their heads here."""
+        """The policy for one pair; called once before decoding: estimators load and check their heads here."""
         return self
 
     def within(self, max_drafted: int) -> StoppingPolicy:
@@ -63,30 +63,30 @@ class StoppingPolicy:
         return {}
 
     def begin(self, live: Tensor, state: State) -> tuple[State, Tensor]:
-        """Before a round: the new state, and whether to draft at all [B]; False means plain target decoding.
+        """The new state before a round, and whether to draft at all [B]; False means autoregressive decoding.
 
         live  rows that may draft this round [B] bool: they hold a text, and it has room
         """
         return state, torch.ones_like(live)
 
     def step(self, step: Step, state: State) -> tuple[State, Tensor]:
-        """After y_k is drawn: the new state, and whether to pay another draft forward [B]."""
+        """The new state after y_k is drawn, and whether to pay another draft forward pass [B]."""
         assert step.tokens is not None
         return state, torch.ones_like(step.tokens, dtype=torch.bool)
 
     def foresee(self, step: Step) -> Tensor | None:
-        """P(the token after y_k is accepted, if y_k is) [B]; None for policies that do not know this chance.
+        """P(the token after y_k is accepted, if y_k is) [B]; None for policies that do not know this probability.
 
         The width of drafted forests depends on it.
         """
         return None
 
     def read(self, step: Step, state: State) -> tuple[State, Tensor]:
-        """After forward k has read y_{k-1}, before y_k is drawn: whether to draw y_k [B]. Called only if `reads`."""
+        """The new state after forward pass k has read y_{k-1}, and whether to draw y_k [B]. Called only if `reads`."""
         return state, torch.ones_like(step.entropy, dtype=torch.bool)
 
     def observe(self, proposal: Drafted, verdict: Judged, state: State) -> State:
-        """After the target's verdict: learn from it and be ready for the next round."""
+        """Learn from the target's verdict and be ready for the next round: the new state."""
         return state
 
 
@@ -100,7 +100,7 @@ def with_fresh(policy: StoppingPolicy, state: State, row: int) -> State:
 
 
 class ReadEstimator(Protocol):
-    """Gives the chance that the token which a state has read is accepted."""
+    """Gives the probability that the token which a state has read is accepted."""
 
     def bind(self, pair: Any) -> ReadEstimator:
         """Load and check what the estimator needs of a pair."""
@@ -110,7 +110,7 @@ class ReadEstimator(Protocol):
 
 
 class DrawnEstimator(Protocol):
-    """Gives the chances that the token just drawn, and the one after it, are accepted."""
+    """Gives the probabilities that the token just drawn, and the one after it, are accepted."""
 
     def bind(self, pair: Any) -> DrawnEstimator:
         """Load and check what the estimator needs of a pair."""
@@ -119,11 +119,11 @@ class DrawnEstimator(Protocol):
         """P(y_k accepted) and P(y_{k+1} accepted) [B] each, given that the ones before are."""
 
 
-def chances_to_enter(estimator: DrawnEstimator, step: Step, survival: Tensor | None) -> tuple[Tensor, Tensor]:
+def entry_probs(estimator: DrawnEstimator, step: Step, survival: Tensor | None) -> tuple[Tensor, Tensor]:
     """P(y_k enters the text) and P(y_{k+1} does, too) [B] each: products of `survival`, that of y_{k-1}, and estimates.
 
     survival  [B]; None: 1, as at a round's first token
-    Estimates of block verification are these chances already: P_k and P_{k+1} take the place of the running product.
+    Estimates of block verification are these probabilities already: P_k and P_{k+1} replace the running product.
     """
     accepted, following = estimator.drawn_probs(step)
     if survival is not None:

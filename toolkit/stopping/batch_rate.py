@@ -1,7 +1,8 @@
-"""Batch rate: the rate rule for a batch whose rows draft side by side. It has no threshold, and may choose plain decoding.
+"""Batch rate: the rate rule for a batch whose rows draft side by side. It has no threshold. It may choose autoregressive
+decoding.
 
-The rule is ours, from renewal-reward theory as `rate` is. In a batch, every row pays for the deepest one. A draft forward
-and one more column of the target's forward cost the same whether one row wants them or all. So all rows decide together.
+The rule is ours, from renewal-reward theory as `rate` is. In a batch, every row pays for the deepest one. A draft forward pass
+and one more column of the target's forward pass cost the same whether one row wants them or all. So all rows decide together.
 C(k) is the cost of a round of depth k, and the batch reaches lambda tokens per unit of cost. After depth k, drafting goes on
 iff
 
@@ -12,9 +13,9 @@ live rows' running acceptance rate a. A round drafts iff for some depth d
 
     live rows * (a + a^2 + .. + a^d)  >  lambda * (C(d) - C(0))
 
-Otherwise it has depth 0, which is plain decoding. lambda is what the live rows' texts have reached so far. Before any round it
-is the rate of the best fixed depth, by the assumed acceptance rate. Costs come from a table, never from a clock, so equal
-batches give equal texts. The unit of cost is a round of plain decoding with this many slots.
+Otherwise it has depth 0, which is autoregressive decoding. lambda is what the live rows' texts have reached so far. Before
+any round it is the rate of the best fixed depth, by the assumed acceptance rate. Costs come from a table, never from a
+clock, so equal batches give equal texts. The unit of cost is a round of autoregressive decoding with this many slots.
 
 A row's text depends on its neighbours, but its distribution does not. The depth of a round is decided before its acceptance
 draws are looked at (`couples_rows`).
@@ -32,7 +33,7 @@ from toolkit.config.notes import AtLeast, Between, File
 from toolkit.config.values import check_ranges
 from toolkit.costs.load import LoadCost
 from toolkit.engine.device import floats_on
-from toolkit.stopping.base import DrawnEstimator, State, StoppingPolicy, chances_to_enter
+from toolkit.stopping.base import DrawnEstimator, State, StoppingPolicy, entry_probs
 from toolkit.types import Drafted, Judged, Step
 
 COUNTS = ("accepted", "tried", "tokens", "cost")  # of a row's text so far
@@ -44,8 +45,8 @@ class BatchRate(StoppingPolicy):
 
     estimator   gives `drawn_probs(step)`, P(y_k accepted) and P(y_{k+1} accepted), before y_k is read
     costs       a table by batch size, a JSON or CSV file (`toolkit.costs.load`); None: `cost_ratio` and `column_cost`
-    cost_ratio  c, draft forward / target forward, whatever the batch
-    column_cost  what one more token per row adds to a target forward, as a share of it
+    cost_ratio  c, draft forward pass / target forward pass, whatever the batch
+    column_cost  what one more token per row adds to a target forward pass, as a share of it
     acceptance  probability that a drafted token is accepted, before any round
     memory      how many drafted tokens, and how many rounds, the start counts for
     deepest     the deepest round that is planned for: set by `within`
@@ -94,7 +95,7 @@ class BatchRate(StoppingPolicy):
     def step(self, step: Step, state: State) -> tuple[State, Tensor]:
         assert step.live is not None, "the proposer says which rows are live"
         extra, _, _ = self._costs(len(step.live), step.live.device)
-        survival, following = chances_to_enter(self.estimator, step, state["survival"] if step.depth > 1 else None)
+        survival, following = entry_probs(self.estimator, step, state["survival"] if step.depth > 1 else None)
         price = state["rate"][0] * extra[min(step.depth, self.deepest - 1)]
         gained = torch.dot(following.to(extra.dtype), step.live.to(extra.dtype))
         return {**state, "survival": survival}, (gained > price).expand_as(step.live)
@@ -107,16 +108,16 @@ class BatchRate(StoppingPolicy):
         return {**state, **{name: state[name] + more for name, more in counts}}
 
     def _costs(self, batch: int, device: torch.device) -> tuple[Tensor, Tensor, float]:
-        """What follows from the costs of a batch of one size, planned to depth D.
+        """Quantities that follow from the costs of a batch of one size, planned to depth D.
 
         Returns C(1) - C(0) .. C(D) - C(D - 1) [D], the depths 1 .. D [D], and the tokens per cost of the best fixed depth.
         """
         assert self.table is not None, "bind the policy to a pair first"
         if batch not in self._planned:
             seconds = [self.table.round(batch, depth, self.table.middle) for depth in range(self.deepest + 1)]
-            cost = [one / seconds[0] for one in seconds]
-            made = [sum(self.acceptance**j for j in range(depth + 1)) for depth in range(self.deepest + 1)]
-            start = max(tokens / spent for tokens, spent in zip(made, cost, strict=True))
+            cost = [of_depth / seconds[0] for of_depth in seconds]
+            tokens = [sum(self.acceptance**j for j in range(depth + 1)) for depth in range(self.deepest + 1)]
+            start = max(produced / spent for produced, spent in zip(tokens, cost, strict=True))
             extra = [cost[depth + 1] - cost[depth] for depth in range(self.deepest)]
             depths = [float(depth) for depth in range(1, self.deepest + 1)]
             self._planned[batch] = floats_on(device, extra), floats_on(device, depths), start

@@ -1,4 +1,4 @@
-"""Dynamic confidence: the confidence rule with a threshold fitted anew after every round.
+"""Dynamic confidence: the confidence rule with a threshold fitted again after every round.
 
 The rule is known as transformers' dynamic speculation (default since 4.45). Its threshold minimises FPR + 3 FNR over the
 tokens verified so far. Their class counts a token as positive if it was accepted. A false positive is an unaccepted
@@ -26,7 +26,7 @@ class DynamicConfidence(StoppingPolicy):
 
     threshold  t's first value, for every prompt
     miss_cost  what an accepted token below t costs against an unaccepted one above it
-    history    the newest verified tokens that t is fitted to, per prompt; at most so many of one round are looked at
+    history    the newest verified tokens that t is fitted to, per prompt; at most this many of one round are looked at
     """
 
     threshold: Annotated[float, Probability] = 0.4
@@ -59,10 +59,10 @@ class DynamicConfidence(StoppingPolicy):
         scores, labels = state["scores"].clone(), state["labels"].clone()
         rows = torch.arange(len(verified), device=verified.device)
         for k in range(min(proposal.num_nodes, self.history)):
-            known = k < verified
+            is_verified = k < verified
             slot = (state["filled"] + k) % self.history
-            scores[rows, slot] = torch.where(known, state["fresh"][:, k], scores[rows, slot])
-            labels[rows, slot] = torch.where(known, (k < verdict.length).float(), labels[rows, slot])
+            scores[rows, slot] = torch.where(is_verified, state["fresh"][:, k], scores[rows, slot])
+            labels[rows, slot] = torch.where(is_verified, (k < verdict.length).float(), labels[rows, slot])
         return {
             **state,
             "scores": scores,

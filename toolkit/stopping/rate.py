@@ -1,7 +1,7 @@
 """Rate: draft one more token while it pays, at the rate of tokens per target-forward time that is reached. No threshold.
 
 The rule is ours, from renewal-reward theory (Dinkelbach's fixed point). The aim is to maximise E[tokens of a round] /
-E[cost of a round]; lambda is the best such rate. Looking one step ahead, another draft forward of cost c is worth it iff
+E[cost of a round]; lambda is the best such rate. Looking one step ahead, another draft forward pass of cost c is worth it iff
 
     P(all drafted so far accepted) * P(the next one accepted)  >  lambda * c
 
@@ -23,7 +23,7 @@ from torch import Tensor
 
 from toolkit.config.notes import Above, AtLeast, Between
 from toolkit.config.values import check_ranges
-from toolkit.stopping.base import DrawnEstimator, State, Thresholded, chances_to_enter
+from toolkit.stopping.base import DrawnEstimator, State, Thresholded, entry_probs
 from toolkit.types import Drafted, Judged, Step
 
 
@@ -32,10 +32,10 @@ class Rate(Thresholded):
     """Stop when survival * P(next accepted) < rate * cost_ratio.
 
     estimator   gives `drawn_probs(step)`, P(y_k accepted) and P(y_{k+1} accepted), before y_k is read
-    cost_ratio  c, draft forward / target forward
+    cost_ratio  c, draft forward pass / target forward pass
     rate        lambda, tokens per target-forward time; None: what this prompt has reached so far, from `initial_rate` on
     initial_rate  the rate a prompt begins with if it is tracked
-    memory      how many target forwards' worth of evidence `initial_rate` counts for
+    memory      how many target forward passes' worth of evidence `initial_rate` counts for
     """
 
     reads_states: ClassVar[bool] = True
@@ -61,11 +61,11 @@ class Rate(Thresholded):
 
     def init(self, num_rows: int, device: torch.device) -> State:
         """The state: survival of the round and, if the rate is tracked, tokens and cost of the prompt's rounds so far."""
-        one = torch.ones(num_rows, device=device)
+        ones = torch.ones(num_rows, device=device)
         if self.rate is not None:
-            return {"survival": one}
-        tokens, cost = (torch.full_like(one, value) for value in (self.initial_rate * self.memory, self.memory))
-        return {"survival": one, "tokens": tokens, "cost": cost}
+            return {"survival": ones}
+        tokens, cost = (torch.full_like(ones, value) for value in (self.initial_rate * self.memory, self.memory))
+        return {"survival": ones, "tokens": tokens, "cost": cost}
 
     def step(self, step: Step, state: State) -> tuple[State, Tensor]:
         state, score = self.score(step, state)
@@ -74,7 +74,7 @@ class Rate(Thresholded):
         return state, score >= state["tokens"] / state["cost"] * self.cost_ratio
 
     def score(self, step: Step, state: State) -> tuple[State, Tensor]:
-        survival, following = chances_to_enter(self.estimator, step, state["survival"])
+        survival, following = entry_probs(self.estimator, step, state["survival"])
         return {**state, "survival": survival}, following
 
     def foresee(self, step: Step) -> Tensor:

@@ -3,8 +3,8 @@
 Paper: SpecDec++ (arXiv:2405.19715), section 3 and Algorithm 1. theirs -> ours: h -> threshold, f(e_i) -> estimator.
 
 With lag = 1, as published, the state at step k has read y_{k-1}. So y_k is drawn before its own score is known, and a
-round that stops carries one unscored token. With lag = 0 the draft reads y_k, at the cost of one more forward. It draws
-y_{k+1} from this forward only if the survival that includes y_k is high enough.
+round that stops carries one unscored token. With lag = 0 the draft reads y_k, at the cost of one more forward pass. It draws
+y_{k+1} from this forward pass only if the survival that includes y_k is high enough.
 """
 
 from __future__ import annotations

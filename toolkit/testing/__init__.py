@@ -2,11 +2,11 @@
 
     pair = table_pair()                             next-token tables: the distribution of whole outputs is known exactly
     pair = llama_pair()                             random Llamas in float64: equal computations give equal numbers
-    check_policy(MyPolicy())                        one state per row, whatever the neighbours do; reads what replays know
+    check_policy(MyPolicy())                        one state per row, whatever the neighbours do; reads what replays hold
     rule_error(MyRule())                            total variation between what a rule emits and p; 0 if lossless
     output_pvalue(pair, my_method, runs=10_000)     do whole sampled outputs follow the target's distribution?
 
-and what a session should hold, said slowly and obviously. Needs torch, transformers and safetensors only.
+and what a session should hold, computed slowly and obviously. Needs torch, transformers and safetensors only.
 """
 
 from __future__ import annotations
@@ -96,9 +96,9 @@ def llama_pair(device: torch.device | str = "cpu", dtype: torch.dtype = torch.fl
 
 def table_pair(device: torch.device | str = "cpu") -> ModelPair:
     """Tables over three tokens in float64; token 2 ends a text."""
-    generator, place = torch.Generator().manual_seed(3), torch.device(device)
+    generator, on = torch.Generator().manual_seed(3), torch.device(device)
     tables = [TabularModel.random(3, 2, generator, sharpness=1.2) for _ in range(2)]
-    target, draft = (TabularModel(model.probs.to(place), place) for model in tables)
+    target, draft = (TabularModel(model.probs.to(on), on) for model in tables)
     return ModelPair(target=target, draft=draft, end_ids=(2,))
 
 
@@ -154,16 +154,16 @@ def plain_logits(model: Any, tokens: list[int]) -> Tensor:
 Known = dict[tuple[int, ...], Tensor]  # plain logits by text
 
 
-def difference(model: Any, logits: Tensor, texts: list[list[int]], known: Known | None = None) -> float:
+def difference(model: Any, logits: Tensor, texts: list[list[int]], cached: Known | None = None) -> float:
     """Largest difference of logits [B, V] to plain runs of the texts, relative to the size of the logits.
 
-    known  plain logits of earlier calls, and of this one when it returns
+    cached  plain logits of earlier calls, and of this one when it returns
     """
-    known = {} if known is None else known
+    cached = {} if cached is None else cached
     for text in map(tuple, texts):
-        if text not in known:
-            known[text] = plain_logits(model, list(text))
-    reference = torch.stack([known[tuple(text)] for text in texts])
+        if text not in cached:
+            cached[text] = plain_logits(model, list(text))
+    reference = torch.stack([cached[tuple(text)] for text in texts])
     return float((logits - reference).abs().max() / reference.abs().max().clamp(min=1))
 
 
@@ -175,7 +175,7 @@ class ExpectedTree:
         self.nodes: list[list[tuple[int, int]]] = [[] for _ in contexts]
 
     def add(self, tokens: Tensor, parents: Tensor) -> None:
-        """New nodes: tokens and parents [B, N]."""
+        """Add nodes: tokens and parents [B, N]."""
         for nodes, row_tokens, row_parents in zip(self.nodes, tokens.tolist(), parents.tolist(), strict=True):
             nodes += zip(row_tokens, row_parents, strict=True)
 
@@ -194,10 +194,10 @@ class ExpectedTree:
     def keep(self, row: int, nodes: list[int]) -> list[int]:
         """Forget all but these nodes and their ancestors; what they share becomes context. Returns their new ids."""
         paths = [set(self.path(row, node)) for node in nodes]
-        kept, shared = sorted(set.union(*paths)), sorted(set.intersection(*paths))
-        new = {-1: -1} | {old: max(i - len(shared), -1) for i, old in enumerate(kept)}
+        nodes_left, shared = sorted(set.union(*paths)), sorted(set.intersection(*paths))
+        new = {-1: -1} | {old: max(i - len(shared), -1) for i, old in enumerate(nodes_left)}
         self.contexts[row] += [self.nodes[row][i][0] for i in shared]
-        self.nodes[row] = [(self.nodes[row][i][0], new[self.nodes[row][i][1]]) for i in kept if i not in shared]
+        self.nodes[row] = [(self.nodes[row][i][0], new[self.nodes[row][i][1]]) for i in nodes_left if i not in shared]
         return [new[node] for node in nodes]
 
 
@@ -281,8 +281,8 @@ def rule_error(
     """
     tables = [PrefixTables(vocab_size, depth, seed) for seed in range(seeds)]
     if isinstance(rule, PathRule):
-        return max(chain_error(rule, one) for one in tables)
-    p, q = (torch.stack([one[()] for one in sides]) for sides in ([t.p for t in tables], [t.q for t in tables]))
+        return max(chain_error(rule, table) for table in tables)
+    p, q = (torch.stack([table[()] for table in side]) for side in ([t.p for t in tables], [t.q for t in tables]))
     if isinstance(rule, LayerRule):
         return max(_layer_error(rule, *pair, depth) for pair in zip(p, q, strict=True))
     scheme = rule.schemes[0]
@@ -307,7 +307,7 @@ def draft_distributions(q: Tensor, num_drafts: int, scheme: str) -> Tensor:
 
 
 def _layer_error(rule: LayerRule, p: Tensor, q: Tensor, num_candidates: int) -> float:
-    """Two output beams against the product of p's."""
+    """Total variation between two output beams and the product of p's."""
     joint = beam_distribution(rule, p, q, num_candidates, 2, rule.schemes[0])
     return float((joint - torch.outer(p, p)).abs().sum() / 2)
 
@@ -327,9 +327,9 @@ def output_counts(
     generations = decode(pair, [prompt] * runs, method, sampling, batch_size=min(runs, batch_size))
     seen = Counter(tuple(generation.token_ids) for generation in generations)
     outputs = sorted(distribution)
-    known = [seen[output] for output in outputs]
+    counts = [seen[output] for output in outputs]
     expected = [distribution[output] * runs for output in outputs]
-    return torch.tensor([*known, runs - sum(known)]).double(), torch.tensor([*expected, 0.0]).double()
+    return torch.tensor([*counts, runs - sum(counts)]).double(), torch.tensor([*expected, 0.0]).double()
 
 
 def output_pvalue(pair: ModelPair, method: Method, runs: int, batch_size: int = 5000, seed: int = 11) -> float:

@@ -45,8 +45,8 @@ def coupled_error(
             joint[texts] = joint.get(texts, 0.0) + mass
     error = 0.0
     for texts in product(product(range(size), repeat=depth + 1), repeat=len(rows)):
-        wanted = math.prod(table.chance(table.p, text) for table, text in zip(rows, texts, strict=True))
-        error += abs(joint.get(texts, 0.0) - wanted) / 2
+        expected = math.prod(table.chance(table.p, text) for table, text in zip(rows, texts, strict=True))
+        error += abs(joint.get(texts, 0.0) - expected) / 2
     return error, lengths
 
 
@@ -68,7 +68,7 @@ def _coupled_length(
 
 def _emitted(rule: PathRule, table: PrefixTables, drafted: tuple[int, ...]) -> dict[tuple[int, ...], float]:
     """Distribution of a row's first depth + 1 tokens, given what it drafted; completed by p."""
-    found: dict[tuple[int, ...], float] = {}
+    distribution: dict[tuple[int, ...], float] = {}
     p = torch.stack([table.p[drafted[:i]] for i in range(len(drafted) + 1)])
     q = torch.stack([table.q[drafted[:i]] for i in range(len(drafted))]) if drafted else p[:0]
     lengths, residuals = rule.distribution(p, q, torch.tensor(drafted, dtype=torch.long))
@@ -77,5 +77,5 @@ def _emitted(rule: PathRule, table: PrefixTables, drafted: tuple[int, ...]) -> d
         for rest in product(range(table.vocab_size), repeat=table.depth - n):
             done = (*start, *rest)
             tail = math.prod(float(table.p[done[:i]][done[i]]) for i in range(n + 1, table.depth + 1))
-            found[done] = found.get(done, 0.0) + float(lengths[n] * residuals[n, token]) * tail
-    return found
+            distribution[done] = distribution.get(done, 0.0) + float(lengths[n] * residuals[n, token]) * tail
+    return distribution

@@ -1,6 +1,6 @@
 """Small Llamas grown to the shape of large ones that compute the same function. For benchmarks, nothing else.
 
-A speed-up depends on what a forward costs and on which tokens are accepted. Checkpoints that are large *and* agree with
+A speed-up depends on what a forward pass costs and on which tokens are accepted. Checkpoints that are large *and* agree with
 a small draft have to be downloaded. A padded toy target has the distributions of the toy target at the cost of its new
 shape.
 
@@ -12,10 +12,10 @@ What is padded with what, so that no logit changes (up to rounding):
     heads, neurons   random q, k, v, gate and up rows whose columns of o_proj and down_proj are zero
     head size        rotary pairs keep their frequencies: pair i goes to i * (new / old). The added key rows are zero;
                      queries are multiplied by sqrt(new / old) to undo the smaller attention scale
-    layers           random ones behind the source's, with o_proj and down_proj zero: they add nothing
+    layers           random ones after the source's, with o_proj and down_proj zero: they add nothing
     vocabulary       rows with a bias that makes the added tokens impossible (`save_pretrained` loses it)
 
-The cost is real: dense kernels multiply a zero like any other number, so a forward takes the time of its shape. Two
+The cost is real: dense kernels multiply a zero like any other number, so a forward pass takes the time of its shape. Two
 things still flatter a padded model. Zeros toggle fewer bits, so it draws less power, and a device at its power limit
 clocks higher: do not report joules. And its vocabulary is the source's unless `vocab_size` says otherwise.
 In bfloat16 or float16 the rescaled weights round differently from the source's: distributions agree as far as those formats do.
@@ -71,8 +71,8 @@ def pad_model(
     """A larger Llama that computes the same logits as `model`; `model` stays as it is.
 
     hidden_size, intermediate_size, num_layers  of the new model, none smaller than the source's
-    num_heads      None: as many as fill the hidden size
-    num_kv_heads   None: as many query heads per key-value head as in the source
+    num_heads      None: enough to fill the hidden size
+    num_kv_heads   None: the source's number of query heads per key-value head
     head_dim       a multiple of the source's; None: the same
     vocab_size     None: the same
     device, dtype  where and in which format it is built, once: 8b takes 13 GiB in bfloat16; None: the source's
@@ -205,7 +205,7 @@ def _empty_model(config: Any, attention: str, device: torch.device, dtype: torch
 
 
 def _forbid_tokens_from(first: int, model: Any) -> None:
-    """Give the output layer a bias that leaves ids from `first` on without a chance."""
+    """Give the output layer a bias that gives ids from `first` on no probability."""
     bias = torch.zeros_like(model.lm_head.weight[:, 0])
     bias[first:] = IMPOSSIBLE
     model.lm_head.bias = nn.Parameter(bias)
@@ -223,7 +223,7 @@ def _writers(layer: Any) -> Iterator[nn.Linear]:
 
 
 def _fill_dead(model: Any, source: Any, seed: int) -> None:
-    """Zeros wherever something would reach the output, random numbers everywhere else."""
+    """Fill with zeros whatever would reach the output, and with random numbers everything else."""
     generator = torch.Generator(model.device).manual_seed(seed)
     spread = model.config.initializer_range
     model.model.embed_tokens.weight.zero_()
@@ -252,7 +252,7 @@ def _norms(model: Any) -> list[Any]:
 
 
 @dataclass(frozen=True)
-class _Places:
+class _Positions:
     """Where the source's coordinates are in the padded model: index tensors, on its device.
 
     hidden [d], neurons [m]  of the residual stream and of the MLP
@@ -270,7 +270,7 @@ class _Places:
     idle_keys: Tensor
 
     @classmethod
-    def of(cls, source: Any, padded: Any, device: torch.device) -> _Places:
+    def of(cls, source: Any, padded: Any, device: torch.device) -> _Positions:
         group = source.num_attention_heads // source.num_key_value_heads
         new_group = padded.num_attention_heads // padded.num_key_value_heads
         copies = _copies(group, new_group)
@@ -279,7 +279,7 @@ class _Places:
         new_heads = (kv_head * copies + member // new_group) * new_group + member % new_group
         new_kv_heads = torch.arange(source.num_key_value_heads * copies)
         inside = _inside_head(source.head_dim, padded.head_dim)
-        places = cls(
+        positions = cls(
             hidden=torch.arange(source.hidden_size),
             neurons=torch.arange(source.intermediate_size),
             queries=_rows(new_heads, inside, padded.head_dim),
@@ -287,7 +287,7 @@ class _Places:
             key_sources=_rows(new_kv_heads // copies, torch.arange(source.head_dim), source.head_dim),
             idle_keys=_rows(new_kv_heads, _others(inside, padded.head_dim), padded.head_dim),
         )
-        return cls(**{name: index.to(device) for name, index in vars(places).items()})
+        return cls(**{name: index.to(device) for name, index in vars(positions).items()})
 
 
 def _inside_head(size: int, new_size: int) -> Tensor:
@@ -311,31 +311,31 @@ def _rows(heads: Tensor, inside: Tensor, size: int) -> Tensor:
 def _copy_live(padded: Any, model: Any) -> None:
     """Write the source's weights to their positions."""
     source, config, device = model.config, padded.config, padded.device
-    places = _Places.of(source, config, device)
+    positions = _Positions.of(source, config, device)
     tokens = torch.arange(source.vocab_size, device=device)
-    _put(padded.model.embed_tokens.weight, model.model.embed_tokens.weight, tokens, places.hidden)
+    _put(padded.model.embed_tokens.weight, model.model.embed_tokens.weight, tokens, positions.hidden)
     if not config.tie_word_embeddings:
-        _put(padded.lm_head.weight, model.lm_head.weight, tokens, places.hidden)
+        _put(padded.lm_head.weight, model.lm_head.weight, tokens, positions.hidden)
     for layer, original in zip(padded.model.layers, model.model.layers, strict=False):
-        _copy_layer(layer, original, places, math.sqrt(config.head_dim / source.head_dim))
+        _copy_layer(layer, original, positions, math.sqrt(config.head_dim / source.head_dim))
     shrink = math.sqrt(source.hidden_size / config.hidden_size)
-    kept = [*range(2 * source.num_hidden_layers), -1]
+    norm_indices = [*range(2 * source.num_hidden_layers), -1]
     norms = _norms(padded)
-    for index, norm in zip(kept, _norms(model), strict=True):
+    for index, norm in zip(norm_indices, _norms(model), strict=True):
         scaled = (norm.weight.double() * shrink).to(device, padded.dtype)
-        norms[index].weight[places.hidden] = scaled
+        norms[index].weight[positions.hidden] = scaled
 
 
-def _copy_layer(layer: Any, original: Any, places: _Places, query_scale: float) -> None:
+def _copy_layer(layer: Any, original: Any, positions: _Positions, query_scale: float) -> None:
     new, old = layer.self_attn, original.self_attn
-    _put_linear(new.q_proj, old.q_proj, places.queries, places.hidden, scale=query_scale)
-    new.k_proj.weight[places.idle_keys] = 0.0  # whatever the queries hold there, it adds nothing to the scores
+    _put_linear(new.q_proj, old.q_proj, positions.queries, positions.hidden, scale=query_scale)
+    new.k_proj.weight[positions.idle_keys] = 0.0  # whatever the queries hold there, it adds nothing to the scores
     for name in ("k_proj", "v_proj"):
-        _put_linear(getattr(new, name), getattr(old, name), places.keys, places.hidden, places.key_sources)
-    _put_linear(new.o_proj, old.o_proj, places.hidden, places.queries)
+        _put_linear(getattr(new, name), getattr(old, name), positions.keys, positions.hidden, positions.key_sources)
+    _put_linear(new.o_proj, old.o_proj, positions.hidden, positions.queries)
     for name in ("gate_proj", "up_proj"):
-        _put_linear(getattr(layer.mlp, name), getattr(original.mlp, name), places.neurons, places.hidden)
-    _put_linear(layer.mlp.down_proj, original.mlp.down_proj, places.hidden, places.neurons)
+        _put_linear(getattr(layer.mlp, name), getattr(original.mlp, name), positions.neurons, positions.hidden)
+    _put_linear(layer.mlp.down_proj, original.mlp.down_proj, positions.hidden, positions.neurons)
 
 
 def _put_linear(

@@ -23,21 +23,21 @@ def names() -> list[str]:
 
 def get(name: str, **params: Any) -> Any:
     """The rule `name`, built with `params`. Raises InputError with the nearest names if there is none."""
-    known = _rules()
-    if name not in known:
-        raise unknown_name("rule", name, known)
-    return known[name](**params)
+    classes = _rules()
+    if name not in classes:
+        raise unknown_name("rule", name, classes)
+    return classes[name](**params)
 
 
 @cache
 def _rules() -> dict[str, type[Rule]]:
     """The rule that each file of `rules/` declares. Raises TypeError unless it is one, named like its file."""
-    found: dict[str, type[Rule]] = {}
+    classes: dict[str, type[Rule]] = {}
     for info in pkgutil.iter_modules(rules.__path__):
         module = importlib.import_module(f"{rules.__name__}.{info.name}")
         own = [c for _, c in inspect.getmembers(module, inspect.isclass) if c.__module__ == module.__name__]
         declared = [c for c in own if issubclass(c, Rule) and "name" in vars(c)]
         if [c.name for c in declared] != [info.name]:
             raise TypeError(f"{module.__name__}: expected one rule with name = {info.name!r}, got {declared}")
-        found[info.name] = declared[0]
-    return found
+        classes[info.name] = declared[0]
+    return classes

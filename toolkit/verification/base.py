@@ -103,7 +103,7 @@ class SelectionRule(TextRule):
 
         target_probs [..., V], draft_probs [..., K, V] (row k: the distribution candidate k was drawn from; without replacement
         the distribution before removals), candidates [..., K], num_candidates [...] (None: K). float64 in, float64 out.
-        Equal candidates (i.i.d. draws repeat) share their token's chance; what counts is its sum over them.
+        Equal candidates (i.i.d. draws repeat) share their token's probability; what counts is its sum over them.
         Raises InputError if these are not distributions, or if the candidates could not have been drawn.
         """
         if candidates.dim() == 0 or candidates.shape[-1] < 1:
@@ -178,10 +178,10 @@ class SelectionRule(TextRule):
         tests: Tensor,
         extras: Tensor,
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """One node per row. Returns the candidate the walk goes on with [B] (-1: none), the extra token [B], and
+        """Visit one node per row. Returns the candidate the walk goes on with [B] (-1: none), the extra token [B], and
         whether p and q are distributions [B].
 
-        nodes [B, M] of the candidates, target_probs [B, V] after the nodes [B], at_node [B, K] its candidates (-1 behind
+        nodes [B, M] of the candidates, target_probs [B, V] after the nodes [B], at_node [B, K] its candidates (-1 after
         the last). A candidate is reached by acceptance, or because the extra token is that candidate.
         """
         real = at_node >= 0
@@ -207,7 +207,7 @@ def acceptance(target_probs: Tensor, draft_probs: Tensor, tokens: Tensor) -> Ten
 
 
 def acceptances(target_probs: Tensor, draft_probs: Tensor, tokens: Tensor) -> Tensor:
-    """The same for several tokens of one distribution: distributions [..., V], tokens [..., K]."""
+    """min(1, p(y)/q(y)) for several tokens of one distribution: distributions [..., V], tokens [..., K]."""
     p, q = target_probs.gather(-1, tokens), draft_probs.gather(-1, tokens)
     return torch.where(q > 0, (p / q.clamp(min=torch.finfo(q.dtype).tiny)).clamp(max=1.0), (p > 0).to(p.dtype))
 
@@ -288,7 +288,7 @@ def check_distinct(tokens: Tensor, real: Tensor) -> None:
 
 
 def candidate_nodes(proposal: Proposal) -> Tensor:
-    """The node [B, M] that each candidate is; -1 behind the last."""
+    """The node [B, M] that each candidate is; -1 after the last."""
     if proposal.candidates is not None:
         return proposal.candidates
     nodes = torch.arange(proposal.num_nodes, device=proposal.tokens.device)
@@ -296,7 +296,7 @@ def candidate_nodes(proposal: Proposal) -> Tensor:
 
 
 def candidate_table(proposal: Proposal) -> Tensor:
-    """Candidate ids [B, N + 1, K]: row 0 those at the context, row n + 1 those at node n; -1 behind the last.
+    """Candidate ids [B, N + 1, K]: row 0 those at the context, row n + 1 those at node n; -1 after the last.
 
     K is the largest number of candidates at a node of the batch. They keep their order.
     """
@@ -307,7 +307,7 @@ def candidate_table(proposal: Proposal) -> Tensor:
     elder = (above.unsqueeze(2) == above.unsqueeze(1)) & real.unsqueeze(1) & (order < order.unsqueeze(1))
     rank = elder.sum(2)  # [B, M]: candidates of the same node before this one
     most = int(torch.where(real, rank + 1, 0).max()) if nodes.shape[1] else 0
-    place = torch.where(real, (above + 1) * most + rank, (num_nodes + 1) * most)  # the last slot is thrown away
+    slot = torch.where(real, (above + 1) * most + rank, (num_nodes + 1) * most)  # the last slot is thrown away
     table = torch.full((num_rows, (num_nodes + 1) * most + 1), -1, device=nodes.device)
-    table.scatter_(1, place, order.expand(num_rows, -1))
+    table.scatter_(1, slot, order.expand(num_rows, -1))
     return table[:, :-1].reshape(num_rows, num_nodes + 1, most)

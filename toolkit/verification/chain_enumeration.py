@@ -22,13 +22,13 @@ class PrefixTables:
 
     def chance(self, table: dict[tuple[int, ...], Tensor], tokens: tuple[int, ...]) -> float:
         """Probability of these tokens in a row under `p` or `q`."""
-        chance = 1.0
+        prob = 1.0
         for i, token in enumerate(tokens):
-            chance *= float(table[tokens[:i]][token])
-        return chance
+            prob *= float(table[tokens[:i]][token])
+        return prob
 
-    def _happens(self, chance: float) -> bool:
-        return float(torch.rand((), generator=self.generator)) < chance
+    def _happens(self, prob: float) -> bool:
+        return float(torch.rand((), generator=self.generator)) < prob
 
     def _distribution(self) -> Tensor:
         weights = torch.rand(self.vocab_size, generator=self.generator, dtype=torch.float64) ** 3 + 1e-3
@@ -70,7 +70,7 @@ def chain_error(rule: PathRule, tables: PrefixTables) -> float:
 
 
 def prefix_survival(tables: PrefixTables, prefix: tuple[int, ...]) -> tuple[float, float]:
-    """Chance that a drafted prefix is accepted whole: prod min(1, p/q) token by token, block verification's P_i."""
+    """Probability that a drafted prefix is accepted whole: prod min(1, p/q) token by token, block verification's P_i."""
     tokens, block = 1.0, 1.0
     for i, token in enumerate(prefix):
         ratio = float(tables.p[prefix[:i]][token] / tables.q[prefix[:i]][token])

@@ -34,13 +34,13 @@ class Emission:
 class Tuples:
     """Every tuple of candidates.
 
-    tokens  [T, K]  positions behind a pair's count are 0
-    chances [P, T]  P(tuple)
+    tokens  [T, K]  positions after a pair's count are 0
+    probs   [P, T]  P(tuple)
     counts  [P]     real candidates: fewer than K where q has fewer different tokens
     """
 
     tokens: Tensor
-    chances: Tensor
+    probs: Tensor
     counts: Tensor
 
     @property
@@ -49,12 +49,12 @@ class Tuples:
         pairs, vocab_size = len(self.counts), int(self.tokens.max()) + 1
         real = torch.arange(self.tokens.shape[1], device=self.counts.device) < self.counts.unsqueeze(1)
         index = self.tokens.expand(pairs, -1, -1)
-        zeros = self.chances.new_zeros(pairs, len(self.tokens), vocab_size)
+        zeros = self.probs.new_zeros(pairs, len(self.tokens), vocab_size)
         return zeros.scatter_reduce(-1, index, real.unsqueeze(1).expand_as(index).to(zeros.dtype), "amax")
 
 
 def candidate_tuples(scheme: str, draft_probs: Tensor) -> Tuples:
-    """All tuples of candidates and their chances under draft_probs [P, K, V] (row 0 of K unless independent or top_k)."""
+    """All tuples of candidates and their probabilities under draft_probs [P, K, V] (row 0 of K unless independent or top_k)."""
     if scheme not in SCHEMES:
         raise unknown_name("scheme", scheme, SCHEMES)
     num_drafts, vocab_size = draft_probs.shape[1:]
@@ -64,7 +64,7 @@ def candidate_tuples(scheme: str, draft_probs: Tensor) -> Tuples:
     counts = num_distinct(draft_probs[:, 0], num_drafts)
     counts = torch.full_like(counts, num_drafts) if repeats else counts
     left = draft_probs[:, :1].expand(-1, len(tokens), -1)
-    chances = torch.ones_like(left[..., 0])
+    tuple_probs = torch.ones_like(left[..., 0])
     for k, column in enumerate(tokens.unbind(1)):
         if scheme in ("independent", "top_k"):  # of top_k, row k is a point mass
             left = draft_probs[:, k : k + 1].expand_as(left)
@@ -72,11 +72,11 @@ def candidate_tuples(scheme: str, draft_probs: Tensor) -> Tuples:
         if scheme == "greedy":
             likeliest = torch.zeros_like(distribution).scatter(-1, distribution.argmax(-1, keepdim=True), 1.0)
             distribution = torch.where((k < counts - 1).view(-1, 1, 1), likeliest, distribution)
-        index = column.expand_as(chances).unsqueeze(-1)
+        index = column.expand_as(tuple_probs).unsqueeze(-1)
         drawn = distribution.gather(-1, index).squeeze(-1)
-        chances = chances * torch.where((k < counts).unsqueeze(1), drawn, (column == 0).to(drawn.dtype))
+        tuple_probs = tuple_probs * torch.where((k < counts).unsqueeze(1), drawn, (column == 0).to(drawn.dtype))
         left = left if repeats else left.scatter(-1, index, 0.0)
-    return Tuples(tokens, chances, counts)
+    return Tuples(tokens, tuple_probs, counts)
 
 
 def emission(
@@ -87,8 +87,8 @@ def emission(
     `checked=False` skips the checks of `SelectionRule.distribution`: to see what a rule does under another scheme than its own.
     """
     tuples = candidate_tuples(scheme, draft_probs)
-    pair, which = (tuples.chances > 0).nonzero(as_tuple=True)
-    chances, candidates = tuples.chances[pair, which], tuples.tokens[which]
+    pair, which = (tuples.probs > 0).nonzero(as_tuple=True)
+    tuple_probs, candidates = tuples.probs[pair, which], tuples.tokens[which]
     distribution = rule.distribution if checked else rule._distribution_or_target
     accept, residuals = distribution(target_probs[pair], draft_probs[pair], candidates, tuples.counts[pair])
     accepted = accept.sum(-1)
@@ -97,7 +97,7 @@ def emission(
 
     def mean(values: Tensor) -> Tensor:
         zeros = values.new_zeros(len(target_probs), *values.shape[1:])
-        return zeros.index_add(0, pair, values * chances.view(-1, *[1] * (values.dim() - 1)))
+        return zeros.index_add(0, pair, values * tuple_probs.view(-1, *[1] * (values.dim() - 1)))
 
     return Emission(mean(emitted), mean(accepted), mean(drafted))
 
@@ -108,7 +108,7 @@ def optimum(tuples: Tuples, target_probs: Tensor) -> Tensor:
     subsets = torch.arange(2**vocab_size, device=target_probs.device).unsqueeze(1)
     holds = (subsets >> torch.arange(vocab_size, device=target_probs.device) & 1).to(target_probs.dtype)  # [2^V, V]
     inside = (tuples.members @ (1 - holds).T == 0).to(target_probs.dtype)  # [P, T, 2^V]
-    return 1 + (target_probs @ holds.T - torch.einsum("pt,pts->ps", tuples.chances, inside)).amin(-1)
+    return 1 + (target_probs @ holds.T - torch.einsum("pt,pts->ps", tuples.probs, inside)).amin(-1)
 
 
 def beam_distribution(
@@ -120,14 +120,14 @@ def beam_distribution(
     """
     pair_distributions = draft_probs.expand(1, num_candidates, -1)
     tuples = candidate_tuples(scheme, pair_distributions)
-    which = (tuples.chances[0] > 0).nonzero().squeeze(1)
+    which = (tuples.probs[0] > 0).nonzero().squeeze(1)
     candidates, real = tuples.tokens[which], torch.arange(num_candidates, device=which.device) < tuples.counts
     p, q = (distribution.expand(len(which), -1) for distribution in (target_probs, draft_probs))
     joint = target_probs.new_zeros([len(target_probs)] * width)
-    for kept, chances, residuals in rule.distribution(p, q, candidates, width, real.expand_as(candidates)):
-        beams = [torch.nn.functional.one_hot(candidates[:, k], p.shape[1]) for k in kept.nonzero()[:, 0]]
+    for accepted, probs, residuals in rule.distribution(p, q, candidates, width, real.expand_as(candidates)):
+        beams = [torch.nn.functional.one_hot(candidates[:, k], p.shape[1]) for k in accepted.nonzero()[:, 0]]
         beams = (beams + [residuals] + [p] * width)[:width]
-        weight = tuples.chances[0, which] * chances
+        weight = tuples.probs[0, which] * probs
         for beam in beams:
             weight = weight.unsqueeze(-1) * beam.view(len(beam), *[1] * (weight.dim() - 1), -1)
         joint = joint + weight.sum(0)

@@ -1,4 +1,4 @@
-"""The best any exact rule can do: the optimal chance that the emitted token is one of the candidates.
+"""The best any exact rule can do: the optimal probability that the emitted token is one of the candidates.
 
 Paper: Hu et al., Towards Optimal Multi-draft Speculative Decoding (arXiv:2502.18779).
     alpha* = 1 + min over H of [p(H) - Q(H)],  Q(H) = P(all candidates in H).
@@ -78,8 +78,8 @@ def _iid(target_probs: Tensor, draft_probs: Tensor, num_drafts: int) -> Tensor:
 def _greedy(target_probs: Tensor, draft_probs: Tensor, num_drafts: int) -> Tensor:
     counts = num_distinct(draft_probs, num_drafts).unsqueeze(-1)
     top = top_tokens(draft_probs, num_drafts)
-    places = torch.arange(top.shape[-1], device=top.device)
-    is_fixed = torch.zeros_like(draft_probs, dtype=torch.bool).scatter(-1, top, places < counts - 1)
+    ranks = torch.arange(top.shape[-1], device=top.device)
+    is_fixed = torch.zeros_like(draft_probs, dtype=torch.bool).scatter(-1, top, ranks < counts - 1)
     rest = draft_probs.masked_fill(is_fixed, 0.0)
     rest = rest / rest.sum(-1, keepdim=True)
     return torch.where(is_fixed, target_probs, torch.minimum(target_probs, rest)).sum(-1)
@@ -93,7 +93,7 @@ def _without_replacement(target_probs: Tensor, draft_probs: Tensor, num_drafts: 
         pairs = zip(p.reshape(-1, p.shape[-1]), q.reshape(-1, q.shape[-1]), strict=True)
         cuts = [_cut(p_row, _all_inside(q_row, num_drafts)) for p_row, q_row in pairs]
         return torch.stack(cuts).reshape(p.shape[:-1]) if cuts else p.sum(-1)
-    inside, outside = q.cumsum(-1), _sums_behind(q)
+    inside, outside = q.cumsum(-1), _sums_after(q)
     others = (inside - q) + outside  # 1 - q without its cancellation
     odds = q / others.clamp(min=torch.finfo(q.dtype).tiny)
     return _cut(p, torch.where(outside > 0, inside - outside * odds.cumsum(-1), 1.0))
@@ -106,7 +106,7 @@ def _all_inside(draft_probs: Tensor, num_drafts: int) -> Tensor:
     exp(q t) - 1. These sums are nested cumulative ones, here of logarithms. The grid is even in log t and common to all
     prefixes.
     """
-    outside = _sums_behind(draft_probs)
+    outside = _sums_after(draft_probs)
     slowest = outside[outside > 0]
     if len(slowest) == 0:  # one token
         return torch.ones_like(draft_probs)
@@ -140,8 +140,8 @@ def _cut(target_probs: Tensor, all_inside: Tensor) -> Tensor:
     return 1 + (target_probs.cumsum(-1) - all_inside).amin(-1)
 
 
-def _sums_behind(probs: Tensor) -> Tensor:
-    """Sum of everything behind each position [..., V], exactly 0 at the end."""
+def _sums_after(probs: Tensor) -> Tensor:
+    """Sum of everything after each position [..., V], exactly 0 at the end."""
     return torch.cat([probs.flip(-1).cumsum(-1).flip(-1)[..., 1:], torch.zeros_like(probs[..., :1])], -1)
 
 

@@ -59,7 +59,7 @@ def greedy(draft_probs: Tensor, uniforms: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def top_k(draft_probs: Tensor, uniforms: Tensor) -> tuple[Tensor, Tensor]:
-    """The K likeliest of draft_probs [..., V], of equals the first; uniforms [..., K] say how many, and are not used."""
+    """The K likeliest of draft_probs [..., V], of equals the first; uniforms [..., K] give K, and are not used."""
     return _padded(_widened(top_tokens(draft_probs, uniforms.shape[-1]), uniforms.shape[-1]), draft_probs)
 
 
@@ -73,9 +73,9 @@ def likeliest(logits: Tensor, num_tokens: int) -> tuple[Tensor, Tensor]:
         tokens.append(left.argmax(-1, keepdim=True))
         left.scatter_(-1, tokens[-1], -torch.inf)
     counts = (~logits.isneginf()).sum(-1).clamp(max=num_tokens)
-    found = torch.cat(tokens, -1)
-    behind = torch.arange(num_tokens, device=found.device) >= counts.unsqueeze(-1)
-    return found.masked_fill(behind, 0), counts
+    ordered = torch.cat(tokens, -1)
+    padding = torch.arange(num_tokens, device=ordered.device) >= counts.unsqueeze(-1)
+    return ordered.masked_fill(padding, 0), counts
 
 
 def top_tokens(draft_probs: Tensor, num_tokens: int) -> Tensor:
@@ -98,10 +98,10 @@ def _widened(tokens: Tensor, count: int) -> Tensor:
 
 
 def _padded(drawn: Tensor, draft_probs: Tensor) -> tuple[Tensor, Tensor]:
-    """Distinct candidates with token 0 behind the real ones, and how many are real."""
+    """Distinct candidates with token 0 after the real ones, and how many are real."""
     counts = num_distinct(draft_probs, drawn.shape[-1])
-    behind = torch.arange(drawn.shape[-1], device=drawn.device) >= counts.unsqueeze(-1)
-    return drawn.masked_fill(behind, 0), counts
+    padding = torch.arange(drawn.shape[-1], device=drawn.device) >= counts.unsqueeze(-1)
+    return drawn.masked_fill(padding, 0), counts
 
 
 def _counts(uniforms: Tensor, count: int) -> Tensor:

@@ -45,22 +45,22 @@ def choose_and_accept(
     brackets = _Brackets.of_one(draft_probs, candidates, real)
     while brackets.distribution.shape[-2] > 1:
         brackets = _play(brackets.every_second(0), brackets.every_second(1), match)
-    chances, chosen = brackets.chances[..., 0, : candidates.shape[-1]], brackets.distribution[..., 0, :]
-    return chances * acceptances(target_probs, chosen, candidates) * real, residual(target_probs, chosen)
+    probs, chosen = brackets.probs[..., 0, : candidates.shape[-1]], brackets.distribution[..., 0, :]
+    return probs * acceptances(target_probs, chosen, candidates) * real, residual(target_probs, chosen)
 
 
 def _play(first: _Brackets, second: _Brackets, match: Callable[[Tensor, Tensor], Match]) -> _Brackets:
-    """The choices between the winners of two brackets each."""
+    """Choose between the winners of two brackets each."""
     choice = match(first.distribution, second.distribution)
     wins = choice.wins_of(first.tokens, second.tokens)
     played = second.present.unsqueeze(-1)
-    first_wins = first.chances * (wins * second.chances.unsqueeze(-2)).sum(-1)
-    second_wins = second.chances * ((1 - wins) * first.chances.unsqueeze(-1)).sum(-2)
+    first_wins = first.probs * (wins * second.probs.unsqueeze(-2)).sum(-1)
+    second_wins = second.probs * ((1 - wins) * first.probs.unsqueeze(-1)).sum(-2)
     distribution = choice.chosen if bool(played.all()) else torch.where(played, choice.chosen, first.distribution)
     return _Brackets(
         distribution,
         torch.cat([first.tokens, second.tokens], -1),
-        torch.cat([torch.where(played, first_wins, first.chances), torch.where(played, second_wins, 0.0)], -1),
+        torch.cat([torch.where(played, first_wins, first.probs), torch.where(played, second_wins, 0.0)], -1),
         first.present,
     )
 
@@ -71,13 +71,13 @@ class _Brackets:
 
     distribution     [..., R, V]  of the chosen one
     tokens  [..., R, m]  the candidates
-    chances [..., R, m]  P(this one is chosen | candidates)
+    probs   [..., R, m]  P(this one is chosen | candidates)
     present [..., R]     False where the node has none of these candidates
     """
 
     distribution: Tensor
     tokens: Tensor
-    chances: Tensor
+    probs: Tensor
     present: Tensor
 
     @classmethod
@@ -96,6 +96,6 @@ class _Brackets:
         return _Brackets(
             self.distribution[..., rows, :],
             self.tokens[..., rows, :],
-            self.chances[..., rows, :],
+            self.probs[..., rows, :],
             self.present[..., rows],
         )

@@ -8,7 +8,7 @@ Deviation: sums start at k = 0 (Eq. 7); Eq. 5 prints 1.
 Deviation: widths end at the number of candidates: at t = 0 the set of Eq. 7 has no maximum.
 
 P(m, k) is the number accepted if the walk went through all m candidates without stopping at a width. It obeys a
-recursion because every acceptance starts the walk afresh. The walk of the rule does stop, but up to its w-th acceptance
+recursion because every acceptance starts the walk again. The walk of the rule does stop, but up to its w-th acceptance
 both are the same walk. So P(the layer of width w fills) = P(at least w accepted) = 1 - sum_{k<w} P(m, k). Of the walk
 that stops, P(m, k) itself is true for k < w only.
 
@@ -27,7 +27,7 @@ from toolkit.errors import InputError
 from toolkit.verification.base import normalized, residual
 from toolkit.verification.layer import check_width
 
-ROUNDING = 1e-9  # a chance this close below the threshold counts as reaching it
+ROUNDING = 1e-9  # a probability this close below the threshold counts as reaching it
 
 
 def acceptance_chances(target_probs: Tensor, draft_probs: Tensor, num_candidates: int) -> Tensor:
@@ -38,30 +38,30 @@ def acceptance_chances(target_probs: Tensor, draft_probs: Tensor, num_candidates
     left, draft_probs = (
         normalized(distribution.double(), distribution.double()) for distribution in (target_probs, draft_probs)
     )
-    chances = []
+    probs = []
     for _ in range(num_candidates):
-        chances.append(torch.minimum(left, draft_probs).sum(-1).clamp(max=1.0))
+        probs.append(torch.minimum(left, draft_probs).sum(-1).clamp(max=1.0))
         left = residual(left, draft_probs)
-    return torch.stack(chances, -1)
+    return torch.stack(probs, -1)
 
 
-def first_acceptance(chances: Tensor) -> Tensor:
+def first_acceptance(probs: Tensor) -> Tensor:
     """P(the i-th candidate is the first accepted) [..., m], from alpha_j [..., m]. Eq. 3."""
-    before = (1 - chances).cumprod(-1).roll(1, -1)
+    before = (1 - probs).cumprod(-1).roll(1, -1)
     before[..., 0] = 1.0
-    return chances * before
+    return probs * before
 
 
-def accepted_distribution(chances: Tensor) -> Tensor:
+def accepted_distribution(probs: Tensor) -> Tensor:
     """P(m, k) [..., m + 1], k = 0..m: how many of m candidates are accepted by a walk without a width. Eq. 2."""
-    return accepted_distributions(chances)[-1]
+    return accepted_distributions(probs)[-1]
 
 
-def accepted_distributions(chances: Tensor) -> list[Tensor]:
+def accepted_distributions(probs: Tensor) -> list[Tensor]:
     """P(n, k) [..., m + 1] for n = 0..m candidates: the steps of the recursion."""
-    num_candidates = chances.shape[-1]
-    first, none = first_acceptance(chances), (1 - chances).cumprod(-1)
-    distributions = [torch.nn.functional.pad(torch.ones_like(chances[..., :1]), (0, num_candidates))]  # P(0, .)
+    num_candidates = probs.shape[-1]
+    first, none = first_acceptance(probs), (1 - probs).cumprod(-1)
+    distributions = [torch.nn.functional.pad(torch.ones_like(probs[..., :1]), (0, num_candidates))]  # P(0, .)
     for n in range(1, num_candidates + 1):
         later = sum(first[..., i - 1 : i] * distributions[n - i] for i in range(1, n + 1))
         distributions.append(torch.cat([none[..., n - 1 : n], later[..., :-1]], -1))  # type: ignore[index]

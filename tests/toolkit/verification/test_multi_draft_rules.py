@@ -318,8 +318,8 @@ def test_candidates_are_drawn_with_the_chances_of_their_tuples(how):
         tuples = candidate_tuples(how, distributions.unsqueeze(0))
         assert (counts == tuples.counts).all()
         share = torch.bincount((drawn * torch.tensor([16, 4, 1])).sum(-1), minlength=64) / len(uniforms)
-        error = (tuples.chances[0] * (1 - tuples.chances[0]) / len(uniforms)).sqrt()
-        assert ((share - tuples.chances[0]).abs() <= 5 * error + 1e-12).all()
+        error = (tuples.probs[0] * (1 - tuples.probs[0]) / len(uniforms)).sqrt()
+        assert ((share - tuples.probs[0]).abs() <= 5 * error + 1e-12).all()
 
 
 # -- input ----------------------------------------------------------------------------------------------------------

@@ -25,7 +25,7 @@ from toolkit.types import Proposal, Verdict
 
 @dataclass
 class DraftContext:
-    """What a proposer may use in one round, and what the target is asked about.
+    """What a proposer may use in one round.
 
     texts        per row: the context, prompt and produced tokens
     sessions     one per draft model
@@ -36,7 +36,7 @@ class DraftContext:
     uniforms     [B, M] one per node
     vocab_size   V, the target's; `fit` brings a draft's logits to it, and to the target's device
     seen         tokens of the context [B, V] bool, for the repetition penalty; None if it is off
-    end_ids      tokens that end a text: nothing is drafted behind them
+    end_ids      tokens that end a text: nothing is drafted after them
     earlier      what the draft showed at the positions before, if the policy looks at them; None: it does not
     """
 
@@ -102,7 +102,7 @@ class TextProposer(Proposer):
 
 
 def empty_proposal(num_calls: Tensor) -> Proposal:
-    """Nothing was drafted, by any row; num_calls [B]."""
+    """A proposal of rows that drafted nothing; num_calls [B]."""
     num_rows, device = len(num_calls), num_calls.device
     nothing = torch.zeros(num_rows, 0, dtype=torch.long, device=device)
     return Proposal(nothing, torch.zeros(num_rows, 0, 1, device=device), torch.zeros_like(num_calls), num_calls)

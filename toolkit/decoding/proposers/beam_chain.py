@@ -8,7 +8,8 @@ distribution of the beam draw.
 Deviation: a drafted end of text is a path of its own and is not extended. It competes with longer ones by its joint
 probability, as a block that stays at its end.
 
-One forward per depth reads all beams of all rows, in one tree cache. Beams are a multiset: equal draws are different nodes.
+One forward pass per depth reads all beams of all rows, in one tree cache. Beams are a multiset: equal draws are
+different nodes.
 
 Shapes: B rows, W beams, n beams of a level (1 at the context, else W), K tokens of the longest chain, V vocabulary.
 """
@@ -58,7 +59,7 @@ class _Level:
 class BeamChainProposer(TextProposer):
     """The likeliest path of `num_beams` sampled beams of at most `num_tokens` tokens.
 
-    Only the chain counts as drafted: beams that are not sent cost the forwards that read them (`num_calls`, one per
+    Only the chain counts as drafted: beams that are not sent cost the forward passes that read them (`num_calls`, one per
     depth), and no discarded tokens. Not for lossless rules: the chosen path is no draw from q.
     """
 
@@ -80,8 +81,8 @@ class BeamChainProposer(TextProposer):
         """
         limits = context.limits.clamp(max=self.num_tokens)
         device = limits.device
-        state, wanted = policy.begin(limits > 0, state)
-        drafting = wanted & (limits > 0)
+        state, starts = policy.begin(limits > 0, state)
+        drafting = starts & (limits > 0)
         num_calls, leader = torch.zeros_like(limits), torch.full_like(limits, -1)
         gate, levels, num_read = Gate(device), [_context_level(context, state)], 0
         most = min(context.most, self.num_tokens, self.num_tokens if policy.limit is None else policy.limit)
@@ -109,7 +110,7 @@ class BeamChainProposer(TextProposer):
             leader = torch.where(drafting, _leader(levels), leader)
             going = go_on.view_as(level.ended) & ~level.ended
             drafting = drafting & self._of_leader(levels, leader, going) & (limits > depth)
-        longest = gate.settle() // (2 if policy.reads else 1)  # a question before each forward, one before each draw
+        longest = gate.settle() // (2 if policy.reads else 1)  # questions: one per forward pass, one per draw
         del levels[longest + 1 :]
         num_read = min(num_read, longest * self.num_beams)
         return self._proposal(levels, leader, num_calls, num_read), _leader_state(levels, leader)
@@ -123,7 +124,7 @@ class BeamChainProposer(TextProposer):
     # -- inside ---------------------------------------------------------------------------------------------------
 
     def _read(self, context: DraftContext, levels: list[_Level]) -> Reading:
-        """The draft reads the context, or the newest beams."""
+        """Let the draft read the context, or the newest beams."""
         session = context.sessions[0]
         if len(levels) == 1:
             tokens, counts = context.unread(0)
@@ -158,8 +159,8 @@ class BeamChainProposer(TextProposer):
         """flags [B, n] of the newest level at each row's leader [B]; False where the leader ended in an older one."""
         if len(levels) == 1:
             return flags.squeeze(1)
-        place = leader - (len(levels) - 2) * self.num_beams
-        return flags.gather(1, place.clamp(min=0).unsqueeze(1)).squeeze(1) & (place >= 0)
+        index = leader - (len(levels) - 2) * self.num_beams
+        return flags.gather(1, index.clamp(min=0).unsqueeze(1)).squeeze(1) & (index >= 0)
 
     def _proposal(self, levels: list[_Level], leader: Tensor, num_calls: Tensor, num_read: int) -> Proposal:
         """The path down to each row's leader [B], as a chain; -1: nothing was drafted."""
@@ -168,28 +169,24 @@ class BeamChainProposer(TextProposer):
             return empty_proposal(num_calls)
         length = torch.where(leader >= 0, leader // self.num_beams + 1, 0)
         rows = torch.arange(num_rows, device=device)
-        place = leader.clamp(min=0) % self.num_beams
+        index = leader.clamp(min=0) % self.num_beams
         tokens, probs, ids = [], [], []
         for depth in reversed(range(1, len(levels))):
             level, before = levels[depth], levels[depth - 1].probs
             assert before is not None
-            parent = level.parents[rows, place]
-            tokens.append(level.tokens[rows, place])
+            parent = level.parents[rows, index]
+            tokens.append(level.tokens[rows, index])
             probs.append(before[rows, parent])
-            ids.append(place + (depth - 1) * self.num_beams)
-            place = torch.where(length >= depth, parent, place)  # shorter chains wait for their own depth
+            ids.append(index + (depth - 1) * self.num_beams)
+            index = torch.where(length >= depth, parent, index)  # shorter chains wait for their own depth
+        cache_ids = torch.stack(ids[::-1], 1)
         return Proposal(
             tokens=torch.stack(tokens[::-1], 1),
             draft_probs=torch.stack(probs[::-1], 1),
             num_drafted=length,
             num_calls=num_calls,
-            cache_ids=_where_read(torch.stack(ids[::-1], 1), num_read),
+            cache_ids=torch.where(cache_ids < num_read, cache_ids, -1).unsqueeze(1),  # -1: the draft has not read it
         )
-
-
-def _where_read(ids: Tensor, num_read: int) -> Tensor:
-    """Node ids [B, K] in the one draft's cache as [B, 1, K]; -1 where it has not read them."""
-    return torch.where(ids < num_read, ids, -1).unsqueeze(1)
 
 
 def _context_level(context: DraftContext, state: State) -> _Level:
@@ -236,5 +233,5 @@ def _leader_state(levels: list[_Level], leader: Tensor) -> State:
 
 
 def _flat(values: Tensor) -> Tensor:
-    """[B, n, ...] as [B * n, ...]: beams are rows to a policy."""
+    """Values [B, n, ...] as [B * n, ...]: beams are rows to a policy."""
     return values.flatten(0, 1)

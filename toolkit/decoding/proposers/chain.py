@@ -31,8 +31,8 @@ class ChainProposer(TextProposer):
         """Draft until every row has stopped. Rows that have stopped draft on, and what they draft is thrown away."""
         limits = context.limits
         num_rows, device = len(limits), limits.device
-        state, wanted = policy.begin(limits > 0, state)
-        drafting = wanted & (limits > 0)
+        state, starts = policy.begin(limits > 0, state)
+        drafting = starts & (limits > 0)
         num_drafted, num_calls = torch.zeros_like(limits), torch.zeros_like(limits)
         gate = Gate(device)
         alone = num_rows == 1 and gate.ahead == 0  # a single row is never past its own stop
@@ -66,14 +66,14 @@ class ChainProposer(TextProposer):
                 drafting = drafting & (drawn != end)
             if seen is not None:
                 seen = seen.scatter(1, drawn.unsqueeze(1), True)
-        longest = gate.settle() // (2 if policy.reads else 1)  # a question before each forward, one before each draw
+        longest = gate.settle() // (2 if policy.reads else 1)  # questions: one per forward pass, one per draw
         if not longest:
             return empty_proposal(num_calls), state
         drawn_tokens, probs = torch.stack(tokens[:longest], 1), torch.stack(draft_probs[:longest], 1)
         return Proposal(drawn_tokens, probs, num_drafted, num_calls), state
 
     def _read(self, context: DraftContext, tokens: list[Tensor]) -> Reading:
-        """The draft reads what it has not read of the context, or the newest token."""
+        """Let the draft read what it has not read of the context, or the newest token."""
         session = context.sessions[0]
         if tokens:
             return session.extend(tokens[-1].unsqueeze(1).to(session.index.device))
@@ -83,7 +83,7 @@ class ChainProposer(TextProposer):
 
     @staticmethod
     def _before(context: DraftContext, reading: Reading, depth: int) -> Earlier | None:
-        """The positions before the one that a forward has just scored, if the policy looks at them."""
+        """The positions before the one that a forward pass has just scored, if the policy looks at them."""
         earlier = context.earlier
         if earlier is None:
             return None

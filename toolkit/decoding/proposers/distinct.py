@@ -31,7 +31,7 @@ class DistinctNodes:
 
     @property
     def size(self) -> int:
-        """Ids given so far."""
+        """Number of ids so far."""
         return self.first(len(self.tokens))
 
     def first(self, level: int) -> int:
@@ -45,7 +45,7 @@ class DistinctNodes:
         return (self.ids[-1] - self.first(len(self.ids) - 1)).clamp(min=0)
 
     def add(self, tokens: Tensor, parents: Tensor, alive: Tensor) -> None:
-        """One more level: the tokens that chains have drawn, behind the nodes with these ids, all [B, C]."""
+        """Add a level: the tokens that chains have drawn, after the nodes with these ids, all [B, C]."""
         first, num_chains = self.size, tokens.shape[1]
         order = torch.arange(num_chains, device=tokens.device)
         same = (tokens.unsqueeze(2) == tokens.unsqueeze(1)) & (parents.unsqueeze(2) == parents.unsqueeze(1))

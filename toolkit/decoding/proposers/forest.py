@@ -4,7 +4,7 @@ Paper: Dynamic-Width Speculative Beam Decoding (arXiv:2409.16560), section 3. th
 num_layers, q_beam -> draft_probs. With one layer less than the target reads, as in every proposer: the last layer is not read
 by the draft.
 Deviation: candidates are i.i.d. draws from q_beam, as the paper's theorem assumes (its code draws without replacement).
-Deviation: an input beam weighs what the *target* says of it, which is known, and only drafted tokens weigh by the draft.
+Deviation: an input beam weighs what the *target* says of it, and only drafted tokens weigh by the draft.
 Any q is exact; this one is nearer to p.
 
 Shapes: B rows, W input beams, W_S draft beams, N = W_S x layers nodes, V vocabulary. A **block** is what the target reads:
@@ -72,7 +72,7 @@ class Forest:
     pairs        per layer the drawn pairs [B, W_S]
     counts       per layer how many of them count [B]: the first ones
     num_layers   [B] layers that count
-    num_calls    [B] draft forwards
+    num_calls    [B] draft forward passes
     scores       [B, W] of the input beams, -inf: no beam
     newest_ids   [B, W] of the beams' newest tokens in the draft's cache; node n has id node_ids[:, n], if n < num_read
     was_read     whether the draft was asked at all
@@ -93,7 +93,7 @@ class Forest:
 
     @property
     def num_before(self) -> int:
-        """W: input beams of the block."""
+        """W, the number of input beams of the block."""
         return self.scores.shape[1]
 
     @property
@@ -130,8 +130,8 @@ class ForestProposer(Proposer):
 
     num_beams   W_S: draft beams of a layer
     num_layers  gamma: the most layers of a round; the policy may stop earlier, judging the likeliest beam of each layer
-    min_beams   the fewest draft beams of a layer, where the policy foresees acceptance (trained heads). As many are
-                then drafted as let this many be accepted, ceil(min_beams / P(accepted)), at most num_beams; None:
+    min_beams   the fewest draft beams of a layer, where the policy foresees acceptance (trained heads). Then enough
+                are drafted to let this many be accepted, ceil(min_beams / P(accepted)), at most num_beams; None:
                 always num_beams
     scheme      how a layer's beams are drawn from q_beam: "iid", or "without_replacement" as in the published code
     """
@@ -167,8 +167,8 @@ class ForestProposer(Proposer):
         """Draw layer after layer until no row wants another one."""
         limits = context.limits
         device, width = limits.device, self.num_beams
-        state, wanted = policy.begin(limits > 0, state)
-        drafting = wanted & (limits > 0)
+        state, starts = policy.begin(limits > 0, state)
+        drafting = starts & (limits > 0)
         num_layers, num_calls = torch.zeros_like(limits), torch.zeros_like(limits)
         growing = _Growing(context, width, self.scheme)
         gate = Gate(device)
@@ -214,7 +214,7 @@ class _Growing:
         return len(self.pairs)
 
     def read(self) -> tuple[Tensor, Tensor]:
-        """One draft forward: logits [B, n, V] and states [B, n, D] at the newest layer."""
+        """Read the newest layer in one draft forward pass: its logits [B, n, V] and states [B, n, D]."""
         context, session = self.context, self.context.session
         assert session is not None
         device = session.index.device
@@ -255,10 +255,10 @@ class _Growing:
             scores = scores.masked_fill(tokens == end, -torch.inf)
         self.scores = scores
 
-    def widen(self, chance: Tensor | None, wanted: int) -> None:
-        """How many candidates of the next layer count, if one is accepted with this chance [B]."""
-        if chance is not None:
-            needed = (wanted / chance.clamp(min=1e-6)).ceil().clamp(wanted, self.width)
+    def widen(self, prob: Tensor | None, min_accepted: int) -> None:
+        """Set how many candidates of the next layer count, if one is accepted with this probability [B]."""
+        if prob is not None:
+            needed = (min_accepted / prob.clamp(min=1e-6)).ceil().clamp(min_accepted, self.width)
             self.count = needed.to(self.count.dtype)
 
     def step(self, logits: Tensor, hidden: Tensor, best: Tensor | None) -> DraftStep:
@@ -298,5 +298,5 @@ class _Growing:
 
 
 def _at(values: Tensor, index: Tensor) -> Tensor:
-    """values [B, C, ...] at index [B, W]."""
+    """The values [B, C, ...] at index [B, W]."""
     return values[torch.arange(len(values), device=values.device).unsqueeze(1), index]

@@ -49,7 +49,7 @@ class PromptLookupProposer(TextProposer):
         return limit
 
     def propose(self, context: DraftContext, policy: StoppingPolicy, state: State) -> tuple[Proposal, State]:
-        """Draft what was found, as far as the policy, the limits and an end of text in it allow."""
+        """Draft the copied tokens, as far as the policy, the limits and an end of text in it allow."""
         device = context.limits.device
         tokens, num_drafted, state = self.copied(context.texts, context.room, context.end_ids, policy, state, device)
         num_calls = torch.zeros_like(context.limits)
@@ -71,13 +71,13 @@ class PromptLookupProposer(TextProposer):
 
         room  the most tokens each row may draft
         """
-        found = [self.lookup(text, most, end_ids) for text, most in zip(texts, room, strict=True)]
-        longest = max(map(len, found))
-        tokens = tensor_on(device, [copy + [0] * (longest - len(copy)) for copy in found])
-        available = tensor_on(device, [len(copy) for copy in found])
-        num_drafted, nothing = torch.zeros_like(available), torch.zeros(len(found), 0, device=device)
-        state, wanted = policy.begin(available > 0, state)
-        drafting = wanted & (available > 0)
+        copies = [self.lookup(text, most, end_ids) for text, most in zip(texts, room, strict=True)]
+        longest = max(map(len, copies))
+        tokens = tensor_on(device, [copy + [0] * (longest - len(copy)) for copy in copies])
+        available = tensor_on(device, [len(copy) for copy in copies])
+        num_drafted, nothing = torch.zeros_like(available), torch.zeros(len(copies), 0, device=device)
+        state, starts = policy.begin(available > 0, state)
+        drafting = starts & (available > 0)
         for depth in range(1, longest + 1):
             num_drafted += drafting
             state, go_on = policy.step(DraftStep(depth, nothing, nothing, nothing, tokens[:, depth - 1]), state)
@@ -87,7 +87,7 @@ class PromptLookupProposer(TextProposer):
     def commit(
         self, context: DraftContext, proposal: Proposal, verdict: Verdict, accepted: list[int], lengths: list[int]
     ) -> None:
-        """Nothing was read anywhere."""
+        """Do nothing: no cache has read the draft."""
 
     def lookup(self, text: Sequence[int], most: int, end_ids: Sequence[int]) -> list[int]:
         """At most `most` tokens that followed the text's last n-gram, up to an end of text; empty if it is new."""
@@ -97,11 +97,7 @@ class PromptLookupProposer(TextProposer):
             last = text[len(text) - size :]
             for start in range(len(text) - size - 1, -1, -1):
                 if text[start : start + size] == last:
-                    return _until_end(text[start + size : start + size + most], end_ids)
+                    following = list(text[start + size : start + size + most])
+                    ends = [index for index, token in enumerate(following) if token in end_ids]
+                    return following[: ends[0] + 1] if ends else following
         return []
-
-
-def _until_end(tokens: Sequence[int], end_ids: Sequence[int]) -> list[int]:
-    """The tokens up to the first that ends a text, that one included."""
-    ends = [index for index, token in enumerate(tokens) if token in end_ids]
-    return list(tokens[: ends[0] + 1] if ends else tokens)

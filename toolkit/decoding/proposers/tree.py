@@ -1,4 +1,4 @@
-"""Draft trees: several candidates at every node, drawn level by level, judged in one target forward.
+"""Draft trees: several candidates at every node, drawn level by level, judged in one forward pass of the target.
 
 Papers: MCSD (arXiv:2401.06706), section 3 (k_config, tree attention); SpecInfer (arXiv:2305.09781). SpecTr
 (arXiv:2310.15141) and Khisti et al. (arXiv:2410.18234), section 2, have K chains; section 5.2 has different drafts.
@@ -103,9 +103,10 @@ class TreeProposer(TextProposer):
     def propose(self, context: DraftContext, policy: StoppingPolicy, state: State) -> tuple[Proposal, State]:
         """Grow the tree level by level until no row wants another one. Levels beyond that are cut off again."""
         limits = context.limits
-        state, wanted = policy.begin(limits > 0, state)
-        drafting = wanted & (limits > 0)
-        tree = _Tree(self._sources(context), len(context.sessions), drafting, state)
+        state, starts = policy.begin(limits > 0, state)
+        drafting = starts & (limits > 0)
+        sources = [_Source(draft, context.sampling.at(own)) for draft, own in self.sources(len(context.sessions))]
+        tree = _Tree(sources, len(context.sessions), drafting, state)
         gate, num_calls = Gate(limits.device), torch.zeros_like(limits)
         most = context.most if policy.limit is None else min(context.most, policy.limit)
         for depth, width in enumerate(self.widths[:most], start=1):
@@ -121,7 +122,7 @@ class TreeProposer(TextProposer):
                 if not gate.passes(tree.growing):
                     break
             tree.grow(context, level, width, self.scheme, policy)
-        tree.cut(gate.settle() // (2 if policy.reads else 1))  # a question before each forward, one before each draw
+        tree.cut(gate.settle() // (2 if policy.reads else 1))  # questions: one per forward pass, one per draw
         return tree.proposal(num_calls), state
 
     def commit(
@@ -131,7 +132,7 @@ class TreeProposer(TextProposer):
         keep_path(context, proposal, verdict, lengths)
 
     def sources(self, num_drafts: int) -> list[tuple[int, float | None]]:
-        """Where first-level children come from in turn, with so many drafts: draft model and its own temperature, if any.
+        """Where first-level children come from in turn, with this many drafts: draft model and its own temperature, if any.
 
         Raises InputError unless the temperatures fit the drafts.
         """
@@ -141,10 +142,6 @@ class TreeProposer(TextProposer):
             )
         temperatures: list[float | None] = list(self.temperatures) or [None] * num_drafts
         return [(s if num_drafts > 1 else 0, temperature) for s, temperature in enumerate(temperatures)]
-
-    def _sources(self, context: DraftContext) -> list[_Source]:
-        sources = self.sources(len(context.sessions))
-        return [_Source(draft, context.sampling.at(temperature)) for draft, temperature in sources]
 
 
 @dataclass(frozen=True)
@@ -157,13 +154,13 @@ class _Source:
 
 @dataclass(frozen=True)
 class _Level:
-    """What the newest forward of each draft says at the end of every chain.
+    """What the newest forward pass of each draft says at the end of every chain.
 
     table [B, sum of W, V]          the distributions of every source at its draft's nodes, one source after another
     at [B, C, S]                    where a chain's are in the table, by source
     logits, probs, hidden [B, C, .] at the end of each chain, by its own source (the first one at the context)
     penalized [B, C, V]             the logits after the repetition penalty
-    num_calls [B]                   forwards that the row pays for
+    num_calls [B]                   forward passes that the row pays for
     """
 
     table: Tensor
@@ -209,7 +206,7 @@ class _Tree:
     # -- reading --------------------------------------------------------------------------------------------------
 
     def read(self, context: DraftContext, depth: int) -> _Level:
-        """Every draft reads the newest nodes of its chains."""
+        """Let every draft read the newest nodes of its chains."""
         readings = [self._read_one(context, draft, session) for draft, session in enumerate(context.sessions)]
         num_rows, num_chains = self.growing.shape
         device = self.growing.device
@@ -219,7 +216,7 @@ class _Tree:
             num_calls = num_calls + self.growing[:, tensor_on(device, self.own_chains[draft][-1])].any(1)
         for source in self.sources:
             logits, _ = readings[source.draft]
-            seen = self._seen(context, source.draft)
+            seen = None if context.seen is None else self.own_nodes[source.draft].seen(context.seen)
             tables.append(warp(logits, source.sampling, seen))
             penalties.append(penalized(logits, source.sampling, seen))
             at.append(first + self._end_of_chains(source.draft, num_rows, num_chains))
@@ -244,9 +241,6 @@ class _Tree:
             reading = session.extend(tokens, parents=parents, last=tokens.shape[1])
             self.num_read[draft] = len(nodes.tokens)
         return context.fit(reading.logits), reading.hidden.to(device)
-
-    def _seen(self, context: DraftContext, draft: int) -> Tensor | None:
-        return None if context.seen is None else self.own_nodes[draft].seen(context.seen)
 
     def _end_of_chains(self, draft: int, num_rows: int, num_chains: int) -> Tensor:
         """The draft's newest node at the end of each chain [B, C]; 0 for chains of other drafts."""
@@ -289,7 +283,7 @@ class _Tree:
             self.growing = self.growing & (tokens != end)
 
     def _add(self, tokens: Tensor, parent: Tensor, alive: Tensor, width: int) -> None:
-        """A level of chains: tokens and alive [B, C], parent [C] among the chains of the level before."""
+        """Add a level of chains: tokens and alive [B, C], parent [C] among the chains of the level before."""
         above = self.nodes.ids[-1][:, parent] if self.depth else torch.full_like(tokens, -1)
         self.nodes.add(tokens, above, alive)
         self.alive.append(alive)
@@ -338,12 +332,12 @@ class _Tree:
 
     def _cached(self, draft: int) -> Tensor:
         """Per node of the target's, padding included, its id in the draft's cache [B, sum of W]; -1: not read there."""
-        found = torch.full((len(self.growing), self.nodes.size + 1), -1, device=self.growing.device)
+        ids = torch.full((len(self.growing), self.nodes.size + 1), -1, device=self.growing.device)
         for level in range(self.num_read[draft]):
-            chains = tensor_on(found.device, self.own_chains[draft][level + 1])
+            chains = tensor_on(ids.device, self.own_chains[draft][level + 1])
             shared = self.nodes.ids[level][:, chains]
-            found.scatter_(1, torch.where(shared >= 0, shared, self.nodes.size), self.own_nodes[draft].ids[level])
-        return found[:, :-1]
+            ids.scatter_(1, torch.where(shared >= 0, shared, self.nodes.size), self.own_nodes[draft].ids[level])
+        return ids[:, :-1]
 
 
 def keep_path(context: DraftContext, proposal: Proposal, verdict: Verdict, lengths: list[int]) -> None:
@@ -379,7 +373,7 @@ def _draw(scheme: str, logits: Tensor, child_probs: Tensor, uniforms: Tensor) ->
 
 
 def _of_source(readings: list[Tensor], at: Tensor) -> Tensor:
-    """[B, C, ...] of values [B, W, ...] per source, laid side by side; at [B, C]."""
+    """Values [B, C, ...] of readings [B, W, ...] per source, laid side by side; at [B, C]."""
     return _rows(torch.cat(readings, 1) if len(readings) > 1 else readings[0], at)
 
 
@@ -389,15 +383,15 @@ def _columns(source: list[int], like: Tensor) -> Tensor:
 
 
 def _rows(values: Tensor, at: Tensor) -> Tensor:
-    """values [B, W, ...] at [B, C]."""
+    """The values [B, W, ...] at [B, C]."""
     return values[torch.arange(len(values), device=values.device).unsqueeze(1), at]
 
 
 def _first_ones(real: Tensor) -> tuple[Tensor, Tensor]:
-    """The order that puts what is real [B, N] first, and each one's index in it."""
+    """The order that puts what is real [B, N] first, and the index of each in it."""
     order = (~real).to(torch.uint8).argsort(dim=1, stable=True)
-    places = torch.arange(order.shape[1], device=order.device).expand_as(order)
-    return order, torch.empty_like(order).scatter_(1, order, places)
+    positions = torch.arange(order.shape[1], device=order.device).expand_as(order)
+    return order, torch.empty_like(order).scatter_(1, order, positions)
 
 
 def _renumbered(ids: Tensor, rank: Tensor) -> Tensor:
@@ -406,5 +400,5 @@ def _renumbered(ids: Tensor, rank: Tensor) -> Tensor:
 
 
 def _flat(values: Tensor) -> Tensor:
-    """[B, C, ...] as [B * C, ...]: chains are rows to a policy."""
+    """Values [B, C, ...] as [B * C, ...]: chains are rows to a policy."""
     return values.flatten(0, 1)

@@ -50,27 +50,27 @@ class BeamLayer(LayerRule):
         width: Tensor,
         uniforms: Tensor,
     ) -> tuple[Tensor, Tensor]:
-        left, num_kept, kept = target_probs, torch.zeros_like(width), []
+        left, num_accepted, columns = target_probs, torch.zeros_like(width), []
         candidates = candidates.masked_fill(~real, 0)
         for k in range(candidates.shape[1]):
-            tested = real[:, k] & (num_kept < width)
+            tested = real[:, k] & (num_accepted < width)
             accepted = tested & (uniforms[:, k] < acceptance(left, draft_probs, candidates[:, k]))
             reduced = torch.where((tested & ~accepted).unsqueeze(1), residual(left, draft_probs), left)
             left = torch.where(accepted.unsqueeze(1), target_probs, reduced)
-            num_kept = num_kept + accepted
-            kept.append(accepted)
-        return torch.stack(kept, 1) if kept else real, left
+            num_accepted = num_accepted + accepted
+            columns.append(accepted)
+        return torch.stack(columns, 1) if columns else real, left
 
 
 def _branches(
     outcome: Outcome, target_probs: Tensor, draft_probs: Tensor, token: Tensor, counts: Tensor, width: Tensor
 ) -> tuple[Outcome, Outcome]:
     """What one candidate makes of an outcome so far: it is kept, or it is not (rejected, not real, or not reached)."""
-    kept, chance, left = outcome
-    tested = counts & (kept.sum() < width)
+    accepted_so_far, prob, left = outcome
+    tested = counts & (accepted_so_far.sum() < width)
     accepted = torch.where(tested, acceptance(left, draft_probs, token), 0.0)
     reduced = torch.where(tested.unsqueeze(-1), residual(left, draft_probs), left)
     return (
-        Outcome(torch.cat([kept, kept.new_ones(1)]), chance * accepted, target_probs),
-        Outcome(torch.cat([kept, kept.new_zeros(1)]), chance * (1 - accepted), reduced),
+        Outcome(torch.cat([accepted_so_far, accepted_so_far.new_ones(1)]), prob * accepted, target_probs),
+        Outcome(torch.cat([accepted_so_far, accepted_so_far.new_zeros(1)]), prob * (1 - accepted), reduced),
     )

@@ -11,7 +11,7 @@ from toolkit.verification.rules.beam_layer import BeamLayer
 
 
 class PublishedBeamLayer(BeamLayer):
-    """As `beam_layer`, for candidates that differ. Lossy."""
+    """The rule `beam_layer` for candidates that differ. Lossy."""
 
     name = "beam_layer_published"
     lossless = False

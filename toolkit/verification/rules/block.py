@@ -13,9 +13,9 @@ from toolkit.verification.base import PathRule
 
 
 def survival(before: Tensor, target_prob: Tensor, draft_prob: Tensor) -> Tensor:
-    """P_i [...] from P_{i-1}, p(x_i) and q(x_i): the chance that at least i tokens are kept, given x_1..x_i (Lemma 3).
+    """P_i [...] from P_{i-1}, p(x_i) and q(x_i): the probability that at least i tokens are kept, given x_1..x_i (Lemma 3).
 
-    It does not depend on how many are drafted behind them. So another token is worth E[P_{i+1}], which is the sum of
+    It does not depend on how many are drafted after them. So another token is worth E[P_{i+1}], which is the sum of
     min(P_i p, q) over tokens.
     """
     return (before * (target_prob / draft_prob.clamp(min=torch.finfo(draft_prob.dtype).tiny))).clamp(max=1.0)
@@ -56,7 +56,7 @@ class Block(PathRule):
     def _weights(
         self, target_probs: Tensor, draft_probs: Tensor, tokens: Tensor, num_drafted: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """P_i and h_i for i = 0..K, both [..., K + 1]; h_0 = 1, and 0 behind num_drafted."""
+        """P_i and h_i for i = 0..K, both [..., K + 1]; h_0 = 1, and 0 after num_drafted."""
         index = tokens.unsqueeze(-1)
         p = target_probs[..., :-1, :].gather(-1, index).squeeze(-1)
         q = draft_probs.gather(-1, index).squeeze(-1)

@@ -42,8 +42,8 @@ class GreedyMulti(SelectionRule):
         self, target_probs: Tensor, draft_probs: Tensor, candidates: Tensor, num_candidates: Tensor
     ) -> tuple[Tensor, Tensor]:
         last = (num_candidates - 1).clamp(min=0).unsqueeze(-1)
-        places = torch.arange(candidates.shape[-1], device=candidates.device)
-        is_top, is_drawn = places < last, places == last
+        positions = torch.arange(candidates.shape[-1], device=candidates.device)
+        is_top, is_drawn = positions < last, positions == last
         drawn = candidates.gather(-1, last).squeeze(-1)
         rest = _without(draft_probs[..., 0, :], candidates, is_top)
         rest = torch.where(is_top.any(-1, keepdim=True), normalized(rest, rest), rest)
@@ -56,10 +56,10 @@ class GreedyMulti(SelectionRule):
     def _check_candidates(self, draft_probs: Tensor, candidates: Tensor, real: Tensor) -> None:
         check_support(draft_probs, candidates, real)
         check_distinct(candidates, real)
-        places = min(candidates.shape[-1], draft_probs.shape[-1])  # behind the vocabulary there is only padding
-        draft_probs, candidates, real = draft_probs[..., 0, :], candidates[..., :places], real[..., :places]
+        count = min(candidates.shape[-1], draft_probs.shape[-1])  # after the vocabulary there is only padding
+        draft_probs, candidates, real = draft_probs[..., 0, :], candidates[..., :count], real[..., :count]
         not_last = torch.cat([real[..., 1:], torch.zeros_like(real[..., :1])], -1)
-        likeliest = draft_probs.gather(-1, top_tokens(draft_probs, places))
+        likeliest = draft_probs.gather(-1, top_tokens(draft_probs, count))
         chosen = draft_probs.gather(-1, candidates.masked_fill(~real, 0))
         if bool((chosen < likeliest)[not_last].any()):
             raise InputError(f"candidates: expected q's likeliest tokens before the last, got {candidates.tolist()}")
@@ -67,5 +67,5 @@ class GreedyMulti(SelectionRule):
 
 def _without(probs: Tensor, tokens: Tensor, chosen: Tensor) -> Tensor:
     """probs [..., V] with the chosen (mask) of tokens [..., K] set to 0."""
-    kept = torch.ones_like(probs).scatter_reduce(-1, tokens, (~chosen).to(probs.dtype), "amin")
-    return probs * kept
+    mask = torch.ones_like(probs).scatter_reduce(-1, tokens, (~chosen).to(probs.dtype), "amin")
+    return probs * mask

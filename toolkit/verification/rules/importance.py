@@ -5,8 +5,8 @@ Paper: Khisti et al., Multi-Draft Speculative Sampling: Canonical Architectures 
 theirs -> ours: p -> draft_probs (q in formulas), q -> target_probs (p), w -> wins, |Omega_1| = s -> num_free,
 its high-probability subset -> the kept tokens, p_I -> chosen.
 
-Of two candidates with distributions q_1 and q_2 the pair {i, j} gives i with chance w_ij. Sorted by p - q_1 q_2, decreasing,
-w_ij is free between the first s tokens, and otherwise 1 for i before j. The chosen candidate has the distribution
+Of two candidates with distributions q_1 and q_2 the pair {i, j} gives i with probability w_ij. Sorted by p - q_1 q_2,
+decreasing, w_ij is free between the first s tokens, and otherwise 1 for i before j. The chosen candidate has the distribution
     P_I(i) = q_1(i) q_2(i) + sum_{j != i} (q_1(i) q_2(j) + q_1(j) q_2(i)) w_ij.
 It is accepted with min(1, p/P_I), else the extra token comes from norm((p - P_I)+). This is exact whatever the weights.
 
@@ -44,7 +44,7 @@ class Importance(SelectionRule):
     num_free  s, how many tokens have free weights among themselves (the cuts are 2^s), see the memory above
     alphabet  how many of p's likeliest tokens are kept for the choice; both at least V: optimal for two candidates
 
-    Candidate k's chance is P(k chosen) min(1, p/P_I); equal candidates share theirs.
+    Candidate k's probability is P(k chosen) min(1, p/P_I); equal candidates share theirs.
     """
 
     name = "importance"
@@ -59,16 +59,16 @@ class Importance(SelectionRule):
     def _distribution(
         self, target_probs: Tensor, draft_probs: Tensor, candidates: Tensor, num_candidates: Tensor
     ) -> tuple[Tensor, Tensor]:
-        kept = _Kept.of(target_probs, draft_probs[..., 0, :], self.alphabet)
+        alphabet = _Alphabet.of(target_probs, draft_probs[..., 0, :], self.alphabet)
 
         def match(first_distribution: Tensor, second_distribution: Tensor) -> _Match:
-            return _Match.of(kept, first_distribution, second_distribution, self.num_free)
+            return _Match.of(alphabet, first_distribution, second_distribution, self.num_free)
 
         return choose_and_accept(target_probs, draft_probs, candidates, num_candidates, match)
 
 
 @dataclass(frozen=True)
-class _Kept:
+class _Alphabet:
     """The truncated alphabet, with an axis of size 1 for the brackets.
 
     ids   [..., 1, a]  p's likeliest tokens
@@ -81,7 +81,7 @@ class _Kept:
     liked: Tensor
 
     @classmethod
-    def of(cls, target_probs: Tensor, draft_probs: Tensor, alphabet: int) -> _Kept:
+    def of(cls, target_probs: Tensor, draft_probs: Tensor, alphabet: int) -> _Alphabet:
         top = target_probs.topk(min(alphabet, target_probs.shape[-1]), dim=-1)
         liked = (target_probs - draft_probs).sign_().clamp_(min=0).scatter_(-1, top.indices, 0.0)
         probs = top.values / top.values.sum(-1, keepdim=True)
@@ -94,7 +94,7 @@ class _Match:
 
     order  [..., a]     the kept tokens by p - q_1 q_2, decreasing
     wins   [..., a, a]  w: P(the row's token is chosen | it and the column's token are the candidates)
-    liked  [..., V]     as in `_Kept`
+    liked  [..., V]     as in `_Alphabet`
     chosen [..., V]     P_I
     """
 
@@ -104,13 +104,13 @@ class _Match:
     chosen: Tensor
 
     @classmethod
-    def of(cls, kept: _Kept, first_distribution: Tensor, second_distribution: Tensor, num_free: int) -> _Match:
-        ids = kept.ids.expand(*first_distribution.shape[:-1], -1)
+    def of(cls, alphabet: _Alphabet, first_distribution: Tensor, second_distribution: Tensor, num_free: int) -> _Match:
+        ids = alphabet.ids.expand(*first_distribution.shape[:-1], -1)
         first, second = first_distribution.gather(-1, ids), second_distribution.gather(-1, ids)
-        rank = (kept.probs - first * second).argsort(dim=-1, descending=True, stable=True)
-        order, target, first, second = (t.expand_as(ids).gather(-1, rank) for t in (ids, kept.probs, first, second))
-        first_liked, first_rest = _masses_of_others(first_distribution, first, kept.liked)
-        second_liked, second_rest = _masses_of_others(second_distribution, second, kept.liked)
+        rank = (alphabet.probs - first * second).argsort(dim=-1, descending=True, stable=True)
+        order, target, first, second = (t.expand_as(ids).gather(-1, rank) for t in (ids, alphabet.probs, first, second))
+        first_liked, first_rest = _masses_of_others(first_distribution, first, alphabet.liked)
+        second_liked, second_rest = _masses_of_others(second_distribution, second, alphabet.liked)
 
         pairs = first.unsqueeze(-1) * second.unsqueeze(-2)
         pairs = pairs + pairs.mT  # P(the candidates are {i, j}), twice that on the diagonal
@@ -122,22 +122,22 @@ class _Match:
         wins[..., :s, :s] = free_wins(target[..., :s], loads[..., :s], pairs[..., :s, :s])
 
         # liked: q_1 (liked_2 + rest_2) + q_2 rest_1;  rest: q_1 rest_2
-        chosen = (kept.liked * second_liked).add_(second_rest).mul_(first_distribution)
-        chosen.addcmul_(kept.liked * second_distribution, first_rest)
+        chosen = (alphabet.liked * second_liked).add_(second_rest).mul_(first_distribution)
+        chosen.addcmul_(alphabet.liked * second_distribution, first_rest)
         chosen.scatter_(-1, order, against_others + (pairs * wins).sum(-1))
-        return cls(order, wins, kept.liked, chosen)
+        return cls(order, wins, alphabet.liked, chosen)
 
     def wins_of(self, first: Tensor, second: Tensor) -> Tensor:
         """P(the first is chosen) for every pair of tokens first [..., m] and second [..., n]: [..., m, n]."""
-        found_1, found_2 = ((t.unsqueeze(-1) == self.order.unsqueeze(-2)).to(self.wins.dtype) for t in (first, second))
-        tier_1, tier_2 = self._tier(first, found_1).unsqueeze(-1), self._tier(second, found_2).unsqueeze(-2)
-        both_kept = found_1 @ self.wins @ found_2.mT
+        is_1, is_2 = ((t.unsqueeze(-1) == self.order.unsqueeze(-2)).to(self.wins.dtype) for t in (first, second))
+        tier_1, tier_2 = self._tier(first, is_1).unsqueeze(-1), self._tier(second, is_2).unsqueeze(-2)
+        both_kept = is_1 @ self.wins @ is_2.mT
         return torch.where((tier_1 + tier_2) == 0, both_kept, (tier_1 <= tier_2).to(both_kept.dtype))
 
-    def _tier(self, tokens: Tensor, found: Tensor) -> Tensor:
-        """0 for kept tokens, 1 for others with p > q, 2 for the rest; found [..., m, a] one-hot in `order`."""
+    def _tier(self, tokens: Tensor, one_hot: Tensor) -> Tensor:
+        """0 for kept tokens, 1 for others with p > q, 2 for the rest; one_hot [..., m, a] of their ids in `order`."""
         liked = self.liked.expand(*tokens.shape[:-1], -1).gather(-1, tokens)
-        return (2 - liked) * (1 - found.sum(-1))
+        return (2 - liked) * (1 - one_hot.sum(-1))
 
 
 def _masses_of_others(distribution: Tensor, kept_probs: Tensor, liked: Tensor) -> tuple[Tensor, Tensor]:

@@ -4,7 +4,7 @@ Paper: Khisti et al., Multi-Draft Speculative Sampling: Canonical Architectures 
 (arXiv:2410.18234), Theorem 1 and Remark 4; the groups are this project's.
 theirs -> ours: p -> draft_probs (q in formulas), q -> target_probs (p), w -> wins, p_I -> chosen.
 
-Of two candidates from groups g and h the first is chosen with chance w_gh, of one group always. Tokens of a group then
+Of two candidates from groups g and h the first is chosen with probability w_gh, of one group always. Tokens of a group then
 keep the proportions of q. If p/q varies little within a group, sum_i min(p(i), P_I(i)) is nearly sum_g min(p(g),
 P_I(g)). Then the program over the few groups (`pair_weights`) comes close to the one over all tokens.
 Deviation: `importance` has a few tokens with free weights and a fixed order of all others. Here every token belongs to
@@ -33,7 +33,7 @@ class GroupedImportance(SelectionRule):
     num_groups  groups of tokens, even in p/q from 0 to 2; the last one is from 2 on. P_I/q is at most 2; q is the mean
                 of the two candidates' distributions. There are 2^num_groups cuts
 
-    Candidate k's chance is P(k chosen) min(1, p/P_I); of equal candidates the first is chosen.
+    Candidate k's probability is P(k chosen) min(1, p/P_I); of equal candidates the first is chosen.
     """
 
     name = "importance_grouped"

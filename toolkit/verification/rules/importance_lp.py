@@ -34,7 +34,7 @@ class ImportanceLP(SelectionRule):
     """Choose a candidate by the optimal weights, accept it with min(1, p/P_I), else draw from norm((p - P_I)+).
 
     One program per different (p, q, number of candidates), on the CPU, in float64; at most 62 tokens and
-    20,000 sets of candidates. Of equal candidates the first has the chance.
+    20,000 sets of candidates. Of equal candidates the first has the probability.
     """
 
     name = "importance_lp"
@@ -84,11 +84,11 @@ def best_choice(target_probs: Floats, draft_probs: Sequence[Floats] | Floats) ->
     from scipy.optimize import linprog
     from scipy.sparse import coo_array
 
-    masks, chances = candidate_sets(draft_probs)
+    masks, probs = candidate_sets(draft_probs)
     members = (masks[:, None] >> np.arange(len(target_probs))) & 1  # [S, V]
     of_set, of_token = members.nonzero()  # one variable each
     variables = np.arange(len(of_set))
-    limits = np.concatenate([chances, target_probs])
+    limits = np.concatenate([probs, target_probs])
     rows = np.concatenate([of_set, len(masks) + of_token])
     matrix = coo_array((np.ones(2 * len(variables)), (rows, np.tile(variables, 2))), (len(limits), len(variables)))
     tolerances = {"primal_feasibility_tolerance": 1e-10, "dual_feasibility_tolerance": 1e-10}
@@ -97,30 +97,30 @@ def best_choice(target_probs: Floats, draft_probs: Sequence[Floats] | Floats) ->
         raise InputError(f"importance_lp: the linear program was not solved: {solved.message}")
     flow = np.zeros(members.shape)
     flow[of_set, of_token] = np.maximum(solved.x, 0)
-    left = np.maximum(chances[:, None] - flow.sum(-1, keepdims=True), 0)
+    left = np.maximum(probs[:, None] - flow.sum(-1, keepdims=True), 0)
     flow += left * members / members.sum(-1, keepdims=True)
-    flow = np.where(flow.sum(-1, keepdims=True) > 0, flow, members)  # a chance may have underflown to 0
+    flow = np.where(flow.sum(-1, keepdims=True) > 0, flow, members)  # a probability may have underflown to 0
     choice = flow / flow.sum(-1, keepdims=True)
-    return masks, choice, chances @ choice
+    return masks, choice, probs @ choice
 
 
 def candidate_sets(draft_probs: Sequence[Floats] | Floats) -> tuple[Ints, Floats]:
     """Sets of values of candidates drawn from draft_probs [K, V]: bit masks [S], sorted, and probabilities [S] > 0."""
     masks: Ints = np.zeros(1, dtype=np.int64)
-    chances: Floats = np.ones(1)
+    probs: Floats = np.ones(1)
     for distribution in draft_probs:
         tokens = np.flatnonzero(distribution)
         pairs = (masks[:, None] | (1 << tokens)).reshape(-1)
-        masks, place = np.unique(pairs, return_inverse=True)
-        joint = (chances[:, None] * distribution[tokens]).reshape(-1)
-        chances = np.bincount(place.reshape(-1), weights=joint).astype(np.float64)
-    return masks, chances
+        masks, set_index = np.unique(pairs, return_inverse=True)
+        joint = (probs[:, None] * distribution[tokens]).reshape(-1)
+        probs = np.bincount(set_index.reshape(-1), weights=joint).astype(np.float64)
+    return masks, probs
 
 
 def _is_first(candidates: Tensor) -> Tensor:
     """Mask [..., K] of candidates that no earlier one equals."""
-    places = torch.arange(candidates.shape[-1], device=candidates.device)
-    earlier = places.unsqueeze(0) < places.unsqueeze(1)
+    positions = torch.arange(candidates.shape[-1], device=candidates.device)
+    earlier = positions.unsqueeze(0) < positions.unsqueeze(1)
     return ~((candidates.unsqueeze(-1) == candidates.unsqueeze(-2)) & earlier).any(-1)
 
 

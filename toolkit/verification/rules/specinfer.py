@@ -19,7 +19,7 @@ from toolkit.verification.base import SelectionRule, first_ones, normalized
 class SpecInfer(SelectionRule):
     """Accept x_k with min(1, p_k(x_k)/q_k(x_k)), else p_{k+1} = norm((p_k - q_k)+); the extra token from the last p.
 
-    A repeated candidate of one q is never accepted the second time: its chance is all at the first.
+    A repeated candidate of one q is never accepted the second time: its probability is all at the first.
     """
 
     name = "specinfer"
@@ -29,8 +29,8 @@ class SpecInfer(SelectionRule):
     def _distribution(
         self, target_probs: Tensor, draft_probs: Tensor, candidates: Tensor, num_candidates: Tensor
     ) -> tuple[Tensor, Tensor]:
-        one = torch.ones_like(target_probs[..., :1])
-        distributions = ((distribution, one) for distribution in draft_probs.unbind(-2))
+        total = torch.ones_like(target_probs[..., :1])
+        distributions = ((distribution, total) for distribution in draft_probs.unbind(-2))
         return reject_in_turn(target_probs, distributions, candidates, num_candidates)
 
 

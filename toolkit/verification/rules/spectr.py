@@ -1,4 +1,4 @@
-"""K-SEQ: i.i.d. candidates in order, each accepted with the same, lowered chance.
+"""K-SEQ: i.i.d. candidates in order, each accepted with the same, lowered probability.
 
 Paper: Sun et al., SpecTr (arXiv:2310.15141), k-sequential selection (K-SEQ).
 theirs -> ours: p -> draft_probs, q -> target_probs, rho -> rho, beta(rho) = b -> overlap, k -> K. With our letters:
@@ -27,7 +27,7 @@ class SpecTr(SelectionRule):
                   any number, as no weight of the extra token is negative from the root on. 20 cost less than 1e-6 of
                   the acceptance
 
-    Every candidate has its own chance, repeated ones too.
+    Every candidate has its own probability, repeated ones too.
     """
 
     name = "spectr"
@@ -62,10 +62,10 @@ class SpecTr(SelectionRule):
         for _ in range(0, self.num_halvings, halvings_at_once):
             edges = low + (high - low) * (sections / num_sections)
             per_unit = num_sections / (high - low).clamp(min=torch.finfo(ratio.dtype).eps)
-            place = torch.addcmul(1 - low * per_unit, ratio, per_unit).clamp_(0, num_sections + 1).long().clamp_(min=0)
+            index = torch.addcmul(1 - low * per_unit, ratio, per_unit).clamp_(0, num_sections + 1).long().clamp_(min=0)
             empty = ratio.new_zeros(*ratio.shape[:-1], num_sections + 2)
             p_below, q_below = (
-                empty.scatter_add(-1, place, distribution).cumsum(-1)[..., :-1]
+                empty.scatter_add(-1, index, distribution).cumsum(-1)[..., :-1]
                 for distribution in (target_probs, draft_probs)
             )
             overlap = p_below / edges + (q_total - q_below)
