@@ -60,8 +60,8 @@ class Scored:
         trace = self.trace
         ends = torch.zeros(trace.num_positions, dtype=torch.bool)
         ends[trace.text_first[1:] - 1] = True
-        known = (trace.accepted & ~ends).nonzero().squeeze(1)
-        return logits_at(trace, self.logits, known, 1)[:, 1], trace.alpha[known + 1]
+        accepted = (trace.accepted & ~ends).nonzero().squeeze(1)
+        return logits_at(trace, self.logits, accepted, 1)[:, 1], trace.alpha[accepted + 1]
 
     def products(self, chances: Chances, max_depth: int) -> Iterator[tuple[int, Tensor, Tensor]]:
         """Per depth k: (k, product of the first k tokens' chances [n], chance that all are accepted [n])."""
@@ -71,13 +71,15 @@ class Scored:
         every = torch.ones(len(starts), dtype=torch.bool)
         for depth in range(1, max_depth + 1):
             step, drawn = step_at(trace, geometry, starts, depth)
-            said, known = (step, drawn) if self.preread else step_at(trace, geometry, starts, depth + 1)
+            reading, recorded = (step, drawn) if self.preread else step_at(trace, geometry, starts, depth + 1)
             # A round that was not recorded this far says nothing of deeper tokens. Nor does a round whose tokens were all
             # accepted up to a stop string: the target's probabilities behind the string are not known.
             judged = (geometry.run < geometry.left) | (geometry.left >= depth)
-            every = every & drawn & known & judged
-            given = chances(logits_at(trace, self.logits, said, depth if self.preread else depth + 1).double())
-            product = torch.where(every, product * (given[:, 0] if self.preread else given), product)
+            every = every & drawn & recorded & judged
+            probabilities = chances(
+                logits_at(trace, self.logits, reading, depth if self.preread else depth + 1).double()
+            )
+            product = torch.where(every, product * (probabilities[:, 0] if self.preread else probabilities), product)
             alive = geometry.run[starts] >= depth - 1
             accepted = torch.where(alive, trace.accept_prob[step].double(), 0.0)
             yield depth, product[every], accepted[every]
@@ -85,29 +87,36 @@ class Scored:
 
 def fit(samples: Sequence[Scored], shift: float, kind: str, max_depth: int) -> Calibration:
     """The calibration of a head, from all samples together. shift: what undoes the class weight. Raises InputError."""
-    parts = [[one.positions() for one in samples]]
+    parts = [[sample.positions() for sample in samples]]
     if samples[0].preread:
-        parts.append([one.following() for one in samples])
+        parts.append([sample.following() for sample in samples])
     maps = tuple(
         fit_map(kind, _joined(logits for logits, _ in part) + shift, _joined(p for _, p in part)) for part in parts
     )
     alone = Calibration(maps)
     pooled = [
-        (p, label) for one in samples for _, p, label in one.products(lambda z: alone.chances(z + shift), max_depth)
+        (p, label)
+        for sample in samples
+        for _, p, label in sample.products(lambda z: alone.chances(z + shift), max_depth)
     ]
     return Calibration(maps, fit_temperature(_joined(p for p, _ in pooled), _joined(label for _, label in pooled)))
 
 
 def fit_beside(
-    one: Contender, samples: Sequence[Scored], folder: Path, kind: str, max_depth: int, fitted_to: Mapping[str, str]
+    contender: Contender,
+    samples: Sequence[Scored],
+    folder: Path,
+    kind: str,
+    max_depth: int,
+    fitted_to: Mapping[str, str],
 ) -> Calibration:
     """`fit`, saved in a folder beside a copy of the head. fitted_to: jobs of the recordings, by name. Raises InputError."""
-    calibration = fit(samples, float(one.head.config["log_w_rej"]), kind, max_depth)
-    for path in one.files:
+    calibration = fit(samples, float(contender.head.config["log_w_rej"]), kind, max_depth)
+    for path in contender.files:
         if path.parent != folder:
             copy_file(path, folder / path.name)
-    about = {"kind": kind, "fitted_to": dict(fitted_to), "max_depth": max_depth}
-    stored.save(folder, type(one.head), calibration, about)
+    facts = {"kind": kind, "fitted_to": dict(fitted_to), "max_depth": max_depth}
+    stored.save(folder, type(contender.head), calibration, facts)
     return calibration
 
 
@@ -128,7 +137,7 @@ def versions(calibration: Calibration, shift: float) -> dict[str, tuple[Chances,
 
 
 def judge(
-    one: Scored, calibration: Calibration, shift: float, max_depth: int
+    sample: Scored, calibration: Calibration, shift: float, max_depth: int
 ) -> tuple[list[dict[str, float | str]], list[dict[str, float | str]]]:
     """Lines of scores and of reliability bins: per version of the chances and per scope.
 
@@ -137,26 +146,26 @@ def judge(
     lines: list[dict[str, float | str]] = []
     bins: list[dict[str, float | str]] = []
     for version, (own, multiplied) in versions(calibration, shift).items():
-        found = {"position": _judged(*_first_output(one, own))}
-        if one.preread:
-            logits, labels = one.following()
+        by_scope = {"position": _judged(*_first_output(sample, own))}
+        if sample.preread:
+            logits, labels = sample.following()
             both = torch.stack([logits, logits], -1).double()
-            found["following"] = _judged(own(both)[:, 1], labels)
+            by_scope["following"] = _judged(own(both)[:, 1], labels)
         pooled = CalibrationScores(sync_on_compute=False)
-        for depth, product, label in one.products(multiplied, max_depth):
+        for depth, product, label in sample.products(multiplied, max_depth):
             if len(product):
-                found[f"product {depth}"] = _judged(product, label, pooled)
-        found["product"] = pooled
-        for scope, scores in found.items():
+                by_scope[f"product {depth}"] = _judged(product, label, pooled)
+        by_scope["product"] = pooled
+        for scope, scores in by_scope.items():
             values = {name: float(value) for name, value in scores.compute().items()}
             lines.append({"version": version, "scope": scope, "samples": float(scores.counts.sum()), **values})
             bins += [{"version": version, "scope": scope, **row} for row in scores.reliability()]
     return lines, bins
 
 
-def _first_output(one: Scored, own: Chances) -> tuple[Tensor, Tensor]:
-    logits, labels = one.positions()
-    if not one.preread:
+def _first_output(sample: Scored, own: Chances) -> tuple[Tensor, Tensor]:
+    logits, labels = sample.positions()
+    if not sample.preread:
         return own(logits.double()), labels
     return own(torch.stack([logits, logits], -1).double())[:, 0], labels
 
@@ -165,8 +174,8 @@ def _judged(chances: Tensor, labels: Tensor, also: CalibrationScores | None = No
     if not len(chances):
         raise InputError("no drafted token was read behind its position: record traces with a larger max_drafted")
     scores = CalibrationScores(sync_on_compute=False)
-    for one in (scores, *([also] if also is not None else [])):
-        one.update(torch.logit(chances.double(), eps=SMALLEST), labels)
+    for metric in (scores, *([also] if also is not None else [])):
+        metric.update(torch.logit(chances.double(), eps=SMALLEST), labels)
     return scores
 
 

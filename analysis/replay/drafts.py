@@ -48,16 +48,16 @@ def compare_drafts(cfg: Any) -> Path:
     if not drafts or not folders:
         raise InputError("expected drafts={NAME: FOLDER} and responses={DOMAIN: FOLDER}, each with at least one")
     texts = {domain: read_responses(folder, same_ends=True) for domain, folder in folders.items()}
-    inputs = [path for one in texts.values() for path in one.inputs]
+    inputs = [path for responses in texts.values() for path in responses.inputs]
     stage = open_stage("drafts", cfg, inputs=[*inputs, *(path for draft in drafts.values() for path in _files(draft))])
     if not stage.finished:
         table = _measured(cfg, drafts, texts)
         save_table(table, stage.folder, "drafts")
         write_text(stage.folder / "drafts.md", markdown(readable(table)) + "\n")
         stage.finish(drafts=list(drafts), domains=list(folders))
-    found = readable(read_table(stage.folder, "drafts"))
-    first = [name for name in found if name not in ("texts", "tokens")]
-    show(found, f"drafts of {cfg.pair.target}, c = {cfg.cost_ratio:g}", stage.folder / "drafts.md", first)
+    table = readable(read_table(stage.folder, "drafts"))
+    first = [name for name in table if name not in ("texts", "tokens")]
+    show(table, f"drafts of {cfg.pair.target}, c = {cfg.cost_ratio:g}", stage.folder / "drafts.md", first)
     return stage.folder
 
 
@@ -76,14 +76,14 @@ def _measured(cfg: Any, drafts: dict[str, str], texts: dict[str, Responses]) -> 
             rows = responses.rows[: cfg.limit]
             best, parts = text_parts(pair, replace(responses, rows=rows), cfg)
             base = first.setdefault(domain, parts)
-            about = {
+            facts = {
                 "draft": name,
                 "domain": domain,
                 "texts": len(rows),
                 "tokens": int(parts[:, 1].sum()),
                 "best K": best,
             }
-            lines.append({**about, **figures(parts, base, bootstrap)})
+            lines.append({**facts, **figures(parts, base, bootstrap)})
     return pd.DataFrame(lines)
 
 
@@ -94,12 +94,12 @@ def text_parts(pair: ModelPair, responses: Responses, cfg: Any) -> tuple[int, Ar
         _replayed(Recorder(pair, responses.sampling, cfg.max_drafted, replicate=replicate), texts, cfg.batch_size)
         for replicate in range(cfg.replicates)
     ]
-    counts = {k: np.sum([one[k].per_text for one in played], axis=0) for k in played[0]}
-    cost = {k: np.sum([one[k].cost(cfg.cost_ratio) for one in played], axis=0) for k in played[0]}
+    counts = {k: np.sum([replay[k].per_text for replay in played], axis=0) for k in played[0]}
+    cost = {k: np.sum([replay[k].cost(cfg.cost_ratio) for replay in played], axis=0) for k in played[0]}
     generated = COUNTS.index("num_generated")
     best = max(counts, key=lambda k: counts[k][:, generated].sum() / cost[k].sum())
     depth = min(cfg.depth, cfg.max_drafted)
-    accepted = np.sum([one[depth].accepted for one in played], axis=0).astype(np.float64)
+    accepted = np.sum([replay[depth].accepted for replay in played], axis=0).astype(np.float64)
     parts = [
         *alphas(pair, texts, responses, cfg.batch_size),
         accepted @ np.arange(accepted.shape[1]),
@@ -119,8 +119,8 @@ def alphas(pair: ModelPair, texts: Sequence[Text], responses: Responses, batch_s
     """Sum of alpha over each text's tokens [n], and how many those are [n]."""
     sums = []
     for first in range(0, len(texts), batch_size):
-        found = distributions_along(pair, texts[first : first + batch_size], responses.sampling)
-        sums += [float(p.minimum(q).double().sum()) for p, q in found]
+        distributions = distributions_along(pair, texts[first : first + batch_size], responses.sampling)
+        sums += [float(p.minimum(q).double().sum()) for p, q in distributions]
     return np.array(sums), np.array([float(len(produced)) for _, produced in texts])
 
 
@@ -128,27 +128,27 @@ def figures(parts: Array, base: Array, bootstrap: Bootstrap) -> dict[str, float]
     """The figures of a draft with intervals, and their differences from another draft's on the same texts."""
     both = np.concatenate([parts, base], axis=1)
     samples, whole = bootstrap.totals(both), both.sum(0)
-    found: dict[str, float] = {}
+    columns: dict[str, float] = {}
     for name, part in zip(FIGURES, PARTS, strict=True):
         mine, other = [part.start, part.stop - 1], [part.start + 6, part.stop + 5]
         value, values = whole[mine[0]] / whole[mine[1]], samples[:, mine[0]] / samples[:, mine[1]]
         before, befores = whole[other[0]] / whole[other[1]], samples[:, other[0]] / samples[:, other[1]]
-        found |= bootstrap.figure(name, value, values)
-        found |= bootstrap.figure(f"{name} gain", value - before, values - befores)
-    return found
+        columns |= bootstrap.figure(name, value, values)
+        columns |= bootstrap.figure(f"{name} gain", value - before, values - befores)
+    return columns
 
 
 def readable(table: pd.DataFrame) -> pd.DataFrame:
     """The table with intervals behind the figures; the first draft has no gains."""
-    shown = table[["draft", "domain", "texts", "tokens"]].copy()
+    columns = table[["draft", "domain", "texts", "tokens"]].copy()
     for name in FIGURES:
         if name == "throughput":
-            shown["best K"] = table["best K"]
+            columns["best K"] = table["best K"]
         for column in (name, f"{name} gain"):
             triples = zip(table[column], table[f"{column}_low"], table[f"{column}_high"], strict=True)
-            shown[column] = [with_interval(*triple) for triple in triples]
-        shown.loc[table.draft == table.draft.iloc[0], f"{name} gain"] = ""
-    return shown
+            columns[column] = [with_interval(*triple) for triple in triples]
+        columns.loc[table.draft == table.draft.iloc[0], f"{name} gain"] = ""
+    return columns
 
 
 def _files(source: str) -> list[Path]:

@@ -31,9 +31,9 @@ def drawn_samples(trace: Trace, logits: Tensor, preread: bool) -> tuple[Tensor, 
     """
     starts = torch.arange(trace.num_positions)
     reading, exists = step_at(trace, Geometry.of(trace), starts, 2)
-    said = logits_at(trace, logits, starts, 1)[:, 0] if preread else logits_at(trace, logits, reading, 2)
+    outputs = logits_at(trace, logits, starts, 1)[:, 0] if preread else logits_at(trace, logits, reading, 2)
     text = torch.repeat_interleave(torch.arange(trace.num_texts), trace.lengths())
-    return said[exists], trace.accept_prob[starts][exists], text[exists]
+    return outputs[exists], trace.accept_prob[starts][exists], text[exists]
 
 
 def head_scores(trace: Trace, chosen: np.ndarray, head: SavedHead, name: str, bootstrap: Bootstrap) -> dict[str, float]:
@@ -47,15 +47,15 @@ def head_scores(trace: Trace, chosen: np.ndarray, head: SavedHead, name: str, bo
     if not len(logits):
         raise InputError("no drafted token was read behind its position: record traces with max_drafted of 2 or more")
     shift = float(head.config["log_w_rej"])
-    found: dict[str, float] = {"tokens": len(logits)}
+    figures: dict[str, float] = {"tokens": len(logits)}
     for suffix, values in (("", logits), ("_corrected", logits + shift)):
         scores = CalibrationScores(sync_on_compute=False)
         scores.update(values, labels)
         computed = {key: float(value) for key, value in scores.compute().items()}
-        found |= {f"{key}{suffix}": computed[key] for key in ("log_loss", "binary_kl", "ece")}
-        found["auroc"] = computed["auroc"]
+        figures |= {f"{key}{suffix}": computed[key] for key in ("log_loss", "binary_kl", "ece")}
+        figures["auroc"] = computed["auroc"]
     loss = log_losses(logits, labels) - label_entropies(labels)
     size = trace.num_texts
     sums = np.stack([torch.bincount(text, weights, size).numpy() for weights in (loss, torch.ones_like(loss))], 1)
     drawn = bootstrap.totals(sums[chosen])
-    return found | bootstrap.figure("binary_kl", found["binary_kl"], drawn[:, 0] / drawn[:, 1])
+    return figures | bootstrap.figure("binary_kl", figures["binary_kl"], drawn[:, 0] / drawn[:, 1])

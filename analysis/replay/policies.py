@@ -65,8 +65,8 @@ def draft(
     _check_limit(trace, policy.limit)
     live = geometry.room[starts] > 0
     live = live if busy is None else live & busy
-    state, wanted = policy.begin(live, state)
-    drafting = wanted & live
+    state, begins = policy.begin(live, state)
+    drafting = begins & live
     num_drafted, num_calls = torch.zeros_like(starts), torch.zeros_like(starts)
     depth = 0
     while bool(drafting.any()):
@@ -132,12 +132,12 @@ def sweep_levels(
     most = trace.max_drafted if max_drafted is None else max_drafted
     _check_limit(trace, most)
     geometry = Geometry.of(trace)
-    found: list[Replayed] = []
+    counted: list[Replayed] = []
     scores, possible = score_table(trace, geometry, policy, most)
     for group in torch.tensor(levels, dtype=scores.dtype).split(GROUP):
         lengths = first_below(scores, possible, group, min_drafted)
-        found += walk(trace, geometry, lengths, lengths)
-    return found
+        counted += walk(trace, geometry, lengths, lengths)
+    return counted
 
 
 def visits(trace: Trace, geometry: Geometry, most: int) -> Iterator[tuple[int, Tensor, Tensor]]:
@@ -188,15 +188,15 @@ def _rounds(trace: Trace, produced: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         grid.clone() for grid in torch.meshgrid(torch.arange(groups), torch.arange(trace.num_texts), indexing="ij")
     )
     at, ends, group, text = (values.reshape(-1) for values in (at, ends, group, text))
-    found = []
+    steps = []
     while True:
         alive = at < ends
         at, ends, group, text = (values[alive] for values in (at, ends, group, text))
         if not len(at):
             break
-        found.append((group, at, text))
+        steps.append((group, at, text))
         at = at + produced[group, at]
-    return tuple(torch.cat(values) for values in zip(*found, strict=True))  # type: ignore[return-value]
+    return tuple(torch.cat(values) for values in zip(*steps, strict=True))  # type: ignore[return-value]
 
 
 def _check_limit(trace: Trace, limit: int | None) -> None:

@@ -57,9 +57,9 @@ def fixed(trace: Trace, most: int | None = None) -> dict[int, Replayed]:
 
 def best_fixed(trace: Trace, cost_ratio: float, most: int | None = None) -> tuple[int, Replayed]:
     """The K of the highest rate over all texts."""
-    found = fixed(trace, most)
-    best = max(found, key=lambda k: metrics.throughput(found[k].total, cost_ratio))
-    return best, found[best]
+    by_length = fixed(trace, most)
+    best = max(by_length, key=lambda k: metrics.throughput(by_length[k].total, cost_ratio))
+    return best, by_length[best]
 
 
 def true_probability(trace: Trace, cost_ratio: float, min_drafted: int = 0) -> Solved:
