@@ -65,7 +65,7 @@ def read_histograms(path: Path) -> tuple[Array, int]:
     Raises InputError, with the line's number, for counts that contradict each other or requests served with different K.
     A file without any counts raises it, too.
     """
-    found: list[list[int]] = []
+    histograms: list[list[int]] = []
     skipped = 0
     for number, line in numbered_lines(path, "a file of responses"):
         try:
@@ -74,19 +74,19 @@ def read_histograms(path: Path) -> tuple[Array, int]:
             if rounds is None:
                 skipped += 1
                 continue
-            found.append(rounds)
-            if len(found[-1]) != len(found[0]):
+            histograms.append(rounds)
+            if len(histograms[-1]) != len(histograms[0]):
                 raise InputError(
-                    f"num_spec_tokens is {len(found[-1]) - 1}, {len(found[0]) - 1} before: split the file by it"
+                    f"num_spec_tokens is {len(histograms[-1]) - 1}, {len(histograms[0]) - 1} before: split the file by it"
                 )
         except InputError as error:
             raise InputError(f"{path}, line {number}: {error}") from None
-    if not found:
+    if not histograms:
         raise InputError(
             f"{path}: none of {skipped} lines has counts of rounds of a fixed length; start vLLM with "
             "--per-request-spec-decode-metrics summary"
         )
-    return np.array(found, dtype=float), skipped
+    return np.array(histograms, dtype=float), skipped
 
 
 def by_length(histograms: Array, cost_ratio: float, bootstrap: Bootstrap) -> pd.DataFrame:

@@ -37,11 +37,11 @@ class RecordedPair:
     """
 
     def __init__(
-        self, bench: Workbench, wanted: Sequence[Setting], folder: Path, max_drafted: int, hidden: bool = True
+        self, bench: Workbench, settings: Sequence[Setting], folder: Path, max_drafted: int, hidden: bool = True
     ):
         self.bench, self.left_out = bench, dict[str, str]()
         self.costs: tuple[LoadCost, Path] | None = None
-        self.settings = [setting for setting in wanted if self._takes(setting, max_drafted)]
+        self.settings = [setting for setting in settings if self._takes(setting, max_drafted)]
         self.drafting = [setting for setting in self.settings if setting.method != PLAIN]
         if not self.drafting:
             raise InputError(f"no setting can be simulated: {'; '.join(f'{k}: {v}' for k, v in self.left_out.items())}")

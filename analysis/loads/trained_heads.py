@@ -124,8 +124,8 @@ def with_calibrated(settings: Sequence[Setting]) -> list[Setting]:
 def named_drafts(cfg: Any) -> list[str]:
     """The drafts of a config by the names that other commands know them by. Raises InputError if it has none."""
     pair = plain(cfg.pair)
-    given = pair.get("draft") or pair.get("drafts") or []
-    names = [given] if isinstance(given, str) else given
+    source = pair.get("draft") or pair.get("drafts") or []
+    names = [source] if isinstance(source, str) else source
     if not isinstance(names, list) or not names or not all(isinstance(name, str) for name in names):
         raise InputError("train_heads=true needs models by name: expected pair.target=NAME pair.draft=[NAME, NAME]")
     return names
