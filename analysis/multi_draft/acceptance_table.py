@@ -41,11 +41,11 @@ def readable(table: pd.DataFrame) -> pd.DataFrame:
     """The table of one data set as people read it: a line per method and quantity, a column per K."""
     lines = []
     for (method, scheme), rows in table.groupby(["method", "scheme"], sort=False):
-        about = {"rule": plots.label(str(method)), "scheme": str(scheme).replace("_", " ")}
+        labels = {"rule": plots.label(str(method)), "scheme": str(scheme).replace("_", " ")}
         for name in ("acceptance", "optimum", "gap"):
             by_k = {f"K={row.K}": _with_interval(row, name) for _, row in rows.iterrows()}
-            lines.append({**about, "quantity": name, **by_k})
-            about = dict.fromkeys(about, "")
+            lines.append({**labels, "quantity": name, **by_k})
+            labels = dict.fromkeys(labels, "")
     return pd.DataFrame(lines)
 
 

@@ -66,16 +66,16 @@ def enumerated(judges: Sequence[Judge], p: Tensor, q: Tensor, num_drafts: int) -
     rows = pd.DataFrame({f"q_{token + 1}": q[:, token].tolist() for token in range(q.shape[1])}).assign(K=num_drafts)
     best = {judge.scheme: optimal_acceptances(targets, q, num_drafts, judge.scheme).tolist() for judge in judges}
     for judge in judges:
-        found = emission(judge.rule, judge.scheme, targets, draft_distributions(q, num_drafts, judge.scheme))
-        about = {
-            "acceptance": found.accepted.tolist(),
-            "drafted": found.drafted.tolist(),
+        emitted = emission(judge.rule, judge.scheme, targets, draft_distributions(q, num_drafts, judge.scheme))
+        columns = {
+            "acceptance": emitted.accepted.tolist(),
+            "drafted": emitted.drafted.tolist(),
             "optimum": best[judge.scheme],
         }
-        frames.append(rows.assign(method=judge.method, scheme=judge.scheme, **about))
+        frames.append(rows.assign(method=judge.method, scheme=judge.scheme, **columns))
     for scheme, values in best.items():
-        about = {"acceptance": values, "drafted": values, "optimum": values}
-        frames.append(rows.assign(method=OPTIMUM, scheme=scheme, **about))
+        columns = {"acceptance": values, "drafted": values, "optimum": values}
+        frames.append(rows.assign(method=OPTIMUM, scheme=scheme, **columns))
     return pd.concat(frames, ignore_index=True)
 
 

@@ -56,9 +56,9 @@ def expected_acceptance(
         by_acceptance = accept.sum(-1).double()
         real = torch.arange(num_drafts, device=drawn.device) < counts.unsqueeze(-1)
         redrawn = residual - residual.scatter(-1, torch.where(real, drawn, drawn[..., :1]), 0.0)
-        known = _deviation(scheme, target_probs, draft_probs, drawn)
-        accepted += by_acceptance - known
-        drafted += by_acceptance + (1 - by_acceptance) * redrawn.sum(-1) - known
+        deviation = _deviation(scheme, target_probs, draft_probs, drawn)
+        accepted += by_acceptance - deviation
+        drafted += by_acceptance + (1 - by_acceptance) * redrawn.sum(-1) - deviation
     return Chances(accepted / len(uniforms), drafted / len(uniforms))
 
 

@@ -83,19 +83,19 @@ def advise(table: pd.DataFrame, cost: TreeCost, max_levels: int, max_nodes: int)
     lines = []
     for (dataset, method), rows in table.groupby(["dataset", "method"], sort=False):
         chances = dict(zip(map(int, rows.K), rows.drafted.clip(0, 1), strict=True))
-        found = list(shapes(sorted(chances), max_levels, max_nodes))
-        tokens = np.array([expected_tokens(shape, chances) for shape in found])
-        costs = np.array([cost.of_round(shape) for shape in found])
-        is_chain = np.array([max(shape) == 1 for shape in found])
-        if not found:
+        trees = list(shapes(sorted(chances), max_levels, max_nodes))
+        tokens = np.array([expected_tokens(shape, chances) for shape in trees])
+        costs = np.array([cost.of_round(shape) for shape in trees])
+        is_chain = np.array([max(shape) == 1 for shape in trees])
+        if not trees:
             raise InputError(f"no tree of at most {max_nodes} nodes has {min(chances)} children per node")
         best = int((tokens / costs).argmax())
         chain = float((tokens / costs)[is_chain].max()) if is_chain.any() else float("nan")
         lines.append({
             "dataset": dataset,
             "method": method,
-            "k_config": "x".join(map(str, found[best])),
-            "nodes": int(np.cumprod(found[best]).sum()),
+            "k_config": "x".join(map(str, trees[best])),
+            "nodes": int(np.cumprod(trees[best]).sum()),
             "tokens": float(tokens[best]),
             "cost": float(costs[best]),
             "rate": float(tokens[best] / costs[best]),
