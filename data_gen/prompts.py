@@ -103,10 +103,10 @@ class JsonlPrompts(PromptSource):
 
 def part_of(prompt_id: str, shares: Mapping[str, float]) -> str:
     """Which part of a file a prompt belongs to, by its id alone: dev, test (by their shares) or train."""
-    place = int(hashlib.sha256(prompt_id.encode(errors="surrogatepass")).hexdigest()[:12], 16) / 16**12
-    if place < shares["dev"]:
+    fraction = int(hashlib.sha256(prompt_id.encode(errors="surrogatepass")).hexdigest()[:12], 16) / 16**12
+    if fraction < shares["dev"]:
         return "dev"
-    return "test" if place < shares["dev"] + shares["test"] else "train"
+    return "test" if fraction < shares["dev"] + shares["test"] else "train"
 
 
 class HubPrompts(PromptSource):
@@ -246,13 +246,13 @@ class HubPrompts(PromptSource):
         extra = {key: _field(row, key) for key in self.extra}
         if self.join:
             row = {**row, "joined": _entry(joined, row, str(self.join["key"]))}
-        asked = self._ask(row)
-        if not any(message["content"].strip() for message in asked.messages):
+        question = self._ask(row)
+        if not any(message["content"].strip() for message in question.messages):
             return None
-        if asked.later_turns:
-            extra["later_turns"] = list(asked.later_turns)
-        answer = asked.reply if self.answer is None else render(self.answer, row).strip()
-        content = write_chat(asked.messages, self.chat)
+        if question.later_turns:
+            extra["later_turns"] = list(question.later_turns)
+        answer = question.reply if self.answer is None else render(self.answer, row).strip()
+        content = write_chat(question.messages, self.chat)
         text, messages = (content, None) if isinstance(content, str) else (None, content)
         return Prompt(f"{self.name}-{self.split}-{index:05d}", text, answer or None, messages, extra)
 

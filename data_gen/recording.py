@@ -231,9 +231,9 @@ class Recorder:
             drafted, behind = text.drafted.tolist(), ~text.accepted
             behind[-1] = True  # a stop string has ended the text, or there is no room
             text.rolls = [
-                _Roll(place, drafted[place], place - 1, seen=_row(text.seen, place))
-                for place in behind.nonzero().squeeze(-1).tolist()
-                if drafted[place] not in ends and place + 1 < self._room
+                _Roll(position, drafted[position], position - 1, seen=_row(text.seen, position))
+                for position in behind.nonzero().squeeze(-1).tolist()
+                if drafted[position] not in ends and position + 1 < self._room
             ]
             live.append(list(text.rolls))
         if not any(live):
@@ -256,8 +256,8 @@ class Recorder:
                 target_probs = None
                 if target_logits is not None:
                     target_probs = warp(target_logits[row, : len(rolls)], self.sampling, seen)
-                places = torch.tensor([roll.place for roll in rolls])
-                drawn = draw(distribution, text.uniforms[places, 1 + depth].to(distribution.device))
+                positions = torch.tensor([roll.position for roll in rolls])
+                drawn = draw(distribution, text.uniforms[positions, 1 + depth].to(distribution.device))
                 step = DraftStep(
                     1, logits[row, : len(rolls)], distribution, hidden[row, : len(rolls)].to(distribution.device), drawn
                 )
@@ -266,7 +266,9 @@ class Recorder:
                     roll.length += 1
                     roll.steps.append((depth - 1, number))
                     roll.token, roll.parent = token, first[row] + number
-                live[row] = [roll for roll in rolls if roll.token not in ends and roll.place + 1 + depth < self._room]
+                live[row] = [
+                    roll for roll in rolls if roll.token not in ends and roll.position + 1 + depth < self._room
+                ]
         return facts
 
     @staticmethod
@@ -325,7 +327,7 @@ class Recorder:
                 whole = {name: torch.cat([part[name] for part in facts]) for name in facts[0]}
                 pieces.append({name: value[order] for name, value in whole.items()})
             for roll in text.rolls:
-                roll_first[begin + roll.place], roll_length[begin + roll.place] = next_step, roll.length
+                roll_first[begin + roll.position], roll_length[begin + roll.position] = next_step, roll.length
                 next_step += roll.length
             begin += len(text.produced)
         columns = {name: torch.cat([piece[name] for piece in pieces]) for name in on_path[0]}
@@ -372,7 +374,7 @@ class _Roll:
     seen [V]  tokens of the text and the roll-out before the newest one, for the repetition penalty
     """
 
-    place: int
+    position: int
     token: int
     parent: int
     length: int = 0
@@ -393,18 +395,18 @@ class _Text:
         self.seen: Tensor | None = None  # tokens before each of the produced ones [N, V], for the repetition penalty
 
 
-def _row(seen: Tensor | None, place: int) -> Tensor | None:
-    return None if seen is None else seen[place].clone()
+def _row(seen: Tensor | None, position: int) -> Tensor | None:
+    return None if seen is None else seen[position].clone()
 
 
 def _seen_by(rolls: Sequence[_Roll]) -> Tensor | None:
     """Tokens before the ones that roll-outs draw now [R, V]: the newest of each is noted."""
-    found = []
+    seen = []
     for roll in rolls:
         if roll.seen is not None:
             roll.seen[roll.token] = True
-            found.append(roll.seen)
-    return torch.stack(found) if found else None
+            seen.append(roll.seen)
+    return torch.stack(seen) if seen else None
 
 
 def _offsets(sizes: Sequence[int]) -> list[int]:

@@ -51,12 +51,12 @@ def run(cfg: commands.Responses) -> Path:
     part = part_of(cfg)
     if cfg.shard_size < 1:
         raise InputError(f"shard_size: expected at least 1, got {cfg.shard_size}")
-    said = identity(plain(cfg))
-    known = finished_stage("responses", said, inputs=prompt_files(cfg), ignore=IGNORED)
-    if known is not None:
-        return _finished_before(known)
+    settings = identity(plain(cfg))
+    finished = finished_stage("responses", settings, inputs=prompt_files(cfg), ignore=IGNORED)
+    if finished is not None:
+        return _finished_before(finished)
     prompts = instantiate(cfg.prompts).load()
-    stage = open_stage("responses", said, inputs=prompt_files(cfg), ignore=IGNORED, shared=part)
+    stage = open_stage("responses", settings, inputs=prompt_files(cfg), ignore=IGNORED, shared=part)
     if stage.finished:
         return _finished_before(stage)
     sampling = instantiate(cfg.sampling)

@@ -20,13 +20,13 @@ def stamp(folder: Path, pair: ModelPair) -> None:
     """Stamp every head in a folder with the pair's models."""
     for kind in KINDS.values():
         if kind.is_in(folder):
-            head, about = kind.load(folder)
+            head, card = kind.load(folder)
             facts = {
                 "target_fingerprint": fingerprint(pair.target),
                 "draft_fingerprint": fingerprint(pair.draft),
                 "draft_weights": sketch(pair.draft),
             }
-            head.save(folder, {**{name: fact for name, fact in about.items() if name != "head"}, **facts})
+            head.save(folder, {**{name: fact for name, fact in card.items() if name != "head"}, **facts})
 
 
 if __name__ == "__main__":
