@@ -98,8 +98,10 @@ def about(device: torch.device) -> str:
     """The device, versions, revision and date."""
     lines = [f"- device: {gpu_speed.device_name(device)}"]
     if device.type == "cuda":
-        about = torch.cuda.get_device_properties(device)
-        lines.append(f"- memory: {about.total_memory / 2**30:.0f} GiB, {about.multi_processor_count} multiprocessors")
+        properties = torch.cuda.get_device_properties(device)
+        lines.append(
+            f"- memory: {properties.total_memory / 2**30:.0f} GiB, {properties.multi_processor_count} multiprocessors"
+        )
         lines.append(f"- driver: {_driver()}; CUDA {torch.version.cuda}")
     lines.append(
         f"- torch {torch.__version__}, transformers {transformers.__version__}, Python {platform.python_version()}"

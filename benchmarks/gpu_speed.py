@@ -113,10 +113,10 @@ def forwards(pair: ModelPair, sizes: Sizes) -> str:
     ]
     columns = [("target", True), ("target", False), ("draft", True), ("draft", False)]
     lines += [f"| {w} | " + " | ".join(str(seconds[column][w]) for column in columns) + " |" for w in sizes.widths]
-    one = {column: seconds[column][1].median for column in columns}
-    ratios = {how: one["draft", how] / one["target", how] for how in (True, False)}
+    single = {column: seconds[column][1].median for column in columns}
+    ratios = {how: single["draft", how] / single["target", how] for how in (True, False)}
     lines += ["", f"c = {ratios[True]:.3f} captured, {ratios[False]:.3f} eager.", ""]
-    return "\n".join([*lines, *bandwidth(pair, one["target", True], one["target", False], sizes)])
+    return "\n".join([*lines, *bandwidth(pair, single["target", True], single["target", False], sizes)])
 
 
 @torch.inference_mode()
