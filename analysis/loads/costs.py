@@ -18,7 +18,7 @@ import pandas as pd
 import torch
 
 from analysis.loads.hardware import PRESETS, Shape, modelled
-from toolkit.config import plain
+from toolkit.config import commands, plain
 from toolkit.costs.load import LoadCost, grid_of
 from toolkit.decoding import ChainProposer, Method, Sampling
 from toolkit.decoding.decode import decode_measured
@@ -37,7 +37,7 @@ PLAIN = -1  # number of the draft of autoregressive decoding, which has none
 
 
 def costs_of(
-    cfg: Any,
+    cfg: commands.Advise | commands.Serving,
     pairs: Sequence[ModelPair],
     prompts: Sequence[Any],
     sampling: Sampling,
@@ -78,9 +78,9 @@ def costs_of(
     return tables
 
 
-def _shapes(cfg: Any, pair: ModelPair) -> tuple[Shape, Shape]:
+def _shapes(cfg: commands.Advise | commands.Serving, pair: ModelPair) -> tuple[Shape, Shape]:
     """The shapes of target and draft: the pair's own, or those that `shapes` names."""
-    names = plain(cfg.get("shapes")) or []
+    names = plain(getattr(cfg, "shapes", None)) or []
     if not names:
         return Shape.of(pair.target), Shape.of(pair.draft)
     for name in names:

@@ -20,7 +20,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from toolkit.config import choices, compose, override, plain
+from toolkit.config import choices, commands, compose, override, plain
 from toolkit.files.atomic import write_text
 
 LARGEST = 2**31 - 1  # the last triple's end: any larger batch
@@ -62,7 +62,7 @@ def write_exports(
     return [write_text(folder / name, content) for name, content in files.items()]
 
 
-def next_line(cfg: Any, overrides: Sequence[str], draft: str, batch: int) -> str:
+def next_line(cfg: commands.Advise, overrides: Sequence[str], draft: str, batch: int) -> str:
     """The command that decodes as advised for a batch size: with the pair, the sampling and the prompts of `cfg`."""
     usual = plain(compose("decode"))
     groups = {"pair": {**plain(cfg.pair), "draft": draft}, "sampling": plain(cfg.sampling)}

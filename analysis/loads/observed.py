@@ -30,6 +30,7 @@ from numpy.typing import NDArray
 from analysis.tables.bootstrap import Bootstrap
 from analysis.tables.console import show
 from analysis.tables.files import markdown, read_table, save_table, with_interval
+from toolkit.config import commands
 from toolkit.errors import InputError
 from toolkit.files.atomic import write_text
 from toolkit.models.prompts import numbered_lines
@@ -39,9 +40,9 @@ COUNTS = ("num_spec_tokens", "num_spec_steps", "num_draft_tokens", "num_accepted
 Array = NDArray[np.float64]
 
 
-def advise_from_counts(cfg: Any) -> Path:
+def advise_from_counts(cfg: commands.Advise) -> Path:
     """Read, estimate, write; returns the output folder."""
-    path = Path(cfg.responses)
+    path = Path(str(cfg.responses))
     histograms, skipped = read_histograms(path)
     stage = open_stage("observed", cfg, inputs=[path])
     if not stage.finished:

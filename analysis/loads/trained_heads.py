@@ -20,7 +20,7 @@ from analysis.replay.calibrating import Scored, fit_beside
 from analysis.replay.head_folders import find_contenders
 from analysis.tables.grid import PARAMETERS, Setting
 from toolkit.acceptance.folder import KINDS
-from toolkit.config import flatten, plain
+from toolkit.config import commands, flatten, plain
 from toolkit.errors import InputError
 from toolkit.files.atomic import copy_file, write_text
 from toolkit.models.pair import load_draft
@@ -45,7 +45,7 @@ class HeadTrainer:
     settings  the settings to choose from; they determine which kinds of heads are needed
     """
 
-    cfg: Any
+    cfg: commands.Advise
     folder: Path
     parts: Mapping[str, Sequence[Prompt]]
     settings: Sequence[Setting]
@@ -121,7 +121,7 @@ def with_calibrated(settings: Sequence[Setting]) -> list[Setting]:
     return [*settings, *calibrated]
 
 
-def named_drafts(cfg: Any) -> list[str]:
+def named_drafts(cfg: commands.Advise) -> list[str]:
     """The drafts of a config by the names that other commands know them by. Raises InputError if it has none."""
     pair = plain(cfg.pair)
     source = pair.get("draft") or pair.get("drafts") or []

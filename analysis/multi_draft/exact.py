@@ -24,7 +24,7 @@ from torch import Tensor
 from analysis.multi_draft.target_texts import Judge
 from analysis.tables.console import show
 from analysis.tables.files import read_table, save_table
-from toolkit.config import plain
+from toolkit.config import commands, plain
 from toolkit.errors import InputError
 from toolkit.runs.stage import open_stage
 from toolkit.runs.tracking import log_table, wandb_run
@@ -36,7 +36,7 @@ OPTIMUM = "optimum"
 MOST = 200_000  # tuples of candidates: V^K
 
 
-def enumerate_rules(cfg: Any) -> Path:
+def enumerate_rules(cfg: commands.Acceptance) -> Path:
     """Enumerate, write, print; returns the output folder."""
     p, q = distributions(plain(cfg.target_probs), plain(cfg.draft_probs))
     counts = sorted(set(plain(cfg.num_drafts)))

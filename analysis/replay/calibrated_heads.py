@@ -24,7 +24,7 @@ from analysis.replay.calibrating import Scored, fit_beside, judge
 from analysis.replay.head_folders import Contender, find_contenders
 from analysis.tables.console import show
 from analysis.tables.files import markdown, read_table, save_table
-from toolkit.config import instantiate, plain
+from toolkit.config import commands, instantiate, plain
 from toolkit.errors import InputError
 from toolkit.files.atomic import read_json, write_text
 from toolkit.runs.stage import open_stage
@@ -34,12 +34,12 @@ from toolkit.training.export import HEAD
 SHOWN = ("position", "following", "product")
 
 
-def calibrate(cfg: Any) -> Path:
+def calibrate(cfg: commands.Heads) -> Path:
     """Fit, judge and draw; returns the output folder."""
-    for key in ("fit", "traces"):
-        if not isinstance(plain(cfg[key]), dict):
-            raise InputError(f"expected {key}={{NAME: FOLDER}} of data_gen.traces, got {cfg[key]}")
-    fitted, judged = ({name: Path(folder) for name, folder in plain(cfg[key]).items()} for key in ("fit", "traces"))
+    for key, recordings in (("fit", cfg.fit), ("traces", cfg.traces)):
+        if not isinstance(plain(recordings), dict):
+            raise InputError(f"expected {key}={{NAME: FOLDER}} of data_gen.traces, got {recordings}")
+    fitted, judged = ({name: Path(folder) for name, folder in plain(part).items()} for part in (cfg.fit, cfg.traces))
     _check(fitted, judged)
     if len(cfg.heads or ()) != 1:
         raise InputError(f"fit: expected heads=[FOLDER], the one to be calibrated, got {cfg.heads or 'none'}")
@@ -73,7 +73,12 @@ def readable(scores: pd.DataFrame) -> pd.DataFrame:
 
 
 def _study(
-    contender: Contender, draft: Any, fitted: Mapping[str, Path], judged: Mapping[str, Path], folder: Path, cfg: Any
+    contender: Contender,
+    draft: Any,
+    fitted: Mapping[str, Path],
+    judged: Mapping[str, Path],
+    folder: Path,
+    cfg: commands.Heads,
 ) -> tuple[pd.DataFrame, pd.DataFrame]:
     """Fit and save a head's calibration; its lines of scores and of bins."""
     shift = float(contender.head.config["log_w_rej"])

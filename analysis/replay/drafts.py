@@ -28,7 +28,7 @@ from analysis.tables.console import show
 from analysis.tables.files import markdown, read_table, save_table, with_interval
 from data_gen.recording import Recorder
 from data_gen.texts import Responses, fingerprints, read_responses
-from toolkit.config import instantiate, plain
+from toolkit.config import commands, instantiate, plain
 from toolkit.errors import InputError
 from toolkit.files.atomic import write_text
 from toolkit.models.pair import TOY, ModelPair, check_same_tokenizer, load_draft, load_tokenizer
@@ -42,7 +42,7 @@ PARTS = slice(0, 2), slice(2, 4), slice(4, 6)  # numerator and denominator of ea
 COUNTS = tuple(Counts.__dataclass_fields__)
 
 
-def compare_drafts(cfg: Any) -> Path:
+def compare_drafts(cfg: commands.Heads) -> Path:
     """Measure every draft on every domain; returns the output folder."""
     drafts, folders = plain(cfg.drafts), plain(cfg.responses)
     if not drafts or not folders:
@@ -61,7 +61,7 @@ def compare_drafts(cfg: Any) -> Path:
     return stage.folder
 
 
-def _measured(cfg: Any, drafts: dict[str, str], texts: dict[str, Responses]) -> pd.DataFrame:
+def _measured(cfg: commands.Heads, drafts: dict[str, str], texts: dict[str, Responses]) -> pd.DataFrame:
     """One line per draft and domain."""
     alone: ModelPair = instantiate(cfg.pair, draft=None)
     bootstrap = Bootstrap(cfg.resamples, cfg.confidence, cfg.seed)
@@ -87,7 +87,7 @@ def _measured(cfg: Any, drafts: dict[str, str], texts: dict[str, Responses]) -> 
     return pd.DataFrame(lines)
 
 
-def text_parts(pair: ModelPair, responses: Responses, cfg: Any) -> tuple[int, Array]:
+def text_parts(pair: ModelPair, responses: Responses, cfg: commands.Heads) -> tuple[int, Array]:
     """The best fixed K, and for every text the six sums [n, 6] that the figures are quotients of."""
     texts = [(row["prompt_ids"], row["token_ids"]) for row in responses.rows]
     played = [

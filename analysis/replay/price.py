@@ -32,7 +32,7 @@ from analysis.tables.console import show, show_page
 from analysis.tables.files import markdown, save_table
 from toolkit import metrics
 from toolkit.acceptance import PrereadHead
-from toolkit.config import instantiate, plain
+from toolkit.config import commands, instantiate, plain
 from toolkit.errors import InputError
 from toolkit.files.atomic import write_text
 from toolkit.runs.stage import open_stage
@@ -40,7 +40,7 @@ from toolkit.trace.folders import SUMMARY, read_traces
 from toolkit.trace.rounds import Geometry
 
 
-def solve_prices(cfg: Any) -> Path:
+def solve_prices(cfg: commands.Timing) -> Path:
     """Solve for every cost ratio; returns the output folder."""
     if cfg.head is None:
         raise InputError("head: expected a folder with traces=FOLDER, head=FOLDER, got none")
