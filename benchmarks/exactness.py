@@ -172,7 +172,7 @@ def identity(small: bool = False) -> str:
 
 
 def prompts_of(count: int) -> list[str]:
-    """So many test prompts of each domain."""
+    """`count` test prompts of each domain."""
     return [example.prompt for domain in DOMAINS for example in load_frozen(domain, "test")[:count]]
 
 

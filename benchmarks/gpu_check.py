@@ -141,7 +141,7 @@ def _options(words: list[str] | None) -> argparse.Namespace:
         "--only", default="", metavar="PART", help="of the exactness checks those with this in their name"
     )
     parser.add_argument("--quick", action="store_true", help="little of everything: does it run at all?")
-    parser.add_argument("--out", type=Path, help="file for the report; written anew after each table")
+    parser.add_argument("--out", type=Path, help="file for the report; written again after each table")
     options = parser.parse_args(words)
     options.preset = options.preset or (UNPADDED if options.quick else "8b")
     options.draft_preset = options.draft_preset or ("1b" if options.preset == "8b" else UNPADDED)

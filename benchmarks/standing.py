@@ -77,7 +77,7 @@ class AcceptedOnly:
     estimator: DrawnEstimator
 
     def bind(self, pair: Any) -> AcceptedOnly:
-        """Of a bound estimator: nothing is missing."""
+        """Itself: the estimator is bound already."""
         return self
 
     def drawn_probs(self, step: Step) -> tuple[Tensor, Tensor]:
@@ -104,7 +104,7 @@ def standings(small: bool = False) -> str:
     note = f"""\
 {splits["test"]} test prompts per domain (tokens: {texts}). Settings are tuned on {splits["dev"]} dev prompts; those of the
 heuristic and of dynamic confidence stay as they are. DP value, upper bound and oracle are references that know
-the test texts. A round has at least one token, SpecDec++'s as many as published (2) or said. T = 1, at most
+the test texts. A round has at least one token, SpecDec++'s at least 2 (published) or its lower bound. T = 1, at most
 {SAMPLING.max_new_tokens} tokens; one set of acceptance draws; heads as shipped. Throughput: tokens per target-forward
 time; in brackets 95 % intervals, bootstrap over prompts. *oracle* and *upper bound*: share of the way from the best fixed K
 to each. The oracle knows the acceptance draws, the upper bound only p and q.

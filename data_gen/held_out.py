@@ -1,6 +1,6 @@
 """Held-out prompts of the toy domains, frozen as JSONL files so that every result speaks about the same ones.
 
-`python -m data_gen.held_out` writes them anew (code prompts depend on the installed Python).
+`python -m data_gen.held_out` writes them again (code prompts depend on the installed Python).
 """
 
 import json

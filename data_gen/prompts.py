@@ -126,7 +126,7 @@ class HubPrompts(PromptSource):
     join          {file, key}: a local JSON list of objects; the one whose `key` equals the row's is the row's `joined`
     chat          how conversations are written: none, llama2 or tokenizer (see `templates.write_chat`)
     shuffle_seed  rows are shuffled with it before anything is cut; None: in the data set's order
-    limit         stop after so many prompts; rows that render to an empty prompt are passed over
+    limit         the most prompts; rows that render to an empty prompt are passed over
     limits        part -> its limit where `limit` is None: so a paper's number of test prompts cuts no training part
     data_files    local .json, .jsonl, .parquet or .csv files instead of the hub. A file or a list of files *is* the
                   part; a mapping from splits to files stands for the data set, and `splits` cuts it

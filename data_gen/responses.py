@@ -229,7 +229,7 @@ class _Progress:
         self.count(len(generation.token_ids))
 
     def count(self, num_tokens: int) -> None:
-        """One more response of so many tokens."""
+        """One more response of `num_tokens` tokens."""
         self.tokens += num_tokens
         self.bar.set_postfix_str(f"{self.tokens / (perf_counter() - self.started):,.0f} tokens/s", refresh=False)
         self.bar.update()

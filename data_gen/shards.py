@@ -48,7 +48,7 @@ def row_of(prompt: Prompt, number: int, status: str, **facts: Any) -> dict[str, 
 
 
 def write_shard(folder: Path, number: int, job: str, rows: list[dict[str, Any]], **facts: Any) -> None:
-    """Write a shard whole; its header holds `about`, too."""
+    """Write a shard whole; its header holds `facts`, too."""
     header = {"job": job, "shard": number, "rows": len(rows), **facts}
     lines = [_line_of(value) for value in (header, *rows)]
     write_text(folder / shard_name(number), "".join([*lines, json.dumps({"sha256": _digest_of(lines)}) + "\n"]))

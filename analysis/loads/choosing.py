@@ -129,10 +129,11 @@ def sentences(table: pd.DataFrame) -> list[str]:
             best = best if len(best) else part[part.method != PLAIN]
             best = best.loc[best.dev_times_plain.idxmax()]
             lines.append(
-                f"batch {batch}: do not draft; the best that drafts ({_name(best)}) makes {_speed(best)} of plain decoding"
+                f"batch {batch}: do not draft; the best that drafts ({_name(best)}) makes {_speed(best)} of autoregressive "
+                "decoding"
             )
             continue
-        text = f"batch {batch}: {_name(answer)}: {_speed(answer)} times plain decoding"
+        text = f"batch {batch}: {_name(answer)}: {_speed(answer)} times autoregressive decoding"
         fixed = part[(part.method == FIXED) & ~part.greedy]
         if len(fixed) and answer.method != FIXED:
             best = fixed.loc[fixed.dev_times_plain.idxmax()]

@@ -146,7 +146,7 @@ def _timed(
 ) -> list[dict[str, Any]]:
     """The mean seconds of rounds with full drafts, as those of one draft and one target forward.
 
-    reads  the seconds of the first round, which reads the prompts, are wanted, too
+    reads  also return the seconds of the first round, which reads the prompts
 
     Raises InputError if a prompt failed.
     """

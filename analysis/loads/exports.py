@@ -84,7 +84,7 @@ def _json(content: Any) -> str:
 
 
 def _transformers(draft: str, length: int) -> dict[str, Any]:
-    """At a length of 0 the file says that no assistant is passed."""
+    """The generation config; at a length of 0 the file says that no assistant is passed."""
     if not length:
         return {"assistant_model": None}
     return {

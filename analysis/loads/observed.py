@@ -91,7 +91,7 @@ def read_histograms(path: Path) -> tuple[Array, int]:
 
 
 def by_length(histograms: Array, cost_ratio: float, bootstrap: Bootstrap) -> pd.DataFrame:
-    """One line per draft length k, 0 being plain decoding: tokens per round, throughput, their intervals."""
+    """One line per draft length k, 0 being autoregressive decoding: tokens per round, throughput, their intervals."""
     whole, drawn = histograms.sum(0, keepdims=True), bootstrap.totals(histograms)
     lengths = np.arange(histograms.shape[1])
     estimates, samples = (_tokens_per_round(rounds) for rounds in (whole, drawn))
@@ -118,10 +118,10 @@ def by_position(histograms: Array, bootstrap: Bootstrap) -> pd.DataFrame:
 
 
 def sentence(lengths: pd.DataFrame) -> str:
-    """The answer in one sentence: the best of the draft lengths that are faster than plain decoding beyond their interval."""
+    """The answer in one sentence: the best of the draft lengths whose speed-up has an interval above 1."""
     faster, served = lengths[lengths.throughput_low > 1], lengths.iloc[-1]
     if faster.empty:
-        return "Do not draft: no draft length is faster than plain decoding beyond its interval."
+        return "Do not draft: no draft length is faster than autoregressive decoding beyond its interval."
     best = faster.loc[faster.throughput.idxmax()]
     wider = (
         " (the longest that was served: serve a longer one to see further)"
@@ -129,7 +129,7 @@ def sentence(lengths: pd.DataFrame) -> str:
         else ""
     )
     return (
-        f"Draft {best.num_drafted:.0f} tokens{wider}: {best.throughput:.2f} times plain decoding "
+        f"Draft {best.num_drafted:.0f} tokens{wider}: {best.throughput:.2f} times autoregressive decoding "
         f"[{best.throughput_low:.2f}, {best.throughput_high:.2f}]; served {served.num_drafted:.0f}: {served.throughput:.2f}."
     )
 

@@ -31,7 +31,7 @@ COSTS = "policy.costs"  # the parameter of rules for a whole batch that names a 
 class RecordedPair:
     """Settings of one pair that chains can be replayed for.
 
-    settings  those of `wanted` that can be simulated: chains judged token by token, and autoregressive decoding
+    settings  those given that can be simulated: chains judged token by token, and autoregressive decoding
     left_out  by method, why the others cannot
     costs     the cost table, and the file that holds it, which rules for a whole batch read: set before `serve`
     """

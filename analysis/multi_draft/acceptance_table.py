@@ -70,7 +70,7 @@ def as_markdown(table: pd.DataFrame) -> str:
 
 
 def headline(table: pd.DataFrame) -> str:
-    """How much text is behind the numbers of one data set."""
+    """The amount of text that the numbers of one data set rest on."""
     return f"{table.prompts.max()} prompts, {table.positions.max():,} positions"
 
 

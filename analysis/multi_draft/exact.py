@@ -80,7 +80,7 @@ def enumerated(judges: Sequence[Judge], p: Tensor, q: Tensor, num_drafts: int) -
 
 
 def distributions(target_probs: Any, draft_probs: Any) -> tuple[Tensor, Tensor]:
-    """p [V] and q [P, V] in float64. Raises InputError for what are no distributions over the same tokens."""
+    """p [V] and q [P, V] in float64. Raises InputError unless they are distributions over the same tokens."""
     rows = [target_probs, *(draft_probs if isinstance(draft_probs, list) else [draft_probs])]
     for row in rows:
         numbers = isinstance(row, list) and all(isinstance(value, int | float) and value >= 0 for value in row)

@@ -61,7 +61,7 @@ class Judge:
     def of(
         cls, method: str, overrides: Sequence[str] = (), sampling: Sampling | None = None, num_drafts: int = 1
     ) -> Judge:
-        """The judge of a method of conf/method/ at these settings, as it decodes with so many draft models.
+        """The judge of a method of conf/method/ at these settings, as it decodes with `num_drafts` draft models.
 
         At temperature 0 that is `mcsd_naive` with the draft's likeliest tokens, whatever the method (`Method.at`).
         Raises InputError if the method does not choose among candidates.
@@ -105,7 +105,7 @@ class Walk:
     num_drafts  the K
     positions   per text; None: all
     draws       of the candidates per position
-    optimum     whether the best that any rule could do is wanted; else it is not a number
+    optimum     whether the best that any rule could do is computed; else it is not a number
     """
 
     pair: ModelPair

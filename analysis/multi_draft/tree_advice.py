@@ -42,7 +42,7 @@ class TreeCost:
         draft_seconds: float | None = None,
         node_seconds: float | None = None,
     ) -> TreeCost:
-        """From seconds if they are given, else from units of one target forward."""
+        """The cost from seconds if they are given, else from units of one target forward."""
         seconds = (target_seconds, draft_seconds, node_seconds)
         if all(value is None for value in seconds):
             return cls(cost_ratio, node_cost)
@@ -76,7 +76,7 @@ def expected_tokens(shape: Sequence[int], chances: dict[int, float]) -> float:
 def advise(table: pd.DataFrame, cost: TreeCost, max_levels: int, max_nodes: int) -> pd.DataFrame:
     """The best shape of every method per data set, best first; and the best chain of each, from `acceptance_table`.
 
-    tokens is per round, cost and rate are in target forwards: rate = tokens / cost, plain decoding has 1.
+    tokens is per round, cost and rate are in target forwards: rate = tokens / cost, autoregressive decoding has 1.
     """
     if max_levels < 1 or max_nodes < 1:
         raise InputError(f"expected max_levels and max_nodes of at least 1, got {max_levels} and {max_nodes}")

@@ -1,11 +1,11 @@
 """Samples of a trace that calibrations are fitted to and judged by: single tokens, and products of a round's tokens.
 
-position    a token that the draft drew behind accepted text, with its chance of acceptance (`head_scores.drawn_samples`)
-following   of a pre-read head: the token after an accepted one, with alpha = sum_x min(p, q)(x), its chance before it is drawn
-product     the first k tokens of a round that starts anywhere, with the chance that all are accepted. That is the last
-            token's chance if those before are accepted, else 0. A policy compares it with its threshold
+position    a token that the draft drew after accepted text, with its acceptance probability (`head_scores.drawn_samples`)
+following   of a pre-read head: the token after an accepted one, with alpha = sum_x min(p, q)(x), its probability before the draw
+product     the first k tokens of a round that starts anywhere, with the probability that all are accepted. That is the last
+            token's probability if those before are accepted, else 0. A policy compares it with its threshold
 
-Every chance is the exact one given the text before it, so that nothing but the text's own draw is random.
+Every probability is the exact one given the text before it, so that nothing but the text's own draw is random.
 
 Shapes: P positions, S steps, O outputs of a head, n samples.
 """
@@ -34,7 +34,7 @@ from toolkit.trace import Trace
 from toolkit.trace.rounds import Geometry, logits_at, step_at
 
 Chances = Callable[[Tensor], Tensor]  # of raw logits [..., O or none]
-SMALLEST = 1e-9  # distance of a chance from 0 and 1 when it becomes a logit again
+SMALLEST = 1e-9  # distance of a probability from 0 and 1 when it becomes a logit again
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ class Scored:
         return cls(scored, scored.estimates[contender.estimate], isinstance(contender.head, PrereadHead))
 
     def positions(self) -> tuple[Tensor, Tensor]:
-        """Raw logits [n] of drawn tokens, and their chances [n]."""
+        """Raw logits [n] of drawn tokens, and their acceptance probabilities [n]."""
         logits, labels, _ = drawn_samples(self.trace, self.logits, self.preread)
         return logits, labels
 
@@ -64,7 +64,7 @@ class Scored:
         return logits_at(trace, self.logits, accepted, 1)[:, 1], trace.alpha[accepted + 1]
 
     def products(self, chances: Chances, max_depth: int) -> Iterator[tuple[int, Tensor, Tensor]]:
-        """Per depth k: (k, product of the first k tokens' chances [n], chance that all are accepted [n])."""
+        """Per depth k: (k, product of the first k tokens' probabilities [n], probability that all are accepted [n])."""
         trace, geometry = self.trace, Geometry.of(self.trace)
         starts = torch.arange(trace.num_positions)
         product = torch.ones(len(starts), dtype=torch.float64)
@@ -73,7 +73,7 @@ class Scored:
             step, drawn = step_at(trace, geometry, starts, depth)
             reading, recorded = (step, drawn) if self.preread else step_at(trace, geometry, starts, depth + 1)
             # A round that was not recorded this far says nothing of deeper tokens. Nor does a round whose tokens were all
-            # accepted up to a stop string: the target's probabilities behind the string are not known.
+            # accepted up to a stop string: the target's probabilities after the string are not known.
             judged = (geometry.run < geometry.left) | (geometry.left >= depth)
             every = every & drawn & recorded & judged
             probabilities = chances(
@@ -121,7 +121,7 @@ def fit_beside(
 
 
 def versions(calibration: Calibration, shift: float) -> dict[str, tuple[Chances, Chances]]:
-    """Name -> (a token's own chance, what is multiplied), of raw logits: as trained, class weight undone, calibrated."""
+    """Name -> (a token's own probability, what is multiplied), of raw logits: as trained, class weight undone, calibrated."""
 
     def raw(z: Tensor) -> Tensor:
         return torch.sigmoid(z)
@@ -139,7 +139,7 @@ def versions(calibration: Calibration, shift: float) -> dict[str, tuple[Chances,
 def judge(
     sample: Scored, calibration: Calibration, shift: float, max_depth: int
 ) -> tuple[list[dict[str, float | str]], list[dict[str, float | str]]]:
-    """Lines of scores and of reliability bins: per version of the chances and per scope.
+    """Lines of scores and of reliability bins: per version of the probabilities and per scope.
 
     Scopes: position, following (of pre-read heads), product at each depth ("product 3"), and at all depths ("product").
     """
@@ -172,7 +172,7 @@ def _first_output(sample: Scored, own: Chances) -> tuple[Tensor, Tensor]:
 
 def _judged(chances: Tensor, labels: Tensor, also: CalibrationScores | None = None) -> CalibrationScores:
     if not len(chances):
-        raise InputError("no drafted token was read behind its position: record traces with a larger max_drafted")
+        raise InputError("no drafted token was read after its position: record traces with a larger max_drafted")
     scores = CalibrationScores(sync_on_compute=False)
     for metric in (scores, *([also] if also is not None else [])):
         metric.update(torch.logit(chances.double(), eps=SMALLEST), labels)

@@ -139,7 +139,7 @@ def figures(parts: Array, base: Array, bootstrap: Bootstrap) -> dict[str, float]
 
 
 def readable(table: pd.DataFrame) -> pd.DataFrame:
-    """The table with intervals behind the figures; the first draft has no gains."""
+    """The table with intervals after the figures; the first draft has no gains."""
     columns = table[["draft", "domain", "texts", "tokens"]].copy()
     for name in FIGURES:
         if name == "throughput":

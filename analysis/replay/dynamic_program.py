@@ -2,7 +2,7 @@
 
 A round is an optimal stopping problem. After k drafted tokens a policy has seen x_k, the head's outputs so far. Drafting
 one more yields g_{k+1} - lambda c and the right to decide again. Here g_{k+1} is the number of tokens that the round gains
-by it. It is 1 if all k + 1 drafted tokens are accepted, else 0, and it is 0 behind the text's end. So the value of drafting is
+by it. It is 1 if all k + 1 drafted tokens are accepted, else 0, and it is 0 after the text's end. So the value of drafting is
 
     Q_k(x) = E[ g_{k+1} - lambda c + max(0, Q_{k+1}(x_{k+1})) | x_k = x ],      draft another iff Q_k(x_k) > 0
 
@@ -58,12 +58,12 @@ class Seen:
 
     @property
     def survival(self) -> Array:
-        """What the policy's estimates say of the tokens drafted so far: the chance that all are accepted [M, P]."""
+        """What the policy's estimates say of the tokens drafted so far: the probability that all are accepted [M, P]."""
         return self.inputs[:, :, 0]
 
     @property
     def worth(self) -> Array:
-        """And of the next token: its chance to enter the text [M, P]."""
+        """The probability that the next token enters the text [M, P]."""
         return self.inputs[:, :, -1]
 
 
@@ -102,7 +102,7 @@ class Values:
 
 
 def head_inputs(trace: Trace, geometry: Geometry, estimator: Any, most: int) -> Seen:
-    """What a policy sees of a head: survival, the newest token's chance, the next one's, worth, k.
+    """What a policy sees of a head: survival, the newest token's probability, the next one's, worth, k.
 
     estimator  a pre-read head's (`drawn_probs`), or an acceptance head's (`read_prob`). The latter has scored all but the
                newest token; its last score is used for the newest and for the next one
@@ -186,7 +186,7 @@ def _decide(geometry: Geometry, seen: Seen, fold: Array, folds: int, price: floa
     most, possible = len(seen.inputs), seen.possible.numpy()
     run, left = geometry.run.numpy(), geometry.left.numpy()
     produced = np.stack([np.minimum(np.minimum(k, run) + 1, left) for k in range(most + 1)])
-    earned = np.zeros(len(possible))  # by the policy found so far, from k drafted tokens on
+    earned = np.zeros(len(possible))  # by the policy so far, from k drafted tokens on
     lengths, worth = np.minimum(possible, most), np.full(seen.survival.shape, np.nan)
     for k in range(most - 1, 0, -1):
         open_ = possible > k

@@ -28,7 +28,7 @@ class Contender:
 
     name      folder and weights, as a reader tells heads apart
     kind      "survival" or "preread" (`toolkit.acceptance.folder.KINDS`)
-    about     what its folder says of its training
+    card      what its folder says of its training
     recorded  under which name the traces keep its logits; None: they are computed from the recorded states
     """
 
@@ -51,12 +51,12 @@ class Contender:
 
     @property
     def files(self) -> list[Path]:
-        """What it depends on."""
+        """The files that the head depends on."""
         return [self.folder / name for name in (self.head.weights_file, self.head.config_file)]
 
     @property
     def settings(self) -> dict[str, Any]:
-        """What it was made with, as far as its folder says: depth, w_rej, mixing ratio, KL on its validation data."""
+        """The settings of its training, as far as its folder says: depth, w_rej, mixing ratio, KL on its validation data."""
         scores = self.card.get("metrics", {})
         validation = scores.get("val/binary_kl", scores.get("val/binary_kl_accepted"))
         return {

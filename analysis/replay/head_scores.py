@@ -1,6 +1,6 @@
 """How well a head predicts the acceptance of drafted tokens, on a trace.
 
-The samples are the tokens that a draft draws behind accepted text, one per position of a response, given the acceptance
+The samples are the tokens that a draft draws after accepted text, one per position of a response, given the acceptance
 draws. Where the draw accepts, the sample is the text's own token; elsewhere it is the token drafted instead. Each sample counts
 with its true acceptance probability min(1, p/q). An acceptance head scores such a token at the step that has read it. That is
 the next step on path, or the first of the roll-out. Tokens that were never read are left out, for pre-read heads, too: the
@@ -45,7 +45,7 @@ def head_scores(trace: Trace, chosen: np.ndarray, head: SavedHead, name: str, bo
     mine = torch.from_numpy(chosen)[text]
     logits, labels, text = logits[mine].double(), labels[mine].double(), text[mine]
     if not len(logits):
-        raise InputError("no drafted token was read behind its position: record traces with max_drafted of 2 or more")
+        raise InputError("no drafted token was read after its position: record traces with max_drafted of 2 or more")
     shift = float(head.config["log_w_rej"])
     figures: dict[str, float] = {"tokens": len(logits)}
     for suffix, values in (("", logits), ("_corrected", logits + shift)):

@@ -83,7 +83,7 @@ def solve_prices(cfg: commands.Timing) -> Path:
 
 
 def _publish(folder: Path, tables: dict[str, pd.DataFrame], title: str) -> None:
-    """Write and print what came out."""
+    """Write and print the tables."""
     parts = ["# Prices", title]
     for name, table in tables.items():
         save_table(table, folder, name)
@@ -94,7 +94,7 @@ def _publish(folder: Path, tables: dict[str, pd.DataFrame], title: str) -> None:
 
 
 def _override(head: Any, cost_ratio: float, price: float) -> str:
-    """How `toolkit.decode` is told."""
+    """The overrides of `toolkit.decode` that set this price."""
     if isinstance(head, PrereadHead):
         return f"method=rate method.policy.cost_ratio={cost_ratio:g} method.policy.rate={price:.4f}"
     threshold = max(0.0, 1 - price * cost_ratio)

@@ -71,7 +71,7 @@ class _Round:
 
 
 def _agreeing(copied: Sequence[int], text: Sequence[int]) -> int:
-    """How many tokens agree before the first that does not."""
+    """The number of tokens that agree before the first that does not."""
     for index, (token, other) in enumerate(zip(copied, text, strict=False)):
         if token != other:
             return index

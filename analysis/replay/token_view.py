@@ -61,7 +61,7 @@ def _first(trace: Trace, position: int) -> int:
 
 
 def _predicted(trace: Trace, geometry: Geometry, start: torch.Tensor, depth: int) -> float | None:
-    """P(accept) of the token at a depth by the first recorded head: an acceptance head says it one forward later."""
+    """P(accept) of the token at a depth by the first recorded head: an acceptance head says it one forward pass later."""
     for logits in trace.estimates.values():
         ahead = 1 if logits.dim() == 1 or (logits.dim() == 3 and logits.shape[-1] == 1) else 0  # of acceptance heads
         index, exists = step_at(trace, geometry, start, depth + ahead)

@@ -21,7 +21,7 @@ MIN_BODY_CHARACTERS = 40
 
 
 def examples(split: str, count: int, seed: int = 0) -> list[Example]:
-    """Up to `count` functions of one split (there are only so many), in an order that depends on the seed."""
+    """Up to `count` functions of one split (their number is limited), in an order that depends on the seed."""
     check_split(split)
     usable = [example for example in _functions() if split_of(module_of(example)) == split]
     random.Random(f"code/{split}/{seed}").shuffle(usable)

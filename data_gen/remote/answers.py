@@ -2,7 +2,7 @@
 
 Token ids are taken as they are returned (`token_ids` of vLLM and SGLang, or log-probabilities whose tokens are written
 "token_id:7"). If a server returns text alone, the text is encoded again. Other tokens can have the same text. So the result
-must decode to that text, and have as many tokens as the server says it has produced.
+must decode to that text, and have the number of tokens that the server reports.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Answer:
 
     token_ids      [T] the end of text included, as far as there is one
     finish_reason  "end", "stop" or "length"
-    ids            how the tokens are known: RETURNED or ENCODED
+    ids            where the tokens come from: RETURNED or ENCODED
     by             what the server calls itself
     """
 
@@ -82,7 +82,7 @@ class Reader:
         return Answer(ids, text, reason, how, " ".join(filter(None, named)))
 
     def _check_ids(self, ids: list[int], request: Asked, count: Any) -> None:
-        """Raises Unbelievable unless ids are tokens, as many as said and no more than asked for."""
+        """Raises Unbelievable unless ids are tokens, `count` of them and no more than asked for."""
         size = self.pair.vocab_size
         wrong = next(
             (token for token in ids if not isinstance(token, int) or isinstance(token, bool) or not 0 <= token < size),
@@ -106,7 +106,7 @@ class Reader:
         return [*ids, int(token)]  # type: ignore[arg-type]
 
     def _encoded(self, choice: Mapping[str, Any], request: Asked, ended: str, count: Any) -> list[int]:
-        """The text encoded again. Raises NotRoundTrip unless it decodes to itself and has as many tokens as said."""
+        """The text encoded again. Raises NotRoundTrip unless it decodes to itself and has `count` tokens."""
         text = choice.get("text")
         if not isinstance(text, str):
             raise Unbelievable("it returns neither token ids nor text")
@@ -127,13 +127,13 @@ class Reader:
         raise NotRoundTrip("the text is encoded to other tokens than it was made of")
 
     def _reason(self, ids: list[int], request: Asked, ended: str) -> str:
-        """How the text ended. Raises Unbelievable if it goes on behind its end, or ends before it."""
+        """How the text ended. Raises Unbelievable if it goes on after its end, or ends before it."""
         early = next((position for position, token in enumerate(ids[:-1]) if token in self.ends), None)
         if early is not None:
-            raise Unbelievable(f"it goes on behind an end of text, token {early + 1} of {len(ids)}")
+            raise Unbelievable(f"it goes on after an end of text, token {early + 1} of {len(ids)}")
         stop = self._stops_at(ids, request)
         if stop is not None and stop < len(ids):
-            raise Unbelievable(f"it goes on behind a stop string, token {stop} of {len(ids)}")
+            raise Unbelievable(f"it goes on after a stop string, token {stop} of {len(ids)}")
         if ids[-1] in self.ends:
             return "end"
         if stop is not None:

@@ -30,7 +30,7 @@ MEND = "expected endpoints and served.key_variable of a server with /v1/completi
 
 @dataclass(frozen=True)
 class Limits:
-    """Of each endpoint. seconds: one try may take; backoff: seconds before the second; requests_per_minute: None: any."""
+    """Limits of each endpoint. seconds: of one try; backoff: seconds before the second; requests_per_minute: None: any."""
 
     concurrency: int
     requests_per_minute: float | None
@@ -71,7 +71,7 @@ class Server:
         return cls(Client(url, key, limits.seconds, "the endpoint", MEND), requests, limits)
 
     def open(self) -> None:
-        """Is it there, does it have the model, which keys does it know? What speaks against it is `left_out`."""
+        """Is it there, does it have the model, which keys does it know? A fault is noted in `left_out`."""
         try:
             models = self._ask("/models")
             fields = self._fields()

@@ -1,4 +1,4 @@
-"""What an endpoint is asked: OpenAI's /v1/completions, with every field of our sampling in the words of the engine behind it.
+"""What an endpoint is asked: OpenAI's /v1/completions, with every field of our sampling in the words of its engine.
 
 Neutral values are sent, too, for engines put a checkpoint's own generation config in the place of what is missing. An
 engine that has no word for a field takes only its neutral value. Names and neutral values are those of vLLM 0.33

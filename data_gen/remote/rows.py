@@ -95,7 +95,7 @@ def ask_endpoints(
 
 
 def facts_of(stage: Stage, job: str, num_shards: int) -> dict[str, Any]:
-    """For the manifest: how the endpoints answered, over all shards. Deletes what was kept on the way. Nothing for others."""
+    """Facts for the manifest: how the endpoints answered, over all shards. Deletes what was kept on the way."""
     headers = [read_whole(stage.folder / shard_name(number), job)[0] for number in range(num_shards)]
     totals: dict[str, Counter[str]] = {}
     for header in headers:

@@ -1,9 +1,9 @@
-"""Write anew by what the toy pair's heads know their models: needed when `toolkit.models.fingerprint` changes, not the weights.
+"""Write again how the toy pair's heads know their models: needed when `toolkit.models.fingerprint` changes, not the weights.
 
     python -m data_gen.toy_pair.stamp
 
 Only the two fingerprints and the sketch of the draft's weights change in the heads' configs; weights stay as they are. The
-files' checksums are written anew.
+files' checksums are written again.
 """
 
 from __future__ import annotations
