@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from data_gen.domains import DOMAINS, Example, get
+from data_gen.domains import DOMAINS, get
 from data_gen.domains.splits import SPLITS
 from data_gen.held_out import COUNTS, load_frozen
 from data_gen.templates import Conversation, Row, check_chat, conversation, render, write_chat
@@ -52,13 +52,14 @@ class ToyPrompts(PromptSource):
         self.domain, self.split, self.seed = domain, split, seed
 
     def _load(self) -> list[Prompt]:
-        return [_from_example(example) for example in self._examples()]
-
-    def _examples(self) -> list[Example]:
         if self.split in COUNTS:
-            return load_frozen(self.domain, self.split)
-        examples: list[Example] = get(self.domain).examples(self.split, self.limit or TRAIN_PROMPTS, self.seed)
-        return examples
+            examples = load_frozen(self.domain, self.split)
+        else:
+            examples = get(self.domain).examples(self.split, self.limit or TRAIN_PROMPTS, self.seed)
+        return [
+            Prompt(example.id, example.prompt, example.answer, extra={"response": example.response})
+            for example in examples
+        ]
 
 
 class JsonlPrompts(PromptSource):
@@ -202,8 +203,9 @@ class HubPrompts(PromptSource):
         import datasets
 
         source, options = self._source()
+        cache_dir = None if self.cache_dir is None else str(self.cache_dir)
         try:
-            return datasets.load_dataset(source, split=split, cache_dir=_text(self.cache_dir), **options)
+            return datasets.load_dataset(source, split=split, cache_dir=cache_dir, **options)
         except Exception as error:  # the loaders raise whatever their transport and their parsers raise
             raise InputError(self._explain(split, error)) from error
 
@@ -301,11 +303,3 @@ def _entry(joined: Mapping[str, Any], row: Row, key: str) -> Any:
     if value not in joined:
         raise InputError(f"the joined file has no entry with {key} {value!r}")
     return joined[value]
-
-
-def _text(path: str | Path | None) -> str | None:
-    return None if path is None else str(path)
-
-
-def _from_example(example: Example) -> Prompt:
-    return Prompt(example.id, example.prompt, example.answer, extra={"response": example.response})

@@ -63,7 +63,8 @@ def run(cfg: commands.Responses) -> Path:
     pair = served_pair(plain(cfg.pair)) if cfg.endpoints else instantiate(cfg.pair)
     weights = None if cfg.endpoints else fingerprint(pair.target)
     job = content_hash([stage.identity, weights, [(prompt.id, prompt.content) for prompt in prompts]])
-    shards = _shards(len(prompts), cfg.shard_size)
+    firsts = range(0, len(prompts), cfg.shard_size)
+    shards = [range(first, min(first + cfg.shard_size, len(prompts))) for first in firsts]
     mine = share(range(len(shards)), cfg)
     missing = [number for number in mine if not _exists(stage.folder, number, job)]
     with _Progress(sum(len(shards[number]) for number in mine)) as progress:
@@ -104,10 +105,6 @@ def read_rows(folder: Path | str, statuses: tuple[str, ...] = ("done",)) -> Iter
 
 
 # -- inside -----------------------------------------------------------------------------------------------------------
-
-
-def _shards(num_prompts: int, size: int) -> list[range]:
-    return [range(first, min(first + size, num_prompts)) for first in range(0, num_prompts, size)]
 
 
 def _exists(folder: Path, number: int, job: str) -> bool:

@@ -89,22 +89,16 @@ def run(cfg: commands.Traces) -> Path:
 
 
 def _finish(stage: Stage, paths: Sequence[Path], job: str, facts: dict[str, Any], contents: dict[str, Any]) -> None:
-    """Count what all files hold, and close the manifest."""
-    totals = _totals(paths, job)
+    """Count what all files hold, and close the manifest. The files are read, and checked, one at a time."""
+    totals = {"num_positions": 0, "num_steps": 0}
+    for path in paths:
+        trace = read_file(path, job)
+        totals = {name: count + getattr(trace, name) for name, count in totals.items()}
     size = sum(path.stat().st_size for path in paths)
     texts, steps = f"{contents['num_texts']} texts x {contents['replicates']}", totals["num_steps"]
     print(f"traces: {texts}, {steps:,} steps, {size / 2**20:.1f} MiB")
     write_json(stage.folder / SUMMARY, {"job": job, **facts})
     stage.finish(job=job, **contents, **totals, bytes=size, **facts)
-
-
-def _totals(paths: Sequence[Path], job: str) -> dict[str, int]:
-    """Positions and steps of all files, which are read, and checked, one at a time."""
-    totals = {"num_positions": 0, "num_steps": 0}
-    for path in paths:
-        trace = read_file(path, job)
-        totals = {name: count + getattr(trace, name) for name, count in totals.items()}
-    return totals
 
 
 def _record_missing(

@@ -43,7 +43,10 @@ def readable(table: pd.DataFrame) -> pd.DataFrame:
     for (method, scheme), rows in table.groupby(["method", "scheme"], sort=False):
         labels = {"rule": plots.label(str(method)), "scheme": str(scheme).replace("_", " ")}
         for name in ("acceptance", "optimum", "gap"):
-            by_k = {f"K={row.K}": _with_interval(row, name) for _, row in rows.iterrows()}
+            by_k = {
+                f"K={row.K}": f"{row[name]:.4f} [{row[f'{name}_low']:.4f}, {row[f'{name}_high']:.4f}]"
+                for _, row in rows.iterrows()
+            }
             lines.append({**labels, "quantity": name, **by_k})
             labels = dict.fromkeys(labels, "")
     return pd.DataFrame(lines)
@@ -78,7 +81,3 @@ def _means(totals: Array) -> tuple[Array, ...]:
     """QUANTITIES, each [R], from totals [R, 1 + len(SUMS)]."""
     accepted, drafted, optimum = (totals[:, 1:] / totals[:, :1]).T
     return accepted, drafted, optimum, optimum - accepted
-
-
-def _with_interval(row: pd.Series, name: str) -> str:
-    return f"{row[name]:.4f} [{row[f'{name}_low']:.4f}, {row[f'{name}_high']:.4f}]"

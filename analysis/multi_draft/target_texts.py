@@ -163,11 +163,9 @@ class Walk:
         part = self.source[first : first + PART]
         prints = [fingerprint(model) for model in (self.pair.target, *self.pair.drafts[:models])]
         contents = [vars(item) if isinstance(item, Text) else [item.id, item.content] for item in part]
-        return content_hash([prints, vars(self.sampling), contents, first, self._settings()])
-
-    def _settings(self) -> list[Any]:
-        settings = [list(self.num_drafts), self.positions, self.draws, self.seed, self.draft_temperature]
-        return settings if self.optimum else [*settings, "no optimum"]
+        settings: list[Any] = [list(self.num_drafts), self.positions, self.draws, self.seed, self.draft_temperature]
+        settings += [] if self.optimum else ["no optimum"]
+        return content_hash([prints, vars(self.sampling), contents, first, settings])
 
     def _texts(self, first: int, path: Path) -> list[Text]:
         """The texts of a part; those of prompts that cannot be decoded, or are empty, are left out."""

@@ -1,7 +1,7 @@
 """Samples of a trace that calibrations are fitted to and judged by: single tokens, and products of a round's tokens.
 
 position    a token that the draft drew after accepted text, with its acceptance probability (`head_scores.drawn_samples`)
-following   of a pre-read head: the token after an accepted one, with alpha = sum_x min(p, q)(x), its probability before the draw
+following   of a pre-read head: the token after an accepted one, with alpha = sum_x min(p, q)(x), its probability beforehand
 product     the first k tokens of a round that starts anywhere, with the probability that all are accepted. That is the last
             token's probability if those before are accepted, else 0. A policy compares it with its threshold
 
@@ -146,11 +146,13 @@ def judge(
     lines: list[dict[str, float | str]] = []
     bins: list[dict[str, float | str]] = []
     for version, (own, multiplied) in versions(calibration, shift).items():
-        by_scope = {"position": _judged(*_first_output(sample, own))}
+        logits, labels = sample.positions()
         if sample.preread:
+            by_scope = {"position": _judged(own(torch.stack([logits, logits], -1).double())[:, 0], labels)}
             logits, labels = sample.following()
-            both = torch.stack([logits, logits], -1).double()
-            by_scope["following"] = _judged(own(both)[:, 1], labels)
+            by_scope["following"] = _judged(own(torch.stack([logits, logits], -1).double())[:, 1], labels)
+        else:
+            by_scope = {"position": _judged(own(logits.double()), labels)}
         pooled = CalibrationScores(sync_on_compute=False)
         for depth, product, label in sample.products(multiplied, max_depth):
             if len(product):
@@ -161,13 +163,6 @@ def judge(
             lines.append({"version": version, "scope": scope, "samples": float(scores.counts.sum()), **values})
             bins += [{"version": version, "scope": scope, **row} for row in scores.reliability()]
     return lines, bins
-
-
-def _first_output(sample: Scored, own: Chances) -> tuple[Tensor, Tensor]:
-    logits, labels = sample.positions()
-    if not sample.preread:
-        return own(logits.double()), labels
-    return own(torch.stack([logits, logits], -1).double())[:, 0], labels
 
 
 def _judged(chances: Tensor, labels: Tensor, also: CalibrationScores | None = None) -> CalibrationScores:

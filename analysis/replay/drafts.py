@@ -21,7 +21,6 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from analysis.replay.tally import Replayed
 from analysis.replay.upper_bound import fixed
 from analysis.tables.bootstrap import Bootstrap
 from analysis.tables.console import show
@@ -90,10 +89,10 @@ def _measured(cfg: commands.Heads, drafts: dict[str, str], texts: dict[str, Resp
 def text_parts(pair: ModelPair, responses: Responses, cfg: commands.Heads) -> tuple[int, Array]:
     """The best fixed K, and for every text the six sums [n, 6] that the figures are quotients of."""
     texts = [(row["prompt_ids"], row["token_ids"]) for row in responses.rows]
-    played = [
-        _replayed(Recorder(pair, responses.sampling, cfg.max_drafted, replicate=replicate), texts, cfg.batch_size)
-        for replicate in range(cfg.replicates)
-    ]
+    played = []
+    for replicate in range(cfg.replicates):
+        recorder = Recorder(pair, responses.sampling, cfg.max_drafted, replicate=replicate)
+        played.append(fixed(recorder.record_all(texts, range(len(texts)), cfg.batch_size)))
     counts = {k: np.sum([replay[k].per_text for replay in played], axis=0) for k in played[0]}
     cost = {k: np.sum([replay[k].cost(cfg.cost_ratio) for replay in played], axis=0) for k in played[0]}
     generated = COUNTS.index("num_generated")
@@ -108,11 +107,6 @@ def text_parts(pair: ModelPair, responses: Responses, cfg: commands.Heads) -> tu
         cost[best],
     ]
     return best, np.stack(parts, axis=1)
-
-
-def _replayed(recorder: Recorder, texts: Sequence[Text], batch_size: int) -> dict[int, Replayed]:
-    """Every fixed K on a recording of the texts."""
-    return fixed(recorder.record_all(texts, range(len(texts)), batch_size))
 
 
 def alphas(pair: ModelPair, texts: Sequence[Text], responses: Responses, batch_size: int) -> tuple[Array, Array]:

@@ -48,16 +48,11 @@ def _round(
         })  # fmt: skip
     if produced <= accepted:
         return {"drafted": line, "extra": None}
-    position = (
-        start + accepted
-    )  # on path the text's token is the draft's where accepted; else only the text itself knows it
+    # On path the text's token is the draft's where accepted; else only the text itself knows it.
+    position = start + accepted
+    first_of_text = int(trace.text_first[torch.searchsorted(trace.text_first, position, right=True) - 1])
     kind = "bonus" if accepted == drafted else "corrected"
-    return {"drafted": line, "extra": {"kind": kind, "position": position - int(_first(trace, position))}}
-
-
-def _first(trace: Trace, position: int) -> int:
-    """The first position of the text that holds a position."""
-    return int(trace.text_first[torch.searchsorted(trace.text_first, position, right=True) - 1])
+    return {"drafted": line, "extra": {"kind": kind, "position": position - first_of_text}}
 
 
 def _predicted(trace: Trace, geometry: Geometry, start: torch.Tensor, depth: int) -> float | None:
