@@ -41,7 +41,7 @@ from analysis.tables.bootstrap import Bootstrap
 from analysis.tables.console import show, show_page
 from analysis.tables.files import markdown, read_table, save_table
 from analysis.tables.rows import check_comparable, labels, load_rows
-from toolkit.config import instantiate, method_config, plain
+from toolkit.config import commands, instantiate, method_config, plain
 from toolkit.errors import InputError
 from toolkit.files.atomic import write_text
 from toolkit.runs.stage import asked, command, finished_stage, open_stage
@@ -106,14 +106,14 @@ def run(cfg: Any) -> Path:
     return stage.finish(num_texts=found.prompt.nunique(), num_positions=int(table.positions.max()), asked=wanted)
 
 
-def _methods(cfg: Any) -> list[str]:
+def _methods(cfg: commands.Acceptance) -> list[str]:
     names = list(dict.fromkeys(plain(cfg.methods)))
     if not names:
         raise InputError("methods: expected names, e.g. methods=[specinfer,mcsd], got none")
     return names
 
 
-def _others(cfg: Any) -> list[pd.DataFrame]:
+def _others(cfg: commands.Acceptance) -> list[pd.DataFrame]:
     """The sums of the runs to be joined. Raises InputError if two data sets have the same name."""
     others = [read_table(folder, "sums") for folder in plain(cfg.join)]
     names = [_dataset(cfg), *(str(name) for frame in others for name in frame.dataset.unique())]
@@ -123,7 +123,7 @@ def _others(cfg: Any) -> list[pd.DataFrame]:
     return others
 
 
-def _walk(cfg: Any) -> Walk:
+def _walk(cfg: commands.Acceptance) -> Walk:
     """What to walk along: the responses of a folder, or prompts that the target has yet to respond to."""
     if cfg.responses is None:
         source = list(instantiate(cfg.prompts).load())
@@ -145,14 +145,14 @@ def _walk(cfg: Any) -> Walk:
     )
 
 
-def _dataset(cfg: Any) -> str:
+def _dataset(cfg: commands.Acceptance) -> str:
     if cfg.responses is not None and cfg.dataset is None:
         return Path(cfg.responses).name
     names = labels(cfg)
     return f"{names['dataset']} {names['split']}".strip()
 
 
-def _publish(folder: Path, tables: dict[str, pd.DataFrame], cost: TreeCost, cfg: Any) -> None:
+def _publish(folder: Path, tables: dict[str, pd.DataFrame], cost: TreeCost, cfg: commands.Acceptance) -> None:
     """Write, draw, log and print what came out."""
     for name, table in tables.items():
         save_table(table, folder, name)

@@ -26,7 +26,6 @@ if __name__ == "__main__":  # help and faults, before anything heavy is imported
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pandas as pd
 
@@ -42,7 +41,7 @@ from analysis.tables.console import show
 from analysis.tables.files import markdown, save_table
 from analysis.tables.grid import PLAIN, Setting, expand
 from analysis.tables.workbench import Workbench
-from toolkit.config import instantiate, override, plain
+from toolkit.config import commands, instantiate, override, plain
 from toolkit.errors import InputError
 from toolkit.files.atomic import content_hash, write_text
 from toolkit.models.pair import ModelPair
@@ -58,7 +57,7 @@ FEWEST_TRAINED = 32
 SHARES_TRAINED = {"dev": 3 / 16, "test": 3 / 16, TRAINING: 1 / 2, CALIBRATION: 1 / 8}
 
 
-def run(cfg: Any) -> Path:
+def run(cfg: commands.Advise) -> Path:
     """Record, cost, simulate, advise; returns the output folder."""
     if cfg.responses is not None:
         return advise_from_counts(cfg)
@@ -149,7 +148,7 @@ def readable(table: pd.DataFrame) -> pd.DataFrame:
 # -- inside -----------------------------------------------------------------------------------------------------------
 
 
-def _settings(cfg: Any) -> list[Setting]:
+def _settings(cfg: commands.Advise) -> list[Setting]:
     """The grid's, and every fixed length with greedy drafts, for engines that draft so."""
     settings = expand(plain(cfg.grid), with_plain=True, max_drafted=cfg.max_drafted)
     greedy = [
@@ -160,7 +159,7 @@ def _settings(cfg: Any) -> list[Setting]:
     return [*settings, *greedy]
 
 
-def _drafts(cfg: Any, pair: ModelPair) -> tuple[list[str], list[str]]:
+def _drafts(cfg: commands.Advise, pair: ModelPair) -> tuple[list[str], list[str]]:
     """The drafts as the config names them, and names that tell them apart."""
     given = plain(cfg.pair).get("draft") or plain(cfg.pair).get("drafts") or []
     given = [str(name) for name in ([given] if isinstance(given, str) else given)]
@@ -180,7 +179,7 @@ def _single(pair: ModelPair, number: int, heads: list[str | None] | None, name: 
 
 
 def _publish(
-    cfg: Any, folder: Path, table: pd.DataFrame, candidates: Sequence[Candidate], sources: Sequence[str]
+    cfg: commands.Advise, folder: Path, table: pd.DataFrame, candidates: Sequence[Candidate], sources: Sequence[str]
 ) -> None:
     """Write, draw, export, print and log the answer. Exports are of the draft that is advised for the smallest batch size."""
     save_table(table, folder, "advice")

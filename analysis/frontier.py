@@ -45,7 +45,7 @@ from analysis.tables.rows import apart, as_one_part, check_comparable, load_rows
 from analysis.tables.scalars import frontier_scalars
 from analysis.tables.selection import choose, comparable, halves, settings_table, unseen
 from analysis.tables.standing import SHARES, interval_text, notes
-from toolkit.config import plain
+from toolkit.config import commands, plain
 from toolkit.errors import InputError
 from toolkit.files.atomic import read_json, write_text
 from toolkit.runs.stage import MANIFEST, command, open_stage
@@ -55,7 +55,7 @@ TABLES = ("frontier", "settings", "costs")
 NAMES = {"upper_bound": "upper bound", "oracle": "oracle"}
 
 
-def run(cfg: Any) -> Path:
+def run(cfg: commands.Frontier) -> Path:
     """Choose on dev, report on test; returns the output folder."""
     dev, test, folders = read_sides(cfg)
     test_folders = _folders(cfg.test or cfg.dev)
@@ -87,7 +87,7 @@ def run(cfg: Any) -> Path:
     return stage.folder
 
 
-def read_sides(cfg: Any) -> tuple[pd.DataFrame, pd.DataFrame, list[Path]]:
+def read_sides(cfg: commands.Frontier) -> tuple[pd.DataFrame, pd.DataFrame, list[Path]]:
     """Dev rows, test rows and the folders they lie in; without `cfg.test`, two halves of the dev sweeps' prompts.
 
     Raises InputError if the sweeps are not comparable.
@@ -180,7 +180,9 @@ def side_by_side(table: pd.DataFrame) -> pd.DataFrame:
     return shown.loc[:, (shown != "").any()]
 
 
-def _study(dataset: str, dev: pd.DataFrame, test: pd.DataFrame, cfg: Any, hindsight: bool) -> list[pd.DataFrame]:
+def _study(
+    dataset: str, dev: pd.DataFrame, test: pd.DataFrame, cfg: commands.Frontier, hindsight: bool
+) -> list[pd.DataFrame]:
     """The tables of one data set: TABLES, and the standing at each of `table_costs`."""
     cost = Cost.of(cfg.cost_ratio, cfg.draft_seconds, cfg.target_seconds, cfg.node_cost)
     test = comparable(test, f"{dataset}, test")

@@ -45,7 +45,7 @@ from analysis.tables.files import markdown, read_table, save_table
 from analysis.tables.frontier_tables import Cost
 from analysis.tables.rows import COUNTS, Array, counts_of, throughput
 from toolkit import metrics
-from toolkit.config import instantiate, plain
+from toolkit.config import commands, instantiate, plain
 from toolkit.errors import InputError
 from toolkit.files.atomic import read_json, write_text
 from toolkit.runs.stage import command, open_stage
@@ -70,7 +70,7 @@ class Texts:
         return replayed.per_text[self.chosen]
 
 
-def run(cfg: Any) -> Path:
+def run(cfg: commands.Heads) -> Path:
     """Score and replay every head, or calibrate one, or compare drafts; returns the output folder."""
     if cfg.drafts is not None or cfg.responses is not None:
         return compare_drafts(cfg)
@@ -138,7 +138,7 @@ def readable(table: pd.DataFrame) -> pd.DataFrame:
 
 
 def _study(
-    one: Contender, draft: Any, dev: Texts, test: Texts, base: Array, cfg: Any, bootstrap: Bootstrap
+    one: Contender, draft: Any, dev: Texts, test: Texts, base: Array, cfg: commands.Heads, bootstrap: Bootstrap
 ) -> tuple[dict[str, Any], pd.DataFrame]:
     """A head's line, and its curve over thresholds. The threshold is the best on dev, all numbers are of test."""
     thresholds, cost_ratio = _checked(cfg), cfg.cost_ratio
@@ -233,7 +233,7 @@ def _comparable(fact: Any) -> Any:
     return {name: value for name, value in fact.items() if name != "seed"} if isinstance(fact, dict) else fact
 
 
-def _checked(cfg: Any) -> list[float]:
+def _checked(cfg: commands.Heads) -> list[float]:
     """The thresholds. Raises InputError for what cannot be meant."""
     Cost(cfg.cost_ratio)
     thresholds = plain(cfg.thresholds)
@@ -244,7 +244,7 @@ def _checked(cfg: Any) -> list[float]:
     return [float(h) for h in thresholds]
 
 
-def _title(cfg: Any, num_texts: int) -> str:
+def _title(cfg: commands.Heads, num_texts: int) -> str:
     return (
         f"{num_texts} texts, thresholds chosen on others; c = {cfg.cost_ratio:g}, at least {cfg.min_drafted} tokens a round "
         f"(pre-read heads: {PREREAD_SHORTEST}), {cfg.confidence:.0%} intervals"

@@ -16,14 +16,13 @@ if __name__ == "__main__":  # help and faults, before anything heavy is imported
     check_command_line("paper")
 
 from pathlib import Path
-from typing import Any
 
 from analysis.papers import page
 from analysis.papers.figure import draw
 from analysis.papers.table import PaperTable, Runs, as_frame, cells_of
 from analysis.tables.console import show
 from analysis.tables.files import save_table
-from toolkit.config import plain
+from toolkit.config import commands, plain
 from toolkit.errors import InputError
 from toolkit.files.atomic import write_text
 from toolkit.runs.stage import MANIFEST, command, open_stage
@@ -32,7 +31,7 @@ from toolkit.runs.tracking import log_image, log_table, wandb_run
 PAGE, FIGURE = "page.md", "figure.png"
 
 
-def run(cfg: Any) -> Path:
+def run(cfg: commands.Paper) -> Path:
     """Look up, draw, write; returns the output folder."""
     table = PaperTable.of(plain(cfg.table))
     runs = Runs(plain(cfg.runs) or {})
@@ -55,7 +54,7 @@ def run(cfg: Any) -> Path:
     return stage.folder
 
 
-def _write(table: PaperTable, cells: page.Cells, runs: Runs, cfg: Any, folder: Path) -> None:
+def _write(table: PaperTable, cells: page.Cells, runs: Runs, cfg: commands.Paper, folder: Path) -> None:
     """Table, figure and page, on disk and on W&B."""
     frame = as_frame(table, cells)
     if table.rows:

@@ -34,7 +34,7 @@ from analysis.reporting.tables import FigureView, TableView, figure_files, figur
 from analysis.reporting.tokens import KINDS, LEVELS, TokenView, token_views
 from analysis.reporting.wandb_report import publish
 from analysis.tables.definitions import DEFINITIONS
-from toolkit.config import flatten, plain
+from toolkit.config import commands, flatten, plain
 from toolkit.files.atomic import write_json, write_text
 from toolkit.runs.stage import MANIFEST, command, open_stage, provenance
 
@@ -51,7 +51,7 @@ MOST_BYTES = 5_000_000  # of report.html
 FIGURE_BYTES = 2_000_000  # of all figures within it
 
 
-def run(cfg: Any) -> Path:
+def run(cfg: commands.Report) -> Path:
     """Write report.html, report.md and report.json; returns the output folder."""
     inputs = plain(cfg.inputs)
     paths = [Path(folder) for folder in (inputs if isinstance(inputs, list) else [inputs])]

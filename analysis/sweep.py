@@ -290,7 +290,7 @@ def _show(folder: Path, cfg: commands.Sweep, num_prompts: int) -> str:
     return title
 
 
-def _with_agreement(folder: Path, cfg: Any) -> Path:
+def _with_agreement(folder: Path, cfg: commands.Sweep) -> Path:
     """The folder of a finished sweep, after it was compared with the replayed sweeps that are named."""
     if cfg.replayed:
         table = agreement_of(folder, [Path(sweep) for sweep in plain(cfg.replayed)], cfg.cost_ratio)

@@ -43,7 +43,7 @@ from analysis.replay.price import solve_prices
 from analysis.tables.bootstrap import Bootstrap
 from analysis.tables.console import show
 from analysis.tables.files import read_table, save_table
-from toolkit.config import instantiate, method_config, plain
+from toolkit.config import commands, instantiate, method_config, plain
 from toolkit.costs.forward import fit_rounds, least_squares
 from toolkit.decoding import decode
 from toolkit.errors import InputError
@@ -57,7 +57,7 @@ HEADED = "SpecDec++"
 ALONE = {"target alone": "target", "draft alone": "draft"}
 
 
-def run(cfg: Any) -> Path:
+def run(cfg: commands.Timing) -> Path:
     """Decode, time and regress, or solve prices on a recording; returns the output folder."""
     if cfg.traces is not None:
         return solve_prices(cfg)
@@ -105,7 +105,9 @@ def _shown(stage: Stage) -> Path:
     return stage.folder
 
 
-def _decode(cfg: Any, pair: ModelPair, prompts: Any, sampling: Any) -> tuple[pd.DataFrame, list[Generation]]:
+def _decode(
+    cfg: commands.Timing, pair: ModelPair, prompts: Any, sampling: Any
+) -> tuple[pd.DataFrame, list[Generation]]:
     """Every prompt with every setting, prompt by prompt; the generations of speculative decoding beside the table."""
     from tqdm.auto import tqdm
 
@@ -143,7 +145,7 @@ def _decode(cfg: Any, pair: ModelPair, prompts: Any, sampling: Any) -> tuple[pd.
     return pd.DataFrame(rows), speculative
 
 
-def _chains(cfg: Any, pair: ModelPair) -> list[tuple[str, Any]]:
+def _chains(cfg: commands.Timing, pair: ModelPair) -> list[tuple[str, Any]]:
     """Fixed K, and SpecDec++ if there is a head. Raises InputError if one was asked for and does not fit."""
     methods = [
         (f"K={k}", instantiate(plain(method_config("speculative", [f"policy.num_drafted={k}"], None))))

@@ -86,6 +86,6 @@ def table(checks: list[Check]) -> str:
     """Markdown: one line per check."""
     lines = ["| check | verdict | found | seconds |", "|---|---|---|---:|"]
     for check in checks:
-        found = check.finding.found.replace("|", "\\|")
-        lines.append(f"| {check.name} | {check.verdict} | {found} | {check.seconds:.1f} |")
+        text = check.finding.found.replace("|", "\\|")
+        lines.append(f"| {check.name} | {check.verdict} | {text} | {check.seconds:.1f} |")
     return "\n".join(lines)

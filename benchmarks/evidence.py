@@ -88,10 +88,10 @@ FIGURES: dict[str, Callable[[bool], str]] = {
 
 def made_by(command: str, started: float) -> str:
     """One line below a result: its command, the machine, versions, the revision and the seconds since `started`."""
-    about = provenance()
+    facts = provenance()
     return (
-        f"`python -m {command}` on {machine()}; torch {about['versions']['torch']}, transformers "
-        f"{about['versions']['transformers']}; revision {about['revision']}; {perf_counter() - started:.0f} s."
+        f"`python -m {command}` on {machine()}; torch {facts['versions']['torch']}, transformers "
+        f"{facts['versions']['transformers']}; revision {facts['revision']}; {perf_counter() - started:.0f} s."
     )
 
 
@@ -112,10 +112,10 @@ def main(argv: list[str] | None = None) -> None:
         print(f"== {name}", flush=True)
         started = perf_counter()
         text = FIGURES[name](options.small)
-        about = " ".join((FIGURES[name].__doc__ or "").split())
+        description = " ".join((FIGURES[name].__doc__ or "").split())
         small = " --small" if options.small else ""
-        made = made_by(f"benchmarks.evidence {name}{small}", started)
-        write_text(FOLDER / f"{name}.md", f"# {name}\n\n{about}\n\n{made}\n\n{text}\n")
+        origin = made_by(f"benchmarks.evidence {name}{small}", started)
+        write_text(FOLDER / f"{name}.md", f"# {name}\n\n{description}\n\n{origin}\n\n{text}\n")
         print(text, flush=True)
 
 

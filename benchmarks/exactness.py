@@ -62,7 +62,7 @@ def errors(name: str, pairs: int) -> Iterator[tuple[str, str, float, str]]:
     if isinstance(rule, PathRule):
         tables = [PrefixTables(size, depth, seed) for size, depth in CHAINS for seed in range(pairs)]
         off = max(abs(chain_outputs(rule, t)[1] - expected_lengths(t)[name != "rejection"]) for t in tables)
-        yield "chain", "any", max(chain_error(rule, one) for one in tables), f"{off:.1e}" if rule.lossless else ""
+        yield "chain", "any", max(chain_error(rule, table) for table in tables), f"{off:.1e}" if rule.lossless else ""
     elif isinstance(rule, SelectionRule):
         for scheme in rule.schemes:
             worst, above = 0.0, -1.0
@@ -80,10 +80,13 @@ def errors(name: str, pairs: int) -> Iterator[tuple[str, str, float, str]]:
             worst = 0.0
             for size, count, width in LAYERS:
                 for p, q in zip(*random_pairs(pairs, size), strict=True):
-                    joint, wanted = beam_distribution(rule, p, q, count, width, scheme), torch.ones((), dtype=p.dtype)
+                    joint, independent = (
+                        beam_distribution(rule, p, q, count, width, scheme),
+                        torch.ones((), dtype=p.dtype),
+                    )
                     for _ in range(width):  # `width` independent draws from p
-                        wanted = wanted.unsqueeze(-1) * p
-                    worst = max(worst, float((joint - wanted).abs().sum() / 2))
+                        independent = independent.unsqueeze(-1) * p
+                    worst = max(worst, float((joint - independent).abs().sum() / 2))
             yield "layer", scheme, worst, ""
 
 
@@ -169,7 +172,7 @@ def identity(small: bool = False) -> str:
 
 
 def prompts_of(count: int) -> list[str]:
-    """So many test prompts of each domain."""
+    """`count` test prompts of each domain."""
     return [example.prompt for domain in DOMAINS for example in load_frozen(domain, "test")[:count]]
 
 

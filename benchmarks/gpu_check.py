@@ -98,8 +98,10 @@ def about(device: torch.device) -> str:
     """The device, versions, revision and date."""
     lines = [f"- device: {gpu_speed.device_name(device)}"]
     if device.type == "cuda":
-        about = torch.cuda.get_device_properties(device)
-        lines.append(f"- memory: {about.total_memory / 2**30:.0f} GiB, {about.multi_processor_count} multiprocessors")
+        properties = torch.cuda.get_device_properties(device)
+        lines.append(
+            f"- memory: {properties.total_memory / 2**30:.0f} GiB, {properties.multi_processor_count} multiprocessors"
+        )
         lines.append(f"- driver: {_driver()}; CUDA {torch.version.cuda}")
     lines.append(
         f"- torch {torch.__version__}, transformers {transformers.__version__}, Python {platform.python_version()}"
@@ -139,7 +141,7 @@ def _options(words: list[str] | None) -> argparse.Namespace:
         "--only", default="", metavar="PART", help="of the exactness checks those with this in their name"
     )
     parser.add_argument("--quick", action="store_true", help="little of everything: does it run at all?")
-    parser.add_argument("--out", type=Path, help="file for the report; written anew after each table")
+    parser.add_argument("--out", type=Path, help="file for the report; written again after each table")
     options = parser.parse_args(words)
     options.preset = options.preset or (UNPADDED if options.quick else "8b")
     options.draft_preset = options.draft_preset or ("1b" if options.preset == "8b" else UNPADDED)

@@ -115,33 +115,33 @@ def every_method(heads: Path | str) -> dict[str, Method]:
 def session(family: str, device: torch.device) -> Finding:
     """A tiny model's tree-cached logits against its plain uncached runs, with and without captures."""
     model = tiny_model(family).to(device)
-    known: Known = {}
-    worst = _walk(model, open_session(model, 2, 64), known)
-    found = f"off by {worst:.1e} of the largest logit"
+    cached: Known = {}
+    worst = _walk(model, open_session(model, 2, 64), cached)
+    text = f"off by {worst:.1e} of the largest logit"
     if not static_flow(model):
-        return Finding(worst < LOGITS, f"{found}; routed, never captured")
+        return Finding(worst < LOGITS, f"{text}; routed, never captured")
     capturing_session = open_session(model, 2, 64, captures(device))
     replayed = 0.0
     for _ in range(PASSES):
         for row in range(2):
             capturing_session.reset(row)
-        replayed = _walk(model, capturing_session, known)
+        replayed = _walk(model, capturing_session, cached)
     held: Any = capturing_session.captures  # type: ignore[attr-defined]
     trusted = sum(left == 0 for left in held.unproven.values())
-    found += f", replayed by {replayed:.1e}; {trusted} of {len(held.known)} captured shapes trusted {held.refused}"
+    text += f", replayed by {replayed:.1e}; {trusted} of {len(held.known)} captured shapes trusted {held.refused}"
     good = max(worst, replayed) < LOGITS and trusted == len(held.known) > 0 and not held.refused
-    return Finding(good, found.strip())
+    return Finding(good, text.strip())
 
 
 @torch.inference_mode()
-def _walk(model: Any, session: Session, known: Known) -> float:
+def _walk(model: Any, session: Session, cached: Known) -> float:
     """Ragged prompts, a tree, two nodes kept, another tree, one node kept, a chain: the largest difference anywhere."""
     device, generator = session.index.device, torch.Generator().manual_seed(1)
     prompts = torch.randint(3, VOCAB, (2, 11), generator=generator)
     expected = ExpectedTree([prompts[0].tolist(), prompts[1, 5:].tolist()])
     reading = session.extend(prompts.to(device), counts=[11, 6])
-    worst = difference(model, reading.logits[:, 0], expected.contexts, known)
-    for parents, kept in (
+    worst = difference(model, reading.logits[:, 0], expected.contexts, cached)
+    for parents, keeps in (
         ([[-1, -1, 0, 0, 3, 2], [-1, 0, 1, 0, -1, 4]], [[4, 5], [2, 3]]),
         ([[-1, 0, 2], [0, 1, 2]], [[4], [3]]),
     ):
@@ -151,15 +151,15 @@ def _walk(model: Any, session: Session, known: Known) -> float:
         reading = session.extend(tokens.to(device), parents=torch.tensor(parents, device=device), last=len(parents[0]))
         for node in range(len(parents[0])):
             texts = [expected.text(row, held[row] + node) for row in range(2)]
-            worst = max(worst, difference(model, reading.logits[:, node], texts, known))
-        ids = [expected.keep(row, kept[row]) for row in range(2)]
-        if session.keep(torch.tensor(kept, device=device)).tolist() != ids:
+            worst = max(worst, difference(model, reading.logits[:, node], texts, cached))
+        ids = [expected.keep(row, keeps[row]) for row in range(2)]
+        if session.keep(torch.tensor(keeps, device=device)).tolist() != ids:
             return float("inf")
     tail = torch.randint(3, VOCAB, (2, 3), generator=generator)
     reading = session.extend(tail.to(device), last=3)
     for i in range(3):
         texts = [context + tail[row, : i + 1].tolist() for row, context in enumerate(expected.contexts)]
-        worst = max(worst, difference(model, reading.logits[:, i], texts, known))
+        worst = max(worst, difference(model, reading.logits[:, i], texts, cached))
     return worst
 
 
@@ -226,19 +226,19 @@ def decoding(pair: Any, reference: Any, prompts: list[list[int]], sampling: Samp
         ]
         differing += [f"a capture was refused: {reason}" for reason in refusals(pair)]
     tokens = sum(len(generation.token_ids) for generation in expected)
-    wanted = f"{len(prompts)} texts of {tokens} tokens at batch 1 and 4"
-    return Finding(not differing, "; ".join([f"{len(differing)} of {2 * len(prompts)} differ", *differing[:2], wanted]))
+    extent = f"{len(prompts)} texts of {tokens} tokens at batch 1 and 4"
+    return Finding(not differing, "; ".join([f"{len(differing)} of {2 * len(prompts)} differ", *differing[:2], extent]))
 
 
-def _difference(one: Generation, other: Generation) -> str:
+def _difference(ours: Generation, theirs: Generation) -> str:
     """How two generations differ; empty if they do not."""
-    if one.error or other.error:
-        return f"row {one.index}: {one.error or other.error}"
-    if (position := parting(one, other)) is not None:
-        return f"row {one.index} at token {position}"
-    if one.token_ids == other.token_ids and one.counts == other.counts:
+    if ours.error or theirs.error:
+        return f"row {ours.index}: {ours.error or theirs.error}"
+    if (position := parting(ours, theirs)) is not None:
+        return f"row {ours.index} at token {position}"
+    if ours.token_ids == theirs.token_ids and ours.counts == theirs.counts:
         return ""
-    return f"row {one.index}: {one.counts} against {other.counts}"
+    return f"row {ours.index}: {ours.counts} against {theirs.counts}"
 
 
 def whole_outputs(device: torch.device, method: Method, runs: int) -> Finding:
@@ -326,13 +326,13 @@ def bfloat16_speculative(device: torch.device, tokens: int) -> Finding:
 
 
 def _divergence(
-    pair: ModelPair, one: tuple[ModelPair, Method], other: tuple[ModelPair, Method], tokens: int
+    pair: ModelPair, first: tuple[ModelPair, Method], second: tuple[ModelPair, Method], tokens: int
 ) -> Finding:
     """Greedy texts of two ways to decode; the gap between the two largest logits where the first pair of texts parts."""
     prompts = [f"Q: Repeat {word} {count} times.\nA:" for word in ("coral", "amber") for count in (3, 5)]
     sampling = Sampling(temperature=0, max_new_tokens=tokens)
     for _ in range(3):  # captures what recurs
-        ours, theirs = ([*decode(p, prompts, method, sampling, batch_size=4)] for p, method in (one, other))
+        ours, theirs = ([*decode(p, prompts, method, sampling, batch_size=4)] for p, method in (first, second))
     texts = [(parting(a, b), a) for a, b in zip(ours, theirs, strict=True)]
     partings = [(position, text) for position, text in texts if position is not None]
     total = sum(len(text.token_ids) for text in ours)
@@ -351,7 +351,7 @@ def logit_gap(pair: ModelPair, text: Generation, position: int | None) -> float:
     return float(top[0] - top[1])
 
 
-def parting(one: Generation, other: Generation) -> int | None:
+def parting(first: Generation, second: Generation) -> int | None:
     """The first position at which two texts differ; None if one is the beginning of the other."""
-    pairs = enumerate(zip(one.token_ids, other.token_ids, strict=False))
+    pairs = enumerate(zip(first.token_ids, second.token_ids, strict=False))
     return next((position for position, (a, b) in pairs if a != b), None)

@@ -48,7 +48,7 @@ class Sizes:
 
     widths: tuple[int, ...] = (1, 2, 3, 4, 5, 6, 7, 8, 16)
     repeats: int = 30
-    batches: tuple[tuple[int, int], ...] = ((1, 6), (4, 3), (16, 2))  # batch size, groups of so many prompts
+    batches: tuple[tuple[int, int], ...] = ((1, 6), (4, 3), (16, 2))  # batch size, number of groups
     new_tokens: int = 64
     copied: int = 2**31  # bytes of the copy that bandwidth is measured by
     minutes: float = (
@@ -69,7 +69,7 @@ class Spread:
 
     @classmethod
     def of(cls, seconds: list[float]) -> Spread:
-        """Of at least two measurements."""
+        """The spread of at least two measurements."""
         return cls(*quantiles(seconds, n=4, method="inclusive"))
 
     def __str__(self) -> str:
@@ -105,7 +105,7 @@ def forwards(pair: ModelPair, sizes: Sizes) -> str:
         for captured in (True, False)
     }
     lines = [
-        "Milliseconds of one forward, median and quartiles, batch 1, behind "
+        "Milliseconds of one forward, median and quartiles, batch 1, after "
         f"{CONTEXT} tokens. c: one draft token over one target token.",
         "",
         "| width | target, captured | target, eager | draft, captured | draft, eager |",
@@ -113,10 +113,10 @@ def forwards(pair: ModelPair, sizes: Sizes) -> str:
     ]
     columns = [("target", True), ("target", False), ("draft", True), ("draft", False)]
     lines += [f"| {w} | " + " | ".join(str(seconds[column][w]) for column in columns) + " |" for w in sizes.widths]
-    one = {column: seconds[column][1].median for column in columns}
-    ratios = {how: one["draft", how] / one["target", how] for how in (True, False)}
+    single = {column: seconds[column][1].median for column in columns}
+    ratios = {how: single["draft", how] / single["target", how] for how in (True, False)}
     lines += ["", f"c = {ratios[True]:.3f} captured, {ratios[False]:.3f} eager.", ""]
-    return "\n".join([*lines, *bandwidth(pair, one["target", True], one["target", False], sizes)])
+    return "\n".join([*lines, *bandwidth(pair, single["target", True], single["target", False], sizes)])
 
 
 @torch.inference_mode()

@@ -74,16 +74,16 @@ def names() -> list[str]:
 
 def index(folder: Path) -> str:
     """One table per paper: every table and figure of it, and where it is."""
-    told = listed()
+    papers = listed()
     parts = [
         "# The papers' tables and figures",
         "One command makes each table and figure of the five papers on the toy pair, with the published figures beside ours. "
         "Where that is not done, the reason is given. Add `pair=NAME` for a paper's own models; `dry_run=true` prints the "
         "plan. [Where each equation is](equations.md) in the code.",
     ]
-    for key, paper in told["items"].items():
+    for key, paper in papers["items"].items():
         lines = ["| | where |", "| --- | --- |"]
-        lines += [f"| {item} | {where} |" for item, where in entries(key, paper, told["elsewhere"], folder)]
+        lines += [f"| {item} | {where} |" for item, where in entries(key, paper, papers["elsewhere"], folder)]
         parts += [f"## {paper['name']}", "\n".join(lines)]
     return "\n\n".join(parts) + "\n"
 
@@ -107,20 +107,20 @@ def equations() -> str:
     lines = ["| file | paper and equation |", "| --- | --- |"]
     for package in ("toolkit", "analysis", "data_gen"):
         for path in sorted((ROOT / package).rglob("*.py")):
-            said = ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or ""
-            paragraphs = [" ".join(part.split()) for part in said.split("\n\n")]
-            about = next((part for part in paragraphs if part.startswith(("Paper: ", "Papers: "))), None)
-            if about is not None:
-                lines.append(f"| `{path.relative_to(ROOT)}` | {_sources(about)} |")
+            docstring = ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or ""
+            paragraphs = [" ".join(part.split()) for part in docstring.split("\n\n")]
+            source = next((part for part in paragraphs if part.startswith(("Paper: ", "Papers: "))), None)
+            if source is not None:
+                lines.append(f"| `{path.relative_to(ROOT)}` | {_sources(source)} |")
     title = (
         "# Where each equation is\n\nEvery file names its source, renamed symbols and deviations in its first lines."
     )
     return f"{title}\n\n" + "\n".join(lines) + "\n"
 
 
-def _sources(said: str) -> str:
+def _sources(source: str) -> str:
     """What a docstring says of its papers, up to the renamed symbols."""
-    text = said.partition(": ")[2]
+    text = source.partition(": ")[2]
     for end in (" theirs ->", " Deviation", " Ours"):
         text = text.partition(end)[0]
     return text.rstrip(".").replace("|", "\\|")

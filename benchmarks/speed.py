@@ -4,9 +4,9 @@
     python -m benchmarks.speed toy queue            some of them
     python -m benchmarks.speed toy --prompts 2 --max-new-tokens 8      a small run
 
-The tables are printed and written to outputs/benchmarks.md. One unit of work is one group of prompts (as many as the batch is
-wide) decoded by one contender. Contenders take turns on every group, in an order that rotates, so that other load of the
-machine affects all of them alike. A warm-up comes first. Texts differ, so speeds are new tokens over seconds. Intervals are
+The tables are printed and written to outputs/benchmarks.md. One unit of work is one group of prompts (one batch)
+decoded by one contender. Contenders take turns on every group, in an order that rotates, so that other load of the machine
+affects all of them alike. A warm-up comes first. Texts differ, so speeds are new tokens over seconds. Intervals are
 bootstrapped over groups, all contenders by the same draws.
 """
 
@@ -193,7 +193,7 @@ def queue(table: Table) -> str:
 
 
 def prompts_of(pair: ModelPair, count: int) -> list[list[int]]:
-    """So many test prompts, alternating between two domains."""
+    """`count` test prompts, alternating between two domains."""
     domains = (load_frozen(domain, "test") for domain in ("math", "code"))
     examples = [example for both in zip(*domains, strict=False) for example in both]
     return [pair.encode(example.prompt) for example in examples[:count]]

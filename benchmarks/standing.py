@@ -77,7 +77,7 @@ class AcceptedOnly:
     estimator: DrawnEstimator
 
     def bind(self, pair: Any) -> AcceptedOnly:
-        """Of a bound estimator: nothing is missing."""
+        """Itself: the estimator is bound already."""
         return self
 
     def drawn_probs(self, step: Step) -> tuple[Tensor, Tensor]:
@@ -92,36 +92,36 @@ def standings(small: bool = False) -> str:
     traces = {(d, s): recording(pair, d, s, n) for d in DOMAINS for s, n in splits.items()}
     parts = []
     for cost_ratio in COSTS[1:2] if small else COSTS:
-        found = {d: _domain(pair, traces[d, "dev"], traces[d, "test"], cost_ratio) for d in DOMAINS}
-        parts += [f"## c = {cost_ratio:g}", "", *_table(found, cost_ratio), ""]
+        by_domain = {d: _domain(pair, traces[d, "dev"], traces[d, "test"], cost_ratio) for d in DOMAINS}
+        parts += [f"## c = {cost_ratio:g}", "", *_table(by_domain, cost_ratio), ""]
         parts += [
             "The rate rule against the others (its throughput over theirs, paired):",
             "",
-            *_duels(found, cost_ratio),
+            *_duels(by_domain, cost_ratio),
             "",
         ]
     texts = ", ".join(f"{d} {traces[d, 'test'].num_positions}" for d in DOMAINS)
-    about = f"""\
+    note = f"""\
 {splits["test"]} test prompts per domain (tokens: {texts}). Settings are tuned on {splits["dev"]} dev prompts; those of the
 heuristic and of dynamic confidence stay as they are. DP value, upper bound and oracle are references that know
-the test texts. A round has at least one token, SpecDec++'s as many as published (2) or said. T = 1, at most
+the test texts. A round has at least one token, SpecDec++'s at least 2 (published) or its lower bound. T = 1, at most
 {SAMPLING.max_new_tokens} tokens; one set of acceptance draws; heads as shipped. Throughput: tokens per target-forward
 time; in brackets 95 % intervals, bootstrap over prompts. *oracle* and *upper bound*: share of the way from the best fixed K
 to each. The oracle knows the acceptance draws, the upper bound only p and q.
 """
-    return "\n".join([about, *parts])
+    return "\n".join([note, *parts])
 
 
 def recording(pair: ModelPair, domain: str, split: str, count: int) -> Trace:
     """The recording of a domain's prompts; kept below outputs/ for the next time."""
-    about = [
+    contents = [
         [fingerprint(m) for m in (pair.target, pair.draft)],
         head_hash(str(pair.head)),
         vars(SAMPLING),
         MAX_DRAFTED,
         ROWS,
     ]
-    path = FOLDER / f"{domain}-{split}-{count}-{content_hash(about)}.safetensors"
+    path = FOLDER / f"{domain}-{split}-{count}-{content_hash(contents)}.safetensors"
     if not path.exists():
         prompts = [example.prompt for example in load_frozen(domain, split)[:count]]
         first_row = ROWS * (DOMAINS.index(domain) * len(SPLITS) + list(SPLITS).index(split))
@@ -130,7 +130,7 @@ def recording(pair: ModelPair, domain: str, split: str, count: int) -> Trace:
         recorder = Recorder(
             pair, SAMPLING, MAX_DRAFTED, recorded_scorers(pair, {OWN: str(pair.head)}), upper_bound=True
         )
-        recorder.record_all([(one.prompt_ids, one.token_ids) for one in responses], rows).save(path)
+        recorder.record_all([(response.prompt_ids, response.token_ids) for response in responses], rows).save(path)
     return Trace.load(path)
 
 
@@ -142,7 +142,7 @@ def reading(pair: ModelPair, policy: Any) -> Any:
 def _domain(pair: ModelPair, dev: Trace, test: Trace, cost_ratio: float) -> Counted:
     """What every policy counts on the test texts, tuned on dev."""
     k, _ = upper_bound.best_fixed(dev, cost_ratio, 14)
-    known = upper_bound.true_probability(test, cost_ratio, min_drafted=1)
+    bound = upper_bound.true_probability(test, cost_ratio, min_drafted=1)
     clairvoyant = [[counts[name] for name in COUNTS] for counts in upper_bound.oracle(test, MAX_DRAFTED)]
     return {
         PLAIN: replay_starts(test, Bounded(Fixed(0), 0, 0)).per_text,
@@ -151,7 +151,7 @@ def _domain(pair: ModelPair, dev: Trace, test: Trace, cost_ratio: float) -> Coun
         "dynamic confidence": replay(test, Bounded(DynamicConfidence(), 1, MAX_DRAFTED)).per_text,
         **_tuned(pair, dev, test, cost_ratio),
         **_priced(pair, dev, test, cost_ratio),
-        UPPER_BOUND: known.replayed.per_text,
+        UPPER_BOUND: bound.replayed.per_text,
         ORACLE: np.array(clairvoyant, dtype=np.float64),
     }
 
@@ -169,26 +169,26 @@ def _tuned(pair: ModelPair, dev: Trace, test: Trace, cost_ratio: float) -> Count
         "SpecDec++, lower bound 4": (_levels(survival, 4), LEVELS),
         "survival threshold, pre-read head": (_levels(Rate(AcceptedOnly(drawn), rate=1.0)), LEVELS),
     }
-    found = {}
+    counted = {}
     for name, (sweep, levels) in ways.items():
-        rates = [metrics.throughput(one.total, cost_ratio) for one in sweep(dev, levels)]
+        rates = [metrics.throughput(replayed.total, cost_ratio) for replayed in sweep(dev, levels)]
         (chosen,) = sweep(test, [levels[int(np.argmax(rates))]])
-        found[name] = chosen.per_text
-    return found
+        counted[name] = chosen.per_text
+    return counted
 
 
 def _priced(pair: ModelPair, dev: Trace, test: Trace, cost_ratio: float) -> Counted:
     """Policies whose threshold follows from lambda, solved on dev or tracked; and what the head's outputs are worth."""
-    found, rate = {}, reading(pair, Rate(PrereadEstimator()))
+    counted, rate = {}, reading(pair, Rate(PrereadEstimator()))
     theory = reading(pair, Rate(PrereadEstimator(instead=HeadEstimator(corrected=True).bind(pair))))
     for name, policy in (("SpecDec++, h = 1 - lambda c", theory), (RATE, rate)):
         solved = upper_bound.solve_policy(dev, policy, cost_ratio)
         priced = replace(policy, cost_ratio=cost_ratio, rate=solved.price)
-        found[name] = replay_starts(test, Bounded(priced, 1, MAX_DRAFTED)).per_text
+        counted[name] = replay_starts(test, Bounded(priced, 1, MAX_DRAFTED)).per_text
     tracked = Bounded(replace(rate, cost_ratio=cost_ratio), 1, MAX_DRAFTED)
-    found["rate, lambda tracked per prompt"] = replay(test, tracked).per_text
-    found["DP value of the pre-read head (cross-fitted)"] = _worth_of_head(dev, test, rate.estimator, cost_ratio)
-    return found
+    counted["rate, lambda tracked per prompt"] = replay(test, tracked).per_text
+    counted["DP value of the pre-read head (cross-fitted)"] = _worth_of_head(dev, test, rate.estimator, cost_ratio)
+    return counted
 
 
 def _worth_of_head(dev: Trace, test: Trace, estimator: DrawnEstimator, cost_ratio: float) -> Array:
@@ -206,15 +206,15 @@ def _each(policy: Callable[[float], StoppingPolicy]) -> Callable[[Trace, Sequenc
     return lambda trace, levels: [replay(trace, Bounded(policy(level), 1, MAX_DRAFTED)) for level in levels]
 
 
-def _table(found: Mapping[str, Counted], cost_ratio: float) -> list[str]:
-    names = list(found[DOMAINS[0]])
+def _table(by_domain: Mapping[str, Counted], cost_ratio: float) -> list[str]:
+    names = list(by_domain[DOMAINS[0]])
     tables = [
         standing(np.stack(list(counted.values()), 1), names, FIXED, cost_ratio, BOOTSTRAP).set_index("method")
-        for counted in found.values()
+        for counted in by_domain.values()
     ]
     lines = [
-        "| policy | " + " | ".join(f"{domain} | oracle | upper bound" for domain in found) + " |",
-        "|---|" + "---:|" * (3 * len(found)),
+        "| policy | " + " | ".join(f"{domain} | oracle | upper bound" for domain in by_domain) + " |",
+        "|---|" + "---:|" * (3 * len(by_domain)),
     ]
     for name in names:
         entries = [_entries(name, table.loc[name]) for table in tables]
@@ -233,13 +233,13 @@ def _entries(name: str, line: Any) -> str:
     return " | ".join(texts)
 
 
-def _duels(found: Mapping[str, Counted], cost_ratio: float) -> list[str]:
-    lines = [f"| {RATE}, over | " + " | ".join(found) + " |", "|---|" + "---:|" * len(found)]
-    for name in found[DOMAINS[0]]:
+def _duels(by_domain: Mapping[str, Counted], cost_ratio: float) -> list[str]:
+    lines = [f"| {RATE}, over | " + " | ".join(by_domain) + " |", "|---|" + "---:|" * len(by_domain)]
+    for name in by_domain[DOMAINS[0]]:
         if name in (RATE, PLAIN, ORACLE):
             continue
         texts = []
-        for counted in found.values():
+        for counted in by_domain.values():
             ratio, low, high = gain_over(counted[RATE], counted[name], cost_ratio, BOOTSTRAP).values()
             mark = "**" if low > 0 or high < 0 else ""
             texts.append(f"{mark}{ratio:+.1%}{mark} [{low:+.1%}, {high:+.1%}]")

@@ -61,7 +61,9 @@ def find_kept(stage: Stage, facts: Mapping[str, Any], states: str) -> Kept | Non
 def _fits(manifest: Mapping[str, Any], stage: Stage, facts: Mapping[str, Any]) -> bool:
     if manifest.get("stage") != stage.name or manifest.get("status") != "finished":
         return False
-    theirs, mine = ({k: v for k, v in one.items() if k not in FREE} for one in (manifest["config"], stage.identity))
+    theirs, mine = (
+        {k: v for k, v in config.items() if k not in FREE} for config in (manifest["config"], stage.identity)
+    )
     same_inputs = sorted(manifest.get("inputs", {}).values()) == sorted(stage.inputs.values())
     return same_inputs and theirs == mine and all(manifest.get(k) == v for k, v in facts.items() if k != "heads")
 

@@ -73,12 +73,12 @@ def split(table: pa.Table, prompts: Sequence[Hashable], validation_fraction: flo
 
     prompts  which prompt each example answers
     """
-    known = list(dict.fromkeys(prompts))
-    if len(known) < 2:
-        raise InputError(f"expected responses to at least 2 prompts, to train and to validate on, got {len(known)}")
-    count = min(max(round(validation_fraction * len(known)), 1), len(known) - 1)
-    order = torch.randperm(len(known), generator=torch.Generator().manual_seed(seed)).tolist()
-    held_out = {known[i] for i in order[:count]}
+    distinct = list(dict.fromkeys(prompts))
+    if len(distinct) < 2:
+        raise InputError(f"expected responses to at least 2 prompts, to train and to validate on, got {len(distinct)}")
+    count = min(max(round(validation_fraction * len(distinct)), 1), len(distinct) - 1)
+    order = torch.randperm(len(distinct), generator=torch.Generator().manual_seed(seed)).tolist()
+    held_out = {distinct[i] for i in order[:count]}
     parts = {
         "train": [i for i, prompt in enumerate(prompts) if prompt not in held_out],
         "validation": [i for i, prompt in enumerate(prompts) if prompt in held_out],

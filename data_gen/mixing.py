@@ -39,7 +39,7 @@ class MixedExample:
 
     prompt_ids   as the models read it
     mixed [N]    Z
-    labels [N]   P_i, the chance that the target accepts Y_i; also where Z_i is X_i
+    labels [N]   P_i, the probability that the target accepts Y_i; also where Z_i is X_i
     drafted [N]  bool: the acceptance draw chose Y_i, so that Z_i is a drafted token and its label counts
     """
 

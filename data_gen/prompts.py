@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from data_gen.domains import DOMAINS, Example, get
+from data_gen.domains import DOMAINS, get
 from data_gen.domains.splits import SPLITS
 from data_gen.held_out import COUNTS, load_frozen
 from data_gen.templates import Conversation, Row, check_chat, conversation, render, write_chat
@@ -52,13 +52,14 @@ class ToyPrompts(PromptSource):
         self.domain, self.split, self.seed = domain, split, seed
 
     def _load(self) -> list[Prompt]:
-        return [_from_example(example) for example in self._examples()]
-
-    def _examples(self) -> list[Example]:
         if self.split in COUNTS:
-            return load_frozen(self.domain, self.split)
-        examples: list[Example] = get(self.domain).examples(self.split, self.limit or TRAIN_PROMPTS, self.seed)
-        return examples
+            examples = load_frozen(self.domain, self.split)
+        else:
+            examples = get(self.domain).examples(self.split, self.limit or TRAIN_PROMPTS, self.seed)
+        return [
+            Prompt(example.id, example.prompt, example.answer, extra={"response": example.response})
+            for example in examples
+        ]
 
 
 class JsonlPrompts(PromptSource):
@@ -103,10 +104,10 @@ class JsonlPrompts(PromptSource):
 
 def part_of(prompt_id: str, shares: Mapping[str, float]) -> str:
     """Which part of a file a prompt belongs to, by its id alone: dev, test (by their shares) or train."""
-    place = int(hashlib.sha256(prompt_id.encode(errors="surrogatepass")).hexdigest()[:12], 16) / 16**12
-    if place < shares["dev"]:
+    fraction = int(hashlib.sha256(prompt_id.encode(errors="surrogatepass")).hexdigest()[:12], 16) / 16**12
+    if fraction < shares["dev"]:
         return "dev"
-    return "test" if place < shares["dev"] + shares["test"] else "train"
+    return "test" if fraction < shares["dev"] + shares["test"] else "train"
 
 
 class HubPrompts(PromptSource):
@@ -126,7 +127,7 @@ class HubPrompts(PromptSource):
     join          {file, key}: a local JSON list of objects; the one whose `key` equals the row's is the row's `joined`
     chat          how conversations are written: none, llama2 or tokenizer (see `templates.write_chat`)
     shuffle_seed  rows are shuffled with it before anything is cut; None: in the data set's order
-    limit         stop after so many prompts; rows that render to an empty prompt are passed over
+    limit         the most prompts; rows that render to an empty prompt are passed over
     limits        part -> its limit where `limit` is None: so a paper's number of test prompts cuts no training part
     data_files    local .json, .jsonl, .parquet or .csv files instead of the hub. A file or a list of files *is* the
                   part; a mapping from splits to files stands for the data set, and `splits` cuts it
@@ -202,8 +203,9 @@ class HubPrompts(PromptSource):
         import datasets
 
         source, options = self._source()
+        cache_dir = None if self.cache_dir is None else str(self.cache_dir)
         try:
-            return datasets.load_dataset(source, split=split, cache_dir=_text(self.cache_dir), **options)
+            return datasets.load_dataset(source, split=split, cache_dir=cache_dir, **options)
         except Exception as error:  # the loaders raise whatever their transport and their parsers raise
             raise InputError(self._explain(split, error)) from error
 
@@ -246,13 +248,13 @@ class HubPrompts(PromptSource):
         extra = {key: _field(row, key) for key in self.extra}
         if self.join:
             row = {**row, "joined": _entry(joined, row, str(self.join["key"]))}
-        asked = self._ask(row)
-        if not any(message["content"].strip() for message in asked.messages):
+        question = self._ask(row)
+        if not any(message["content"].strip() for message in question.messages):
             return None
-        if asked.later_turns:
-            extra["later_turns"] = list(asked.later_turns)
-        answer = asked.reply if self.answer is None else render(self.answer, row).strip()
-        content = write_chat(asked.messages, self.chat)
+        if question.later_turns:
+            extra["later_turns"] = list(question.later_turns)
+        answer = question.reply if self.answer is None else render(self.answer, row).strip()
+        content = write_chat(question.messages, self.chat)
         text, messages = (content, None) if isinstance(content, str) else (None, content)
         return Prompt(f"{self.name}-{self.split}-{index:05d}", text, answer or None, messages, extra)
 
@@ -301,11 +303,3 @@ def _entry(joined: Mapping[str, Any], row: Row, key: str) -> Any:
     if value not in joined:
         raise InputError(f"the joined file has no entry with {key} {value!r}")
     return joined[value]
-
-
-def _text(path: str | Path | None) -> str | None:
-    return None if path is None else str(path)
-
-
-def _from_example(example: Example) -> Prompt:
-    return Prompt(example.id, example.prompt, example.answer, extra={"response": example.response})

@@ -1,4 +1,4 @@
-"""Record traces: make the acceptance draws of speculative sampling for given texts, and let the draft roll on behind
+"""Record traces: make the acceptance draws of speculative sampling for given texts, and let the draft roll on after
 rejections.
 
 Each model makes one teacher-forced pass. Then the draft makes one forward per depth of the roll-outs. All roll-outs of a text
@@ -6,7 +6,7 @@ are branches of one tree in the draft's cache, so that they share the text. With
 too.
 
 A repetition penalty changes p and q of a position by the tokens before it: those of the text, and in a roll-out its own.
-A draft does not know of stop strings: where the last token of a text was accepted, there is a roll-out behind it, too.
+A draft does not know of stop strings: where the last token of a text was accepted, there is a roll-out after it, too.
 
 Shapes: B texts of a batch, N tokens of a text, V vocabulary, M max_drafted, R roll-outs under way.
 """
@@ -45,7 +45,7 @@ class Recorder:
     max_drafted        M, the most tokens a replayed policy may draft in a round
     heads              name -> what scores a draft step: its raw logits are stored
     hidden             store the states themselves, in the draft's number format: any head can be scored on them later
-    upper_bound        run the target along the roll-outs, too: the true chance of every drafted token
+    upper_bound        run the target along the roll-outs, too: the true acceptance probability of every drafted token
     draft_temperature  the draft's own; None: the sampling's
     replicate          number of the set of acceptance draws: several recordings of the same texts cut variance
     """
@@ -137,9 +137,9 @@ class Recorder:
         elif len(produced) > limit:
             problem = f"has {len(produced)} tokens, more than max_new_tokens={limit}"
         elif any(token in ends for token in produced[:-1]):
-            problem = "goes on behind an end of text"
+            problem = "goes on after an end of text"
         elif self._stops(text, produced[:-1]):
-            problem = "goes on behind a stop string"
+            problem = "goes on after a stop string"
         elif produced[-1] not in ends and len(produced) < limit and not self._stops(text, produced):
             what = "neither by an end of text" + (", nor by a stop string" if self.sampling.stop else "")
             problem = f"ends after {len(produced)} tokens, {what} nor by max_new_tokens={limit}"
@@ -217,12 +217,12 @@ class Recorder:
         instead = draw(normalized((q - p).clamp(min=0), q), acceptance_draws[:, 1])
         text.drafted = torch.where(text.accepted, emitted.squeeze(-1), instead)
 
-    # -- behind rejections ----------------------------------------------------------------------------------------
+    # -- after rejections -----------------------------------------------------------------------------------------
 
     def _roll(self, batch: list[_Text], draft: Session, target: Session | None) -> list[list[dict[str, Tensor]]]:
         """For every text a list of facts, one entry per depth; `_Text.rolls` says which roll-out each belongs to.
 
-        The sessions have read the texts; their caches grow by what the rejections found ask for.
+        The sessions have read the texts; their caches grow by the roll-outs of all rejections.
         """
         facts: list[list[dict[str, Tensor]]] = [[] for _ in batch]
         ends = set(self.pair.end_ids or ())
@@ -231,9 +231,9 @@ class Recorder:
             drafted, behind = text.drafted.tolist(), ~text.accepted
             behind[-1] = True  # a stop string has ended the text, or there is no room
             text.rolls = [
-                _Roll(place, drafted[place], place - 1, seen=_row(text.seen, place))
-                for place in behind.nonzero().squeeze(-1).tolist()
-                if drafted[place] not in ends and place + 1 < self._room
+                _Roll(position, drafted[position], position - 1, seen=_row(text.seen, position))
+                for position in behind.nonzero().squeeze(-1).tolist()
+                if drafted[position] not in ends and position + 1 < self._room
             ]
             live.append(list(text.rolls))
         if not any(live):
@@ -256,8 +256,8 @@ class Recorder:
                 target_probs = None
                 if target_logits is not None:
                     target_probs = warp(target_logits[row, : len(rolls)], self.sampling, seen)
-                places = torch.tensor([roll.place for roll in rolls])
-                drawn = draw(distribution, text.uniforms[places, 1 + depth].to(distribution.device))
+                positions = torch.tensor([roll.position for roll in rolls])
+                drawn = draw(distribution, text.uniforms[positions, 1 + depth].to(distribution.device))
                 step = DraftStep(
                     1, logits[row, : len(rolls)], distribution, hidden[row, : len(rolls)].to(distribution.device), drawn
                 )
@@ -266,7 +266,9 @@ class Recorder:
                     roll.length += 1
                     roll.steps.append((depth - 1, number))
                     roll.token, roll.parent = token, first[row] + number
-                live[row] = [roll for roll in rolls if roll.token not in ends and roll.place + 1 + depth < self._room]
+                live[row] = [
+                    roll for roll in rolls if roll.token not in ends and roll.position + 1 + depth < self._room
+                ]
         return facts
 
     @staticmethod
@@ -325,7 +327,7 @@ class Recorder:
                 whole = {name: torch.cat([part[name] for part in facts]) for name in facts[0]}
                 pieces.append({name: value[order] for name, value in whole.items()})
             for roll in text.rolls:
-                roll_first[begin + roll.place], roll_length[begin + roll.place] = next_step, roll.length
+                roll_first[begin + roll.position], roll_length[begin + roll.position] = next_step, roll.length
                 next_step += roll.length
             begin += len(text.produced)
         columns = {name: torch.cat([piece[name] for piece in pieces]) for name in on_path[0]}
@@ -367,12 +369,12 @@ class Recorder:
 
 @dataclass
 class _Roll:
-    """A roll-out under way: behind which position of the text, its newest token and that token's parent node.
+    """A roll-out under way: after which position of the text, its newest token and that token's parent node.
 
     seen [V]  tokens of the text and the roll-out before the newest one, for the repetition penalty
     """
 
-    place: int
+    position: int
     token: int
     parent: int
     length: int = 0
@@ -393,18 +395,18 @@ class _Text:
         self.seen: Tensor | None = None  # tokens before each of the produced ones [N, V], for the repetition penalty
 
 
-def _row(seen: Tensor | None, place: int) -> Tensor | None:
-    return None if seen is None else seen[place].clone()
+def _row(seen: Tensor | None, position: int) -> Tensor | None:
+    return None if seen is None else seen[position].clone()
 
 
 def _seen_by(rolls: Sequence[_Roll]) -> Tensor | None:
     """Tokens before the ones that roll-outs draw now [R, V]: the newest of each is noted."""
-    found = []
+    seen = []
     for roll in rolls:
         if roll.seen is not None:
             roll.seen[roll.token] = True
-            found.append(roll.seen)
-    return torch.stack(found) if found else None
+            seen.append(roll.seen)
+    return torch.stack(seen) if seen else None
 
 
 def _offsets(sizes: Sequence[int]) -> list[int]:

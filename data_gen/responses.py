@@ -51,19 +51,20 @@ def run(cfg: commands.Responses) -> Path:
     part = part_of(cfg)
     if cfg.shard_size < 1:
         raise InputError(f"shard_size: expected at least 1, got {cfg.shard_size}")
-    said = identity(plain(cfg))
-    known = finished_stage("responses", said, inputs=prompt_files(cfg), ignore=IGNORED)
-    if known is not None:
-        return _finished_before(known)
+    settings = identity(plain(cfg))
+    finished = finished_stage("responses", settings, inputs=prompt_files(cfg), ignore=IGNORED)
+    if finished is not None:
+        return _finished_before(finished)
     prompts = instantiate(cfg.prompts).load()
-    stage = open_stage("responses", said, inputs=prompt_files(cfg), ignore=IGNORED, shared=part)
+    stage = open_stage("responses", settings, inputs=prompt_files(cfg), ignore=IGNORED, shared=part)
     if stage.finished:
         return _finished_before(stage)
     sampling = instantiate(cfg.sampling)
     pair = served_pair(plain(cfg.pair)) if cfg.endpoints else instantiate(cfg.pair)
     weights = None if cfg.endpoints else fingerprint(pair.target)
     job = content_hash([stage.identity, weights, [(prompt.id, prompt.content) for prompt in prompts]])
-    shards = _shards(len(prompts), cfg.shard_size)
+    firsts = range(0, len(prompts), cfg.shard_size)
+    shards = [range(first, min(first + cfg.shard_size, len(prompts))) for first in firsts]
     mine = share(range(len(shards)), cfg)
     missing = [number for number in mine if not _exists(stage.folder, number, job)]
     with _Progress(sum(len(shards[number]) for number in mine)) as progress:
@@ -104,10 +105,6 @@ def read_rows(folder: Path | str, statuses: tuple[str, ...] = ("done",)) -> Iter
 
 
 # -- inside -----------------------------------------------------------------------------------------------------------
-
-
-def _shards(num_prompts: int, size: int) -> list[range]:
-    return [range(first, min(first + size, num_prompts)) for first in range(0, num_prompts, size)]
 
 
 def _exists(folder: Path, number: int, job: str) -> bool:
@@ -229,7 +226,7 @@ class _Progress:
         self.count(len(generation.token_ids))
 
     def count(self, num_tokens: int) -> None:
-        """One more response of so many tokens."""
+        """One more response of `num_tokens` tokens."""
         self.tokens += num_tokens
         self.bar.set_postfix_str(f"{self.tokens / (perf_counter() - self.started):,.0f} tokens/s", refresh=False)
         self.bar.update()

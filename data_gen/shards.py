@@ -47,9 +47,9 @@ def row_of(prompt: Prompt, number: int, status: str, **facts: Any) -> dict[str, 
     return {"id": prompt.id, "row": number, "status": status, "answer": prompt.answer, **empty, **facts}
 
 
-def write_shard(folder: Path, number: int, job: str, rows: list[dict[str, Any]], **about: Any) -> None:
-    """Write a shard whole; its header holds `about`, too."""
-    header = {"job": job, "shard": number, "rows": len(rows), **about}
+def write_shard(folder: Path, number: int, job: str, rows: list[dict[str, Any]], **facts: Any) -> None:
+    """Write a shard whole; its header holds `facts`, too."""
+    header = {"job": job, "shard": number, "rows": len(rows), **facts}
     lines = [_line_of(value) for value in (header, *rows)]
     write_text(folder / shard_name(number), "".join([*lines, json.dumps({"sha256": _digest_of(lines)}) + "\n"]))
 

@@ -43,13 +43,13 @@ def read_texts(source: Any, sampling: Sampling | None) -> Responses:
         return read_jsonl(Path(source), sampling)
     responses = read_responses(source, same_ends=True)
     if sampling is not None:
-        said, wanted = asdict(replace(responses.sampling, seed=0)), asdict(replace(sampling, seed=0))
-        different = [name for name in said if said[name] != wanted[name]]
+        recorded, configured = asdict(replace(responses.sampling, seed=0)), asdict(replace(sampling, seed=0))
+        different = [name for name in recorded if recorded[name] != configured[name]]
         if different:
             name = different[0]
             raise InputError(
-                f"the responses' manifest says {name}={said[name]}, the config {name}={wanted[name]}: leave sampling out, or "
-                "give what they were drawn with"
+                f"the responses' manifest says {name}={recorded[name]}, the config {name}={configured[name]}: "
+                "leave sampling out, or give what they were drawn with"
             )
     return responses
 
@@ -91,13 +91,13 @@ def read_responses(folders: str | Path | Sequence[str | Path], same_ends: bool =
     rows: list[dict[str, Any]] = []
     samplings, targets, inputs, first_row = [], [], [], 0
     for folder in paths:
-        found = list(read_rows(folder))
+        answered = list(read_rows(folder))
         manifest = read_manifest(folder)
         sampling = {key: value for key, value in manifest["config"]["sampling"].items() if key != "_target_"}
         samplings.append(Sampling(**sampling))
         targets.append(Weights.recorded(manifest, "target"))
         inputs += sorted(folder.glob("shard-*.jsonl"))
-        for row in found:
+        for row in answered:
             if not row["prompt_ids"] or not row["token_ids"]:
                 raise InputError(f"{folder}: response {row['id']} is empty; expected a prompt and at least one token")
             rows.append({**row, "row": first_row + row["row"]})
@@ -135,10 +135,10 @@ def fingerprints(pair: Any, responses: Responses) -> dict[str, Any]:
 def _check_texts(pair: Any, responses: Responses) -> None:
     """Texts that a file gives beside its tokens tell the tokenizer; they may lack the end of what was decoded."""
     for row in responses.rows:
-        said, decoded = row.get("text", "").strip(), pair.text(row["token_ids"], row["prompt_ids"]).strip()
-        if not decoded.startswith(said) and not said.startswith(decoded):
+        text, decoded = row.get("text", "").strip(), pair.text(row["token_ids"], row["prompt_ids"]).strip()
+        if not decoded.startswith(text) and not text.startswith(decoded):
             raise InputError(
-                f"{responses.inputs[0]}, line {row['row'] + 1}: the text begins {said[:30]!r}, its tokens mean "
+                f"{responses.inputs[0]}, line {row['row'] + 1}: the text begins {text[:30]!r}, its tokens mean "
                 f"{decoded[:30]!r} to this pair: they were made with another tokenizer"
             )
 

@@ -52,7 +52,7 @@ def run(cfg: commands.Toy) -> Path:
 
 
 def _texts(corpus: dict[str, list[Example]], counts: dict[str, int]) -> list[str]:
-    """The texts that the tokenizer learns from: so many examples of each domain's training split."""
+    """The texts that the tokenizer learns from: the configured number of examples of each domain's training split."""
     parts = [corpus[domain][:count] for domain, count in counts.items()]
     return [text for examples in parts for example in examples for text in (example.prompt, example.response)]
 

@@ -41,27 +41,27 @@ PROBE = 4  # texts a dry run records
 def run(cfg: commands.Traces) -> Path:
     """Record traces of `cfg.responses`; returns the output folder."""
     part = part_of(cfg)
-    given = plain(cfg.sampling) if cfg.sampling is not None else None
-    responses = read_texts(plain(cfg.responses), None if given is None else Sampling(**given))
+    sampling = plain(cfg.sampling) if cfg.sampling is not None else None
+    responses = read_texts(plain(cfg.responses), None if sampling is None else Sampling(**sampling))
     rows = responses.rows if cfg.limit is None else responses.rows[: max(cfg.limit, 0)]
     if not rows:
         raise InputError(f"limit: expected at least 1 text, got {cfg.limit}")
-    said = {**plain(cfg), "sampling": sampling_facts(responses.sampling)}
-    known = None if cfg.dry_run else finished_stage("traces", said, inputs=responses.inputs, ignore=IGNORED)
-    if known is not None:
-        print(f"traces: {known.manifest['num_texts']} texts, finished before")
-        return known.folder
+    settings = {**plain(cfg), "sampling": sampling_facts(responses.sampling)}
+    finished = None if cfg.dry_run else finished_stage("traces", settings, inputs=responses.inputs, ignore=IGNORED)
+    if finished is not None:
+        print(f"traces: {finished.manifest['num_texts']} texts, finished before")
+        return finished.folder
     pair = instantiate(cfg.pair)
     facts: dict[str, Any] = {"sampling": sampling_facts(responses.sampling), **fingerprints(pair, responses)}
     folders = ({"own": pair.head} if pair.head else {}) if cfg.heads is None else plain(cfg.heads)
     heads = recorded_scorers(pair, folders)
     facts["heads"] = {name: head_hash(folder) for name, folder in folders.items()}
-    asked = (cfg.max_drafted, heads, cfg.hidden, cfg.upper_bound, cfg.draft_temperature)
-    recorders = [Recorder(pair, responses.sampling, *asked, replicate) for replicate in range(cfg.replicates)]
+    options = (cfg.max_drafted, heads, cfg.hidden, cfg.upper_bound, cfg.draft_temperature)
+    recorders = [Recorder(pair, responses.sampling, *options, replicate) for replicate in range(cfg.replicates)]
     if cfg.dry_run:
         _estimate(recorders[0], rows, cfg.replicates)
         return Path()
-    stage = open_stage("traces", said, inputs=responses.inputs, ignore=IGNORED, shared=part)
+    stage = open_stage("traces", settings, inputs=responses.inputs, ignore=IGNORED, shared=part)
     if stage.finished:
         return stage.folder
     if layers := layers_of(pair.draft):
@@ -70,41 +70,35 @@ def run(cfg: commands.Traces) -> Path:
     shards = [rows[first : first + cfg.shard_size] for first in range(0, len(rows), cfg.shard_size)]
     paths = [stage.folder / file_name(n, r) for r in range(cfg.replicates) for n in range(len(shards))]
     states = str(getattr(pair.draft, "dtype", None))
-    kept = find_kept(stage, facts, states)
-    if kept is None:
+    earlier = find_kept(stage, facts, states)
+    if earlier is None:
         work = [(recorder, shard) for recorder in recorders for shard in shards]
         _record_missing(share(paths, cfg), share(work, cfg), cfg.batch_size, job)
     else:
-        print(f"traces: only the heads are scored, on the states in {kept.folder}")
-        _score_missing(share(paths, cfg), recorders[0], kept, job)
+        print(f"traces: only the heads are scored, on the states in {earlier.folder}")
+        _score_missing(share(paths, cfg), recorders[0], earlier, job)
     if all_there(stage, paths, cfg):
         with joining(stage) as last:
             if last:
-                about = {"num_texts": len(rows), "replicates": cfg.replicates, "num_shards": len(shards)}
-                _finish(stage, paths, job, facts, {**about, "states": states if cfg.hidden else None})
+                contents = {"num_texts": len(rows), "replicates": cfg.replicates, "num_shards": len(shards)}
+                _finish(stage, paths, job, facts, {**contents, "states": states if cfg.hidden else None})
     return stage.folder
 
 
 # -- inside -----------------------------------------------------------------------------------------------------------
 
 
-def _finish(stage: Stage, paths: Sequence[Path], job: str, facts: dict[str, Any], about: dict[str, Any]) -> None:
-    """Count what all files hold, and close the manifest."""
-    totals = _totals(paths, job)
-    size = sum(path.stat().st_size for path in paths)
-    texts, steps = f"{about['num_texts']} texts x {about['replicates']}", totals["num_steps"]
-    print(f"traces: {texts}, {steps:,} steps, {size / 2**20:.1f} MiB")
-    write_json(stage.folder / SUMMARY, {"job": job, **facts})
-    stage.finish(job=job, **about, **totals, bytes=size, **facts)
-
-
-def _totals(paths: Sequence[Path], job: str) -> dict[str, int]:
-    """Positions and steps of all files, which are read, and checked, one at a time."""
+def _finish(stage: Stage, paths: Sequence[Path], job: str, facts: dict[str, Any], contents: dict[str, Any]) -> None:
+    """Count what all files hold, and close the manifest. The files are read, and checked, one at a time."""
     totals = {"num_positions": 0, "num_steps": 0}
     for path in paths:
         trace = read_file(path, job)
         totals = {name: count + getattr(trace, name) for name, count in totals.items()}
-    return totals
+    size = sum(path.stat().st_size for path in paths)
+    texts, steps = f"{contents['num_texts']} texts x {contents['replicates']}", totals["num_steps"]
+    print(f"traces: {texts}, {steps:,} steps, {size / 2**20:.1f} MiB")
+    write_json(stage.folder / SUMMARY, {"job": job, **facts})
+    stage.finish(job=job, **contents, **totals, bytes=size, **facts)
 
 
 def _record_missing(
@@ -129,7 +123,7 @@ def _record_missing(
             replace(trace, about={"job": job}).save(path)
 
 
-def _score_missing(paths: Sequence[Path], recorder: Recorder, kept: Kept, job: str) -> None:
+def _score_missing(paths: Sequence[Path], recorder: Recorder, earlier: Kept, job: str) -> None:
     """Files that are not there yet, from the states of a finished recording."""
     from tqdm.auto import tqdm
 
@@ -137,7 +131,7 @@ def _score_missing(paths: Sequence[Path], recorder: Recorder, kept: Kept, job: s
         if path.exists():
             read_file(path, job)
             continue
-        trace = kept.with_heads(path.name, recorder.heads, recorder.pair.device, recorder.hidden)
+        trace = earlier.with_heads(path.name, recorder.heads, recorder.pair.device, recorder.hidden)
         replace(trace, about={"job": job}).save(path)
 
 

@@ -36,8 +36,12 @@ class Candidate:
 
     def setting_of(self, line: pd.Series) -> Setting:
         """The setting that a line of `choose` stands for."""
-        given = json.loads(line.parameters)
-        return next(one for one in self.dev.settings if one.method == line.method and dict(one.parameters) == given)
+        parameters = json.loads(line.parameters)
+        return next(
+            setting
+            for setting in self.dev.settings
+            if setting.method == line.method and dict(setting.parameters) == parameters
+        )
 
 
 def choose(
@@ -57,32 +61,36 @@ def choose(
     from tqdm.auto import tqdm
 
     tables: list[pd.DataFrame] = []
-    total = sum(len(one.dev.settings) for one in candidates) * len(batch_sizes)
+    total = sum(len(candidate.dev.settings) for candidate in candidates) * len(batch_sizes)
     with tqdm(total=total, desc="simulating", unit="setting") as bar:
         for batch in batch_sizes:
             load = Load(batch, drops=drops)
-            table = pd.DataFrame([line for one in candidates for line in _lines(one, load, bootstrap, bar.update)])
+            table = pd.DataFrame(
+                [line for candidate in candidates for line in _lines(candidate, load, bootstrap, bar.update)]
+            )
             table.insert(0, "batch", batch)
             table["advised"] = table.index == advised(table)
             tables.append(table)
     return pd.concat(tables, ignore_index=True)
 
 
-def _lines(one: Candidate, load: Load, bootstrap: Bootstrap, tick: Callable[[], object]) -> list[dict[str, object]]:
+def _lines(
+    candidate: Candidate, load: Load, bootstrap: Bootstrap, tick: Callable[[], object]
+) -> list[dict[str, object]]:
     """A draft's lines: each method's fastest setting on dev, and how it serves the test prompts."""
     best: dict[Key, tuple[Setting, Served]] = {}
-    for setting in one.dev.settings:
+    for setting in candidate.dev.settings:
         key = (setting.method, setting.parameters.get("draft_temperature") == 0)
-        served = one.dev.serve(setting, load)
+        served = candidate.dev.serve(setting, load)
         if key not in best or served.tokens_per_second > best[key][1].tokens_per_second:
             best[key] = (setting, served)
         tick()
-    on_test = {key: one.test.serve(setting, load) for key, (setting, _) in best.items()}
+    on_test = {key: candidate.test.serve(setting, load) for key, (setting, _) in best.items()}
     on_dev = _speedups({key: served for key, (_, served) in best.items()}, bootstrap)
     plain = best[PLAIN, False][1].tokens_per_second
     return [
         {
-            "draft": one.draft, "method": key[0], "greedy": key[1], "setting": best[key][0].label,
+            "draft": candidate.draft, "method": key[0], "greedy": key[1], "setting": best[key][0].label,
             "parameters": json.dumps(dict(best[key][0].parameters)),
             "dev_times_plain": best[key][1].tokens_per_second / plain, "dev_speedup_low": on_dev[key]["speedup_low"],
             **figure, **on_test[key].figures(), "loses": figure["speedup_high"] < 1,
@@ -93,7 +101,7 @@ def _lines(one: Candidate, load: Load, bootstrap: Bootstrap, tick: Callable[[], 
 
 def _speedups(served: Mapping[Key, Served], bootstrap: Bootstrap) -> dict[Key, dict[str, float]]:
     """Speed-up over autoregressive decoding, with its interval over the requests."""
-    values = np.concatenate([np.stack([one.tokens, one.seconds], 1) for one in served.values()], axis=1)
+    values = np.concatenate([np.stack([result.tokens, result.seconds], 1) for result in served.values()], axis=1)
     samples, totals = bootstrap.totals(values), values.sum(0)
     plain = 2 * list(served).index((PLAIN, False))
     figures = {}
@@ -113,24 +121,25 @@ def advised(table: pd.DataFrame) -> int:
 
 def sentences(table: pd.DataFrame) -> list[str]:
     """The answer, one sentence per batch size."""
-    said = []
+    lines = []
     for batch, part in table.groupby("batch", sort=True):
         answer = part[part.advised].iloc[0]
         if answer.method == PLAIN:
             best = part[part.drafted_per_round >= DRAFTS]
             best = best if len(best) else part[part.method != PLAIN]
             best = best.loc[best.dev_times_plain.idxmax()]
-            said.append(
-                f"batch {batch}: do not draft; the best that drafts ({_name(best)}) makes {_speed(best)} of plain decoding"
+            lines.append(
+                f"batch {batch}: do not draft; the best that drafts ({_name(best)}) makes {_speed(best)} of autoregressive "
+                "decoding"
             )
             continue
-        text = f"batch {batch}: {_name(answer)}: {_speed(answer)} times plain decoding"
+        text = f"batch {batch}: {_name(answer)}: {_speed(answer)} times autoregressive decoding"
         fixed = part[(part.method == FIXED) & ~part.greedy]
         if len(fixed) and answer.method != FIXED:
             best = fixed.loc[fixed.dev_times_plain.idxmax()]
             text += f"; the best fixed length ({_name(best)}): {_speed(best)}"
-        said.append(text)
-    return said
+        lines.append(text)
+    return lines
 
 
 def best_lengths(table: pd.DataFrame, draft: str, greedy: bool) -> dict[int, int]:

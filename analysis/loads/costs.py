@@ -18,7 +18,7 @@ import pandas as pd
 import torch
 
 from analysis.loads.hardware import PRESETS, Shape, modelled
-from toolkit.config import plain
+from toolkit.config import commands, plain
 from toolkit.costs.load import LoadCost, grid_of
 from toolkit.decoding import ChainProposer, Method, Sampling
 from toolkit.decoding.decode import decode_measured
@@ -37,7 +37,7 @@ PLAIN = -1  # number of the draft of autoregressive decoding, which has none
 
 
 def costs_of(
-    cfg: Any,
+    cfg: commands.Advise | commands.Serving,
     pairs: Sequence[ModelPair],
     prompts: Sequence[Any],
     sampling: Sampling,
@@ -60,7 +60,7 @@ def costs_of(
     if cfg.hardware is not None:
         shapes = [_shapes(cfg, pair) for pair in pairs]
         return [modelled(target, draft, cfg.hardware, cfg.devices, batch_sizes) for target, draft in shapes]
-    pair = replace(pairs[0], draft=None, drafts=[one.draft for one in pairs])
+    pair = replace(pairs[0], draft=None, drafts=[other.draft for other in pairs])
     drafted = [length for length in DRAFTED if length <= cfg.max_drafted]
     device = torch.cuda.get_device_name(pair.device) if pair.device.type == "cuda" else pair.device.type
     machine = provenance()["machine"], device, str(pair.target.dtype), torch.get_num_threads()
@@ -78,9 +78,9 @@ def costs_of(
     return tables
 
 
-def _shapes(cfg: Any, pair: ModelPair) -> tuple[Shape, Shape]:
+def _shapes(cfg: commands.Advise | commands.Serving, pair: ModelPair) -> tuple[Shape, Shape]:
     """The shapes of target and draft: the pair's own, or those that `shapes` names."""
-    names = plain(cfg.get("shapes")) or []
+    names = plain(getattr(cfg, "shapes", None)) or []
     if not names:
         return Shape.of(pair.target), Shape.of(pair.draft)
     for name in names:
@@ -129,9 +129,9 @@ def measured_costs(
         for repeat in range(-WARM_UP, REPEATS):
             for batch, length, number in settings:
                 chosen = [texts[row % len(texts)] for row in range(batch)]
-                found = _timed(pairs[number], chosen, sampling, length, num_rounds, reads=length == lengths[1])
-                about = {"batch": batch, "draft": number if length else PLAIN, "repeat": repeat}
-                lines += [{**line, **about} for line in found if repeat >= 0]
+                timings = _timed(pairs[number], chosen, sampling, length, num_rounds, reads=length == lengths[1])
+                facts = {"batch": batch, "draft": number if length else PLAIN, "repeat": repeat}
+                lines += [{**line, **facts} for line in timings if repeat >= 0]
                 bar.update()
     table = pd.DataFrame(lines)
     machine = {"machine": provenance()["machine"], "rounds": num_rounds, "batch_sizes": list(batch_sizes)}
@@ -146,7 +146,7 @@ def _timed(
 ) -> list[dict[str, Any]]:
     """The mean seconds of rounds with full drafts, as those of one draft and one target forward.
 
-    reads  the seconds of the first round, which reads the prompts, are wanted, too
+    reads  also return the seconds of the first round, which reads the prompts
 
     Raises InputError if a prompt failed.
     """
@@ -159,15 +159,19 @@ def _timed(
     if failed is not None:
         raise InputError(f"a prompt cannot be timed: {failed}")
     together = list(zip(*(generation.rounds for generation in generations), strict=False))  # while all rows decode
-    first, *later = [rounds for rounds in together if min(one.num_drafted for one in rounds) == length]
+    first, *later = [rounds for rounds in together if min(record.num_drafted for record in rounds) == length]
     timed = [rounds[0] for rounds in later[:num_rounds]]  # seconds are those of the whole batch
     if not length:
-        seconds = [one.draft_seconds + one.target_seconds for one in timed]
+        seconds = [record.draft_seconds + record.target_seconds for record in timed]
         return [{"model": "target", "width": 1, "seconds": float(np.mean(seconds))}]
-    draft = float(np.mean([one.draft_seconds for one in timed])) / length
+    draft = float(np.mean([record.draft_seconds for record in timed])) / length
     lines = [
         {"model": "draft", "width": 1, "seconds": draft},
-        {"model": "target", "width": length + 1, "seconds": float(np.mean([one.target_seconds for one in timed]))},
+        {
+            "model": "target",
+            "width": length + 1,
+            "seconds": float(np.mean([record.target_seconds for record in timed])),
+        },
     ]
     if reads:
         size, beyond = len(prompts[0]), (length - 1) * draft
@@ -178,7 +182,7 @@ def _timed(
     return lines
 
 
-def _cost_table(lines: pd.DataFrame, context: int, about: dict[str, Any]) -> tuple[LoadCost, pd.DataFrame]:
+def _cost_table(lines: pd.DataFrame, context: int, facts: dict[str, Any]) -> tuple[LoadCost, pd.DataFrame]:
     """The table of one draft and its entries. Prints a line if repeats differ much."""
     grouped = lines.groupby(["model", "batch", "width"]).seconds
     entries = grouped.agg(seconds="median", low="min", high="max").reset_index()
@@ -193,4 +197,4 @@ def _cost_table(lines: pd.DataFrame, context: int, about: dict[str, Any]) -> tup
         grid_of({(float(e.batch), float(e.width), float(e.context)): e.seconds for e in part.itertuples()}, str(name))
         for name, part in entries.groupby("model")
     ]  # draft, target
-    return LoadCost(grids[0], grids[1], "measured", {**about, "spread": round(float(spread), 3)}), entries
+    return LoadCost(grids[0], grids[1], "measured", {**facts, "spread": round(float(spread), 3)}), entries

@@ -20,7 +20,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from toolkit.config import choices, compose, override, plain
+from toolkit.config import choices, commands, compose, override, plain
 from toolkit.files.atomic import write_text
 
 LARGEST = 2**31 - 1  # the last triple's end: any larger batch
@@ -29,16 +29,16 @@ LARGEST = 2**31 - 1  # the last triple's end: any larger batch
 def triples(lengths: Mapping[int, int]) -> list[list[int]]:
     """Draft length by batch size as inclusive [from, to, K]: a size stands for those up to half-way to the next one."""
     sizes = sorted(lengths)
-    found: list[list[int]] = []
+    ranges: list[list[int]] = []
     start = 1
     for here, after in zip(sizes, [*sizes[1:], None], strict=True):
         end = LARGEST if after is None else (here + after) // 2
-        if found and found[-1][2] == lengths[here]:
-            found[-1][1] = end
+        if ranges and ranges[-1][2] == lengths[here]:
+            ranges[-1][1] = end
         else:
-            found.append([start, end, lengths[here]])
+            ranges.append([start, end, lengths[here]])
         start = end + 1
-    return found
+    return ranges
 
 
 def write_exports(
@@ -62,13 +62,13 @@ def write_exports(
     return [write_text(folder / name, content) for name, content in files.items()]
 
 
-def next_line(cfg: Any, overrides: Sequence[str], draft: str, batch: int) -> str:
+def next_line(cfg: commands.Advise, overrides: Sequence[str], draft: str, batch: int) -> str:
     """The command that decodes as advised for a batch size: with the pair, the sampling and the prompts of `cfg`."""
     usual = plain(compose("decode"))
-    wanted = {"pair": {**plain(cfg.pair), "draft": draft}, "sampling": plain(cfg.sampling)}
+    groups = {"pair": {**plain(cfg.pair), "draft": draft}, "sampling": plain(cfg.sampling)}
     words = [
         override(f"{group}.{name}", value)
-        for group, values in wanted.items()
+        for group, values in groups.items()
         for name, value in values.items()
         if name in usual[group] and value != usual[group][name]
     ]
@@ -84,7 +84,7 @@ def _json(content: Any) -> str:
 
 
 def _transformers(draft: str, length: int) -> dict[str, Any]:
-    """At a length of 0 the file says that no assistant is passed."""
+    """The generation config; at a length of 0 the file says that no assistant is passed."""
     if not length:
         return {"assistant_model": None}
     return {
@@ -128,20 +128,20 @@ def _llama_cpp(draft: str, length: int) -> str:
     return " ".join(f"--spec-{name} {value}" for name, value in flags.items()) + "\n"
 
 
-def _prompts(wanted: Mapping[str, Any]) -> list[str]:
+def _prompts(prompts: Mapping[str, Any]) -> list[str]:
     """The prompts as overrides: a file, or the choice of `conf/prompts` with the fewest differences, and these."""
-    if wanted.get("path") is not None and "shares" not in wanted:  # a file that is read instead of the source
-        return [override(f"prompts.{name}", wanted[name]) for name in ("path", "limit") if wanted.get(name)]
+    if prompts.get("path") is not None and "shares" not in prompts:  # a file that is read instead of the source
+        return [override(f"prompts.{name}", prompts[name]) for name in ("path", "limit") if prompts.get(name)]
     described: list[list[str]] = []
     for name in choices("prompts"):
         usual = _composed([f"prompts={name}"])
-        if usual.keys() == wanted.keys():
-            differing = {f"prompts.{key}": value for key, value in wanted.items() if value != usual[key]}
+        if usual.keys() == prompts.keys():
+            differing = {f"prompts.{key}": value for key, value in prompts.items() if value != usual[key]}
             words = [
                 ("++" if isinstance(value, dict) else "") + override(key, value) for key, value in differing.items()
             ]
             described.append([f"prompts={name}", *words])
-    same = (words for words in sorted(described, key=len) if _composed(words) == wanted)
+    same = (words for words in sorted(described, key=len) if _composed(words) == prompts)
     return next(same, ["prompts.path=FILE.jsonl"])
 
 

@@ -105,5 +105,5 @@ def modelled(target: Shape, draft: Shape, hardware: str, devices: int, batch_siz
             for context in CONTEXTS
         }
         grids.append(grid_of(points, hardware))
-    about = {"hardware": hardware, "devices": devices, "reached": REACHED}
-    return LoadCost(grids[0], grids[1], "modelled", about)
+    facts = {"hardware": hardware, "devices": devices, "reached": REACHED}
+    return LoadCost(grids[0], grids[1], "modelled", facts)

@@ -30,6 +30,7 @@ from numpy.typing import NDArray
 from analysis.tables.bootstrap import Bootstrap
 from analysis.tables.console import show
 from analysis.tables.files import markdown, read_table, save_table, with_interval
+from toolkit.config import commands
 from toolkit.errors import InputError
 from toolkit.files.atomic import write_text
 from toolkit.models.prompts import numbered_lines
@@ -39,9 +40,9 @@ COUNTS = ("num_spec_tokens", "num_spec_steps", "num_draft_tokens", "num_accepted
 Array = NDArray[np.float64]
 
 
-def advise_from_counts(cfg: Any) -> Path:
+def advise_from_counts(cfg: commands.Advise) -> Path:
     """Read, estimate, write; returns the output folder."""
-    path = Path(cfg.responses)
+    path = Path(str(cfg.responses))
     histograms, skipped = read_histograms(path)
     stage = open_stage("observed", cfg, inputs=[path])
     if not stage.finished:
@@ -65,7 +66,7 @@ def read_histograms(path: Path) -> tuple[Array, int]:
     Raises InputError, with the line's number, for counts that contradict each other or requests served with different K.
     A file without any counts raises it, too.
     """
-    found: list[list[int]] = []
+    histograms: list[list[int]] = []
     skipped = 0
     for number, line in numbered_lines(path, "a file of responses"):
         try:
@@ -74,23 +75,23 @@ def read_histograms(path: Path) -> tuple[Array, int]:
             if rounds is None:
                 skipped += 1
                 continue
-            found.append(rounds)
-            if len(found[-1]) != len(found[0]):
+            histograms.append(rounds)
+            if len(histograms[-1]) != len(histograms[0]):
                 raise InputError(
-                    f"num_spec_tokens is {len(found[-1]) - 1}, {len(found[0]) - 1} before: split the file by it"
+                    f"num_spec_tokens is {len(histograms[-1]) - 1}, {len(histograms[0]) - 1} before: split the file by it"
                 )
         except InputError as error:
             raise InputError(f"{path}, line {number}: {error}") from None
-    if not found:
+    if not histograms:
         raise InputError(
             f"{path}: none of {skipped} lines has counts of rounds of a fixed length; start vLLM with "
             "--per-request-spec-decode-metrics summary"
         )
-    return np.array(found, dtype=float), skipped
+    return np.array(histograms, dtype=float), skipped
 
 
 def by_length(histograms: Array, cost_ratio: float, bootstrap: Bootstrap) -> pd.DataFrame:
-    """One line per draft length k, 0 being plain decoding: tokens per round, throughput, their intervals."""
+    """One line per draft length k, 0 being autoregressive decoding: tokens per round, throughput, their intervals."""
     whole, drawn = histograms.sum(0, keepdims=True), bootstrap.totals(histograms)
     lengths = np.arange(histograms.shape[1])
     estimates, samples = (_tokens_per_round(rounds) for rounds in (whole, drawn))
@@ -117,10 +118,10 @@ def by_position(histograms: Array, bootstrap: Bootstrap) -> pd.DataFrame:
 
 
 def sentence(lengths: pd.DataFrame) -> str:
-    """The answer in one sentence: the best of the draft lengths that are faster than plain decoding beyond their interval."""
+    """The answer in one sentence: the best of the draft lengths whose speed-up has an interval above 1."""
     faster, served = lengths[lengths.throughput_low > 1], lengths.iloc[-1]
     if faster.empty:
-        return "Do not draft: no draft length is faster than plain decoding beyond its interval."
+        return "Do not draft: no draft length is faster than autoregressive decoding beyond its interval."
     best = faster.loc[faster.throughput.idxmax()]
     wider = (
         " (the longest that was served: serve a longer one to see further)"
@@ -128,7 +129,7 @@ def sentence(lengths: pd.DataFrame) -> str:
         else ""
     )
     return (
-        f"Draft {best.num_drafted:.0f} tokens{wider}: {best.throughput:.2f} times plain decoding "
+        f"Draft {best.num_drafted:.0f} tokens{wider}: {best.throughput:.2f} times autoregressive decoding "
         f"[{best.throughput_low:.2f}, {best.throughput_high:.2f}]; served {served.num_drafted:.0f}: {served.throughput:.2f}."
     )
 

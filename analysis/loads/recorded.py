@@ -31,17 +31,17 @@ COSTS = "policy.costs"  # the parameter of rules for a whole batch that names a 
 class RecordedPair:
     """Settings of one pair that chains can be replayed for.
 
-    settings  those of `wanted` that can be simulated: chains judged token by token, and autoregressive decoding
+    settings  those given that can be simulated: chains judged token by token, and autoregressive decoding
     left_out  by method, why the others cannot
     costs     the cost table, and the file that holds it, which rules for a whole batch read: set before `serve`
     """
 
     def __init__(
-        self, bench: Workbench, wanted: Sequence[Setting], folder: Path, max_drafted: int, hidden: bool = True
+        self, bench: Workbench, settings: Sequence[Setting], folder: Path, max_drafted: int, hidden: bool = True
     ):
         self.bench, self.left_out = bench, dict[str, str]()
         self.costs: tuple[LoadCost, Path] | None = None
-        self.settings = [setting for setting in wanted if self._takes(setting, max_drafted)]
+        self.settings = [setting for setting in settings if self._takes(setting, max_drafted)]
         self.drafting = [setting for setting in self.settings if setting.method != PLAIN]
         if not self.drafting:
             raise InputError(f"no setting can be simulated: {'; '.join(f'{k}: {v}' for k, v in self.left_out.items())}")

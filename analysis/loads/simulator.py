@@ -81,11 +81,11 @@ class Served:
 
     @property
     def tokens_per_second(self) -> float:
-        """Of the whole queue, from the first request to the last answer."""
+        """Tokens per second of the whole queue, from the first request to the last answer."""
         return float(self.tokens.sum() / (self.answered.max() - self.sent.min()))
 
     def figures(self) -> dict[str, float]:
-        """Tokens per second; seconds per output token behind the first one, and to the answer: median and 95th percentile."""
+        """Tokens per second; seconds per output token after the first one, and to the answer: median and 95th percentile."""
         behind = self.tokens > 1
         per_token = (self.answered - self.first)[behind] / (self.tokens[behind] - 1)
         latency = self.answered - self.sent
@@ -165,7 +165,7 @@ class _Server:
         )  # fmt: skip
 
     def _fill(self) -> list[int]:
-        """Requests that have been sent take free slots. Returns these slots; the free slots behind them are dropped."""
+        """Requests that have been sent take free slots. Returns these slots; the free slots after them are dropped."""
         joined: list[int] = []
         for slot, request in enumerate(self.slot):
             if request < 0 and self._waiting():

@@ -20,7 +20,7 @@ from analysis.replay.calibrating import Scored, fit_beside
 from analysis.replay.head_folders import find_contenders
 from analysis.tables.grid import PARAMETERS, Setting
 from toolkit.acceptance.folder import KINDS
-from toolkit.config import flatten, plain
+from toolkit.config import commands, flatten, plain
 from toolkit.errors import InputError
 from toolkit.files.atomic import copy_file, write_text
 from toolkit.models.pair import load_draft
@@ -45,7 +45,7 @@ class HeadTrainer:
     settings  the settings to choose from; they determine which kinds of heads are needed
     """
 
-    cfg: Any
+    cfg: commands.Advise
     folder: Path
     parts: Mapping[str, Sequence[Prompt]]
     settings: Sequence[Setting]
@@ -58,15 +58,23 @@ class HeadTrainer:
     def _answers(self, part: str, seed: int) -> Path:
         """The target's responses to a part, drawn with a seed of their own."""
         path = self.folder / "parts" / f"{part}.jsonl"
-        write_text(path, "".join(f"{_line(prompt)}\n" for prompt in self.parts[part]))
+        lines = []
+        for prompt in self.parts[part]:
+            content = {"prompt": prompt.prompt} if prompt.messages is None else {"messages": list(prompt.messages)}
+            lines.append(json.dumps({"id": prompt.id, **content}, ensure_ascii=False) + "\n")
+        write_text(path, "".join(lines))
         sampling = plain(self.cfg.sampling)
         changes = {"sampling": {**sampling, "seed": sampling["seed"] + seed}}
         words = ["prompts=jsonl", 'prompts.path="{part}"']
         return self._run("data_gen.responses", f"answers, {part}", words, {"part": path}, None, **changes)
 
     def _heads_of(self, draft: str, number: int, answers: Mapping[str, Path]) -> Path:
-        trained = {"preread": self._preread(draft, answers[TRAINING])}
-        if any(_reads_acceptance_head(setting) for setting in self.settings):
+        # No roll-outs: a pre-read head is trained on clean positions alone.
+        words = ["heads={}", "hidden=true", "max_drafted=1", "replicates=2", 'responses="{of}"']
+        traces = self._run("data_gen.traces", "recording to train on", words, {"of": answers[TRAINING]}, draft)
+        trained = {"preread": self._train("pre-read head", ["model=preread_head", "data=traced"], traces, draft)}
+        estimators = [_config_of(setting).get("policy.estimator._target_", "") for setting in self.settings]
+        if any(str(estimator).endswith(".HeadEstimator") for estimator in estimators):
             mix = self._run("data_gen.mix", "mixed data", ['responses="{of}"'], {"of": answers[TRAINING]}, draft)
             trained["survival"] = self._train("acceptance head", [], mix, draft)
         joint = self.folder / "heads" / str(number)
@@ -82,12 +90,6 @@ class HeadTrainer:
             job = {CALIBRATION: recorded.about["job"]}
             fit_beside(contender, [Scored.of(contender, recorded, model)], joint, MAPS, DEEPEST, job)
         return joint
-
-    def _preread(self, draft: str, answers: Path) -> Path:
-        # No roll-outs: a pre-read head is trained on clean positions alone.
-        words = ["heads={}", "hidden=true", "max_drafted=1", "replicates=2", 'responses="{of}"']
-        traces = self._run("data_gen.traces", "recording to train on", words, {"of": answers}, draft)
-        return self._train("pre-read head", ["model=preread_head", "data=traced"], traces, draft)
 
     def _train(self, title: str, words: Sequence[str], data: Path, draft: str) -> Path:
         logger = [] if self.cfg.track else ["logger=csv"]
@@ -116,16 +118,16 @@ def with_calibrated(settings: Sequence[Setting]) -> list[Setting]:
     calibrated = [
         replace(setting, parameters={**setting.parameters, CALIBRATED: True})
         for setting in settings
-        if CALIBRATED not in setting.parameters and CALIBRATED in _keys(setting)
+        if CALIBRATED not in setting.parameters and CALIBRATED in _config_of(setting)
     ]
     return [*settings, *calibrated]
 
 
-def named_drafts(cfg: Any) -> list[str]:
+def named_drafts(cfg: commands.Advise) -> list[str]:
     """The drafts of a config by the names that other commands know them by. Raises InputError if it has none."""
     pair = plain(cfg.pair)
-    given = pair.get("draft") or pair.get("drafts") or []
-    names = [given] if isinstance(given, str) else given
+    source = pair.get("draft") or pair.get("drafts") or []
+    names = [source] if isinstance(source, str) else source
     if not isinstance(names, list) or not names or not all(isinstance(name, str) for name in names):
         raise InputError("train_heads=true needs models by name: expected pair.target=NAME pair.draft=[NAME, NAME]")
     return names
@@ -134,16 +136,6 @@ def named_drafts(cfg: Any) -> list[str]:
 # -- inside -----------------------------------------------------------------------------------------------------------
 
 
-def _keys(setting: Setting) -> set[str]:
-    return set() if setting.method in PARAMETERS else set(flatten(plain(setting.method_config())))
-
-
-def _reads_acceptance_head(setting: Setting) -> bool:
-    config = {} if setting.method in PARAMETERS else flatten(plain(setting.method_config()))
-    return str(config.get("policy.estimator._target_", "")).endswith(".HeadEstimator")
-
-
-def _line(prompt: Prompt) -> str:
-    """A prompt as a line of a prompts file."""
-    content = {"prompt": prompt.prompt} if prompt.messages is None else {"messages": list(prompt.messages)}
-    return json.dumps({"id": prompt.id, **content}, ensure_ascii=False)
+def _config_of(setting: Setting) -> dict[str, Any]:
+    """The keys of a setting's method, flat; empty for a setting that is no method of conf/method/."""
+    return {} if setting.method in PARAMETERS else flatten(plain(setting.method_config()))

@@ -41,11 +41,14 @@ def readable(table: pd.DataFrame) -> pd.DataFrame:
     """The table of one data set as people read it: a line per method and quantity, a column per K."""
     lines = []
     for (method, scheme), rows in table.groupby(["method", "scheme"], sort=False):
-        about = {"rule": plots.label(str(method)), "scheme": str(scheme).replace("_", " ")}
+        labels = {"rule": plots.label(str(method)), "scheme": str(scheme).replace("_", " ")}
         for name in ("acceptance", "optimum", "gap"):
-            by_k = {f"K={row.K}": _with_interval(row, name) for _, row in rows.iterrows()}
-            lines.append({**about, "quantity": name, **by_k})
-            about = dict.fromkeys(about, "")
+            by_k = {
+                f"K={row.K}": f"{row[name]:.4f} [{row[f'{name}_low']:.4f}, {row[f'{name}_high']:.4f}]"
+                for _, row in rows.iterrows()
+            }
+            lines.append({**labels, "quantity": name, **by_k})
+            labels = dict.fromkeys(labels, "")
     return pd.DataFrame(lines)
 
 
@@ -70,7 +73,7 @@ def as_markdown(table: pd.DataFrame) -> str:
 
 
 def headline(table: pd.DataFrame) -> str:
-    """How much text is behind the numbers of one data set."""
+    """The amount of text that the numbers of one data set rest on."""
     return f"{table.prompts.max()} prompts, {table.positions.max():,} positions"
 
 
@@ -78,7 +81,3 @@ def _means(totals: Array) -> tuple[Array, ...]:
     """QUANTITIES, each [R], from totals [R, 1 + len(SUMS)]."""
     accepted, drafted, optimum = (totals[:, 1:] / totals[:, :1]).T
     return accepted, drafted, optimum, optimum - accepted
-
-
-def _with_interval(row: pd.Series, name: str) -> str:
-    return f"{row[name]:.4f} [{row[f'{name}_low']:.4f}, {row[f'{name}_high']:.4f}]"

@@ -25,8 +25,8 @@ def block_efficiency_table(rows: pd.DataFrame, bootstrap: Bootstrap) -> pd.DataF
         raise InputError(f"sweeps: expected settings with {SHAPE} (analysis.sweep grid=trees), found none")
     lines = []
     for dataset, of_dataset in rows.groupby("dataset", sort=False):
-        kept = comparable(of_dataset, str(dataset))
-        for setting, mine in kept[kept[SHAPE].notna()].groupby([*SETTING, SHAPE], sort=False):
+        shared = comparable(of_dataset, str(dataset))
+        for setting, mine in shared[shared[SHAPE].notna()].groupby([*SETTING, SHAPE], sort=False):
             totals = mine[["num_generated", "num_target_calls", "num_drafted"]].to_numpy(dtype=float)
             samples = bootstrap.totals(totals)
             produced, calls, drafted = totals.sum(0)

@@ -24,7 +24,7 @@ from torch import Tensor
 from analysis.multi_draft.target_texts import Judge
 from analysis.tables.console import show
 from analysis.tables.files import read_table, save_table
-from toolkit.config import plain
+from toolkit.config import commands, plain
 from toolkit.errors import InputError
 from toolkit.runs.stage import open_stage
 from toolkit.runs.tracking import log_table, wandb_run
@@ -36,7 +36,7 @@ OPTIMUM = "optimum"
 MOST = 200_000  # tuples of candidates: V^K
 
 
-def enumerate_rules(cfg: Any) -> Path:
+def enumerate_rules(cfg: commands.Acceptance) -> Path:
     """Enumerate, write, print; returns the output folder."""
     p, q = distributions(plain(cfg.target_probs), plain(cfg.draft_probs))
     counts = sorted(set(plain(cfg.num_drafts)))
@@ -66,21 +66,21 @@ def enumerated(judges: Sequence[Judge], p: Tensor, q: Tensor, num_drafts: int) -
     rows = pd.DataFrame({f"q_{token + 1}": q[:, token].tolist() for token in range(q.shape[1])}).assign(K=num_drafts)
     best = {judge.scheme: optimal_acceptances(targets, q, num_drafts, judge.scheme).tolist() for judge in judges}
     for judge in judges:
-        found = emission(judge.rule, judge.scheme, targets, draft_distributions(q, num_drafts, judge.scheme))
-        about = {
-            "acceptance": found.accepted.tolist(),
-            "drafted": found.drafted.tolist(),
+        emitted = emission(judge.rule, judge.scheme, targets, draft_distributions(q, num_drafts, judge.scheme))
+        columns = {
+            "acceptance": emitted.accepted.tolist(),
+            "drafted": emitted.drafted.tolist(),
             "optimum": best[judge.scheme],
         }
-        frames.append(rows.assign(method=judge.method, scheme=judge.scheme, **about))
+        frames.append(rows.assign(method=judge.method, scheme=judge.scheme, **columns))
     for scheme, values in best.items():
-        about = {"acceptance": values, "drafted": values, "optimum": values}
-        frames.append(rows.assign(method=OPTIMUM, scheme=scheme, **about))
+        columns = {"acceptance": values, "drafted": values, "optimum": values}
+        frames.append(rows.assign(method=OPTIMUM, scheme=scheme, **columns))
     return pd.concat(frames, ignore_index=True)
 
 
 def distributions(target_probs: Any, draft_probs: Any) -> tuple[Tensor, Tensor]:
-    """p [V] and q [P, V] in float64. Raises InputError for what are no distributions over the same tokens."""
+    """p [V] and q [P, V] in float64. Raises InputError unless they are distributions over the same tokens."""
     rows = [target_probs, *(draft_probs if isinstance(draft_probs, list) else [draft_probs])]
     for row in rows:
         numbers = isinstance(row, list) and all(isinstance(value, int | float) and value >= 0 for value in row)

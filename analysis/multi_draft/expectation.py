@@ -1,6 +1,6 @@
-"""The chance that a rule emits one of the candidates, and the best chance any rule has, at given p and q.
+"""The probability that a rule emits one of the candidates, and the best of any rule, at given p and q.
 
-A rule states this chance for given candidates (`SelectionRule.distribution`). What is wanted is its mean over candidates, which
+A rule states this probability for given candidates (`SelectionRule.distribution`). Its mean over candidates is estimated: they
 are drawn here a few times per position. Control variates, whose means are known, reduce the noise. With a(x) = min(1,
 p(x)/q(x)) and alpha = sum_x min(p, q), the mean of a(x) over q,
 
@@ -56,9 +56,9 @@ def expected_acceptance(
         by_acceptance = accept.sum(-1).double()
         real = torch.arange(num_drafts, device=drawn.device) < counts.unsqueeze(-1)
         redrawn = residual - residual.scatter(-1, torch.where(real, drawn, drawn[..., :1]), 0.0)
-        known = _deviation(scheme, target_probs, draft_probs, drawn)
-        accepted += by_acceptance - known
-        drafted += by_acceptance + (1 - by_acceptance) * redrawn.sum(-1) - known
+        deviation = _deviation(scheme, target_probs, draft_probs, drawn)
+        accepted += by_acceptance - deviation
+        drafted += by_acceptance + (1 - by_acceptance) * redrawn.sum(-1) - deviation
     return Chances(accepted / len(uniforms), drafted / len(uniforms))
 
 
@@ -74,7 +74,7 @@ def optima(target_probs: Tensor, draft_probs: Tensor, num_drafts: int, scheme: s
     different distributions an upper bound.
 
     That case costs an integral over all tokens, so q's unlikeliest tokens are left out. Together they have at most
-    TOLERANCE/K of what q leaves after its K likeliest. A candidate is one of them with a chance below TOLERANCE.
+    TOLERANCE/K of what q leaves after its K likeliest. A candidate is one of them with a probability below TOLERANCE.
     """
     if scheme == "top_k":
         tokens, counts = likeliest(draft_probs, num_drafts)

@@ -61,7 +61,7 @@ class Judge:
     def of(
         cls, method: str, overrides: Sequence[str] = (), sampling: Sampling | None = None, num_drafts: int = 1
     ) -> Judge:
-        """The judge of a method of conf/method/ at these settings, as it decodes with so many draft models.
+        """The judge of a method of conf/method/ at these settings, as it decodes with `num_drafts` draft models.
 
         At temperature 0 that is `mcsd_naive` with the draft's likeliest tokens, whatever the method (`Method.at`).
         Raises InputError if the method does not choose among candidates.
@@ -73,12 +73,12 @@ class Judge:
         if sampling is not None:
             built = built.at(sampling)
         rule, scheme = built.rule, built.proposer.scheme
-        about = [settings["rule"], scheme]
+        parts = [settings["rule"], scheme]
         sources: tuple[tuple[int, float | None], ...] = ()
         if scheme == "independent":
             sources = tuple(built.proposer.sources(num_drafts))
-            about.append(sources)
-        return cls(method, rule, scheme, content_hash(about), sources)
+            parts.append(sources)
+        return cls(method, rule, scheme, content_hash(parts), sources)
 
     @property
     def num_models(self) -> int:
@@ -105,7 +105,7 @@ class Walk:
     num_drafts  the K
     positions   per text; None: all
     draws       of the candidates per position
-    optimum     whether the best that any rule could do is wanted; else it is not a number
+    optimum     whether the best that any rule could do is computed; else it is not a number
     """
 
     pair: ModelPair
@@ -136,17 +136,17 @@ class Walk:
         models = max(judge.num_models for judge in judges)
         frames = []
         for first in range(0, len(self.source), PART):
-            part, about = self.source[first : first + PART], self._about(first, models)
-            paths = {judge: folder / f"{judge.method}-{judge.key}-{first:06d}-{about}.parquet" for judge in judges}
-            known = {judge: _read(path) for judge, path in paths.items()}
-            missing = [judge for judge, frame in known.items() if frame is None]
+            part, digest = self.source[first : first + PART], self._about(first, models)
+            paths = {judge: folder / f"{judge.method}-{judge.key}-{first:06d}-{digest}.parquet" for judge in judges}
+            stored = {judge: _read(path) for judge, path in paths.items()}
+            missing = [judge for judge, frame in stored.items() if frame is None]
             fresh = {}
             if missing:
-                texts = self._texts(first, folder / f"texts-{first:06d}-{about}.parquet")
+                texts = self._texts(first, folder / f"texts-{first:06d}-{digest}.parquet")
                 fresh = self._score(texts, first, missing)
             for judge, frame in fresh.items():
                 write_parquet(frame, paths[judge])
-            done = {judge: frame for judge, frame in known.items() if frame is not None} | fresh
+            done = {judge: frame for judge, frame in stored.items() if frame is not None} | fresh
             frames += [done[judge].assign(method=judge.method, scheme=judge.scheme) for judge in judges]
             on_part(len(part))
         return pd.concat(frames, ignore_index=True)
@@ -163,11 +163,9 @@ class Walk:
         part = self.source[first : first + PART]
         prints = [fingerprint(model) for model in (self.pair.target, *self.pair.drafts[:models])]
         contents = [vars(item) if isinstance(item, Text) else [item.id, item.content] for item in part]
-        return content_hash([prints, vars(self.sampling), contents, first, self._settings()])
-
-    def _settings(self) -> list[Any]:
-        said = [list(self.num_drafts), self.positions, self.draws, self.seed, self.draft_temperature]
-        return said if self.optimum else [*said, "no optimum"]
+        settings: list[Any] = [list(self.num_drafts), self.positions, self.draws, self.seed, self.draft_temperature]
+        settings += [] if self.optimum else ["no optimum"]
+        return content_hash([prints, vars(self.sampling), contents, first, settings])
 
     def _texts(self, first: int, path: Path) -> list[Text]:
         """The texts of a part; those of prompts that cannot be decoded, or are empty, are left out."""
@@ -202,10 +200,10 @@ class Walk:
         for text, generator, reading in self._read(texts, first, max(judge.num_models for judge in judges)):
             p = reading.target_probs
             uniforms = spread_uniforms((self.draws, len(p), max(self.num_drafts)), generator, p.dtype)
-            for judge, found in self._judge(judges, reading, uniforms.to(p.device)):
-                rows[judge].append({"prompt": text.prompt, "positions": len(p), **found})
+            for judge, sums in self._judge(judges, reading, uniforms.to(p.device)):
+                rows[judge].append({"prompt": text.prompt, "positions": len(p), **sums})
         columns = ["prompt", "positions", "K", *SUMS]
-        return {judge: pd.DataFrame(found, columns=columns) for judge, found in rows.items()}
+        return {judge: pd.DataFrame(lines, columns=columns) for judge, lines in rows.items()}
 
     def _read(self, texts: Sequence[Text], first: int, models: int) -> Iterator[tuple[Text, torch.Generator, Reading]]:
         """Each text of a part with its random stream and what the models say at its positions."""
@@ -230,12 +228,12 @@ class Walk:
                 q = judge.draft_side(reading, self.draft_temperature, num_drafts)
                 drawn_so = (judge.scheme, judge.sources)
                 if drawn_so not in best:
-                    known = self.optimum
-                    best[drawn_so] = float(optima(p, q, num_drafts, judge.scheme).sum()) if known else float("nan")
+                    total = optima(p, q, num_drafts, judge.scheme).sum() if self.optimum else float("nan")
+                    best[drawn_so] = float(total)
                 chances = expected_acceptance(judge.rule, judge.scheme, p, q, uniforms[..., :num_drafts])
                 accepted, drafted = float(chances.accepted.sum()), float(chances.drafted.sum())
-                found = {"K": num_drafts, "accepted": accepted, "drafted": drafted, "optimum": best[drawn_so]}
-                yield judge, found
+                sums = {"K": num_drafts, "accepted": accepted, "drafted": drafted, "optimum": best[drawn_so]}
+                yield judge, sums
 
 
 def alphabet_table(walk: Walk, folder: Path) -> pd.DataFrame:

@@ -42,7 +42,7 @@ class TreeCost:
         draft_seconds: float | None = None,
         node_seconds: float | None = None,
     ) -> TreeCost:
-        """From seconds if they are given, else from units of one target forward."""
+        """The cost from seconds if they are given, else from units of one target forward."""
         seconds = (target_seconds, draft_seconds, node_seconds)
         if all(value is None for value in seconds):
             return cls(cost_ratio, node_cost)
@@ -76,26 +76,26 @@ def expected_tokens(shape: Sequence[int], chances: dict[int, float]) -> float:
 def advise(table: pd.DataFrame, cost: TreeCost, max_levels: int, max_nodes: int) -> pd.DataFrame:
     """The best shape of every method per data set, best first; and the best chain of each, from `acceptance_table`.
 
-    tokens is per round, cost and rate are in target forwards: rate = tokens / cost, plain decoding has 1.
+    tokens is per round, cost and rate are in target forwards: rate = tokens / cost, autoregressive decoding has 1.
     """
     if max_levels < 1 or max_nodes < 1:
         raise InputError(f"expected max_levels and max_nodes of at least 1, got {max_levels} and {max_nodes}")
     lines = []
     for (dataset, method), rows in table.groupby(["dataset", "method"], sort=False):
         chances = dict(zip(map(int, rows.K), rows.drafted.clip(0, 1), strict=True))
-        found = list(shapes(sorted(chances), max_levels, max_nodes))
-        tokens = np.array([expected_tokens(shape, chances) for shape in found])
-        costs = np.array([cost.of_round(shape) for shape in found])
-        is_chain = np.array([max(shape) == 1 for shape in found])
-        if not found:
+        trees = list(shapes(sorted(chances), max_levels, max_nodes))
+        tokens = np.array([expected_tokens(shape, chances) for shape in trees])
+        costs = np.array([cost.of_round(shape) for shape in trees])
+        is_chain = np.array([max(shape) == 1 for shape in trees])
+        if not trees:
             raise InputError(f"no tree of at most {max_nodes} nodes has {min(chances)} children per node")
         best = int((tokens / costs).argmax())
         chain = float((tokens / costs)[is_chain].max()) if is_chain.any() else float("nan")
         lines.append({
             "dataset": dataset,
             "method": method,
-            "k_config": "x".join(map(str, found[best])),
-            "nodes": int(np.cumprod(found[best]).sum()),
+            "k_config": "x".join(map(str, trees[best])),
+            "nodes": int(np.cumprod(trees[best]).sum()),
             "tokens": float(tokens[best]),
             "cost": float(costs[best]),
             "rate": float(tokens[best] / costs[best]),

@@ -24,7 +24,7 @@ from analysis.replay.calibrating import Scored, fit_beside, judge
 from analysis.replay.head_folders import Contender, find_contenders
 from analysis.tables.console import show
 from analysis.tables.files import markdown, read_table, save_table
-from toolkit.config import instantiate, plain
+from toolkit.config import commands, instantiate, plain
 from toolkit.errors import InputError
 from toolkit.files.atomic import read_json, write_text
 from toolkit.runs.stage import open_stage
@@ -34,30 +34,30 @@ from toolkit.training.export import HEAD
 SHOWN = ("position", "following", "product")
 
 
-def calibrate(cfg: Any) -> Path:
+def calibrate(cfg: commands.Heads) -> Path:
     """Fit, judge and draw; returns the output folder."""
-    for key in ("fit", "traces"):
-        if not isinstance(plain(cfg[key]), dict):
-            raise InputError(f"expected {key}={{NAME: FOLDER}} of data_gen.traces, got {cfg[key]}")
-    fitted, judged = ({name: Path(one) for name, one in plain(cfg[key]).items()} for key in ("fit", "traces"))
+    for key, recordings in (("fit", cfg.fit), ("traces", cfg.traces)):
+        if not isinstance(plain(recordings), dict):
+            raise InputError(f"expected {key}={{NAME: FOLDER}} of data_gen.traces, got {recordings}")
+    fitted, judged = ({name: Path(folder) for name, folder in plain(part).items()} for part in (cfg.fit, cfg.traces))
     _check(fitted, judged)
     if len(cfg.heads or ()) != 1:
         raise InputError(f"fit: expected heads=[FOLDER], the one to be calibrated, got {cfg.heads or 'none'}")
     folders = list(dict.fromkeys([*fitted.values(), *judged.values()]))
     contenders = find_contenders(plain(cfg.heads), folders)
-    files = [*(folder / SUMMARY for folder in folders), *(path for one in contenders for path in one.files)]
+    files = [*(folder / SUMMARY for folder in folders), *(path for contender in contenders for path in contender.files)]
     stage = open_stage("calibration", cfg, inputs=files)
     if not stage.finished:
-        draft = instantiate(cfg.draft) if any(one.needs_draft for one in contenders) else None
+        draft = instantiate(cfg.draft) if any(contender.needs_draft for contender in contenders) else None
         scores, bins = [], []
-        for one in contenders:
-            lines, rows = _study(one, draft, fitted, judged, stage.folder / HEAD, cfg)
+        for contender in contenders:
+            lines, rows = _study(contender, draft, fitted, judged, stage.folder / HEAD, cfg)
             scores.append(lines)
             bins.append(rows)
         save_table(pd.concat(scores, ignore_index=True), stage.folder, "scores")
         save_table(pd.concat(bins, ignore_index=True), stage.folder, "bins")
         _draw(stage.folder)
-        stage.finish(heads=[one.name for one in contenders])
+        stage.finish(heads=[contender.name for contender in contenders])
     first = ("head", "dataset", "scope", "version", "ECE", "log_loss")
     scores_found = readable(read_table(stage.folder, "scores"))
     show(scores_found, f"calibration, fitted to {', '.join(fitted)}", stage.folder / "scores.csv", first)
@@ -67,24 +67,29 @@ def calibrate(cfg: Any) -> Path:
 
 def readable(scores: pd.DataFrame) -> pd.DataFrame:
     """The main lines: single tokens and products at all depths."""
-    kept = scores[scores.scope.isin(SHOWN)]
+    main = scores[scores.scope.isin(SHOWN)]
     columns = ["head", "dataset", "in_distribution", "scope", "version", "samples", "auroc", "log_loss", "brier", "ece"]
-    return kept[columns].rename(columns={"in_distribution": "in distribution", "auroc": "AUROC", "ece": "ECE"})
+    return main[columns].rename(columns={"in_distribution": "in distribution", "auroc": "AUROC", "ece": "ECE"})
 
 
 def _study(
-    one: Contender, draft: Any, fitted: Mapping[str, Path], judged: Mapping[str, Path], folder: Path, cfg: Any
+    contender: Contender,
+    draft: Any,
+    fitted: Mapping[str, Path],
+    judged: Mapping[str, Path],
+    folder: Path,
+    cfg: commands.Heads,
 ) -> tuple[pd.DataFrame, pd.DataFrame]:
     """Fit and save a head's calibration; its lines of scores and of bins."""
-    shift = float(one.head.config["log_w_rej"])
-    samples = [Scored.of(one, read_traces(place), draft) for place in fitted.values()]
-    jobs = {name: read_json(place / SUMMARY)["job"] for name, place in fitted.items()}
-    calibration = fit_beside(one, samples, folder, cfg.kind, cfg.max_depth, jobs)
+    shift = float(contender.head.config["log_w_rej"])
+    samples = [Scored.of(contender, read_traces(traces), draft) for traces in fitted.values()]
+    jobs = {name: read_json(traces / SUMMARY)["job"] for name, traces in fitted.items()}
+    calibration = fit_beside(contender, samples, folder, cfg.kind, cfg.max_depth, jobs)
     parts: dict[str, list[pd.DataFrame]] = {"scores": [], "bins": []}
-    for name, place in judged.items():
-        found = judge(Scored.of(one, read_traces(place), draft), calibration, shift, cfg.max_depth)
-        labels = {"head": one.kind, "dataset": name, "in_distribution": name in fitted}
-        for key, lines in zip(parts, found, strict=True):
+    for name, traces in judged.items():
+        judgement = judge(Scored.of(contender, read_traces(traces), draft), calibration, shift, cfg.max_depth)
+        labels = {"head": contender.kind, "dataset": name, "in_distribution": name in fitted}
+        for key, lines in zip(parts, judgement, strict=True):
             frame = pd.DataFrame(lines)
             parts[key].append(pd.concat([pd.DataFrame([labels] * len(frame)), frame], axis=1))
     return pd.concat(parts["scores"]), pd.concat(parts["bins"])
@@ -104,8 +109,8 @@ def _check(fitted: Mapping[str, Path], judged: Mapping[str, Path]) -> None:
     """Raises InputError if a head would be judged on what its calibration was fitted to, or there is nothing to do."""
     if not fitted or not judged:
         raise InputError("expected fit={NAME: FOLDER} and traces={NAME: FOLDER} of data_gen.traces, got none")
-    jobs = {name: read_json(place / SUMMARY)["job"] for name, place in judged.items()}
-    own: Sequence[str] = [read_json(place / SUMMARY)["job"] for place in fitted.values()]
+    jobs = {name: read_json(traces / SUMMARY)["job"] for name, traces in judged.items()}
+    own: Sequence[str] = [read_json(traces / SUMMARY)["job"] for traces in fitted.values()]
     shared = [name for name, job in jobs.items() if job in own]
     if shared:
         raise InputError(f"traces: expected other texts than in fit, got the same for {', '.join(shared)}")

@@ -88,8 +88,8 @@ def replayed(trace: Trace, head: Any, draft: Any, cost_ratio: float, min_drafted
     policy = threshold_policy(head, NAME, corrected=True)
     levels = [1 - h for h in LEVELS]
     lines = []
-    for h, found in zip(LEVELS, sweep_levels(trace, policy, levels, min_drafted), strict=True):
-        counts = found.total
+    for h, replay in zip(LEVELS, sweep_levels(trace, policy, levels, min_drafted), strict=True):
+        counts = replay.total
         lines.append({
             "method": head.method, "setting": f"h={h:g}", "lossless": True, "threshold": h,
             **vars(counts), "discard_rate": metrics.discard_rate(counts),

@@ -21,14 +21,13 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from analysis.replay.tally import Replayed
 from analysis.replay.upper_bound import fixed
 from analysis.tables.bootstrap import Bootstrap
 from analysis.tables.console import show
 from analysis.tables.files import markdown, read_table, save_table, with_interval
 from data_gen.recording import Recorder
 from data_gen.texts import Responses, fingerprints, read_responses
-from toolkit.config import instantiate, plain
+from toolkit.config import commands, instantiate, plain
 from toolkit.errors import InputError
 from toolkit.files.atomic import write_text
 from toolkit.models.pair import TOY, ModelPair, check_same_tokenizer, load_draft, load_tokenizer
@@ -42,26 +41,26 @@ PARTS = slice(0, 2), slice(2, 4), slice(4, 6)  # numerator and denominator of ea
 COUNTS = tuple(Counts.__dataclass_fields__)
 
 
-def compare_drafts(cfg: Any) -> Path:
+def compare_drafts(cfg: commands.Heads) -> Path:
     """Measure every draft on every domain; returns the output folder."""
     drafts, folders = plain(cfg.drafts), plain(cfg.responses)
     if not drafts or not folders:
         raise InputError("expected drafts={NAME: FOLDER} and responses={DOMAIN: FOLDER}, each with at least one")
     texts = {domain: read_responses(folder, same_ends=True) for domain, folder in folders.items()}
-    inputs = [path for one in texts.values() for path in one.inputs]
+    inputs = [path for responses in texts.values() for path in responses.inputs]
     stage = open_stage("drafts", cfg, inputs=[*inputs, *(path for draft in drafts.values() for path in _files(draft))])
     if not stage.finished:
         table = _measured(cfg, drafts, texts)
         save_table(table, stage.folder, "drafts")
         write_text(stage.folder / "drafts.md", markdown(readable(table)) + "\n")
         stage.finish(drafts=list(drafts), domains=list(folders))
-    found = readable(read_table(stage.folder, "drafts"))
-    first = [name for name in found if name not in ("texts", "tokens")]
-    show(found, f"drafts of {cfg.pair.target}, c = {cfg.cost_ratio:g}", stage.folder / "drafts.md", first)
+    table = readable(read_table(stage.folder, "drafts"))
+    first = [name for name in table if name not in ("texts", "tokens")]
+    show(table, f"drafts of {cfg.pair.target}, c = {cfg.cost_ratio:g}", stage.folder / "drafts.md", first)
     return stage.folder
 
 
-def _measured(cfg: Any, drafts: dict[str, str], texts: dict[str, Responses]) -> pd.DataFrame:
+def _measured(cfg: commands.Heads, drafts: dict[str, str], texts: dict[str, Responses]) -> pd.DataFrame:
     """One line per draft and domain."""
     alone: ModelPair = instantiate(cfg.pair, draft=None)
     bootstrap = Bootstrap(cfg.resamples, cfg.confidence, cfg.seed)
@@ -76,30 +75,30 @@ def _measured(cfg: Any, drafts: dict[str, str], texts: dict[str, Responses]) -> 
             rows = responses.rows[: cfg.limit]
             best, parts = text_parts(pair, replace(responses, rows=rows), cfg)
             base = first.setdefault(domain, parts)
-            about = {
+            facts = {
                 "draft": name,
                 "domain": domain,
                 "texts": len(rows),
                 "tokens": int(parts[:, 1].sum()),
                 "best K": best,
             }
-            lines.append({**about, **figures(parts, base, bootstrap)})
+            lines.append({**facts, **figures(parts, base, bootstrap)})
     return pd.DataFrame(lines)
 
 
-def text_parts(pair: ModelPair, responses: Responses, cfg: Any) -> tuple[int, Array]:
+def text_parts(pair: ModelPair, responses: Responses, cfg: commands.Heads) -> tuple[int, Array]:
     """The best fixed K, and for every text the six sums [n, 6] that the figures are quotients of."""
     texts = [(row["prompt_ids"], row["token_ids"]) for row in responses.rows]
-    played = [
-        _replayed(Recorder(pair, responses.sampling, cfg.max_drafted, replicate=replicate), texts, cfg.batch_size)
-        for replicate in range(cfg.replicates)
-    ]
-    counts = {k: np.sum([one[k].per_text for one in played], axis=0) for k in played[0]}
-    cost = {k: np.sum([one[k].cost(cfg.cost_ratio) for one in played], axis=0) for k in played[0]}
+    played = []
+    for replicate in range(cfg.replicates):
+        recorder = Recorder(pair, responses.sampling, cfg.max_drafted, replicate=replicate)
+        played.append(fixed(recorder.record_all(texts, range(len(texts)), cfg.batch_size)))
+    counts = {k: np.sum([replay[k].per_text for replay in played], axis=0) for k in played[0]}
+    cost = {k: np.sum([replay[k].cost(cfg.cost_ratio) for replay in played], axis=0) for k in played[0]}
     generated = COUNTS.index("num_generated")
     best = max(counts, key=lambda k: counts[k][:, generated].sum() / cost[k].sum())
     depth = min(cfg.depth, cfg.max_drafted)
-    accepted = np.sum([one[depth].accepted for one in played], axis=0).astype(np.float64)
+    accepted = np.sum([replay[depth].accepted for replay in played], axis=0).astype(np.float64)
     parts = [
         *alphas(pair, texts, responses, cfg.batch_size),
         accepted @ np.arange(accepted.shape[1]),
@@ -110,17 +109,12 @@ def text_parts(pair: ModelPair, responses: Responses, cfg: Any) -> tuple[int, Ar
     return best, np.stack(parts, axis=1)
 
 
-def _replayed(recorder: Recorder, texts: Sequence[Text], batch_size: int) -> dict[int, Replayed]:
-    """Every fixed K on a recording of the texts."""
-    return fixed(recorder.record_all(texts, range(len(texts)), batch_size))
-
-
 def alphas(pair: ModelPair, texts: Sequence[Text], responses: Responses, batch_size: int) -> tuple[Array, Array]:
     """Sum of alpha over each text's tokens [n], and how many those are [n]."""
     sums = []
     for first in range(0, len(texts), batch_size):
-        found = distributions_along(pair, texts[first : first + batch_size], responses.sampling)
-        sums += [float(p.minimum(q).double().sum()) for p, q in found]
+        distributions = distributions_along(pair, texts[first : first + batch_size], responses.sampling)
+        sums += [float(p.minimum(q).double().sum()) for p, q in distributions]
     return np.array(sums), np.array([float(len(produced)) for _, produced in texts])
 
 
@@ -128,27 +122,27 @@ def figures(parts: Array, base: Array, bootstrap: Bootstrap) -> dict[str, float]
     """The figures of a draft with intervals, and their differences from another draft's on the same texts."""
     both = np.concatenate([parts, base], axis=1)
     samples, whole = bootstrap.totals(both), both.sum(0)
-    found: dict[str, float] = {}
+    columns: dict[str, float] = {}
     for name, part in zip(FIGURES, PARTS, strict=True):
         mine, other = [part.start, part.stop - 1], [part.start + 6, part.stop + 5]
         value, values = whole[mine[0]] / whole[mine[1]], samples[:, mine[0]] / samples[:, mine[1]]
         before, befores = whole[other[0]] / whole[other[1]], samples[:, other[0]] / samples[:, other[1]]
-        found |= bootstrap.figure(name, value, values)
-        found |= bootstrap.figure(f"{name} gain", value - before, values - befores)
-    return found
+        columns |= bootstrap.figure(name, value, values)
+        columns |= bootstrap.figure(f"{name} gain", value - before, values - befores)
+    return columns
 
 
 def readable(table: pd.DataFrame) -> pd.DataFrame:
-    """The table with intervals behind the figures; the first draft has no gains."""
-    shown = table[["draft", "domain", "texts", "tokens"]].copy()
+    """The table with intervals after the figures; the first draft has no gains."""
+    columns = table[["draft", "domain", "texts", "tokens"]].copy()
     for name in FIGURES:
         if name == "throughput":
-            shown["best K"] = table["best K"]
+            columns["best K"] = table["best K"]
         for column in (name, f"{name} gain"):
             triples = zip(table[column], table[f"{column}_low"], table[f"{column}_high"], strict=True)
-            shown[column] = [with_interval(*triple) for triple in triples]
-        shown.loc[table.draft == table.draft.iloc[0], f"{name} gain"] = ""
-    return shown
+            columns[column] = [with_interval(*triple) for triple in triples]
+        columns.loc[table.draft == table.draft.iloc[0], f"{name} gain"] = ""
+    return columns
 
 
 def _files(source: str) -> list[Path]:

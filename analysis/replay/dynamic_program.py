@@ -2,7 +2,7 @@
 
 A round is an optimal stopping problem. After k drafted tokens a policy has seen x_k, the head's outputs so far. Drafting
 one more yields g_{k+1} - lambda c and the right to decide again. Here g_{k+1} is the number of tokens that the round gains
-by it. It is 1 if all k + 1 drafted tokens are accepted, else 0, and it is 0 behind the text's end. So the value of drafting is
+by it. It is 1 if all k + 1 drafted tokens are accepted, else 0, and it is 0 after the text's end. So the value of drafting is
 
     Q_k(x) = E[ g_{k+1} - lambda c + max(0, Q_{k+1}(x_{k+1})) | x_k = x ],      draft another iff Q_k(x_k) > 0
 
@@ -58,12 +58,12 @@ class Seen:
 
     @property
     def survival(self) -> Array:
-        """What the policy's estimates say of the tokens drafted so far: the chance that all are accepted [M, P]."""
+        """What the policy's estimates say of the tokens drafted so far: the probability that all are accepted [M, P]."""
         return self.inputs[:, :, 0]
 
     @property
     def worth(self) -> Array:
-        """And of the next token: its chance to enter the text [M, P]."""
+        """The probability that the next token enters the text [M, P]."""
         return self.inputs[:, :, -1]
 
 
@@ -81,8 +81,8 @@ class Values:
 
     def threshold(self, k: int) -> float:
         """h after k tokens: going on only where P(some rejection) <= h earns most. Theorem 4.3's, with the best Delta."""
-        known = ~np.isnan(self.worth[k - 1])
-        rejected, worth = 1 - self.survival[k - 1][known], self.worth[k - 1][known]
+        reached = ~np.isnan(self.worth[k - 1])
+        rejected, worth = 1 - self.survival[k - 1][reached], self.worth[k - 1][reached]
         order = rejected.argsort(kind="stable")
         earned = worth[order].cumsum()
         if not len(earned) or earned.max() <= 0:
@@ -91,18 +91,18 @@ class Values:
 
     def table(self, k: int, num_bins: int = 5) -> list[dict[str, float]]:
         """After k tokens, by P(some rejection) in even parts of [0, 1]: states, mean worth, share that goes on."""
-        known, lines = ~np.isnan(self.worth[k - 1]), []
+        reached, lines = ~np.isnan(self.worth[k - 1]), []
         part = np.minimum(((1 - self.survival[k - 1]) * num_bins).astype(int), num_bins - 1)
-        for one in range(num_bins):
-            here = self.worth[k - 1][known & (part == one)]
+        for number in range(num_bins):
+            here = self.worth[k - 1][reached & (part == number)]
             if len(here):
-                about = {"from": one / num_bins, "to": (one + 1) / num_bins, "states": float(len(here))}
-                lines.append({"k": float(k), **about, "worth": float(here.mean()), "goes on": float((here > 0).mean())})
+                facts = {"from": number / num_bins, "to": (number + 1) / num_bins, "states": float(len(here))}
+                lines.append({"k": float(k), **facts, "worth": float(here.mean()), "goes on": float((here > 0).mean())})
         return lines
 
 
 def head_inputs(trace: Trace, geometry: Geometry, estimator: Any, most: int) -> Seen:
-    """What a policy sees of a head: survival, the newest token's chance, the next one's, worth, k.
+    """What a policy sees of a head: survival, the newest token's probability, the next one's, worth, k.
 
     estimator  a pre-read head's (`drawn_probs`), or an acceptance head's (`read_prob`). The latter has scored all but the
                newest token; its last score is used for the newest and for the next one
@@ -120,8 +120,8 @@ def head_inputs(trace: Trace, geometry: Geometry, estimator: Any, most: int) -> 
 def _chances(estimator: Any, step: RecordedStep) -> tuple[Tensor, Tensor]:
     """P(the newest token is accepted) and P(the next one is, too | it was), as far as the head says."""
     if hasattr(estimator, "drawn_probs"):
-        found: tuple[Tensor, Tensor] = estimator.drawn_probs(step)
-        return found
+        chances: tuple[Tensor, Tensor] = estimator.drawn_probs(step)
+        return chances
     read: Tensor = estimator.read_prob(step)
     return (torch.ones_like(read) if step.depth == 1 else read), read
 
@@ -147,14 +147,14 @@ def best_policy(trace: Trace, seen: Seen, cost_ratio: float, folds: int = 10, ro
     """
     geometry = Geometry.of(trace)
     text, fold_of = _folds(trace, folds)
-    rate, found = 1.0, []
+    rate, decisions = 1.0, []
     for _ in range(rounds):
-        found.append(_decide(geometry, seen, fold_of[text].numpy(), folds, rate * cost_ratio)[0])
-        reached = metrics.throughput(_played(trace, geometry, found[-1]).total, cost_ratio)
+        decisions.append(_decide(geometry, seen, fold_of[text].numpy(), folds, rate * cost_ratio)[0])
+        reached = metrics.throughput(_played(trace, geometry, decisions[-1]).total, cost_ratio)
         if abs(reached - rate) < 1e-3:
             break
         rate = reached
-    candidates = torch.cat([torch.stack(found), *_simple(seen, rate * cost_ratio)])
+    candidates = torch.cat([torch.stack(decisions), *_simple(seen, rate * cost_ratio)])
     choice = _cheapest_elsewhere(trace, geometry, candidates, fold_of, cost_ratio)
     replayed = _played(trace, geometry, candidates[choice[text], torch.arange(trace.num_positions)])
     return Solved(metrics.throughput(replayed.total, cost_ratio), rate, replayed)
@@ -176,7 +176,7 @@ def _cheapest_elsewhere(
 ) -> Tensor:
     """For every text [T], the candidate [C, P] whose rounds cost least on the texts of the other folds."""
     counted = [replayed for part in candidates.split(GROUP) for replayed in walk(trace, geometry, part, part)]
-    costs = torch.from_numpy(np.stack([one.cost(cost_ratio) for one in counted]))
+    costs = torch.from_numpy(np.stack([replayed.cost(cost_ratio) for replayed in counted]))
     elsewhere = torch.stack([costs[:, fold_of != fold].sum(1).argmin() for fold in range(int(fold_of.max()) + 1)])
     return elsewhere[fold_of]
 
@@ -186,7 +186,7 @@ def _decide(geometry: Geometry, seen: Seen, fold: Array, folds: int, price: floa
     most, possible = len(seen.inputs), seen.possible.numpy()
     run, left = geometry.run.numpy(), geometry.left.numpy()
     produced = np.stack([np.minimum(np.minimum(k, run) + 1, left) for k in range(most + 1)])
-    earned = np.zeros(len(possible))  # by the policy found so far, from k drafted tokens on
+    earned = np.zeros(len(possible))  # by the policy so far, from k drafted tokens on
     lengths, worth = np.minimum(possible, most), np.full(seen.survival.shape, np.nan)
     for k in range(most - 1, 0, -1):
         open_ = possible > k
@@ -209,5 +209,5 @@ def _fitted(inputs: Array, value: Array, fit: NDArray[np.bool_], use: NDArray[np
     model = HistGradientBoostingRegressor(
         max_iter=40, learning_rate=0.1, max_leaf_nodes=8, min_samples_leaf=100, random_state=0
     )
-    found: Array = model.fit(inputs[fit], value[fit]).predict(inputs[use])
-    return found
+    prediction: Array = model.fit(inputs[fit], value[fit]).predict(inputs[use])
+    return prediction

@@ -28,7 +28,7 @@ class Contender:
 
     name      folder and weights, as a reader tells heads apart
     kind      "survival" or "preread" (`toolkit.acceptance.folder.KINDS`)
-    about     what its folder says of its training
+    card      what its folder says of its training
     recorded  under which name the traces keep its logits; None: they are computed from the recorded states
     """
 
@@ -36,7 +36,7 @@ class Contender:
     kind: str
     folder: Path
     head: Any
-    about: Mapping[str, Any]
+    card: Mapping[str, Any]
     recorded: str | None
 
     @property
@@ -51,18 +51,18 @@ class Contender:
 
     @property
     def files(self) -> list[Path]:
-        """What it depends on."""
+        """The files that the head depends on."""
         return [self.folder / name for name in (self.head.weights_file, self.head.config_file)]
 
     @property
     def settings(self) -> dict[str, Any]:
-        """What it was made with, as far as its folder says: depth, w_rej, mixing ratio, KL on its validation data."""
-        scores = self.about.get("metrics", {})
+        """The settings of its training, as far as its folder says: depth, w_rej, mixing ratio, KL on its validation data."""
+        scores = self.card.get("metrics", {})
         validation = scores.get("val/binary_kl", scores.get("val/binary_kl_accepted"))
         return {
             "kind": self.kind, "depth": self.head.depth, "tied": getattr(self.head, "tied", None),
-            "w_rej": self.about.get("w_rej", round(math.exp(self.head.log_w_rej), 6)),
-            "mixing": self.about.get("mixing_ratio"),
+            "w_rej": self.card.get("w_rej", round(math.exp(self.head.log_w_rej), 6)),
+            "mixing": self.card.get("mixing_ratio"),
             "train_kl": scores.get("train/binary_kl"), "validation_kl": validation,
         }  # fmt: skip
 
@@ -79,15 +79,17 @@ def find_contenders(folders: Sequence[str | Path], traces: Sequence[Path]) -> li
     if not folders or isinstance(folders, str):
         raise InputError(f"heads: expected folders of heads, heads=[FOLDER,...], got {folders or 'none'}")
     summaries = [read_json(folder / SUMMARY) for folder in traces]
-    found: dict[tuple[str, str], Contender] = {}
-    for given in [one for folder in folders for one in side_by_side(Path(folder))]:
-        folder = inside(given)
+    contenders: dict[tuple[str, str], Contender] = {}
+    for path in [path for folder in folders for path in side_by_side(Path(folder))]:
+        folder = inside(path)
         digest = head_hash(folder)
         for kind in [kind for kind, head in KINDS.items() if head.is_in(folder)]:
-            if (digest, kind) in found:
-                raise InputError(f"heads: {given} holds the same head as {found[digest, kind].folder}; give it once")
-            found[digest, kind] = _contender(Path(given), folder, kind, digest, traces, summaries)
-    return list(found.values())
+            if (digest, kind) in contenders:
+                raise InputError(
+                    f"heads: {path} holds the same head as {contenders[digest, kind].folder}; give it once"
+                )
+            contenders[digest, kind] = _contender(Path(path), folder, kind, digest, traces, summaries)
+    return list(contenders.values())
 
 
 def side_by_side(folder: Path) -> list[Path]:
@@ -97,27 +99,28 @@ def side_by_side(folder: Path) -> list[Path]:
 
 
 def _contender(
-    given: Path, folder: Path, kind: str, digest: str, traces: Sequence[Path], summaries: Sequence[Mapping[str, Any]]
+    path: Path, folder: Path, kind: str, digest: str, traces: Sequence[Path], summaries: Sequence[Mapping[str, Any]]
 ) -> Contender:
-    head, about = KINDS[kind].load(folder)
+    head, card = KINDS[kind].load(folder)
     check_replayable(head, f"in {folder}")
-    for place, summary in zip(traces, summaries, strict=True):
+    for recording, summary in zip(traces, summaries, strict=True):
         theirs = summary.get("draft_layers", [])
-        check_layers(head.inputs.layers, theirs, f"the head in {folder} reads", f"the traces in {place} hold")
-        trained, recorded_with = Weights.recorded(about), Weights.recorded(summary)
+        check_layers(head.inputs.layers, theirs, f"the head in {folder} reads", f"the traces in {recording} hold")
+        trained, recorded_with = Weights.recorded(card), Weights.recorded(summary)
         reason = None if trained is None or recorded_with is None else trained.other_than(recorded_with)
         if reason is not None:
             raise InputError(
-                f"the head in {folder} was trained for another draft than the traces in {place} were recorded with ({reason})"
+                f"the head in {folder} was trained for another draft than the traces in {recording} were recorded "
+                f"with ({reason})"
             )
     names = {next((n for n, held in summary["heads"].items() if held == digest), None) for summary in summaries}
     recorded = names.pop() if len(names) == 1 else None
-    states = all(read_manifest(place)["config"]["hidden"] for place in traces)
+    states = all(read_manifest(recording)["config"]["hidden"] for recording in traces)
     if recorded is None and not states:
         raise InputError(
             f"the traces hold neither states nor logits of the head in {folder}: record them with hidden=true, or with "
             f"heads={{NAME: {folder}}} (dev under the same name)"
         )
-    short = given.resolve().parent.name if given.resolve().name == HEAD else given.resolve().name
+    short = path.resolve().parent.name if path.resolve().name == HEAD else path.resolve().name
     name = f"{short}@{digest[:6]}" + (" (pre-read)" if kind == "preread" else "")
-    return Contender(name, kind, folder, head, about, recorded and recorded_name(recorded, kind))
+    return Contender(name, kind, folder, head, card, recorded and recorded_name(recorded, kind))

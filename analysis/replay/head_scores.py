@@ -1,6 +1,6 @@
 """How well a head predicts the acceptance of drafted tokens, on a trace.
 
-The samples are the tokens that a draft draws behind accepted text, one per position of a response, given the acceptance
+The samples are the tokens that a draft draws after accepted text, one per position of a response, given the acceptance
 draws. Where the draw accepts, the sample is the text's own token; elsewhere it is the token drafted instead. Each sample counts
 with its true acceptance probability min(1, p/q). An acceptance head scores such a token at the step that has read it. That is
 the next step on path, or the first of the roll-out. Tokens that were never read are left out, for pre-read heads, too: the
@@ -31,9 +31,9 @@ def drawn_samples(trace: Trace, logits: Tensor, preread: bool) -> tuple[Tensor, 
     """
     starts = torch.arange(trace.num_positions)
     reading, exists = step_at(trace, Geometry.of(trace), starts, 2)
-    said = logits_at(trace, logits, starts, 1)[:, 0] if preread else logits_at(trace, logits, reading, 2)
+    outputs = logits_at(trace, logits, starts, 1)[:, 0] if preread else logits_at(trace, logits, reading, 2)
     text = torch.repeat_interleave(torch.arange(trace.num_texts), trace.lengths())
-    return said[exists], trace.accept_prob[starts][exists], text[exists]
+    return outputs[exists], trace.accept_prob[starts][exists], text[exists]
 
 
 def head_scores(trace: Trace, chosen: np.ndarray, head: SavedHead, name: str, bootstrap: Bootstrap) -> dict[str, float]:
@@ -45,17 +45,17 @@ def head_scores(trace: Trace, chosen: np.ndarray, head: SavedHead, name: str, bo
     mine = torch.from_numpy(chosen)[text]
     logits, labels, text = logits[mine].double(), labels[mine].double(), text[mine]
     if not len(logits):
-        raise InputError("no drafted token was read behind its position: record traces with max_drafted of 2 or more")
+        raise InputError("no drafted token was read after its position: record traces with max_drafted of 2 or more")
     shift = float(head.config["log_w_rej"])
-    found: dict[str, float] = {"tokens": len(logits)}
+    figures: dict[str, float] = {"tokens": len(logits)}
     for suffix, values in (("", logits), ("_corrected", logits + shift)):
         scores = CalibrationScores(sync_on_compute=False)
         scores.update(values, labels)
         computed = {key: float(value) for key, value in scores.compute().items()}
-        found |= {f"{key}{suffix}": computed[key] for key in ("log_loss", "binary_kl", "ece")}
-        found["auroc"] = computed["auroc"]
+        figures |= {f"{key}{suffix}": computed[key] for key in ("log_loss", "binary_kl", "ece")}
+        figures["auroc"] = computed["auroc"]
     loss = log_losses(logits, labels) - label_entropies(labels)
     size = trace.num_texts
     sums = np.stack([torch.bincount(text, weights, size).numpy() for weights in (loss, torch.ones_like(loss))], 1)
     drawn = bootstrap.totals(sums[chosen])
-    return found | bootstrap.figure("binary_kl", found["binary_kl"], drawn[:, 0] / drawn[:, 1])
+    return figures | bootstrap.figure("binary_kl", figures["binary_kl"], drawn[:, 0] / drawn[:, 1])

@@ -78,14 +78,14 @@ def acceptance_chances(
             raise InputError(
                 f"oracle: a text of {len(prompt) + len(produced)} tokens exceeds the context of {pair.max_length}"
             )
-    wanted = [number for number, (prompt, produced) in enumerate(texts) if len(prompt) and len(produced)]
-    wanted.sort(key=lambda number: len(texts[number][0]) + len(texts[number][1]))  # little padding
+    order = [number for number, (prompt, produced) in enumerate(texts) if len(prompt) and len(produced)]
+    order.sort(key=lambda number: len(texts[number][0]) + len(texts[number][1]))  # little padding
     chances: list[Array] = [np.zeros(0)] * len(texts)
-    for first in range(0, len(wanted), batch_size):
-        numbers = wanted[first : first + batch_size]
+    for first in range(0, len(order), batch_size):
+        numbers = order[first : first + batch_size]
         batch = [texts[number] for number in numbers]
-        found = distributions_along(pair, batch, sampling, draft_temperature)
-        for number, (_, produced), (target_probs, draft_probs) in zip(numbers, batch, found, strict=True):
+        distributions = distributions_along(pair, batch, sampling, draft_temperature)
+        for number, (_, produced), (target_probs, draft_probs) in zip(numbers, batch, distributions, strict=True):
             tokens = torch.tensor(list(produced), device=target_probs.device)
             p, q = picked(target_probs, tokens), picked(draft_probs, tokens)
             # A token of target probability 0 comes from rounding or from elsewhere; the draft may still have it.

@@ -4,8 +4,8 @@
 that remember earlier rounds. `replay_starts` asks a policy without memory once for every position where a round could start.
 `sweep_levels` does that for many thresholds of one score. All three give the same counts.
 
-A round that starts after s tokens drafts K of them. Let r be the number of tokens accepted before the first rejection behind s.
-Then n = min(r, K) enter the text. One more token follows: corrected if n < K, else bonus. Tokens behind the text's end are cut.
+A round that starts after s tokens drafts K of them. Let r be the number of tokens accepted before the first rejection after s.
+Then n = min(r, K) enter the text. One more token follows: corrected if n < K, else bonus. Tokens after the text's end are cut.
 
 Shapes: T texts, P positions, S steps of the trace; B rows that draft at a time.
 """
@@ -65,8 +65,8 @@ def draft(
     _check_limit(trace, policy.limit)
     live = geometry.room[starts] > 0
     live = live if busy is None else live & busy
-    state, wanted = policy.begin(live, state)
-    drafting = wanted & live
+    state, begins = policy.begin(live, state)
+    drafting = begins & live
     num_drafted, num_calls = torch.zeros_like(starts), torch.zeros_like(starts)
     depth = 0
     while bool(drafting.any()):
@@ -81,20 +81,22 @@ def draft(
         num_drafted += drafting
         new, go_on = policy.step(RecordedStep(trace, depth, index, live=drafting), state)
         state = frozen(new, state, drafting)
-        following = step_at(trace, geometry, starts, depth + 1)[1]  # not behind an end of text, nor the length limit
+        following = step_at(trace, geometry, starts, depth + 1)[
+            1
+        ]  # not after an end of text, nor beyond the length limit
         drafting = drafting & go_on & following & (geometry.room[starts] > depth)
     return num_drafted, num_calls, state
 
 
 def replay(trace: Trace, policy: StoppingPolicy) -> Replayed:
-    """Any policy, its memory included: every text's rounds one after another, all texts side by side."""
+    """Replay any policy, its memory included: every text's rounds one after another, all texts side by side."""
     columns = [torch.cat(values) for values in zip(*replay_rounds(trace, policy), strict=True)]
     text, _, *counts = columns
     return tally(trace, 1, torch.zeros_like(text), text, *counts)[0]
 
 
 def replay_rounds(trace: Trace, policy: StoppingPolicy) -> Iterator[tuple[Tensor, ...]]:
-    """The n-th rounds of all texts that have so many: text, start, drafted, forwards, accepted, produced, each [B]."""
+    """The n-th rounds of all texts that have n rounds: text, start, drafted, forwards, accepted, produced, each [B]."""
     _check_alone(policy)
     geometry = Geometry.of(trace)
     first, end, text = trace.text_first[:-1], trace.text_first[1:], torch.arange(trace.num_texts)
@@ -112,7 +114,7 @@ def replay_rounds(trace: Trace, policy: StoppingPolicy) -> Iterator[tuple[Tensor
 
 
 def replay_starts(trace: Trace, policy: StoppingPolicy) -> Replayed:
-    """A policy without memory: asked once for every start, then walked."""
+    """Replay a policy without memory: it is asked once for every start, and its rounds are walked then."""
     _check_memoryless(policy)
     _check_alone(policy)
     geometry = Geometry.of(trace)
@@ -125,19 +127,19 @@ def replay_starts(trace: Trace, policy: StoppingPolicy) -> Replayed:
 def sweep_levels(
     trace: Trace, policy: Thresholded, levels: Sequence[float], min_drafted: int = 1, max_drafted: int | None = None
 ) -> list[Replayed]:
-    """A threshold policy without memory at many levels: its scores are computed once, for every start and depth."""
+    """Replay a threshold policy without memory at many levels: its scores are computed once, for every start and depth."""
     if policy.reads:
         raise InputError("sweep_levels: a policy that reads before it decides is replayed one setting at a time")
     _check_memoryless(policy)
     most = trace.max_drafted if max_drafted is None else max_drafted
     _check_limit(trace, most)
     geometry = Geometry.of(trace)
-    found: list[Replayed] = []
+    counted: list[Replayed] = []
     scores, possible = score_table(trace, geometry, policy, most)
     for group in torch.tensor(levels, dtype=scores.dtype).split(GROUP):
         lengths = first_below(scores, possible, group, min_drafted)
-        found += walk(trace, geometry, lengths, lengths)
-    return found
+        counted += walk(trace, geometry, lengths, lengths)
+    return counted
 
 
 def visits(trace: Trace, geometry: Geometry, most: int) -> Iterator[tuple[int, Tensor, Tensor]]:
@@ -170,7 +172,7 @@ def first_below(scores: Tensor, possible: Tensor, levels: Tensor, min_drafted: i
 
 
 def walk(trace: Trace, geometry: Geometry, num_drafted: Tensor, num_calls: Tensor) -> list[Replayed]:
-    """From what G policies draft at every start [G, P] to their counts."""
+    """The counts of G policies, from what they draft at every start [G, P]."""
     groups, positions = num_drafted.shape
     accepted = torch.minimum(num_drafted, geometry.run)
     produced = torch.minimum(accepted + 1, geometry.left)
@@ -188,15 +190,15 @@ def _rounds(trace: Trace, produced: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         grid.clone() for grid in torch.meshgrid(torch.arange(groups), torch.arange(trace.num_texts), indexing="ij")
     )
     at, ends, group, text = (values.reshape(-1) for values in (at, ends, group, text))
-    found = []
+    steps = []
     while True:
         alive = at < ends
         at, ends, group, text = (values[alive] for values in (at, ends, group, text))
         if not len(at):
             break
-        found.append((group, at, text))
+        steps.append((group, at, text))
         at = at + produced[group, at]
-    return tuple(torch.cat(values) for values in zip(*found, strict=True))  # type: ignore[return-value]
+    return tuple(torch.cat(values) for values in zip(*steps, strict=True))  # type: ignore[return-value]
 
 
 def _check_limit(trace: Trace, limit: int | None) -> None:

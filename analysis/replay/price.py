@@ -32,7 +32,7 @@ from analysis.tables.console import show, show_page
 from analysis.tables.files import markdown, save_table
 from toolkit import metrics
 from toolkit.acceptance import PrereadHead
-from toolkit.config import instantiate, plain
+from toolkit.config import commands, instantiate, plain
 from toolkit.errors import InputError
 from toolkit.files.atomic import write_text
 from toolkit.runs.stage import open_stage
@@ -40,7 +40,7 @@ from toolkit.trace.folders import SUMMARY, read_traces
 from toolkit.trace.rounds import Geometry
 
 
-def solve_prices(cfg: Any) -> Path:
+def solve_prices(cfg: commands.Timing) -> Path:
     """Solve for every cost ratio; returns the output folder."""
     if cfg.head is None:
         raise InputError("head: expected a folder with traces=FOLDER, head=FOLDER, got none")
@@ -50,51 +50,51 @@ def solve_prices(cfg: Any) -> Path:
     folder = Path(str(cfg.traces))
     trace = read_traces(folder)
     found_heads = find_contenders([cfg.head], [folder])
-    one = next((head for head in found_heads if head.kind == "preread"), found_heads[0])
-    stage = open_stage("price", cfg, inputs=[folder / SUMMARY, *one.files])
+    contender = next((head for head in found_heads if head.kind == "preread"), found_heads[0])
+    stage = open_stage("price", cfg, inputs=[folder / SUMMARY, *contender.files])
     if stage.finished:
         show_page(stage.folder / "prices.md")
         return stage.folder
-    scored = one.scored(trace, instantiate(cfg.draft) if one.needs_draft else None)
-    policy = threshold_policy(one.head, one.estimate, corrected=True)
+    scored = contender.scored(trace, instantiate(cfg.draft) if contender.needs_draft else None)
+    policy = threshold_policy(contender.head, contender.estimate, corrected=True)
     most = min(trace.max_drafted, cfg.max_drafted)
     estimator: Any = policy.estimator
     seen = head_inputs(scored, Geometry.of(scored), estimator, most) if cfg.values else None
     lines, values, thresholds = [], [], []
     for c in ratios:
-        found = upper_bound.solve_policy(scored, policy, c, cfg.min_drafted)
+        solved = upper_bound.solve_policy(scored, policy, c, cfg.min_drafted)
         k, fixed = upper_bound.best_fixed(scored, c)
-        said = {"c": c, "lambda": found.price, "lambda c": found.price * c, "tokens per target time": found.rate}
-        said |= {"rounds at the bound": found.replayed.lengths[-1] / found.replayed.lengths.sum()}
+        line = {"c": c, "lambda": solved.price, "lambda c": solved.price * c, "tokens per target time": solved.rate}
+        line |= {"rounds at the bound": solved.replayed.lengths[-1] / solved.replayed.lengths.sum()}
         best = {"best fixed K": k, "its tokens per target time": metrics.throughput(fixed.total, c)}
         if seen is not None:
             whole = best_policy(scored, seen, c)
-            said |= {"best policy": whole.rate, "rate rule below it": 1 - found.rate / whole.rate}
+            line |= {"best policy": whole.rate, "rate rule below it": 1 - solved.rate / whole.rate}
             worth = stopping_values(scored, seen, c, whole.price)
             depths = range(1, len(worth.worth))
-            values += [{"c": c, **line} for k in depths for line in worth.table(k)]
+            values += [{"c": c, **row} for k in depths for row in worth.table(k)]
             thresholds += [{"c": c, "k": k, "h": worth.threshold(k), "1 - lambda c": 1 - worth.price} for k in depths]
-        lines.append({**said, **best, "override": _override(one.head, c, found.price)})
+        lines.append({**line, **best, "override": _override(contender.head, c, solved.price)})
     tables = {"prices": pd.DataFrame(lines)}
     if seen is not None:
         tables |= {"thresholds": pd.DataFrame(thresholds), "values": pd.DataFrame(values)}
-    _publish(stage.folder, tables, f"{one.name} on {trace.num_texts} texts of {folder.name}")
+    _publish(stage.folder, tables, f"{contender.name} on {trace.num_texts} texts of {folder.name}")
     return stage.finish(texts=trace.num_texts)
 
 
 def _publish(folder: Path, tables: dict[str, pd.DataFrame], title: str) -> None:
-    """Write and print what came out."""
+    """Write and print the tables."""
     parts = ["# Prices", title]
     for name, table in tables.items():
         save_table(table, folder, name)
-        shown = table.round(4)
-        parts += [markdown(shown)] if name == "prices" else [f"## {name}", markdown(shown)]
-        show(shown, title if name == "prices" else name, folder / f"{name}.csv", ("c", "lambda", "override"))
+        rounded = table.round(4)
+        parts += [markdown(rounded)] if name == "prices" else [f"## {name}", markdown(rounded)]
+        show(rounded, title if name == "prices" else name, folder / f"{name}.csv", ("c", "lambda", "override"))
     write_text(folder / "prices.md", "\n\n".join(parts) + "\n")
 
 
 def _override(head: Any, cost_ratio: float, price: float) -> str:
-    """How `toolkit.decode` is told."""
+    """The overrides of `toolkit.decode` that set this price."""
     if isinstance(head, PrereadHead):
         return f"method=rate method.policy.cost_ratio={cost_ratio:g} method.policy.rate={price:.4f}"
     threshold = max(0.0, 1 - price * cost_ratio)

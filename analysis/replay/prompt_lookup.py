@@ -71,8 +71,8 @@ class _Round:
 
 
 def _agreeing(copied: Sequence[int], text: Sequence[int]) -> int:
-    """How many tokens agree before the first that does not."""
-    for index, (one, other) in enumerate(zip(copied, text, strict=False)):
-        if one != other:
+    """The number of tokens that agree before the first that does not."""
+    for index, (token, other) in enumerate(zip(copied, text, strict=False)):
+        if token != other:
             return index
     return min(len(copied), len(text))

@@ -19,10 +19,10 @@ class Replayed:
     """Totals per text, and how often each round length came up.
 
     counts  name of `toolkit.types.Counts` -> [T]
-    accepted [T, M + 1]  rounds of each text that accepted so many tokens
-    drafted [T, M + 1]  rounds of each text that drafted so many tokens
+    accepted [T, M + 1]  rounds of each text that accepted 0, 1, 2, ... tokens
+    drafted [T, M + 1]  rounds of each text that drafted 0, 1, 2, ... tokens
     judged [T, M + 1]  the same, counting tokens up to and including the first rejected one, or up to the text's end
-    lengths [M + 1]  rounds that drafted so many tokens
+    lengths [M + 1]  rounds that drafted 0, 1, 2, ... tokens
     reached [M]  rounds whose draft reached depth k with everything before it accepted
     passed [M]  those of them whose k-th token was accepted
     """
@@ -47,7 +47,7 @@ class Replayed:
 
     @property
     def total(self) -> Counts:
-        """Over all texts."""
+        """The counts over all texts."""
         return Counts(**{name: int(values.sum()) for name, values in self.counts.items()})
 
 

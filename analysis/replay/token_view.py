@@ -22,13 +22,13 @@ def token_rounds(trace: Trace, policy: StoppingPolicy, texts: list[int], tokeniz
     "predicted": a recorded head's P(accept)}. `unused` ones follow a rejected one, or the text's end. The extra token,
     corrected or bonus, is the text's at a position; there is none where the text ends within the accepted run.
     """
-    geometry, found = Geometry.of(trace), [[] for _ in texts]  # type: ignore[var-annotated]
+    geometry, rounds = Geometry.of(trace), [[] for _ in texts]  # type: ignore[var-annotated]
     for text, start, drafted, _, accepted, produced in replay_rounds(trace, policy):
         columns = (values.tolist() for values in (text, start, drafted, accepted, produced))
-        for number, begins, count, good, made in zip(*columns, strict=True):
+        for number, begins, count, good, length in zip(*columns, strict=True):
             if number in texts:
-                found[texts.index(number)].append(_round(trace, geometry, begins, count, good, made, tokenizer))
-    return found
+                rounds[texts.index(number)].append(_round(trace, geometry, begins, count, good, length, tokenizer))
+    return rounds
 
 
 def _round(
@@ -48,20 +48,15 @@ def _round(
         })  # fmt: skip
     if produced <= accepted:
         return {"drafted": line, "extra": None}
-    place = (
-        start + accepted
-    )  # on path the text's token is the draft's where accepted; else only the text itself knows it
+    # On path the text's token is the draft's where accepted; else only the text itself knows it.
+    position = start + accepted
+    first_of_text = int(trace.text_first[torch.searchsorted(trace.text_first, position, right=True) - 1])
     kind = "bonus" if accepted == drafted else "corrected"
-    return {"drafted": line, "extra": {"kind": kind, "position": place - int(_first(trace, place))}}
-
-
-def _first(trace: Trace, place: int) -> int:
-    """The first position of the text that holds a position."""
-    return int(trace.text_first[torch.searchsorted(trace.text_first, place, right=True) - 1])
+    return {"drafted": line, "extra": {"kind": kind, "position": position - first_of_text}}
 
 
 def _predicted(trace: Trace, geometry: Geometry, start: torch.Tensor, depth: int) -> float | None:
-    """P(accept) of the token at a depth by the first recorded head: an acceptance head says it one forward later."""
+    """P(accept) of the token at a depth by the first recorded head: an acceptance head says it one forward pass later."""
     for logits in trace.estimates.values():
         ahead = 1 if logits.dim() == 1 or (logits.dim() == 3 and logits.shape[-1] == 1) else 0  # of acceptance heads
         index, exists = step_at(trace, geometry, start, depth + ahead)

@@ -43,23 +43,23 @@ class Solved:
 
 
 def oracle(trace: Trace, max_drafted: int | None = None) -> list[dict[str, float]]:
-    """Expected counts of the clairvoyant oracle, per text; in closed form from the acceptance draws' chances."""
+    """Expected counts of the clairvoyant oracle, per text; in closed form from the acceptance draws' probabilities."""
     texts = zip(trace.text_first[:-1].tolist(), trace.text_first[1:].tolist(), strict=True)
     chances = trace.chance.double().numpy()
     return [expected_counts(chances[first:last], max_drafted) for first, last in texts]
 
 
 def fixed(trace: Trace, most: int | None = None) -> dict[int, Replayed]:
-    """Every fixed K from 0 (plain decoding) on."""
+    """Every fixed K from 0 (autoregressive decoding) on."""
     limit = trace.max_drafted if most is None else most
     return {k: replay_starts(trace, Bounded(Fixed(k), min(k, 1), k)) for k in range(limit + 1)}
 
 
 def best_fixed(trace: Trace, cost_ratio: float, most: int | None = None) -> tuple[int, Replayed]:
     """The K of the highest rate over all texts."""
-    found = fixed(trace, most)
-    best = max(found, key=lambda k: metrics.throughput(found[k].total, cost_ratio))
-    return best, found[best]
+    by_length = fixed(trace, most)
+    best = max(by_length, key=lambda k: metrics.throughput(by_length[k].total, cost_ratio))
+    return best, by_length[best]
 
 
 def true_probability(trace: Trace, cost_ratio: float, min_drafted: int = 0) -> Solved:
@@ -92,7 +92,7 @@ def known_worth(trace: Trace, geometry: Geometry) -> tuple[Tensor, Tensor]:
         possible += can_draft
         scores.append(torch.where(can_draft, survival * trace.alpha[index], 0.0))
         survival = survival * trace.accept_prob[index]
-    # Row k is the worth of draft k + 1, known after k tokens; behind the last one there is nothing to gain.
+    # Row k is the worth of draft k + 1, known after k tokens; after the last one there is nothing to gain.
     return torch.stack([*scores, torch.zeros_like(survival)]), possible
 
 
@@ -120,7 +120,7 @@ def solve(
     """The best price met on the way to the fixed point of "draft another while its worth exceeds lambda c".
 
     Starts at lambda = 1. The fixed point itself can be up to 3 % worse: see docs/log.md.
-    worth [M + 1, P]: after 0, 1, ... drafted tokens, the chance that the next one enters the text.
+    worth [M + 1, P]: after 0, 1, ... drafted tokens, the probability that the next one enters the text.
     start_counts  whether lambda = 1 may be the best: for a bound it may, but it is no lambda to decode with
     """
     rate, best = 1.0, None

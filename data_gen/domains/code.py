@@ -21,11 +21,11 @@ MIN_BODY_CHARACTERS = 40
 
 
 def examples(split: str, count: int, seed: int = 0) -> list[Example]:
-    """Up to `count` functions of one split (there are only so many), in an order that depends on the seed."""
+    """Up to `count` functions of one split (their number is limited), in an order that depends on the seed."""
     check_split(split)
-    found = [example for example in _functions() if split_of(module_of(example)) == split]
-    random.Random(f"code/{split}/{seed}").shuffle(found)
-    return found[:count]
+    usable = [example for example in _functions() if split_of(module_of(example)) == split]
+    random.Random(f"code/{split}/{seed}").shuffle(usable)
+    return usable[:count]
 
 
 def is_correct(response_text: str, answer: str | None) -> bool:
@@ -46,13 +46,13 @@ def module_of(example: Example) -> str:
 def _functions() -> tuple[Example, ...]:
     """Every usable function of the standard library, in order of path and line, without repeated prompts."""
     root = Path(sysconfig.get_path("stdlib"))
-    found: dict[str, Example] = {}
+    by_prompt: dict[str, Example] = {}
     for path in sorted(root.rglob("*.py")):
         relative = path.relative_to(root)
         if not SKIPPED_FOLDERS.intersection(relative.parts) and not relative.parts[0].startswith("config-"):
             for example in _functions_of(path, ".".join(relative.with_suffix("").parts)):
-                found.setdefault(example.prompt, example)
-    return tuple(found.values())
+                by_prompt.setdefault(example.prompt, example)
+    return tuple(by_prompt.values())
 
 
 def _functions_of(path: Path, module: str) -> Iterator[Example]:

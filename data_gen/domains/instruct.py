@@ -185,15 +185,15 @@ def join_words(rng: random.Random) -> Task:
 
 def last_letters(rng: random.Random) -> Task:
     words, text = _pick(rng, 3, 6)
-    place, index = rng.choice([("last", -1), ("first", 0)])
+    side, index = rng.choice([("last", -1), ("first", 0)])
     request = rng.choice(
         [
-            f"Write the {place} letter of each word: {text}.",
-            f"What are the {place} letters of {text}?",
-            f"Give the {place} letters: {text}.",
+            f"Write the {side} letter of each word: {text}.",
+            f"What are the {side} letters of {text}?",
+            f"Give the {side} letters: {text}.",
         ]
     )
-    lead_in = rng.choice([f"The {place} letters are", f"The {place} letters of {text} are"])
+    lead_in = rng.choice([f"The {side} letters are", f"The {side} letters of {text} are"])
     return request, lead_in, " ".join(word[index] for word in words)
 
 

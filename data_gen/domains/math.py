@@ -50,11 +50,11 @@ def collecting(rng: random.Random) -> Problem:
 
 
 def _gain(rng: random.Random, name: str, item: str, total: int) -> Problem:
-    more, place = rng.randint(2, 30), rng.choice(PLACES)
-    event = rng.choice([f"{name} gets {more} more {place}.", f"Then {name} finds {more} {item} {place}."])
+    more, location = rng.randint(2, 30), rng.choice(PLACES)
+    event = rng.choice([f"{name} gets {more} more {location}.", f"Then {name} finds {more} {item} {location}."])
     sum_text = f"{total} + {more} = {total + more}"
     step = rng.choice(
-        [f"After getting {more} more {place} there are {sum_text} {item}.", f"Now {name} has {sum_text}."]
+        [f"After getting {more} more {location} there are {sum_text} {item}.", f"Now {name} has {sum_text}."]
     )
     return event, step, total + more
 

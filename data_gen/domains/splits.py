@@ -31,9 +31,9 @@ def collect(domain: str, split: str, count: int, seed: int, draw: Draw) -> list[
     """Draw (prompt, response, answer) until `count` different prompts of the split are found."""
     check_split(split)
     rng = random.Random(f"{domain}/{split}/{seed}")
-    found: dict[str, Example] = {}
-    while len(found) < count:
+    by_prompt: dict[str, Example] = {}
+    while len(by_prompt) < count:
         prompt, response, answer = draw(rng)
-        if prompt not in found and split_of(prompt) == split:
-            found[prompt] = Example(f"{domain}-{split}-{seed}-{len(found):05d}", prompt, response, answer)
-    return list(found.values())
+        if prompt not in by_prompt and split_of(prompt) == split:
+            by_prompt[prompt] = Example(f"{domain}-{split}-{seed}-{len(by_prompt):05d}", prompt, response, answer)
+    return list(by_prompt.values())

@@ -2,7 +2,7 @@
 
 Token ids are taken as they are returned (`token_ids` of vLLM and SGLang, or log-probabilities whose tokens are written
 "token_id:7"). If a server returns text alone, the text is encoded again. Other tokens can have the same text. So the result
-must decode to that text, and have as many tokens as the server says it has produced.
+must decode to that text, and have the number of tokens that the server reports.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Answer:
 
     token_ids      [T] the end of text included, as far as there is one
     finish_reason  "end", "stop" or "length"
-    ids            how the tokens are known: RETURNED or ENCODED
+    ids            where the tokens come from: RETURNED or ENCODED
     by             what the server calls itself
     """
 
@@ -56,13 +56,13 @@ class Reader:
     def __post_init__(self) -> None:
         self.ends = frozenset(self.pair.end_ids or ())
 
-    def read(self, found: Any, asked: Asked) -> Answer:
+    def read(self, completion: Any, request: Asked) -> Answer:
         """The response in a completion. Raises Unbelievable or NotRoundTrip."""
-        choice, usage = _only_choice(found)
-        by = str(found.get("model") or "")
+        choice, usage = _only_choice(completion)
+        by = str(completion.get("model") or "")
         if by and not by.startswith(self.model):
             raise Unbelievable(f"it answers as {by}, asked for was {self.model}")
-        _check_prompt(choice, usage, asked)
+        _check_prompt(choice, usage, request)
         ended = choice.get("finish_reason")
         if ended not in ("stop", "length"):
             raise Unbelievable(f"its finish_reason is {ended!r}: expected stop or length")
@@ -70,42 +70,43 @@ class Reader:
         ids = _returned_ids(choice)
         how = RETURNED if ids is not None else ENCODED
         if ids is None:
-            ids = self._encoded(choice, asked, ended, count)
+            ids = self._encoded(choice, request, ended, count)
         else:
-            self._check_ids(ids, asked, count)
-            ids = self._with_end(ids, choice, asked, ended)
-        reason = self._reason(ids, asked, ended)
-        text = self.pair.text(ids, asked.prompt_ids)
+            self._check_ids(ids, request, count)
+            ids = self._with_end(ids, choice, request, ended)
+        reason = self._reason(ids, request, ended)
+        text = self.pair.text(ids, request.prompt_ids)
         if reason == "stop":
-            text = text[: self.pair.stop_position(self.sampling.stop, ids, asked.prompt_ids)]
-        named = [by, str(found.get("system_fingerprint") or "")]
+            text = text[: self.pair.stop_position(self.sampling.stop, ids, request.prompt_ids)]
+        named = [by, str(completion.get("system_fingerprint") or "")]
         return Answer(ids, text, reason, how, " ".join(filter(None, named)))
 
-    def _check_ids(self, ids: list[int], asked: Asked, count: Any) -> None:
-        """Raises Unbelievable unless ids are tokens, as many as said and no more than asked for."""
+    def _check_ids(self, ids: list[int], request: Asked, count: Any) -> None:
+        """Raises Unbelievable unless ids are tokens, `count` of them and no more than asked for."""
         size = self.pair.vocab_size
         wrong = next(
-            (one for one in ids if not isinstance(one, int) or isinstance(one, bool) or not 0 <= one < size), None
+            (token for token in ids if not isinstance(token, int) or isinstance(token, bool) or not 0 <= token < size),
+            None,
         )
         if wrong is not None:
             raise Unbelievable(f"it returns the token {wrong!r}: expected ids in [0, {size})")
-        if not ids or len(ids) > asked.max_tokens:
-            raise Unbelievable(f"it returns {len(ids)} tokens, asked for were 1 to {asked.max_tokens}")
+        if not ids or len(ids) > request.max_tokens:
+            raise Unbelievable(f"it returns {len(ids)} tokens, asked for were 1 to {request.max_tokens}")
         if isinstance(count, int) and count != len(ids):
             raise Unbelievable(f"it returns {len(ids)} tokens and says that there are {count}")
 
-    def _with_end(self, ids: list[int], choice: Mapping[str, Any], asked: Asked, ended: str) -> list[int]:
+    def _with_end(self, ids: list[int], choice: Mapping[str, Any], request: Asked, ended: str) -> list[int]:
         """The ids with the end of text, where the engine has cut it off and says which one it was."""
-        if ended != "stop" or ids[-1] in self.ends or self._stops_at(ids, asked) is not None:
+        if ended != "stop" or ids[-1] in self.ends or self._stops_at(ids, request) is not None:
             return ids
-        said = [choice.get(name) for name in ("stop_reason", "matched_stop")]
-        token = next((one for one in said if isinstance(one, int) and not isinstance(one, bool)), None)
-        if token not in self.ends or len(ids) == asked.max_tokens:
+        matched = [choice.get(name) for name in ("stop_reason", "matched_stop")]
+        token = next((value for value in matched if isinstance(value, int) and not isinstance(value, bool)), None)
+        if token not in self.ends or len(ids) == request.max_tokens:
             raise Unbelievable(f"it stops at the token {ids[-1]}, which ends no text of this pair")
         return [*ids, int(token)]  # type: ignore[arg-type]
 
-    def _encoded(self, choice: Mapping[str, Any], asked: Asked, ended: str, count: Any) -> list[int]:
-        """The text encoded again. Raises NotRoundTrip unless it decodes to itself and has as many tokens as said."""
+    def _encoded(self, choice: Mapping[str, Any], request: Asked, ended: str, count: Any) -> list[int]:
+        """The text encoded again. Raises NotRoundTrip unless it decodes to itself and has `count` tokens."""
         text = choice.get("text")
         if not isinstance(text, str):
             raise Unbelievable("it returns neither token ids nor text")
@@ -116,60 +117,60 @@ class Reader:
             raise NotRoundTrip("which token has ended the text is not said")
         end = list(self.ends) if cut else []
         alone = list(tokenizer(text, add_special_tokens=False).input_ids) if text else []
-        start = str(tokenizer.decode(asked.prompt_ids, skip_special_tokens=False))
-        whole = list(tokenizer(start + text, add_special_tokens=False).input_ids)[len(asked.prompt_ids) :]
+        start = str(tokenizer.decode(request.prompt_ids, skip_special_tokens=False))
+        whole = list(tokenizer(start + text, add_special_tokens=False).input_ids)[len(request.prompt_ids) :]
         for ids in (alone, whole):
-            same = self.pair.text(ids, asked.prompt_ids) == text
+            same = self.pair.text(ids, request.prompt_ids) == text
             right = not isinstance(count, int) or count == len(ids) + len(end)
-            if same and right and 0 < len(ids) + len(end) <= asked.max_tokens:
+            if same and right and 0 < len(ids) + len(end) <= request.max_tokens:
                 return [*ids, *end]
         raise NotRoundTrip("the text is encoded to other tokens than it was made of")
 
-    def _reason(self, ids: list[int], asked: Asked, ended: str) -> str:
-        """How the text ended. Raises Unbelievable if it goes on behind its end, or ends before it."""
-        early = next((place for place, one in enumerate(ids[:-1]) if one in self.ends), None)
+    def _reason(self, ids: list[int], request: Asked, ended: str) -> str:
+        """How the text ended. Raises Unbelievable if it goes on after its end, or ends before it."""
+        early = next((position for position, token in enumerate(ids[:-1]) if token in self.ends), None)
         if early is not None:
-            raise Unbelievable(f"it goes on behind an end of text, token {early + 1} of {len(ids)}")
-        stop = self._stops_at(ids, asked)
+            raise Unbelievable(f"it goes on after an end of text, token {early + 1} of {len(ids)}")
+        stop = self._stops_at(ids, request)
         if stop is not None and stop < len(ids):
-            raise Unbelievable(f"it goes on behind a stop string, token {stop} of {len(ids)}")
+            raise Unbelievable(f"it goes on after a stop string, token {stop} of {len(ids)}")
         if ids[-1] in self.ends:
             return "end"
         if stop is not None:
             return "stop"
         if ended == "stop":
             raise Unbelievable("it stops where no text of this pair ends")
-        if len(ids) < asked.max_tokens:
-            raise Unbelievable(f"it ends for its length after {len(ids)} tokens, asked for were {asked.max_tokens}")
+        if len(ids) < request.max_tokens:
+            raise Unbelievable(f"it ends for its length after {len(ids)} tokens, asked for were {request.max_tokens}")
         return "length"
 
-    def _stops_at(self, ids: list[int], asked: Asked) -> int | None:
+    def _stops_at(self, ids: list[int], request: Asked) -> int | None:
         """How many tokens complete the first stop string; None: there is none."""
         stops = self.sampling.stop
-        if self.pair.stop_position(stops, ids, asked.prompt_ids) is None:
+        if self.pair.stop_position(stops, ids, request.prompt_ids) is None:
             return None
         shortest = len(ids)
-        while shortest > 1 and self.pair.stop_position(stops, ids[: shortest - 1], asked.prompt_ids) is not None:
+        while shortest > 1 and self.pair.stop_position(stops, ids[: shortest - 1], request.prompt_ids) is not None:
             shortest -= 1
         return shortest
 
 
-def _only_choice(found: Any) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
+def _only_choice(completion: Any) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
     """The one choice, and the usage. Raises Unbelievable if there is none, or several."""
-    choices = found.get("choices") if isinstance(found, Mapping) else None
+    choices = completion.get("choices") if isinstance(completion, Mapping) else None
     if not isinstance(choices, list) or len(choices) != 1 or not isinstance(choices[0], Mapping):
         raise Unbelievable("its answer holds no completion: expected one choice")
-    usage = found.get("usage")
+    usage = completion.get("usage")
     return choices[0], usage if isinstance(usage, Mapping) else {}
 
 
-def _check_prompt(choice: Mapping[str, Any], usage: Mapping[str, Any], asked: Asked) -> None:
+def _check_prompt(choice: Mapping[str, Any], usage: Mapping[str, Any], request: Asked) -> None:
     """Raises Unbelievable if the server has read another prompt."""
     read, count = choice.get("prompt_token_ids"), usage.get("prompt_tokens")
-    if read is not None and read != asked.prompt_ids:
+    if read is not None and read != request.prompt_ids:
         raise Unbelievable("it has read another prompt: its prompt_token_ids are not those that were sent")
-    if isinstance(count, int) and count != len(asked.prompt_ids):
-        raise Unbelievable(f"it has read {count} tokens of a prompt, sent were {len(asked.prompt_ids)}")
+    if isinstance(count, int) and count != len(request.prompt_ids):
+        raise Unbelievable(f"it has read {count} tokens of a prompt, sent were {len(request.prompt_ids)}")
 
 
 def _returned_ids(choice: Mapping[str, Any]) -> list[int] | None:
@@ -178,7 +179,9 @@ def _returned_ids(choice: Mapping[str, Any]) -> list[int] | None:
     if isinstance(ids, list):
         return ids
     tokens = (choice.get("logprobs") or {}).get("tokens") if isinstance(choice.get("logprobs"), Mapping) else None
-    if not isinstance(tokens, list) or not all(isinstance(one, str) and one.startswith("token_id:") for one in tokens):
+    if not isinstance(tokens, list) or not all(
+        isinstance(token, str) and token.startswith("token_id:") for token in tokens
+    ):
         return None
-    numbers = [one.removeprefix("token_id:") for one in tokens]
-    return [int(one) for one in numbers] if tokens and all(map(str.isdecimal, numbers)) else None
+    numbers = [number.removeprefix("token_id:") for number in tokens]
+    return [int(number) for number in numbers] if tokens and all(map(str.isdecimal, numbers)) else None

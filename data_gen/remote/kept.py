@@ -22,7 +22,7 @@ Kept = dict[int, dict[str, Any]]  # row number -> {"row": ..., "how": ...}
 def read_kept(folder: Path, number: int, job: str) -> Kept:
     """What is kept of a shard's rows; lines of another job, and damaged ones, are passed over."""
     path = _path(folder, number)
-    found: Kept = {}
+    rows: Kept = {}
     for line in lines_of(path.read_bytes().decode("utf-8", "replace")) if path.is_file() else ():
         try:
             entry = json.loads(line)
@@ -31,14 +31,14 @@ def read_kept(folder: Path, number: int, job: str) -> Kept:
         except (ValueError, LookupError, TypeError):
             continue
         if whole:
-            found[row] = entry["kept"]
-    return found
+            rows[row] = entry["kept"]
+    return rows
 
 
-def keep(folder: Path, number: int, job: str, kept: dict[str, Any]) -> None:
+def keep(folder: Path, number: int, job: str, entry: dict[str, Any]) -> None:
     """Append a row, flushed to disk. Raises InputError if it cannot be written."""
     path = _path(folder, number)
-    line = json.dumps({"kept": kept, "sha256": content_hash([job, kept], 32)}) + "\n"
+    line = json.dumps({"kept": entry, "sha256": content_hash([job, entry], 32)}) + "\n"
     try:
         if not path.exists():
             path.parent.mkdir(parents=True, exist_ok=True)

@@ -30,7 +30,7 @@ MEND = "expected endpoints and served.key_variable of a server with /v1/completi
 
 @dataclass(frozen=True)
 class Limits:
-    """Of each endpoint. seconds: one try may take; backoff: seconds before the second; requests_per_minute: None: any."""
+    """Limits of each endpoint. seconds: of one try; backoff: seconds before the second; requests_per_minute: None: any."""
 
     concurrency: int
     requests_per_minute: float | None
@@ -43,7 +43,7 @@ class Limits:
 class Outcome:
     """What came of one row: what `read` made of the answer, or a reason. `address`: the endpoint that had it last."""
 
-    asked: Asked
+    request: Asked
     address: str
     answer: Any = None
     reason: str = ""
@@ -71,30 +71,30 @@ class Server:
         return cls(Client(url, key, limits.seconds, "the endpoint", MEND), requests, limits)
 
     def open(self) -> None:
-        """Is it there, does it have the model, which keys does it know? What speaks against it is `left_out`."""
+        """Is it there, does it have the model, which keys does it know? A fault is noted in `left_out`."""
         try:
             models = self._ask("/models")
-            known = self._fields()
+            fields = self._fields()
         except (Silent, Wrong) as error:
             self.left_out = str(error)
             return
-        named = [str(one.get("id")) for one in models if isinstance(one, dict)]
+        named = [str(model.get("id")) for model in models if isinstance(model, dict)]
         if named and self.requests.model not in named and self.requests.engine.name in ("vllm", "sglang"):
             self.left_out = f"it serves {', '.join(named)}: expected served.model={self.requests.model}"
-        if known:
+        if fields:
             self.checked = True
-            self.unknown = sorted(set(self.requests.body(Asked(0, [0], 1))) - known)
+            self.unknown = sorted(set(self.requests.body(Asked(0, [0], 1))) - fields)
             needed = [name for name in self.unknown if not self.requests.needless(name)]
             if needed:
                 self.left_out = f"it does not know {', '.join(needed)} (its openapi.json): another served.engine?"
 
-    def reply(self, asked: Asked, read: Callable[[Any, Asked], Any]) -> Any:
+    def reply(self, request: Asked, read: Callable[[Any, Asked], Any]) -> Any:
         """What `read` makes of the answer to one row. Raises Silent, Refused, Wrong, Unbelievable or InputError."""
-        body = {name: value for name, value in self.requests.body(asked).items() if name not in self.unknown}
+        body = {name: value for name, value in self.requests.body(request).items() if name not in self.unknown}
         tries = retrying(self.limits.attempts, self.limits.backoff, lambda: bool(self.left_out))
-        return tries(self._try, body, asked, read)
+        return tries(self._try, body, request, read)
 
-    def _try(self, body: Mapping[str, Any], asked: Asked, read: Callable[[Any, Asked], Any]) -> Any:
+    def _try(self, body: Mapping[str, Any], request: Asked, read: Callable[[Any, Asked], Any]) -> Any:
         """One request, once the endpoint may be asked again."""
         with self.lock:
             start = max(time.monotonic(), self.free_at)
@@ -102,7 +102,7 @@ class Server:
             self.free_at = start if rate is None else start + 60 / rate
         time.sleep(max(0.0, start - time.monotonic()))
         try:
-            return read(self.client.post(body), asked)
+            return read(self.client.post(body), request)
         except Silent as silence:
             with self.lock:
                 self.free_at = max(self.free_at, time.monotonic() + (silence.wait or 0))
@@ -135,13 +135,13 @@ class Server:
         """A list that the server gives; empty if it has none of it. Raises Silent, or Wrong for a wrong key."""
         url = self.client.url.partition("?")[0].removesuffix("/completions") + path
         try:
-            found = self.client.get(url, min(PROBE_SECONDS, self.limits.seconds))
+            answer = self.client.get(url, min(PROBE_SECONDS, self.limits.seconds))
         except (Refused, Silent, Wrong) as error:
             status = getattr(error, "status", 400)
             if status is None or status in AWAY:
                 raise
             return []
-        data = found.get("data") if isinstance(found, dict) else None
+        data = answer.get("data") if isinstance(answer, dict) else None
         return data if isinstance(data, list) else []
 
     def _fields(self) -> set[str]:
@@ -149,12 +149,14 @@ class Server:
         parts = urlsplit(self.client.url)
         for root in ("", parts.path.removesuffix("/completions").removesuffix("/v1")):
             try:
-                found = self.client.get(
+                schemas = self.client.get(
                     urlunsplit((*parts[:2], f"{root}/openapi.json", "", "")), min(PROBE_SECONDS, self.limits.seconds)
                 )
-                body = found["paths"]["/v1/completions"]["post"]["requestBody"]["content"]["application/json"]["schema"]
+                body = schemas["paths"]["/v1/completions"]["post"]["requestBody"]["content"]["application/json"][
+                    "schema"
+                ]
                 name = str(body.get("$ref", "")).rpartition("/")[2]
-                return set(found["components"]["schemas"][name]["properties"])
+                return set(schemas["components"]["schemas"][name]["properties"])
             except (Silent, Refused, Wrong, LookupError, TypeError, AttributeError):
                 continue
         return set()
@@ -213,13 +215,13 @@ class Pool:
         """One thread of a server: rows until the pool closes, or the server is left out."""
         while not server.left_out and not self._over.is_set():
             try:
-                asked, turns = self._rows.get(timeout=0.2)
+                request, turns = self._rows.get(timeout=0.2)
             except Empty:
                 continue
-            outcome = Outcome(asked, server.client.address)
+            outcome = Outcome(request, server.client.address)
             error: Exception | None = None
             try:
-                outcome.answer = server.reply(asked, read)
+                outcome.answer = server.reply(request, read)
             except Exception as fault:  # whatever it is, it is this row's
                 error = fault
             if isinstance(error, InputError) and not isinstance(error, Wrong):  # no server will do
@@ -228,7 +230,7 @@ class Pool:
                 continue
             server.judge(error)
             if error is not None and (server.left_out or turns + 1 < TURNS):
-                self._rows.put((asked, turns + (not server.left_out)))
+                self._rows.put((request, turns + (not server.left_out)))
                 continue
             outcome.reason = _reason(error) if error else ""
             self._outcomes.put(outcome)

@@ -1,4 +1,4 @@
-"""What an endpoint is asked: OpenAI's /v1/completions, with every field of our sampling in the words of the engine behind it.
+"""What an endpoint is asked: OpenAI's /v1/completions, with every field of our sampling in the words of its engine.
 
 Neutral values are sent, too, for engines put a checkpoint's own generation config in the place of what is missing. An
 engine that has no word for a field takes only its neutral value. Names and neutral values are those of vLLM 0.33
@@ -89,16 +89,16 @@ class Requests:
         """Fields of the sampling that are not neutral."""
         return [name for name, neutral in NEUTRAL.items() if getattr(self.sampling, name) != neutral]
 
-    def body(self, asked: Asked) -> dict[str, Any]:
+    def body(self, request: Asked) -> dict[str, Any]:
         """The request of one row. Raises InputError if its prompt has no text that is encoded to it again."""
         basis = {
             "model": self.model,
-            "prompt": asked.prompt_ids if self.engine.sends_ids else self._text(asked.prompt_ids),
-            "max_tokens": asked.max_tokens,
-            "seed": int(content_hash([self.sampling.seed, asked.row], 16), 16) % SEEDS,
+            "prompt": request.prompt_ids if self.engine.sends_ids else self._text(request.prompt_ids),
+            "max_tokens": request.max_tokens,
+            "seed": int(content_hash([self.sampling.seed, request.row], 16), 16) % SEEDS,
         }
         if self.engine.name == "transformers":
-            body = {**basis, **self._generation(asked.max_tokens)}
+            body = {**basis, **self._generation(request.max_tokens)}
         else:
             body = {**basis, **self._fields(), **(self.engine.further or {}), "n": 1, "stream": False}
         body |= self.further
@@ -111,24 +111,24 @@ class Requests:
 
     def _fields(self) -> dict[str, Any]:
         """Our sampling in the words of vLLM, SGLang and OpenAI."""
-        found = {name: getattr(self.sampling, name) for name in self.engine.fields}
-        found["stop"] = list(self.sampling.stop) or None
-        if "top_k" in found:
-            found["top_k"] = found["top_k"] or self.engine.every
-            found["stop_token_ids"] = list(self.pair.end_ids or ()) or None
-        return found
+        fields = {name: getattr(self.sampling, name) for name in self.engine.fields}
+        fields["stop"] = list(self.sampling.stop) or None
+        if "top_k" in fields:
+            fields["top_k"] = fields["top_k"] or self.engine.every
+            fields["stop_token_ids"] = list(self.pair.end_ids or ()) or None
+        return fields
 
     def _generation(self, max_tokens: int) -> dict[str, Any]:
         """Our sampling in the words of transformers: a generation config, whole."""
-        said = self.sampling
-        found: dict[str, Any] = {"do_sample": said.temperature > 0, "max_new_tokens": max_tokens}
-        if said.temperature > 0:
-            found |= {"temperature": said.temperature, "top_k": said.top_k, "top_p": said.top_p}
-            found |= {"min_p": said.min_p} if said.min_p else {}
+        sampling = self.sampling
+        generation: dict[str, Any] = {"do_sample": sampling.temperature > 0, "max_new_tokens": max_tokens}
+        if sampling.temperature > 0:
+            generation |= {"temperature": sampling.temperature, "top_k": sampling.top_k, "top_p": sampling.top_p}
+            generation |= {"min_p": sampling.min_p} if sampling.min_p else {}
         ends = list(self.pair.end_ids or ())
-        found |= {"repetition_penalty": said.repetition_penalty}
-        found |= {"eos_token_id": ends, "pad_token_id": ends[0]} if ends else {}
-        return {"generation_config": json.dumps(found), "stop": list(said.stop) or None}
+        generation |= {"repetition_penalty": sampling.repetition_penalty}
+        generation |= {"eos_token_id": ends, "pad_token_id": ends[0]} if ends else {}
+        return {"generation_config": json.dumps(generation), "stop": list(sampling.stop) or None}
 
     def _text(self, ids: list[int]) -> str:
         tokenizer: Any = self.pair.tokenizer

@@ -26,8 +26,8 @@ NO_ROUND_TRIP = "does not round-trip: "
 SEEDS = "the engine's own random numbers, asked for with a seed per row: they are not those of decoding here"
 
 
-class Shown(Protocol):
-    """What is told of the way."""
+class Progress(Protocol):
+    """Where progress is reported."""
 
     def say(self, line: str) -> None:
         """A line."""
@@ -60,40 +60,42 @@ def identity(config: Mapping[str, Any]) -> dict[str, Any]:
     return {**config, "served_as": {name: config["served"][name] for name in ("model", "request")}}
 
 
-def ask_endpoints(work: Work, shards: Mapping[int, range], endpoints: Sequence[str], served: Any, shown: Shown) -> None:
+def ask_endpoints(
+    work: Work, shards: Mapping[int, range], endpoints: Sequence[str], served: Any, progress: Progress
+) -> None:
     """Write these shards. Raises InputError once no endpoint is left; the rows that have come are kept."""
     limits = Limits(served.concurrency, served.requests_per_minute, served.seconds, served.attempts, served.backoff)
     requests = Requests(served.engine, served.model, work.pair, work.sampling, plain(served.request))
     key = key_of(served.key_variable, "served.key_variable")
-    pool = Pool([Server.at(url, key, requests, limits) for url in endpoints], shown.say)
+    pool = Pool([Server.at(url, key, requests, limits) for url in endpoints], progress.say)
     reader = Reader(work.pair, work.sampling, served.model, requests.engine.shows_stops)
     rows = {number: read_kept(work.folder, number, work.job) for number in shards}
     home = {row: number for number, numbers in shards.items() for row in numbers}
-    asked = []
+    questions = []
     for row, number in home.items():
         if row in rows[number]:
             continue
-        found = _question(work, row)
-        if isinstance(found, Asked):
-            asked.append(found)
+        question = _question(work, row)
+        if isinstance(question, Asked):
+            questions.append(question)
         else:
-            rows[number][row] = {"row": found, "how": {}}
-    shown.skip(sum(map(len, rows.values())))
-    if asked:
+            rows[number][row] = {"row": question, "how": {}}
+    progress.skip(sum(map(len, rows.values())))
+    if questions:
         pool.open()
     for number, numbers in shards.items():
         _write_if_whole(work, number, numbers, rows[number], pool)
-    for outcome in pool.ask(asked, lambda found, one: _read(reader, found, one)):
-        number = home[outcome.asked.row]
-        kept = _row(work, outcome)
-        keep(work.folder, number, work.job, kept)
-        rows[number][outcome.asked.row] = kept
-        shown.count(len(kept["row"]["token_ids"]))
+    for outcome in pool.ask(questions, lambda completion, request: _read(reader, completion, request)):
+        number = home[outcome.request.row]
+        entry = _row(work, outcome)
+        keep(work.folder, number, work.job, entry)
+        rows[number][outcome.request.row] = entry
+        progress.count(len(entry["row"]["token_ids"]))
         _write_if_whole(work, number, shards[number], rows[number], pool)
 
 
 def facts_of(stage: Stage, job: str, num_shards: int) -> dict[str, Any]:
-    """For the manifest: how the endpoints answered, over all shards. Deletes what was kept on the way. Nothing for others."""
+    """Facts for the manifest: how the endpoints answered, over all shards. Deletes what was kept on the way."""
     headers = [read_whole(stage.folder / shard_name(number), job)[0] for number in range(num_shards)]
     totals: dict[str, Counter[str]] = {}
     for header in headers:
@@ -102,7 +104,7 @@ def facts_of(stage: Stage, job: str, num_shards: int) -> dict[str, Any]:
     stage.remove(FOLDER)
     if not any("served" in header for header in headers):
         return {}
-    fields = {place: found for header in headers for place, found in header.get("fields", {}).items()}
+    fields = {address: remark for header in headers for address, remark in header.get("fields", {}).items()}
     return {
         "served": {
             "seeds": SEEDS,
@@ -126,28 +128,28 @@ def _question(work: Work, row: int) -> Asked | dict[str, Any]:
     return Asked(row, ids, work.sampling.room(len(ids)))
 
 
-def _read(reader: Reader, found: Any, asked: Asked) -> Answer | NotRoundTrip:
+def _read(reader: Reader, completion: Any, request: Asked) -> Answer | NotRoundTrip:
     """An answer that is settled: its tokens are known, or cannot be."""
     with TOKENIZER:
         try:
-            return reader.read(found, asked)
+            return reader.read(completion, request)
         except NotRoundTrip as error:
             return error
 
 
 def _row(work: Work, outcome: Outcome) -> dict[str, Any]:
     """The row of an outcome, and how it came."""
-    prompt, row, answer = work.prompts[outcome.asked.row], outcome.asked.row, outcome.answer
-    ids = outcome.asked.prompt_ids
+    prompt, row, answer = work.prompts[outcome.request.row], outcome.request.row, outcome.answer
+    ids = outcome.request.prompt_ids
     if isinstance(answer, Answer):
         facts = {"token_ids": answer.token_ids, "finish_reason": answer.finish_reason, "text": answer.text}
         how = {"ids": answer.ids, "by": answer.by or "no name given", "endpoint": outcome.address}
         return {"row": row_of(prompt, row, "done", prompt_ids=ids, **facts), "how": how}
     if isinstance(answer, NotRoundTrip):
-        told = row_of(prompt, row, "skipped", prompt_ids=ids, error=f"{NO_ROUND_TRIP}{answer}")
-        return {"row": told, "how": {"ids": "does not round-trip", "endpoint": outcome.address}}
-    told = row_of(prompt, row, "failed", prompt_ids=ids, finish_reason="error", error=outcome.reason)
-    return {"row": told, "how": {"ids": "failed", "endpoint": outcome.address}}
+        record = row_of(prompt, row, "skipped", prompt_ids=ids, error=f"{NO_ROUND_TRIP}{answer}")
+        return {"row": record, "how": {"ids": "does not round-trip", "endpoint": outcome.address}}
+    record = row_of(prompt, row, "failed", prompt_ids=ids, finish_reason="error", error=outcome.reason)
+    return {"row": record, "how": {"ids": "failed", "endpoint": outcome.address}}
 
 
 def _write_if_whole(work: Work, number: int, numbers: range, rows: Kept, pool: Pool) -> None:

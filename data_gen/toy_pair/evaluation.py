@@ -74,8 +74,8 @@ def response_logits(model: LlamaForCausalLM, pairs: list[Pair]) -> Tensor:
     width = max(map(len, rows))
     input_ids = torch.tensor([row + [0] * (width - len(row)) for row in rows])  # causal: padding on the right is unseen
     logits = model(input_ids=input_ids, use_cache=False).logits.float()
-    kept = [logits[i, len(prompt) - 1 : len(rows[i]) - 1] for i, (prompt, _) in enumerate(pairs)]
-    return torch.cat(kept)
+    predicting = [logits[i, len(prompt) - 1 : len(rows[i]) - 1] for i, (prompt, _) in enumerate(pairs)]
+    return torch.cat(predicting)
 
 
 def acceptance(target: LlamaForCausalLM, draft: LlamaForCausalLM, pairs: list[Pair]) -> float:

@@ -1,9 +1,9 @@
-"""Write anew by what the toy pair's heads know their models: needed when `toolkit.models.fingerprint` changes, not the weights.
+"""Write again how the toy pair's heads know their models: needed when `toolkit.models.fingerprint` changes, not the weights.
 
     python -m data_gen.toy_pair.stamp
 
 Only the two fingerprints and the sketch of the draft's weights change in the heads' configs; weights stay as they are. The
-files' checksums are written anew.
+files' checksums are written again.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ def stamp(folder: Path, pair: ModelPair) -> None:
     """Stamp every head in a folder with the pair's models."""
     for kind in KINDS.values():
         if kind.is_in(folder):
-            head, about = kind.load(folder)
+            head, card = kind.load(folder)
             facts = {
                 "target_fingerprint": fingerprint(pair.target),
                 "draft_fingerprint": fingerprint(pair.draft),
                 "draft_weights": sketch(pair.draft),
             }
-            head.save(folder, {**{name: fact for name, fact in about.items() if name != "head"}, **facts})
+            head.save(folder, {**{name: fact for name, fact in card.items() if name != "head"}, **facts})
 
 
 if __name__ == "__main__":

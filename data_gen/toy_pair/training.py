@@ -15,9 +15,10 @@ from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM, PreTra
 
 from data_gen.toy_pair.batches import BatchStream
 from data_gen.toy_pair.muon import Muon
+from toolkit.config import commands
 
 
-def build_model(shape: Any, tokenizer: PreTrainedTokenizerFast, max_positions: int) -> LlamaForCausalLM:
+def build_model(shape: commands.ToyModel, tokenizer: PreTrainedTokenizerFast, max_positions: int) -> LlamaForCausalLM:
     """A fresh Llama with tied embeddings in the shape given by the config."""
     special = {
         "bos_token_id": tokenizer.bos_token_id,
@@ -86,7 +87,7 @@ def learning_rate_factor(step: int, warmup: int, steps: int) -> float:
 class ToyModule(pl.LightningModule):
     """One of the two models. `shape` is its part of the config: sizes, learning rates, steps, warmup."""
 
-    def __init__(self, cfg: Any, shape: Any, tokenizer: PreTrainedTokenizerFast) -> None:
+    def __init__(self, cfg: commands.Toy, shape: commands.ToyModel, tokenizer: PreTrainedTokenizerFast) -> None:
         super().__init__()
         self.cfg, self.shape = cfg, shape
         self.model = build_model(shape, tokenizer, cfg.max_positions)

@@ -379,7 +379,7 @@ LIES = {
     "a list": (lambda request, answer: [answer], "expected one choice"),
     "another model": (lambda request, answer: {**answer, "model": "small"}, "it answers as small, asked for was tiny"),
     "aborted": (choice(finish_reason="abort"), "its finish_reason is 'abort'"),
-    "goes on": (choice(token_ids=[5, 2, 5], finish_reason="length"), "it goes on behind an end of text, token 2 of 3"),
+    "goes on": (choice(token_ids=[5, 2, 5], finish_reason="length"), "it goes on after an end of text, token 2 of 3"),
     "short": (choice(token_ids=[5, 6], finish_reason="length"), "it ends for its length after 2 tokens, asked for were 6"),
     "another end": (choice(token_ids=[5, 6], finish_reason="stop"), "it stops at the token 6, which ends no text"),
 }  # fmt: skip

@@ -261,7 +261,7 @@ def test_what_no_trace_can_hold_is_refused(options, problem):
         ([-1], [1, END], "holds ids outside of the vocabulary of 4"),
         ([1], [1, -1], "holds ids outside of the vocabulary of 4"),
         ([1], [1] * (LENGTH + 1), f"has {LENGTH + 1} tokens, more than max_new_tokens={LENGTH}"),
-        ([1], [END, END], "goes on behind an end of text"),
+        ([1], [END, END], "goes on after an end of text"),
         ([1], [1, 2], f"ends after 2 tokens, neither by an end of text nor by max_new_tokens={LENGTH}"),
         ([1, 1, 1], [1, END], f"and max_new_tokens={LENGTH} exceed the context of 8"),
     ],

@@ -257,7 +257,7 @@ def test_the_recorded_chances_are_those_of_the_distributions():
         ([], "is empty"),
         ([1, 7], "outside of the vocabulary of 3"),
         ([1, 2, 1, 2, 1], "more than max_new_tokens=4"),
-        ([1, END, 1, 2], "goes on behind an end of text"),
+        ([1, END, 1, 2], "goes on after an end of text"),
         ([1, 2], "ends after 2 tokens, neither by"),
     ],
 )
@@ -269,7 +269,7 @@ def test_texts_that_live_decoding_could_not_end_in_are_refused(text, problem):
 def test_texts_that_a_stop_string_would_have_ended_are_refused():
     recorder = Recorder(table_pair(), Sampling(max_new_tokens=4, stop=("21",)), 3)
     recorder.record([([1], [1, 2, 1]), ([2], [1, 1, 1, 2])], [0, 1])
-    with pytest.raises(InputError, match="goes on behind a stop string"):
+    with pytest.raises(InputError, match="goes on after a stop string"):
         recorder.record([([1], [2, 1, 1, 1])], [0])
     with pytest.raises(InputError, match="neither by an end of text, nor by a stop string nor by max_new_tokens=4"):
         recorder.record([([1], [1, 2])], [0])

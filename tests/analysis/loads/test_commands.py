@@ -196,7 +196,7 @@ def table_of(**speeds):
 
 def test_the_sentence_says_do_not_draft_where_it_does_not_pay():
     assert sentences(table_of(autoregressive=1.0, speculative_K4=1.5, rate=2.0)) == [
-        "batch 1: d, rate: 2.00 [1.90, 2.10] times plain decoding; "
+        "batch 1: d, rate: 2.00 [1.90, 2.10] times autoregressive decoding; "
         "the best fixed length (d, fixed K=4): 1.50 [1.40, 1.60]"
     ]
     (said,) = sentences(table_of(autoregressive=1.0, speculative_K4=0.8))

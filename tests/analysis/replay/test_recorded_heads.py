@@ -167,7 +167,7 @@ def test_without_samples_there_are_no_scores(heads, scored):
     trace = small_trace(count=4, most=1)
     alone = replace(trace, accepted=torch.zeros_like(trace.accepted), estimates={"x": torch.zeros(trace.num_steps)})
     with pytest.raises(
-        InputError, match="^no drafted token was read behind its position: record traces with max_drafted of 2"
+        InputError, match="^no drafted token was read after its position: record traces with max_drafted of 2"
     ):
         head_scores(alone, np.ones(4, dtype=bool), heads[0], "x", Bootstrap(10))
 
@@ -286,7 +286,7 @@ def test_traces_that_were_read_nowhere_cannot_be_judged(scored):
     one = Scored(alone, torch.zeros(alone.num_steps), False)
     identity = SimpleNamespace(chances=torch.sigmoid, probs=torch.sigmoid)
     with pytest.raises(
-        InputError, match="^no drafted token was read behind its position: record traces with a larger max_drafted"
+        InputError, match="^no drafted token was read after its position: record traces with a larger max_drafted"
     ):
         calibrating.judge(one, identity, 0.0, 2)
 
