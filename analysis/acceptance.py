@@ -78,32 +78,32 @@ def run(cfg: Any) -> Path:
     efficiency = None if trees is None else block_efficiency_table(trees, bootstrap)
     others = _others(cfg)
     methods = _methods(cfg)
-    wanted = asked(
+    digest = asked(
         "acceptance", cfg, IGNORED, methods_used=[plain(method_config(name, plain(cfg.overrides))) for name in methods]
     )
-    known = finished_stage("acceptance", cfg, ignore=IGNORED, repairs=True)
-    if known is not None and known.manifest.get("asked") == wanted:
-        show_page(known.folder / "acceptance.md")
-        return known.folder
+    finished = finished_stage("acceptance", cfg, ignore=IGNORED, repairs=True)
+    if finished is not None and finished.manifest.get("asked") == digest:
+        show_page(finished.folder / "acceptance.md")
+        return finished.folder
     walk = _walk(cfg)
     judges = [Judge.of(name, plain(cfg.overrides), walk.sampling, len(walk.pair.drafts)) for name in methods]
     stage = open_stage("acceptance", cfg, ignore=IGNORED, repairs=True)
     check_comparable([stage.folder, *map(Path, plain(cfg.join))])
     with _Progress(len(walk.source)) as progress:
-        found = walk.run(judges, stage.folder / "parts", progress.advance)
-    if found.empty:
+        own_sums = walk.run(judges, stage.folder / "parts", progress.advance)
+    if own_sums.empty:
         raise InputError("acceptance: no prompt gave a text of at least one token")
-    found.insert(0, "dataset", _dataset(cfg))
-    sums = pd.concat([found, *others], ignore_index=True)
+    own_sums.insert(0, "dataset", _dataset(cfg))
+    sums = pd.concat([own_sums, *others], ignore_index=True)
     table = acceptance_table.acceptance_table(sums, bootstrap)
     advice = advise(table, cost, *(cfg[name] for name in LIMITS))
-    tables = {"sums": found, "acceptance": table, "advice": advice}
+    tables = {"sums": own_sums, "acceptance": table, "advice": advice}
     if efficiency is not None:
         tables["block_efficiency"] = efficiency
     if cfg.alphabet:
         tables["alphabet"] = alphabet_table(walk, stage.folder / "parts")
     _publish(stage.folder, tables, cost, cfg)
-    return stage.finish(num_texts=found.prompt.nunique(), num_positions=int(table.positions.max()), asked=wanted)
+    return stage.finish(num_texts=own_sums.prompt.nunique(), num_positions=int(table.positions.max()), asked=digest)
 
 
 def _methods(cfg: Any) -> list[str]:
@@ -164,8 +164,8 @@ def _publish(folder: Path, tables: dict[str, pd.DataFrame], cost: TreeCost, cfg:
     sentences = [as_sentence(rows, cost) for _, rows in advice.groupby("dataset", sort=False)]
     write_text(folder / "acceptance.md", _as_markdown(tables, figures, sentences))
     datasets = list(figures)
-    about = {"tags": datasets, "name": " ".join(datasets), "inputs": plain(cfg.join), "track": cfg.track}
-    with wandb_run("acceptance", plain(cfg), folder, **about) as wandb:
+    options = {"tags": datasets, "name": " ".join(datasets), "inputs": plain(cfg.join), "track": cfg.track}
+    with wandb_run("acceptance", plain(cfg), folder, **options) as wandb:
         for name, frame in tables.items():
             log_table(wandb, f"acceptance/{name}", frame)
         for dataset, path in figures.items():

@@ -72,11 +72,11 @@ def run(cfg: Any) -> Path:
     parts = split(instantiate(cfg.prompts).load(), cfg.train_heads)
     stage = open_stage("advise", cfg, inputs=prompt_files(cfg), ignore=IGNORED)
     stage.start()
-    wanted, heads = _settings(cfg), plain(cfg.heads)
+    settings, heads = _settings(cfg), plain(cfg.heads)
     if cfg.train_heads:
         trained = {name: parts[name] for name in (TRAINING, CALIBRATION)}
-        heads = HeadTrainer(cfg, stage.folder, trained, wanted).heads(drafts)
-        wanted = with_calibrated(wanted)
+        heads = HeadTrainer(cfg, stage.folder, trained, settings).heads(drafts)
+        settings = with_calibrated(settings)
     sources, names = _drafts(cfg, pair)
     candidates = []
     for number, name in enumerate(names):
@@ -84,7 +84,7 @@ def run(cfg: Any) -> Path:
         dev, test = (
             RecordedPair(
                 Workbench(single, parts[part], sampling, cfg.batch_size),
-                wanted,
+                settings,
                 stage.folder,
                 cfg.max_drafted,
                 cfg.hidden,
@@ -95,11 +95,11 @@ def run(cfg: Any) -> Path:
             hint = "; train_heads=true trains one" if reason == HEADLESS and not cfg.train_heads else ""
             print(f"{name}: {method} left out, {reason}{hint}")
         candidates.append(Candidate(name, dev, test))
-    singles = [one.dev.bench.pair for one in candidates]
+    singles = [candidate.dev.bench.pair for candidate in candidates]
     timed = [prompt.content for prompt in parts["dev"]]
     tables = costs_of(cfg, singles, timed, sampling, sizes, stage.folder)
-    for number, (one, costs) in enumerate(zip(candidates, tables, strict=True)):
-        one.dev.costs = one.test.costs = (costs, costs.save(stage.folder / f"costs-{number}.json"))
+    for number, (candidate, costs) in enumerate(zip(candidates, tables, strict=True)):
+        candidate.dev.costs = candidate.test.costs = (costs, costs.save(stage.folder / f"costs-{number}.json"))
     table = choose(candidates, sizes, cfg.drops, Bootstrap(cfg.resamples, cfg.confidence, cfg.seed))
     _publish(cfg, stage.folder, table, candidates, sources)
     return stage.finish(num_prompts={name: len(part) for name, part in parts.items()}, drafts=names)
@@ -118,11 +118,11 @@ def split(prompts: Sequence[Prompt], train_heads: bool = False) -> dict[str, lis
             f"expected at least {fewest} prompts to split into {', '.join(first)} and {last}, got {len(prompts)}"
         )
     ordered = sorted({str(prompt.id) for prompt in prompts}, key=lambda name: content_hash([name]))
-    found, above = 0.0, 0
+    cumulative, above = 0.0, 0
     part_of: dict[str, str] = {}
     for name, share in shares.items():
-        found, below = found + share, above
-        above = round(found * len(ordered))
+        cumulative, below = cumulative + share, above
+        above = round(cumulative * len(ordered))
         part_of |= dict.fromkeys(ordered[below:above], name)
     parts = {name: [prompt for prompt in prompts if part_of[str(prompt.id)] == name] for name in shares}
     if not all(parts.values()):
@@ -162,13 +162,13 @@ def _settings(cfg: Any) -> list[Setting]:
 
 def _drafts(cfg: Any, pair: ModelPair) -> tuple[list[str], list[str]]:
     """The drafts as the config names them, and names that tell them apart."""
-    given = plain(cfg.pair).get("draft") or plain(cfg.pair).get("drafts") or []
-    given = [str(name) for name in ([given] if isinstance(given, str) else given)]
-    if len(given) != len(pair.drafts):
-        given = [f"draft {number}" for number in range(len(pair.drafts))]
-    short = [Path(name).name for name in given]
-    names = short if len(set(short)) == len(short) else given
-    return given, [name if names.count(name) == 1 else f"{name} ({n})" for n, name in enumerate(names)]
+    sources = plain(cfg.pair).get("draft") or plain(cfg.pair).get("drafts") or []
+    sources = [str(name) for name in ([sources] if isinstance(sources, str) else sources)]
+    if len(sources) != len(pair.drafts):
+        sources = [f"draft {number}" for number in range(len(pair.drafts))]
+    short = [Path(name).name for name in sources]
+    names = short if len(set(short)) == len(short) else sources
+    return sources, [name if names.count(name) == 1 else f"{name} ({n})" for n, name in enumerate(names)]
 
 
 def _single(pair: ModelPair, number: int, heads: list[str | None] | None, name: str) -> ModelPair:
@@ -185,24 +185,26 @@ def _publish(
     """Write, draw, export, print and log the answer. Exports are of the draft that is advised for the smallest batch size."""
     save_table(table, folder, "advice")
     assert candidates[0].dev.costs is not None
-    source, smallest, said = candidates[0].dev.costs[0].source, int(table.batch.min()), sentences(table)
-    about = f"costs {source}" + ("" if source == "measured" else ", not measured")
-    figure = speedups(table, folder / "advice.png", about)
+    source, smallest, lines = candidates[0].dev.costs[0].source, int(table.batch.min()), sentences(table)
+    cost_note = f"costs {source}" + ("" if source == "measured" else ", not measured")
+    figure = speedups(table, folder / "advice.png", cost_note)
     answer = table[table.advised & (table.batch == smallest)].iloc[0]
     best = answer
     if answer.method == PLAIN:
         drafting = table[(table.method != PLAIN) & (table.batch == smallest)]
         best = drafting.loc[drafting.dev_times_plain.idxmax()]
-    number = [one.draft for one in candidates].index(best.draft)
+    number = [candidate.draft for candidate in candidates].index(best.draft)
     keys = candidates[number].dev.overrides(candidates[number].setting_of(answer))
     overrides = [override(name, value) for name, value in keys.items()]
     greedy = best_lengths(table, best.draft, greedy=True) if table.greedy.any() else None
     write_exports(folder / "exports", sources[number], best_lengths(table, best.draft, greedy=False), greedy, overrides)
-    text = [f"# Advice ({about})", *(f"- {line}" for line in said), markdown(readable(table))]
+    text = [f"# Advice ({cost_note})", *(f"- {line}" for line in lines), markdown(readable(table))]
     write_text(folder / "advice.md", "\n\n".join(text) + "\n")
-    title = f"batch size {', '.join(map(str, table.batch.unique()))}; {about}; settings of dev prompts, numbers of test prompts"
+    title = (
+        f"batch size {', '.join(map(str, table.batch.unique()))}; {cost_note}; settings of dev prompts, numbers of test"
+    )
     show(readable(table), title, folder / "advice.md", ("batch", "method", "times plain", "note", "tokens/s"))
-    print("\n" + "\n".join(said))
+    print("\n" + "\n".join(lines))
     alone = f"vllm.json by batch size, the others for batch size {smallest}"
     if (table.method == FIXED).any():
         print(f"files for serving engines: {folder / 'exports'} ({alone})")

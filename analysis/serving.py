@@ -69,17 +69,17 @@ def run(cfg: commands.Serving) -> Path:
     for method, reason in recorded.left_out.items():
         print(f"{method} left out, {reason}")
     sizes = sorted({1, cfg.slots, *(min(size, cfg.slots) for size in plain(cfg.users))})
-    asked = [prompt.content for prompt in prompts]
-    (costs,) = costs_of(cfg, [pair], asked, sampling, sizes, stage.folder)
+    contents = [prompt.content for prompt in prompts]
+    (costs,) = costs_of(cfg, [pair], contents, sampling, sizes, stage.folder)
     recorded.costs = costs, costs.save(stage.folder / "costs.json")
     requests = [number % recorded.num_texts for number in range(cfg.requests)]
     table = _serve(recorded, loads, requests)
     save_table(table, stage.folder, "serving")
-    about = f"{cfg.slots} slots, costs {costs.source}" + ("" if costs.source == "measured" else ", not measured")
-    figure = over_plain(table, stage.folder / "serving.png", about)
+    title = f"{cfg.slots} slots, costs {costs.source}" + ("" if costs.source == "measured" else ", not measured")
+    figure = over_plain(table, stage.folder / "serving.png", title)
     best = table.loc[table.groupby(["load", "method"], sort=False).tokens_per_second.idxmax()]
     first = ("load", "method", "setting", "tokens_per_second", "times_plain", "note")
-    show(best[SHOWN], f"{about}; the best setting of every method", stage.folder / "serving.csv", first)
+    show(best[SHOWN], f"{title}; the best setting of every method", stage.folder / "serving.csv", first)
     print("\n".join(break_even(table)))
     with wandb_run("serving", plain(cfg), stage.folder, track=cfg.track) as wandb:
         log_table(wandb, "serving/serving", table)
@@ -89,17 +89,17 @@ def run(cfg: commands.Serving) -> Path:
 
 def break_even(table: pd.DataFrame) -> list[str]:
     """One sentence per kind of load: from which load on nothing that drafts beats plain decoding."""
-    said = []
+    sentences = []
     for kind, part in table.groupby("kind", sort=False):
         best = part[part.method != PLAIN].groupby("amount").times_plain.max().sort_index()
         losing = best[best <= 1.0]
         if not len(losing):
-            said.append(
+            sentences.append(
                 f"{kind}: drafting pays at every load, {best.min():.2f} to {best.max():.2f} times plain decoding"
             )
         else:
-            said.append(f"{kind}: drafting does not pay at {', '.join(f'{load:g}' for load in losing.index)}")
-    return said
+            sentences.append(f"{kind}: drafting does not pay at {', '.join(f'{load:g}' for load in losing.index)}")
+    return sentences
 
 
 def _enough(load: Load) -> int:

@@ -70,12 +70,12 @@ def run(cfg: commands.Sweep) -> Path:
         raise InputError("replayed: expected source=live with it, the sweep that is compared with replayed ones")
     settings = expand(plain(cfg.grid), with_plain=cfg.source == "traces", max_drafted=cfg.max_drafted)
     part = part_of(cfg)
-    known = finished_stage("sweep", cfg, ignore=IGNORED, repairs=True)
-    wanted = asked("sweep", cfg, GRID, methods=[setting.content for setting in settings])
-    if known is not None and known.manifest.get("asked") == wanted:
+    finished = finished_stage("sweep", cfg, ignore=IGNORED, repairs=True)
+    digest = asked("sweep", cfg, GRID, methods=[setting.content for setting in settings])
+    if finished is not None and finished.manifest.get("asked") == digest:
         print(f"sweep: {len(settings)} settings, finished before")
-        _show(known.folder, cfg, known.manifest["num_prompts"])
-        return _with_agreement(known.folder, cfg)
+        _show(finished.folder, cfg, finished.manifest["num_prompts"])
+        return _with_agreement(finished.folder, cfg)
     bench = Workbench(instantiate(cfg.pair), instantiate(cfg.prompts).load(), instantiate(cfg.sampling), cfg.batch_size)
     settings = _possible(settings, bench)
     keys = {setting.name: bench.prepare(setting) for setting in settings}
@@ -86,7 +86,7 @@ def run(cfg: commands.Sweep) -> Path:
         "model_fingerprints": bench.fingerprints,
         "settings": keys,
         "cost_ratio": cfg.cost_ratio,
-        "asked": wanted,
+        "asked": digest,
         "bound_reaches_methods": True,
     }
     stage.start()
@@ -114,12 +114,12 @@ def _possible(settings: Sequence[Setting], bench: Workbench) -> list[Setting]:
     Methods that need a head are left out of a grid where there is none; a grid of nothing else is refused.
     """
     headless = sorted({setting.method for setting in settings if bench.lacks_head(setting)})
-    kept = [setting for setting in settings if setting.method not in headless]
-    if headless and any(setting.method not in (*PARAMETERS, PLAIN) for setting in kept):
+    possible = [setting for setting in settings if setting.method not in headless]
+    if headless and any(setting.method not in (*PARAMETERS, PLAIN) for setting in possible):
         print(f"{', '.join(headless)}: left out, the pair has no trained head; grid.METHOD.head=[FOLDER] names one")
     elif headless:
-        kept = list(settings)  # building them says what is missing
-    return kept
+        possible = list(settings)  # building them says what is missing
+    return possible
 
 
 def _work(
@@ -164,8 +164,10 @@ def _work(
 
 def _replayed(settings: Sequence[Setting], bench: Workbench, cfg: commands.Sweep) -> list[Setting]:
     """Settings that are scored on the recording."""
-    found = [setting for setting in settings if cfg.source == "traces" and bench.replayable(setting, cfg.max_drafted)]
-    return found + [setting for setting in settings if setting.method == UPPER_BOUND]
+    replayable = [
+        setting for setting in settings if cfg.source == "traces" and bench.replayable(setting, cfg.max_drafted)
+    ]
+    return replayable + [setting for setting in settings if setting.method == UPPER_BOUND]
 
 
 def _recording(
@@ -202,8 +204,8 @@ def _write_tokens(folder: Path, recording: Recording, done: dict[str, pd.DataFra
     for setting in recording.settings:
         if setting.name in done and setting.method != UPPER_BOUND:
             counts = counts_of(done[setting.name][list(COUNTS)].sum())
-            found = (metrics.throughput(counts, cfg.cost_ratio), setting)
-            best[setting.method] = max(best.get(setting.method, found), found, key=lambda entry: entry[0])
+            scored = (metrics.throughput(counts, cfg.cost_ratio), setting)
+            best[setting.method] = max(best.get(setting.method, scored), scored, key=lambda entry: entry[0])
     views = [recording.tokens(setting, SHOWN_TEXTS) for _, setting in sorted(best.values(), key=lambda e: -e[0])]
     write_json(folder / "tokens.json", [view for view in views if view is not None])
 
@@ -262,8 +264,8 @@ def _publish(
 def draw(folder: Path, title: str) -> list[Path]:
     """The figures of a sweep folder, from its saved tables; rounds are shown of each method's best setting, few of them."""
     summary, positions, lengths = (read_table(folder, name) for name in ("summary", "positions", "lengths"))
-    place = folder / "figures"
-    found = [plots.pareto(summary, place / "pareto.png", title)]
+    figures_folder = folder / "figures"
+    figures = [plots.pareto(summary, figures_folder / "pareto.png", title)]
     best = summary.loc[summary.groupby("method", sort=False).throughput.idxmax()]
     best = best[best.method.isin(highlighted(summary))]
     few = set(zip(best.method, best.setting, strict=True))
@@ -271,10 +273,10 @@ def draw(folder: Path, title: str) -> list[Path]:
         ("positions", positions, plots.acceptance_by_position),
         ("lengths", lengths, plots.lengths),
     ):
-        shown = table[[key in few for key in zip(table.method, table.setting, strict=True)]]
-        if len(shown):
-            found.append(figure(shown, place / f"{name}.png", title))
-    return found
+        chosen = table[[key in few for key in zip(table.method, table.setting, strict=True)]]
+        if len(chosen):
+            figures.append(figure(chosen, figures_folder / f"{name}.png", title))
+    return figures
 
 
 def _show(folder: Path, cfg: commands.Sweep, num_prompts: int) -> str:
@@ -296,15 +298,15 @@ def _with_agreement(folder: Path, cfg: Any) -> Path:
         table = agreement_of(folder, [Path(sweep) for sweep in plain(cfg.replayed)], cfg.cost_ratio)
         save_table(table, folder, "agreement")
         outside = int(((table.low > 0) | (table.high < 0)).sum())
-        about = f"decoded against replayed, c = {cfg.cost_ratio:g}: {outside} of {len(table)} intervals leave out 0"
-        show(table, about, folder / "agreement.csv", ("method", "setting", "difference", "low", "high"))
+        title = f"decoded against replayed, c = {cfg.cost_ratio:g}: {outside} of {len(table)} intervals leave out 0"
+        show(table, title, folder / "agreement.csv", ("method", "setting", "difference", "low", "high"))
     return folder
 
 
 def _labelled(rows: pd.DataFrame, setting: Setting, names: dict[str, str]) -> pd.DataFrame:
     """A setting's rows without the texts, and with the columns that say which setting they are of."""
-    said = {**names, "method": setting.method, "setting": setting.label, **setting.parameters}
-    return rows.drop(columns=TEXTS).assign(**said)
+    columns = {**names, "method": setting.method, "setting": setting.label, **setting.parameters}
+    return rows.drop(columns=TEXTS).assign(**columns)
 
 
 def _read_rows(path: Path) -> pd.DataFrame | None:

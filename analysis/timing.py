@@ -65,9 +65,9 @@ def run(cfg: Any) -> Path:
         raise InputError(
             f"expected warm_up >= 0 and num_drafted=[K, ...] above 0, got {cfg.warm_up}, {cfg.num_drafted}"
         )
-    known = finished_stage("timing", cfg, ignore=("track",))
-    if known is not None:
-        return _shown(known)
+    finished = finished_stage("timing", cfg, ignore=("track",))
+    if finished is not None:
+        return _show(finished)
     pair, sampling = instantiate(cfg.pair), instantiate(cfg.sampling)
     prompts = instantiate(cfg.prompts).load()
     if len(prompts) <= cfg.warm_up:
@@ -79,10 +79,10 @@ def run(cfg: Any) -> Path:
         save_table(responses, stage.folder, "responses")
         save_table(table, stage.folder, "timing")
         if cfg.batch_sizes:
-            asked = [prompt.content for prompt in prompts]
+            contents = [prompt.content for prompt in prompts]
             sizes, drafted = plain(cfg.batch_sizes), plain(cfg.num_drafted)
             first = replace(pair, draft=pair.drafts[0], drafts=())
-            ((costs, cells),) = measured_costs(first, asked, sampling, sizes, drafted, cfg.rounds)
+            ((costs, cells),) = measured_costs(first, contents, sampling, sizes, drafted, cfg.rounds)
             save_table(cells, stage.folder, "loads")
             costs.save(stage.folder / "costs.json")
         figure = plots.explained(responses, stage.folder / "timing.png")
@@ -92,10 +92,10 @@ def run(cfg: Any) -> Path:
             log_table(wandb, "timing/table", table)
             log_image(wandb, "timing/explained", figure)
         stage.finish(num_prompts=len(prompts))
-    return _shown(stage)
+    return _show(stage)
 
 
-def _shown(stage: Stage) -> Path:
+def _show(stage: Stage) -> Path:
     counted = stage.manifest["num_prompts"] - stage.manifest["config"]["warm_up"]
     title = f"seconds per forward, {counted} prompts, batch 1"
     show(read_table(stage.folder, "timing"), title, stage.folder / "timing.csv")
@@ -116,16 +116,16 @@ def _decode(cfg: Any, pair: ModelPair, prompts: Any, sampling: Any) -> tuple[pd.
         for role, model in (("target", pair.target), ("draft", pair.draft))
     }
     ways: list[tuple[str, ModelPair, Any]] = [
-        (name, one, instantiate(plain(method_config("autoregressive", [], None)))) for name, one in single.items()
+        (name, models, instantiate(plain(method_config("autoregressive", [], None)))) for name, models in single.items()
     ]
     ways += [(name, pair, method) for name, method in chains]
     rows, speculative = [], []
     for number, prompt in enumerate(tqdm(prompts, desc="timing", unit="prompt")):
-        for name, one, method in ways:
-            _wait(one)
+        for name, models, method in ways:
+            _wait(models)
             started = perf_counter()
-            (generation,) = decode(one, [prompt.content], method, sampling, batch_size=1, row_ids=[number])
-            _wait(one)
+            (generation,) = decode(models, [prompt.content], method, sampling, batch_size=1, row_ids=[number])
+            _wait(models)
             seconds = perf_counter() - started
             if generation.error is not None or number < cfg.warm_up:
                 continue

@@ -40,8 +40,8 @@ def costs(
             color = look(name).color if name in coloured else REST
             dashed = "--" if name in (*YARDSTICKS, PLAIN) else "-"
             marks = {"marker": look(name).marker, "markevery": 0.12, "markersize": 3.5, "label": short(name)}
-            about = {"color": color, "linewidth": 1.5 if name in chosen else 1.0, "linestyle": dashed, **marks}
-            axes.plot(line.cost_ratio, line.throughput, **about)
+            options = {"color": color, "linewidth": 1.5 if name in chosen else 1.0, "linestyle": dashed, **marks}
+            axes.plot(line.cost_ratio, line.throughput, **options)
             if banded and name in chosen:
                 low, high = line.throughput_low, line.throughput_high
                 axes.fill_between(line.cost_ratio, low, high, color=color, alpha=0.15, linewidth=0)

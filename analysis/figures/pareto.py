@@ -82,13 +82,13 @@ def _shown_curves(settings: pd.DataFrame, width: Width) -> list[tuple[str, pd.Da
     """Curves as `curves_of` has them; where they are too many to be told apart, a method's best settings as one curve."""
     curves, most = list(curves_of(settings)), 3 if width == "page" else 1
     number = Counter(method for method, _ in curves)
-    shown = [(method, curve) for method, curve in curves if number[method] <= most]
+    drawn = [(method, curve) for method, curve in curves if number[method] <= most]
     for method in [method for method in number if number[method] > most]:
         mine = settings[settings.method == method]
         best = mine[undominated(mine[["discard_rate", "verification_rate"]].to_numpy(dtype=float))]
         best.name = ""
-        shown.append((method, best))
-    return shown
+        drawn.append((method, best))
+    return drawn
 
 
 def _zoom(axes: Any, settings: pd.DataFrame) -> int:
@@ -112,21 +112,21 @@ def _draw_curve(axes: Any, method: str, along: pd.DataFrame, colored: bool) -> N
     color = style.color if colored else REST
     x, y = along.verification_rate.to_numpy(), along.discard_rate.to_numpy()
     dashed, level = "--" if method in YARDSTICKS else "-", 3 if colored else 2
-    about = {"linewidth": 1.1 if colored else 0.7, "linestyle": dashed, "marker": style.marker, "markersize": 0}
-    axes.plot(x, y, color=color, alpha=0.7, zorder=level, label=short(method), **about)
+    options = {"linewidth": 1.1 if colored else 0.7, "linestyle": dashed, "marker": style.marker, "markersize": 0}
+    axes.plot(x, y, color=color, alpha=0.7, zorder=level, label=short(method), **options)
     best = along.undominated.to_numpy(dtype=bool) | (method == ORACLE)
     unit = axes.xaxis.label.get_size()
     sizes = np.where(best, 3.6, 1.8) * unit * (3 if method == ORACLE else 1 if colored else 0.7)
     faces = [color if flag else "white" for flag in best]
-    about = {"edgecolors": color, "linewidths": 0.9, "zorder": level + 1}
-    axes.scatter(x, y, s=sizes, marker=style.marker, c=faces, **about)
+    options = {"edgecolors": color, "linewidths": 0.9, "zorder": level + 1}
+    axes.scatter(x, y, s=sizes, marker=style.marker, c=faces, **options)
 
 
 def _texts(
     curves: Sequence[tuple[str, pd.DataFrame]], chosen: Sequence[str], width: Width, axes: Any, names: bool
 ) -> list[Text]:
     """The chosen settings, and with `names` one name per coloured method; small families have their parameter named."""
-    found: list[Text] = []
+    texts: list[Text] = []
     number = Counter(method for method, _ in curves)
     named: set[str] = set()
     for method, curve in curves:
@@ -142,12 +142,12 @@ def _texts(
         if names and text not in named:
             named.add(text)
             middle = along.iloc[_place_of(method, chosen, len(along))]
-            found.append((middle.verification_rate, middle.discard_rate, text, color))
+            texts.append((middle.verification_rate, middle.discard_rate, text, color))
         if "chosen" in along and method != ORACLE:
             for row in along[along.chosen.astype(bool)].itertuples():
                 words = row.setting.split(" head=")[0]
-                found += [(row.verification_rate, row.discard_rate, words, color)] if words else []
-    return found
+                texts += [(row.verification_rate, row.discard_rate, words, color)] if words else []
+    return texts
 
 
 def _place_of(method: str, chosen: Sequence[str], count: int) -> int:

@@ -37,13 +37,13 @@ class ExactMatch(TextMetric):
 
     def score(self, text: str, prompt: Prompt) -> Score:
         """1 or 0."""
-        known = references(prompt)
-        if not known:
+        answers = references(prompt)
+        if not answers:
             return Score(None, "no answer is known")
         judge = self._judge(prompt)
         if judge == "squad":
-            return Score.of(any(normalise(first_line(text)) == normalise(one) for one in known))
-        return Score.of(any(domains.get(judge).is_correct(text, one) for one in known))
+            return Score.of(any(normalise(first_line(text)) == normalise(answer) for answer in answers))
+        return Score.of(any(domains.get(judge).is_correct(text, answer) for answer in answers))
 
     def _judge(self, prompt: Prompt) -> str:
         if self.judge != "auto":
@@ -59,10 +59,10 @@ class TokenF1(TextMetric):
 
     def score(self, text: str, prompt: Prompt) -> Score:
         """Between 0 and 1, of the reference that fits best."""
-        known = references(prompt)
-        if not known:
+        answers = references(prompt)
+        if not answers:
             return Score(None, "no answer is known")
-        return Score.of(max(f1(first_line(text), one) for one in known))
+        return Score.of(max(f1(first_line(text), answer) for answer in answers))
 
 
 def first_line(text: str) -> str:

@@ -63,11 +63,11 @@ def negative_log_likelihoods(pair: ModelPair, generations: Sequence[Generation])
     """Nats of each generation's new tokens given its prompt, by one teacher-forced forward of the target."""
     texts = [[*generation.prompt_ids, *generation.token_ids] for generation in generations]
     logits = logits_of(pair.target, pad_right([text[:-1] for text in texts]))  # [B, T, V]
-    found = []
+    nlls = []
     for row, (text, generation) in enumerate(zip(texts, generations, strict=True)):
         start = len(generation.prompt_ids) - 1
-        found.append(_nll(logits[row, start : len(text) - 1], generation.token_ids))
-    return found
+        nlls.append(_nll(logits[row, start : len(text) - 1], generation.token_ids))
+    return nlls
 
 
 def _nll(logits: Tensor, tokens: Sequence[int]) -> float:

@@ -171,14 +171,14 @@ def run(program: str, tests: Tests, limits: Limits, confinement: str | None = No
     walls, nonce = confinement or chosen(), secrets.token_hex()
     source = program.encode("utf-8", "replace").decode()
     arguments = [nonce, limits.seconds, tests.question, tests.code, tests.entry_point]
-    asked, ask = os.pipe()
-    answered, answer = os.pipe()
+    read_question, write_question = os.pipe()
+    read_answer, write_answer = os.pipe()
     with ExitStack() as stack:
         try:
-            candidate = stack.enter_context(Confined("program", [source], limits, walls, (asked, answer)))
-            judge = stack.enter_context(Confined("tests", arguments, limits, walls, (answered, ask)))
+            candidate = stack.enter_context(Confined("program", [source], limits, walls, (read_question, write_answer)))
+            judge = stack.enter_context(Confined("tests", arguments, limits, walls, (read_answer, write_question)))
         finally:
-            for pipe in (asked, ask, answered, answer):
+            for pipe in (read_question, write_question, read_answer, write_answer):
                 os.close(pipe)
         text = judge.output(limits.seconds + STARTING)
         candidate.output(0)

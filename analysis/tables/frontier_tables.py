@@ -98,8 +98,8 @@ def over_costs(
         table = _chosen(test_totals, choice)
         if hindsight is not None:
             table = pd.concat([table, totals(best_per_prompt(test, hindsight, cost_ratio))], ignore_index=True)
-        found = rates(table[list(COUNTS)].to_numpy(dtype=float), list(table.method), cost_ratio, node_cost)
-        line = table[["dataset", "method", "setting"]].assign(cost_ratio=cost_ratio, throughput=found)
+        throughputs = rates(table[list(COUNTS)].to_numpy(dtype=float), list(table.method), cost_ratio, node_cost)
+        line = table[["dataset", "method", "setting"]].assign(cost_ratio=cost_ratio, throughput=throughputs)
         if bootstrap is not None:
             ends = [_ends(key, test, cost_ratio, node_cost, bootstrap, drawn) for key in _keys(line)]
             line["throughput_low"], line["throughput_high"] = zip(*ends, strict=True)

@@ -41,12 +41,12 @@ class Shard:
         record  makes the trace anew, with the logits of all heads; and with the states, if they are to be kept
         keep    keep the states
         """
-        found = self._held(heads, device)
-        if isinstance(found, Trace):
-            return found
-        if found is not None and self.number == 0:  # said once
+        stored = self._held(heads, device)
+        if isinstance(stored, Trace):
+            return stored
+        if stored is not None and self.number == 0:  # said once
             print(
-                f"recording again for another head: {found}; hidden=true keeps the draft's states, which would suffice"
+                f"recording again for another head: {stored}; hidden=true keeps the draft's states, which would suffice"
             )
         trace = record()
         for digest, scorers in heads.items():

@@ -76,18 +76,18 @@ class Recording:
         """The setting's rows: what its method would have counted on each response."""
         trace = self.trace_for(setting)  # recorded before the clock starts
         started = perf_counter()
-        found = self._copied(setting) if trace is None else self._found(trace, setting)
+        replayed = self._copied(setting) if trace is None else self._replay(trace, setting)
         seconds = perf_counter() - started
-        place = {number: i for i, number in enumerate(self.usable)}
+        index_of = {number: i for i, number in enumerate(self.usable)}
         rows = []
         for number, response in enumerate(self.responses.itertuples()):
-            at = place.get(number)
+            at = index_of.get(number)
             rows.append({
                 **self.bench.about(number, True),
-                **{name: 0 if at is None else int(found.counts[name][at]) for name in Counts.__dataclass_fields__},
-                "accepted_lengths": _histogram(found.accepted, at),
-                "drafted_lengths": _histogram(found.drafted, at),
-                "reached_lengths": _histogram(found.judged, at),
+                **{name: 0 if at is None else int(replayed.counts[name][at]) for name in Counts.__dataclass_fields__},
+                "accepted_lengths": _histogram(replayed.accepted, at),
+                "drafted_lengths": _histogram(replayed.drafted, at),
+                "reached_lengths": _histogram(replayed.judged, at),
                 "finish_reason": response.finish_reason,
                 "error": response.error,
                 "setting_seconds": seconds,
@@ -107,14 +107,12 @@ class Recording:
         texts = []
         for number, rounds in zip(chosen, token_rounds(trace, policy, chosen, tokenizer), strict=True):
             row = self.responses.iloc[self.usable[number]]
-            for one in rounds:
-                if one["extra"] is not None:
-                    one["extra"]["text"] = piece(tokenizer, int(row.token_ids[one["extra"].pop("position")]))
+            for record in rounds:
+                if record["extra"] is not None:
+                    record["extra"]["text"] = piece(tokenizer, int(row.token_ids[record["extra"].pop("position")]))
             prompt = list(map(int, row.prompt_ids))
-            shown = prompt if tokenizer is None else tokenizer.decode(prompt, skip_special_tokens=True)
-            texts.append(
-                {"id": str(self.bench.prompts[self.usable[number]].id), "prompt": str(shown), "rounds": rounds}
-            )
+            text = prompt if tokenizer is None else tokenizer.decode(prompt, skip_special_tokens=True)
+            texts.append({"id": str(self.bench.prompts[self.usable[number]].id), "prompt": str(text), "rounds": rounds})
         return {"method": setting.method, "setting": setting.label, "texts": texts}
 
     def trace_for(self, setting: Setting) -> Trace | None:
@@ -140,23 +138,20 @@ class Recording:
             bench.pair.end_ids or (),
         )
 
-    def _found(self, trace: Trace, setting: Setting) -> Replayed:
+    def _replay(self, trace: Trace, setting: Setting) -> Replayed:
         if setting.method == UPPER_BOUND:
-            return self._known(trace, setting)
+            price, min_drafted = setting.parameters["price"], setting.parameters.get("min_drafted")
+            return at_price(trace, float(price), int(min_drafted or 0))
         policy = self.policy_for(setting)
         return replay(trace, policy) if policy.uses_history else replay_starts(trace, policy)
-
-    @staticmethod
-    def _known(trace: Trace, setting: Setting) -> Replayed:
-        return at_price(trace, float(setting.parameters["price"]), int(setting.parameters.get("min_drafted") or 0))
 
     def _trace(self, draft_temperature: float | None) -> Trace:
         """One `Shard` per SHARD texts: those that an interrupted sweep has recorded are kept."""
         from tqdm.auto import tqdm
 
         if draft_temperature not in self.traces:
-            about = [self.key, self.max_drafted, draft_temperature, *([UPPER_BOUND] if self.upper_bound else [])]
-            key, recorder = content_hash(about, length=16), self._recorder(draft_temperature)
+            identity = [self.key, self.max_drafted, draft_temperature, *([UPPER_BOUND] if self.upper_bound else [])]
+            key, recorder = content_hash(identity, length=16), self._recorder(draft_temperature)
             heads = {digest: recorded_scorers(self.bench.pair, {digest: at}) for at, digest in self.heads.items()}
             shards = [self.usable[first : first + SHARD] for first in range(0, len(self.usable), SHARD)]
             parts, device = [], self.bench.pair.device

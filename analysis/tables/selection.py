@@ -21,14 +21,14 @@ def comparable(rows: pd.DataFrame, what: str) -> pd.DataFrame:
     good = rows[rows.error.isna()]
     num_settings = len(rows[["method", "setting"]].drop_duplicates())
     everywhere = good.groupby("prompt").size() == num_settings
-    kept = good[good.prompt.isin(everywhere.index[everywhere])]
-    if kept.empty:
+    complete = good[good.prompt.isin(everywhere.index[everywhere])]
+    if complete.empty:
         raise InputError(
             f"{what}: no prompt was decoded by every setting without an error; give folders over the same prompts"
         )
-    if lost := rows.prompt.nunique() - kept.prompt.nunique():
+    if lost := rows.prompt.nunique() - complete.prompt.nunique():
         print(f"{what}: {lost} prompts left out, not every setting decoded them without an error")
-    return kept
+    return complete
 
 
 def unseen(dev: pd.DataFrame, test: pd.DataFrame, dataset: str) -> pd.DataFrame:
@@ -36,14 +36,14 @@ def unseen(dev: pd.DataFrame, test: pd.DataFrame, dataset: str) -> pd.DataFrame:
 
     Raises InputError if none is left.
     """
-    kept = dev[~dev.prompt_hash.isin(test.prompt_hash)]
-    if kept.empty:
+    others = dev[~dev.prompt_hash.isin(test.prompt_hash)]
+    if others.empty:
         raise InputError(
             f"{dataset}: every dev prompt is a test prompt too; choose settings on others (prompts.split=dev)"
         )
-    if lost := dev.prompt.nunique() - kept.prompt.nunique():
+    if lost := dev.prompt.nunique() - others.prompt.nunique():
         print(f"{dataset}: {lost} dev prompts left out, they are test prompts too")
-    return kept
+    return others
 
 
 def halves(rows: pd.DataFrame) -> tuple[pd.DataFrame, pd.DataFrame]:
@@ -59,7 +59,7 @@ def halves(rows: pd.DataFrame) -> tuple[pd.DataFrame, pd.DataFrame]:
             raise InputError(
                 f"{dataset}: expected at least 2 different prompts to choose on one half, got {len(hashes)}"
             )
-        chosen += [(dataset, one) for one in hashes[: len(hashes) // 2]]
+        chosen += [(dataset, digest) for digest in hashes[: len(hashes) // 2]]
         print(
             f"{dataset}: settings are chosen on {len(hashes) // 2} prompts and reported on {len(hashes) - len(hashes) // 2}"
         )

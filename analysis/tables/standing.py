@@ -84,15 +84,15 @@ def gain_over(counts: Array, base: Array, cost_ratio: float, bootstrap: Bootstra
 
 def rates(counts: Array, methods: Sequence[str], cost_ratio: float, node_cost: float = 0.0) -> Array:
     """Throughputs [..., m] of counts [..., m, k]; who knows decodes plainly where that is faster."""
-    found = throughput(counts, cost_ratio, node_cost)
-    return np.where([method in SHARES.values() for method in methods], np.maximum(found, 1.0), found)
+    throughputs = throughput(counts, cost_ratio, node_cost)
+    return np.where([method in SHARES.values() for method in methods], np.maximum(throughputs, 1.0), throughputs)
 
 
-def _gain(found: Array, base: int) -> Array:
-    return found / found[:, [base]] - 1
+def _gain(throughputs: Array, base: int) -> Array:
+    return throughputs / throughputs[:, [base]] - 1
 
 
-def _share(found: Array, base: int, end: int) -> Array:
+def _share(throughputs: Array, base: int, end: int) -> Array:
     """Part of the way from the baseline to a reference; not a number where there is no way to go."""
-    way = found[:, [end]] - found[:, [base]]
-    return np.divide(found - found[:, [base]], way, out=np.full_like(found, np.nan), where=way > 0)
+    way = throughputs[:, [end]] - throughputs[:, [base]]
+    return np.divide(throughputs - throughputs[:, [base]], way, out=np.full_like(throughputs, np.nan), where=way > 0)
