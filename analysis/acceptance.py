@@ -11,7 +11,7 @@ for these distributions (`analysis.multi_draft.exact`). Files:
     sums        one line per data set, method, prompt and K: sums over positions
     acceptance  one line per data set, method and K, with intervals (columns: `analysis.multi_draft.acceptance_table`)
     advice      the best tree of every method (columns: `analysis.multi_draft.tree_advice`)
-    alphabet    with `alphabet=true`: how many tokens have a chance at a position (columns: `target_texts.alphabet_table`)
+    alphabet    with `alphabet=true`: how many tokens are possible at a position (columns: `target_texts.alphabet_table`)
     block_efficiency  per method and tree shape, from the sweeps that are named
     acceptance.md     all of them as people read them
     figures/    acceptance-<dataset>.png: acceptance over K
@@ -77,40 +77,35 @@ def run(cfg: Any) -> Path:
     trees = load_rows(plain(cfg.sweeps), "sweeps") if cfg.sweeps else None
     efficiency = None if trees is None else block_efficiency_table(trees, bootstrap)
     others = _others(cfg)
-    methods = _methods(cfg)
-    wanted = asked(
+    methods = list(dict.fromkeys(plain(cfg.methods)))
+    if not methods:
+        raise InputError("methods: expected names, e.g. methods=[specinfer,mcsd], got none")
+    digest = asked(
         "acceptance", cfg, IGNORED, methods_used=[plain(method_config(name, plain(cfg.overrides))) for name in methods]
     )
-    known = finished_stage("acceptance", cfg, ignore=IGNORED, repairs=True)
-    if known is not None and known.manifest.get("asked") == wanted:
-        show_page(known.folder / "acceptance.md")
-        return known.folder
+    finished = finished_stage("acceptance", cfg, ignore=IGNORED, repairs=True)
+    if finished is not None and finished.manifest.get("asked") == digest:
+        show_page(finished.folder / "acceptance.md")
+        return finished.folder
     walk = _walk(cfg)
     judges = [Judge.of(name, plain(cfg.overrides), walk.sampling, len(walk.pair.drafts)) for name in methods]
     stage = open_stage("acceptance", cfg, ignore=IGNORED, repairs=True)
     check_comparable([stage.folder, *map(Path, plain(cfg.join))])
     with _Progress(len(walk.source)) as progress:
-        found = walk.run(judges, stage.folder / "parts", progress.advance)
-    if found.empty:
+        own_sums = walk.run(judges, stage.folder / "parts", progress.advance)
+    if own_sums.empty:
         raise InputError("acceptance: no prompt gave a text of at least one token")
-    found.insert(0, "dataset", _dataset(cfg))
-    sums = pd.concat([found, *others], ignore_index=True)
+    own_sums.insert(0, "dataset", _dataset(cfg))
+    sums = pd.concat([own_sums, *others], ignore_index=True)
     table = acceptance_table.acceptance_table(sums, bootstrap)
     advice = advise(table, cost, *(cfg[name] for name in LIMITS))
-    tables = {"sums": found, "acceptance": table, "advice": advice}
+    tables = {"sums": own_sums, "acceptance": table, "advice": advice}
     if efficiency is not None:
         tables["block_efficiency"] = efficiency
     if cfg.alphabet:
         tables["alphabet"] = alphabet_table(walk, stage.folder / "parts")
     _publish(stage.folder, tables, cost, cfg)
-    return stage.finish(num_texts=found.prompt.nunique(), num_positions=int(table.positions.max()), asked=wanted)
-
-
-def _methods(cfg: commands.Acceptance) -> list[str]:
-    names = list(dict.fromkeys(plain(cfg.methods)))
-    if not names:
-        raise InputError("methods: expected names, e.g. methods=[specinfer,mcsd], got none")
-    return names
+    return stage.finish(num_texts=own_sums.prompt.nunique(), num_positions=int(table.positions.max()), asked=digest)
 
 
 def _others(cfg: commands.Acceptance) -> list[pd.DataFrame]:
@@ -124,7 +119,7 @@ def _others(cfg: commands.Acceptance) -> list[pd.DataFrame]:
 
 
 def _walk(cfg: commands.Acceptance) -> Walk:
-    """What to walk along: the responses of a folder, or prompts that the target has yet to respond to."""
+    """The walk along the responses of a folder, or along prompts that the target has yet to respond to."""
     if cfg.responses is None:
         source = list(instantiate(cfg.prompts).load())
     else:
@@ -164,8 +159,8 @@ def _publish(folder: Path, tables: dict[str, pd.DataFrame], cost: TreeCost, cfg:
     sentences = [as_sentence(rows, cost) for _, rows in advice.groupby("dataset", sort=False)]
     write_text(folder / "acceptance.md", _as_markdown(tables, figures, sentences))
     datasets = list(figures)
-    about = {"tags": datasets, "name": " ".join(datasets), "inputs": plain(cfg.join), "track": cfg.track}
-    with wandb_run("acceptance", plain(cfg), folder, **about) as wandb:
+    options = {"tags": datasets, "name": " ".join(datasets), "inputs": plain(cfg.join), "track": cfg.track}
+    with wandb_run("acceptance", plain(cfg), folder, **options) as wandb:
         for name, frame in tables.items():
             log_table(wandb, f"acceptance/{name}", frame)
         for dataset, path in figures.items():
@@ -177,7 +172,7 @@ def _publish(folder: Path, tables: dict[str, pd.DataFrame], cost: TreeCost, cfg:
     for dataset, rows in table.groupby("dataset", sort=False):
         show(acceptance_table.compact(rows), f"{dataset}: acceptance, {acceptance_table.headline(rows)}", page)
     for dataset, rows in tables.get("block_efficiency", table[:0]).groupby("dataset", sort=False):
-        show(readable_shapes(rows), f"{dataset}: tokens per target forward, {rows.prompts.iloc[0]} prompts", page)
+        show(readable_shapes(rows), f"{dataset}: tokens per target forward pass, {rows.prompts.iloc[0]} prompts", page)
     print("\nadvice:")
     for sentence in sentences:
         print(f"  {sentence}")
@@ -188,7 +183,7 @@ def _as_markdown(tables: dict[str, pd.DataFrame], figures: dict[str, Path], sent
     parts += [f"![{path.stem}](figures/{path.name})" for path in figures.values()]
     if "block_efficiency" in tables:
         for dataset, rows in tables["block_efficiency"].groupby("dataset", sort=False):
-            parts += [f"## {dataset}: tokens per target forward", markdown(readable_shapes(rows))]
+            parts += [f"## {dataset}: tokens per target forward pass", markdown(readable_shapes(rows))]
     parts += ["## Advice", "\n".join(f"- {sentence}" for sentence in sentences), markdown(tables["advice"])]
     return "\n\n".join(parts) + "\n"
 
@@ -208,7 +203,7 @@ class _Progress:
         self.bar.close()
 
     def advance(self, count: int) -> None:
-        """So many more prompts are done."""
+        """Move the bar on by this many prompts."""
         self.bar.update(count)
 
 

@@ -1,7 +1,7 @@
 """python -m analysis.advise pair.target=T pair.draft=[D1,D2] prompts.path=P.jsonl batch_sizes=[1,4,16]: which draft, how far?
 
 From two or more models and a prompts file to one sentence per batch size. The prompts are split into dev and test by their
-ids. The target answers all of them once, and every draft is recorded along the answers. The cost of forwards is measured
+ids. The target answers all of them once, and every draft is recorded along the answers. The cost of forward passes is measured
 on this machine, modelled from a device's peak figures (hardware=h100), or read from a file (costs=FILE). A simulation then
 serves every policy of the grid at every batch size. Settings are chosen on dev and reported on test. A second call with
 other batch sizes, costs or policies keeps responses and recordings and only replays. With train_heads=true two further
@@ -9,7 +9,7 @@ parts of the prompts train and calibrate heads for every draft. The advice then 
 
 With responses=FILE.jsonl a serving engine's own counts speak for a draft length: see `analysis.loads.observed`.
 
-    advice      one line per batch size, draft and method: its setting, tokens per second, speed-up over plain decoding
+    advice      one line per batch size, draft and method: its setting, tokens per second, speed-up over autoregressive decoding
     advice.md   the sentences and the table
     advice.png  speed-up over batch size (also pdf and svg)
     costs-N.json  the cost table of draft N
@@ -71,19 +71,22 @@ def run(cfg: commands.Advise) -> Path:
     parts = split(instantiate(cfg.prompts).load(), cfg.train_heads)
     stage = open_stage("advise", cfg, inputs=prompt_files(cfg), ignore=IGNORED)
     stage.start()
-    wanted, heads = _settings(cfg), plain(cfg.heads)
+    settings, heads = _settings(cfg), plain(cfg.heads)
     if cfg.train_heads:
         trained = {name: parts[name] for name in (TRAINING, CALIBRATION)}
-        heads = HeadTrainer(cfg, stage.folder, trained, wanted).heads(drafts)
-        wanted = with_calibrated(wanted)
+        heads = HeadTrainer(cfg, stage.folder, trained, settings).heads(drafts)
+        settings = with_calibrated(settings)
+    if heads is not None and len(heads) != len(pair.drafts):
+        raise InputError(f"expected a head (or null) for each of {len(pair.drafts)} drafts, got heads={heads}")
     sources, names = _drafts(cfg, pair)
     candidates = []
     for number, name in enumerate(names):
-        single = _single(pair, number, heads, name)
+        head = heads[number] if heads is not None else pair.head
+        single = replace(pair, draft=pair.drafts[number], drafts=(), head=head, name=name)
         dev, test = (
             RecordedPair(
                 Workbench(single, parts[part], sampling, cfg.batch_size),
-                wanted,
+                settings,
                 stage.folder,
                 cfg.max_drafted,
                 cfg.hidden,
@@ -94,11 +97,11 @@ def run(cfg: commands.Advise) -> Path:
             hint = "; train_heads=true trains one" if reason == HEADLESS and not cfg.train_heads else ""
             print(f"{name}: {method} left out, {reason}{hint}")
         candidates.append(Candidate(name, dev, test))
-    singles = [one.dev.bench.pair for one in candidates]
+    singles = [candidate.dev.bench.pair for candidate in candidates]
     timed = [prompt.content for prompt in parts["dev"]]
     tables = costs_of(cfg, singles, timed, sampling, sizes, stage.folder)
-    for number, (one, costs) in enumerate(zip(candidates, tables, strict=True)):
-        one.dev.costs = one.test.costs = (costs, costs.save(stage.folder / f"costs-{number}.json"))
+    for number, (candidate, costs) in enumerate(zip(candidates, tables, strict=True)):
+        candidate.dev.costs = candidate.test.costs = (costs, costs.save(stage.folder / f"costs-{number}.json"))
     table = choose(candidates, sizes, cfg.drops, Bootstrap(cfg.resamples, cfg.confidence, cfg.seed))
     _publish(cfg, stage.folder, table, candidates, sources)
     return stage.finish(num_prompts={name: len(part) for name, part in parts.items()}, drafts=names)
@@ -117,11 +120,11 @@ def split(prompts: Sequence[Prompt], train_heads: bool = False) -> dict[str, lis
             f"expected at least {fewest} prompts to split into {', '.join(first)} and {last}, got {len(prompts)}"
         )
     ordered = sorted({str(prompt.id) for prompt in prompts}, key=lambda name: content_hash([name]))
-    found, above = 0.0, 0
+    cumulative, above = 0.0, 0
     part_of: dict[str, str] = {}
     for name, share in shares.items():
-        found, below = found + share, above
-        above = round(found * len(ordered))
+        cumulative, below = cumulative + share, above
+        above = round(cumulative * len(ordered))
         part_of |= dict.fromkeys(ordered[below:above], name)
     parts = {name: [prompt for prompt in prompts if part_of[str(prompt.id)] == name] for name in shares}
     if not all(parts.values()):
@@ -130,7 +133,7 @@ def split(prompts: Sequence[Prompt], train_heads: bool = False) -> dict[str, lis
 
 
 def readable(table: pd.DataFrame) -> pd.DataFrame:
-    """The table as people read it: fastest over plain decoding first, what loses to plain decoding marked."""
+    """The table as people read it: fastest first, what loses to autoregressive decoding marked."""
     ordered = table.sort_values(["batch", "speedup"], ascending=[True, False])
     return pd.DataFrame({
         "batch": ordered.batch,
@@ -149,7 +152,7 @@ def readable(table: pd.DataFrame) -> pd.DataFrame:
 
 
 def _settings(cfg: commands.Advise) -> list[Setting]:
-    """The grid's, and every fixed length with greedy drafts, for engines that draft so."""
+    """The settings of the grid, and every fixed length with greedy drafts, for engines that draft so."""
     settings = expand(plain(cfg.grid), with_plain=True, max_drafted=cfg.max_drafted)
     greedy = [
         replace(setting, parameters={**setting.parameters, "draft_temperature": 0})
@@ -161,21 +164,13 @@ def _settings(cfg: commands.Advise) -> list[Setting]:
 
 def _drafts(cfg: commands.Advise, pair: ModelPair) -> tuple[list[str], list[str]]:
     """The drafts as the config names them, and names that tell them apart."""
-    given = plain(cfg.pair).get("draft") or plain(cfg.pair).get("drafts") or []
-    given = [str(name) for name in ([given] if isinstance(given, str) else given)]
-    if len(given) != len(pair.drafts):
-        given = [f"draft {number}" for number in range(len(pair.drafts))]
-    short = [Path(name).name for name in given]
-    names = short if len(set(short)) == len(short) else given
-    return given, [name if names.count(name) == 1 else f"{name} ({n})" for n, name in enumerate(names)]
-
-
-def _single(pair: ModelPair, number: int, heads: list[str | None] | None, name: str) -> ModelPair:
-    """The target with one of the drafts, and its heads."""
-    if heads is not None and len(heads) != len(pair.drafts):
-        raise InputError(f"expected a head (or null) for each of {len(pair.drafts)} drafts, got heads={heads}")
-    head = heads[number] if heads is not None else pair.head
-    return replace(pair, draft=pair.drafts[number], drafts=(), head=head, name=name)
+    sources = plain(cfg.pair).get("draft") or plain(cfg.pair).get("drafts") or []
+    sources = [str(name) for name in ([sources] if isinstance(sources, str) else sources)]
+    if len(sources) != len(pair.drafts):
+        sources = [f"draft {number}" for number in range(len(pair.drafts))]
+    short = [Path(name).name for name in sources]
+    names = short if len(set(short)) == len(short) else sources
+    return sources, [name if names.count(name) == 1 else f"{name} ({n})" for n, name in enumerate(names)]
 
 
 def _publish(
@@ -184,24 +179,26 @@ def _publish(
     """Write, draw, export, print and log the answer. Exports are of the draft that is advised for the smallest batch size."""
     save_table(table, folder, "advice")
     assert candidates[0].dev.costs is not None
-    source, smallest, said = candidates[0].dev.costs[0].source, int(table.batch.min()), sentences(table)
-    about = f"costs {source}" + ("" if source == "measured" else ", not measured")
-    figure = speedups(table, folder / "advice.png", about)
+    source, smallest, lines = candidates[0].dev.costs[0].source, int(table.batch.min()), sentences(table)
+    cost_note = f"costs {source}" + ("" if source == "measured" else ", not measured")
+    figure = speedups(table, folder / "advice.png", cost_note)
     answer = table[table.advised & (table.batch == smallest)].iloc[0]
     best = answer
     if answer.method == PLAIN:
         drafting = table[(table.method != PLAIN) & (table.batch == smallest)]
         best = drafting.loc[drafting.dev_times_plain.idxmax()]
-    number = [one.draft for one in candidates].index(best.draft)
+    number = [candidate.draft for candidate in candidates].index(best.draft)
     keys = candidates[number].dev.overrides(candidates[number].setting_of(answer))
     overrides = [override(name, value) for name, value in keys.items()]
     greedy = best_lengths(table, best.draft, greedy=True) if table.greedy.any() else None
     write_exports(folder / "exports", sources[number], best_lengths(table, best.draft, greedy=False), greedy, overrides)
-    text = [f"# Advice ({about})", *(f"- {line}" for line in said), markdown(readable(table))]
+    text = [f"# Advice ({cost_note})", *(f"- {line}" for line in lines), markdown(readable(table))]
     write_text(folder / "advice.md", "\n\n".join(text) + "\n")
-    title = f"batch size {', '.join(map(str, table.batch.unique()))}; {about}; settings of dev prompts, numbers of test prompts"
+    title = (
+        f"batch size {', '.join(map(str, table.batch.unique()))}; {cost_note}; settings of dev prompts, numbers of test"
+    )
     show(readable(table), title, folder / "advice.md", ("batch", "method", "times plain", "note", "tokens/s"))
-    print("\n" + "\n".join(said))
+    print("\n" + "\n".join(lines))
     alone = f"vllm.json by batch size, the others for batch size {smallest}"
     if (table.method == FIXED).any():
         print(f"files for serving engines: {folder / 'exports'} ({alone})")

@@ -1,4 +1,4 @@
-"""python -m analysis.compare prompts=toy_math: methods side by side, in speed, forwards, memory, energy and quality.
+"""python -m analysis.compare prompts=toy_math: methods side by side, in speed, forward passes, memory, energy and quality.
 
 Every setting of every method decodes every group of prompts. On each group the settings take turns, in an order that rotates.
 So whatever else the machine does disturbs all of them. Only decoding is inside the timed and metered windows; the texts
@@ -10,7 +10,7 @@ are scored afterwards. A group is written whole when all settings have decoded i
                          baseline's, mean length of the prompts in tokens. With `dev_share`, `dev_tokens_per_second`
                          is measured on the groups to choose on, and everything else on the others
     comparison.md        the same for readers, how to read it, and figures
-    figures/             quality against speed, against forwards and against energy; mean width against each
+    figures/             quality against speed, against forward passes and against energy; mean width against each
 """
 
 from __future__ import annotations
@@ -62,25 +62,28 @@ IGNORED = ("metrics", "dev_share", "cost_ratio", "baseline", "resamples", "confi
 def run(cfg: commands.Compare) -> Path:
     """Decode, judge, compare; returns the output folder."""
     settings = _settings(cfg)
-    said = {**plain(cfg), "settings": {setting.name: setting.content for setting in settings}}
-    wanted = asked("compare", cfg, IGNORED, judged_by=quality.configs(plain(cfg.metrics)))
-    known = finished_stage("compare", said, inputs=prompt_files(cfg), ignore=IGNORED)
-    if known is not None and known.manifest.get("asked") == wanted:
-        show_page(known.folder / "comparison.md")
-        return known.folder
+    config = {**plain(cfg), "settings": {setting.name: setting.content for setting in settings}}
+    digest = asked("compare", cfg, IGNORED, judged_by=quality.configs(plain(cfg.metrics)))
+    finished = finished_stage("compare", config, inputs=prompt_files(cfg), ignore=IGNORED)
+    if finished is not None and finished.manifest.get("asked") == digest:
+        show_page(finished.folder / "comparison.md")
+        return finished.folder
     metrics = _metrics(cfg)
     bench = Workbench(instantiate(cfg.pair), instantiate(cfg.prompts).load(), instantiate(cfg.sampling), cfg.group_size)
     for setting in settings:
         bench.prepare(setting)
     check_baseline(settings, cfg.baseline)
-    stage = open_stage("compare", said, inputs=prompt_files(cfg), ignore=IGNORED)
+    stage = open_stage("compare", config, inputs=prompt_files(cfg), ignore=IGNORED)
     meter = EnergyMeter(bench.pair.devices)
-    groups = _groups(len(bench.prompts), cfg.group_size)
+    count, size = len(bench.prompts), cfg.group_size
+    if not 1 <= size <= count:
+        raise InputError(f"group_size: expected 1 to {count} (the prompts), got {size}")
+    groups = [range(first, min(first + size, count)) for first in range(0, count, size)]
     dev = groups_to_choose_on(len(groups), cfg.dev_share, cfg.seed)
     parts = [stage.folder / "parts" / f"{number:05d}.json" for number in range(len(groups))]
     _decode(bench, settings, groups, parts, meter, cfg)
     loaded = [read_json(part) for part in parts]
-    errors = [g["error"] for part in loaded for one in part["settings"].values() for g in one["generations"]]
+    errors = [g["error"] for part in loaded for record in part["settings"].values() for g in record["generations"]]
     failed = [error for error in errors if error is not None]
     check_some_done(len(failed), len(errors), failed[0] if failed else None, stage.folder)
     rows, unscored = group_rows(loaded, settings, groups, bench, metrics)
@@ -90,16 +93,16 @@ def run(cfg: commands.Compare) -> Path:
     names = labels(cfg)
     title = f"{names['dataset']} {names['split']}, {table.prompts.max()} prompts, batch {cfg.group_size}"
     figures = draw(table, metrics, stage.folder / "figures", title)
-    shown = readable(table, metrics, cfg.cost_ratio)
+    results = readable(table, metrics, cfg.cost_ratio)
     judged = {name: metric.about for name, metric in metrics.items() if metric.about}
-    said_of = [*(f"{name}: {about}." for name, about in judged.items()), unscored_note(unscored)]
-    notes = " ".join(filter(None, [_energy_note(loaded), *said_of]))
-    write_text(stage.folder / "comparison.md", as_markdown(title, shown, figures, notes, cfg.cost_ratio))
+    judge_notes = [*(f"{name}: {note}." for name, note in judged.items()), unscored_note(unscored)]
+    notes = " ".join(filter(None, [_energy_note(loaded), *judge_notes]))
+    write_text(stage.folder / "comparison.md", as_markdown(title, results, figures, notes, cfg.cost_ratio))
     first = ("method", "setting", LABELS["tokens_per_second"], LABELS["speedup"])
-    show(shown, title, stage.folder / "comparison.md", first)
+    show(results, title, stage.folder / "comparison.md", first)
     _log(cfg, stage.folder, table, figures, title, bench.parameters())
     counted = {"num_prompts": len(bench.prompts), "num_groups": len(groups)}
-    return stage.finish(**counted, asked=wanted, judged=judged, unscored=unscored)
+    return stage.finish(**counted, asked=digest, judged=judged, unscored=unscored)
 
 
 def _settings(cfg: commands.Compare) -> list[Setting]:
@@ -135,7 +138,8 @@ def _table(
     chosen_on = rows.group.isin(dev)
     bootstrap = Bootstrap(cfg.resamples, cfg.confidence, cfg.seed)
     table = table_of(rows[~chosen_on], settings, metrics, cfg.baseline, cfg.cost_ratio, bootstrap)
-    table = table.join(about_settings(settings, bench)).assign(prompt_tokens=_prompt_tokens(bench))
+    prompt_tokens = sum(len(bench.pair.encode(prompt.content)) for prompt in bench.prompts) / len(bench.prompts)
+    table = table.join(about_settings(settings, bench)).assign(prompt_tokens=prompt_tokens)
     return table.assign(dev_tokens_per_second=speed_of(rows[chosen_on], settings)) if dev else table
 
 
@@ -158,13 +162,6 @@ def _log(
             log_image(wandb, f"compare/{figure.stem}", figure)
 
 
-def _groups(count: int, size: int) -> list[range]:
-    """Prompts of each group."""
-    if not 1 <= size <= count:
-        raise InputError(f"group_size: expected 1 to {count} (the prompts), got {size}")
-    return [range(first, min(first + size, count)) for first in range(0, count, size)]
-
-
 def _decode(
     bench: Workbench,
     settings: Sequence[Setting],
@@ -173,7 +170,7 @@ def _decode(
     meter: EnergyMeter,
     cfg: commands.Compare,
 ) -> None:
-    """Make the parts that are missing."""
+    """Decode and write the parts that are missing."""
     missing = [number for number, part in enumerate(parts) if not part.exists()]
     if not missing:
         return
@@ -183,17 +180,17 @@ def _decode(
     idle = meter.measure_idle(cfg.idle_seconds) if cfg.idle_seconds else None
     for number in tqdm(missing, desc="compare", unit="group"):
         turns = [*settings[number % len(settings) :], *settings[: number % len(settings)]]
-        found = {}
+        records = {}
         for setting in turns:
             with meter:
                 decoded = _one(bench, setting, groups[number])
-            found[setting.name] = {
+            records[setting.name] = {
                 "seconds": meter.energy.seconds,
                 "energy": asdict(meter.energy),
                 "cache_bytes": decoded.cache_bytes,
                 "generations": [asdict(generation) for generation in decoded.generations],
             }
-        write_json(parts[number], {"idle_watts": idle, "settings": found})
+        write_json(parts[number], {"idle_watts": idle, "settings": records})
 
 
 def _one(bench: Workbench, setting: Setting, group: range) -> Decoded:
@@ -205,16 +202,12 @@ def _one(bench: Workbench, setting: Setting, group: range) -> Decoded:
     )
 
 
-def _prompt_tokens(bench: Workbench) -> float:
-    """Mean length of the prompts."""
-    return sum(len(bench.pair.encode(prompt.content)) for prompt in bench.prompts) / len(bench.prompts)
-
-
 def _energy_note(parts: list[dict[str, Any]]) -> str:
-    sources = sorted({found["energy"]["source"] for part in parts for found in part["settings"].values()})
+    sources = sorted({record["energy"]["source"] for part in parts for record in part["settings"].values()})
     idle = sorted({f"{part['idle_watts']:.1f} W" for part in parts if part["idle_watts"] is not None})
-    about = f" Idle power {', '.join(idle)}, not subtracted." if idle else " Idle power was not measured."
-    return f"Energy: {'; '.join(sources)}." + ("" if all(s.startswith("not available") for s in sources) else about)
+    idle_power = f" Idle power {', '.join(idle)}, not subtracted." if idle else " Idle power was not measured."
+    measured = not all(source.startswith("not available") for source in sources)
+    return f"Energy: {'; '.join(sources)}." + (idle_power if measured else "")
 
 
 if __name__ == "__main__":

@@ -10,7 +10,7 @@ baseline's best setting of every prompt, chosen with hindsight, stands beside th
     frontier    one line per data set and method: the chosen setting, throughput, gain, shares, rates, counts
     results     the same as people read it, with intervals in brackets
     settings    one line per setting of the test sweeps: rates, whether it was chosen, whether it is undominated
-    costs       throughput over cost ratios, settings chosen anew at each
+    costs       throughput over cost ratios, settings chosen again at each
     costs_table the same at a few ratios (`table_costs`), one line per method
     standing    at these ratios: throughput, gain and shares of every method with intervals, and a note where a method
                 loses to autoregressive decoding or to the baseline beyond its interval
@@ -78,11 +78,14 @@ def run(cfg: commands.Frontier) -> Path:
     write_text(stage.folder / "standing.md", standing_markdown(read_table(stage.folder, "standing")))
     if fresh:
         _log(stage.folder, figures, cfg)
-        stage.finish(datasets=sorted(set(frontier.dataset)), **_made_with(test_folders[0]))
+        manifest = test_folders[0] / MANIFEST
+        config = read_json(manifest)["config"] if manifest.exists() else {}
+        made_with = {name: config.get(name) for name in ("pair", "sampling")}  # alike in all sweeps
+        stage.finish(datasets=sorted(set(frontier.dataset)), **made_with)
     for _, table in frontier.groupby("dataset", sort=False):
-        shown = readable(table)
-        first = [*shown.columns[:4], "note", "way to the upper bound"]
-        show(shown, _headline(table), stage.folder / "frontier.md", first)
+        printed = readable(table)
+        first = [*printed.columns[:4], "note", "way to the upper bound"]
+        show(printed, _headline(table), stage.folder / "frontier.md", first)
     print(f"\n{definitions.as_text()}\n\nat other cost ratios: {stage.folder / 'standing.md'}")
     return stage.folder
 
@@ -105,12 +108,12 @@ def draw(folder: Path) -> dict[str, list[Path]]:
     frontier, settings, costs = (read_table(folder, name) for name in TABLES)
     figures = {}
     for dataset, table in frontier.groupby("dataset", sort=False):
-        about = f"{dataset}, {table.prompts.iloc[0]} test prompts"
+        title = f"{dataset}, {table.prompts.iloc[0]} test prompts"
         mine, curves = settings[settings.dataset == dataset], costs[costs.dataset == dataset]
-        place, name = folder / "figures", re.sub(r"[^\w.-]+", "_", str(dataset))
+        figures_folder, name = folder / "figures", re.sub(r"[^\w.-]+", "_", str(dataset))
         figures[str(dataset)] = [
-            plots.pareto(mine, place / f"pareto-{name}.png", about),
-            plots.costs(curves, place / f"costs-{name}.png", about, float(table.cost_ratio.iloc[0])),
+            plots.pareto(mine, figures_folder / f"pareto-{name}.png", title),
+            plots.costs(curves, figures_folder / f"costs-{name}.png", title, float(table.cost_ratio.iloc[0])),
         ]
     return figures
 
@@ -119,7 +122,7 @@ def readable(frontier: pd.DataFrame) -> pd.DataFrame:
     """The table as people read it: intervals beside their estimates, ratios in percent."""
     lines = [row for _, row in frontier.iterrows()]
     baseline = plots.label(frontier.baseline.iloc[0])
-    shown = pd.DataFrame({
+    results = pd.DataFrame({
         "method": [plots.label(row.method) for row in lines],
         "setting": [row.setting for row in lines],
         "tokens per target time": [interval_text(row, "throughput", "{:.3f}") for row in lines],
@@ -128,15 +131,15 @@ def readable(frontier: pd.DataFrame) -> pd.DataFrame:
     for name, column in (("share", "way to the oracle"), ("upper_bound_share", "way to the upper bound")):
         if name in frontier:
             shares = ["" if row.method == PLAIN else interval_text(row, name, "{:.0%}") for row in lines]
-            shown[column] = shares
+            results[column] = shares
     for name in ("discard_rate", "verification_rate", "block_efficiency"):
-        shown[name.replace("_", " ")] = [f"{row[name]:.3f}" for row in lines]
-    said = notes(frontier, baseline)
-    if any(said):
-        shown["note"] = said
+        results[name.replace("_", " ")] = [f"{row[name]:.3f}" for row in lines]
+    line_notes = notes(frontier, baseline)
+    if any(line_notes):
+        results["note"] = line_notes
     if "tokens_per_second" in frontier:
-        shown["tokens/s"] = [f"{row.tokens_per_second:.4g}" for row in lines]
-    return shown
+        results["tokens/s"] = [f"{row.tokens_per_second:.4g}" for row in lines]
+    return results
 
 
 def as_markdown(frontier: pd.DataFrame, by_cost: pd.DataFrame, figures: dict[str, list[Path]]) -> str:
@@ -146,7 +149,7 @@ def as_markdown(frontier: pd.DataFrame, by_cost: pd.DataFrame, figures: dict[str
         parts += [f"## {dataset}", _headline(table), markdown(readable(table))]
         lines = by_cost[by_cost.dataset == dataset].drop(columns="dataset")
         lines["method"] = [plots.label(method) for method in lines.method]
-        parts += ["Tokens per target-forward time by cost ratio, settings chosen anew at each:", markdown(lines)]
+        parts += ["Tokens per target-forward time by cost ratio, settings chosen again at each:", markdown(lines)]
         parts += [f"![{path.stem}](figures/{path.name})" for path in figures[str(dataset)]]
     return "\n\n".join([*parts, "## Definitions", definitions.as_markdown()]) + "\n"
 
@@ -163,21 +166,21 @@ def side_by_side(table: pd.DataFrame) -> pd.DataFrame:
     """One line per method, three columns per data set: throughput, gain over the baseline, share of the way."""
     shares = [name for name in SHARES if name in table]
     methods = list(dict.fromkeys(table.method))
-    shown = pd.DataFrame({"method": [plots.label(name) for name in methods]})
+    wide = pd.DataFrame({"method": [plots.label(name) for name in methods]})
     for dataset, part in table.groupby("dataset", sort=False):
         lines = part.set_index("method")
         columns = {f"{dataset}": "throughput", f"{dataset}: over {plots.label(table.baseline.iloc[0])}": "gain"}
         columns |= {f"{dataset}: way to {NAMES[SHARES[name]]}": name for name in shares}
         for heading, name in columns.items():
             form = "{:.3f}" if name == "throughput" else "{:+.1%}" if name == "gain" else "{:.0%}"
-            shown[heading] = [
+            wide[heading] = [
                 interval_text(lines.loc[method], name, form)
                 if method in lines.index and not (name in shares and method == PLAIN)
                 else ""
                 for method in methods
             ]
-        shown[f"{dataset}: note"] = [lines.note.get(method, "") for method in methods]
-    return shown.loc[:, (shown != "").any()]
+        wide[f"{dataset}: note"] = [lines.note.get(method, "") for method in methods]
+    return wide.loc[:, (wide != "").any()]
 
 
 def _study(
@@ -218,12 +221,6 @@ def by_dataset(dev: pd.DataFrame, test: pd.DataFrame) -> Iterator[tuple[str, pd.
         yield dataset, dev[dev.dataset == dataset], test[test.dataset == dataset]
 
 
-def _made_with(sweep: Path) -> dict[str, Any]:
-    """The pair and the sampling of the sweeps, which are alike."""
-    config = read_json(sweep / MANIFEST)["config"] if (sweep / MANIFEST).exists() else {}
-    return {name: config.get(name) for name in ("pair", "sampling")}
-
-
 def _folders(value: Any) -> list[Path]:
     value = plain(value)
     return [Path(folder) for folder in (value if isinstance(value, list) else [value])]
@@ -237,9 +234,9 @@ def _headline(table: pd.DataFrame) -> str:
 def _log(folder: Path, figures: dict[str, list[Path]], cfg: Any) -> None:
     tables = {name: read_table(folder, name) for name in TABLES}
     datasets = list(dict.fromkeys(tables["frontier"].dataset.astype(str)))
-    about = {"tags": datasets, "name": f"c={cfg.cost_ratio:g} {' '.join(datasets)}", "track": cfg.track}
+    options = {"tags": datasets, "name": f"c={cfg.cost_ratio:g} {' '.join(datasets)}", "track": cfg.track}
     with wandb_run(
-        "frontier", plain(cfg), folder, inputs=[*_folders(cfg.dev), *_folders(cfg.test or [])], **about
+        "frontier", plain(cfg), folder, inputs=[*_folders(cfg.dev), *_folders(cfg.test or [])], **options
     ) as wandb:
         log_summary(wandb, frontier_scalars(tables["frontier"]))
         for name, table in tables.items():

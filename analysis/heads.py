@@ -83,35 +83,38 @@ def run(cfg: commands.Heads) -> Path:
     folders = [Path(str(folder)) for folder in (cfg.traces, *([cfg.dev] if cfg.dev is not None else []))]
     traces = [read_traces(folder) for folder in folders]
     contenders = find_contenders(plain(cfg.heads), folders)
-    files = [*(folder / SUMMARY for folder in folders), *(path for one in contenders for path in one.files)]
+    files = [*(folder / SUMMARY for folder in folders), *(path for contender in contenders for path in contender.files)]
     stage = open_stage("heads", cfg, inputs=files, ignore=("track",))
     fresh = not stage.finished
     if fresh:
         dev, test = _parts(folders, traces, cfg.dev_share, cfg.seed)
-        draft = instantiate(cfg.draft) if any(one.needs_draft for one in contenders) else None
+        draft = instantiate(cfg.draft) if any(contender.needs_draft for contender in contenders) else None
         base, curve = _fixed(dev, test, cfg.cost_ratio)
         best = curve[curve.chosen].iloc[0][["setting", "dev_throughput"]]
         lines = [{"head": FIXED, **best, **_worth(base, base, cfg.cost_ratio, bootstrap)}]
         curves = [curve]
-        for one in contenders:
-            line, curve = _study(one, draft, dev, test, base, cfg, bootstrap)
+        for contender in contenders:
+            line, curve = _study(contender, draft, dev, test, base, cfg, bootstrap)
             lines.append(line)
             curves.append(curve)
         facts = {"texts": len(base), "cost_ratio": cfg.cost_ratio, **vars(bootstrap)}
         save_table(pd.DataFrame(lines).assign(**facts), stage.folder, "heads")
         save_table(pd.concat(curves, ignore_index=True), stage.folder, "thresholds")
     table = read_table(stage.folder, "heads")
-    title = _title(cfg, int(table.texts.iloc[0]))
+    title = (
+        f"{table.texts.iloc[0]} texts, thresholds chosen on others; c = {cfg.cost_ratio:g}, at least {cfg.min_drafted} "
+        f"tokens a round (pre-read heads: {PREREAD_SHORTEST}), {cfg.confidence:.0%} intervals"
+    )
     figure = plots.pareto(read_table(stage.folder, "thresholds"), stage.folder / "pareto.png", "heads, replayed")
     results = readable(table)
     save_table(results, stage.folder, "results")
     write_text(stage.folder / "heads.md", f"# Heads\n\n{title}\n\n{markdown(results)}\n\n![heads]({figure.name})\n")
     if fresh:
-        read, said = [*folders, *plain(cfg.heads)], f"c={cfg.cost_ratio:g} {len(contenders)} heads"
-        with wandb_run("heads", plain(cfg), stage.folder, track=cfg.track, name=said, inputs=read) as wandb:
+        read, name = [*folders, *plain(cfg.heads)], f"c={cfg.cost_ratio:g} {len(contenders)} heads"
+        with wandb_run("heads", plain(cfg), stage.folder, track=cfg.track, name=name, inputs=read) as wandb:
             log_table(wandb, "heads/table", table)
             log_image(wandb, "heads/pareto", figure)
-        stage.finish(heads=[one.name for one in contenders])
+        stage.finish(heads=[contender.name for contender in contenders])
     show(
         results,
         title,
@@ -125,40 +128,42 @@ def readable(table: pd.DataFrame) -> pd.DataFrame:
     """The table as people read it: intervals in brackets, ratios in percent, columns without any entry left out."""
     lines = [row for _, row in table.iterrows()]
     forms = {"binary_kl": "{:.4f}", "throughput": "{:.3f}", "gain": "{:+.1%}"}
-    shown: dict[str, Any] = {name: list(table[name]) for name in ("head", "kind", "depth", "w_rej", "mixing")}
-    shown["training KL"] = list(table.train_kl)
-    shown["validation KL"] = list(table.validation_kl)
-    shown["binary KL"] = [_bracketed(row, "binary_kl", forms["binary_kl"]) for row in lines]
-    shown |= {"KL corrected": list(table.binary_kl_corrected), "ECE corrected": list(table.ece_corrected)}
-    shown |= {"AUROC": list(table.auroc), "setting": list(table.setting)}
+    columns: dict[str, Any] = {name: list(table[name]) for name in ("head", "kind", "depth", "w_rej", "mixing")}
+    columns["training KL"] = list(table.train_kl)
+    columns["validation KL"] = list(table.validation_kl)
+    columns["binary KL"] = [_bracketed(row, "binary_kl", forms["binary_kl"]) for row in lines]
+    columns |= {"KL corrected": list(table.binary_kl_corrected), "ECE corrected": list(table.ece_corrected)}
+    columns |= {"AUROC": list(table.auroc), "setting": list(table.setting)}
     for name in SHOWN:
-        shown[name.replace("_", " ")] = [_bracketed(row, name, forms.get(name, "{:.3f}")) for row in lines]
-    frame = pd.DataFrame(shown).rename(columns={"gain": f"over {FIXED}"})
+        columns[name.replace("_", " ")] = [_bracketed(row, name, forms.get(name, "{:.3f}")) for row in lines]
+    frame = pd.DataFrame(columns).rename(columns={"gain": f"over {FIXED}"})
     return frame.drop(columns=[name for name in frame if frame[name].isna().all()])
 
 
 def _study(
-    one: Contender, draft: Any, dev: Texts, test: Texts, base: Array, cfg: commands.Heads, bootstrap: Bootstrap
+    contender: Contender, draft: Any, dev: Texts, test: Texts, base: Array, cfg: commands.Heads, bootstrap: Bootstrap
 ) -> tuple[dict[str, Any], pd.DataFrame]:
     """A head's line, and its curve over thresholds. The threshold is the best on dev, all numbers are of test."""
     thresholds, cost_ratio = _checked(cfg), cfg.cost_ratio
-    scored = {id(part.trace): one.scored(part.trace, draft) for part in (dev, test)}
-    policy = threshold_policy(one.head, one.estimate, cfg.corrected)
+    scored = {id(part.trace): contender.scored(part.trace, draft) for part in (dev, test)}
+    policy = threshold_policy(contender.head, contender.estimate, cfg.corrected)
     levels = [1 - h for h in thresholds]
-    shortest = PREREAD_SHORTEST if one.kind == "preread" else cfg.min_drafted
-    found = {key: sweep_levels(trace, policy, levels, shortest) for key, trace in scored.items()}
+    shortest = PREREAD_SHORTEST if contender.kind == "preread" else cfg.min_drafted
+    sweeps = {key: sweep_levels(trace, policy, levels, shortest) for key, trace in scored.items()}
     mine, theirs = (
-        np.stack([part.counts(replayed) for replayed in found[id(part.trace)]]) for part in (test, dev)
+        np.stack([part.counts(replayed) for replayed in sweeps[id(part.trace)]]) for part in (test, dev)
     )  # [thresholds, texts, counts]
     on_dev = throughput(theirs.sum(1), cost_ratio)
     best = int(on_dev.argmax())
     line = {
-        "head": one.name, **one.settings, "setting": f"h={thresholds[best]:g}", "dev_throughput": on_dev[best],
-        **head_scores(scored[id(test.trace)], test.chosen, one.head, one.estimate, bootstrap),
+        "head": contender.name, **contender.settings, "setting": f"h={thresholds[best]:g}", "dev_throughput": on_dev[best],
+        **head_scores(scored[id(test.trace)], test.chosen, contender.head, contender.estimate, bootstrap),
         **_worth(mine[best], base, cost_ratio, bootstrap),
     }  # fmt: skip
-    curve = _curve(one.name, [f"h={h:g}" for h in thresholds], mine, on_dev, cost_ratio)
-    return line, curve.assign(threshold=list(thresholds), **{name: one.settings[name] for name in ("depth", "w_rej")})
+    curve = _curve(contender.name, [f"h={h:g}" for h in thresholds], mine, on_dev, cost_ratio)
+    return line, curve.assign(
+        threshold=list(thresholds), **{name: contender.settings[name] for name in ("depth", "w_rej")}
+    )
 
 
 def _curve(name: str, settings: Sequence[str], counts: Array, on_dev: Array, cost_ratio: float) -> pd.DataFrame:
@@ -178,10 +183,10 @@ def _worth(counts: Array, base: Array, cost_ratio: float, bootstrap: Bootstrap) 
     drawn = bootstrap.totals(np.concatenate([counts, base], 1))
     whole = np.concatenate([counts, base], 1).sum(0, keepdims=True)
     estimates, samples = (_rates(totals, cost_ratio) for totals in (whole, drawn))
-    found: dict[str, float] = {}
+    line: dict[str, float] = {}
     for name, values in samples.items():
-        found |= bootstrap.figure(name, estimates[name][0], values)
-    return found
+        line |= bootstrap.figure(name, estimates[name][0], values)
+    return line
 
 
 def _rates(totals: Array, cost_ratio: float) -> dict[str, Array]:
@@ -206,14 +211,14 @@ def _fixed(dev: Texts, test: Texts, cost_ratio: float) -> tuple[Array, pd.DataFr
 
 
 def _parts(folders: Sequence[Path], traces: Sequence[Trace], dev_share: float, seed: int) -> tuple[Texts, Texts]:
-    """The texts thresholds are chosen on, and those that are reported. Raises InputError if either are none."""
+    """The texts thresholds are chosen on, and those that are reported. Raises InputError if one side has none."""
     if len(traces) == 2:
-        one, two = (read_json(folder / SUMMARY) for folder in folders)
-        if one["job"] == two["job"]:
+        test_summary, dev_summary = (read_json(folder / SUMMARY) for folder in folders)
+        if test_summary["job"] == dev_summary["job"]:
             raise InputError("dev: expected traces of other texts than `traces`, got the same")
         for name in ("draft_fingerprint", "target_fingerprint", "sampling"):
-            if _comparable(one[name]) != _comparable(two[name]):
-                raise InputError(f"dev and traces differ in {name}: {two[name]} and {one[name]}")
+            if _comparable(test_summary[name]) != _comparable(dev_summary[name]):
+                raise InputError(f"dev and traces differ in {name}: {dev_summary[name]} and {test_summary[name]}")
         test, dev = traces
         return Texts(dev, np.ones(dev.num_texts, dtype=bool)), Texts(test, np.ones(test.num_texts, dtype=bool))
     (trace,) = traces
@@ -229,12 +234,12 @@ def _parts(folders: Sequence[Path], traces: Sequence[Trace], dev_share: float, s
 
 
 def _comparable(fact: Any) -> Any:
-    """A fact of a summary, seeds apart."""
+    """A fact of a summary without its seed."""
     return {name: value for name, value in fact.items() if name != "seed"} if isinstance(fact, dict) else fact
 
 
 def _checked(cfg: commands.Heads) -> list[float]:
-    """The thresholds. Raises InputError for what cannot be meant."""
+    """The thresholds of a config. Raises InputError for values out of range."""
     Cost(cfg.cost_ratio)
     thresholds = plain(cfg.thresholds)
     if not thresholds or not all(0 <= h <= 1 for h in thresholds):
@@ -242,13 +247,6 @@ def _checked(cfg: commands.Heads) -> list[float]:
     if cfg.min_drafted < 1:
         raise InputError(f"min_drafted: expected at least 1, got {cfg.min_drafted}")
     return [float(h) for h in thresholds]
-
-
-def _title(cfg: commands.Heads, num_texts: int) -> str:
-    return (
-        f"{num_texts} texts, thresholds chosen on others; c = {cfg.cost_ratio:g}, at least {cfg.min_drafted} tokens a round "
-        f"(pre-read heads: {PREREAD_SHORTEST}), {cfg.confidence:.0%} intervals"
-    )
 
 
 def _bracketed(row: Any, name: str, form: str) -> str:

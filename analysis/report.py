@@ -59,13 +59,13 @@ def run(cfg: commands.Report) -> Path:
     stage = open_stage("report", cfg, inputs=[file for path in paths for file in _files(path)], ignore=PUBLISHING)
     if not stage.finished:
         parts = _parts(grouped(folders), stage.folder, cfg.max_cells)
-        made = provenance()
+        origin = provenance()
         specs = {anchor: spec for part in parts for anchor, _, spec in part.charts}
         facts = {
             "title": cfg.title,
             "parts": parts,
             "definitions": DEFINITIONS,
-            "made": made,
+            "made": origin,
             "kinds": KINDS,
             "levels": LEVELS,
         }
@@ -73,7 +73,8 @@ def run(cfg: commands.Report) -> Path:
         write_text(stage.folder / "report.html", html)
         write_text(stage.folder / "report.md", render("report.md.j2", facts))
         write_json(
-            stage.folder / "report.json", report_spec(cfg.title, made, [(p.group, p.headline, p.panels) for p in parts])
+            stage.folder / "report.json",
+            report_spec(cfg.title, origin, [(p.group, p.headline, p.panels) for p in parts]),
         )
         if (size := len(html.encode())) > MOST_BYTES:
             print(f"report: the page has {size / 1e6:.1f} MB; give fewer folders, or a smaller max_cells")
@@ -115,28 +116,28 @@ class Part:
 def _parts(groups: Sequence[Group], report: Path, max_cells: int) -> list[Part]:
     number_of = {folder.path: n for n, folder in enumerate((f for group in groups for f in group.folders), 1)}
     budget = FIGURE_BYTES // max(len(number_of), 1)
-    found = []
+    parts = []
     for number, group in enumerate(groups, 1):
-        shown = panels(group.folders)
-        drawn = [(panel, spec) for panel in shown for _, spec in panel.charts]
+        group_panels = panels(group.folders)
+        drawn = [(panel, spec) for panel in group_panels for _, spec in panel.charts]
         charts = [(f"chart-{number}-{n}", panel, spec) for n, (panel, spec) in enumerate(drawn, 1)]
         sections = [_section(number_of[folder.path], folder, report, max_cells, budget) for folder in group.folders]
         tokens, anchor = token_views(group.folders), f"group-{number}"
-        found.append(Part(group, anchor, headline(group.folders), shown, charts, tokens, sections))
-    return found
+        parts.append(Part(group, anchor, headline(group.folders), group_panels, charts, tokens, sections))
+    return parts
 
 
 def _section(number: int, folder: Folder, report: Path, max_cells: int, budget: int) -> Section:
-    about = folder.about
-    known = {name: about.get(name, {}) for name in ("config", "inputs", "versions", "machine", "python")}
+    manifest = folder.manifest
+    facts = {name: manifest.get(name, {}) for name in ("config", "inputs", "versions", "machine", "python")}
     return Section(
         title=f"{folder.stage}: {folder.path.name}",
         anchor=f"section-{number}",
-        status=str(about.get("status", "")),
-        time=str(about.get("time", "")),
-        revision=str(about.get("revision", "")),
-        command=shlex.join(about.get("argv", [])),
-        provenance=[(key, str(value)) for key, value in flatten(known).items()],
+        status=str(manifest.get("status", "")),
+        time=str(manifest.get("time", "")),
+        revision=str(manifest.get("revision", "")),
+        command=shlex.join(manifest.get("argv", [])),
+        provenance=[(key, str(value)) for key, value in flatten(facts).items()],
         tables=[table_view(path, max_cells) for path in table_files(folder.path)],
         figures=figure_views(figure_files(folder.path), number, report, budget),
     )

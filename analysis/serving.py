@@ -6,7 +6,7 @@ answer, or a rate of requests at random times. Costs are measured on this machin
 figures, or read from a file. Files:
 
     serving      one line per load and setting: tokens/s, seconds per output token and to the answer (median, 95 %), batch
-    serving.png  tokens per second over plain decoding's, best setting of every method (also pdf and svg)
+    serving.png  tokens per second over autoregressive decoding's, best setting of every method (also pdf and svg)
     costs.json   the cost table
 """
 
@@ -17,7 +17,6 @@ if __name__ == "__main__":  # help and faults, before anything heavy is imported
 
     check_command_line("serving")
 
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -69,17 +68,17 @@ def run(cfg: commands.Serving) -> Path:
     for method, reason in recorded.left_out.items():
         print(f"{method} left out, {reason}")
     sizes = sorted({1, cfg.slots, *(min(size, cfg.slots) for size in plain(cfg.users))})
-    asked = [prompt.content for prompt in prompts]
-    (costs,) = costs_of(cfg, [pair], asked, sampling, sizes, stage.folder)
+    contents = [prompt.content for prompt in prompts]
+    (costs,) = costs_of(cfg, [pair], contents, sampling, sizes, stage.folder)
     recorded.costs = costs, costs.save(stage.folder / "costs.json")
     requests = [number % recorded.num_texts for number in range(cfg.requests)]
     table = _serve(recorded, loads, requests)
     save_table(table, stage.folder, "serving")
-    about = f"{cfg.slots} slots, costs {costs.source}" + ("" if costs.source == "measured" else ", not measured")
-    figure = over_plain(table, stage.folder / "serving.png", about)
+    title = f"{cfg.slots} slots, costs {costs.source}" + ("" if costs.source == "measured" else ", not measured")
+    figure = over_plain(table, stage.folder / "serving.png", title)
     best = table.loc[table.groupby(["load", "method"], sort=False).tokens_per_second.idxmax()]
     first = ("load", "method", "setting", "tokens_per_second", "times_plain", "note")
-    show(best[SHOWN], f"{about}; the best setting of every method", stage.folder / "serving.csv", first)
+    show(best[SHOWN], f"{title}; the best setting of every method", stage.folder / "serving.csv", first)
     print("\n".join(break_even(table)))
     with wandb_run("serving", plain(cfg), stage.folder, track=cfg.track) as wandb:
         log_table(wandb, "serving/serving", table)
@@ -88,23 +87,18 @@ def run(cfg: commands.Serving) -> Path:
 
 
 def break_even(table: pd.DataFrame) -> list[str]:
-    """One sentence per kind of load: from which load on nothing that drafts beats plain decoding."""
-    said = []
+    """One sentence per kind of load: at which loads nothing that drafts beats autoregressive decoding."""
+    sentences = []
     for kind, part in table.groupby("kind", sort=False):
         best = part[part.method != PLAIN].groupby("amount").times_plain.max().sort_index()
         losing = best[best <= 1.0]
         if not len(losing):
-            said.append(
+            sentences.append(
                 f"{kind}: drafting pays at every load, {best.min():.2f} to {best.max():.2f} times plain decoding"
             )
         else:
-            said.append(f"{kind}: drafting does not pay at {', '.join(f'{load:g}' for load in losing.index)}")
-    return said
-
-
-def _enough(load: Load) -> int:
-    """Few users send few requests: sixteen each, and at least 64 in all."""
-    return max(64, 16 * load.users) if load.users is not None and load.rate is None else sys.maxsize
+            sentences.append(f"{kind}: drafting does not pay at {', '.join(f'{load:g}' for load in losing.index)}")
+    return sentences
 
 
 def _serve(recorded: RecordedPair, loads: list[Load], requests: list[int]) -> pd.DataFrame:
@@ -113,8 +107,10 @@ def _serve(recorded: RecordedPair, loads: list[Load], requests: list[int]) -> pd
     lines = []
     with tqdm(total=len(loads) * len(recorded.settings), desc="simulating", unit="setting") as bar:
         for load in loads:
+            # Few users send few requests: sixteen each, and at least 64 in all.
+            count = max(64, 16 * load.users) if load.users is not None and load.rate is None else None
             for setting in recorded.settings:
-                figures = recorded.serve(setting, load, requests[: _enough(load)]).figures()
+                figures = recorded.serve(setting, load, requests[:count]).figures()
                 kind, amount = ("users", load.users) if load.rate is None else ("requests/s", load.rate)
                 lines.append({
                     "kind": kind, "amount": amount, "load": f"{amount:g} {kind}", "method": setting.method,
@@ -125,10 +121,10 @@ def _serve(recorded: RecordedPair, loads: list[Load], requests: list[int]) -> pd
     without = table[table.method == PLAIN].set_index("load").tokens_per_second
     table["times_plain"] = table.tokens_per_second / table.load.map(without)
     fixed = table[table.method == "speculative"].groupby("load").tokens_per_second.max()
-    behind = table.tokens_per_second < table.load.map(fixed).fillna(0)
+    below_fixed = table.tokens_per_second < table.load.map(fixed).fillna(0)
     slower = table.times_plain < 1
     table["note"] = np.select(
-        [slower, behind & (table.method != PLAIN)], ["slower than plain", "slower than fixed K"], ""
+        [slower, below_fixed & (table.method != PLAIN)], ["slower than plain", "slower than fixed K"], ""
     )
     return table
 

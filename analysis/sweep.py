@@ -1,12 +1,12 @@
 """python -m analysis.sweep prompts=toy_math prompts.split=dev: score a grid of methods on one prompt set.
 
 Every setting (one method with one setting) is written whole as settings/<hash>.parquet. The hash covers everything its
-rows depend on: method, head weights, models, prompts, sampling. Settings that exist are not made again. Only plain
-decoding is run: its responses are recorded once, and every chain method with token-level rejection is replayed on the
-recording, exactly in distribution. The others, and with source=live all of them, are decoded. The grid does not name
-the output folder, so a larger grid goes on where a smaller one ended. Processes that share the work (`toolkit.runs.sharding`)
-make every world_size-th setting. The first of them decodes plainly and records, the last one joins. The table
-rows.parquet holds the settings of the last grid (columns: `analysis.tables.rows`).
+rows depend on: method, head weights, models, prompts, sampling. Settings that exist are not made again. Only
+autoregressive decoding is run: its responses are recorded once, and every chain method with token-level rejection is
+replayed on the recording, exactly in distribution. The others, and with source=live all of them, are decoded. The grid
+does not name the output folder, so a larger grid goes on where a smaller one ended. Processes that share the work
+(`toolkit.runs.sharding`) make every world_size-th setting. The first of them decodes autoregressively and records, the
+last one joins. The table rows.parquet holds the settings of the last grid (columns: `analysis.tables.rows`).
 
 Does replay count what decoding counts? source=live replayed=[SWEEP,...] compares the decoded settings with those of
 replayed sweeps, over the prompts of both: agreement.parquet, one line per setting.
@@ -53,7 +53,7 @@ from toolkit.runs.tracking import log_folder, log_image, log_lines, log_scatter,
 SOURCES = ("live", "traces")
 GRID = ("grid", "cost_ratio", "track", "artifacts", "hidden", "replayed")
 IGNORED = (*GRID, *RANKS)
-RECORDING = ".lock-recording"  # of the one process that decodes plainly and records
+RECORDING = ".lock-recording"  # of the one process that decodes autoregressively and records
 SHOWN_TEXTS = 3  # in tokens.json
 RESAMPLES = 1000  # for the bands of acceptance by position
 
@@ -70,12 +70,12 @@ def run(cfg: commands.Sweep) -> Path:
         raise InputError("replayed: expected source=live with it, the sweep that is compared with replayed ones")
     settings = expand(plain(cfg.grid), with_plain=cfg.source == "traces", max_drafted=cfg.max_drafted)
     part = part_of(cfg)
-    known = finished_stage("sweep", cfg, ignore=IGNORED, repairs=True)
-    wanted = asked("sweep", cfg, GRID, methods=[setting.content for setting in settings])
-    if known is not None and known.manifest.get("asked") == wanted:
+    finished = finished_stage("sweep", cfg, ignore=IGNORED, repairs=True)
+    digest = asked("sweep", cfg, GRID, methods=[setting.content for setting in settings])
+    if finished is not None and finished.manifest.get("asked") == digest:
         print(f"sweep: {len(settings)} settings, finished before")
-        _show(known.folder, cfg, known.manifest["num_prompts"])
-        return _with_agreement(known.folder, cfg)
+        _show(finished.folder, cfg, finished.manifest["num_prompts"])
+        return _with_agreement(finished.folder, cfg)
     bench = Workbench(instantiate(cfg.pair), instantiate(cfg.prompts).load(), instantiate(cfg.sampling), cfg.batch_size)
     settings = _possible(settings, bench)
     keys = {setting.name: bench.prepare(setting) for setting in settings}
@@ -86,7 +86,7 @@ def run(cfg: commands.Sweep) -> Path:
         "model_fingerprints": bench.fingerprints,
         "settings": keys,
         "cost_ratio": cfg.cost_ratio,
-        "asked": wanted,
+        "asked": digest,
         "bound_reaches_methods": True,
     }
     stage.start()
@@ -114,12 +114,12 @@ def _possible(settings: Sequence[Setting], bench: Workbench) -> list[Setting]:
     Methods that need a head are left out of a grid where there is none; a grid of nothing else is refused.
     """
     headless = sorted({setting.method for setting in settings if bench.lacks_head(setting)})
-    kept = [setting for setting in settings if setting.method not in headless]
-    if headless and any(setting.method not in (*PARAMETERS, PLAIN) for setting in kept):
+    possible = [setting for setting in settings if setting.method not in headless]
+    if headless and any(setting.method not in (*PARAMETERS, PLAIN) for setting in possible):
         print(f"{', '.join(headless)}: left out, the pair has no trained head; grid.METHOD.head=[FOLDER] names one")
     elif headless:
-        kept = list(settings)  # building them says what is missing
-    return kept
+        possible = list(settings)  # building them says what is missing
+    return possible
 
 
 def _work(
@@ -127,7 +127,7 @@ def _work(
 ) -> tuple[dict[str, pd.DataFrame], dict[str, str]]:
     """Rows of every setting of this process's share, read from its file or made; and why some could not be had.
 
-    Plain decoding belongs to every share: the first process decodes and records, the others wait and read that.
+    Autoregressive decoding belongs to every share: the first process decodes and records, the others wait and read that.
     """
     done: dict[str, pd.DataFrame] = {}
     failures: dict[str, str] = {}
@@ -164,8 +164,10 @@ def _work(
 
 def _replayed(settings: Sequence[Setting], bench: Workbench, cfg: commands.Sweep) -> list[Setting]:
     """Settings that are scored on the recording."""
-    found = [setting for setting in settings if cfg.source == "traces" and bench.replayable(setting, cfg.max_drafted)]
-    return found + [setting for setting in settings if setting.method == UPPER_BOUND]
+    replayable = [
+        setting for setting in settings if cfg.source == "traces" and bench.replayable(setting, cfg.max_drafted)
+    ]
+    return replayable + [setting for setting in settings if setting.method == UPPER_BOUND]
 
 
 def _recording(
@@ -175,13 +177,13 @@ def _recording(
     bench: Workbench,
     cfg: commands.Sweep,
 ) -> Recording:
-    """The recording of plain decoding's responses, for all settings that are replayed."""
+    """The recording of the autoregressive responses, for all settings that are replayed."""
     replayed = _replayed(settings, bench, cfg)
     return Recording(bench, responses_of(done), paths[PLAIN], replayed, cfg.max_drafted, cfg.hidden)
 
 
 def _decoded(setting: Setting, path: Path, bench: Workbench, cfg: commands.Sweep, progress: _Progress) -> pd.DataFrame:
-    """A decoded setting's rows, written. Plain decoding is shared: one process makes it, the others wait for the file."""
+    """A decoded setting's rows, written. Autoregressive rows are shared: one process makes them, the others wait."""
     if setting.method != PLAIN:
         return _written(bench.decode(setting, progress.prompt_done), path)
     with alone(path.parent.parent, RECORDING, cfg):
@@ -197,13 +199,13 @@ def _written(rows: pd.DataFrame, path: Path) -> pd.DataFrame:
 
 
 def _write_tokens(folder: Path, recording: Recording, done: dict[str, pd.DataFrame], cfg: commands.Sweep) -> None:
-    """tokens.json: a few texts, token by token, as the best replayed setting of every method treats them."""
+    """Write tokens.json: a few texts, token by token, as the best replayed setting of every method treats them."""
     best: dict[str, tuple[float, Setting]] = {}
     for setting in recording.settings:
         if setting.name in done and setting.method != UPPER_BOUND:
             counts = counts_of(done[setting.name][list(COUNTS)].sum())
-            found = (metrics.throughput(counts, cfg.cost_ratio), setting)
-            best[setting.method] = max(best.get(setting.method, found), found, key=lambda entry: entry[0])
+            scored = (metrics.throughput(counts, cfg.cost_ratio), setting)
+            best[setting.method] = max(best.get(setting.method, scored), scored, key=lambda entry: entry[0])
     views = [recording.tokens(setting, SHOWN_TEXTS) for _, setting in sorted(best.values(), key=lambda e: -e[0])]
     write_json(folder / "tokens.json", [view for view in views if view is not None])
 
@@ -228,9 +230,12 @@ def _publish(
 ) -> None:
     """Join the settings; write, draw, log and print what came out. Raises InputError if some failed."""
     names = labels(cfg)
-    rows = join_settings(
-        [_labelled(done[setting.name], setting, names) for setting in settings if setting.name in done]
-    )
+    parts = []
+    for setting in settings:
+        if setting.name in done:
+            columns = {**names, "method": setting.method, "setting": setting.label, **setting.parameters}
+            parts.append(done[setting.name].drop(columns=TEXTS).assign(**columns))
+    rows = join_settings(parts)
     save_rows(rows, folder)
     summary = settings_table(rows, cfg.cost_ratio)
     summary["seconds"] = list(rows.groupby(["method", "setting"], sort=False).setting_seconds.first())
@@ -262,8 +267,8 @@ def _publish(
 def draw(folder: Path, title: str) -> list[Path]:
     """The figures of a sweep folder, from its saved tables; rounds are shown of each method's best setting, few of them."""
     summary, positions, lengths = (read_table(folder, name) for name in ("summary", "positions", "lengths"))
-    place = folder / "figures"
-    found = [plots.pareto(summary, place / "pareto.png", title)]
+    figures_folder = folder / "figures"
+    figures = [plots.pareto(summary, figures_folder / "pareto.png", title)]
     best = summary.loc[summary.groupby("method", sort=False).throughput.idxmax()]
     best = best[best.method.isin(highlighted(summary))]
     few = set(zip(best.method, best.setting, strict=True))
@@ -271,10 +276,10 @@ def draw(folder: Path, title: str) -> list[Path]:
         ("positions", positions, plots.acceptance_by_position),
         ("lengths", lengths, plots.lengths),
     ):
-        shown = table[[key in few for key in zip(table.method, table.setting, strict=True)]]
-        if len(shown):
-            found.append(figure(shown, place / f"{name}.png", title))
-    return found
+        chosen = table[[key in few for key in zip(table.method, table.setting, strict=True)]]
+        if len(chosen):
+            figures.append(figure(chosen, figures_folder / f"{name}.png", title))
+    return figures
 
 
 def _show(folder: Path, cfg: commands.Sweep, num_prompts: int) -> str:
@@ -296,19 +301,13 @@ def _with_agreement(folder: Path, cfg: commands.Sweep) -> Path:
         table = agreement_of(folder, [Path(sweep) for sweep in plain(cfg.replayed)], cfg.cost_ratio)
         save_table(table, folder, "agreement")
         outside = int(((table.low > 0) | (table.high < 0)).sum())
-        about = f"decoded against replayed, c = {cfg.cost_ratio:g}: {outside} of {len(table)} intervals leave out 0"
-        show(table, about, folder / "agreement.csv", ("method", "setting", "difference", "low", "high"))
+        title = f"decoded against replayed, c = {cfg.cost_ratio:g}: {outside} of {len(table)} intervals leave out 0"
+        show(table, title, folder / "agreement.csv", ("method", "setting", "difference", "low", "high"))
     return folder
 
 
-def _labelled(rows: pd.DataFrame, setting: Setting, names: dict[str, str]) -> pd.DataFrame:
-    """A setting's rows without the texts, and with the columns that say which setting they are of."""
-    said = {**names, "method": setting.method, "setting": setting.label, **setting.parameters}
-    return rows.drop(columns=TEXTS).assign(**said)
-
-
 def _read_rows(path: Path) -> pd.DataFrame | None:
-    """A setting's rows if it was finished before; a damaged file counts as none, and so does one of an older version."""
+    """A setting's rows if it was finished before; None if the file is missing, damaged or of an older version."""
     try:
         rows = read_parquet(path)
     except InputError:
@@ -336,18 +335,18 @@ class _Progress:
         self.bar.close()
 
     def begin(self, setting: Setting) -> None:
-        """A setting starts."""
+        """Show that a setting starts."""
         self.current, self.prompts_done = setting.name, 0
         self._show()
 
     def prompt_done(self, _: Any) -> None:
-        """One more prompt of the setting has ended."""
+        """Count one more finished prompt of the setting."""
         self.prompts_done += 1
         if perf_counter() - self.shown > self.every:
             self._show()
 
     def end(self, setting: Setting, rows: pd.DataFrame) -> None:
-        """A setting is there, made now or before. References are no settings one could choose."""
+        """Count a finished setting. References are not settings one could choose."""
         throughput = metrics.throughput(counts_of(rows[list(COUNTS)].sum()), self.cost_ratio)
         if setting.method not in YARDSTICKS and throughput > self.best:
             self.best, self.best_name = throughput, setting.name
@@ -355,7 +354,7 @@ class _Progress:
         self.bar.update()
 
     def fail(self, setting: Setting, reason: str) -> None:
-        """A setting failed."""
+        """Print why a setting failed."""
         self.bar.write(f"{setting.name} failed: {reason}", file=sys.stderr)
         self.bar.update()
 

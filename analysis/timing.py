@@ -1,23 +1,23 @@
-"""python -m analysis.timing prompts=toy_math: what one forward of each model costs here, and whether counts explain time.
+"""python -m analysis.timing prompts=toy_math: what a forward pass of each model costs here, and whether counts explain time.
 
-Paper: SpecDec++ (arXiv:2405.19715), Table 2: seconds of a response = t_draft * draft forwards + t_target * target
-forwards. The fit is by least squares over responses, in speculative decoding and for each model decoding alone. Ours
+Paper: SpecDec++ (arXiv:2405.19715), Table 2: seconds of a response = t_draft * draft passes + t_target * target
+passes. The fit is by least squares over responses, in speculative decoding and for each model decoding alone. Ours
 adds the cost of width and context (`toolkit.costs.forward`), per round. The decoding loop's own work counts for the target.
 One prompt at a time, settings interleaved, the first prompts for warming up left out. On a GPU the device is waited for
 before and after every response.
 
-With an acceptance head (head=FOLDER, or the pair's own) SpecDec++ is timed, too. Its forwards are those of fixed K,
-whose regression gives the seconds for as many forwards. What its responses take beyond them is what its head costs
-(`beyond`, per draft forward, with a bootstrap interval over responses).
+With an acceptance head (head=FOLDER, or the pair's own) SpecDec++ is timed, too. Its forward passes are those of fixed K,
+whose regression gives the seconds for equally many passes. What its responses take beyond them is what its head costs
+(`beyond`, per draft pass, with a bootstrap interval over responses).
 
-With batch_sizes=[1,4,16], forwards are timed under load, too, and the cost table that `analysis.advise`, `analysis.serving` and
-`method=batch_rate` take is written (`analysis.loads.costs`).
+With batch_sizes=[1,4,16], forward passes are timed under load, too, and the cost table that `analysis.advise`,
+`analysis.serving` and `method=batch_rate` take is written (`analysis.loads.costs`).
 
 With traces=FOLDER head=FOLDER nothing is timed: the price that the rate rule should use at each cost ratio is solved on the
 recording (`analysis.replay.price`).
 
     costs.json  the table;  loads, its entries: seconds by model, batch size, tokens per row
-    timing      per way of decoding: seconds per forward, R^2, c = t_draft / t_target
+    timing      per way of decoding: seconds per forward pass, R^2, c = t_draft / t_target
     responses   one line per prompt and setting: counts and seconds
     timing.png  seconds found against seconds that the counts explain
 """
@@ -52,7 +52,7 @@ from toolkit.runs.stage import Stage, command, finished_stage, open_stage
 from toolkit.runs.tracking import log_image, log_summary, log_table, parameter_counts, wandb_run
 from toolkit.types import Generation
 
-CONTEXT = 128  # tokens behind a forward, where one figure must stand for all
+CONTEXT = 128  # tokens that a forward pass attends to, where one figure must stand for all
 HEADED = "SpecDec++"
 ALONE = {"target alone": "target", "draft alone": "draft"}
 
@@ -65,9 +65,9 @@ def run(cfg: commands.Timing) -> Path:
         raise InputError(
             f"expected warm_up >= 0 and num_drafted=[K, ...] above 0, got {cfg.warm_up}, {cfg.num_drafted}"
         )
-    known = finished_stage("timing", cfg, ignore=("track",))
-    if known is not None:
-        return _shown(known)
+    finished = finished_stage("timing", cfg, ignore=("track",))
+    if finished is not None:
+        return _show(finished)
     pair, sampling = instantiate(cfg.pair), instantiate(cfg.sampling)
     prompts = instantiate(cfg.prompts).load()
     if len(prompts) <= cfg.warm_up:
@@ -79,10 +79,10 @@ def run(cfg: commands.Timing) -> Path:
         save_table(responses, stage.folder, "responses")
         save_table(table, stage.folder, "timing")
         if cfg.batch_sizes:
-            asked = [prompt.content for prompt in prompts]
+            contents = [prompt.content for prompt in prompts]
             sizes, drafted = plain(cfg.batch_sizes), plain(cfg.num_drafted)
             first = replace(pair, draft=pair.drafts[0], drafts=())
-            ((costs, cells),) = measured_costs(first, asked, sampling, sizes, drafted, cfg.rounds)
+            ((costs, cells),) = measured_costs(first, contents, sampling, sizes, drafted, cfg.rounds)
             save_table(cells, stage.folder, "loads")
             costs.save(stage.folder / "costs.json")
         figure = plots.explained(responses, stage.folder / "timing.png")
@@ -92,15 +92,15 @@ def run(cfg: commands.Timing) -> Path:
             log_table(wandb, "timing/table", table)
             log_image(wandb, "timing/explained", figure)
         stage.finish(num_prompts=len(prompts))
-    return _shown(stage)
+    return _show(stage)
 
 
-def _shown(stage: Stage) -> Path:
+def _show(stage: Stage) -> Path:
     counted = stage.manifest["num_prompts"] - stage.manifest["config"]["warm_up"]
-    title = f"seconds per forward, {counted} prompts, batch 1"
+    title = f"seconds per forward pass, {counted} prompts, batch 1"
     show(read_table(stage.folder, "timing"), title, stage.folder / "timing.csv")
     if stage.manifest["config"].get("batch_sizes"):
-        show(read_table(stage.folder, "loads"), "seconds per forward under load", stage.folder / "loads.csv")
+        show(read_table(stage.folder, "loads"), "seconds per forward pass under load", stage.folder / "loads.csv")
         print(f"cost table: {stage.folder / 'costs.json'}")
     return stage.folder
 
@@ -108,7 +108,7 @@ def _shown(stage: Stage) -> Path:
 def _decode(
     cfg: commands.Timing, pair: ModelPair, prompts: Any, sampling: Any
 ) -> tuple[pd.DataFrame, list[Generation]]:
-    """Every prompt with every setting, prompt by prompt; the generations of speculative decoding beside the table."""
+    """Decode every prompt with every setting, prompt by prompt; returns counts and seconds, and the speculative generations."""
     from tqdm.auto import tqdm
 
     chains = _chains(cfg, pair)
@@ -118,16 +118,16 @@ def _decode(
         for role, model in (("target", pair.target), ("draft", pair.draft))
     }
     ways: list[tuple[str, ModelPair, Any]] = [
-        (name, one, instantiate(plain(method_config("autoregressive", [], None)))) for name, one in single.items()
+        (name, models, instantiate(plain(method_config("autoregressive", [], None)))) for name, models in single.items()
     ]
     ways += [(name, pair, method) for name, method in chains]
     rows, speculative = [], []
     for number, prompt in enumerate(tqdm(prompts, desc="timing", unit="prompt")):
-        for name, one, method in ways:
-            _wait(one)
+        for name, models, method in ways:
+            _wait(models)
             started = perf_counter()
-            (generation,) = decode(one, [prompt.content], method, sampling, batch_size=1, row_ids=[number])
-            _wait(one)
+            (generation,) = decode(models, [prompt.content], method, sampling, batch_size=1, row_ids=[number])
+            _wait(models)
             seconds = perf_counter() - started
             if generation.error is not None or number < cfg.warm_up:
                 continue
@@ -162,7 +162,7 @@ def _chains(cfg: commands.Timing, pair: ModelPair) -> list[tuple[str, Any]]:
 
 
 def _wait(pair: ModelPair) -> None:
-    """Let a GPU finish what was launched."""
+    """Wait until a GPU has finished what was launched."""
     if pair.device.type == "cuda":
         import torch
 
@@ -170,7 +170,7 @@ def _wait(pair: ModelPair) -> None:
 
 
 def _headed(part: pd.DataFrame, fixed: np.ndarray) -> dict[str, Any]:
-    """SpecDec++'s own regression, and what a draft forward of it takes beyond the coefficients of fixed K."""
+    """SpecDec++'s own regression, and what a draft pass of it takes beyond the coefficients of fixed K."""
     counts = part[["draft_calls", "target_calls"]].to_numpy(dtype=float)
     beta, r2 = least_squares(counts, part.seconds.to_numpy())
     beyond = np.stack([part.seconds.to_numpy() - counts @ fixed, counts[:, 0]], 1)

@@ -1,4 +1,4 @@
-"""Reliability diagrams from tables of bins: mean chance against mean label, with counts and the ECE, per data set and scope."""
+"""Reliability diagrams per data set and scope: mean probability against mean label, with counts and the ECE."""
 
 from __future__ import annotations
 
@@ -37,15 +37,15 @@ def diagrams(bins: pd.DataFrame, scores: pd.DataFrame, path: Path, title: str) -
             top, bottom = axes[2 * row][column], axes[2 * row + 1][column]
             chosen = scores[(scores.dataset == dataset) & (scores.scope == scope)]
             _panel(top, bottom, bins[(bins.dataset == dataset) & (bins.scope == scope)], chosen)
-            place = "in distribution" if bool(chosen.in_distribution.iloc[0]) else "out of distribution"
+            origin = "in distribution" if bool(chosen.in_distribution.iloc[0]) else "out of distribution"
             what = "single tokens" if scope == "position" else "products"
-            top.set_title(f"{dataset}, {what}\n({place})", fontsize=9, loc="left")
-        axes[-1][column].set_xlabel("predicted chance")
+            top.set_title(f"{dataset}, {what}\n({origin})", fontsize=9, loc="left")
+        axes[-1][column].set_xlabel("predicted probability")
     for row in (0, 2):
-        axes[row][0].set_ylabel("chance of acceptance")
+        axes[row][0].set_ylabel("acceptance probability")
         axes[row + 1][0].set_ylabel("samples")
     figure.suptitle(title, fontsize=11)
-    write_atomic(path, lambda place: figure.savefig(place, format="png", dpi=120))
+    write_atomic(path, lambda temporary: figure.savefig(temporary, format="png", dpi=120))
     return path
 
 

@@ -26,8 +26,8 @@ def acceptance(curves: pd.DataFrame, path: Path, title: str, width: Width = "pag
             axes.plot(best.K, best.optimum, color=INK, linewidth=1.2, linestyle="--", label="optimum")
             for method, curve in of_scheme.groupby("method", sort=False):
                 line, style = curve.sort_values("K"), look(str(method))
-                about = {"color": style.color, "marker": style.marker, "label": label(str(method))}
-                axes.plot(line.K, line.acceptance, markersize=4, linewidth=1.3, **about)
+                options = {"color": style.color, "marker": style.marker, "label": label(str(method))}
+                axes.plot(line.K, line.acceptance, markersize=4, linewidth=1.3, **options)
                 if "acceptance_low" in line:
                     ends = (line.acceptance_low, line.acceptance_high)
                     axes.fill_between(line.K, *ends, color=style.color, alpha=0.15, linewidth=0)

@@ -13,7 +13,7 @@ from toolkit.runs.figure_style import INK, MUTED, Width, figure
 
 
 def speedups(table: pd.DataFrame, path: Path, title: str, width: Width = "page") -> Path:
-    """Tokens per second over plain decoding's, one line per method, intervals as bands, the advised settings circled.
+    """Tokens per second over autoregressive decoding's, one line per method, intervals as bands, the advised settings circled.
 
     table  columns of `analysis.loads.choosing.choose`; of several drafts the faster one is drawn
     """
@@ -22,11 +22,11 @@ def speedups(table: pd.DataFrame, path: Path, title: str, width: Width = "page")
     with figure(path, width, aspect=0.72 if width == "column" else 0.58) as ((axes,),):
         axes.axhline(1.0, color=MUTED, linewidth=1.0)
         for method, part in best[best.method != PLAIN].groupby("method", sort=False):
-            line, shown = part.sort_values("batch"), look(str(method))
-            about = {"color": shown.color, "marker": shown.marker, "markersize": 4, "label": short(str(method))}
-            axes.plot(line.batch, line.speedup, linewidth=1.3, **about)
+            line, style = part.sort_values("batch"), look(str(method))
+            options = {"color": style.color, "marker": style.marker, "markersize": 4, "label": short(str(method))}
+            axes.plot(line.batch, line.speedup, linewidth=1.3, **options)
             axes.fill_between(
-                line.batch, line.speedup_low, line.speedup_high, color=shown.color, alpha=0.12, linewidth=0
+                line.batch, line.speedup_low, line.speedup_high, color=style.color, alpha=0.12, linewidth=0
             )
         advised = table[table.advised]
         axes.scatter(advised.batch, advised.speedup, s=110, facecolors="none", edgecolors=INK, linewidth=1.2, zorder=5)
@@ -42,7 +42,7 @@ def speedups(table: pd.DataFrame, path: Path, title: str, width: Width = "page")
 
 
 def over_plain(table: pd.DataFrame, path: Path, title: str, width: Width = "page") -> Path:
-    """Tokens per second over plain decoding's by load, the best setting of every method.
+    """Tokens per second over autoregressive decoding's by load, the best setting of every method.
 
     table  kind ("users" or "requests/s"), amount, method, times_plain
     """
@@ -52,9 +52,9 @@ def over_plain(table: pd.DataFrame, path: Path, title: str, width: Width = "page
             part = table[(table.kind == kind) & (table.method != PLAIN)]
             axes.axhline(1.0, color=MUTED, linewidth=1.0)
             for method, lines in part.groupby("method", sort=False):
-                best, shown = lines.groupby("amount").times_plain.max(), look(str(method))
-                about = {"color": shown.color, "marker": shown.marker, "markersize": 4, "label": short(str(method))}
-                axes.plot(best.index, best, linewidth=1.3, **about)
+                best, style = lines.groupby("amount").times_plain.max(), look(str(method))
+                options = {"color": style.color, "marker": style.marker, "markersize": 4, "label": short(str(method))}
+                axes.plot(best.index, best, linewidth=1.3, **options)
             axes.set_xscale("log", base=2)
             amounts = sorted(set(part.amount))
             axes.set_xticks(amounts, [f"{amount:g}" for amount in amounts])

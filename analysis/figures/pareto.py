@@ -25,7 +25,7 @@ def pareto(
     """Discard rate over verification rate, one curve per method; both are better when smaller.
 
     settings   one line per setting: method, setting, discard_rate, verification_rate, undominated; `throughput` if known;
-               settings marked as `chosen` are named. Plain decoding, always at (1, 0), is left out
+               settings marked as `chosen` are named. Autoregressive decoding, always at (1, 0), is left out
     highlight  methods in colour, the others are grey; None: `highlighted`
     """
     drawn = settings[settings.method != PLAIN]
@@ -34,7 +34,7 @@ def pareto(
         curves = sorted(_shown_curves(drawn, width), key=lambda entry: entry[0] in (*chosen, *YARDSTICKS))
         for method, curve in curves:
             _draw_curve(axes, method, curve.sort_values("verification_rate"), method in (*chosen, *YARDSTICKS))
-        axes.set_xlabel("verification rate (target forwards per token)")
+        axes.set_xlabel("verification rate (target forward passes per token)")
         axes.set_ylabel("discard rate (discarded per token)")
         axes.set_title(title, pad=16 if width == "column" else 20)
         beyond = _zoom(axes, drawn)
@@ -82,13 +82,13 @@ def _shown_curves(settings: pd.DataFrame, width: Width) -> list[tuple[str, pd.Da
     """Curves as `curves_of` has them; where they are too many to be told apart, a method's best settings as one curve."""
     curves, most = list(curves_of(settings)), 3 if width == "page" else 1
     number = Counter(method for method, _ in curves)
-    shown = [(method, curve) for method, curve in curves if number[method] <= most]
+    drawn = [(method, curve) for method, curve in curves if number[method] <= most]
     for method in [method for method in number if number[method] > most]:
         mine = settings[settings.method == method]
         best = mine[undominated(mine[["discard_rate", "verification_rate"]].to_numpy(dtype=float))]
         best.name = ""
-        shown.append((method, best))
-    return shown
+        drawn.append((method, best))
+    return drawn
 
 
 def _zoom(axes: Any, settings: pd.DataFrame) -> int:
@@ -96,7 +96,7 @@ def _zoom(axes: Any, settings: pd.DataFrame) -> int:
     x, y = settings.verification_rate, settings.discard_rate
     inside = settings.undominated.astype(bool) | settings.method.isin(YARDSTICKS)
     inside |= settings.chosen.astype(bool) if "chosen" in settings else False
-    if settings.empty:  # of a sweep with plain decoding alone, or where every other setting failed
+    if settings.empty:  # of a sweep with autoregressive decoding alone, or where every other setting failed
         return 0
     inside = inside if inside.any() else inside | True
     low, right, top = x[inside].min(), x[inside].max(), y[inside].max()
@@ -112,21 +112,21 @@ def _draw_curve(axes: Any, method: str, along: pd.DataFrame, colored: bool) -> N
     color = style.color if colored else REST
     x, y = along.verification_rate.to_numpy(), along.discard_rate.to_numpy()
     dashed, level = "--" if method in YARDSTICKS else "-", 3 if colored else 2
-    about = {"linewidth": 1.1 if colored else 0.7, "linestyle": dashed, "marker": style.marker, "markersize": 0}
-    axes.plot(x, y, color=color, alpha=0.7, zorder=level, label=short(method), **about)
+    options = {"linewidth": 1.1 if colored else 0.7, "linestyle": dashed, "marker": style.marker, "markersize": 0}
+    axes.plot(x, y, color=color, alpha=0.7, zorder=level, label=short(method), **options)
     best = along.undominated.to_numpy(dtype=bool) | (method == ORACLE)
     unit = axes.xaxis.label.get_size()
     sizes = np.where(best, 3.6, 1.8) * unit * (3 if method == ORACLE else 1 if colored else 0.7)
     faces = [color if flag else "white" for flag in best]
-    about = {"edgecolors": color, "linewidths": 0.9, "zorder": level + 1}
-    axes.scatter(x, y, s=sizes, marker=style.marker, c=faces, **about)
+    options = {"edgecolors": color, "linewidths": 0.9, "zorder": level + 1}
+    axes.scatter(x, y, s=sizes, marker=style.marker, c=faces, **options)
 
 
 def _texts(
     curves: Sequence[tuple[str, pd.DataFrame]], chosen: Sequence[str], width: Width, axes: Any, names: bool
 ) -> list[Text]:
     """The chosen settings, and with `names` one name per coloured method; small families have their parameter named."""
-    found: list[Text] = []
+    texts: list[Text] = []
     number = Counter(method for method, _ in curves)
     named: set[str] = set()
     for method, curve in curves:
@@ -142,15 +142,15 @@ def _texts(
         if names and text not in named:
             named.add(text)
             middle = along.iloc[_place_of(method, chosen, len(along))]
-            found.append((middle.verification_rate, middle.discard_rate, text, color))
+            texts.append((middle.verification_rate, middle.discard_rate, text, color))
         if "chosen" in along and method != ORACLE:
             for row in along[along.chosen.astype(bool)].itertuples():
                 words = row.setting.split(" head=")[0]
-                found += [(row.verification_rate, row.discard_rate, words, color)] if words else []
-    return found
+                texts += [(row.verification_rate, row.discard_rate, words, color)] if words else []
+    return texts
 
 
 def _place_of(method: str, chosen: Sequence[str], count: int) -> int:
-    """Which point carries a method's name: they take turns along their curves, so that names lie apart."""
+    """The point that carries a method's name: names take turns along their curves, so that names lie apart."""
     turn = [*chosen, *YARDSTICKS].index(method)
     return min(int((0.15 + 0.7 * (turn * 0.618 % 1)) * count), count - 1)

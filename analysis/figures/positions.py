@@ -19,33 +19,33 @@ def acceptance_by_position(positions: pd.DataFrame, path: Path, title: str, widt
     positions  method, setting, position (from 1), reached, accepted, rate; rate_low and rate_high if there are intervals.
                Positions that fewer than 10 rounds reached are left out
     """
-    shown = positions[positions.reached >= 10]
+    frequent = positions[positions.reached >= 10]
     with figure(path, width, aspect=0.72 if width == "column" else 0.58) as ((axes,),):
         seen: list[tuple[Any, Any]] = []
-        for (method, setting), part in shown.groupby(["method", "setting"], sort=False):
+        for (method, setting), part in frequent.groupby(["method", "setting"], sort=False):
             line, style = part.sort_values("position"), look(str(method))
             name = setting_name(str(method), str(setting))
-            again = ("-", "--", ":", "-.")[sum(entry == method for entry, _ in seen) % 4]
+            dash = ("-", "--", ":", "-.")[sum(entry == method for entry, _ in seen) % 4]
             seen.append((method, setting))
-            about = {"color": style.color, "linestyle": again, "marker": style.marker, "label": name}
-            axes.plot(line.position, line.rate, markersize=3.5, linewidth=1.2, **about)
+            options = {"color": style.color, "linestyle": dash, "marker": style.marker, "label": name}
+            axes.plot(line.position, line.rate, markersize=3.5, linewidth=1.2, **options)
             if "rate_low" in line:
                 axes.fill_between(
                     line.position, line.rate_low, line.rate_high, color=style.color, alpha=0.15, linewidth=0
                 )
-        if len(shown):
-            axes.set_ylim(max(shown.rate.min() - 0.25, 0), 1.02)
+        if len(frequent):
+            axes.set_ylim(max(frequent.rate.min() - 0.25, 0), 1.02)
         axes.set_xlabel("position in the round (k-th drafted token)")
         axes.set_ylabel("acceptance rate (accepted / reached)")
         axes.set_title(title, pad=16 if width == "column" else 20)
-        _whole_ticks(axes, int(shown.position.max()) if len(shown) else 1)
+        _whole_ticks(axes, int(frequent.position.max()) if len(frequent) else 1)
         axes.legend(loc="lower left", ncols=1 if width == "column" else 2)
         note(axes, "given that all before it were accepted; bands: intervals")
     return path
 
 
 def lengths(rounds: pd.DataFrame, path: Path, title: str, width: Width = "page") -> Path:
-    """Shares of rounds that drafted, and that accepted, so many tokens: a panel per setting.
+    """Shares of rounds that drafted, and that accepted, each number of tokens: a panel per setting.
 
     rounds  method, setting, length (from 0), drafted, accepted: numbers of rounds
     """

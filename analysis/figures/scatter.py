@@ -27,18 +27,19 @@ def scatter(
     settings  one line per setting: method, setting, and x and y with `_low` and `_high`
     more      whether more is better, on each axis: undominated settings are filled; None: all are
     """
-    known = settings[settings[[x, y]].notna().all(axis=1)]
+    complete = settings[settings[[x, y]].notna().all(axis=1)]
     with figure(path, width, aspect=0.85 if width == "column" else 0.58) as ((axes,),):
-        best = [True] * len(known) if more is None else undominated(known[x].to_numpy(), known[y].to_numpy(), more)
-        filled = dict(zip(known.index, best, strict=True))
-        for method, part in known.groupby("method", sort=False):
+        points = complete[x].to_numpy(), complete[y].to_numpy()
+        best = [True] * len(complete) if more is None else undominated(*points, more)
+        filled = dict(zip(complete.index, best, strict=True))
+        for method, part in complete.groupby("method", sort=False):
             line, style = part.sort_values(x), look(str(method))
             axes.plot(line[x], line[y], color=style.color, linewidth=0.9, alpha=0.5)
             axes.plot([], [], style.marker, color=style.color, markersize=4.5, label=label(str(method)))
             for index, row in line.iterrows():
                 spans = [[[row[v] - row[f"{v}_low"]], [row[f"{v}_high"] - row[v]]] for v in (x, y)]
-                about = {"ecolor": style.color, "elinewidth": 0.6, "alpha": 0.45, "fmt": "none"}
-                axes.errorbar(row[x], row[y], spans[1], spans[0], **about)
+                options = {"ecolor": style.color, "elinewidth": 0.6, "alpha": 0.45, "fmt": "none"}
+                axes.errorbar(row[x], row[y], spans[1], spans[0], **options)
                 face, size = (style.color, 5.5) if filled[index] else ("white", 4.5)
                 axes.plot(row[x], row[y], style.marker, color=style.color, markerfacecolor=face, markersize=size)
         axes.set_xlabel(names[0])
@@ -61,12 +62,12 @@ def undominated(x: np.ndarray, y: np.ndarray, more: tuple[bool, bool]) -> list[b
 def explained(responses: pd.DataFrame, path: Path, width: Width = "column") -> Path:
     """Seconds of responses against what their counts explain. responses: way, seconds, explained (maybe missing)."""
     with figure(path, width, aspect=0.85) as ((axes,),):
-        known = responses[responses.explained.notna()]
-        for number, (way, part) in enumerate(known.groupby("way", sort=False)):
+        rows = responses[responses.explained.notna()]
+        for number, (way, part) in enumerate(rows.groupby("way", sort=False)):
             axes.scatter(part.explained, part.seconds, s=9, color=PALETTE[number % 6], label=str(way))
-        high = float(known[["explained", "seconds"]].max().max())
+        high = float(rows[["explained", "seconds"]].max().max())
         axes.plot([0, high], [0, high], color=MUTED, linewidth=1)
-        axes.set_xlabel("t_draft x draft forwards + t_target x target forwards (s)")
+        axes.set_xlabel("t_draft x draft passes + t_target x target passes (s)")
         axes.set_ylabel("seconds of a response")
         axes.legend()
     return path

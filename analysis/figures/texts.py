@@ -43,12 +43,12 @@ def legend(axes: Any, names: Sequence[str], **where: Any) -> None:
     from matplotlib.lines import Line2D
 
     lines = {line.get_label(): line for line in axes.lines}
-    kept = [(name, lines[name]) for name in dict.fromkeys(names) if name in lines]
-    shown = [
+    entries = [(name, lines[name]) for name in dict.fromkeys(names) if name in lines]
+    handles = [
         Line2D([], [], color=line.get_color(), linestyle=line.get_linestyle(), marker=line.get_marker(), markersize=4)
-        for _, line in kept
+        for _, line in entries
     ]
-    axes.legend(shown, [name for name, _ in kept], **where)
+    axes.legend(handles, [name for name, _ in entries], **where)
 
 
 def note(axes: Any, text: str) -> None:

@@ -26,15 +26,15 @@ AXES = ("x", "y", "x_label", "y_label", "better")
 COLUMNS = ["panel", "curve", "method", "x", "y"]
 
 
-def draw(told: Mapping[str, Any], runs: Runs, item: str, path: Path) -> pd.DataFrame:
-    """Draw to `path`; returns what is shown: panel, curve, x, y. Panels without a run, or not measured, are left out."""
-    for key in told:
+def draw(layout: Mapping[str, Any], runs: Runs, item: str, path: Path) -> pd.DataFrame:
+    """Draw to `path`; returns the points: panel, curve, x, y. Panels without a run, or not measured, are left out."""
+    for key in layout:
         if key not in (*AXES, "panels", "curves", "points"):
             raise unknown_name("table.figure: key", key, (*AXES, "panels", "curves", "points"))
-    panels = {name: {**{key: told.get(key) for key in AXES}, **at} for name, at in expanded(told["panels"]).items()}
-    curves = expanded(told["curves"])
+    panels = {name: {**{key: layout.get(key) for key in AXES}, **at} for name, at in expanded(layout["panels"]).items()}
+    curves = expanded(layout["curves"])
     for source in (*panels.values(), *curves.values()):
-        check_keys(source, f"figure of {item}", str(told), AXES)
+        check_keys(source, f"figure of {item}", str(layout), AXES)
     parts = [pd.DataFrame(columns=COLUMNS)]
     for panel, at in panels.items():
         for name, curve in curves.items():
@@ -42,14 +42,14 @@ def draw(told: Mapping[str, Any], runs: Runs, item: str, path: Path) -> pd.DataF
             if source.get("run") in runs.folders:
                 lines = runs.lines(source, f"{item}, {panel}, {name}")
                 parts.append(_points(lines, at, item).assign(panel=panel, curve=name, method=_method(lines, name)))
-    shown = pd.concat(parts[1:] or parts, ignore_index=True)[COLUMNS]
-    panels = {name: at for name, at in panels.items() if (shown.panel == name).any()}
-    looks = _looks(shown)
+    points = pd.concat(parts[1:] or parts, ignore_index=True)[COLUMNS]
+    panels = {name: at for name, at in panels.items() if (points.panel == name).any()}
+    looks = _looks(points)
     with figure(path, "page", 0.5 if len(panels) > 1 else 0.62, columns=max(1, len(panels))) as (axes,):
         for number, (axis, (panel, at)) in enumerate(zip(axes, panels.items(), strict=False)):
-            for name, part in shown[shown.panel == panel].groupby("curve", sort=False):
+            for name, part in points[points.panel == panel].groupby("curve", sort=False):
                 style = {"color": looks[str(name)].color, "marker": looks[str(name)].marker, "linewidth": 1.3}
-                line = "none" if told.get("points") or at["better"] else "-"
+                line = "none" if layout.get("points") or at["better"] else "-"
                 axis.plot(part.x, part.y, linestyle=line, label=str(name), markersize=4, **style)
                 if at["better"]:  # a line through the points that no other one beats
                     more = ("more x" in at["better"], "more y" in at["better"])
@@ -63,7 +63,7 @@ def draw(told: Mapping[str, Any], runs: Runs, item: str, path: Path) -> pd.DataF
         if panels:
             entries = dict(zip(*(axes[0].get_legend_handles_labels()[::-1]), strict=True))
             axes[0].figure.legend(entries.values(), entries.keys(), loc="outside lower center", ncols=3)
-    return shown
+    return points
 
 
 def _points(lines: pd.DataFrame, axes: Mapping[str, Any], item: str) -> pd.DataFrame:
@@ -73,16 +73,16 @@ def _points(lines: pd.DataFrame, axes: Mapping[str, Any], item: str) -> pd.DataF
     return pd.DataFrame({"x": across, "y": lines[y].astype(float)}).dropna().sort_values("x")
 
 
-def _looks(shown: pd.DataFrame) -> dict[str, Look]:
-    """By curve: its method's look where every curve is another known method, else colours and markers in order."""
-    methods = shown[["curve", "method"]].drop_duplicates()
+def _looks(points: pd.DataFrame) -> dict[str, Look]:
+    """Looks by curve: its method's where every curve is another known method, else colours and markers in order."""
+    methods = points[["curve", "method"]].drop_duplicates()
     if methods.method.is_unique and methods.method.isin(METHODS).all():
         return {str(line.curve): look(str(line.method)) for line in methods.itertuples()}
-    names = enumerate(dict.fromkeys(map(str, shown.curve)))
+    names = enumerate(dict.fromkeys(map(str, points.curve)))
     return {name: Look(PALETTE[number % len(PALETTE)], MARKERS[number % len(MARKERS)]) for number, name in names}
 
 
 def _method(lines: pd.DataFrame, name: str) -> str:
-    """Whose colour a curve has: its method's if it shows one, else its own."""
+    """The name whose colour a curve has: its method's if it shows one, else its own."""
     methods = lines["method"].unique() if "method" in lines else []
     return str(methods[0]) if len(methods) == 1 else name

@@ -60,14 +60,14 @@ def sentence(table: PaperTable, claim: Mapping[str, Any], cells: Cells) -> str:
     pairs = [[(name, side) if claim["left"] in table.columns else (side, name) for side in sides] for name in names]
     here = [_gain(*(cells[at].value for at in pair)) for pair in pairs]
     there = [_gain(*(table.printed(*at) for at in pair)) for pair in pairs]
-    shown = {"": names, "here": list(map(_percent, here)), "in the paper": list(map(_percent, there))}
+    columns = {"": names, "here": list(map(_percent, here)), "in the paper": list(map(_percent, there))}
     published = any(gain is not None for gain in there)
     if len(names) <= FEW:
-        behind = f", {', '.join(shown['in the paper'])} in the paper" if published else ""
-        return f"{claim['text']}: {', '.join(shown['here'])} here{behind} ({', '.join(names)})."
-    behind = f", {_range(there)} in the paper" if published else ""
-    lines = pd.DataFrame(shown if published else {key: shown[key] for key in ("", "here")})
-    return f"{claim['text']}: {_range(here)} here{behind}.\n\n{markdown(lines)}"
+        published_range = f", {', '.join(columns['in the paper'])} in the paper" if published else ""
+        return f"{claim['text']}: {', '.join(columns['here'])} here{published_range} ({', '.join(names)})."
+    published_range = f", {_range(there)} in the paper" if published else ""
+    lines = pd.DataFrame(columns if published else {key: columns[key] for key in ("", "here")})
+    return f"{claim['text']}: {_range(here)} here{published_range}.\n\n{markdown(lines)}"
 
 
 def runs_list(runs: Runs) -> str:
@@ -75,8 +75,8 @@ def runs_list(runs: Runs) -> str:
     lines = []
     for name, folder in runs.folders.items():
         config = (read_manifest(folder) or {}).get("config") or {}
-        about = [f"{key} {_settings(config[key])}" for key in ("prompts", "sampling", "cost_ratio") if key in config]
-        lines.append(f"- {name}: {folder.name}" + (f" ({'; '.join(about)})" if about else ""))
+        facts = [f"{key} {_settings(config[key])}" for key in ("prompts", "sampling", "cost_ratio") if key in config]
+        lines.append(f"- {name}: {folder.name}" + (f" ({'; '.join(facts)})" if facts else ""))
     return "\n".join(lines) or "- none"
 
 
@@ -84,12 +84,16 @@ def _settings(value: Any) -> str:
     """A node of a config in a few words: its settings that are set."""
     if not isinstance(value, Mapping):
         return str(value)
-    plain = {key: one for key, one in value.items() if not key.startswith("_") and not isinstance(one, (list, Mapping))}
-    return ", ".join(f"{key}={one}" for key, one in plain.items() if one is not None)
+    plain = {
+        key: setting
+        for key, setting in value.items()
+        if not key.startswith("_") and not isinstance(setting, (list, Mapping))
+    }
+    return ", ".join(f"{key}={setting}" for key, setting in plain.items() if setting is not None)
 
 
 def _range(gains: Sequence[float | None]) -> str:
-    """From the least to the largest."""
+    """The range of gains, from the least to the largest."""
     numbers = [gain for gain in gains if gain is not None]
     return f"{min(numbers):+.1%} to {max(numbers):+.1%}" if numbers else "not run"
 

@@ -73,7 +73,7 @@ class Cell:
     why: str = "not run"
 
     def text(self) -> str:
-        """As a page shows it."""
+        """The text of a cell on a page."""
         if self.value is None or isinstance(self.value, str):
             return self.value or self.why
         number, note = self.form.format(self.value), f", {self.note}" if self.note else ""
@@ -109,7 +109,7 @@ class PaperTable:
         if missing := [key for key in ("paper", "cite", "item", "title", "experiment", "pairs") if key not in config]:
             raise InputError(f"table: expected the keys {', '.join(missing)}, too (choose one with table=NAME)")
         rows, columns = expanded(config.get("rows")), expanded(config.get("columns"))
-        claims = [claim for one in config.get("claims") or () for claim in _claims(one, rows, columns)]
+        claims = [claim for pattern in config.get("claims") or () for claim in _claims(pattern, rows, columns)]
         table = cls(**{**config, "rows": rows, "columns": columns, "claims": claims})
         for source in (table.cell, *rows.values(), *columns.values()):
             check_keys(source, f"cells of {table.item}", str(config))
@@ -128,7 +128,7 @@ class PaperTable:
         return merged(self.cell, self.rows[row], self.columns[column])
 
     def printed(self, row: str, column: str) -> float | str | None:
-        """What the paper has in a cell."""
+        """The published entry of a cell."""
         return self.published[row][list(self.columns).index(column)] if row in self.published else None
 
 
@@ -282,9 +282,9 @@ def expanded(entries: Mapping[str, Source | None] | None) -> dict[str, dict[str,
 def filled(value: Any, names: Mapping[str, Any]) -> Any:
     """A value with what stands for "{name}" in its texts; a text that is one name alone becomes what it stands for."""
     if isinstance(value, Mapping):
-        return {key: filled(one, names) for key, one in value.items()}
+        return {key: filled(item, names) for key, item in value.items()}
     if isinstance(value, list):
-        return [filled(one, names) for one in value]
+        return [filled(item, names) for item in value]
     if not isinstance(value, str):
         return value
     whole = NAME.fullmatch(value)
@@ -297,15 +297,15 @@ def _claims(claim: Mapping[str, Any], rows: Mapping[str, Any], columns: Mapping[
     """A claim for each combination of its names, with the rows or columns that it is about. Raises InputError for others."""
     claims = []
     for names, _ in _combinations(claim.get("for_each")):
-        one = {key: filled(value, names) for key, value in claim.items() if key != "for_each"}
-        own, others = (columns, rows) if one["left"] in columns else (rows, columns)
-        only = one.get("only") or list(others)
-        one["only"] = [name for name in others if name.endswith(only)] if isinstance(only, str) else only
-        for listed, all_names in (((one["left"], one["right"]), own), (one["only"] or [only], others)):
+        entry = {key: filled(value, names) for key, value in claim.items() if key != "for_each"}
+        own, others = (columns, rows) if entry["left"] in columns else (rows, columns)
+        only = entry.get("only") or list(others)
+        entry["only"] = [name for name in others if name.endswith(only)] if isinstance(only, str) else only
+        for listed, all_names in (((entry["left"], entry["right"]), own), (entry["only"] or [only], others)):
             for name in listed:
                 if name not in all_names:
                     raise unknown_name("claims: row or column", name, all_names)
-        claims.append(one)
+        claims.append(entry)
     return claims
 
 

@@ -1,4 +1,4 @@
-"""How good texts are. One metric per file, one yaml per metric in `conf/quality/`. Scoring belongs outside timed windows."""
+"""Quality of texts. One metric per file, one yaml per metric in `conf/quality/`. Scoring belongs outside timed windows."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ __all__ = [
 
 
 def names() -> list[str]:
-    """The metrics there are."""
+    """The names of all metrics."""
     return choices("quality")
 
 
@@ -48,10 +48,10 @@ def get(name: str, **options: Any) -> Metric:
     return metric
 
 
-def configs(wanted: Iterable[str | Mapping[str, Mapping[str, Any] | None]]) -> dict[str, dict[str, Any]]:
+def configs(entries: Iterable[str | Mapping[str, Mapping[str, Any] | None]]) -> dict[str, dict[str, Any]]:
     """Metrics by name from a config's list: names, or {name: {option: value}}; each with its class and all options."""
     configs: dict[str, dict[str, Any]] = {}
-    for entry in wanted:
+    for entry in entries:
         for name, options in ({entry: None} if isinstance(entry, str) else entry).items():
             if name in configs:
                 raise InputError(f"quality: expected every metric once, got {name} twice")
@@ -59,6 +59,6 @@ def configs(wanted: Iterable[str | Mapping[str, Mapping[str, Any] | None]]) -> d
     return configs
 
 
-def build(wanted: Iterable[str | Mapping[str, Mapping[str, Any] | None]]) -> dict[str, Metric]:
+def build(entries: Iterable[str | Mapping[str, Mapping[str, Any] | None]]) -> dict[str, Metric]:
     """The metrics that `configs` describes."""
-    return {name: instantiate(config) for name, config in configs(wanted).items()}
+    return {name: instantiate(config) for name, config in configs(entries).items()}

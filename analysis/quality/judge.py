@@ -10,7 +10,7 @@ decodes greedily. An endpoint is asked at temperature 0, which promises nothing:
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -97,17 +97,18 @@ class Judge(Metric):
         if all(reasons):
             return [Score(None, reason) for reason in reasons]
         self.judge.open(pair)
-        wanted = [
+        questions = [
             "" if reason else self.template.filled(prompt, generation.text)
             for reason, prompt, generation in zip(reasons, prompts, generations, strict=True)
         ]
-        unasked = [text for text in dict.fromkeys(wanted) if text and not self._known(text)]
-        for text, reply in zip(unasked, self._asked(unasked), strict=True):
-            self._keep(text, reply)
+        unasked = [text for text in dict.fromkeys(questions) if text and not self._is_answered(text)]
+        if unasked:
+            for text, reply in zip(unasked, self.judge.ask(unasked), strict=True):
+                self._keep(text, reply)
         self._say()
         return [
             Score(None, reason) if reason else _score(self._replies[text])
-            for reason, text in zip(reasons, wanted, strict=True)
+            for reason, text in zip(reasons, questions, strict=True)
         ]
 
     def _obstacle(self, prompt: Prompt, generation: Generation) -> str:
@@ -118,22 +119,19 @@ class Judge(Metric):
             return "no reference answer is known"
         return ""
 
-    def _asked(self, texts: Sequence[str]) -> Iterator[Reply]:
-        return self.judge.ask(texts) if texts else iter(())
-
-    # -- what was said before -------------------------------------------------------------------------------------
+    # -- earlier judgements ----------------------------------------------------------------------------------------
 
     def _path(self, text: str) -> Path | None:
         if self.kept is None:
             return None
         return self.kept / f"{content_hash([self.judge.identity, text], 24)}.json"
 
-    def _known(self, text: str) -> bool:
+    def _is_answered(self, text: str) -> bool:
         """Whether a question was answered before, in this process or in the folder of judgements."""
         path = self._path(text)
         if text not in self._replies and path is not None and path.exists():
-            found = read_json(path)
-            self._replies[text] = Reply(found["reply"], by=found["by"])
+            record = read_json(path)
+            self._replies[text] = Reply(record["reply"], by=record["by"])
             self._num_kept += 1
         return text in self._replies
 
@@ -141,8 +139,8 @@ class Judge(Metric):
         self._replies[text] = reply
         path = self._path(text)
         if path is not None and reply.text is not None:
-            said = {"judge": self.judge.identity, "by": reply.by, "question": text, "reply": reply.text}
-            write_json(path, said)
+            record = {"judge": self.judge.identity, "by": reply.by, "question": text, "reply": reply.text}
+            write_json(path, record)
 
     def _say(self) -> None:
         """Bring `about` up to date."""

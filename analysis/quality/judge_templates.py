@@ -67,9 +67,9 @@ class Template:
             try:
                 text = Path(name).read_text(encoding="utf-8")
             except (OSError, ValueError):
-                known = " or ".join(KNOWN)
+                names = " or ".join(KNOWN)
                 raise InputError(
-                    f"template: expected {known}, or a text file with {{question}} and {{answer}}, got {name!r}"
+                    f"template: expected {names}, or a text file with {{question}} and {{answer}}, got {name!r}"
                 ) from None
         if missing := {"question", "answer"} - set(PLACE.findall(text)):
             raise InputError(f"template: {name} lacks the placeholder {{{min(missing)}}}")

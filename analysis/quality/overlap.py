@@ -29,10 +29,10 @@ class RougeL(TextMetric):
 
     def score(self, text: str, prompt: Prompt) -> Score:
         """F of the reference that fits best."""
-        known = references(prompt)
-        if not known:
+        answers = references(prompt)
+        if not answers:
             return Score(None, "no reference is known")
-        return Score.of(self._scorer.score_multi(known, text)["rougeL"].fmeasure)
+        return Score.of(self._scorer.score_multi(answers, text)["rougeL"].fmeasure)
 
 
 class Bleu(TextMetric):
@@ -50,11 +50,11 @@ class Bleu(TextMetric):
 
     def score(self, text: str, prompt: Prompt) -> Score:
         """Lengths, and n-grams that match and that there are, n = 1..4."""
-        known = references(prompt)
-        if not known:
+        answers = references(prompt)
+        if not answers:
             return Score(None, "no reference is known")
-        found = self._counter.sentence_score(text, known)
-        return Score(tuple(map(float, (found.sys_len, found.ref_len, *found.counts, *found.totals))))
+        bleu = self._counter.sentence_score(text, answers)
+        return Score(tuple(map(float, (bleu.sys_len, bleu.ref_len, *bleu.counts, *bleu.totals))))
 
     def value(self, totals: Array) -> Array:
         """BLEU [...] of totals [..., 10]; not a number where nothing was scored."""

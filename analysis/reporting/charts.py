@@ -30,20 +30,20 @@ def frontier_chart(settings: pd.DataFrame, title: str) -> Spec:
     """Discard rate over verification rate, a point per setting; filled: undominated; a click in the legend picks methods."""
     import altair as alt
 
-    shown = settings[settings.method != PLAIN].copy()
-    parts = shown.setting.astype(str).str.partition(" head=")
-    shown["head"] = parts[2].where(parts[2] != "", "none")
-    shown["bare"] = parts[0].str.replace(r"^head=.*", "", regex=True)
-    shown["name"], shown["undominated"] = shown.method.map(short), shown.undominated.astype(bool)
-    shown["joined"] = False
-    for _, mine in shown.groupby(
+    data = settings[settings.method != PLAIN].copy()
+    parts = data.setting.astype(str).str.partition(" head=")
+    data["head"] = parts[2].where(parts[2] != "", "none")
+    data["bare"] = parts[0].str.replace(r"^head=.*", "", regex=True)
+    data["name"], data["undominated"] = data.method.map(short), data.undominated.astype(bool)
+    data["joined"] = False
+    for _, mine in data.groupby(
         "method", sort=False
     ):  # a line joins the settings that no other one of the method beats
-        shown.loc[mine.index, "joined"] = undominated(mine[["discard_rate", "verification_rate"]].to_numpy(dtype=float))
-    shown["x"], shown["y"] = shown.verification_rate, shown.discard_rate
-    keep = [name for name in ("throughput", "prompts", *COUNTS) if name in shown]
-    shown = shown[["method", "name", "bare", "head", "x", "y", "undominated", "joined", *keep]]
-    picked = [{"name": short(method)} for method in [*highlighted(shown), *YARDSTICKS] if method in set(shown.method)]
+        data.loc[mine.index, "joined"] = undominated(mine[["discard_rate", "verification_rate"]].to_numpy(dtype=float))
+    data["x"], data["y"] = data.verification_rate, data.discard_rate
+    keep = [name for name in ("throughput", "prompts", *COUNTS) if name in data]
+    data = data[["method", "name", "bare", "head", "x", "y", "undominated", "joined", *keep]]
+    picked = [{"name": short(method)} for method in [*highlighted(data), *YARDSTICKS] if method in set(data.method)]
     chosen = alt.selection_point(fields=["name"], bind="legend", value=picked, name="methods")
     tips = [alt.Tooltip("name", title="method"), alt.Tooltip("bare", title="setting"), alt.Tooltip("head")]
     tips += [
@@ -52,13 +52,15 @@ def frontier_chart(settings: pd.DataFrame, title: str) -> Spec:
     ]
     tips += [alt.Tooltip(name, title=name.replace("_", " "), format=",.4~f") for name in keep]
     opacity = alt.when(chosen).then(alt.value(1.0)).otherwise(alt.value(0.18))
-    x = alt.X("x:Q", title="verification rate (target forwards per token)", scale=alt.Scale(zero=False, padding=14))
+    x = alt.X(
+        "x:Q", title="verification rate (target forward passes per token)", scale=alt.Scale(zero=False, padding=14)
+    )
     y = alt.Y("y:Q", title="discard rate (discarded per token)")
-    base = alt.Chart(shown).encode(x=x, y=y, color=_colors(shown), opacity=opacity)
+    base = alt.Chart(data).encode(x=x, y=y, color=_colors(data), opacity=opacity)
     lines = base.mark_line(strokeWidth=1).encode(detail=alt.Detail("name:N"), order=alt.Order("x:Q"))
     lines = lines.transform_filter(alt.datum.joined)
-    fill = alt.when(alt.datum.undominated).then(_colors(shown)).otherwise(alt.value("transparent"))
-    points = base.mark_point(size=70, strokeWidth=1.5).encode(fill=fill, shape=_shapes(shown), tooltip=tips)
+    fill = alt.when(alt.datum.undominated).then(_colors(data)).otherwise(alt.value("transparent"))
+    points = base.mark_point(size=70, strokeWidth=1.5).encode(fill=fill, shape=_shapes(data), tooltip=tips)
     return _spec(alt.layer(lines, points.add_params(chosen)), title)
 
 
@@ -66,23 +68,25 @@ def costs_chart(curves: pd.DataFrame, title: str) -> Spec:
     """Throughput over the cost ratio, a line per method, intervals as bands."""
     import altair as alt
 
-    shown = curves.assign(name=curves.method.map(short))
+    data = curves.assign(name=curves.method.map(short))
     chosen = alt.selection_point(fields=["name"], bind="legend", name="methods")
     opacity = alt.when(chosen).then(alt.value(1.0)).otherwise(alt.value(0.15))
     x = alt.X(
-        "cost_ratio:Q", title="cost ratio c (draft forward / target forward)", scale=alt.Scale(type="log", nice=False)
+        "cost_ratio:Q",
+        title="cost ratio c (draft forward pass / target forward pass)",
+        scale=alt.Scale(type="log", nice=False),
     )
     y = alt.Y("throughput:Q", title="tokens per target-forward time")
     tips = [
         alt.Tooltip("name", title="method"), alt.Tooltip("setting"), alt.Tooltip("cost_ratio", title="c", format=".3f"),
         alt.Tooltip("throughput", title="tokens per target time", format=".3f"),
     ]  # fmt: skip
-    base = alt.Chart(shown).encode(x=x, color=_colors(shown))
+    base = alt.Chart(data).encode(x=x, color=_colors(data))
     layers = [base.mark_line().encode(y=y, opacity=opacity)]
     layers += [
-        base.mark_point(size=26).encode(y=y, shape=_shapes(shown), opacity=opacity, tooltip=tips).add_params(chosen)
+        base.mark_point(size=26).encode(y=y, shape=_shapes(data), opacity=opacity, tooltip=tips).add_params(chosen)
     ]
-    if "throughput_low" in shown:
+    if "throughput_low" in data:
         ends = {"y": alt.Y("throughput_low:Q", title="tokens per target-forward time"), "y2": "throughput_high:Q"}
         layers.insert(0, base.mark_area(opacity=0.15).encode(**ends))
     return _spec(alt.layer(*layers), title)
@@ -92,27 +96,27 @@ def positions_chart(positions: pd.DataFrame, title: str) -> Spec:
     """Acceptance rate by position in the round, a line per setting, numerator and denominator under the pointer."""
     import altair as alt
 
-    shown = positions[positions.reached >= 10].copy()
-    shown["name"] = [setting_name(*key) for key in zip(shown.method, shown.setting, strict=True)]
+    data = positions[positions.reached >= 10].copy()
+    data["name"] = [setting_name(*key) for key in zip(data.method, data.setting, strict=True)]
     tips = [
         alt.Tooltip(name, format=".4~f") if name == "rate" else name
         for name in ("name", "position", "accepted", "reached", "rate")
     ]
     x = alt.X("position:O", title="position in the round (k-th drafted token)", axis=alt.Axis(labelAngle=0))
-    low = max(float(shown.rate.min()) - 0.2, 0.0) if len(shown) else 0.0
-    said, span = "acceptance rate (accepted / reached)", alt.Scale(domain=[round(low, 1), 1], clamp=True)
-    y = alt.Y("rate:Q", title=said, scale=span)
-    base = alt.Chart(shown).encode(x=x, color=_colors(shown))
+    low = max(float(data.rate.min()) - 0.2, 0.0) if len(data) else 0.0
+    axis_title, span = "acceptance rate (accepted / reached)", alt.Scale(domain=[round(low, 1), 1], clamp=True)
+    y = alt.Y("rate:Q", title=axis_title, scale=span)
+    base = alt.Chart(data).encode(x=x, color=_colors(data))
     dash = alt.StrokeDash("name:N", legend=None)
     layers = [
         base.mark_line().encode(y=y, strokeDash=dash),
-        base.mark_point(size=40).encode(y=y, shape=_shapes(shown), tooltip=tips),
+        base.mark_point(size=40).encode(y=y, shape=_shapes(data), tooltip=tips),
     ]
-    if "rate_low" in shown:
+    if "rate_low" in data:
         layers.insert(
             0,
             base.mark_area(opacity=0.15, clip=True).encode(
-                y=alt.Y("rate_low:Q", scale=span, title=said), y2="rate_high:Q", detail="name:N"
+                y=alt.Y("rate_low:Q", scale=span, title=axis_title), y2="rate_high:Q", detail="name:N"
             ),
         )
     return _spec(alt.layer(*layers), title)
@@ -122,10 +126,10 @@ def reliability_chart(bins: pd.DataFrame, title: str) -> Spec:
     """Share accepted over mean prediction; the size of a point is the number of positions in its bin."""
     import altair as alt
 
-    shown = bins[bins["count"] > 0].rename(
+    data = bins[bins["count"] > 0].rename(
         columns={"mean_prob": "predicted", "mean_label": "accepted", "count": "positions"}
     )
-    names = list(dict.fromkeys(map(str, shown.scores)))
+    names = list(dict.fromkeys(map(str, data.scores)))
     looks = [look(method) for method in ("speculative", "specdec_pp", "rate", "confidence")]
     span = alt.Scale(domain=[0, 1])
     colors = alt.Color(
@@ -133,7 +137,7 @@ def reliability_chart(bins: pd.DataFrame, title: str) -> Spec:
         scale=alt.Scale(domain=names, range=[looks[i % 4].color for i in range(len(names))]),
         legend=_legend(),
     )
-    base = alt.Chart(shown[["scores", "predicted", "accepted", "positions"]]).encode(
+    base = alt.Chart(data[["scores", "predicted", "accepted", "positions"]]).encode(
         x=alt.X("predicted:Q", title="predicted P(accepted)", scale=span),
         y=alt.Y("accepted:Q", title="share accepted", scale=span),
         color=colors,
@@ -148,25 +152,25 @@ def reliability_chart(bins: pd.DataFrame, title: str) -> Spec:
     return _spec(alt.layer(diagonal, base.mark_line(strokeWidth=1), points), title)
 
 
-def _names(shown: pd.DataFrame) -> tuple[list[str], list[str]]:
-    """What lines are called, and the method that each is of."""
-    named = dict(zip(shown.name, shown.method, strict=True))
+def _names(data: pd.DataFrame) -> tuple[list[str], list[str]]:
+    """The names of lines, and the method of each."""
+    named = dict(zip(data.name, data.method, strict=True))
     return list(named), list(named.values())
 
 
-def _colors(shown: pd.DataFrame) -> Any:
+def _colors(data: pd.DataFrame) -> Any:
     import altair as alt
 
-    names, methods = _names(shown)
+    names, methods = _names(data)
     return alt.Color(
         "name:N", scale=alt.Scale(domain=names, range=[look(method).color for method in methods]), legend=_legend()
     )
 
 
-def _shapes(shown: pd.DataFrame) -> Any:
+def _shapes(data: pd.DataFrame) -> Any:
     import altair as alt
 
-    names, methods = _names(shown)
+    names, methods = _names(data)
     return alt.Shape(
         "name:N",
         scale=alt.Scale(domain=names, range=[SHAPES[look(method).marker] for method in methods]),
@@ -181,7 +185,7 @@ def _legend() -> Any:
 
 
 def _spec(chart: Any, title: str) -> Spec:
-    """As plain JSON, as wide as its space on the page; the title is what a screen reader says."""
+    """The chart as plain JSON, as wide as its space on the page; a screen reader reads the title."""
     import altair as alt
 
     with alt.data_transformers.enable("default", consolidate_datasets=False, max_rows=None):

@@ -21,6 +21,7 @@ from toolkit.files.text import lines_of
 from toolkit.runs.stage import MANIFEST
 
 TECHNICAL = ("_target_", "cuda_graphs", "cpu_packing", "self_check")  # change no token
+OFF = {"top_k": 0, "top_p": 1.0, "min_p": 0.0, "repetition_penalty": 1.0}  # sampling settings that change nothing
 
 
 @dataclass(frozen=True)
@@ -28,12 +29,12 @@ class Folder:
     """An output folder with its manifest."""
 
     path: Path
-    about: dict[str, Any]
+    manifest: dict[str, Any]
 
     @property
     def stage(self) -> str:
         """The command that made it."""
-        return str(self.about.get("stage", "stage"))
+        return str(self.manifest.get("stage", "stage"))
 
     def table(self, name: str) -> pd.DataFrame | None:
         """<name>.parquet or <name>.csv; None where there is none that can be read."""
@@ -71,17 +72,17 @@ class Group:
             **{k: v for k, v in self.pair.items() if k not in ("target", "draft", "drafts")},
             **(self.sampling or {}),
         }
-        said = " ".join(
+        settings = " ".join(
             f"{name}={value}"
             for name, value in more.items()
-            if value not in (None, [], {}, "") and not _off(name, value)
+            if value not in (None, [], {}, "") and OFF.get(name) != value
         )
-        return f"{models}, {said}" if said else models
+        return f"{models}, {settings}" if settings else models
 
     def called(self, content: str) -> str:
         """The path or name that stood for a content in the command, if a manifest tells."""
-        found = (given for folder in self.folders for given in _given(folder.about, content, 0))
-        return next(found, content)
+        names = (name for folder in self.folders for name in _names_of(folder.manifest, content, 0))
+        return next(names, content)
 
 
 def read_folder(path: Path) -> Folder:
@@ -94,8 +95,8 @@ def read_folder(path: Path) -> Folder:
 def grouped(folders: Sequence[Folder]) -> list[Group]:
     """Groups in the order of the folders. A folder that records no sampling joins the first group of its pair."""
     groups: list[Group] = []
-    made = [(folder, *_made_with(folder.about, 0)) for folder in folders]
-    for folder, pair, sampling in sorted(made, key=lambda entry: entry[2] is None):
+    origins = [(folder, *_made_with(folder.manifest, 0)) for folder in folders]
+    for folder, pair, sampling in sorted(origins, key=lambda entry: entry[2] is None):
         home = next((g for g in groups if g.pair == pair and (sampling is None or g.sampling == sampling)), None)
         if home is None:
             groups.append(home := Group(pair, sampling))
@@ -108,45 +109,40 @@ def grouped(folders: Sequence[Folder]) -> list[Group]:
 
 def generations(folder: Folder) -> list[dict[str, Any]]:
     """The lines of generations.jsonl; a broken line ends them."""
-    path, found = folder.path / "generations.jsonl", []
+    path, lines = folder.path / "generations.jsonl", []
     if path.exists():
         for line in lines_of(path.read_text(encoding="utf-8")):
             try:
-                found.append(json.loads(line))
+                lines.append(json.loads(line))
             except json.JSONDecodeError:
                 break
-    return found
+    return lines
 
 
-def _made_with(about: dict[str, Any], depth: int) -> tuple[dict[str, Any], dict[str, Any] | None]:
+def _made_with(manifest: dict[str, Any], depth: int) -> tuple[dict[str, Any], dict[str, Any] | None]:
     """Pair and sampling by a manifest, or by those of the folders it was made from."""
-    config = about.get("config") or {}
-    pair, sampling = (about.get(name) or config.get(name) for name in ("pair", "sampling"))
-    for source in about.get("inputs") or {} if depth < 3 else ():
+    config = manifest.get("config") or {}
+    pair, sampling = (manifest.get(name) or config.get(name) for name in ("pair", "sampling"))
+    for source in manifest.get("inputs") or {} if depth < 3 else ():
         if isinstance(pair, dict) and isinstance(sampling, dict):
             break
         path = Path(source).parent / MANIFEST
         if path.exists():
             other = _made_with(read_json(path), depth + 1)
             pair = pair if isinstance(pair, dict) else other[0]
-            sampling = sampling if isinstance(sampling, dict) or about.get("stage") == "train" else other[1]
-    kept = lambda values: {k: v for k, v in values.items() if k not in (*FREE, *TECHNICAL) and v != {}}
-    return kept(pair) if isinstance(pair, dict) else {}, kept(sampling) if isinstance(sampling, dict) else None
+            sampling = sampling if isinstance(sampling, dict) or manifest.get("stage") == "train" else other[1]
+    relevant = lambda values: {k: v for k, v in values.items() if k not in (*FREE, *TECHNICAL) and v != {}}
+    return relevant(pair) if isinstance(pair, dict) else {}, relevant(sampling) if isinstance(sampling, dict) else None
 
 
-def _given(about: dict[str, Any], content: str, depth: int) -> Iterator[str]:
+def _names_of(manifest: dict[str, Any], content: str, depth: int) -> Iterator[str]:
     """Names under which a pair's model of this content was given to the stage, or to those it was made from."""
-    pair, given = (about.get("config") or {}).get("pair") or {}, about.get("given") or {}
+    pair, names = (manifest.get("config") or {}).get("pair") or {}, manifest.get("given") or {}
     for key, value in pair.items() if isinstance(pair, dict) else ():
-        for number, one in enumerate(value if isinstance(value, list) else [value]):
+        for number, item in enumerate(value if isinstance(value, list) else [value]):
             named = f"pair.{key}.{number}" if isinstance(value, list) else f"pair.{key}"
-            if one == content and named in given:
-                yield str(given[named])
-    for source in about.get("inputs") or {} if depth < 3 else ():
+            if item == content and named in names:
+                yield str(names[named])
+    for source in manifest.get("inputs") or {} if depth < 3 else ():
         if (path := Path(source).parent / MANIFEST).exists():
-            yield from _given(read_json(path), content, depth + 1)
-
-
-def _off(name: str, value: Any) -> bool:
-    """Whether a sampling setting changes nothing."""
-    return {"top_k": 0, "top_p": 1.0, "min_p": 0.0, "repetition_penalty": 1.0}.get(name) == value
+            yield from _names_of(read_json(path), content, depth + 1)

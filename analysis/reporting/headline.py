@@ -1,4 +1,4 @@
-"""What the folders say, in one sentence."""
+"""The result of the folders in one sentence."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ def headline(folders: Sequence[Folder]) -> str:
     for stage, name, say in (("frontier", "frontier", _of_frontier), ("compare", "comparison", _of_comparison)):
         for folder in folders:
             table = folder.table(name) if folder.stage == stage else None
-            if table is not None and len(table) and (said := say(table)):
-                return said
+            if table is not None and len(table) and (sentence := say(table)):
+                return sentence
     return "No frontier and no comparison among these folders: there is no result to put into one sentence."
 
 
@@ -30,11 +30,11 @@ def _of_frontier(table: pd.DataFrame) -> str:
         if own.empty:
             continue
         best = own.loc[own.throughput.idxmax()]
-        said = f"{setting_name(best.method, best.setting)} {_percent(best, 'gain', '+.1%')} on {dataset}"
+        result = f"{setting_name(best.method, best.setting)} {_percent(best, 'gain', '+.1%')} on {dataset}"
         bound = next((n for n in ("upper_bound_share", "share") if n in lines and pd.notna(best[n])), None)
         if bound is not None:
-            said += f" ({best[bound]:.0%} of the way to the {'upper bound' if bound != 'share' else 'oracle'})"
-        parts.append(said + (", within its interval of none" if best.gain_low <= 0 <= best.gain_high else ""))
+            result += f" ({best[bound]:.0%} of the way to the {'upper bound' if bound != 'share' else 'oracle'})"
+        parts.append(result + (", within its interval of none" if best.gain_low <= 0 <= best.gain_high else ""))
     if not parts:
         return ""
     over = f"over the best {label(first.baseline)} at c = {first.cost_ratio:g}"

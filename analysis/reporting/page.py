@@ -48,24 +48,24 @@ def scripts(specs: dict[str, Any]) -> dict[str, str]:
 
 
 def report_spec(
-    title: str, made: dict[str, Any], parts: Sequence[tuple[Group, str, Sequence[Panel]]]
+    title: str, origin: dict[str, Any], parts: Sequence[tuple[Group, str, Sequence[Panel]]]
 ) -> dict[str, Any]:
     """Plain containers. A panel names its folders, the keys under which their W&B runs log the same, or why it is missing."""
     return {
         "version": VERSION,
         "title": title,
-        "made": {name: made[name] for name in ("time", "revision")},
+        "made": {name: origin[name] for name in ("time", "revision")},
         "groups": [
             {
                 "title": group.title,
                 "pair": group.pair,
                 "sampling": group.sampling,
-                "headline": said,
+                "headline": headline,
                 "folders": [
                     {
                         "stage": folder.stage,
                         "path": str(folder.path),
-                        "status": folder.about.get("status"),
+                        "status": folder.manifest.get("status"),
                         "run": folder.run_id,
                     }
                     for folder in group.folders
@@ -83,6 +83,6 @@ def report_spec(
                     for panel in panels
                 ],
             }
-            for group, said, panels in parts
+            for group, headline, panels in parts
         ],
     }

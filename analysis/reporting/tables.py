@@ -38,12 +38,12 @@ class FigureView:
 
 def table_files(folder: Path) -> list[Path]:
     """The folder's tables, the one that was made to be read first."""
-    place = {name: number for number, name in enumerate(FIRST)}
-    return sorted(folder.glob("*.csv"), key=lambda path: (place.get(path.stem, len(FIRST)), path.name))
+    rank = {name: number for number, name in enumerate(FIRST)}
+    return sorted(folder.glob("*.csv"), key=lambda path: (rank.get(path.stem, len(FIRST)), path.name))
 
 
 def figure_files(folder: Path) -> list[Path]:
-    """Its figures, in `figures/` too."""
+    """The folder's figures, those in `figures/` too."""
     return sorted([*folder.glob("*.png"), *folder.glob("figures/*.png")])
 
 
@@ -67,7 +67,7 @@ def frame_view(name: str, frame: pd.DataFrame) -> TableView:
 
 def figure_views(paths: Sequence[Path], number: int, report: Path, budget: int) -> list[FigureView]:
     """Copies beside the report; within the page as far as `budget` bytes suffice."""
-    found = []
+    views = []
     for path in paths:
         copy = report / "figures" / f"{number}-{path.name}"
         copy.parent.mkdir(parents=True, exist_ok=True)
@@ -75,5 +75,5 @@ def figure_views(paths: Sequence[Path], number: int, report: Path, budget: int) 
         size = path.stat().st_size * 4 // 3
         budget -= size
         data = base64.b64encode(path.read_bytes()).decode() if budget >= 0 else None
-        found.append(FigureView(path.stem, copy.relative_to(report).as_posix(), data))
-    return found
+        views.append(FigureView(path.stem, copy.relative_to(report).as_posix(), data))
+    return views

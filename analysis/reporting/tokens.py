@@ -14,7 +14,7 @@ from toolkit.files.atomic import read_json
 KINDS = {
     "accepted": "drafted and accepted",
     "rejected": "drafted and rejected",
-    "unused": "drafted behind a rejected token",
+    "unused": "drafted after a rejected token",
     "corrected": "the target's, in place of a rejected token",
     "bonus": "the target's, after a wholly accepted round",
 }
@@ -51,9 +51,9 @@ class TokenView:
 
 
 def token_views(folders: Sequence[Folder]) -> list[TokenView]:
-    """Of sweeps (tokens.json) and of decoded folders (generations.jsonl): the best settings first."""
-    found = [view for folder in folders for view in (*_of_sweep(folder), *_of_decoded(folder))]
-    return found[: 2 * MOST_VIEWS]
+    """Views of sweeps (tokens.json) and of decoded folders (generations.jsonl), the best settings first."""
+    views = [view for folder in folders for view in (*_of_sweep(folder), *_of_decoded(folder))]
+    return views[: 2 * MOST_VIEWS]
 
 
 def _of_sweep(folder: Folder) -> Iterator[TokenView]:
@@ -64,14 +64,14 @@ def _of_sweep(folder: Folder) -> Iterator[TokenView]:
         return
     for view in views:
         texts = [
-            Text(text["id"], text["prompt"], [_recorded_round(one) for one in text["rounds"]])
+            Text(text["id"], text["prompt"], [_recorded_round(record) for record in text["rounds"]])
             for text in view["texts"][:MOST_TEXTS]
         ]
         predicted = any(
             token["predicted"] is not None
             for text in view["texts"]
-            for one in text["rounds"]
-            for token in one["drafted"]
+            for record in text["rounds"]
+            for token in record["drafted"]
         )
         note = "Replayed on recorded texts of the target." + (
             "" if predicted else " No head was recorded: predictions are missing."
@@ -79,10 +79,10 @@ def _of_sweep(folder: Folder) -> Iterator[TokenView]:
         yield TokenView(f"{folder.path.name}: {setting_name(view['method'], view['setting'])}", note, texts)
 
 
-def _recorded_round(one: Mapping[str, Any]) -> list[Token]:
-    tokens = [_token(token["text"], token["kind"], token) for token in one["drafted"]]
-    if one["extra"] is not None:
-        tokens.append(_token(one["extra"]["text"], one["extra"]["kind"], {}))
+def _recorded_round(record: Mapping[str, Any]) -> list[Token]:
+    tokens = [_token(token["text"], token["kind"], token) for token in record["drafted"]]
+    if record["extra"] is not None:
+        tokens.append(_token(record["extra"]["text"], record["extra"]["kind"], {}))
     return tokens
 
 
@@ -92,7 +92,7 @@ def _of_decoded(folder: Folder) -> Iterator[TokenView]:
     if not lines:
         return
     texts = [Text(str(line["id"]), str(line.get("prompt", "")), list(_decoded_rounds(line))) for line in lines]
-    method = str((folder.about.get("config") or {}).get("method", {}).get("name") or folder.stage)
+    method = str((folder.manifest.get("config") or {}).get("method", {}).get("name") or folder.stage)
     note = "Decoded. Rejected tokens are counted, their texts were not recorded; predictions are missing."
     yield TokenView(f"{folder.path.name}: {setting_name(method, '')}", note, texts)
 
@@ -114,13 +114,13 @@ def _decoded_rounds(line: Mapping[str, Any]) -> Iterator[list[Token]]:
         yield tokens
 
 
-def _token(text: str, kind: str, about: Mapping[str, Any]) -> Token:
-    """A token with what is known of it; blanks and line ends are made visible."""
+def _token(text: str, kind: str, facts: Mapping[str, Any]) -> Token:
+    """A token with its probabilities; blanks and line ends are made visible."""
     names = {"predicted": "predicted P(accept)", "draft_prob": "q", "accept_prob": "min(1, p/q)"}
-    known = [f"{name} {about[key]:.3f}" for key, name in names.items() if about.get(key) is not None]
+    probabilities = [f"{name} {facts[key]:.3f}" for key, name in names.items() if facts.get(key) is not None]
     drafted = kind in ("accepted", "rejected", "unused")
-    missing = [] if about.get("predicted") is not None or not drafted else ["prediction missing"]
-    shown = text.replace("\n", "⏎").replace("\t", "⇥") or "∅"
-    value = about.get("predicted")
+    missing = [] if facts.get("predicted") is not None or not drafted else ["prediction missing"]
+    visible = text.replace("\n", "⏎").replace("\t", "⇥") or "∅"
+    value = facts.get("predicted")
     level = 0 if value is None else min(int(value * LEVELS), LEVELS - 1) + 1
-    return Token(shown, kind, level, f"{kind}: {KINDS[kind]}; {', '.join([*known, *missing])}".rstrip("; "))
+    return Token(visible, kind, level, f"{kind}: {KINDS[kind]}; {', '.join([*probabilities, *missing])}".rstrip("; "))

@@ -45,8 +45,8 @@ def build(spec: dict[str, Any], entity: str | None, project: str) -> Any:
         import wandb_workspaces.reports.v2 as wr
     except ImportError as error:
         raise InputError("publishing needs wandb-workspaces: pip install acceptance-toolkit[reports]") from error
-    made = spec["made"]
-    description = f"Made {made['time']} from revision {made['revision']}"
+    origin = spec["made"]
+    description = f"Made {origin['time']} from revision {origin['revision']}"
     blocks: list[Any] = [wr.TableOfContents()]
     for group in spec["groups"]:
         blocks += [wr.H1(text=group["title"]), wr.P(text=group["headline"])]
@@ -59,8 +59,8 @@ def build(spec: dict[str, Any], entity: str | None, project: str) -> Any:
 
 def serialised(report: Any) -> dict[str, Any]:
     """What the server would be sent, as plain containers."""
-    found: dict[str, Any] = report._to_model().model_dump(mode="json", by_alias=True)
-    return found
+    content: dict[str, Any] = report._to_model().model_dump(mode="json", by_alias=True)
+    return content
 
 
 def _blocks(panel: dict[str, Any]) -> Iterator[Any]:
@@ -79,8 +79,8 @@ def _blocks(panel: dict[str, Any]) -> Iterator[Any]:
     media = [key for key in panel["logged"] if key not in TABLES]
     panels: list[Any] = [wr.WeavePanelSummaryTable(table_name=key) for key in tables]
     panels += [wr.MediaBrowser(media_keys=media)] if media else []
-    wanted = ", ".join(f"'{run}'" for run in panel["runs"])
-    yield wr.PanelGrid(runsets=[wr.Runset(name=panel["title"], filters=f"Metric('ID') in [{wanted}]")], panels=panels)
+    run_ids = ", ".join(f"'{run}'" for run in panel["runs"])
+    yield wr.PanelGrid(runsets=[wr.Runset(name=panel["title"], filters=f"Metric('ID') in [{run_ids}]")], panels=panels)
 
 
 def _runs(group: dict[str, Any]) -> Iterator[str]:

@@ -46,13 +46,17 @@ def agreement(replayed: pd.DataFrame, live: pd.DataFrame, cost_ratio: float, boo
     lines = []
     for setting, part in both.groupby(SETTING, sort=False):
         sides = [part[[f"{name}_{side}" for name in COUNTS]].to_numpy(dtype=float) for side in ("replayed", "live")]
-        one, two = (counts_of(dict(zip(COUNTS, side.sum(0).tolist(), strict=True))) for side in sides)
-        rates = {"replayed": metrics.throughput(one, cost_ratio), "live": metrics.throughput(two, cost_ratio)}
+        replayed_total, live_total = (counts_of(dict(zip(COUNTS, side.sum(0).tolist(), strict=True))) for side in sides)
+        rates = {
+            "replayed": metrics.throughput(replayed_total, cost_ratio),
+            "live": metrics.throughput(live_total, cost_ratio),
+        }
         gain = gain_over(sides[1], sides[0], cost_ratio, bootstrap)
         lines.append({
             **dict(zip(SETTING, setting, strict=True)), "prompts": len(part), **rates,
             "difference": gain["gain"], "low": gain["gain_low"], "high": gain["gain_high"],
-            "discard_replayed": metrics.discard_rate(one), "discard_live": metrics.discard_rate(two),
-            "verification_replayed": metrics.verification_rate(one), "verification_live": metrics.verification_rate(two),
+            "discard_replayed": metrics.discard_rate(replayed_total), "discard_live": metrics.discard_rate(live_total),
+            "verification_replayed": metrics.verification_rate(replayed_total),
+            "verification_live": metrics.verification_rate(live_total),
         })  # fmt: skip
     return pd.DataFrame(lines)

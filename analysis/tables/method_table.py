@@ -14,7 +14,7 @@ import numpy as np
 import pandas as pd
 
 from analysis.figures import plots
-from analysis.quality import Metric, Score
+from analysis.quality import Metric
 from analysis.quality.base import table as counted
 from analysis.tables.bootstrap import Bootstrap
 from analysis.tables.files import markdown, with_interval
@@ -55,16 +55,17 @@ def group_rows(
     rows: list[dict[str, Any]] = []
     unscored: Unscored = {}
     for setting in settings:
-        made = [part["settings"][setting.name] for part in parts]
-        generations = [[generation_of(record) for record in found["generations"]] for found in made]
+        measured = [part["settings"][setting.name] for part in parts]
+        generations = [[generation_of(record) for record in measurement["generations"]] for measurement in measured]
         prompts = [bench.prompts[i] for group in groups for i in group]
         flat = [generation for group in generations for generation in group]
         scores = {name: metric.measure(prompts, flat, bench.pair) for name, metric in metrics.items()}
         tables = {name: counted(metric, scores[name]) for name, metric in metrics.items()}
-        for name, reasons in _without_score(scores).items():
-            unscored.setdefault(name, {})[setting.name] = reasons
+        for name, metric_scores in scores.items():
+            if reasons := Counter(score.reason for score in metric_scores if score.counts is None):
+                unscored.setdefault(name, {})[setting.name] = dict(reasons.most_common())
         first = 0
-        for number, (found, texts) in enumerate(zip(made, generations, strict=True)):
+        for number, (measurement, texts) in enumerate(zip(measured, generations, strict=True)):
             row: dict[str, Any] = {
                 "method": setting.method,
                 "setting": setting.label,
@@ -76,8 +77,12 @@ def group_rows(
             row |= {name: sum(getattr(text.counts, name) for text in texts) for name in COUNTS}
             widths = [width for text in texts for r in text.rounds for width in r.widths]
             row |= {"layers": len(widths), "widths": sum(widths)}
-            row |= {"target_runs": max((len(text.rounds) for text in texts), default=0), **_energy_of(found)}
-            row["cache_bytes"] = found["cache_bytes"]
+            row |= {"target_runs": max((len(text.rounds) for text in texts), default=0)}
+            energy = Energy(**measurement["energy"])
+            row["seconds"] = measurement["seconds"]
+            for name, joules in (("joules", energy.joules), ("idle_joules", energy.idle_joules)):
+                row[name] = np.nan if joules is None else joules
+            row["cache_bytes"] = measurement["cache_bytes"]
             for name, metric in metrics.items():
                 sums = tables[name][first : first + len(texts)].sum(0)
                 row |= {f"{name}.{column}": value for column, value in zip(metric.columns, sums, strict=True)}
@@ -86,24 +91,15 @@ def group_rows(
     return pd.DataFrame(rows), unscored
 
 
-def _energy_of(found: Mapping[str, Any]) -> dict[str, float]:
-    """Seconds and joules of a group, and what doing nothing would have taken; not a number where it is not known."""
-    energy = Energy(**found["energy"])
-    known = {"joules": energy.joules, "idle_joules": energy.idle_joules}
-    return {"seconds": found["seconds"], **{name: np.nan if value is None else value for name, value in known.items()}}
-
-
-def _without_score(scores: Mapping[str, Sequence[Score]]) -> dict[str, dict[str, int]]:
-    """Of each metric that could not score some texts: how often for which reason."""
-    found = {name: Counter(score.reason for score in given if score.counts is None) for name, given in scores.items()}
-    return {name: dict(reasons.most_common()) for name, reasons in found.items() if reasons}
-
-
 def unscored_note(unscored: Unscored) -> str:
-    """The same as a sentence per metric; empty if every text got its scores."""
+    """A sentence per metric on the texts without a score; empty if every text got its scores."""
     lines = []
     for name, settings in unscored.items():
-        of = [f"{setting} {count} ({reason})" for setting, found in settings.items() for reason, count in found.items()]
+        of = [
+            f"{setting} {count} ({reason})"
+            for setting, reasons in settings.items()
+            for reason, count in reasons.items()
+        ]
         lines.append(f"{name}: texts without a score, left out of it: {'; '.join(of)}.")
     return " ".join(lines)
 
@@ -150,7 +146,7 @@ def table_of(
 
 
 def groups_to_choose_on(count: int, share: float, seed: int) -> list[int]:
-    """That share of the groups, drawn at random. Raises InputError if none is left on one side; a share of 0 draws none."""
+    """A share of the groups, drawn at random. Raises InputError if none is left on one side; a share of 0 draws none."""
     size = round(share * count)
     if share and not 0 < size < count:
         raise InputError(f"dev_share: {share:g} of {count} groups leaves none on one side; expected more groups, or 0")
@@ -173,17 +169,17 @@ def about_settings(settings: Sequence[Setting], bench: Workbench) -> pd.DataFram
         method = bench.methods[setting.name].bind(bench.pair)
         widths = getattr(method.proposer, "widths", None)
         values = {name: value for name, value in setting.parameters.items() if name != "head"}
-        said = {name: " ".join(map(str, v)) if isinstance(v, list | tuple) else v for name, v in values.items()}
-        lines.append({**said, "levels": method.limit if widths is None else min(method.limit, len(widths))})
+        parameters = {name: " ".join(map(str, v)) if isinstance(v, list | tuple) else v for name, v in values.items()}
+        lines.append({**parameters, "levels": method.limit if widths is None else min(method.limit, len(widths))})
     return one_kind(pd.DataFrame(lines))
 
 
 def _ends(samples: Array, bootstrap: Bootstrap, num_groups: int) -> tuple[float, float]:
     """The central interval; none of too few groups, or if a figure is undefined in over one resample of a hundred."""
-    known = samples[np.isfinite(samples)]
-    if len(known) < 0.99 * len(samples):
+    finite = samples[np.isfinite(samples)]
+    if len(finite) < 0.99 * len(samples):
         return float("nan"), float("nan")
-    return bootstrap.group_interval(known, num_groups)
+    return bootstrap.group_interval(finite, num_groups)
 
 
 def _figures(
@@ -205,68 +201,68 @@ def _figures(
         picked = [columns.index(f"{name}.{column}") for column in metric.columns]
         return lambda totals: metric.value(totals[..., picked])
 
-    made, target, draft = of("num_generated"), of("num_target_calls"), of("num_draft_calls")
-    speed = ratio(made, of("seconds"))
+    produced, target, draft = of("num_generated"), of("num_target_calls"), of("num_draft_calls")
+    speed = ratio(produced, of("seconds"))
     return {
         "tokens_per_second": speed,
         "speedup": ratio(speed, lambda totals: speed(totals)[..., base : base + 1]),
-        "throughput": ratio(made, lambda totals: forwards.cost(draft(totals), target(totals), cost_ratio)),
-        "block_efficiency": ratio(made, target),
-        "draft_calls": ratio(draft, made),
-        "discard_rate": ratio(of("num_discarded"), made),
-        "verification_rate": ratio(target, made),
+        "throughput": ratio(produced, lambda totals: forwards.cost(draft(totals), target(totals), cost_ratio)),
+        "block_efficiency": ratio(produced, target),
+        "draft_calls": ratio(draft, produced),
+        "discard_rate": ratio(of("num_discarded"), produced),
+        "verification_rate": ratio(target, produced),
         "mean_width": ratio(of("widths"), of("layers")),
         "seconds_per_forward": ratio(of("seconds"), of("target_runs")),
         "seconds_per_input": ratio(of("seconds"), target),
-        "joules_per_token": ratio(of("joules"), made),
+        "joules_per_token": ratio(of("joules"), produced),
         "joules_per_forward": ratio(of("joules"), of("target_runs")),
         "joules_per_input": ratio(of("joules"), target),
-        "idle_joules_per_token": ratio(of("idle_joules"), made),
+        "idle_joules_per_token": ratio(of("idle_joules"), produced),
         **{name: quality(name, metric) for name, metric in metrics.items()},
     }
 
 
 def readable(table: pd.DataFrame, metrics: Mapping[str, Metric], cost_ratio: float) -> pd.DataFrame:
     """The table as people read it: intervals in brackets, columns without any value left out."""
-    shown = pd.DataFrame({"method": [plots.label(method) for method in table.method], "setting": table.setting})
+    results = pd.DataFrame({"method": [plots.label(method) for method in table.method], "setting": table.setting})
     for name in (*metrics, *LABELS):
         if table[name].notna().any():
             title = metrics[name].label if name in metrics else LABELS[name]
             title = f"{title} (c = {cost_ratio:g})" if name == "throughput" else title
             ends = zip(table[name], table[f"{name}_low"], table[f"{name}_high"], strict=True)
-            shown[title] = [with_interval(*numbers) for numbers in ends]
-    shown["cache, MiB"] = [f"{value:.2f}" for value in table.cache_mib]
+            results[title] = [with_interval(*numbers) for numbers in ends]
+    results["cache, MiB"] = [f"{value:.2f}" for value in table.cache_mib]
     if table.failed.any():
-        shown["failed"] = table.failed
-    return shown
+        results["failed"] = table.failed
+    return results
 
 
 def draw(table: pd.DataFrame, metrics: Mapping[str, Metric], folder: Path, title: str) -> list[Path]:
-    """Each metric against speed, forwards and energy, and mean width against all of these."""
+    """Each metric against speed, forward passes and energy, and mean width against all of these."""
     rates = [name for name in ("tokens_per_second", "throughput", "joules_per_token") if table[name].notna().any()]
     named = {**LABELS, **{name: metric.label for name, metric in metrics.items()}}
     better = {"joules_per_token": False, **{name: metric.ascending for name, metric in metrics.items()}}
     pairs = [(x, y) for y in metrics for x in rates]
     if table.mean_width.notna().any():
         pairs += [("mean_width", y) for y in (*metrics, *rates)]
-    found = []
+    paths = []
     for x, y in pairs:
         if table[[x, y]].notna().all(axis=1).any():
             frontier = None if x == "mean_width" else (better.get(x, True), better.get(y, True))
             path = folder / f"{y}-{x}.png"
-            found.append(plots.scatter(table, x, y, (named[x], named[y]), path, title, frontier))
-    return found
+            paths.append(plots.scatter(table, x, y, (named[x], named[y]), path, title, frontier))
+    return paths
 
 
-def as_markdown(title: str, shown: pd.DataFrame, figures: Sequence[Path], energy: str, cost_ratio: float) -> str:
+def as_markdown(title: str, results: pd.DataFrame, figures: Sequence[Path], energy: str, cost_ratio: float) -> str:
     """The table with how to read it, and the figures."""
     notes = (
         "Settings took turns on every group of prompts; only decoding is timed. Intervals: bootstrap over groups, the same "
-        f"resamples for all settings. Tokens per target time: N / (c x draft forwards + target forwards), c = {cost_ratio:g}. "
-        "Cache: target and draft, the largest of all groups. A target forward reads all texts of a group together, each an "
+        f"resamples for all settings. Tokens per target time: N / (c x draft passes + target passes), c = {cost_ratio:g}. "
+        "Cache: target and draft, the largest of all groups. A target pass reads all texts of a group together, each an "
         f"input (MTAD, Table 2); joules are those of all devices, idle power included. {energy}"
     )
-    lines = [f"# Comparison: {title}", "", markdown(shown), "", notes, ""]
+    lines = [f"# Comparison: {title}", "", markdown(results), "", notes, ""]
     lines += [f"![{figure.stem}](figures/{figure.name})" for figure in figures]
     return "\n".join(lines) + "\n"
 

@@ -24,21 +24,21 @@ def acceptance_positions(rows: pd.DataFrame, bootstrap: Bootstrap | None = None)
     rows  of a sweep. Settings without chains are left out; an empty table has the columns all the same.
     """
     lines = []
-    for about, lengths in _chains(rows):
+    for labels, lengths in _chains(rows):
         accepted, _, judged = (_at_least(values)[:, 1:] for values in lengths)  # [prompts, positions]
         width = int(np.flatnonzero(judged.sum(0)).max(initial=-1)) + 1
         samples = None if bootstrap is None else bootstrap.totals(np.hstack([accepted[:, :width], judged[:, :width]]))
-        lines += [_position(about, k, accepted, judged, samples, bootstrap) for k in range(width)]
+        lines += [_position(labels, k, accepted, judged, samples, bootstrap) for k in range(width)]
     ends = [] if bootstrap is None else ["rate_low", "rate_high"]
     return pd.DataFrame(lines, columns=[*SETTING, "position", "reached", "accepted", "rate", *ends])
 
 
 def _position(
-    about: dict[str, str], k: int, accepted: Array, reached: Array, samples: Array | None, bootstrap: Bootstrap | None
+    labels: dict[str, str], k: int, accepted: Array, reached: Array, samples: Array | None, bootstrap: Bootstrap | None
 ) -> dict[str, Any]:
     """One line, of counts [prompts, positions] and their resampled totals [R, 2 x positions]."""
     totals = int(reached[:, k].sum()), int(accepted[:, k].sum())
-    line = {**about, "position": k + 1, "reached": totals[0], "accepted": totals[1], "rate": totals[1] / totals[0]}
+    line = {**labels, "position": k + 1, "reached": totals[0], "accepted": totals[1], "rate": totals[1] / totals[0]}
     if samples is None or bootstrap is None:
         return line
     passed, tried = samples[:, k], samples[:, samples.shape[1] // 2 + k]
@@ -47,32 +47,35 @@ def _position(
 
 
 def length_table(rows: pd.DataFrame) -> pd.DataFrame:
-    """One line per setting and length: how many rounds drafted, and accepted, so many tokens."""
+    """One line per setting and length: how many rounds drafted, and how many accepted, that many tokens."""
     lines = []
-    for about, (accepted, drafted, _) in _chains(rows):
+    for labels, (accepted, drafted, _) in _chains(rows):
         counted = zip(drafted.sum(0).astype(int), accepted.sum(0).astype(int), strict=True)
-        lines += [{**about, "length": n, "drafted": drawn, "accepted": kept} for n, (drawn, kept) in enumerate(counted)]
+        lines += [
+            {**labels, "length": n, "drafted": num_drafted, "accepted": num_accepted}
+            for n, (num_drafted, num_accepted) in enumerate(counted)
+        ]
     return pd.DataFrame(lines, columns=[*SETTING, "length", "drafted", "accepted"])
 
 
 def bound_notes(lengths: pd.DataFrame, settings: pd.DataFrame, bound: int) -> list[str]:
     """One line per method whose best setting ends more than SELDOM of its rounds at the bound, and not by its own choice.
 
-    lengths   as `length_table` gives them; settings: method, setting, throughput; bound: most tokens of a round
+    lengths   of `length_table`; settings: method, setting, throughput; bound: most tokens of a round
     """
     drafting = lengths.groupby(list(SETTING[-2:]), sort=False)
-    found = {}
+    shares = {}
     for (method, setting), rounds in drafting:
         drafted = rounds[rounds.drafted > 0]
         at_bound = drafted[drafted.length >= bound].drafted.sum() / max(drafted.drafted.sum(), 1)
         if len(drafted) > 1 and at_bound > SELDOM:  # all rounds of one length: a fixed K
-            found[method, setting] = at_bound
+            shares[method, setting] = at_bound
     best = settings.loc[settings.groupby("method", sort=False).throughput.idxmax()]
     return [
-        f"{method} {setting}: the bound of {bound} drafted tokens ended {found[method, setting]:.0%} of its rounds; a larger "
+        f"{method} {setting}: the bound of {bound} drafted tokens ended {shares[method, setting]:.0%} of its rounds; a larger "
         "max_drafted may pay"
         for method, setting in zip(best.method, best.setting, strict=True)
-        if (method, setting) in found
+        if (method, setting) in shares
     ]
 
 
@@ -88,5 +91,5 @@ def _chains(rows: pd.DataFrame) -> Iterator[tuple[dict[str, str], list[Array]]]:
 
 
 def _at_least(histogram: Array) -> Array:
-    """How many are at least n, from how many are n: [prompts, longest + 1]."""
+    """Numbers of rounds with at least n tokens, from those with n: [prompts, longest + 1]."""
     return histogram[:, ::-1].cumsum(1)[:, ::-1]

@@ -1,4 +1,4 @@
-"""Settings of a sweep from one recording: every chain policy is replayed on a trace of plain decoding's responses.
+"""Settings of a sweep from one recording: every chain policy is replayed on a trace of autoregressive responses.
 
 What cannot be replayed (draft trees, block verification) is decoded. One trace serves all settings of one draft
 temperature. It is kept beside the settings, under a hash of the responses and its own settings. Further heads are
@@ -29,7 +29,7 @@ from analysis.tables.recorded_shards import Shard
 from analysis.tables.workbench import Workbench, checked
 from data_gen.recording import Recorder
 from toolkit.acceptance.folder import head_hash, recorded_scorers
-from toolkit.decoding import Method, PromptLookupProposer
+from toolkit.decoding import PromptLookupProposer
 from toolkit.errors import InputError
 from toolkit.files.atomic import content_hash
 from toolkit.stopping import StoppingPolicy
@@ -42,7 +42,7 @@ SHARD = 64  # texts in a file
 class Recording:
     """The traces of a sweep's responses, made when they are needed.
 
-    responses    rows of plain decoding
+    responses    rows of autoregressive decoding
     path         their file, named by a hash of all they depend on; the traces lie beside it
     settings        that will be replayed: the heads that their methods read are recorded, and what the upper bound needs
     max_drafted  most tokens a replayed method may draft in a round
@@ -66,7 +66,8 @@ class Recording:
         self.key = content_hash([path.stem, [list(map(int, ids)) for ids in responses.token_ids]])
         self.upper_bound = any(setting.method == UPPER_BOUND for setting in settings)
         used = [bench.methods[setting.name].bind(bench.pair) for setting in settings if setting.method != UPPER_BOUND]
-        folders = {head for method in used if (head := _head_of(method)) is not None}
+        estimators = [getattr(getattr(method.policy, "policy", None), "estimator", None) for method in used]
+        folders = {head for estimator in estimators if (head := getattr(estimator, "head", None)) is not None}
         self.heads = {folder: head_hash(folder) for folder in sorted(folders)}
         self.traces: dict[float | None, Trace] = {}
         fine = responses.error.isna() & responses.token_ids.map(len).gt(0)  # a table turns None into not-a-number
@@ -76,18 +77,18 @@ class Recording:
         """The setting's rows: what its method would have counted on each response."""
         trace = self.trace_for(setting)  # recorded before the clock starts
         started = perf_counter()
-        found = self._copied(setting) if trace is None else self._found(trace, setting)
+        replayed = self._copied(setting) if trace is None else self._replay(trace, setting)
         seconds = perf_counter() - started
-        place = {number: i for i, number in enumerate(self.usable)}
+        index_of = {number: i for i, number in enumerate(self.usable)}
         rows = []
         for number, response in enumerate(self.responses.itertuples()):
-            at = place.get(number)
+            at = index_of.get(number)
             rows.append({
                 **self.bench.about(number, True),
-                **{name: 0 if at is None else int(found.counts[name][at]) for name in Counts.__dataclass_fields__},
-                "accepted_lengths": _histogram(found.accepted, at),
-                "drafted_lengths": _histogram(found.drafted, at),
-                "reached_lengths": _histogram(found.judged, at),
+                **{name: 0 if at is None else int(replayed.counts[name][at]) for name in Counts.__dataclass_fields__},
+                "accepted_lengths": _histogram(replayed.accepted, at),
+                "drafted_lengths": _histogram(replayed.drafted, at),
+                "reached_lengths": _histogram(replayed.judged, at),
                 "finish_reason": response.finish_reason,
                 "error": response.error,
                 "setting_seconds": seconds,
@@ -107,14 +108,12 @@ class Recording:
         texts = []
         for number, rounds in zip(chosen, token_rounds(trace, policy, chosen, tokenizer), strict=True):
             row = self.responses.iloc[self.usable[number]]
-            for one in rounds:
-                if one["extra"] is not None:
-                    one["extra"]["text"] = piece(tokenizer, int(row.token_ids[one["extra"].pop("position")]))
+            for record in rounds:
+                if record["extra"] is not None:
+                    record["extra"]["text"] = piece(tokenizer, int(row.token_ids[record["extra"].pop("position")]))
             prompt = list(map(int, row.prompt_ids))
-            shown = prompt if tokenizer is None else tokenizer.decode(prompt, skip_special_tokens=True)
-            texts.append(
-                {"id": str(self.bench.prompts[self.usable[number]].id), "prompt": str(shown), "rounds": rounds}
-            )
+            text = prompt if tokenizer is None else tokenizer.decode(prompt, skip_special_tokens=True)
+            texts.append({"id": str(self.bench.prompts[self.usable[number]].id), "prompt": str(text), "rounds": rounds})
         return {"method": setting.method, "setting": setting.label, "texts": texts}
 
     def trace_for(self, setting: Setting) -> Trace | None:
@@ -140,23 +139,20 @@ class Recording:
             bench.pair.end_ids or (),
         )
 
-    def _found(self, trace: Trace, setting: Setting) -> Replayed:
+    def _replay(self, trace: Trace, setting: Setting) -> Replayed:
         if setting.method == UPPER_BOUND:
-            return self._known(trace, setting)
+            price, min_drafted = setting.parameters["price"], setting.parameters.get("min_drafted")
+            return at_price(trace, float(price), int(min_drafted or 0))
         policy = self.policy_for(setting)
         return replay(trace, policy) if policy.uses_history else replay_starts(trace, policy)
-
-    @staticmethod
-    def _known(trace: Trace, setting: Setting) -> Replayed:
-        return at_price(trace, float(setting.parameters["price"]), int(setting.parameters.get("min_drafted") or 0))
 
     def _trace(self, draft_temperature: float | None) -> Trace:
         """One `Shard` per SHARD texts: those that an interrupted sweep has recorded are kept."""
         from tqdm.auto import tqdm
 
         if draft_temperature not in self.traces:
-            about = [self.key, self.max_drafted, draft_temperature, *([UPPER_BOUND] if self.upper_bound else [])]
-            key, recorder = content_hash(about, length=16), self._recorder(draft_temperature)
+            identity = [self.key, self.max_drafted, draft_temperature, *([UPPER_BOUND] if self.upper_bound else [])]
+            key, recorder = content_hash(identity, length=16), self._recorder(draft_temperature)
             heads = {digest: recorded_scorers(self.bench.pair, {digest: at}) for at, digest in self.heads.items()}
             shards = [self.usable[first : first + SHARD] for first in range(0, len(self.usable), SHARD)]
             parts, device = [], self.bench.pair.device
@@ -183,11 +179,5 @@ class Recording:
 
 
 def _histogram(counts: NDArray[np.int64], at: int | None) -> list[int]:
-    """A text's line of counts [T, M + 1], without the zeros behind the last one."""
+    """A text's line of counts [T, M + 1], without the zeros after the last one."""
     return [] if at is None or not len(counts) else np.trim_zeros(counts[at], "b").tolist()
-
-
-def _head_of(method: Method) -> str | None:
-    """Folder of the head that a bound method reads, if it reads one."""
-    policy: Any = method.policy
-    return getattr(getattr(policy.policy, "estimator", None), "head", None)

@@ -7,7 +7,7 @@
     prompt, prompt_hash the prompt's id, and a hash of what was asked
     num_drafted, num_draft_calls, num_target_calls, num_generated, num_discarded     (toolkit.types.Counts)
     accepted_lengths    how many rounds accepted 0, 1, 2, ... tokens
-    drafted_lengths     how many rounds drafted 0, 1, 2, ... tokens; empty where rounds are no chains, as the next one
+    drafted_lengths     how many rounds drafted 0, 1, 2, ... tokens; empty where rounds are not chains, as the next one
     reached_lengths     how many rounds drafted 0, 1, 2, ... tokens before and including the first rejected one
     finish_reason, error
     setting_seconds        wall time of the whole setting
@@ -47,7 +47,7 @@ FACTS = ["lossless", "prompt", "prompt_hash", *COUNTS, *LENGTHS, "finish_reason"
 
 
 def labels(cfg: commands.Labels) -> dict[str, str]:
-    """How rows call the prompt set of a config, and its part."""
+    """The names of a config's prompt set and of its part, as rows have them."""
     prompts = plain(cfg.prompts)
     if prompts.get("path"):  # the file is read instead of the source, whatever split that has
         name, split = Path(prompts["path"]).stem, None
@@ -57,11 +57,11 @@ def labels(cfg: commands.Labels) -> dict[str, str]:
 
 
 def round_lengths(rounds: Sequence[Round], chains: bool) -> dict[str, list[int]]:
-    """LENGTHS of a text's rounds: how many of them had 0, 1, 2, ... tokens; behind a stop string nothing counts."""
-    found = {"accepted_lengths": [min(r.num_accepted, r.num_produced) for r in rounds]}
-    found["drafted_lengths"] = [r.num_drafted for r in rounds] if chains else []
-    found["reached_lengths"] = [min(r.num_drafted, r.num_produced) for r in rounds] if chains else []
-    return {name: [values.count(n) for n in range(max(values, default=-1) + 1)] for name, values in found.items()}
+    """LENGTHS of a text's rounds: how many of them had 0, 1, 2, ... tokens; after a stop string nothing counts."""
+    lengths = {"accepted_lengths": [min(r.num_accepted, r.num_produced) for r in rounds]}
+    lengths["drafted_lengths"] = [r.num_drafted for r in rounds] if chains else []
+    lengths["reached_lengths"] = [min(r.num_drafted, r.num_produced) for r in rounds] if chains else []
+    return {name: [values.count(n) for n in range(max(values, default=-1) + 1)] for name, values in lengths.items()}
 
 
 def check_identity(rows: pd.DataFrame) -> None:
@@ -83,11 +83,11 @@ def join_settings(settings: Sequence[pd.DataFrame]) -> pd.DataFrame:
 
 def one_kind(parameters: pd.DataFrame) -> pd.DataFrame:
     """Columns of parameters with numbers, or else with texts alone: a file holds one kind per column."""
-    found = parameters.copy()
-    for name in found:
-        if not pd.to_numeric(found[name].dropna(), errors="coerce").notna().all():
-            found[name] = found[name].map(lambda value: None if pd.isna(value) else str(value))
-    return found
+    columns = parameters.copy()
+    for name in columns:
+        if not pd.to_numeric(columns[name].dropna(), errors="coerce").notna().all():
+            columns[name] = columns[name].map(lambda value: None if pd.isna(value) else str(value))
+    return columns
 
 
 def save_rows(rows: pd.DataFrame, folder: Path) -> None:
@@ -105,7 +105,14 @@ def load_rows(folders: Sequence[Path | str], what: str) -> pd.DataFrame:
         folders = [folders]
     if not folders:
         raise InputError(f"{what}: expected sweep folders, {what}=[FOLDER,...], got none")
-    frames = [_load(Path(folder), what) for folder in folders]
+    for folder in map(Path, folders):
+        if not folder.is_dir():
+            raise InputError(f"{what}: expected a sweep's output folder at {folder}, found none")
+        if not (folder / f"{NAME}.parquet").exists():
+            raise InputError(
+                f"{what}: {folder} holds no {NAME}.parquet: it is not a sweep's output, or the sweep has not ended"
+            )
+    frames = [read_table(folder, NAME) for folder in folders]
     check_comparable([Path(folder) for folder in folders])
     rows = pd.concat(frames, ignore_index=True)
     key = [*SETTING, "prompt"]
@@ -121,19 +128,22 @@ def check_comparable(folders: Sequence[Path]) -> None:
 
     Seeds and devices may differ.
     """
-    about = [read_manifest(folder) for folder in folders if (folder / MANIFEST).exists()]
-    for other in about[1:]:
-        bounds = [_bound_of(manifest) for manifest in (about[0], other)]
+    manifests = [read_manifest(folder) for folder in folders if (folder / MANIFEST).exists()]
+    for other in manifests[1:]:
+        bounds = [_bound_of(manifest) for manifest in (manifests[0], other)]
         if bounds[0] != bounds[1]:
             raise InputError(f"the sweeps differ in max_drafted: {bounds}; sweep with the same one")
         for part in ("pair", "sampling"):
-            one, two = (manifest.get("config", {}).get(part) or {} for manifest in (about[0], other))
-            said = lambda values, key: None if values.get(key) == {} else values.get(key)  # no options: nothing said
-            changed = [key for key in sorted(one | two) if said(one, key) != said(two, key) and key not in FREE]
+            first, second = (manifest.get("config", {}).get(part) or {} for manifest in (manifests[0], other))
+            # An empty mapping of options counts as a missing key.
+            sides = [{key: None if value == {} else value for key, value in side.items()} for side in (first, second)]
+            changed = [
+                key for key in sorted(first | second) if sides[0].get(key) != sides[1].get(key) and key not in FREE
+            ]
             if changed:
                 raise InputError(
                     f"the sweeps differ in {', '.join(f'{part}.{key}' for key in changed)}: "
-                    f"{[one.get(key) for key in changed]} and {[two.get(key) for key in changed]}"
+                    f"{[first.get(key) for key in changed]} and {[second.get(key) for key in changed]}"
                 )
 
 
@@ -167,14 +177,14 @@ def apart(rows: pd.DataFrame, names: Sequence[str]) -> pd.DataFrame:
     """
     settings = rows.loc[~rows.method.isin(YARDSTICKS), ["method", "setting"]].drop_duplicates()
     values = {key: PARAMETER.findall(key[1]) for key in settings.itertuples(index=False, name=None)}
-    known = {name for found in values.values() for name, _ in found}
+    parameters = {name for pairs in values.values() for name, _ in pairs}
     for name in names:
-        if name not in known:
-            raise unknown_name("apart (a parameter as settings call it)", name, sorted(known))
+        if name not in parameters:
+            raise unknown_name("apart (a parameter as settings call it)", name, sorted(parameters))
     renamed = {}
-    for (method, setting), found in values.items():
-        chosen = " ".join(f"{name}={value}" for name, value in found if name in names)
-        rest = " ".join(f"{name}={value}" for name, value in found if name not in names)
+    for (method, setting), pairs in values.items():
+        chosen = " ".join(f"{name}={value}" for name, value in pairs if name in names)
+        rest = " ".join(f"{name}={value}" for name, value in pairs if name not in names)
         renamed[method, setting] = (f"{method} {chosen}", rest) if chosen else (method, setting)
     for method in set(settings.method):
         split = {new[0] for (old, _), new in renamed.items() if old == method}
@@ -186,10 +196,11 @@ def apart(rows: pd.DataFrame, names: Sequence[str]) -> pd.DataFrame:
 
 def same_texts(folders: Sequence[Path], rows: pd.DataFrame, method: str) -> bool:
     """Whether all sweeps were replayed on traces, and all settings of a method on the same text of every prompt."""
-    about = [read_manifest(folder) if (folder / MANIFEST).exists() else {} for folder in folders]
+    manifests = [read_manifest(folder) if (folder / MANIFEST).exists() else {} for folder in folders]
     mine = rows[(rows.method == method) & rows.error.isna()]
     lengths = mine.groupby(["dataset", "prompt"]).num_generated.nunique()
-    return all(one.get("config", {}).get("source") == "traces" for one in about) and bool((lengths == 1).all())
+    replayed = all(manifest.get("config", {}).get("source") == "traces" for manifest in manifests)
+    return replayed and bool((lengths == 1).all())
 
 
 def totals(rows: pd.DataFrame) -> pd.DataFrame:
@@ -212,7 +223,7 @@ def at_cost(table: pd.DataFrame, cost_ratio: float, node_cost: float = 0.0) -> p
 def throughput(counts: Array, cost_ratio: float, node_cost: float = 0.0) -> Array:
     """`metrics.throughput` of counts [..., len(COUNTS)].
 
-    node_cost  of every drafted node beyond one per draft forward (chains have none), in target forwards
+    node_cost  of every drafted node beyond one per draft pass (chains have none), in target passes
     """
     names = ("num_generated", "num_draft_calls", "num_target_calls", "num_drafted")
     produced, draft_calls, target_calls, drafted = (counts[..., COUNTS.index(name)] for name in names)
@@ -223,13 +234,3 @@ def throughput(counts: Array, cost_ratio: float, node_cost: float = 0.0) -> Arra
 def counts_of(row: Any) -> Counts:
     """The counts in a row or in a line of totals."""
     return Counts(**{name: row[name] for name in COUNTS})
-
-
-def _load(folder: Path, what: str) -> pd.DataFrame:
-    if not folder.is_dir():
-        raise InputError(f"{what}: expected a sweep's output folder at {folder}, found none")
-    if not (folder / f"{NAME}.parquet").exists():
-        raise InputError(
-            f"{what}: {folder} holds no {NAME}.parquet: it is not a sweep's output, or the sweep has not ended"
-        )
-    return read_table(folder, NAME)

@@ -10,7 +10,7 @@ FIXED = "speculative"
 
 
 def sweep_scalars(summary: pd.DataFrame, cost_ratio: float) -> dict[str, float | str | None]:
-    """Of a sweep's summary, at one cost ratio: figures of the prompts that the best setting was picked on (no test set).
+    """Scalars of a sweep's summary at one cost ratio, on the prompts that the best setting was picked on (not a test set).
 
     A figure is None where the sweep lacks what it is measured against.
     """
@@ -29,24 +29,24 @@ def sweep_scalars(summary: pd.DataFrame, cost_ratio: float) -> dict[str, float |
 
 
 def frontier_scalars(frontier: pd.DataFrame) -> dict[str, float | str | None]:
-    """Of a frontier: the best method of every data set, on its test prompts, with settings chosen on dev."""
-    found: dict[str, float | str | None] = {"cost_ratio": float(frontier.cost_ratio.iloc[0])}
+    """Scalars of a frontier: the best method of every data set, on its test prompts, with settings chosen on dev."""
+    scalars: dict[str, float | str | None] = {"cost_ratio": float(frontier.cost_ratio.iloc[0])}
     for dataset, lines in frontier.groupby("dataset", sort=False):
         own = lines[~lines.method.isin((*YARDSTICKS, PLAIN))]
         if own.empty:
             continue
         best = own.loc[own.throughput.idxmax()]
-        found |= {
+        scalars |= {
             f"{dataset}/best": f"{best.method} {best.setting}".strip(),
             f"{dataset}/throughput": float(best.throughput),
             f"{dataset}/over_{best.baseline}": float(best.gain),
             f"{dataset}/upper_bound_share": float(best.upper_bound_share) if "upper_bound_share" in lines else None,
         }
-    return found
+    return scalars
 
 
 def _share(throughput: float, fixed: float, bound: float) -> float | None:
-    """Part of the way from fixed K to the upper bound; None where one of them is missing or there is no way to go."""
+    """Part of the way from fixed K to the upper bound; None where one of them is missing or the bound is not higher."""
     if pd.isna(fixed) or pd.isna(bound) or not bound > fixed:
         return None
     return float((throughput - fixed) / (bound - fixed))

@@ -21,14 +21,14 @@ def comparable(rows: pd.DataFrame, what: str) -> pd.DataFrame:
     good = rows[rows.error.isna()]
     num_settings = len(rows[["method", "setting"]].drop_duplicates())
     everywhere = good.groupby("prompt").size() == num_settings
-    kept = good[good.prompt.isin(everywhere.index[everywhere])]
-    if kept.empty:
+    complete = good[good.prompt.isin(everywhere.index[everywhere])]
+    if complete.empty:
         raise InputError(
             f"{what}: no prompt was decoded by every setting without an error; give folders over the same prompts"
         )
-    if lost := rows.prompt.nunique() - kept.prompt.nunique():
+    if lost := rows.prompt.nunique() - complete.prompt.nunique():
         print(f"{what}: {lost} prompts left out, not every setting decoded them without an error")
-    return kept
+    return complete
 
 
 def unseen(dev: pd.DataFrame, test: pd.DataFrame, dataset: str) -> pd.DataFrame:
@@ -36,14 +36,14 @@ def unseen(dev: pd.DataFrame, test: pd.DataFrame, dataset: str) -> pd.DataFrame:
 
     Raises InputError if none is left.
     """
-    kept = dev[~dev.prompt_hash.isin(test.prompt_hash)]
-    if kept.empty:
+    others = dev[~dev.prompt_hash.isin(test.prompt_hash)]
+    if others.empty:
         raise InputError(
             f"{dataset}: every dev prompt is a test prompt too; choose settings on others (prompts.split=dev)"
         )
-    if lost := dev.prompt.nunique() - kept.prompt.nunique():
+    if lost := dev.prompt.nunique() - others.prompt.nunique():
         print(f"{dataset}: {lost} dev prompts left out, they are test prompts too")
-    return kept
+    return others
 
 
 def halves(rows: pd.DataFrame) -> tuple[pd.DataFrame, pd.DataFrame]:
@@ -59,7 +59,7 @@ def halves(rows: pd.DataFrame) -> tuple[pd.DataFrame, pd.DataFrame]:
             raise InputError(
                 f"{dataset}: expected at least 2 different prompts to choose on one half, got {len(hashes)}"
             )
-        chosen += [(dataset, one) for one in hashes[: len(hashes) // 2]]
+        chosen += [(dataset, digest) for digest in hashes[: len(hashes) // 2]]
         print(
             f"{dataset}: settings are chosen on {len(hashes) // 2} prompts and reported on {len(hashes) - len(hashes) // 2}"
         )
@@ -71,7 +71,7 @@ def choose(dev: pd.DataFrame, test: pd.DataFrame, cost_ratio: float, dataset: st
     """The setting of highest throughput on dev, for every method; the first one among equals. Both tables are `totals`.
 
     Of the test table only the names are looked at. A method that dev lacks is taken as it is if it has one setting
-    (plain decoding, the oracle). Raises InputError if it has several, or if the test table lacks a choice.
+    (autoregressive decoding, the oracle). Raises InputError if it has several, or if the test table lacks a choice.
     """
     table = at_cost(dev, cost_ratio, node_cost)
     best = table.loc[table.groupby("method", sort=False).throughput.idxmax()]
@@ -93,7 +93,7 @@ def choose(dev: pd.DataFrame, test: pd.DataFrame, cost_ratio: float, dataset: st
 
 
 def best_per_prompt(rows: pd.DataFrame, method: str, cost_ratio: float) -> pd.DataFrame:
-    """For every prompt the row of the method's cheapest setting on it, as those of one more method: PER_PROMPT.
+    """The row of the method's cheapest setting on every prompt, as those of one more method: PER_PROMPT.
 
     Chosen with hindsight, so the method must have been replayed with all settings on the same texts. Decoded settings
     each have a text of their own, so the luckiest one would be taken.
@@ -110,7 +110,7 @@ def in_both(dev: pd.DataFrame, test: pd.DataFrame) -> pd.DataFrame:
 
 
 def settings_table(rows: pd.DataFrame, cost_ratio: float, node_cost: float = 0.0) -> pd.DataFrame:
-    """Totals, marking what is undominated among lossless settings; references are no settings one could choose."""
+    """Totals, marking what is undominated among lossless settings; references are not settings one could choose."""
     table = at_cost(totals(rows), cost_ratio, node_cost)
     eligible = table.lossless.to_numpy(dtype=bool) & ~table.method.isin(YARDSTICKS).to_numpy()
     flags = np.zeros(len(table), dtype=bool)
@@ -119,7 +119,7 @@ def settings_table(rows: pd.DataFrame, cost_ratio: float, node_cost: float = 0.0
 
 
 def undominated(points: Array) -> np.ndarray:
-    """Which points [n, 2] no other one dominates (as small in both, smaller in one): [n] bool. Both are minimised."""
+    """Which points [n, 2] no other one dominates (no larger in both, smaller in one): [n] bool. Both are minimised."""
     flags = np.zeros(len(points), dtype=bool)
     last = (np.inf, np.inf)
     for i in np.lexsort((points[:, 1], points[:, 0])):

@@ -14,8 +14,7 @@ from omegaconf import OmegaConf
 
 from toolkit.config import escaped
 from toolkit.errors import InputError, StaleError
-from toolkit.files import atomic
-from toolkit.files import journal
+from toolkit.files import atomic, journal
 from toolkit.runs import stage
 
 

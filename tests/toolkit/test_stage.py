@@ -18,8 +18,7 @@ from omegaconf import OmegaConf
 
 from toolkit.config import CONF, compose
 from toolkit.errors import InputError, StaleError
-from toolkit.files import atomic
-from toolkit.files import digests, journal
+from toolkit.files import atomic, digests, journal
 from toolkit.runs import stage
 
 ROOT = CONF.parent
