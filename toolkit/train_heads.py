@@ -64,15 +64,15 @@ def run(cfg: commands.TrainHeads) -> Path:
 
 def modules_of(cfg: commands.TrainHeads, data: ExampleData) -> dict[str, HeadTraining]:
     """Name -> a head with its loss and optimizer, each begun as `toolkit.train` begins it. Raises InputError if named twice."""
-    found: dict[str, HeadTraining] = {}
+    modules: dict[str, HeadTraining] = {}
     for depth, w_rej in product(cfg.depths, cfg.w_rejs):
         name = f"depth-{depth}_w_rej-{w_rej:g}"
-        if name in found:
+        if name in modules:
             raise InputError(f"depths, w_rejs: expected each combination once, got {name} twice")
         pl.seed_everything(cfg.seed, workers=True, verbose=False)
         own: Any = OmegaConf.merge(cfg, {"head": {"depth": depth}, "loss": {"w_rej": w_rej}})
-        found[name] = build_module(own, data, run_id="")
-    return found
+        modules[name] = build_module(own, data, run_id="")
+    return modules
 
 
 def _train(cfg: commands.TrainHeads, stage: Stage, data: ExampleData) -> list[dict[str, str]]:
@@ -89,17 +89,17 @@ def _exported(
     cfg: commands.TrainHeads, member: Member, data: ExampleData, folder: Path, others: Mapping[str, float]
 ) -> dict[str, str]:
     name = f"depth={member.module.head.config['depth']} w_rej={member.module.loss.w_rej:g}"
-    about = {**about_head(cfg, member.module, data), "name": name}
+    record = {**about_head(cfg, member.module, data), "name": name}
     module = member.module.eval()
     of_training = module.named(module.evaluate(data.shuffled_training()))
     fitted = {"train/binary_kl": float(of_training[f"val/binary_kl{module.suffixes[0]}"])}
-    scores = export(folder, module, about, data.whole_validation(), {**others, **fitted})
-    shown = {name.removeprefix("val/"): f"{scores[name]:.4f}" for name in SHOWN}
+    scores = export(folder, module, record, data.whole_validation(), {**others, **fitted})
+    columns = {name.removeprefix("val/"): f"{scores[name]:.4f}" for name in SHOWN}
     return {
         "head": member.name,
         "epochs": str(member.epochs),
-        "learning_rate": f"{about['learning_rate']:.3g}",
-        **shown,
+        "learning_rate": f"{record['learning_rate']:.3g}",
+        **columns,
     }
 
 

@@ -50,9 +50,11 @@ class HeadEstimator:
     def bind(self, pair: Any) -> HeadEstimator:
         """Load the head and check that it belongs to the pair's draft. Raises InputError."""
         folder = _folder(self.head, pair)
-        found = scorer(pair, folder, "survival")
+        head_scorer = scorer(pair, folder, "survival")
         calibration = needed(folder, AcceptanceHead) if self.calibrated else None
-        return replace(self, head=folder, scorer=found, log_w_rej=found.module.log_w_rej, calibration=calibration)
+        return replace(
+            self, head=folder, scorer=head_scorer, log_w_rej=head_scorer.module.log_w_rej, calibration=calibration
+        )
 
     def rescored(self, find: Find) -> HeadEstimator:
         """The same estimator with another source of logits."""
@@ -95,10 +97,15 @@ class PrereadEstimator:
         folder = _folder(self.head, pair)
         if not PrereadHead.is_in(folder):
             return replace(self, head=folder, instead=HeadEstimator(folder, True, self.calibrated).bind(pair))
-        found = scorer(pair, folder, "preread")
-        calibration, blocks = needed(folder, PrereadHead) if self.calibrated else None, found.module.output == "block"
-        shift = found.module.log_w_rej
-        return replace(self, head=folder, scorer=found, log_w_rej=shift, calibration=calibration, judges_blocks=blocks)
+        head_scorer = scorer(pair, folder, "preread")
+        calibration, blocks = (
+            needed(folder, PrereadHead) if self.calibrated else None,
+            head_scorer.module.output == "block",
+        )
+        shift = head_scorer.module.log_w_rej
+        return replace(
+            self, head=folder, scorer=head_scorer, log_w_rej=shift, calibration=calibration, judges_blocks=blocks
+        )
 
     def rescored(self, find: Find) -> PrereadEstimator:
         """The same estimator with another source of logits."""

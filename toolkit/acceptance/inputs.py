@@ -50,8 +50,8 @@ class Inputs:
 
     def read(self) -> dict[str, Any]:
         """The settings that differ from the defaults."""
-        found = {name: value for name, value in vars(self).items() if value != vars(Inputs())[name]}
-        return {name: list(value) if isinstance(value, tuple) else value for name, value in found.items()}
+        settings = {name: value for name, value in vars(self).items() if value != vars(Inputs())[name]}
+        return {name: list(value) if isinstance(value, tuple) else value for name, value in settings.items()}
 
     @property
     def num_earlier(self) -> int:

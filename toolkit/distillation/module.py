@@ -17,7 +17,7 @@ from toolkit import config
 from toolkit.decoding import decode
 from toolkit.distillation.data import TextBatch
 from toolkit.distillation.losses import Loss, Outlook
-from toolkit.distillation.teachers import Teacher, outlook, places, reads
+from toolkit.distillation.teachers import Teacher, outlook, produced_positions, reads
 from toolkit.engine.engine import EngineOptions
 from toolkit.errors import InputError
 from toolkit.models.pair import ModelPair
@@ -103,7 +103,9 @@ class DraftTraining(WholeSteps):
     def outlook(self, batch: TextBatch) -> Outlook:
         """Both sides at every produced token of a batch; the gradient goes to the draft."""
         tokens = reads(batch.texts).to(self.draft.device)
-        logits = self.draft(input_ids=tokens, use_cache=False).logits[places(batch.texts)][:, : self.vocab_size]
+        logits = self.draft(input_ids=tokens, use_cache=False).logits[produced_positions(batch.texts)][
+            :, : self.vocab_size
+        ]
         return outlook(self.teacher.expected(batch.texts), logits.float(), batch.labels, self.temperature)
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
@@ -131,8 +133,8 @@ def own_texts(
     method = config.method("autoregressive")
     prompts = [list(prompt) for prompt, _ in texts]
     drawn = replace(sampling, seed=(seed << 32) + step, stop=())
-    found = decode(pair, prompts, method, drawn, batch_size=len(prompts))
-    failed = next((generation.error for generation in found if generation.error is not None), None)
+    generations = decode(pair, prompts, method, drawn, batch_size=len(prompts))
+    failed = next((generation.error for generation in generations if generation.error is not None), None)
     if failed is not None:
         raise InputError(f"the draft could not answer a prompt ({failed}); set lmbda=0, or leave that prompt out")
-    return [(prompt, generation.token_ids) for prompt, generation in zip(prompts, found, strict=True)]
+    return [(prompt, generation.token_ids) for prompt, generation in zip(prompts, generations, strict=True)]

@@ -74,13 +74,13 @@ def _why(error: BaseException) -> tuple[str, str] | None:
     seen: BaseException | None = error
     while seen is not None and not isinstance(seen, InputError):
         text = str(seen)
-        told = next((reason for words, reason in SAID.items() if words in text), None)
+        explanation = next((reason for words, reason in SAID.items() if words in text), None)
         if isinstance(seen, OSError):
             number = seen.errno
             advice = MAKE_ROOM if number in FULL else CHOOSE if number in CLOSED else ""
-            return seen.strerror or told or text, advice
-        if told is not None:
-            return told, MAKE_ROOM if "write" in text else ""
+            return seen.strerror or explanation or text, advice
+        if explanation is not None:
+            return explanation, MAKE_ROOM if "write" in text else ""
         seen = seen.__cause__ or seen.__context__
     return None
 
@@ -116,7 +116,7 @@ def write_folder(path: Path | str, write: Callable[[Path], None]) -> Path:
 
 def _move_in(temporary: Path, path: Path) -> None:
     """All files of a folder into another, in one step where that is empty but for our own."""
-    names = sorted(found.relative_to(temporary) for found in temporary.rglob("*") if found.is_file())
+    names = sorted(file.relative_to(temporary) for file in temporary.rglob("*") if file.is_file())
     home = journal.home_of(path)
     if home is not None and path.exists():
         journal.remove(home, journal.relative(home, path))
@@ -125,9 +125,9 @@ def _move_in(temporary: Path, path: Path) -> None:
             journal.note(path / name, sha256=journal.digest(temporary / name))
         os.replace(temporary, path)
         return
-    if kept := next((name for name in names if os.path.lexists(path / name)), None):
+    if foreign := next((name for name in names if os.path.lexists(path / name)), None):
         raise InputError(
-            f"{path / kept} was not made by this stage and is left alone: move it, or choose another folder"
+            f"{path / foreign} was not made by this stage and is left alone: move it, or choose another folder"
         )
     for name in names:
         (path / name).parent.mkdir(parents=True, exist_ok=True)

@@ -126,24 +126,24 @@ def check(path: Path | str, mend: str = MEND) -> None:
         check_digest(path, digest_once(path), mend)
 
 
-def check_digest(path: Path, found: str, mend: str = MEND, default: str | None = None) -> None:
+def check_digest(path: Path, sha256: str, mend: str = MEND, default: str | None = None) -> None:
     """`check` of a file whose digest is known. default: what it should be if no journal lists it."""
     home = home_of(path)
     listed = [] if home is None else read(home).files.get(relative(home, path), [])[-KNOWN:]
-    known = listed or ([default] if default is not None else [])
-    if path.name != MANIFEST and known and found not in known:
+    expected = listed or ([default] if default is not None else [])
+    if path.name != MANIFEST and expected and sha256 not in expected:
         what = "is empty" if path.stat().st_size == 0 else "is damaged: it is not what was written (SHA-256)"
         raise InputError(f"{path} {what}; {mend}")
 
 
 def digest_once(path: Path) -> str:
     """`digest`, read once by this process unless the file changes."""
-    about = path.stat()
-    stamp = (about.st_size, about.st_mtime_ns, about.st_ctime_ns, about.st_ino)
-    known = _VERIFIED.get(str(path))
-    if known is None or known[:-1] != stamp:
-        _VERIFIED[str(path)] = known = (*stamp, digest(path))
-    return str(known[-1])
+    stat = path.stat()
+    stamp = (stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns, stat.st_ino)
+    verified = _VERIFIED.get(str(path))
+    if verified is None or verified[:-1] != stamp:
+        _VERIFIED[str(path)] = verified = (*stamp, digest(path))
+    return str(verified[-1])
 
 
 def remove(folder: Path, below: str = "", keep: Iterable[str] = ()) -> list[Path]:
@@ -151,10 +151,10 @@ def remove(folder: Path, below: str = "", keep: Iterable[str] = ()) -> list[Path
 
     keep  paths that are neither deleted nor reported
     """
-    written, kept = read(folder), {*keep}
+    written, excluded = read(folder), {*keep}
     listed = (*written.files, *written.temporaries)
     for name in listed:
-        if name not in kept and _is_below(name, below):
+        if name not in excluded and _is_below(name, below):
             (folder / name).unlink(missing_ok=True)
     for name in written.folders:
         if _is_below(name, below):
@@ -166,7 +166,7 @@ def remove(folder: Path, below: str = "", keep: Iterable[str] = ()) -> list[Path
     start = folder / below
     if not start.is_dir():
         return []
-    return sorted(p for p in start.rglob("*") if not p.is_dir() and p.relative_to(folder).as_posix() not in kept)
+    return sorted(p for p in start.rglob("*") if not p.is_dir() and p.relative_to(folder).as_posix() not in excluded)
 
 
 def clear_temporaries(folder: Path) -> None:

@@ -95,7 +95,7 @@ class Stage:
 
     def _write(self, status: str, facts: Mapping[str, Any]) -> None:
         lock.take(self.folder, self._lock)
-        about = {
+        manifest = {
             "stage": self.name,
             "status": status,
             "config": self.identity,
@@ -105,7 +105,7 @@ class Stage:
             **provenance(),
             **facts,
         }
-        write_json(self.folder / MANIFEST, {**about, "checksum": checksum(about)})
+        write_json(self.folder / MANIFEST, {**manifest, "checksum": checksum(manifest)})
 
 
 def checksum(manifest: Mapping[str, Any]) -> str:
@@ -116,12 +116,12 @@ def checksum(manifest: Mapping[str, Any]) -> str:
 def read_manifest(folder: Path | str) -> dict[str, Any]:
     """A folder's manifest. Raises InputError, one line, if it is missing, damaged, or none of this toolkit's."""
     path = Path(folder) / MANIFEST
-    about = parse_json_file(path)
-    if not isinstance(about, dict):
+    manifest = parse_json_file(path)
+    if not isinstance(manifest, dict):
         raise InputError(f"{path} is not a manifest of this toolkit; move it, or choose another folder")
-    if "checksum" in about and about["checksum"] != checksum(about):
+    if "checksum" in manifest and manifest["checksum"] != checksum(manifest):
         raise InputError(f"{path} is damaged (its checksum does not match); delete it and run the command again")
-    return about
+    return manifest
 
 
 def open_stage(
@@ -230,10 +230,10 @@ def _described(name: str, cfg: Any, inputs: Sequence[Path | str], ignore: Sequen
 def _hashes(inputs: Sequence[Path | str]) -> dict[str, str]:
     """Hashes of the inputs. Raises InputError if one is not what its stage has written."""
     paths = [Path(path) for path in inputs]
-    found = digests.digests(paths)
-    for path, digest in zip(paths, found, strict=True):
+    hashes = digests.digests(paths)
+    for path, digest in zip(paths, hashes, strict=True):
         journal.check_digest(path, digest)
-    return {str(path): digest[:16] for path, digest in zip(paths, found, strict=True)}
+    return {str(path): digest[:16] for path, digest in zip(paths, hashes, strict=True)}
 
 
 def _candidates(name: str, plain: Mapping[str, Any]) -> list[Path]:
@@ -274,7 +274,7 @@ def _clear(stage: Stage) -> None:
     """Delete what the stages that worked in the folder have written there; say what is left."""
     folder, own = stage.folder, (stage._lock, journal.JOURNAL)
     path = folder / MANIFEST
-    present = [one for one in folder.iterdir() if one.name not in own]
+    present = [entry for entry in folder.iterdir() if entry.name not in own]
     if not path.exists() and not (folder / journal.JOURNAL).exists():
         if present:
             raise InputError(f"{folder} was not made by this toolkit (no {MANIFEST}): it is not overwritten")
@@ -285,7 +285,7 @@ def _clear(stage: Stage) -> None:
             "delete the folder yourself, or choose another paths.output_dir"
         )
     left = journal.remove(folder, keep=(stage._lock,))
-    names = [one.relative_to(folder).as_posix() for one in left if one.name != journal.JOURNAL]
+    names = [entry.relative_to(folder).as_posix() for entry in left if entry.name != journal.JOURNAL]
     if MANIFEST in names:
         raise InputError(f"{path} is not this toolkit's: it is left alone; choose another paths.output_dir")
     (folder / journal.JOURNAL).unlink()
@@ -342,8 +342,8 @@ def revision() -> str:
         head = subprocess.run(
             ["git", "rev-parse", "--short", "HEAD"], cwd=here, capture_output=True, text=True, check=True
         )
-        asked = ["git", "--no-optional-locks", "status", "--porcelain"]  # never in the way of another git command
-        dirty = subprocess.run(asked, cwd=here, capture_output=True, text=True, check=True)
+        status = ["git", "--no-optional-locks", "status", "--porcelain"]  # never in the way of another git command
+        dirty = subprocess.run(status, cwd=here, capture_output=True, text=True, check=True)
     except (OSError, subprocess.CalledProcessError):
         return "unknown"
     return head.stdout.strip() + ("+" if dirty.stdout.strip() else "")
@@ -416,9 +416,9 @@ def _difference(name: str, old: Mapping[str, Any], stage: Stage) -> str | None:
     return None
 
 
-def _said(values: Mapping[str, Any], about: Mapping[str, Any], key: str) -> str:
+def _said(values: Mapping[str, Any], manifest: Mapping[str, Any], key: str) -> str:
     """A value as a message says it: the path or name that was given, if there was one."""
-    return repr((about.get("given") or {}).get(key, values.get(key)))
+    return repr((manifest.get("given") or {}).get(key, values.get(key)))
 
 
 def _may_be_the_same(key: str, now: Any, old: Mapping[str, Any], stage: Stage) -> bool:

@@ -51,11 +51,11 @@ SPELLINGS: dict[str, Mode] = {
 
 def wandb_mode() -> Mode:
     """What WANDB_MODE says; else online if there is an API key (WANDB_API_KEY or netrc); else offline."""
-    asked = os.environ.get("WANDB_MODE", "").strip().lower()
-    if asked:
-        if asked not in SPELLINGS:
-            raise InputError(f"WANDB_MODE: expected online, offline or disabled, got {asked!r}")
-        return SPELLINGS[asked]
+    spelling = os.environ.get("WANDB_MODE", "").strip().lower()
+    if spelling:
+        if spelling not in SPELLINGS:
+            raise InputError(f"WANDB_MODE: expected online, offline or disabled, got {spelling!r}")
+        return SPELLINGS[spelling]
     return "online" if os.environ.get("WANDB_API_KEY") or _netrc_has_key() else "offline"
 
 
@@ -121,14 +121,14 @@ def overrides_name(words: Sequence[str] | None = None) -> str | None:
         from hydra.core.hydra_config import HydraConfig
 
         words = list(HydraConfig.get().overrides.task) if HydraConfig.initialized() else []
-    said = []
+    parts = []
     for word in words:
         key, _, value = word.lstrip("+~").partition("=")
         if key == "experiment":
-            said.append(value)
+            parts.append(value)
         elif value and key.split(".")[0] not in UNNAMED and "/" not in value:
-            said.append(f"{key.split('.')[-1]}={value}")
-    return " ".join(said)[:128] or None
+            parts.append(f"{key.split('.')[-1]}={value}")
+    return " ".join(parts)[:128] or None
 
 
 def unreachable(timeout: float = PROBE_SECONDS) -> str | None:
@@ -178,9 +178,9 @@ def _links(inputs: Sequence[Path | str]) -> dict[str, Any]:
 
 def _remember(run: Any, folder: Path, options: Mapping[str, Any]) -> None:
     """Write down which run the folder's is, for the stages that read it."""
-    known = {name: options[name] for name in ("name", "group", "project")}
+    facts = {name: options[name] for name in ("name", "group", "project")}
     url = None if run.settings._offline else run.url
-    write_json(folder / RUN_FILE, {"id": run.id, **known, "url": url})
+    write_json(folder / RUN_FILE, {"id": run.id, **facts, "url": url})
 
 
 def log_summary(run: Any, values: Mapping[str, Any]) -> None:
@@ -336,8 +336,8 @@ def _table(frame: Any) -> Any:
 def _netrc_has_key() -> bool:
     """Whether netrc has a password for the W&B server. The password itself is neither kept nor returned."""
     host = urlparse(os.environ.get("WANDB_BASE_URL", SERVER)).netloc
-    given = os.environ.get("NETRC")
-    candidates = [Path(given)] if given else [Path.home() / ".netrc", Path.home() / "_netrc"]
+    netrc_path = os.environ.get("NETRC")
+    candidates = [Path(netrc_path)] if netrc_path else [Path.home() / ".netrc", Path.home() / "_netrc"]
     for path in candidates:
         try:
             entry = netrc.netrc(path).authenticators(host)

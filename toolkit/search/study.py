@@ -67,7 +67,11 @@ class Search:
 
     def in_state(self, *names: str) -> list[Any]:
         """Trials in these states of Optuna, in order; those that a kill has left without all parameters are passed over."""
-        return [one for one in self.study.trials if one.state.name in names and one.params.keys() == self.space.keys()]
+        return [
+            trial
+            for trial in self.study.trials
+            if trial.state.name in names and trial.params.keys() == self.space.keys()
+        ]
 
     @property
     def left(self) -> int:
@@ -99,7 +103,9 @@ def read_space(words: Sequence[str], loader: Any = None) -> tuple[dict[str, Any]
 
     values: dict[str, Any] = {}
     parsed = OverridesParser.create(config_loader=loader).parse_overrides(list(words))
-    for key, override in {one.get_key_element(): one for one in parsed}.items():  # the last of a key wins
+    for key, override in {
+        override.get_key_element(): override for override in parsed
+    }.items():  # the last of a key wins
         swept: Any = override.value()
         log = "log" in getattr(swept, "tags", ())
         try:

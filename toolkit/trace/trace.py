@@ -51,13 +51,13 @@ class Rows:
     def __getitem__(self, index: Tensor) -> Tensor:
         """The rows index [...] as [..., D], copied."""
         flat = index.flatten()
-        found = torch.empty(len(flat), *self.shape[1:], dtype=self.dtype)
+        rows = torch.empty(len(flat), *self.shape[1:], dtype=self.dtype)
         part = torch.searchsorted(self.ends, flat, right=True)
         for number in part.unique().tolist():
             chosen = part == number
             first = int(self.ends[number]) - len(self.parts[number])
-            found[chosen] = self.parts[number][flat[chosen] - first]
-        return found.view(*index.shape, *self.shape[1:])
+            rows[chosen] = self.parts[number][flat[chosen] - first]
+        return rows.view(*index.shape, *self.shape[1:])
 
     def whole(self) -> Tensor:
         """All of them, in memory."""
@@ -148,25 +148,25 @@ class Trace:
         """
         before = torch.arange(self.num_steps) - 1
         before[self.text_first[:-1]] = -1
-        behind = (self.roll_length > 0).nonzero().squeeze(1)
-        before[self.roll_first[behind]] = behind
+        origins = (self.roll_length > 0).nonzero().squeeze(1)
+        before[self.roll_first[origins]] = origins
         return before
 
     @cached_property
-    def places(self) -> Tensor:
+    def step_positions(self) -> Tensor:
         """Where each step [S] is, counted in positions.
 
         A roll-out's steps count on from the rejected position. A round that visits a step at depth k starts k - 1
         positions before it.
         """
-        found = torch.arange(self.num_steps)
-        behind = (self.roll_length > 0).nonzero().squeeze(1)
-        lengths = self.roll_length[behind].long()
+        positions = torch.arange(self.num_steps)
+        origins = (self.roll_length > 0).nonzero().squeeze(1)
+        lengths = self.roll_length[origins].long()
         within = _within(lengths)
-        found[self.roll_first[behind].repeat_interleave(lengths) + within] = (
-            behind.repeat_interleave(lengths) + 1 + within
+        positions[self.roll_first[origins].repeat_interleave(lengths) + within] = (
+            origins.repeat_interleave(lengths) + 1 + within
         )
-        return found
+        return positions
 
     @cached_property
     def likelihood(self) -> tuple[Tensor, Tensor]:
@@ -179,16 +179,16 @@ class Trace:
             raise InputError(OLDER)
         position = torch.arange(self.num_positions)
         first = self.text_first[:-1].repeat_interleave(self.lengths())
-        said = _sums_before(text_prob, first, position)
-        behind = (self.roll_length > 0).nonzero().squeeze(1)
-        start = self.roll_first[behind].repeat_interleave(self.roll_length[behind])
-        place = behind.repeat_interleave(self.roll_length[behind])
-        step = start + _within(self.roll_length[behind])
+        text_sums = _sums_before(text_prob, first, position)
+        origins = (self.roll_length > 0).nonzero().squeeze(1)
+        start = self.roll_first[origins].repeat_interleave(self.roll_length[origins])
+        origin = origins.repeat_interleave(self.roll_length[origins])
+        step = start + _within(self.roll_length[origins])
         total, count = torch.zeros(self.num_steps), torch.zeros(self.num_steps)
-        total[position], count[position] = said.float(), (position - first).float()
-        rolled = _sums_before(self.token_prob, start, step) + _logs(self.token_prob[place])
-        total[step] = (said[place] + rolled).float()
-        count[step] = (place - first[place] + 1 + step - start).float()
+        total[position], count[position] = text_sums.float(), (position - first).float()
+        rolled = _sums_before(self.token_prob, start, step) + _logs(self.token_prob[origin])
+        total[step] = (text_sums[origin] + rolled).float()
+        count[step] = (origin - first[origin] + 1 + step - start).float()
         return total, count
 
     def lengths(self) -> Tensor:
@@ -199,8 +199,8 @@ class Trace:
         """One safetensors file, whole or not at all."""
         tensors = _tensors(self)
         tensors |= {f"estimates/{name}": value for name, value in self.estimates.items()}
-        about = {"about": json.dumps(dict(self.about)), "max_drafted": str(self.max_drafted)}
-        return save_tensors(path, tensors, about)
+        metadata = {"about": json.dumps(dict(self.about)), "max_drafted": str(self.max_drafted)}
+        return save_tensors(path, tensors, metadata)
 
     @classmethod
     def load(cls, path: Path | str) -> Trace:
@@ -258,7 +258,7 @@ def join(traces: Sequence[Trace], mapped: bool = False) -> Trace:
         (set(trace.estimates), trace.max_drafted, *(getattr(trace, name) is None for name in optional))
         for trace in traces
     ]
-    if any(one != held[0] for one in held):
+    if any(entry != held[0] for entry in held):
         raise InputError("traces to be joined must hold the same estimates, states, tokens and max_drafted")
     total = sum(trace.num_positions for trace in traces)
     parts: dict[str, list[Tensor]] = {}

@@ -62,9 +62,9 @@ class MixedData(ExampleData):
         super().__init__(path, draft, batch_size, shuffle, seed)
         if draft_batch_size < 1:
             raise InputError(f"data.draft_batch_size: expected at least 1, got {draft_batch_size}")
-        for key, value, known in (("features", features, FEATURES), ("on_missing", on_missing, ON_MISSING)):
-            if value not in known:
-                raise InputError(f"data.{key}: expected one of {', '.join(known)}, got {value!r}")
+        for key, value, choices in (("features", features, FEATURES), ("on_missing", on_missing, ON_MISSING)):
+            if value not in choices:
+                raise InputError(f"data.{key}: expected one of {', '.join(choices)}, got {value!r}")
         if on_missing != "generate" and features != "cached":
             raise InputError(f"data.on_missing={on_missing} is for data.features=cached, got data.features={features}")
         self.features, self.on_missing, self.draft_batch_size = features, on_missing, draft_batch_size
@@ -124,9 +124,11 @@ class MixedData(ExampleData):
         if self.features == "online":
             self.states = {**online}
         elif self.features == "hybrid":
-            self.states = {name: HybridStates(one, online[name]) for name, one in self._shards().items()}
+            self.states = {name: HybridStates(shards, online[name]) for name, shards in self._shards().items()}
         else:
-            self.states = {name: CachedStates(one, online[name].num_examples) for name, one in self._shards().items()}
+            self.states = {
+                name: CachedStates(shards, online[name].num_examples) for name, shards in self._shards().items()
+            }
         for name, states in self.states.items():
             if not online[name].num_examples:
                 raise InputError(
@@ -139,9 +141,9 @@ class MixedData(ExampleData):
                 )
 
     def about(self) -> dict[str, Any]:
-        kept = ("target_fingerprint", "sampling", "mixing_ratio")
+        names = ("target_fingerprint", "sampling", "mixing_ratio")
         return {
-            **{name: self.summary[name] for name in kept},
+            **{name: self.summary[name] for name in names},
             **self.weights.facts(),
             "data": self.path.name,
             "num_positions": self.states["train"].num_positions,
@@ -164,18 +166,18 @@ class MixedData(ExampleData):
         Raises InputError, one line, if a file of the data set is damaged, or if a label is not in [0, 1].
         """
         if not self._online:
-            place = self.path / "dataset"
-            for name, split in self._load(place).items():
-                texts = MixedTexts(split, f"{place} ({name})", MEND)
+            folder = self.path / "dataset"
+            for name, split in self._load(folder).items():
+                texts = MixedTexts(split, f"{folder} ({name})", MEND)
                 self._online[name] = OnlineStates(self.draft, texts, self.draft_batch_size, self.head_inputs, self.seed)
         return self._online
 
-    def _load(self, place: Path) -> Any:
+    def _load(self, folder: Path) -> Any:
         from datasets import load_from_disk
 
-        for path in sorted(found for found in place.rglob("*") if found.is_file()):
+        for path in sorted(file for file in folder.rglob("*") if file.is_file()):
             journal.check(path, MEND)
         try:
-            return load_from_disk(str(place))
+            return load_from_disk(str(folder))
         except Exception as error:  # missing and foreign files fail in as many ways as there are readers
-            raise InputError(f"{place} is not a whole data set ({first_line(error)}); {MEND}") from None
+            raise InputError(f"{folder} is not a whole data set ({first_line(error)}); {MEND}") from None

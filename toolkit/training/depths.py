@@ -26,27 +26,27 @@ def drawn_depths(chances: Tensor, first: Tensor, most: int, generator: torch.Gen
     first [n]    where the position's response begins
     """
     chances = chances.double()
-    place = torch.arange(len(chances))
+    position = torch.arange(len(chances))
     level = torch.rand(len(chances), generator=generator, dtype=torch.float64) * _weights(chances, first, most)
-    found, reached, weight = torch.ones_like(place), torch.zeros_like(level), torch.ones_like(level)
+    depths, reached, weight = torch.ones_like(position), torch.zeros_like(level), torch.ones_like(level)
     for depth in range(1, most):
         reached = reached + weight
-        weight = _deeper(weight, chances, place, first, depth)
-        found += (level >= reached) & (weight > 0)
-    return found
+        weight = _deeper(weight, chances, position, first, depth)
+        depths += (level >= reached) & (weight > 0)
+    return depths
 
 
 def _weights(chances: Tensor, first: Tensor, most: int) -> Tensor:
     """Sums over depths [n]."""
-    place = torch.arange(len(chances))
+    position = torch.arange(len(chances))
     total = weight = torch.ones_like(chances)
     for depth in range(1, most):
-        weight = _deeper(weight, chances, place, first, depth)
+        weight = _deeper(weight, chances, position, first, depth)
         total = total + weight
     return total
 
 
-def _deeper(weight: Tensor, chances: Tensor, place: Tensor, first: Tensor, depth: int) -> Tensor:
+def _deeper(weight: Tensor, chances: Tensor, position: Tensor, first: Tensor, depth: int) -> Tensor:
     """From the weights of a depth [n] to those of the next one."""
-    before = place - depth
+    before = position - depth
     return torch.where(before >= first, weight * chances[before.clamp(min=0)], 0.0)

@@ -23,25 +23,25 @@ RELIABILITY, DIAGRAM = "reliability.csv", "reliability.png"
 def export(
     folder: Path,
     module: HeadTraining,
-    about: Mapping[str, Any],
+    facts: Mapping[str, Any],
     batches: Iterable[Positions],
     closing: Mapping[str, float] | None = None,
 ) -> dict[str, float]:
     """Write head/, MODEL_CARD.md, metrics.json, reliability.csv and .png; returns the scores on `batches`.
 
-    about    what the head was trained on and how (see `toolkit.train`); it travels in the head's config
+    facts    what the head was trained on and how (see `toolkit.train`); it travels in the head's config
     closing  other scores, which callbacks found at the end
     """
     head, parts = module.head, module.evaluate(batches)
     scores = {name: float(value) for name, value in module.named(parts).items()} | dict(closing or {})
-    head.save(folder / HEAD, {**about, "metrics": scores})
+    head.save(folder / HEAD, {**facts, "metrics": scores})
     first = parts[module.suffixes[0]]
     write_json(folder / SCORES, {**scores, "num_positions": int(first.counts.sum())})
     tables = {suffix.lstrip("_") or "raw": part.reliability() for suffix, part in parts.items()}
     write_text(folder / RELIABILITY, _as_csv(tables))
     bins = [{"scores": name, **row} for name, rows in tables.items() for row in rows]
     draw_reliability(bins, folder / DIAGRAM, "reliability on validation text")
-    card = _card(head, about, scores, module.suffixes) + _compared(scores, module.outputs)
+    card = _card(head, facts, scores, module.suffixes) + _compared(scores, module.outputs)
     write_text(folder / CARD, card)
     return scores
 
@@ -67,12 +67,12 @@ Compared with simpler predictors on the same positions, each scaled and shifted 
 {"" if warning is None else f"{chr(10)}{warning.capitalize()}.{chr(10)}"}"""
 
 
-def _card(head: SavedHead, about: Mapping[str, Any], scores: Mapping[str, float], suffixes: Sequence[str]) -> str:
+def _card(head: SavedHead, facts: Mapping[str, Any], scores: Mapping[str, float], suffixes: Sequence[str]) -> str:
     return f"""# {title(type(head))}
 
 {head.summary_of(head.config)} It fits one draft only: the one below, by fingerprint.
 
-{facts_table({"head": head.config, **about})}
+{facts_table({"head": head.config, **facts})}
 
 Validation. Corrected scores add log(w_rej / w_acc) = {head.config["log_w_rej"]:.3f} to the logit: it undoes the class
 weights' shift.

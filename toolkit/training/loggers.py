@@ -39,8 +39,8 @@ class MetricsFile(Logger):
         self.lines: dict[int, dict[str, Any]] = {}
         if self.path.exists():
             rows = list(csv.DictReader(lines_of(self.path.read_text())))
-            kept = [row for row in rows if int(row["step"]) < first_step]
-            self.lines = {int(row["step"]): {k: v for k, v in row.items() if v and k != "step"} for row in kept}
+            earlier_rows = [row for row in rows if int(row["step"]) < first_step]
+            self.lines = {int(row["step"]): {k: v for k, v in row.items() if v and k != "step"} for row in earlier_rows}
 
     @property
     def name(self) -> str:

@@ -37,19 +37,19 @@ class MixedTexts:
         drafted = self._drafted
         rows = np.searchsorted(ends, drafted, side="right")
         counts = np.bincount(rows, minlength=len(ends))
-        kept = np.flatnonzero(counts)
+        nonempty = np.flatnonzero(counts)
         starts = ends - np.diff(ends, prepend=0)
-        self._starts, self._places = starts[kept], drafted - starts[rows]
+        self._starts, self._positions = starts[nonempty], drafted - starts[rows]
         self._labels = torch.from_numpy(labels[drafted])
         check_labels(self._labels, where, mend)
-        self.counts = counts[kept]
+        self.counts = counts[nonempty]
         self._ends = np.cumsum(self.counts)
-        self.lengths = self._places[self._ends - 1] + 1 if len(kept) else self.counts
-        self.num_examples, self.num_positions = len(kept), len(drafted)
+        self.lengths = self._positions[self._ends - 1] + 1 if len(nonempty) else self.counts
+        self.num_examples, self.num_positions = len(nonempty), len(drafted)
         self._where, self._first, self._row_lengths = where, None, np.diff(ends, prepend=0)
         if "prompt_length" in table.column_names:
             self._first = starts + table["prompt_length"].to_numpy()
-        self._kept = kept
+        self._nonempty = nonempty
 
     def depths(self, most: int, seed: int) -> Tensor:
         """Depths in the round of all drafted tokens [num_positions], in 1..most (`toolkit.training.depths`).
@@ -58,12 +58,12 @@ class MixedTexts:
         """
         generator, chances = torch.Generator().manual_seed(seed), torch.from_numpy(self._chances.copy())
         first = torch.from_numpy(np.repeat(self._responses(), self._row_lengths))
-        found = drawn_depths(chances, first, most, generator)
-        return found[torch.from_numpy(self._drafted)]
+        depths = drawn_depths(chances, first, most, generator)
+        return depths[torch.from_numpy(self._drafted)]
 
     def response_start(self, example: int) -> int:
         """The position within an example where its response begins. Raises InputError if the data do not say."""
-        return int(self._responses()[self._kept[example]] - self._starts[example])
+        return int(self._responses()[self._nonempty[example]] - self._starts[example])
 
     def _responses(self) -> np.ndarray:
         if self._first is None:
@@ -79,13 +79,13 @@ class MixedTexts:
     def tokens(self, example: int) -> list[int]:
         """Token ids of an example, prompt included, up to its last drafted token."""
         start = self._starts[example]
-        found: list[int] = self._tokens[start : start + self.lengths[example]].tolist()
-        return found
+        tokens: list[int] = self._tokens[start : start + self.lengths[example]].tolist()
+        return tokens
 
     def drafted(self, example: int) -> tuple[Tensor, Tensor]:
         """Positions [n] of the drafted tokens within an example, and their labels [n]."""
         span = self.span(example)
-        return torch.from_numpy(self._places[span]), self._labels[span]
+        return torch.from_numpy(self._positions[span]), self._labels[span]
 
 
 def _flat(column: Any) -> np.ndarray:

@@ -82,13 +82,13 @@ class Processes:
         Those that are not the first print nothing from here on, except errors.
         """
         callbacks = (cfg.get("callbacks") or {}).values()
-        given: dict[str, Any] = {
+        facts: dict[str, Any] = {
             "multirun": sweep_name() is not None,
             "checkpoints": any(spec is not None and "Checkpoints" in spec.get("_target_", "") for spec in callbacks),
             "accelerators": torch.cuda.device_count(),
             "rate": cfg.optimizer.get("lr") is not None,
         }
-        check_processes(cfg.trainer, **given)
+        check_processes(cfg.trainer, **facts)
         if not is_first_process():
             sys.stdout = open(os.devnull, "w")  # noqa: SIM115
         return cls(cfg.trainer)

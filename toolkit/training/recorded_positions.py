@@ -71,14 +71,14 @@ class TracedStates(States):
         spans = [torch.arange(int(self.first[text]), int(self.last[text])) for text in examples]
         index = torch.cat(spans)
         ends = torch.cat([span == span[-1] for span in spans])
-        known = self.trace.accepted[index] & ~ends
+        has_following = self.trace.accepted[index] & ~ends
         after = (index + 1).clamp(max=self.trace.num_positions - 1)
         here, there = (
             (self.trace.accepted[index].float(), self.trace.accepted[after].float())
             if self.hard
             else (self.trace.accept_prob[index], self.trace.alpha[after])
         )
-        labels = torch.stack([here, there.where(known, torch.nan)], 1)
+        labels = torch.stack([here, there.where(has_following, torch.nan)], 1)
         step = RecordedStep(self.trace, 1, index)
         depth = None if self.depths is None else self.depths[index]
         return Positions(self.inputs.features(step, self.table, depth), labels, step.token_prob)
@@ -111,8 +111,8 @@ class TracedData(ExampleData):
         self.hard_labels, self.head_inputs, self.output = hard_labels, Inputs(), "token"
         if not 0 < validation_fraction < 1:
             raise InputError(f"data.validation_fraction: expected a number between 0 and 1, got {validation_fraction}")
-        recorded, given = self.summary.get("draft_layers", []), layers_of(draft)
-        check_layers(recorded, given, f"the states in {path} hold", "this draft gives")
+        recorded, layers = self.summary.get("draft_layers", []), layers_of(draft)
+        check_layers(recorded, layers, f"the states in {path} hold", "this draft gives")
         self.validation_fraction = validation_fraction
 
     @staticmethod
@@ -148,21 +148,21 @@ class TracedData(ExampleData):
                 self.states[name] = TracedStates(trace, texts, table, self.head_inputs, hard, self.seed)
 
     def read_by(self, head: SavedHead) -> None:
-        found = (head.inputs, getattr(head, "output", "token"))
-        if found[1] == "block" and self.hard_labels:
+        reads = (head.inputs, getattr(head, "output", "token"))
+        if reads[1] == "block" and self.hard_labels:
             raise InputError(
                 "data.hard_labels: recordings hold no acceptance draws of whole rounds (head.output=block)"
             )
-        if found != (self.head_inputs, self.output):
-            (self.head_inputs, self.output), self.states = found, {}
+        if reads != (self.head_inputs, self.output):
+            (self.head_inputs, self.output), self.states = reads, {}
 
     def head_sizes(self) -> dict[str, int]:
         return {"hidden_size": hidden_size(self.draft), "embedding_size": embedding_table(self.draft).shape[1]}
 
     def about(self) -> dict[str, Any]:
-        kept = ("target_fingerprint", "sampling")
+        names = ("target_fingerprint", "sampling")
         return {
-            **{name: self.summary[name] for name in kept},
+            **{name: self.summary[name] for name in names},
             **(Weights.recorded(self.summary) or self.weights).facts(),
             "data": self.path.name,
             "num_positions": self.states["train"].num_positions,

@@ -40,17 +40,17 @@ class SweepTable(Callback):
         folder = Path(config.hydra.runtime.output_dir)
         if config.hydra.mode is None or config.hydra.mode.name != "MULTIRUN":
             return
-        found: dict[str, Any] = {
+        job: dict[str, Any] = {
             "job": int(config.hydra.job.num),
             "overrides": list(config.hydra.overrides.task),
             "status": "done" if job_return.status == JobStatus.COMPLETED else "failed",
         }
-        if found["status"] == "failed":
-            found["error"] = first_line(job_return._return_value)
+        if job["status"] == "failed":
+            job["error"] = first_line(job_return._return_value)
         elif (folder / OUTPUT).exists():
             output = Path(read_json(folder / OUTPUT)["folder"])
-            found |= {"folder": str(output), "scores": read_json(output / self.scores)}
-        write_json(folder / JOB, found)
+            job |= {"folder": str(output), "scores": read_json(output / self.scores)}
+        write_json(folder / JOB, job)
         write_table(folder.parent)
 
     def on_multirun_end(self, config: DictConfig, **kwargs: Any) -> None:
@@ -109,8 +109,8 @@ def log_sweep(folder: Path, rows: list[dict[str, str]]) -> None:
         return
     frame = pd.DataFrame(rows).apply(_numbers)
     jobs = [job["overrides"] for job in _jobs(folder)]
-    about = {"name": f"multirun {folder.name}", "inputs": homes, "project": runs[0]["project"]}
-    with wandb_run("multirun", {"jobs": jobs}, folder, group=runs[0]["group"], **about) as wandb:
+    options = {"name": f"multirun {folder.name}", "inputs": homes, "project": runs[0]["project"]}
+    with wandb_run("multirun", {"jobs": jobs}, folder, group=runs[0]["group"], **options) as wandb:
         done = int((frame["status"] == "done").sum())
         log_summary(wandb, {"jobs": len(frame), "jobs_done": done, "jobs_failed": len(frame) - done})
         log_table(wandb, "multirun/table", frame)

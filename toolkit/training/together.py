@@ -89,12 +89,15 @@ def train_together(
     metric    the validation score that is to be small
     """
     num_batches = len(data.shuffled_training())
-    kept = folder / STATE
-    state = torch.load(kept, weights_only=True) if kept.exists() else None
+    path = folder / STATE
+    state = torch.load(path, weights_only=True) if path.exists() else None
     for name, module in modules.items():
         if state is not None and state["rates"][name] is not None:
             module.about["learning_rate"] = state["rates"][name]
-    members = [Member(name, one, *one.build_optimizer(data, num_batches * max_epochs)) for name, one in modules.items()]
+    members = [
+        Member(name, module, *module.build_optimizer(data, num_batches * max_epochs))
+        for name, module in modules.items()
+    ]
     if state is not None:
         for member in members:
             member.restore(state["members"][member.name])
@@ -108,7 +111,7 @@ def train_together(
             f"epoch {epoch + 1}/{max_epochs}  {len(learning)} heads  best {metric} {best.best_score:.4f} ({best.name})",
             flush=True,
         )
-        _save(kept, members, epoch + 1)
+        _save(path, members, epoch + 1)
     for member in members:
         member.module.head.load_state_dict(member.best)
     return members

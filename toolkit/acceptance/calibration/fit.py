@@ -43,8 +43,8 @@ def fit_temperature(products: Array, labels: Array) -> float:
         chances = np.clip(np.exp(logs / np.exp(log_temperature)), NEAREST**2, 1 - NEAREST**2)
         return float(-(labels * np.log(chances) + (1 - labels) * np.log1p(-chances)).mean())
 
-    found = minimize_scalar(loss, bounds=(np.log(LOWEST), np.log(HIGHEST)), method="bounded")
-    return float(np.exp(found.x))
+    optimum = minimize_scalar(loss, bounds=(np.log(LOWEST), np.log(HIGHEST)), method="bounded")
+    return float(np.exp(optimum.x))
 
 
 def _isotonic(logits: Array, labels: Array) -> ChanceMap:

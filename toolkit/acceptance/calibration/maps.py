@@ -50,7 +50,11 @@ class ChanceMap:
                 raise InputError(f"calibration: expected a scale of at least 0, got {self.scale}")
             return
         pairs = (self.knots, self.levels)
-        if not self.knots or len(self.knots) != len(self.levels) or any(list(one) != sorted(one) for one in pairs):
+        if (
+            not self.knots
+            or len(self.knots) != len(self.levels)
+            or any(list(values) != sorted(values) for values in pairs)
+        ):
             raise InputError("calibration: expected as many levels as knots, both ascending")
 
     def __call__(self, logits: Tensor) -> Tensor:
@@ -58,7 +62,7 @@ class ChanceMap:
         if self.kind != "isotonic":
             return torch.sigmoid(self.scale * logits + self.shift).clamp(NEAREST, 1 - NEAREST)
         knots, levels = (
-            torch.tensor(one, dtype=logits.dtype, device=logits.device) for one in (self.knots, self.levels)
+            torch.tensor(values, dtype=logits.dtype, device=logits.device) for values in (self.knots, self.levels)
         )
         return interpolated(logits, knots, levels).clamp(NEAREST, 1 - NEAREST)
 
@@ -99,11 +103,11 @@ class Calibration:
         """Each token's own chance: as `probs`, without the temperature of the product."""
         if len(self.maps) == 1:
             return self.maps[0](logits)
-        return torch.stack([one(logits[..., output]) for output, one in enumerate(self.maps)], -1)
+        return torch.stack([output_map(logits[..., output]) for output, output_map in enumerate(self.maps)], -1)
 
     def as_json(self) -> dict[str, Any]:
         """What `from_json` reads."""
-        return {"maps": [_shown(one) for one in self.maps], "temperature": self.temperature}
+        return {"maps": [_shown(output_map) for output_map in self.maps], "temperature": self.temperature}
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> Calibration:
@@ -111,22 +115,22 @@ class Calibration:
         if not isinstance(value, Mapping) or set(value) != {"maps", "temperature"}:
             raise InputError("calibration: expected maps and temperature, and nothing else")
         try:
-            return cls(tuple(_read(one) for one in value["maps"]), float(value["temperature"]))
+            return cls(tuple(_read(entry) for entry in value["maps"]), float(value["temperature"]))
         except (TypeError, ValueError, KeyError) as error:
             raise InputError(f"calibration: expected numbers, got {error}") from error
 
 
-def _shown(one: ChanceMap) -> dict[str, Any]:
-    if one.kind == "isotonic":
-        return {"kind": one.kind, "knots": list(one.knots), "levels": list(one.levels)}
-    return {"kind": one.kind, "scale": one.scale, "shift": one.shift}
+def _shown(output_map: ChanceMap) -> dict[str, Any]:
+    if output_map.kind == "isotonic":
+        return {"kind": output_map.kind, "knots": list(output_map.knots), "levels": list(output_map.levels)}
+    return {"kind": output_map.kind, "scale": output_map.scale, "shift": output_map.shift}
 
 
 def _read(value: Mapping[str, Any]) -> ChanceMap:
-    wanted: Sequence[str] = ("knots", "levels") if value["kind"] == "isotonic" else ("scale", "shift")
-    if set(value) != {"kind", *wanted}:
+    fields: Sequence[str] = ("knots", "levels") if value["kind"] == "isotonic" else ("scale", "shift")
+    if set(value) != {"kind", *fields}:
         raise InputError(
-            f"calibration: expected kind, {' and '.join(wanted)} of {value['kind']}, got {', '.join(value)}"
+            f"calibration: expected kind, {' and '.join(fields)} of {value['kind']}, got {', '.join(value)}"
         )
     if value["kind"] == "isotonic":
         return ChanceMap("isotonic", knots=tuple(map(float, value["knots"])), levels=tuple(map(float, value["levels"])))
