@@ -126,7 +126,7 @@ def head_hash(folder: str | Path) -> str:
 
 
 def head_name(folder: str | Path) -> str:
-    """How a head is called in tables: by the overrides that it was trained with, else by its folder."""
+    """The name of a head in tables: the overrides that it was trained with, else its folder's name."""
     for kind in KINDS.values():
         path = inside(folder) / kind.config_file
         record = read_json(path) if path.is_file() else None

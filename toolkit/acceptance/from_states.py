@@ -4,7 +4,7 @@ The states are those that the head would have read while recording, in the draft
 pre-read head reads are recorded, too. So the logits equal those of a recording made with the head, up to the rounding of
 differently shaped products.
 
-A head that reads the depth in the round scores a step anew for every round that visits it. With P positions and at most M
+A head that reads the depth in the round scores a step again for every round that visits it. With P positions and at most M
 tokens per round, the head runs on up to P (M + 1) inputs instead of S. Features are never held for more than CHUNK steps.
 """
 

@@ -6,7 +6,7 @@
 
 Such files hold each tensor of the one block once, or under a name per block. Blocks that differ are refused, because another
 program must have written them. The files name neither the draft nor w_rej, so both stay unknown here, and only the size of the
-draft's states is compared. The chances are taken as the head gives them, as in the published decoder.
+draft's states is compared. The probabilities are taken as the head gives them, as in the published decoder.
 """
 
 from __future__ import annotations

@@ -32,7 +32,7 @@ class AtWork:
 
     @property
     def num_earlier(self) -> int:
-        """How many positions before a step it reads."""
+        """The number of positions before a step that the head reads."""
         return self.module.inputs.num_earlier
 
     @property

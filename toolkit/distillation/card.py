@@ -32,7 +32,8 @@ Proposes tokens that `{pair["target"]}` verifies; it is not meant to be used by 
 | seed | {config["seed"]} |
 | code | {facts["revision"]} |
 
-Chance of acceptance on validation text, mean over tokens: {scores["start/alpha"]:.4f} before, {scores["val/alpha"]:.4f} after.
+Probability of acceptance, mean over tokens of validation text:
+{scores["start/alpha"]:.4f} before, {scores["val/alpha"]:.4f} after.
 What that is worth per domain: `python -m analysis.heads drafts=...`.
 
 Use it: `ModelPair.from_pretrained("{pair["target"]}", "THIS FOLDER")`

@@ -1,4 +1,4 @@
-"""Where log p comes from: the target reads every batch, or a folder remembers what it has said.
+"""Sources of log p: the target reads every batch, or a folder holds what it has computed.
 
 A cache keeps the k likeliest tokens of every position; the others together are one more category, on both sides. Losses over
 these k + 1 categories are lower bounds of the true ones (data processing inequality), and alpha is an upper bound. They
@@ -42,10 +42,10 @@ class Expected:
 
 
 class Teacher(Protocol):
-    """What a training asks."""
+    """The source of log p in a training."""
 
     def prepare(self, texts: Sequence[Text]) -> None:
-        """Say which texts will be asked for."""
+        """Announce the texts that `expected` will get."""
 
     def expected(self, texts: Sequence[Text]) -> Expected:
         """What the target expects at every produced token of texts, one text after another."""
@@ -85,7 +85,7 @@ def _lumped(target: Tensor, draft: Tensor, top_tokens: Tensor) -> tuple[Tensor, 
 
 
 def _log_probs(teacher: OnlineTeacher | CachedTeacher, texts: Sequence[Text]) -> Tensor:
-    """log p [n, V] of texts, by a forward of the target."""
+    """log p [n, V] of texts, by a forward pass of the target."""
     logits = logits_of(teacher.target, reads(texts))[produced_positions(texts)][:, : teacher.vocab_size]
     return (logits.float() / teacher.temperature).log_softmax(-1)
 
@@ -102,10 +102,10 @@ class OnlineTeacher:
         self.target, self.temperature, self.vocab_size = target, temperature, vocab_size
 
     def prepare(self, texts: Sequence[Text]) -> None:
-        """Nothing to do."""
+        """Do nothing: every batch is read when it comes."""
 
     def expected(self, texts: Sequence[Text]) -> Expected:
-        """All of the vocabulary."""
+        """Log probabilities of the whole vocabulary."""
         return Expected(_log_probs(self, texts))
 
 
@@ -143,7 +143,7 @@ class CachedTeacher:
             self._open(path)
 
     def prepare(self, texts: Sequence[Text]) -> None:
-        """Ask for what the folder lacks, `SHARD` texts at a time, and keep it."""
+        """Compute what the folder lacks, `SHARD` texts at a time, and keep it."""
         missing = [text for text in texts if key_of(text) not in self.entries]
         if not missing:
             return
@@ -158,7 +158,7 @@ class CachedTeacher:
             self._write(missing[first : first + SHARD])
 
     def expected(self, texts: Sequence[Text]) -> Expected:
-        """The likeliest tokens of every position; texts that are not known are asked about, and not kept."""
+        """The likeliest tokens of every position; texts that the folder lacks are read by the target, and not kept."""
         answers = [self._stored(text) if key_of(text) in self.entries else self._asked([text]) for text in texts]
         return Expected(
             torch.cat([log_probs for log_probs, _ in answers]), torch.cat([tokens for _, tokens in answers])

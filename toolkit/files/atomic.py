@@ -19,7 +19,7 @@ CLOSED = (errno.EROFS, errno.EACCES, errno.EPERM)
 MAKE_ROOM = "make room and run again: what is finished is kept"
 CHOOSE = "choose a folder that can be written, paths.root_dir=FOLDER or paths.output_dir=FOLDER"
 # How libraries that do not raise OSError say that a file could not be written, and the reason as people read it.
-SAID = {
+REASONS = {
     "No space left": "No space left on device",
     "Disk quota exceeded": "Disk quota exceeded",
     "File too large": "File too large",
@@ -70,11 +70,11 @@ def write_failure(error: BaseException) -> str | None:
 
 
 def _why(error: BaseException) -> tuple[str, str] | None:
-    """Reason and advice."""
+    """Why writing failed, as reason and advice; None if the error is about something else."""
     seen: BaseException | None = error
     while seen is not None and not isinstance(seen, InputError):
         text = str(seen)
-        explanation = next((reason for words, reason in SAID.items() if words in text), None)
+        explanation = next((reason for words, reason in REASONS.items() if words in text), None)
         if isinstance(seen, OSError):
             number = seen.errno
             advice = MAKE_ROOM if number in FULL else CHOOSE if number in CLOSED else ""

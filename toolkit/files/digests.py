@@ -84,7 +84,7 @@ def hub_files(name: str, commit: str, kind: str = "model") -> dict[str, str]:
 
 
 def asked_commit(name: str, revision: str | None = None, kind: str = "model") -> str | None:
-    """The commit as the hub says it; None if it cannot be asked."""
+    """The commit as the hub says it; None if the hub does not answer."""
     from huggingface_hub import HfApi
 
     try:
@@ -115,7 +115,7 @@ def _remembered(path: Path) -> str | None:
 
 
 def _remember(path: Path, stamp: list[int], sha256: str) -> None:
-    """Unless the file is so young that it could change unseen, or the cache cannot be written."""
+    """Note a digest, unless the file is so young that it could change unseen, or the cache cannot be written."""
     if time.time() - max(stamp[1], stamp[2]) / 1e9 < RECENT or _stamp(path) != stamp:
         return
     try:

@@ -1,4 +1,4 @@
-"""Tables on the console: as many columns as fit, the first ones first; no number is ever cut or broken over lines."""
+"""Tables on the console: the first columns that fit; no number is ever cut or broken over lines."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-WIDTH = 120  # where stdout is no terminal and COLUMNS says nothing
+WIDTH = 120  # where stdout is not a terminal and COLUMNS says nothing
 NARROWEST = 24  # texts that are longer are broken over lines, and headings that are longer than TITLE
 TITLE = 10
 GAP = 2  # blanks between columns
-# A text may be broken behind a blank, or behind one of these signs unless it stands inside a number.
+# A text may be broken after a blank, or after one of these signs unless it stands inside a number.
 BREAK = re.compile(r"(?<= )(?=\S)|(?<=[,;/=:_])(?![\s\d])|(?<=[^\d\s][,;/=:_])(?=\d)")
 
 
 def width() -> int:
-    """Columns of the terminal; where stdout is none, COLUMNS or 120."""
+    """Columns of the terminal; where stdout is not one, COLUMNS or 120."""
     if sys.stdout.isatty() or os.environ.get("COLUMNS"):
         return shutil.get_terminal_size((WIDTH, 24)).columns
     return WIDTH

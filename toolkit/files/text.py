@@ -8,7 +8,7 @@ from __future__ import annotations
 
 
 def lines_of(text: str, keep_ends: bool = False) -> list[str]:
-    """The lines of a text; no empty one behind the last newline."""
+    """The lines of a text; no empty one after the last newline."""
     lines = text.split("\n")
     whole = [f"{line}\n" if keep_ends else line for line in lines[:-1]]
     return [*whole, lines[-1]] if lines[-1] else whole

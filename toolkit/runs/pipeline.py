@@ -1,4 +1,4 @@
-"""Stages one after another: each is told the folders of those before it.
+"""Stages one after another: each gets the folders of those before it.
 
 Names in braces stand for folders. A folder is put into the composed config, never into the text of an override. So its
 name may hold whatever a file system allows, such as blanks, commas, quotes and brackets.
@@ -170,7 +170,7 @@ class _Marks:
         return {None: "null"}.get(value, str(value))
 
     def filled(self, value: Any) -> Any:
-        """A container with the texts in place of their marks; "${" in a text is no interpolation."""
+        """A container with the texts in place of their marks; "${" in a text is not an interpolation."""
         if isinstance(value, dict):
             return {key: self.filled(part) for key, part in value.items()}
         if isinstance(value, list):

@@ -109,12 +109,12 @@ class Stage:
 
 
 def checksum(manifest: Mapping[str, Any]) -> str:
-    """Of a manifest's facts; its status and time may change."""
+    """The checksum of a manifest's facts; its status and time may change."""
     return content_hash({key: value for key, value in manifest.items() if key not in UNCHECKED}, 32)
 
 
 def read_manifest(folder: Path | str) -> dict[str, Any]:
-    """A folder's manifest. Raises InputError, one line, if it is missing, damaged, or none of this toolkit's."""
+    """A folder's manifest. Raises InputError, one line, if it is missing, damaged, or not this toolkit's."""
     path = Path(folder) / MANIFEST
     manifest = parse_json_file(path)
     if not isinstance(manifest, dict):

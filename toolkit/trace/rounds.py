@@ -1,4 +1,4 @@
-"""Which steps of a recording a round visits, by where it starts. This follows from the acceptance draws alone.
+"""The steps of a recording that a round visits, by where it starts. They follow from the acceptance draws alone.
 
 Logits of a head lie per step [S], or [S, 2]. A head may read the depth in the round, and rounds from different starts
 visit a step at different depths. Its logits lie per start and depth, [P, M + 1, 1] or [P, M + 1, 2].
@@ -52,7 +52,7 @@ class Geometry:
 
 
 def step_at(trace: Trace, geometry: Geometry, starts: Tensor, depth: int) -> tuple[Tensor, Tensor]:
-    """Which step a round visits at `depth` (from 1): its index [B], and whether the recording reaches there [B]."""
+    """The step that a round visits at `depth` (from 1): its index [B], and whether the recording reaches there [B]."""
     if geometry.steps is not None and depth <= len(geometry.steps[0]):
         return geometry.steps[0][depth - 1, starts], geometry.steps[1][depth - 1, starts]
     ahead = depth - 1

@@ -1,4 +1,4 @@
-"""A step of a trace, with the names of a DraftStep. Policies and heads read it where nothing is computed anew."""
+"""A step of a trace, with the names of a DraftStep. Policies and heads read it where no model runs."""
 
 from __future__ import annotations
 

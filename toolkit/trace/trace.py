@@ -3,10 +3,10 @@
 For a lossless chain rule the text does not depend on the policy. Let X_1..X_N be a text of the target. Position i holds an
 accepted draft with probability min(1, q(X_i)/p(X_i)). Else the draft's token there is drawn from norm((q - p)+), and X_i
 is the correction. This is the joint distribution of (drafted token, accepted, emitted token) given the emitted token. The
-acceptance draws are made once, when the trace is recorded. Behind every rejected position the draft goes on drafting. A
+acceptance draws are made once, when the trace is recorded. After every rejected position the draft goes on drafting. A
 policy sees this roll-out, because it does not know of the rejection yet, nor of the stop string that has ended the text.
 
-A **step** is one drafted token with what its draft forward showed. Steps 0..P-1 are the positions of all texts, one text
+A **step** is one drafted token with what the draft's forward pass gave. Steps 0..P-1 are the positions of all texts, one text
 after another ("on path"); the roll-outs' steps follow. A round that starts after s tokens of a text visits the text's
 positions s+1, s+2, ... up to the first rejected one or the last, and then that position's roll-out.
 
@@ -60,7 +60,7 @@ class Rows:
         return rows.view(*index.shape, *self.shape[1:])
 
     def whole(self) -> Tensor:
-        """All of them, in memory."""
+        """All rows, in memory."""
         return torch.cat(self.parts)
 
 
@@ -73,7 +73,7 @@ class Trace:
     rows [T]            row of the responses
     accepted [P]        whether the position's drafted token is the text's
     chance [P]          probability of that, min(1, q/p) of the text's token
-    roll_first [P]      first step of the roll-out behind a rejected position, and behind a text's last one where a stop
+    roll_first [P]      first step of the roll-out after a rejected position, and after a text's last one where a stop
                         string ended it; 0 elsewhere
     roll_length [P]     its steps
     target_entropy [P]  nats, of the target's warped distribution that the text's token was drawn from
@@ -144,7 +144,7 @@ class Trace:
     def steps_before(self) -> Tensor:
         """The step before each step [S]; -1 for a text's first one.
 
-        Before a roll-out's first step comes the position that the roll-out is behind.
+        Before a roll-out's first step comes the position that the roll-out follows.
         """
         before = torch.arange(self.num_steps) - 1
         before[self.text_first[:-1]] = -1
@@ -154,7 +154,7 @@ class Trace:
 
     @cached_property
     def step_positions(self) -> Tensor:
-        """Where each step [S] is, counted in positions.
+        """The position of each step [S].
 
         A roll-out's steps count on from the rejected position. A round that visits a step at depth k starts k - 1
         positions before it.
@@ -170,7 +170,7 @@ class Trace:
 
     @cached_property
     def likelihood(self) -> tuple[Tensor, Tensor]:
-        """The sum of log token_prob [S] over the text's tokens before each step, and how many tokens these are [S].
+        """The sum of log token_prob [S] over the text's tokens before each step, and the number of these tokens [S].
 
         Tokens of roll-outs count, too. Raises InputError if the recording does not know the texts' own tokens.
         """
@@ -237,7 +237,7 @@ def _within(lengths: Tensor) -> Tensor:
 
 
 def recorded_name(head: str, kind: str) -> str:
-    """Under which name the logits of one kind of head (`toolkit.acceptance.folder.KINDS`) are kept."""
+    """The name that the logits of one kind of head (`toolkit.acceptance.folder.KINDS`) are kept under."""
     return head if kind == "survival" else f"{head}.{kind}"
 
 

@@ -42,7 +42,7 @@ class MixedData(ExampleData):
     features          where the draft's states come from. online: computed for every batch. cached: from files of
                       float16 beside the data set, for all heads and epochs. hybrid: cached as they are first asked for
     on_missing        with features=cached, of examples whose states are in no file: generate, skip or raise
-    draft_batch_size  examples in one forward of the draft
+    draft_batch_size  examples in one forward pass of the draft
     shuffle, seed     a new order of the training examples for every epoch
 
     Raises InputError if the folder is not finished, or the draft another one.
@@ -98,7 +98,7 @@ class MixedData(ExampleData):
 
     @property
     def cache_folder(self) -> Path:
-        """Where the states of this draft over these data are kept."""
+        """The folder that keeps the states of this draft over these data."""
         held: list[Any] = [self._owner, str(FORMAT), Positions._fields]
         if self.head_inputs != Inputs():  # files hold what heads read: for other inputs there are others
             held += [self.head_inputs.read(), self.seed]
@@ -153,7 +153,7 @@ class MixedData(ExampleData):
 
     @property
     def _owner(self) -> dict[str, str]:
-        """Whose states the files hold."""
+        """The draft, number format and data that the files' states belong to."""
         dtype = str(self.draft.dtype).removeprefix("torch.")
         return {"draft": self.weights.fingerprint, "dtype": dtype, "data": content_hash(self.summary["content"])}
 
@@ -179,5 +179,5 @@ class MixedData(ExampleData):
             journal.check(path, MEND)
         try:
             return load_from_disk(str(folder))
-        except Exception as error:  # missing and foreign files fail in as many ways as there are readers
+        except Exception as error:  # missing and foreign files fail in a way of each reader's own
             raise InputError(f"{folder} is not a whole data set ({first_line(error)}); {MEND}") from None

@@ -26,7 +26,7 @@ from toolkit.training.states import Positions
 RATE_TIMES_WIDTH = 0.2
 FACTORS = (1 / 3, 1.0, 3.0)
 FURTHER = 3  # times that the search goes on beyond these
-SHARE, FEWEST = 0.1, 20  # of the training's steps, and at least so many, per rate
+SHARE, FEWEST = 0.1, 20  # of the training's steps, and the fewest steps, per rate
 Optimizers = Callable[..., torch.optim.Optimizer]
 
 
@@ -49,10 +49,10 @@ def best_rate(
     loss_of: Callable[[nn.Module, Positions], Tensor],
     score_of: Callable[[nn.Module], float],
 ) -> tuple[float, dict[float, float]]:
-    """The rate of the smallest score after a trial, and every rate's score (infinite where it is no number).
+    """The rate of the smallest score after a trial, and every rate's score (infinite where it is not a number).
 
     head       stays as it is: copies are trained
-    batches    of the training data; asked anew for every rate, and repeated if they are fewer than the steps
+    batches    of the training data; iterated again for every rate, and repeated if they are fewer than the steps
     loss_of    of a head and a batch, a scalar; score_of: of a head, smaller is better
     """
 

@@ -1,4 +1,4 @@
-"""Where a training run writes its curves: metrics.csv in the run folder and Weights & Biases, as context managers.
+"""The curves of a training run: metrics.csv in the run folder and Weights & Biases, as context managers.
 
 Each `open_*` yields a Lightning logger, or None if another process of the run logs.
 """
@@ -52,7 +52,7 @@ class MetricsFile(Logger):
 
     @rank_zero_only
     def log_hyperparams(self, params: Any, *args: Any, **kwargs: Any) -> None:
-        """Nothing: the run folder holds the config."""
+        """Do nothing: the run folder holds the config."""
 
     @rank_zero_only
     def log_metrics(self, metrics: Mapping[str, float], step: int | None = None) -> None:

@@ -1,7 +1,7 @@
 """A split of mixed data as flat arrays: tokens of all examples, positions of drafted tokens, and their labels.
 
 Examples without a drafted token are left out. An example is read up to its last drafted token. The tokens
-behind it have no label, and the draft's states before them do not depend on them.
+after it have no label, and the draft's states before them do not depend on them.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ class MixedTexts:
     num_examples, num_positions  examples with drafted tokens, drafted tokens in all
     counts [examples]            drafted tokens of each
     lengths [examples]           tokens up to the last drafted one
-    Raises InputError if a label is no chance.
+    Raises InputError if a label is not a probability.
     """
 
     def __init__(self, split: Any, where: str, mend: str):
         table = split.with_format("arrow")[:]
         self._tokens, mask, labels = (_flat(table[name]) for name in ("input_ids", "mask", "labels"))
-        self._chances, self._drafted = labels, np.flatnonzero(mask)
+        self._accept_probs, self._drafted = labels, np.flatnonzero(mask)
         ends = np.cumsum([len(row) for row in table["input_ids"]], dtype=np.int64)
         drafted = self._drafted
         rows = np.searchsorted(ends, drafted, side="right")
@@ -54,11 +54,11 @@ class MixedTexts:
     def depths(self, most: int, seed: int) -> Tensor:
         """Depths in the round of all drafted tokens [num_positions], in 1..most (`toolkit.training.depths`).
 
-        Labels are chances of the token drafted at a position, even where the text goes on with another token.
+        Labels are probabilities of the token drafted at a position, even where the text goes on with another token.
         """
-        generator, chances = torch.Generator().manual_seed(seed), torch.from_numpy(self._chances.copy())
+        generator, probs = torch.Generator().manual_seed(seed), torch.from_numpy(self._accept_probs.copy())
         first = torch.from_numpy(np.repeat(self._responses(), self._row_lengths))
-        depths = drawn_depths(chances, first, most, generator)
+        depths = drawn_depths(probs, first, most, generator)
         return depths[torch.from_numpy(self._drafted)]
 
     def response_start(self, example: int) -> int:
@@ -73,7 +73,7 @@ class MixedTexts:
         return self._first
 
     def span(self, example: int) -> slice:
-        """Where the drafted tokens of an example are among the drafted tokens of all examples."""
+        """The slice of an example's drafted tokens among the drafted tokens of all examples."""
         return slice(int(self._ends[example] - self.counts[example]), int(self._ends[example]))
 
     def tokens(self, example: int) -> list[int]:

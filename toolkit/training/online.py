@@ -1,6 +1,6 @@
 """States that the draft computes when a batch needs them.
 
-The examples of several batches are read together, sorted by length, so that little of a forward is padding. The resulting
+The examples of several batches are read together, sorted by length, so that little of a forward pass is padding. The resulting
 positions lie one after another, without padding. Which batches are read together is a function of their numbers alone.
 So a training that goes on in mid-epoch computes the same numbers as an uninterrupted one.
 """
@@ -21,16 +21,16 @@ from toolkit.training.states import Positions, States, joined
 from toolkit.types import SMALLEST, Earlier
 
 MOST_EXAMPLES, MOST_BYTES = 512, 2**27  # of states that are computed together, in the draft's number format
-ENOUGH_TOKENS = 1024  # a forward of at least so many tokens takes no further example whose padding exceeds
-MOST_PADDING = 0.05  # of the longest one; another forward begins with that example
+ENOUGH_TOKENS = 1024  # a forward pass of this many tokens takes no further example whose padding exceeds
+MOST_PADDING = 0.05  # of the longest one; another forward pass begins with that example
 
 
 class OnlineStates(States):
-    """At most `batch_size` examples in one forward of the draft.
+    """At most `batch_size` examples in one forward pass of the draft.
 
     inputs  what the head to be trained reads beside the states; seed: of the depths in the round
     width   features of a position
-    tokens_read, tokens_computed  of all forwards so far; their difference is padding
+    tokens_read, tokens_computed  of all forward passes so far; their difference is padding
     """
 
     def __init__(self, draft: Any, texts: MixedTexts, batch_size: int, inputs: Inputs | None = None, seed: int = 0):
@@ -54,26 +54,26 @@ class OnlineStates(States):
                 yield joined([positions[example] for example in part])
 
     def groups(self, parts: Sequence[Sequence[int]], start: int = 0) -> Iterator[tuple[int, Sequence[Sequence[int]]]]:
-        """Of every group that is read together, from that of `start` on: its first batch's number, and its batches."""
+        """Groups that are read together, from that of `start` on: each group's first batch number, and its batches."""
         largest = max((len(part) for part in parts), default=1)
         width = max(self.most_examples() // largest, 1)
         for first in range(start // width * width, len(parts), width):
             yield first, parts[first : first + width]
 
     def most_examples(self) -> int:
-        """How many examples of mean length are computed together: MOST_EXAMPLES, fewer if they exceed MOST_BYTES."""
+        """The number of examples of mean length that are computed together: MOST_EXAMPLES, fewer if they exceed MOST_BYTES."""
         mean = self.num_positions / max(self.num_examples, 1) * self.width * self.draft.dtype.itemsize
         return max(min(MOST_EXAMPLES, int(MOST_BYTES / max(mean, 1))), 1)
 
     def gather(self, examples: Iterable[int]) -> dict[int, Positions]:
-        """The positions of each of these examples; those of like length share a forward."""
+        """The positions of each of these examples; those of like length share a forward pass."""
         positions: dict[int, Positions] = {}
         for chunk in self._chunks(examples):
             positions |= zip(chunk, self._forward(chunk), strict=True)
         return positions
 
     def _chunks(self, examples: Iterable[int]) -> Iterator[list[int]]:
-        """The examples of each forward, the longest first: at most `batch_size`, fewer rather than much padding."""
+        """The examples of each forward pass, the longest first: at most `batch_size`, fewer rather than much padding."""
         chunk: list[int] = []
         for example in sorted(examples, key=lambda example: (-self.texts.lengths[example], example)):
             longest = int(self.texts.lengths[chunk[0]]) if chunk else 0

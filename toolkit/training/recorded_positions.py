@@ -1,9 +1,9 @@
 """Traces for training pre-read heads: the output folder of data_gen.traces (hidden=true) as a LightningDataModule.
 
 On path a trace holds clean training examples, and no token mixing is needed. At every position of a text of the target,
-the drafted token follows the draft's distribution given that text. Its label is its chance of acceptance. Where the
+the drafted token follows the draft's distribution given that text. Its label is its probability of acceptance. Where the
 acceptance draw accepted the drafted token, it is the text's own token. Then the next position's alpha =
-sum_x min(p, q)(x) is the chance that the token after it is accepted. (The acceptance draw samples what weighting every
+sum_x min(p, q)(x) is the probability that the token after it is accepted. (The acceptance draw samples what weighting every
 text token by min(1, q/p) would compute. More replicates of the recording reduce the sampling error.) For heads that read
 the depth in the round, every position is given a depth (`toolkit.training.depths`).
 """
@@ -45,7 +45,7 @@ LABELS = "min(1, p/q) of the drafted token, and sum min(p, q) one position later
 class TracedStates(States):
     """The positions of some texts of a trace: features [P, F] and labels [P, 2], not a number where there is none.
 
-    inputs  what the head to be trained reads; hard: labels are the acceptance draws, not their chances
+    inputs  what the head to be trained reads; hard: labels are the acceptance draws, not their probabilities
     seed    of the depths that positions are given, once for all epochs
     """
 
@@ -92,7 +92,7 @@ class TracedData(ExampleData):
     batch_size           texts per batch and process
     validation_fraction  of the texts; the replicates of a text stay together
     shuffle, seed        a new order of the training texts for every epoch
-    hard_labels          train on the recording's acceptance draws, 0 or 1, instead of their chances
+    hard_labels          train on the recording's acceptance draws, 0 or 1, instead of their probabilities
 
     Raises InputError if the folder is not finished, holds no states, or the draft is another one.
     """

@@ -118,5 +118,5 @@ def rounded(hidden: Tensor) -> tuple[Tensor, float]:
 
 
 def size_of(num_examples: int, num_positions: int, width: int) -> int:
-    """Bytes of the tensors of so many examples and positions with states of a width."""
+    """Bytes of the tensors of some examples and positions with states of a width."""
     return num_positions * (width * FORMAT.itemsize + 2 * torch.float32.itemsize) + num_examples * 2 * 8

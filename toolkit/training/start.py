@@ -1,4 +1,4 @@
-"""Where a training begins: with fresh weights, with a trained head's, or with a checkpoint.
+"""The start of a training: with fresh weights, with a trained head's, or with a checkpoint.
 
 from_pretrained=FOLDER   the weights of that head; optimizer, schedule and data from the beginning
 ckpt_path=FILE           the whole state of a checkpoint

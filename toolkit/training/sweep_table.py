@@ -1,7 +1,7 @@
 """One table for all jobs of a sweep: a Hydra callback, switched on in conf/train.yaml.
 
 Every job's folder within the sweep's folder gets a job.json (what was varied, how the job ended, its scores). After each
-job, table.csv and table.md are written anew from these files. So the table is there even if a later job fails, and
+job, table.csv and table.md are written again from these files. So the table is there even if a later job fails, and
 whichever process ran the jobs. At the end of the sweep the table is also logged to W&B, in a run of its own, if the jobs
 had runs there.
 """
@@ -36,7 +36,7 @@ class SweepTable(Callback):
         self.scores = scores
 
     def on_job_end(self, config: DictConfig, job_return: JobReturn, **kwargs: Any) -> None:
-        """In a sweep: note what the job found, and draw the table."""
+        """In a sweep: note the job's results, and draw the table."""
         folder = Path(config.hydra.runtime.output_dir)
         if config.hydra.mode is None or config.hydra.mode.name != "MULTIRUN":
             return

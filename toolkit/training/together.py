@@ -62,7 +62,7 @@ class Member:
             self.waited += 1
 
     def state(self) -> dict[str, Any]:
-        """Everything that changes."""
+        """Everything that changes, for a checkpoint."""
         return {
             "head": self.module.head.state_dict(), "optimizer": self.optimizer.state_dict(),
             "schedule": None if self.schedule is None else self.schedule.state_dict(), "best_score": self.best_score,

@@ -175,7 +175,7 @@ def test_labels_of_the_data_that_are_no_chances_are_one_line(mix, draft, wrong):
     (mix / "changed").rename(mix / "dataset")
     (mix / ".written.jsonl").unlink()  # the files were changed on purpose
     for features in ("online", "cached", "hybrid"):
-        with pytest.raises(InputError, match=r"\(train\): labels are chances of acceptance.*; 1 of") as told:
+        with pytest.raises(InputError, match=r"\(train\): labels are probabilities of acceptance.*; 1 of") as told:
             opened(mix, draft, features=features)
         assert "\n" not in str(told.value)
 

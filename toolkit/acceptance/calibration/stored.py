@@ -13,7 +13,7 @@ from toolkit.files.atomic import file_hash, read_json, write_json
 
 
 def path_of(folder: Path | str, kind: type[SavedHead]) -> Path:
-    """Where the calibration of a kind of head lies in its folder, whether there is one or not."""
+    """The path of the calibration of a kind of head in its folder, whether there is one or not."""
     return Path(folder) / f"{Path(kind.weights_file).stem}.calibration.json"
 
 
