@@ -166,7 +166,10 @@ def train(cfg: commands.Train, stage: Stage, data_folder: Path) -> None:
         trainer = build_trainer(cfg, stage.folder, loggers)
         trainer.fit(module, datamodule=data, ckpt_path=None if resumed is None else str(resumed))
         if trainer.is_global_zero:
-            closing = _results_of(trainer.callbacks)  # type: ignore[attr-defined]
+            callbacks: Sequence[pl.Callback] = trainer.callbacks  # type: ignore[attr-defined]
+            closing = {
+                name: value for callback in callbacks for name, value in getattr(callback, "results", {}).items()
+            }
             if is_sharded(cfg.trainer):
                 module = build_module(cfg, data, run_id)
             scores = _write_results(cfg, stage.folder, module, data, closing)
@@ -246,11 +249,6 @@ def about_head(cfg: commands.TrainsHeads, module: HeadTraining, data: ExampleDat
         "learning_rate": module.about.get("learning_rate", cfg.optimizer.lr),
         **{name: facts[name] for name in ("revision", "machine", "versions")},
     }
-
-
-def _results_of(callbacks: Sequence[pl.Callback]) -> dict[str, float]:
-    """What callbacks found out at the end and want among the scores (`analysis.replay.closing_frontier`)."""
-    return {name: value for callback in callbacks for name, value in getattr(callback, "results", {}).items()}
 
 
 def _log_results(loggers: Sequence[Logger], scores: dict[str, float], diagram: Path, step: int) -> None:

@@ -61,7 +61,9 @@ def facts_table(record: Mapping[str, Any]) -> str:
         "reads": _read(record.get("hidden_state"), record["head"]),
         "head": ", ".join(f"{name} {value}" for name, value in record["head"].items()),
         "label": record.get("label"),
-        "sampling of responses and labels": _listed(record.get("sampling")),
+        "sampling of responses and labels": ", ".join(
+            f"{name}={value}" for name, value in (record.get("sampling") or {}).items()
+        ),
         "mixing ratio": record.get("mixing_ratio"),
         "data": f"`{record['data']}`, {record.get('num_positions', 'some')} training positions"
         if "data" in record
@@ -86,10 +88,6 @@ def _read(newest: str | None, config: Mapping[str, Any]) -> str | None:
     added = [words.format(config[name]) for name, words in more.items() if config.get(name)]
     added += ["the likelihood of the text so far"] if config.get("likelihood") else []
     return newest if newest is None else "; ".join([newest, *added])
-
-
-def _listed(values: Mapping[str, Any] | None) -> str | None:
-    return None if values is None else ", ".join(f"{key}={value}" for key, value in values.items())
 
 
 def scores_table(scores: Mapping[str, float], suffixes: Sequence[str]) -> str:

@@ -47,7 +47,8 @@ def load_for(pair: Any, folder: Path | str, kind: type[SavedHead]) -> Any:
 
     Raises InputError unless it was trained on the pair's draft.
     """
-    times = [path.stat().st_mtime_ns for path in _files(kind, folder) if path.exists()]
+    files = [Path(folder) / name for name in (kind.weights_file, kind.config_file)]
+    times = [path.stat().st_mtime_ns for path in files if path.exists()]
     key = (str(folder), kind, *times)
     heads = engine_of(pair).heads
     if key not in heads:
@@ -133,10 +134,6 @@ def head_name(folder: str | Path) -> str:
         if isinstance(record, dict) and record.get("name"):
             return str(record["name"])
     return Path(folder).resolve().name
-
-
-def _files(kind: type[SavedHead], folder: Path | str) -> list[Path]:
-    return [Path(folder) / name for name in (kind.weights_file, kind.config_file)]
 
 
 def check_draft(record: Mapping[str, Any], draft: Any, where: str) -> None:

@@ -160,7 +160,22 @@ class SavedHead(nn.Module, PyTorchModelHubMixin, library_name=card.LIBRARY, tags
             raise InputError("heads are loaded strictly: expected strict=True, got False")
         source, folder = str(pretrained_model_name_or_path), Path(pretrained_model_name_or_path)
         if not folder.is_dir():
-            folder = _downloaded(cls, source, force_download, token, cache_dir, local_files_only, revision)
+            try:
+                folder = Path(
+                    snapshot_download(
+                        source,
+                        revision=revision,
+                        cache_dir=cache_dir,
+                        force_download=force_download,
+                        token=token,
+                        local_files_only=local_files_only,
+                        allow_patterns=[cls.weights_file, cls.config_file, card.FILE],
+                    )
+                )
+            except Exception as error:  # the client's own kinds, and those of the network
+                raise InputError(
+                    f"expected {cls.what} in a folder or on the Hub under {source}, found none: {first_line(error)}"
+                ) from error
         return cls.load(folder)[0].to(map_location)
 
     def generate_model_card(self, *args: Any, **kwargs: Any) -> ModelCard:
@@ -175,34 +190,6 @@ def write_card(folder: Path | str) -> Path:
         Path(folder) / card.FILE,
         card.card_of([(kind, _checked(Path(folder) / kind.config_file, needed=False)) for kind in here]),
     )
-
-
-def _downloaded(
-    kind: type[SavedHead],
-    name: str,
-    force_download: bool,
-    token: str | bool | None,
-    cache_dir: str | Path | None,
-    local_files_only: bool,
-    revision: str | None,
-) -> Path:
-    """The folder that the Hub's client keeps a head's files in. Raises InputError if it cannot get them."""
-    try:
-        return Path(
-            snapshot_download(
-                name,
-                revision=revision,
-                cache_dir=cache_dir,
-                force_download=force_download,
-                token=token,
-                local_files_only=local_files_only,
-                allow_patterns=[kind.weights_file, kind.config_file, card.FILE],
-            )
-        )
-    except Exception as error:  # the client's own kinds, and those of the network
-        raise InputError(
-            f"expected {kind.what} in a folder or on the Hub under {name}, found none: {first_line(error)}"
-        ) from error
 
 
 def _checked(path: Path, needed: bool) -> dict[str, Any]:

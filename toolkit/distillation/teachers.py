@@ -153,7 +153,8 @@ class CachedTeacher:
                 "or give the folder that was made from these responses"
             )
         if not (self.folder / ABOUT).exists():
-            write_json(self.folder / ABOUT, self._facts())
+            facts = {} if self.weights is None else self.weights.facts("target")
+            write_json(self.folder / ABOUT, {**facts, **self._settings()})
         for first in range(0, len(missing), SHARD):
             self._write(missing[first : first + SHARD])
 
@@ -193,10 +194,6 @@ class CachedTeacher:
         for key, length in json.loads(metadata["index"]):
             self.entries[key] = (tensors, first, first + length)
             first += length
-
-    def _facts(self) -> dict[str, Any]:
-        facts = {} if self.weights is None else self.weights.facts("target")
-        return {**facts, **self._settings()}
 
     def _settings(self) -> dict[str, float]:
         return {"top_k": self.top_k, "temperature": self.temperature, "vocab_size": self.vocab_size}

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import re
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -38,10 +38,17 @@ def digest(path: Path | str) -> str:
 
 def digests(paths: Sequence[Path]) -> list[str]:
     """SHA-256 of files; of those that have not changed since they were last read, as remembered."""
+    from tqdm.auto import tqdm
+
     try:
         remembered = [_remembered(path) for path in paths]
         unread = [path for path, sha256 in zip(paths, remembered, strict=True) if sha256 is None]
-        fresh = dict(zip(unread, _read_all(unread), strict=True))
+        size, fresh = sum(path.stat().st_size for path in unread), dict[Path, str]()
+        with tqdm(total=size, desc="checking files", unit="B", unit_scale=True, disable=size < LARGE) as bar:
+            for path in unread:
+                stamp = _stamp(path)
+                fresh[path] = _read(path, bar)
+                _remember(path, stamp, fresh[path])
     except OSError as error:
         raise InputError(f"could not read {error.filename or paths[0]}: {error.strerror or error}") from None
     return [sha256 if sha256 is not None else fresh[path] for path, sha256 in zip(paths, remembered, strict=True)]
@@ -122,20 +129,6 @@ def _remember(path: Path, stamp: list[int], sha256: str) -> None:
         write_json(_note_of(path), {"path": os.path.abspath(path), "stamp": stamp, "sha256": sha256})
     except (InputError, OSError):
         return
-
-
-def _read_all(paths: Iterable[Path]) -> list[str]:
-    paths = list(paths)
-    sizes = [path.stat().st_size for path in paths]
-    hashes = []
-    from tqdm.auto import tqdm
-
-    with tqdm(total=sum(sizes), desc="checking files", unit="B", unit_scale=True, disable=sum(sizes) < LARGE) as bar:
-        for path in paths:
-            stamp = _stamp(path)
-            hashes.append(_read(path, bar))
-            _remember(path, stamp, hashes[-1])
-    return hashes
 
 
 def _read(path: Path, bar: Any) -> str:

@@ -14,6 +14,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import shutil
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -60,8 +61,11 @@ def note(path: Path, **facts: Any) -> None:
     line = json.dumps({"path": relative(home, path), **facts}) + "\n"
     handle = os.open(home / JOURNAL, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
     try:
-        data = (b"" if _ends_with_newline(home / JOURNAL) else b"\n") + line.encode()
-        os.write(handle, data)
+        with open(home / JOURNAL, "rb") as journal:
+            size = journal.seek(0, os.SEEK_END)
+            journal.seek(max(size - 1, 0))
+            whole = journal.read(1) in (b"", b"\n")  # else a process was killed in the middle of the last line
+        os.write(handle, (b"" if whole else b"\n") + line.encode())
     finally:
         os.close(handle)
 
@@ -157,12 +161,16 @@ def remove(folder: Path, below: str = "", keep: Iterable[str] = ()) -> list[Path
         if name not in excluded and _is_below(name, below):
             (folder / name).unlink(missing_ok=True)
     for name in written.folders:
-        if _is_below(name, below):
-            _remove_whole(folder / name)
-    above = {parent for name in (*listed, *written.folders) for parent in _parents(name)}
-    for parent in sorted(above, reverse=True):
-        if _is_below(parent, below):
-            _remove_if_empty(folder / parent)
+        path = folder / name
+        if _is_below(name, below) and (path.is_symlink() or path.is_file()):
+            path.unlink(missing_ok=True)
+        elif _is_below(name, below) and path.is_dir():
+            shutil.rmtree(path)
+    above = {parent.as_posix() for name in (*listed, *written.folders) for parent in Path(name).parents}
+    for parent in sorted(above - {"."}, reverse=True):
+        path = folder / parent
+        if _is_below(parent, below) and path.is_dir() and not path.is_symlink() and not any(path.iterdir()):
+            path.rmdir()
     start = folder / below
     if not start.is_dir():
         return []
@@ -175,35 +183,9 @@ def clear_temporaries(folder: Path) -> None:
         (folder / name).unlink(missing_ok=True)
 
 
-def _ends_with_newline(path: Path) -> bool:
-    with open(path, "rb") as handle:
-        if handle.seek(0, os.SEEK_END) == 0:
-            return True
-        handle.seek(-1, os.SEEK_END)
-        return handle.read(1) == b"\n"
-
-
 def _leads_out(name: str) -> bool:
     return name.startswith("/") or ".." in Path(name).parts
 
 
 def _is_below(name: str, below: str) -> bool:
     return not below or name == below or name.startswith(f"{below}/")
-
-
-def _parents(name: str) -> list[str]:
-    return [parent.as_posix() for parent in Path(name).parents if parent != Path(".")]
-
-
-def _remove_whole(path: Path) -> None:
-    import shutil
-
-    if path.is_symlink() or path.is_file():
-        path.unlink(missing_ok=True)
-    elif path.is_dir():
-        shutil.rmtree(path)
-
-
-def _remove_if_empty(path: Path) -> None:
-    if path.is_dir() and not path.is_symlink() and not any(path.iterdir()):
-        path.rmdir()

@@ -56,7 +56,7 @@ def plan_stages(
         for key in ("prompts", "pair"):
             if isinstance(node := configs.plain(config).get(key), Mapping) and node.get("_target_"):
                 get_method(node["_target_"])
-        words = _inherited(stage, config, root_dir), _said(stage.get("overrides", ()), planned, stages)
+        words = _inherited(stage, config, root_dir), _as_typed(stage.get("overrides", ()), planned, stages)
         print(f"{name}: python -m {stage['run'].rpartition('.')[0]} {shlex.join(chain(*words))}")
         planned[name] = Path(root_dir, name)
     return planned
@@ -73,7 +73,7 @@ def _inherited(stage: Mapping[str, Any], config: Any, root_dir: Path | str) -> l
     return words
 
 
-def _said(overrides: Sequence[str], folders: Iterable[str], within: Any) -> list[str]:
+def _as_typed(overrides: Sequence[str], folders: Iterable[str], within: Any) -> list[str]:
     """The overrides as one would type them, with values for keys, and a stage's name in capitals for its folder."""
     marks = _Marks({name: name.upper() for name in folders})
     words = [marks.put(str(word), within) for word in overrides]
@@ -84,8 +84,8 @@ def _said(overrides: Sequence[str], folders: Iterable[str], within: Any) -> list
 
 def _composed(stage: Mapping[str, Any], folders: Mapping[str, Path], root_dir: Path | str, within: Any) -> Any:
     """The composed config of one expanded stage."""
-    told = stage.get("overrides", ()), folders, root_dir, within, stage.get("inherit", ())
-    return compose_for(stage["config"], *told)
+    overrides, inherit = stage.get("overrides", ()), stage.get("inherit", ())
+    return compose_for(stage["config"], overrides, folders, root_dir, within, inherit)
 
 
 def compose_for(

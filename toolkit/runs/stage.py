@@ -209,14 +209,22 @@ def _overwrites(cfg: Any) -> bool:
 
 
 def _described(name: str, cfg: Any, inputs: Sequence[Path | str], ignore: Sequence[str], ask: bool = False) -> Stage:
-    """The stage of a config: its identity, and its folder, which need not be there."""
+    """The stage of a config: its identity, and its folder, which need not be there.
+
+    Raises InputError if an input is not what its stage has written.
+    """
     plain = configs.plain(cfg)
     counted = {key: value for key, value in plain.items() if key not in (*FREE_KEYS, *ignore)}
     contents = contents_of(counted, name)
-    hashes = _hashes(inputs)
+    paths = [Path(path) for path in inputs]
+    hashes = {}
+    for path, digest in zip(paths, digests.digests(paths), strict=True):
+        journal.check_digest(path, digest)
+        hashes[str(path)] = digest[:16]
     stage = Stage(name, Path(), contents.identity, hashes, contents)
     if contents.unresolved:
-        for folder in _candidates(name, plain):
+        pattern = output_dir(name, plain, "*")  # the models are not known here: any folder may hold this work
+        for folder in sorted(pattern.parent.glob(pattern.name)) if pattern.name.endswith("*") else [pattern]:
             stage.folder = folder
             if (folder / MANIFEST).is_file() and _difference(name, read_manifest(folder), stage) is None:
                 return stage
@@ -225,21 +233,6 @@ def _described(name: str, cfg: Any, inputs: Sequence[Path | str], ignore: Sequen
             stage = Stage(name, Path(), contents.identity, hashes, contents)
     stage.folder = output_dir(name, plain, content_hash([contents.identity, sorted(hashes.values())]))
     return stage
-
-
-def _hashes(inputs: Sequence[Path | str]) -> dict[str, str]:
-    """Hashes of the inputs. Raises InputError if one is not what its stage has written."""
-    paths = [Path(path) for path in inputs]
-    hashes = digests.digests(paths)
-    for path, digest in zip(paths, hashes, strict=True):
-        journal.check_digest(path, digest)
-    return {str(path): digest[:16] for path, digest in zip(paths, hashes, strict=True)}
-
-
-def _candidates(name: str, plain: Mapping[str, Any]) -> list[Path]:
-    """Folders that may hold the work of a config whose models are not known here."""
-    folder = output_dir(name, plain, "*")
-    return sorted(folder.parent.glob(folder.name)) if folder.name.endswith("*") else [folder]
 
 
 def _is_done(stage: Stage, repairs: bool = False) -> bool:
@@ -407,7 +400,7 @@ def _difference(name: str, old: Mapping[str, Any], stage: Stage) -> str | None:
     contents = [key for key in changed if is_content(before.get(key)) and is_content(now.get(key))]
     for key in changed:
         if key not in contents:
-            return f"{key} was {_said(before, old, key)}, is {_said(now, {'given': stage.contents.given}, key)}"
+            return f"{key} was {_quoted(before, old, key)}, is {_quoted(now, {'given': stage.contents.given}, key)}"
     if sorted(old.get("inputs", {}).values()) != sorted(stage.inputs.values()):
         files = [path for path, digest in stage.inputs.items() if digest not in old.get("inputs", {}).values()]
         return f"its inputs have changed ({', '.join(files) or 'fewer than before'})"
@@ -416,7 +409,7 @@ def _difference(name: str, old: Mapping[str, Any], stage: Stage) -> str | None:
     return None
 
 
-def _said(values: Mapping[str, Any], manifest: Mapping[str, Any], key: str) -> str:
+def _quoted(values: Mapping[str, Any], manifest: Mapping[str, Any], key: str) -> str:
     """A value as a message says it: the path or name that was given, if there was one."""
     return repr((manifest.get("given") or {}).get(key, values.get(key)))
 

@@ -84,7 +84,7 @@ class RecordedStep:
         token_prob = torch.where(on_path, trace.text_prob[position], trace.token_prob[at])
         likelihood, number = (values[self.index] for values in trace.likelihood)
         columns = (self._hidden(at), tokens, token_prob, trace.entropy[at], trace.top_probs[at])
-        masked = (values * _aligned(present, values) for values in columns)
+        masked = (values * present.view(*present.shape, *[1] * (values.dim() - 2)) for values in columns)
         fields = (*masked, present, likelihood, number)
         return Earlier(*(values if self.device is None else values.to(self.device) for values in fields))
 
@@ -110,8 +110,3 @@ class RecordedStep:
             )
         logits = logits_at(self.trace, self.trace.estimates[name], self.index, self.depth)
         return logits if self.device is None else logits.to(self.device)
-
-
-def _aligned(present: Tensor, values: Tensor) -> Tensor:
-    """present [B, H] with as many dimensions as values [B, H, ...]."""
-    return present.view(*present.shape, *[1] * (values.dim() - 2))

@@ -21,7 +21,7 @@ def print_config(config: Mapping[str, Any]) -> None:
     """The resolved config as a tree."""
     tree = Tree("config", guide_style="dim")
     _grow(tree, config)
-    _console().print(tree)
+    Console(width=terminal.width()).print(tree)
 
 
 def print_scores(scores: Mapping[str, float], suffixes: Sequence[str]) -> None:
@@ -100,8 +100,3 @@ def _grow(tree: Tree, config: Mapping[str, Any]) -> None:
             _grow(tree.add(f"[bold]{key}[/bold]"), value)
         else:
             tree.add(f"{key}: {value!r}".replace("[", r"\["))
-
-
-def _console() -> Console:
-    """Rich picks colours by itself."""
-    return Console(width=terminal.width())

@@ -165,19 +165,17 @@ class MixedData(ExampleData):
 
         Raises InputError, one line, if a file of the data set is damaged, or if a label is not in [0, 1].
         """
+        from datasets import load_from_disk
+
         if not self._online:
             folder = self.path / "dataset"
-            for name, split in self._load(folder).items():
+            for path in sorted(file for file in folder.rglob("*") if file.is_file()):
+                journal.check(path, MEND)
+            try:
+                splits = load_from_disk(str(folder))
+            except Exception as error:  # missing and foreign files fail in a way of each reader's own
+                raise InputError(f"{folder} is not a whole data set ({first_line(error)}); {MEND}") from None
+            for name, split in splits.items():
                 texts = MixedTexts(split, f"{folder} ({name})", MEND)
                 self._online[name] = OnlineStates(self.draft, texts, self.draft_batch_size, self.head_inputs, self.seed)
         return self._online
-
-    def _load(self, folder: Path) -> Any:
-        from datasets import load_from_disk
-
-        for path in sorted(file for file in folder.rglob("*") if file.is_file()):
-            journal.check(path, MEND)
-        try:
-            return load_from_disk(str(folder))
-        except Exception as error:  # missing and foreign files fail in a way of each reader's own
-            raise InputError(f"{folder} is not a whole data set ({first_line(error)}); {MEND}") from None

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import io
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -11,6 +9,7 @@ from typing import Any
 from toolkit.acceptance.card import facts_table, scores_table, title
 from toolkit.acceptance.saved import SavedHead
 from toolkit.files.atomic import write_json, write_text
+from toolkit.files.text import as_csv
 from toolkit.training.baselines import comparison, complaint
 from toolkit.training.diagram import draw_reliability
 from toolkit.training.module import HeadTraining
@@ -38,20 +37,12 @@ def export(
     first = parts[module.suffixes[0]]
     write_json(folder / SCORES, {**scores, "num_positions": int(first.counts.sum())})
     tables = {suffix.lstrip("_") or "raw": part.reliability() for suffix, part in parts.items()}
-    write_text(folder / RELIABILITY, _as_csv(tables))
     bins = [{"scores": name, **row} for name, rows in tables.items() for row in rows]
+    write_text(folder / RELIABILITY, as_csv(["scores", "from", "to", "count", "mean_prob", "mean_label"], bins))
     draw_reliability(bins, folder / DIAGRAM, "reliability on validation text")
     card = _card(head, facts, scores, module.suffixes) + _compared(scores, module.outputs)
     write_text(folder / CARD, card)
     return scores
-
-
-def _as_csv(tables: Mapping[str, Sequence[Mapping[str, float]]]) -> str:
-    text = io.StringIO()
-    writer = csv.DictWriter(text, ["scores", "from", "to", "count", "mean_prob", "mean_label"], lineterminator="\n")
-    writer.writeheader()
-    writer.writerows({"scores": name, **row} for name, rows in tables.items() for row in rows)
-    return text.getvalue()
 
 
 def _compared(scores: Mapping[str, float], outputs: Sequence[str]) -> str:

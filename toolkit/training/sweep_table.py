@@ -8,8 +8,7 @@ had runs there.
 
 from __future__ import annotations
 
-import csv
-import io
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +18,7 @@ from hydra.experimental.callback import Callback
 from omegaconf import DictConfig
 
 from toolkit.files.atomic import read_json, write_json, write_text
-from toolkit.files.text import first_line
+from toolkit.files.text import as_csv, first_line
 from toolkit.runs.stage import OUTPUT
 from toolkit.runs.tracking import log_summary, log_table, run_of, wandb_run
 
@@ -51,7 +50,7 @@ class SweepTable(Callback):
             output = Path(read_json(folder / OUTPUT)["folder"])
             job |= {"folder": str(output), "scores": read_json(output / self.scores)}
         write_json(folder / JOB, job)
-        write_table(folder.parent)
+        write_table(folder.parent, table_rows(folder.parent))
 
     def on_multirun_end(self, config: DictConfig, **kwargs: Any) -> None:
         """Print the table and its path; log it to the project of the jobs' runs."""
@@ -89,14 +88,9 @@ def _jobs(folder: Path) -> list[dict[str, Any]]:
     return sorted((read_json(path) for path in folder.glob(f"*/{JOB}")), key=lambda job: job["job"])
 
 
-def write_table(folder: Path) -> None:
-    """table.csv and table.md of the jobs that have ended."""
-    rows = table_rows(folder)
-    text = io.StringIO()
-    writer = csv.DictWriter(text, list(rows[0]), lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(rows)
-    write_text(folder / "table.csv", text.getvalue())
+def write_table(folder: Path, rows: Sequence[Mapping[str, str]]) -> None:
+    """Write rows with the same keys as table.csv and table.md."""
+    write_text(folder / "table.csv", as_csv(list(rows[0]), rows))
     lines = [list(rows[0]), ["---"] * len(rows[0]), *(list(row.values()) for row in rows)]
     write_text(folder / "table.md", "".join(f"| {' | '.join(line)} |\n" for line in lines))
 

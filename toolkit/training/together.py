@@ -13,6 +13,7 @@ import copy
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -111,7 +112,12 @@ def train_together(
             f"epoch {epoch + 1}/{max_epochs}  {len(learning)} heads  best {metric} {best.best_score:.4f} ({best.name})",
             flush=True,
         )
-        _save(path, members, epoch + 1)
+        state = {
+            "epoch": epoch + 1,
+            "rates": {member.name: member.module.about.get("learning_rate") for member in members},
+            "members": {member.name: member.state() for member in members},
+        }
+        write_atomic(path, partial(torch.save, state))
     for member in members:
         member.module.head.load_state_dict(member.best)
     return members
@@ -147,12 +153,3 @@ def learn_all(learning: Sequence[Member], batches: Iterable[Positions]) -> None:
         read = learning[0].module.moved(batch)
         for member in learning:
             member.learn(read)
-
-
-def _save(path: Path, members: Sequence[Member], epoch: int) -> None:
-    state = {
-        "epoch": epoch,
-        "rates": {member.name: member.module.about.get("learning_rate") for member in members},
-        "members": {member.name: member.state() for member in members},
-    }
-    write_atomic(path, lambda temporary: torch.save(state, temporary))
