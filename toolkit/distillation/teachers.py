@@ -112,10 +112,10 @@ class OnlineTeacher:
 class CachedTeacher:
     """A folder of the target's likeliest tokens, memory-mapped.
 
-    folder       where they are; made if it is not there
+    folder       their folder; created if it is not there
     top_k        tokens kept per position
     on_missing   generate: ask the target for texts that the folder does not know, and keep what it says; raise: refuse them
-    target       None: it is not there to be asked
+    target       None: it is not loaded
     temperature  of p
     vocab_size   V: tokens beyond it (padding of its output layer) are left out
     weights      which target the texts are of, where it is not loaded

@@ -33,7 +33,7 @@ REASONS = {
 
 
 def write_atomic(path: Path | str, write: Callable[[Path], None]) -> Path:
-    """Call `write(temporary path)`, then put the file in place in one step. Nothing is left behind on failure.
+    """Call `write(temporary path)`, then put the file in place in one step. A failure leaves nothing.
 
     Files of an output folder are listed in its journal (`toolkit.files.journal`).
     """

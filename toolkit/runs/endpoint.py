@@ -1,4 +1,4 @@
-"""A client of one HTTP endpoint that takes and gives JSON: judges and remote targets are asked through it.
+"""A client of one HTTP endpoint that takes and gives JSON: judges and remote targets answer through it.
 
 httpx carries requests and tenacity repeats them. A try ends in an answer or in one of three errors. `Silent`: another try
 may bring an answer (silence, dropped connections, "too many requests", faults of the server, answers that are not JSON).

@@ -27,7 +27,7 @@ def run_stages(
 ) -> dict[str, Path]:
     """Run stages one after another below `root_dir`: each {run: module.function, config: name, overrides: [...]}.
 
-    Overrides can name the folder of an earlier stage, or of one in `known`, in braces: 'responses="{responses}"'. For
+    Overrides can name the folder of an earlier stage, or of one in `folders`, in braces: 'responses="{responses}"'. For
     stages that differ in names only see `expand_stages`. Returns the folders of all of them.
     """
     from hydra.utils import get_method

@@ -45,8 +45,7 @@ SHOWN = 8  # names in a message
 class Stage:
     """An output folder under way.
 
-    identity  the config with contents instead of paths; `given` holds the paths, `models` what the hub's names stand
-              for
+    identity  the config with contents instead of paths; `given` holds the paths, `models` what the hub's names stand for
     inputs    files the content depends on, with their hashes
     shared    several processes work in the folder, each on a part of its own
     """
@@ -410,7 +409,7 @@ def _difference(name: str, old: Mapping[str, Any], stage: Stage) -> str | None:
 
 
 def _quoted(values: Mapping[str, Any], manifest: Mapping[str, Any], key: str) -> str:
-    """A value as a message says it: the path or name that was given, if there was one."""
+    """A value for a message: the path or name that the config gave, if there was one."""
     return repr((manifest.get("given") or {}).get(key, values.get(key)))
 
 

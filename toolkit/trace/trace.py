@@ -37,7 +37,7 @@ OLDER = "this recording does not hold the texts' own tokens, which heads with ea
 
 
 class Rows:
-    """Rows of several tensors [n_i, D] as those of one. Of memory-mapped files only the wanted rows are read."""
+    """Rows of several tensors [n_i, D] as those of one. Of memory-mapped files only the selected rows are read."""
 
     def __init__(self, parts: Sequence[Tensor]):
         self.parts = list(parts)
@@ -273,7 +273,12 @@ def join(traces: Sequence[Trace], mapped: bool = False) -> Trace:
         positions_before += trace.num_positions
         rolls_before += trace.num_steps - trace.num_positions
     joined: dict[str, Any] = {name: _joined(name, values, traces) for name, values in parts.items()}
-    estimates = {name: _logits([t.estimates[name] for t in traces], traces) for name in first.estimates}
+    estimates = {}
+    for name in first.estimates:
+        values = [trace.estimates[name] for trace in traces]
+        estimates[name] = torch.cat(
+            values if values[0].dim() > 2 else _in_order(values, traces)
+        )  # by start, or by step
     if mapped and first.hidden is not None:
         joined["hidden"] = Rows(_in_order([trace.hidden for trace in traces], traces))
     return Trace(**joined, estimates=estimates, max_drafted=first.max_drafted, about=first.about)
@@ -284,14 +289,6 @@ def _joined(name: str, values: list[Tensor], traces: Sequence[Trace]) -> Tensor:
         return torch.cat([*(value[:-1] for value in values[:-1]), values[-1]])
     if name in ("room", "rows", *PER_POSITION):
         return torch.cat(values)
-    return _steps(values, traces)
-
-
-def _logits(values: list[Tensor], traces: Sequence[Trace]) -> Tensor:
-    return torch.cat(values) if values[0].dim() > 2 else _steps(values, traces)
-
-
-def _steps(values: list[Tensor], traces: Sequence[Trace]) -> Tensor:
     return torch.cat(_in_order(values, traces))
 
 

@@ -58,8 +58,14 @@ def best_rate(
 
     def tried(rate: float) -> float:
         copied: Any = copy.deepcopy(head)
+        steps = optimizer(copied.parameters(), lr=rate)
+        schedule = torch.optim.lr_scheduler.LambdaLR(steps, lambda step: cosine_factor(step, num_steps))
         with torch.enable_grad():
-            _train(copied, optimizer(copied.parameters(), lr=rate), _repeated(batches), num_steps, loss_of)
+            for batch in itertools.islice(_repeated(batches), num_steps):
+                steps.zero_grad()
+                loss_of(copied, batch).backward()  # type: ignore[no-untyped-call]
+                steps.step()
+                schedule.step()
         score = score_of(copied.eval())
         return score if math.isfinite(score) else math.inf
 
@@ -70,21 +76,6 @@ def best_rate(
             break
         scores[best * beyond[best]] = tried(best * beyond[best])
     return min(scores, key=lambda rate: scores[rate]), dict(sorted(scores.items()))
-
-
-def _train(
-    head: nn.Module,
-    optimizer: torch.optim.Optimizer,
-    batches: Iterator[Positions],
-    num_steps: int,
-    loss_of: Callable[[nn.Module, Positions], Tensor],
-) -> None:
-    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: cosine_factor(step, num_steps))
-    for batch in itertools.islice(batches, num_steps):
-        optimizer.zero_grad()
-        loss_of(head, batch).backward()  # type: ignore[no-untyped-call]
-        optimizer.step()
-        schedule.step()
 
 
 def _repeated(batches: Iterable[Positions]) -> Iterator[Positions]:

@@ -116,7 +116,7 @@ class OnlineStates(States):
 
 
 def earlier_at(states: Tensor, logits: Tensor, tokens: Tensor, positions: Tensor, first: int, count: int) -> Earlier:
-    """The `count` newest positions up to and including each of `positions` [n]: what is known once the token there was read.
+    """The `count` newest positions up to and including each of `positions` [n]: what the draft has once it has read them.
 
     Live decoding keeps the same. An entry holds the state that its token was drawn from, its token (drafted or the target's)
     and the shape of q. Positions are those of the response. Distributions are the draft's own, over its whole output layer.
