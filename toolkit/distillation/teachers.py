@@ -98,7 +98,7 @@ class OnlineTeacher:
     vocab_size   V: tokens beyond it (padding of its output layer) are left out
     """
 
-    def __init__(self, target: Any, temperature: float, vocab_size: int, weights: Weights | None = None):
+    def __init__(self, target: Any, temperature: float, vocab_size: int, about: Weights | None = None):
         self.target, self.temperature, self.vocab_size = target, temperature, vocab_size
 
     def prepare(self, texts: Sequence[Text]) -> None:
@@ -118,7 +118,7 @@ class CachedTeacher:
     target       None: it is not loaded
     temperature  of p
     vocab_size   V: tokens beyond it (padding of its output layer) are left out
-    weights      which target the texts are of, where it is not loaded
+    about        which target the texts are of, where it is not loaded
 
     Raises InputError if the folder is of another target, top_k or temperature.
     """
@@ -128,7 +128,7 @@ class CachedTeacher:
         target: Any,
         temperature: float,
         vocab_size: int,
-        weights: Weights | None = None,
+        about: Weights | None = None,
         *,
         folder: str,
         top_k: Annotated[int, AtLeast(1)] = 64,
@@ -136,7 +136,7 @@ class CachedTeacher:
     ):
         self.target, self.temperature, self.vocab_size = target, temperature, vocab_size
         self.folder, self.top_k, self.on_missing = Path(folder), top_k, on_missing
-        self.weights = Weights.of(target) if target is not None else weights
+        self.weights = Weights.of(target) if target is not None else about
         self._check()
         self.entries: dict[str, tuple[dict[str, Tensor], int, int]] = {}
         for path in sorted(self.folder.glob("*.safetensors")):
