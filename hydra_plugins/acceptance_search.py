@@ -41,7 +41,7 @@ class AskTell(Sweeper):
         OmegaConf.save(self.config, folder / "multirun.yaml")
         while search.left:
             trials = search.ask()
-            jobs = [[*search.fixed, *(f"{key}={value}" for key, value in one.params.items())] for one in trials]
+            jobs = [[*search.fixed, *(f"{key}={value}" for key, value in trial.params.items())] for trial in trials]
             self.validate_batch_is_legal(jobs)
             results = self.runs.launch(jobs, initial_job_idx=trials[0].number)
             for trial, job, result in zip(trials, jobs, results, strict=True):

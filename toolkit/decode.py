@@ -65,7 +65,7 @@ def run(cfg: commands.Decode) -> Path:
 
 
 def _decoded(cfg: commands.Decode) -> Stage:
-    """The work itself."""
+    """Decode the prompts and write the results, unless the stage is finished."""
     from tqdm.auto import tqdm
 
     method, sampling, pair = instantiate(cfg.method), instantiate(cfg.sampling), instantiate(cfg.pair)
@@ -159,7 +159,7 @@ def _export(stage: Stage, category: str, model_id: str) -> None:
 
 
 def _sample(line: dict[str, Any], timed: bool) -> dict[str, Any]:
-    """One prompt: counts of forwards and tokens, seconds (None where a batch shared them)."""
+    """One prompt: counts of forward passes and tokens, seconds (None where a batch shared them)."""
     rounds = line["rounds"]
     seconds = {name: sum(r[name] for r in rounds) if timed else None for name in ("draft_seconds", "target_seconds")}
     accepted = sum(r["num_accepted"] for r in rounds)

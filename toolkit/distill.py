@@ -58,8 +58,8 @@ def run(cfg: commands.Distill) -> Path:
         raise InputError(
             "expected responses=[FOLDER,...] (of data_gen.responses), or +experiment=distill, which makes some"
         )
-    given = [cfg.responses] if isinstance(cfg.responses, str) else list(cfg.responses)
-    sources = [fill_folders(str(source), folders) for source in given]
+    listed = [cfg.responses] if isinstance(cfg.responses, str) else list(cfg.responses)
+    sources = [fill_folders(str(source), folders) for source in listed]
     responses = instantiate(cfg.read)(sources)
     config = {**plain(cfg), "responses": sources}
     stage = open_stage("distill", config, inputs=responses.inputs, ignore=IGNORED, follows=not first)
@@ -110,8 +110,8 @@ def train(cfg: commands.Distill, stage: Stage, responses: Any) -> None:
         opened = [stack.enter_context(instantiate(spec)(**runtime)) for spec in (cfg.logger or {}).values()]
         trainer = build_trainer(cfg, stage.folder, [logger for logger in opened if logger is not None])
         if checkpoint is None:
-            (found,) = trainer.validate(module, datamodule=data, verbose=False)
-            module.about["start"] = found
+            (start_scores,) = trainer.validate(module, datamodule=data, verbose=False)
+            module.about["start"] = start_scores
         trainer.fit(module, datamodule=data, ckpt_path=None if resumed is None else str(resumed))
         start = module.about["start"] if checkpoint is None else checkpoint["about"]["start"]
         scores = final_scores(stage.folder, module, data, start, trainer)  # in all processes together
@@ -139,10 +139,10 @@ def build_module(cfg: commands.Distill, responses: Any, data: TextData, tokenize
     teacher = instantiate(cfg.teacher)(model, temperature, size, responses.target)
     teacher.prepare([text for part in data.states.values() for text in part.texts])
     ends = () if target is None else target.end_ids or ()
-    about = {"shape": shape_of(draft), "lmbda": cfg.lmbda, "temperature": temperature, "wandb_run_id": run_id}
+    record = {"shape": shape_of(draft), "lmbda": cfg.lmbda, "temperature": temperature, "wandb_run_id": run_id}
     on_policy = OnPolicy(cfg.lmbda, responses.sampling, ends, cfg.seed)
     optimizer, scheduler = instantiate(cfg.optimizer), instantiate(cfg.scheduler) if cfg.scheduler else None
-    return DraftTraining(draft, teacher, loss, temperature, size, on_policy, optimizer, scheduler, about)
+    return DraftTraining(draft, teacher, loss, temperature, size, on_policy, optimizer, scheduler, record)
 
 
 def load_target(cfg: commands.Distill, responses: Any) -> ModelPair | None:
@@ -184,8 +184,10 @@ def final_scores(
     seen = (trainer.fit_loop.total_batch_idx + 1) / max(int(trainer.num_training_batches), 1)  # epochs
     scores = {name: float(value) for name, value in last.items() if name.startswith("val/")}
     if best.exists():
-        (found,) = trainer.validate(module, datamodule=data, ckpt_path=str(best), weights_only=True, verbose=False)
-        scores = {name: float(value) for name, value in found.items()}
+        (best_scores,) = trainer.validate(
+            module, datamodule=data, ckpt_path=str(best), weights_only=True, verbose=False
+        )
+        scores = {name: float(value) for name, value in best_scores.items()}
     scores |= {name.replace("val/", "start/"): float(value) for name, value in start.items()}
     scores["tokens"] = round(data.states["train"].num_tokens * seen)
     return scores

@@ -31,12 +31,12 @@ class DecodingError(InputError):
         self.generations = generations
 
 
-def unknown_name(kind: str, name: str, known: Iterable[str], where: str = "") -> InputError:
+def unknown_name(kind: str, name: str, names: Iterable[str], where: str = "") -> InputError:
     """The error for a name that resolves to nothing, with the nearest names that would. where: "in <place>"."""
-    known = sorted(known)
+    names = sorted(names)
     name = name if len(name) <= LONGEST else f"{name[: LONGEST - 3]}..."
-    near = difflib.get_close_matches(name, known, n=3, cutoff=0.4)
-    hint = f"did you mean {' or '.join(near)}?" if near else f"known: {', '.join(known)}"
+    near = difflib.get_close_matches(name, names, n=3, cutoff=0.4)
+    hint = f"did you mean {' or '.join(near)}?" if near else f"known: {', '.join(names)}"
     return InputError(f"unknown {kind} {name!r}{where and ' ' + where}: {hint}")
 
 

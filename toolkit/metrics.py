@@ -1,4 +1,4 @@
-"""What counts mean. Totals travel, ratios are formed last.
+"""Rates from counts. Totals are added up, ratios are formed last.
 
     discard rate       = N_discarded / N          verification rate = N_target / N
     block efficiency   = N / N_target             the corrected or bonus token is included
@@ -24,12 +24,12 @@ Amount = TypeVar("Amount", float, NDArray[np.float64])  # a number, or an array 
 
 
 def cost(draft_calls: Amount, target_calls: Amount, cost_ratio: float) -> Amount:
-    """What forwards cost in target-forward times, at `cost_ratio` = draft forward / target forward."""
+    """Cost of forward passes in target-forward times, at `cost_ratio` = draft forward / target forward."""
     return cost_ratio * draft_calls + target_calls
 
 
 def tokens_per_cost(tokens: Amount, draft_calls: Amount, target_calls: Amount, cost_ratio: float) -> Amount:
-    """Produced tokens per target-forward time; 0 where there was no forward. Numbers, or arrays of one shape."""
+    """Produced tokens per target-forward time; 0 without a forward pass. Numbers, or arrays of one shape."""
     spent = cost(draft_calls, target_calls, cost_ratio)
     if isinstance(spent, np.ndarray):
         return np.divide(tokens, spent, out=np.zeros_like(spent), where=spent > 0)
@@ -42,12 +42,12 @@ def discard_rate(counts: Counts) -> float:
 
 
 def verification_rate(counts: Counts) -> float:
-    """Target forwards per produced token."""
+    """Target forward passes per produced token."""
     return counts.num_target_calls / max(counts.num_generated, 1)
 
 
 def block_efficiency(counts: Counts) -> float:
-    """Produced tokens per target forward, the extra token included."""
+    """Produced tokens per target forward pass, the extra token included."""
     return counts.num_generated / max(counts.num_target_calls, 1)
 
 

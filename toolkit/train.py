@@ -82,10 +82,10 @@ def run(cfg: commands.Train) -> Path:
     folders = run_stages(cfg.before, cfg.paths.root_dir)
     data_folder = data_folder_of(cfg, folders)
     inputs = [*data_class_of(cfg).all_inputs(data_folder, cfg.data), *pretrained_files(cfg.from_pretrained)]
-    said = plain(cfg)
+    config = plain(cfg)
     stage = open_stage(
         "train",
-        {**said, "data": {**said["data"], "path": str(data_folder)}},
+        {**config, "data": {**config["data"], "path": str(data_folder)}},
         inputs=inputs,
         ignore=IGNORED,
         follows=not first,
@@ -118,12 +118,12 @@ def without_stand_ins(cfg: commands.Train) -> None:
 def dry_run(cfg: commands.Train) -> Path:
     """Compose and check every stage; print what a run would do, in order."""
     print("a name in capitals stands for the output folder of that stage")
-    known = plan_stages(cfg.before, cfg.paths.root_dir)
+    folders = plan_stages(cfg.before, cfg.paths.root_dir)
     if cfg.model is not None:
-        data_folder_of(cfg, known)
-        known["train"] = Path(cfg.paths.root_dir, "train")
+        data_folder_of(cfg, folders)
+        folders["train"] = Path(cfg.paths.root_dir, "train")
         print("train")
-    plan_stages(cfg.after, cfg.paths.root_dir, known)
+    plan_stages(cfg.after, cfg.paths.root_dir, folders)
     return Path(cfg.paths.root_dir)
 
 
@@ -166,7 +166,10 @@ def train(cfg: commands.Train, stage: Stage, data_folder: Path) -> None:
         trainer = build_trainer(cfg, stage.folder, loggers)
         trainer.fit(module, datamodule=data, ckpt_path=None if resumed is None else str(resumed))
         if trainer.is_global_zero:
-            closing = _results_of(trainer.callbacks)  # type: ignore[attr-defined]
+            callbacks: Sequence[pl.Callback] = trainer.callbacks  # type: ignore[attr-defined]
+            closing = {
+                name: value for callback in callbacks for name, value in getattr(callback, "results", {}).items()
+            }
             if is_sharded(cfg.trainer):
                 module = build_module(cfg, data, run_id)
             scores = _write_results(cfg, stage.folder, module, data, closing)
@@ -187,30 +190,34 @@ def data_folder_of(cfg: commands.TrainsHeads, folders: dict[str, Path]) -> Path:
 
 
 def data_class_of(cfg: commands.TrainsHeads) -> type[ExampleData]:
-    found: type[ExampleData] = get_class(cfg.data._target_)
-    return found
+    data_class: type[ExampleData] = get_class(cfg.data._target_)
+    return data_class
 
 
 def build_module(cfg: commands.TrainsHeads, data: ExampleData, run_id: str) -> HeadTraining:
     """A head of the draft's size, its loss and its optimizer."""
     loss = instantiate(cfg.loss)
     sizes = data.head_sizes()
-    known = inspect.signature(get_class(cfg.head._target_)).parameters
-    if {name for name, one in known.items() if name.endswith("_size") and one.default is one.empty} != set(sizes):
+    parameters = inspect.signature(get_class(cfg.head._target_)).parameters
+    if {
+        name
+        for name, parameter in parameters.items()
+        if name.endswith("_size") and parameter.default is parameter.empty
+    } != set(sizes):
         raise InputError(
             f"the model and the data do not go together (the data know {', '.join(sizes)}): expected model=acceptance_head "
             "data=mixed, or model=preread_head data=traced"
         )
     further = data.further_sizes() if cfg.head.get("earlier") else {}
-    more: dict[str, Any] = {name: size for name, size in further.items() if name in known}
-    if asked := cfg.head.get("layers"):
-        more["layers"] = counted(asked, data.draft.config.get_text_config().num_hidden_layers)
+    more: dict[str, Any] = {name: size for name, size in further.items() if name in parameters}
+    if layers := cfg.head.get("layers"):
+        more["layers"] = counted(layers, data.draft.config.get_text_config().num_hidden_layers)
     head: SavedHead = instantiate(cfg.head)(**sizes, **more, log_w_rej=loss.log_w_rej)
     check_layers(head.inputs.layers, layers_of(data.draft), "head.layers reads", "this draft gives")
     data.read_by(head)
     warm_start(head, getattr(cfg, "from_pretrained", None), data.weights)
-    about = {**data.weights.facts(), "head": head.config, "wandb_run_id": run_id}
-    module: HeadTraining = instantiate(cfg.model)(head=head, loss=loss, about=about)
+    record = {**data.weights.facts(), "head": head.config, "wandb_run_id": run_id}
+    module: HeadTraining = instantiate(cfg.model)(head=head, loss=loss, about=record)
     return module
 
 
@@ -242,11 +249,6 @@ def about_head(cfg: commands.TrainsHeads, module: HeadTraining, data: ExampleDat
         "learning_rate": module.about.get("learning_rate", cfg.optimizer.lr),
         **{name: facts[name] for name in ("revision", "machine", "versions")},
     }
-
-
-def _results_of(callbacks: Sequence[pl.Callback]) -> dict[str, float]:
-    """What callbacks found out at the end and want among the scores (`analysis.replay.closing_frontier`)."""
-    return {name: value for one in callbacks for name, value in getattr(one, "results", {}).items()}
 
 
 def _log_results(loggers: Sequence[Logger], scores: dict[str, float], diagram: Path, step: int) -> None:

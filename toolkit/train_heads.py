@@ -17,8 +17,7 @@ if __name__ == "__main__":  # help and faults, before anything heavy is imported
     check_command_line("train_heads")
 
 import csv
-import io
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -28,9 +27,8 @@ from omegaconf import OmegaConf
 
 from toolkit.config import commands, instantiate
 from toolkit.errors import InputError
-from toolkit.files.atomic import write_text
 from toolkit.files.text import lines_of
-from toolkit.runs.stage import Stage, command, open_stage
+from toolkit.runs.stage import command, open_stage
 from toolkit.train import about_head, build_module, check_parts, data_class_of, data_folder_of
 from toolkit.training.baselines import yardsticks
 from toolkit.training.console import print_table
@@ -38,6 +36,7 @@ from toolkit.training.examples import ExampleData
 from toolkit.training.export import export
 from toolkit.training.module import HeadTraining
 from toolkit.training.start import check_metric
+from toolkit.training.sweep_table import write_table
 from toolkit.training.together import Member, train_together
 
 SHOWN = ("val/auroc", "val/log_loss_calibrated", "val/binary_kl_corrected", "val/ece_corrected")
@@ -51,10 +50,13 @@ def run(cfg: commands.TrainHeads) -> Path:
     stage = open_stage("train_heads", cfg, inputs=data_class_of(cfg).all_inputs(folder, cfg.data))
     if not stage.finished:
         data: ExampleData = instantiate(OmegaConf.merge(cfg.data, {"path": str(folder)}))
-        rows = _train(cfg, stage, data)
-        write_text(stage.folder / "table.csv", _as_csv(rows))
-        lines = [list(rows[0]), ["---"] * len(rows[0]), *(list(row.values()) for row in rows)]
-        write_text(stage.folder / "table.md", "".join(f"| {' | '.join(line)} |\n" for line in lines))
+        modules = modules_of(cfg, data)
+        data.prepare_data()
+        data.setup("fit")
+        members = train_together(modules, data, stage.folder, cfg.max_epochs, cfg.patience, cfg.optimized_metric)
+        others = yardsticks(data.shuffled_training(), data.whole_validation(), members[0].module.outputs)
+        rows = [_exported(cfg, member, data, stage.folder / member.name, others) for member in members]
+        write_table(stage.folder, rows)
         stage.finish(heads=[row["head"] for row in rows])
     path = stage.folder / "table.csv"
     print_table("heads", list(csv.DictReader(lines_of(path.read_text()))), path)
@@ -64,51 +66,34 @@ def run(cfg: commands.TrainHeads) -> Path:
 
 def modules_of(cfg: commands.TrainHeads, data: ExampleData) -> dict[str, HeadTraining]:
     """Name -> a head with its loss and optimizer, each begun as `toolkit.train` begins it. Raises InputError if named twice."""
-    found: dict[str, HeadTraining] = {}
+    modules: dict[str, HeadTraining] = {}
     for depth, w_rej in product(cfg.depths, cfg.w_rejs):
         name = f"depth-{depth}_w_rej-{w_rej:g}"
-        if name in found:
+        if name in modules:
             raise InputError(f"depths, w_rejs: expected each combination once, got {name} twice")
         pl.seed_everything(cfg.seed, workers=True, verbose=False)
         own: Any = OmegaConf.merge(cfg, {"head": {"depth": depth}, "loss": {"w_rej": w_rej}})
-        found[name] = build_module(own, data, run_id="")
-    return found
-
-
-def _train(cfg: commands.TrainHeads, stage: Stage, data: ExampleData) -> list[dict[str, str]]:
-    """Train all heads and export them; the lines of their table."""
-    modules = modules_of(cfg, data)
-    data.prepare_data()
-    data.setup("fit")
-    members = train_together(modules, data, stage.folder, cfg.max_epochs, cfg.patience, cfg.optimized_metric)
-    others = yardsticks(data.shuffled_training(), data.whole_validation(), members[0].module.outputs)
-    return [_exported(cfg, member, data, stage.folder / member.name, others) for member in members]
+        modules[name] = build_module(own, data, run_id="")
+    return modules
 
 
 def _exported(
     cfg: commands.TrainHeads, member: Member, data: ExampleData, folder: Path, others: Mapping[str, float]
 ) -> dict[str, str]:
+    """Export a head; its line of the table."""
     name = f"depth={member.module.head.config['depth']} w_rej={member.module.loss.w_rej:g}"
-    about = {**about_head(cfg, member.module, data), "name": name}
+    record = {**about_head(cfg, member.module, data), "name": name}
     module = member.module.eval()
     of_training = module.named(module.evaluate(data.shuffled_training()))
     fitted = {"train/binary_kl": float(of_training[f"val/binary_kl{module.suffixes[0]}"])}
-    scores = export(folder, module, about, data.whole_validation(), {**others, **fitted})
-    shown = {name.removeprefix("val/"): f"{scores[name]:.4f}" for name in SHOWN}
+    scores = export(folder, module, record, data.whole_validation(), {**others, **fitted})
+    columns = {name.removeprefix("val/"): f"{scores[name]:.4f}" for name in SHOWN}
     return {
         "head": member.name,
         "epochs": str(member.epochs),
-        "learning_rate": f"{about['learning_rate']:.3g}",
-        **shown,
+        "learning_rate": f"{record['learning_rate']:.3g}",
+        **columns,
     }
-
-
-def _as_csv(rows: Sequence[Mapping[str, str]]) -> str:
-    text = io.StringIO()
-    writer = csv.DictWriter(text, list(rows[0]), lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(rows)
-    return text.getvalue()
 
 
 if __name__ == "__main__":

@@ -17,8 +17,8 @@ Kind = type[Any]  # a subclass of `toolkit.acceptance.saved.SavedHead`, which wr
 
 def card_of(heads: Sequence[tuple[Kind, Mapping[str, Any]]]) -> str:
     """Markdown with the Hub's metadata in front: one section per head, from what its config records."""
-    drafts = sorted({about["draft"] for _, about in heads if HUB_ID.fullmatch(str(about.get("draft", "")))})
-    return "\n".join([metadata(drafts), *(section(kind, about) for kind, about in heads)])
+    drafts = sorted({record["draft"] for _, record in heads if HUB_ID.fullmatch(str(record.get("draft", "")))})
+    return "\n".join([metadata(drafts), *(section(kind, record) for kind, record in heads)])
 
 
 def metadata(drafts: Sequence[str]) -> str:
@@ -27,17 +27,17 @@ def metadata(drafts: Sequence[str]) -> str:
     return "\n".join(["---", f"library_name: {LIBRARY}", f"tags: [{', '.join(TAGS)}]", *base, "---"])
 
 
-def section(kind: Kind, about: Mapping[str, Any]) -> str:
+def section(kind: Kind, record: Mapping[str, Any]) -> str:
     """What one head is, what it was trained on, how it scores, and how it is used."""
-    scores = about.get("metrics") or {}
+    scores = record.get("metrics") or {}
     table = scores_table(scores, ("", CORRECTED)) or scores_table(scores, ("",))
     return f"""# {title(kind)}
 
-{kind.summary_of(about["head"])} It fits one draft only: the one below.
+{kind.summary_of(record["head"])} It fits one draft only: the one below.
 
-{facts_table(about)}
+{facts_table(record)}
 {f"{chr(10)}Scores on validation text:{chr(10)}{chr(10)}{table}{chr(10)}" if table else ""}
-Use it: `toolkit.decode {kind.use_of(about["head"])} head=FOLDER`; in Python
+Use it: `toolkit.decode {kind.use_of(record["head"])} head=FOLDER`; in Python
 `{kind.__module__}.{kind.__name__}.from_pretrained("FOLDER OR HUB NAME")`; inside transformers:
 `toolkit.integrations.transformers`. Files: `{kind.weights_file}`, `{kind.config_file}`.
 """
@@ -48,30 +48,32 @@ def title(kind: Kind) -> str:
     return kind.what.split(maxsplit=1)[1].capitalize()
 
 
-def facts_table(about: Mapping[str, Any]) -> str:
+def facts_table(record: Mapping[str, Any]) -> str:
     """A table of what a head's config records; facts that are not known have no line."""
     models = {
-        role: f"`{about[role]}` ({about.get(f'{role}_fingerprint', 'weights not recorded')})"
+        role: f"`{record[role]}` ({record.get(f'{role}_fingerprint', 'weights not recorded')})"
         for role in ("target", "draft")
-        if role in about
+        if role in record
     }
     weights = ("w_acc", "w_rej")
     rows = {
         **models,
-        "reads": _read(about.get("hidden_state"), about["head"]),
-        "head": ", ".join(f"{name} {value}" for name, value in about["head"].items()),
-        "label": about.get("label"),
-        "sampling of responses and labels": _listed(about.get("sampling")),
-        "mixing ratio": about.get("mixing_ratio"),
-        "data": f"`{about['data']}`, {about.get('num_positions', 'some')} training positions"
-        if "data" in about
+        "reads": _read(record.get("hidden_state"), record["head"]),
+        "head": ", ".join(f"{name} {value}" for name, value in record["head"].items()),
+        "label": record.get("label"),
+        "sampling of responses and labels": ", ".join(
+            f"{name}={value}" for name, value in (record.get("sampling") or {}).items()
+        ),
+        "mixing ratio": record.get("mixing_ratio"),
+        "data": f"`{record['data']}`, {record.get('num_positions', 'some')} training positions"
+        if "data" in record
         else None,
-        "class weights": "accepted {}, rejected {}".format(*(about[name] for name in weights))
-        if all(name in about for name in weights)
+        "class weights": "accepted {}, rejected {}".format(*(record[name] for name in weights))
+        if all(name in record for name in weights)
         else None,
-        "learning rate": f"{about['learning_rate']:.3g}" if "learning_rate" in about else None,
-        "code": about.get("revision"),
-        "trained on": about.get("machine"),
+        "learning rate": f"{record['learning_rate']:.3g}" if "learning_rate" in record else None,
+        "code": record.get("revision"),
+        "trained on": record.get("machine"),
     }
     return "\n".join(["| | |", "|---|---|", *(f"| {k} | {v} |" for k, v in rows.items() if v not in (None, ""))])
 
@@ -86,10 +88,6 @@ def _read(newest: str | None, config: Mapping[str, Any]) -> str | None:
     added = [words.format(config[name]) for name, words in more.items() if config.get(name)]
     added += ["the likelihood of the text so far"] if config.get("likelihood") else []
     return newest if newest is None else "; ".join([newest, *added])
-
-
-def _listed(values: Mapping[str, Any] | None) -> str | None:
-    return None if values is None else ", ".join(f"{key}={value}" for key, value in values.items())
 
 
 def scores_table(scores: Mapping[str, float], suffixes: Sequence[str]) -> str:

@@ -31,7 +31,7 @@ class HeadEstimator:
 
     head       folder of a head; None: the one that ships with the pair
     corrected  undo the class weight's shift before the sigmoid (published: False)
-    calibrated  give the chances of the calibration that lies beside the head (`analysis.heads`) instead
+    calibrated  give the probabilities of the calibration that lies beside the head (`analysis.heads`) instead
     scorer     what gives the head's logits: set by `bind`, replaced by recorded ones in a replay
     """
 
@@ -44,15 +44,17 @@ class HeadEstimator:
 
     @property
     def num_earlier(self) -> int:
-        """How many positions before a step its head reads; recorded logits read none."""
+        """The number of positions before a step that its head reads; recorded logits read none."""
         return int(getattr(self.scorer, "num_earlier", 0))
 
     def bind(self, pair: Any) -> HeadEstimator:
         """Load the head and check that it belongs to the pair's draft. Raises InputError."""
         folder = _folder(self.head, pair)
-        found = scorer(pair, folder, "survival")
+        head_scorer = scorer(pair, folder, "survival")
         calibration = needed(folder, AcceptanceHead) if self.calibrated else None
-        return replace(self, head=folder, scorer=found, log_w_rej=found.module.log_w_rej, calibration=calibration)
+        return replace(
+            self, head=folder, scorer=head_scorer, log_w_rej=head_scorer.module.log_w_rej, calibration=calibration
+        )
 
     def rescored(self, find: Find) -> HeadEstimator:
         """The same estimator with another source of logits."""
@@ -71,10 +73,10 @@ class PrereadEstimator:
     """A pre-read head: it scores y_k before it is read, and the token after it.
 
     head        folder of heads; None: the one that ships with the pair
-    calibrated  give the chances of the calibration that lies beside the head (`analysis.heads`)
+    calibrated  give the probabilities of the calibration that lies beside the head (`analysis.heads`)
     The folder may also hold an acceptance head alone. Then y_{k-1} is scored instead of y_k, once it has been read.
-    The chances of y_k and of the token after it count as 1. A policy that multiplies the estimates then is SpecDec++'s.
-    judges_blocks  its head's chances are block verification's P_k, of the whole round: set by `bind`
+    The probabilities of y_k and of the token after it count as 1. A policy that multiplies the estimates then is SpecDec++'s.
+    judges_blocks  its head's probabilities are block verification's P_k, of the whole round: set by `bind`
     """
 
     head: Annotated[str | None, Head()] = None
@@ -87,7 +89,7 @@ class PrereadEstimator:
 
     @property
     def num_earlier(self) -> int:
-        """How many positions before a step its head reads; recorded logits read none."""
+        """The number of positions before a step that its head reads; recorded logits read none."""
         return int(getattr(self.scorer, "num_earlier", 0)) if self.instead is None else self.instead.num_earlier
 
     def bind(self, pair: Any) -> PrereadEstimator:
@@ -95,10 +97,15 @@ class PrereadEstimator:
         folder = _folder(self.head, pair)
         if not PrereadHead.is_in(folder):
             return replace(self, head=folder, instead=HeadEstimator(folder, True, self.calibrated).bind(pair))
-        found = scorer(pair, folder, "preread")
-        calibration, blocks = needed(folder, PrereadHead) if self.calibrated else None, found.module.output == "block"
-        shift = found.module.log_w_rej
-        return replace(self, head=folder, scorer=found, log_w_rej=shift, calibration=calibration, judges_blocks=blocks)
+        head_scorer = scorer(pair, folder, "preread")
+        calibration, blocks = (
+            needed(folder, PrereadHead) if self.calibrated else None,
+            head_scorer.module.output == "block",
+        )
+        shift = head_scorer.module.log_w_rej
+        return replace(
+            self, head=folder, scorer=head_scorer, log_w_rej=shift, calibration=calibration, judges_blocks=blocks
+        )
 
     def rescored(self, find: Find) -> PrereadEstimator:
         """The same estimator with another source of logits."""
@@ -122,7 +129,7 @@ class Confidence:
     """The draft's own probability of the token it drew, unwarped."""
 
     def bind(self, pair: Any) -> Confidence:
-        """Needs nothing."""
+        """Return the estimator itself: it needs no head."""
         return self
 
     def drawn_prob(self, step: Step) -> Tensor:

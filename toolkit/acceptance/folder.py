@@ -47,12 +47,13 @@ def load_for(pair: Any, folder: Path | str, kind: type[SavedHead]) -> Any:
 
     Raises InputError unless it was trained on the pair's draft.
     """
-    times = [path.stat().st_mtime_ns for path in _files(kind, folder) if path.exists()]
+    files = [Path(folder) / name for name in (kind.weights_file, kind.config_file)]
+    times = [path.stat().st_mtime_ns for path in files if path.exists()]
     key = (str(folder), kind, *times)
     heads = engine_of(pair).heads
     if key not in heads:
-        head, about = kind.load(folder)
-        check_draft(about, pair.draft, str(folder))
+        head, record = kind.load(folder)
+        check_draft(record, pair.draft, str(folder))
         heads[key] = head.to(pair.device)
     return heads[key]
 
@@ -126,30 +127,26 @@ def head_hash(folder: str | Path) -> str:
 
 
 def head_name(folder: str | Path) -> str:
-    """How a head is called in tables: by the overrides that it was trained with, else by its folder."""
+    """The name of a head in tables: the overrides that it was trained with, else its folder's name."""
     for kind in KINDS.values():
         path = inside(folder) / kind.config_file
-        about = read_json(path) if path.is_file() else None
-        if isinstance(about, dict) and about.get("name"):
-            return str(about["name"])
+        record = read_json(path) if path.is_file() else None
+        if isinstance(record, dict) and record.get("name"):
+            return str(record["name"])
     return Path(folder).resolve().name
 
 
-def _files(kind: type[SavedHead], folder: Path | str) -> list[Path]:
-    return [Path(folder) / name for name in (kind.weights_file, kind.config_file)]
-
-
-def check_draft(about: Mapping[str, Any], draft: Any, where: str) -> None:
+def check_draft(record: Mapping[str, Any], draft: Any, where: str) -> None:
     """Raises InputError unless the head was trained on this draft's hidden states.
 
     The draft's number format may be another one here.
     """
-    check_layers(about["head"].get("layers", []), layers_of(draft), f"the head in {where} reads", "this draft gives")
-    hidden_size = about["head"]["hidden_size"]
+    check_layers(record["head"].get("layers", []), layers_of(draft), f"the head in {where} reads", "this draft gives")
+    hidden_size = record["head"]["hidden_size"]
     own = getattr(getattr(draft, "config", None), "hidden_size", 0) * (1 + len(layers_of(draft))) or hidden_size
     if hidden_size != own:
         raise InputError(f"the head in {where} reads states of size {hidden_size}, this draft's have {own}")
-    trained = Weights.recorded(about)
+    trained = Weights.recorded(record)
     reason = None if trained is None else trained.other_than(Weights.of(draft))
     if reason is not None:
         raise InputError(f"the head in {where} was trained for another draft ({reason})")

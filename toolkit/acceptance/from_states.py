@@ -4,7 +4,7 @@ The states are those that the head would have read while recording, in the draft
 pre-read head reads are recorded, too. So the logits equal those of a recording made with the head, up to the rounding of
 differently shaped products.
 
-A head that reads the depth in the round scores a step anew for every round that visits it. With P positions and at most M
+A head that reads the depth in the round scores a step again for every round that visits it. With P positions and at most M
 tokens per round, the head runs on up to P (M + 1) inputs instead of S. Features are never held for more than CHUNK steps.
 """
 
@@ -37,23 +37,23 @@ def recorded_logits(trace: Trace, scorer: Scorer, device: torch.device | str = "
     where a round from that start never gets to that depth.
     Raises InputError if the trace holds no states.
     """
-    place = torch.device(device)
+    device = torch.device(device)
     if getattr(scorer, "reads_depth", False):
-        return _by_round(trace, scorer, place)
+        return _by_round(trace, scorer, device)
     steps = torch.arange(trace.num_steps).split(CHUNK)
-    return torch.cat([kept_logits(scorer, RecordedStep(trace, 1, index, device=place)) for index in steps])
+    return torch.cat([kept_logits(scorer, RecordedStep(trace, 1, index, device=device)) for index in steps])
 
 
-def _by_round(trace: Trace, scorer: Scorer, place: torch.device) -> Tensor:
+def _by_round(trace: Trace, scorer: Scorer, device: torch.device) -> Tensor:
     geometry, starts = Geometry.of(trace), torch.arange(trace.num_positions)
     columns = []
     for depth in range(1, trace.max_drafted + 2):
         index, exists = step_at(trace, geometry, starts, depth)
         parts = [
-            kept_logits(scorer, RecordedStep(trace, depth, part, device=place)) for part in index[exists].split(CHUNK)
+            kept_logits(scorer, RecordedStep(trace, depth, part, device=device)) for part in index[exists].split(CHUNK)
         ]
-        found = torch.cat(parts)
-        found = found if found.dim() > 1 else found.unsqueeze(-1)
-        columns.append(found.new_zeros(len(starts), found.shape[1]))
-        columns[-1][exists] = found
+        logits = torch.cat(parts)
+        logits = logits if logits.dim() > 1 else logits.unsqueeze(-1)
+        columns.append(logits.new_zeros(len(starts), logits.shape[1]))
+        columns[-1][exists] = logits
     return torch.stack(columns, 1)

@@ -42,15 +42,15 @@ class AcceptanceHead(SavedHead):
     earlier_states, earlier_tokens, earlier_statistics  what of them: draft states, tokens, the shape of q
     likelihood  it reads the draft's mean log q of the text so far, too
     embedding_size  of the draft; needed with earlier positions alone
-    layers     earlier layers of the draft, whose states lie behind the final one in hidden_size (`pair.draft_layers`)
-    round_depth  it reads the token's depth in the round, from 1; more than so many count as that; 0: it does not, as published
+    layers     earlier layers of the draft, whose states come after the final one in hidden_size (`pair.draft_layers`)
+    round_depth  reads the token's depth in the round, 1 to this number, larger ones counting as it; 0: does not, as published
     """
 
     weights_file, config_file, what = "head.safetensors", "config.json", "an acceptance head"
     arguments = ("hidden_size", "depth", "tied", "log_w_rej")
     method = "specdec_pp"
     summary = (
-        "Predicts the chance that the target accepts a drafted token, from the draft's hidden state that has read it "
+        "Predicts the probability that the target accepts a drafted token, from the draft's hidden state that has read it "
         "(SpecDec++, arXiv:2405.19715)."
     )
 
@@ -82,7 +82,7 @@ class AcceptanceHead(SavedHead):
 
     @property
     def num_more(self) -> int:
-        """Features that it reads behind the state."""
+        """Features that it reads after the state."""
         return self.inputs.size_of_more(self.hidden_size, self.embedding_size)
 
     @property
@@ -92,7 +92,7 @@ class AcceptanceHead(SavedHead):
         return {**super().config, **own, **self.inputs.read()}
 
     def forward(self, hidden: Tensor) -> Tensor:
-        """Logits [...] as trained (raw) of hidden states [..., hidden_size], with the other features behind them."""
+        """Logits [...] as trained (raw) of hidden states [..., hidden_size], followed by the other features."""
         x = hidden
         if self.num_more:
             x = hidden[..., : self.hidden_size] + self.more(hidden[..., self.hidden_size :])

@@ -36,8 +36,8 @@ class Inputs:
     earlier_tokens      the embeddings of the tokens that came there
     earlier_statistics  log q of these tokens, entropy and the two largest probabilities of q there
     likelihood          the mean log q of the text's tokens so far, and the logarithm of their number
-    layers              earlier layers of the draft whose states lie behind the final one, which are scaled one by one
-    round_depth         how many drafted tokens its round has, one-hot: 1 to so many, more of them counting as that; 0: not read
+    layers              earlier layers of the draft whose states come after the final one, which are scaled one by one
+    round_depth         the token's depth in the round, one-hot: 1 to this number, larger ones counting as it; 0: not read
     """
 
     earlier: Annotated[int, Between(0, 8)] = 0
@@ -50,12 +50,12 @@ class Inputs:
 
     def read(self) -> dict[str, Any]:
         """The settings that differ from the defaults."""
-        found = {name: value for name, value in vars(self).items() if value != vars(Inputs())[name]}
-        return {name: list(value) if isinstance(value, tuple) else value for name, value in found.items()}
+        settings = {name: value for name, value in vars(self).items() if value != vars(Inputs())[name]}
+        return {name: list(value) if isinstance(value, tuple) else value for name, value in settings.items()}
 
     @property
     def num_earlier(self) -> int:
-        """How many earlier positions have to be kept for the head."""
+        """The number of earlier positions that have to be kept for the head."""
         return max(self.earlier, int(self.likelihood))
 
     def size(self, hidden_size: int, embedding_size: int) -> int:
@@ -63,7 +63,7 @@ class Inputs:
         return hidden_size + embedding_size + NUM_STATISTICS + self.size_of_more(hidden_size, embedding_size)
 
     def size_of_more(self, hidden_size: int, embedding_size: int) -> int:
-        """How many of the F features come behind those of the newest position."""
+        """The number of the F features that come after those of the newest position."""
         parts = (
             self.earlier_states * hidden_size,
             self.earlier_tokens * embedding_size,
@@ -98,7 +98,7 @@ class Inputs:
         return before
 
     def with_more(self, newest: Tensor, before: Earlier | None, table: Tensor | None, depth: Tensor | int) -> Tensor:
-        """The newest position's features [B, ...] with the others behind them: earlier positions, likelihood, depth."""
+        """The newest position's features [B, ...] followed by the others: earlier positions, likelihood, depth."""
         parts = [newest]
         if before is not None and self.earlier:
             parts.append(self._of_earlier(before.last(self.earlier), table).to(newest.dtype))

@@ -1,15 +1,15 @@
-"""The pre-read head: chances of acceptance of y_k and of y_{k+1}, before the draft reads y_k.
+"""The pre-read head: probabilities of acceptance of y_k and of y_{k+1}, before the draft reads y_k.
 
-The head is ours; no paper has it. Reading y_k *is* the next draft forward, so a score that needs the state after y_k comes
-one forward late (SpecDec++). This head reads only what is already computed: the state that produced q_k, the embedding of
-y_k and the shape of q_k. It gives two chances,
+The head is ours; no paper has it. Reading y_k *is* the draft's next forward pass, so a score that needs the state
+after y_k comes one forward pass late (SpecDec++). This head reads only what is already computed: the state that produced
+q_k, the embedding of y_k and the shape of q_k. It gives two probabilities,
 
     accepted   P(y_k accepted), given that all before it are
     following  P(y_{k+1} accepted), given that y_k is, too: the mean of sum_x min(p, q)(x) one position later
 
-With `output="block"` the chances are block verification's (`toolkit.verification.rules.block`), and no product is taken:
+With `output="block"` the probabilities are block verification's (`toolkit.verification.rules.block`), and no product is taken:
 
-    accepted   P_k, the chance that at least k tokens of the round are kept
+    accepted   P_k, the probability that at least k tokens of the round are kept
     following  the mean of P_{k+1}, before y_{k+1} is drawn
 
 Its training needs no token mixing, since every position of a text of the target is a clean prefix. A token y drawn from q
@@ -40,8 +40,8 @@ from toolkit.errors import InputError
 from toolkit.types import Step
 
 BLOCK_SUMMARY = (
-    "Predicts, before the draft reads a token, the chances that block verification keeps the round up to this token and up to "
-    "the next one."
+    "Predicts, before the draft reads a token, the probabilities that block verification keeps the round up to this token "
+    "and up to the next one."
 )
 
 
@@ -52,10 +52,10 @@ class PrereadHead(SavedHead):
     earlier       how many positions before the newest one it reads, too (chains alone keep them)
     earlier_states, earlier_tokens, earlier_statistics  what of them: draft states, tokens, the shape of q
     likelihood    it reads the draft's mean log q of the text so far, too
-    layers        earlier layers of the draft, whose states lie behind the final one (`pair.draft_layers`)
-    round_depth   it reads the token's depth in the round, from 1; more than so many count as that; 0: it does not
+    layers        earlier layers of the draft, whose states come after the final one (`pair.draft_layers`)
+    round_depth   it reads the token's depth in the round, 1 to this number, larger ones counting as it; 0: it does not
     dropout       of the hidden layers' outputs, in training
-    output        token: chances of single tokens; block: of the whole round, under block verification
+    output        token: probabilities of single tokens; block: of the whole round, under block verification
     log_w_rej     logarithm of the class weight it was trained with: `corrected` adds it
     """
 
@@ -63,7 +63,7 @@ class PrereadHead(SavedHead):
     arguments = ("hidden_size", "embedding_size", "width", "depth", "log_w_rej")
     method = "rate"
     summary = (
-        "Predicts the chances that the target accepts a drafted token and the one after it, before the draft reads the "
+        "Predicts the probabilities that the target accepts a drafted token and the one after it, before the draft reads the "
         "token."
     )
 

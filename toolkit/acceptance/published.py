@@ -6,7 +6,7 @@
 
 Such files hold each tensor of the one block once, or under a name per block. Blocks that differ are refused, because another
 program must have written them. The files name neither the draft nor w_rej, so both stay unknown here, and only the size of the
-draft's states is compared. The chances are taken as the head gives them, as in the published decoder.
+draft's states is compared. The probabilities are taken as the head gives them, as in the published decoder.
 """
 
 from __future__ import annotations
@@ -35,10 +35,12 @@ def is_published(folder: Path) -> bool:
     try:
         if not (folder / CONFIG).is_file() or weights_of(folder) is None:
             return False
-        said = read_json(folder / CONFIG)
+        config = read_json(folder / CONFIG)
     except (OSError, ValueError, InputError):  # a name that no file can have; what is not JSON
         return False
-    return isinstance(said, dict) and "hidden_size" in said and "architectures" not in said and "head" not in said
+    return (
+        isinstance(config, dict) and "hidden_size" in config and "architectures" not in config and "head" not in config
+    )
 
 
 def weights_of(folder: Path) -> Path | None:
@@ -52,14 +54,14 @@ def rewritten(folder: Path) -> Path:
     if path is None:
         raise InputError(f"{folder}: expected {' or '.join(FILES)}, found neither")
     digest = content_hash([file_hash(path), file_hash(folder / CONFIG)])
-    place = cache_folder() / "published" / f"{folder.resolve().name}-{digest}"
-    if not AcceptanceHead.is_in(place):
+    cached = cache_folder() / "published" / f"{folder.resolve().name}-{digest}"
+    if not AcceptanceHead.is_in(cached):
         head = head_of(_tensors(path), read_json(folder / CONFIG), path)
-        head.save(place, {"name": folder.resolve().name, "source": str(folder)})
+        head.save(cached, {"name": folder.resolve().name, "source": str(folder)})
         print(
-            f"{folder}: a head of the published SpecDec++ code (its draft and w_rej are not recorded), read as {place}"
+            f"{folder}: a head of the published SpecDec++ code (its draft and w_rej are not recorded), read as {cached}"
         )
-    return place
+    return cached
 
 
 def head_of(state: Mapping[str, Tensor], config: Mapping[str, Any], path: Path) -> AcceptanceHead:
@@ -90,9 +92,9 @@ def _tensors(path: Path) -> dict[str, Tensor]:
     if path.suffix == ".safetensors":
         return load_tensors(path, "file of a published head's weights", MEND)[0]
     try:
-        found = torch.load(path, map_location="cpu", weights_only=True)
+        tensors = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # zip, pickle and torch each raise their own errors for other files
         raise InputError(f"{path} is not a file of tensors: {first_line(error)}; {MEND}") from None
-    if not isinstance(found, Mapping) or not all(isinstance(value, Tensor) for value in found.values()):
+    if not isinstance(tensors, Mapping) or not all(isinstance(value, Tensor) for value in tensors.values()):
         raise InputError(f"{path}: expected a mapping of names to tensors; {MEND}")
-    return dict(found)
+    return dict(tensors)

@@ -32,7 +32,7 @@ class AtWork:
 
     @property
     def num_earlier(self) -> int:
-        """How many positions before a step it reads."""
+        """The number of positions before a step that the head reads."""
         return self.module.inputs.num_earlier
 
     @property
@@ -76,8 +76,8 @@ class SavedHead(nn.Module, PyTorchModelHubMixin, library_name=card.LIBRARY, tags
     def use_of(cls, config: Mapping[str, Any]) -> str:
         """The words of a command that decodes with a head of this config, its folder apart."""
         layers = config.get("layers") or []
-        given = [f"+pair.draft_layers={list(layers)}"] if layers else []
-        return " ".join([f"method={cls.method_of(config)}", *given])
+        overrides = [f"+pair.draft_layers={list(layers)}"] if layers else []
+        return " ".join([f"method={cls.method_of(config)}", *overrides])
 
     @property
     def config(self) -> dict[str, Any]:
@@ -88,9 +88,9 @@ class SavedHead(nn.Module, PyTorchModelHubMixin, library_name=card.LIBRARY, tags
     def save(self, folder: Path | str, about: Mapping[str, Any] | None = None) -> Path:
         """Write weights, config and card; `about` records what is known of the head, None: what it was loaded with."""
         folder = Path(folder)
-        said = {"head": self.config, **(self.about if about is None else about)}
+        record = {"head": self.config, **(self.about if about is None else about)}
         save_tensors(folder / self.weights_file, self.state_dict(), {"what": self.what})
-        write_json(folder / self.config_file, {**said, CHECKSUM: content_hash(said, 64)})
+        write_json(folder / self.config_file, {**record, CHECKSUM: content_hash(record, 64)})
         write_card(folder)
         return folder
 
@@ -109,15 +109,15 @@ class SavedHead(nn.Module, PyTorchModelHubMixin, library_name=card.LIBRARY, tags
         folder = Path(folder)
         if not cls.is_in(folder):
             raise InputError(f"expected {cls.what} ({cls.config_file} and {cls.weights_file}) in {folder}, found none")
-        weights, said = load_tensors(folder / cls.weights_file, "file of a head's weights", MEND)
-        about = _checked(folder / cls.config_file, needed=bool(said))
+        weights, metadata = load_tensors(folder / cls.weights_file, "file of a head's weights", MEND)
+        record = _checked(folder / cls.config_file, needed=bool(metadata))
         try:
-            head = cls(**about["head"])
+            head = cls(**record["head"])
             head.load_state_dict({k: v.float() for k, v in weights.items()}, strict=True)
         except (KeyError, TypeError, RuntimeError) as error:
             raise InputError(f"{folder} does not hold {cls.what} as a whole: {first_line(error)}") from error
-        head.about = {name: fact for name, fact in about.items() if name != "head"}
-        return head.eval().requires_grad_(False), about
+        head.about = {name: fact for name, fact in record.items() if name != "head"}
+        return head.eval().requires_grad_(False), record
 
     def save_pretrained(
         self,
@@ -160,7 +160,22 @@ class SavedHead(nn.Module, PyTorchModelHubMixin, library_name=card.LIBRARY, tags
             raise InputError("heads are loaded strictly: expected strict=True, got False")
         source, folder = str(pretrained_model_name_or_path), Path(pretrained_model_name_or_path)
         if not folder.is_dir():
-            folder = _downloaded(cls, source, force_download, token, cache_dir, local_files_only, revision)
+            try:
+                folder = Path(
+                    snapshot_download(
+                        source,
+                        revision=revision,
+                        cache_dir=cache_dir,
+                        force_download=force_download,
+                        token=token,
+                        local_files_only=local_files_only,
+                        allow_patterns=[cls.weights_file, cls.config_file, card.FILE],
+                    )
+                )
+            except Exception as error:  # the client's own kinds, and those of the network
+                raise InputError(
+                    f"expected {cls.what} in a folder or on the Hub under {source}, found none: {first_line(error)}"
+                ) from error
         return cls.load(folder)[0].to(map_location)
 
     def generate_model_card(self, *args: Any, **kwargs: Any) -> ModelCard:
@@ -177,42 +192,14 @@ def write_card(folder: Path | str) -> Path:
     )
 
 
-def _downloaded(
-    kind: type[SavedHead],
-    name: str,
-    force_download: bool,
-    token: str | bool | None,
-    cache_dir: str | Path | None,
-    local_files_only: bool,
-    revision: str | None,
-) -> Path:
-    """The folder that the Hub's client keeps a head's files in. Raises InputError if it cannot get them."""
-    try:
-        return Path(
-            snapshot_download(
-                name,
-                revision=revision,
-                cache_dir=cache_dir,
-                force_download=force_download,
-                token=token,
-                local_files_only=local_files_only,
-                allow_patterns=[kind.weights_file, kind.config_file, card.FILE],
-            )
-        )
-    except Exception as error:  # the client's own kinds, and those of the network
-        raise InputError(
-            f"expected {kind.what} in a folder or on the Hub under {name}, found none: {first_line(error)}"
-        ) from error
-
-
 def _checked(path: Path, needed: bool) -> dict[str, Any]:
     """A head's config without its checksum. Raises InputError if that does not match; configs of other programs have none."""
     if path.stat().st_size == 0:
         raise InputError(f"{path} is empty: expected a head's config; {MEND}")
-    about = read_json(path)
-    if not isinstance(about, dict):
+    record = read_json(path)
+    if not isinstance(record, dict):
         raise InputError(f"{path} is not a head's config; {MEND}")
-    found = about.pop(CHECKSUM, None)
-    if (found is not None or needed) and found != content_hash(about, 64):
+    checksum = record.pop(CHECKSUM, None)
+    if (checksum is not None or needed) and checksum != content_hash(record, 64):
         raise InputError(f"{path} is damaged: its checksum does not match; {MEND}")
-    return about
+    return record

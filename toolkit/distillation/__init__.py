@@ -1,4 +1,4 @@
-"""Training drafts on their targets: what `python -m toolkit.distill` is made of."""
+"""Training drafts on their targets: the parts of `python -m toolkit.distill`."""
 
 from toolkit.distillation.data import TextData
 from toolkit.distillation.losses import (

@@ -13,7 +13,7 @@ def card_of(config: Mapping[str, Any], facts: Mapping[str, Any], scores: Mapping
     options = ", ".join(
         f"{name}={value}" for name, value in loss.items() if name != "_target_" and not isinstance(value, dict)
     )
-    said = ", ".join(f"{name}={sampling[name]}" for name in ("temperature", "top_k", "top_p", "max_new_tokens"))
+    settings = ", ".join(f"{name}={sampling[name]}" for name in ("temperature", "top_k", "top_p", "max_new_tokens"))
     return f"""---
 library_name: transformers
 tags: [speculative-decoding, draft]
@@ -26,13 +26,14 @@ Proposes tokens that `{pair["target"]}` verifies; it is not meant to be used by 
 |---|---|
 | begun from | `{begun}` |
 | loss | {loss["_target_"].rpartition(".")[2]} {options} |
-| texts | {facts["texts"]} responses of the target ({said}); share drawn from the draft itself: {config["lmbda"]} |
+| texts | {facts["texts"]} responses of the target ({settings}); share drawn from the draft itself: {config["lmbda"]} |
 | tokens | {scores["tokens"]:,} in all epochs |
 | optimizer | {config["optimizer"]["_target_"].rpartition(".")[2]}, lr {config["optimizer"]["lr"]} |
 | seed | {config["seed"]} |
 | code | {facts["revision"]} |
 
-Chance of acceptance on validation text, mean over tokens: {scores["start/alpha"]:.4f} before, {scores["val/alpha"]:.4f} after.
+Probability of acceptance, mean over tokens of validation text:
+{scores["start/alpha"]:.4f} before, {scores["val/alpha"]:.4f} after.
 What that is worth per domain: `python -m analysis.heads drafts=...`.
 
 Use it: `ModelPair.from_pretrained("{pair["target"]}", "THIS FOLDER")`

@@ -39,7 +39,7 @@ class TextPart(Examples):
         return sum(len(produced) for _, produced in self.texts)
 
     def batch(self, examples: Sequence[int]) -> TextBatch:
-        """Some of them."""
+        """The texts of these numbers."""
         return TextBatch([self.texts[i] for i in examples])
 
 

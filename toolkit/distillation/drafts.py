@@ -38,25 +38,25 @@ def begin(
     if from_pretrained is not None:
         check_same_tokenizer(tokenizer, load_tokenizer(from_pretrained))
         model = load_draft(from_pretrained, device=device, dtype=dtype)
-        for name, wanted in shape.items():
-            found = getattr(model.config, name, None)
-            if found != wanted:
+        for name, expected in shape.items():
+            actual = getattr(model.config, name, None)
+            if actual != expected:
                 raise InputError(
-                    f"from_pretrained: expected a draft with {name}={wanted}, {from_pretrained} has {found}; leave shape out, "
-                    "or begin with fresh weights (from_pretrained=null)"
+                    f"from_pretrained: expected a draft with {name}={expected}, {from_pretrained} has {actual}; leave "
+                    "shape out, or begin with fresh weights (from_pretrained=null)"
                 )
     else:
         model = _fresh(load_draft(source, device="cpu", dtype=dtype), shape, seed).to(device)
     return model.requires_grad_(True)
 
 
-def _fresh(known: Any, shape: Mapping[str, Any], seed: int) -> Any:
+def _fresh(original: Any, shape: Mapping[str, Any], seed: int) -> Any:
     """A model of the same class with other sizes and random weights."""
-    settings = known.config.to_dict()
+    settings = original.config.to_dict()
     unknown = sorted(name for name in shape if name not in settings)
     if unknown:
-        raise InputError(f"shape.{unknown[0]}: expected keys of {type(known.config).__name__}, such as hidden_size")
-    config = copy.deepcopy(known.config)
+        raise InputError(f"shape.{unknown[0]}: expected keys of {type(original.config).__name__}, such as hidden_size")
+    config = copy.deepcopy(original.config)
     if "hidden_size" in shape and "head_dim" not in shape and "head_dim" in settings:
         heads = shape.get("num_attention_heads", settings["num_attention_heads"])
         config.head_dim = shape["hidden_size"] // heads
@@ -65,10 +65,10 @@ def _fresh(known: Any, shape: Mapping[str, Any], seed: int) -> Any:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         try:
-            model = type(known)(config).to(known.dtype)
+            model = type(original)(config).to(original.dtype)
         except (ValueError, RuntimeError, TypeError) as error:
-            raise InputError(f"shape: no {type(known).__name__} can be made of it: {first_line(error)}") from error
-    model.generation_config = copy.deepcopy(known.generation_config)
+            raise InputError(f"shape: no {type(original).__name__} can be made of it: {first_line(error)}") from error
+    model.generation_config = copy.deepcopy(original.generation_config)
     return model.eval()
 
 

@@ -1,11 +1,11 @@
-"""How far a draft is from its target at each position, as a loss: every one a function of log p and log q.
+"""Losses: how far a draft is from its target at each position, as functions of log p and log q.
 
     forward KL     sum_x p log(p / q)                                                     DistillSpec (arXiv:2310.08461)
     reverse KL     sum_x q log(q / p)                                                     DistillSpec
     JSD(beta)      beta KL(p || m) + (1 - beta) KL(q || m), m = beta p + (1 - beta) q     GKD (arXiv:2306.13649), section 2
     TVD            1/2 sum_x |p - q| = 1 - alpha                                          DistillSpec
-    LK             -log alpha, alpha = sum_x min(p, q): the chance of acceptance          LK losses (arXiv:2602.23881)
-    cross entropy  -log q of the text's token; no target is asked
+    LK             -log alpha, alpha = sum_x min(p, q): the probability of acceptance          LK losses (arXiv:2602.23881)
+    cross entropy  -log q of the text's token; no target is needed
 
 p: target, q: draft, both at the temperature of the training. In nats (TVD apart). Gradients go to q alone.
 Shapes: n positions, C categories: the vocabulary, or k tokens and one for all the others together (`Outlook`).
@@ -28,7 +28,7 @@ LOWEST = -1e4  # log of a probability that is exactly 0 in every format; finite,
 
 @dataclass(frozen=True)
 class Outlook:
-    """What both sides expect at n positions.
+    """The distributions of target and draft at n positions.
 
     target_log_probs [n, C], draft_log_probs [n, C]  log p and log q; C categories that add up to 1.
     token_log_probs [n]  log q of the token that the text has there
@@ -40,7 +40,7 @@ class Outlook:
 
     @property
     def alpha(self) -> Tensor:
-        """Chance of acceptance [n]; of lumped categories it is an upper bound."""
+        """Probability of acceptance [n]; of lumped categories it is an upper bound."""
         return torch.minimum(self.target_log_probs, self.draft_log_probs).exp().sum(-1)
 
 
@@ -91,7 +91,7 @@ class JensenShannon(Loss):
 
 @dataclass(frozen=True)
 class TotalVariation(Loss):
-    """The chance of rejection itself. Its gradient vanishes where p and q share no mass: warm starts, or mixtures."""
+    """The probability of rejection itself. Its gradient vanishes where p and q share no mass: warm starts, or mixtures."""
 
     def __call__(self, outlook: Outlook, progress: float = 0.0) -> Tensor:
         return (outlook.target_log_probs.exp() - outlook.draft_log_probs.exp()).abs().sum(-1) / 2

@@ -55,6 +55,6 @@ class Mixture(Loss):
             term.at(progress) * term.loss(outlook, progress) for term in self.terms.values() if term.at(progress)
         ]
         total = weighted[0]
-        for one in weighted[1:]:
-            total = total + one
+        for part in weighted[1:]:
+            total = total + part
         return total

@@ -1,4 +1,4 @@
-"""A draft that learns from its target: one forward of the draft per batch, gradients through it alone.
+"""A draft that learns from its target: one forward pass of the draft per batch, gradients through it alone.
 
 On-policy texts are what the draft itself says, for the target to correct (GKD, arXiv:2306.13649; DistillSpec).
 """
@@ -17,7 +17,7 @@ from toolkit import config
 from toolkit.decoding import decode
 from toolkit.distillation.data import TextBatch
 from toolkit.distillation.losses import Loss, Outlook
-from toolkit.distillation.teachers import Teacher, outlook, places, reads
+from toolkit.distillation.teachers import Teacher, outlook, produced_positions, reads
 from toolkit.engine.engine import EngineOptions
 from toolkit.errors import InputError
 from toolkit.models.pair import ModelPair
@@ -32,7 +32,7 @@ PLAIN = EngineOptions(cuda_graphs="off", cpu_packing="off")  # weights change be
 class OnPolicy:
     """How often, and how, a batch's texts are drawn from the draft.
 
-    lmbda     chance that they are
+    lmbda     probability that they are
     sampling  the responses'
     ends      tokens that end a text
     seed      of the choice and of the texts
@@ -45,7 +45,7 @@ class OnPolicy:
 
 
 class DraftTraining(WholeSteps):
-    """Logs val/alpha (the chance of acceptance, mean over produced tokens) and val/loss; for the rest see Curves.
+    """Logs val/alpha (the probability of acceptance, mean over produced tokens) and val/loss; for the rest see Curves.
 
     draft        a causal language model, in evaluation mode (no dropout); nothing else is in the checkpoints
     teacher      what says log p
@@ -101,9 +101,11 @@ class DraftTraining(WholeSteps):
         self.log_dict(values, on_step=False, on_epoch=True, batch_size=len(batch.labels), sync_dist=True)
 
     def outlook(self, batch: TextBatch) -> Outlook:
-        """Both sides at every produced token of a batch; the gradient goes to the draft."""
+        """The distributions of target and draft at every produced token of a batch; the gradient goes to the draft."""
         tokens = reads(batch.texts).to(self.draft.device)
-        logits = self.draft(input_ids=tokens, use_cache=False).logits[places(batch.texts)][:, : self.vocab_size]
+        logits = self.draft(input_ids=tokens, use_cache=False).logits[produced_positions(batch.texts)][
+            :, : self.vocab_size
+        ]
         return outlook(self.teacher.expected(batch.texts), logits.float(), batch.labels, self.temperature)
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
@@ -131,8 +133,8 @@ def own_texts(
     method = config.method("autoregressive")
     prompts = [list(prompt) for prompt, _ in texts]
     drawn = replace(sampling, seed=(seed << 32) + step, stop=())
-    found = decode(pair, prompts, method, drawn, batch_size=len(prompts))
-    failed = next((generation.error for generation in found if generation.error is not None), None)
+    generations = decode(pair, prompts, method, drawn, batch_size=len(prompts))
+    failed = next((generation.error for generation in generations if generation.error is not None), None)
     if failed is not None:
         raise InputError(f"the draft could not answer a prompt ({failed}); set lmbda=0, or leave that prompt out")
-    return [(prompt, generation.token_ids) for prompt, generation in zip(prompts, found, strict=True)]
+    return [(prompt, generation.token_ids) for prompt, generation in zip(prompts, generations, strict=True)]

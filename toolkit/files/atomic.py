@@ -19,7 +19,7 @@ CLOSED = (errno.EROFS, errno.EACCES, errno.EPERM)
 MAKE_ROOM = "make room and run again: what is finished is kept"
 CHOOSE = "choose a folder that can be written, paths.root_dir=FOLDER or paths.output_dir=FOLDER"
 # How libraries that do not raise OSError say that a file could not be written, and the reason as people read it.
-SAID = {
+REASONS = {
     "No space left": "No space left on device",
     "Disk quota exceeded": "Disk quota exceeded",
     "File too large": "File too large",
@@ -33,7 +33,7 @@ SAID = {
 
 
 def write_atomic(path: Path | str, write: Callable[[Path], None]) -> Path:
-    """Call `write(temporary path)`, then put the file in place in one step. Nothing is left behind on failure.
+    """Call `write(temporary path)`, then put the file in place in one step. A failure leaves nothing.
 
     Files of an output folder are listed in its journal (`toolkit.files.journal`).
     """
@@ -70,17 +70,17 @@ def write_failure(error: BaseException) -> str | None:
 
 
 def _why(error: BaseException) -> tuple[str, str] | None:
-    """Reason and advice."""
+    """Why writing failed, as reason and advice; None if the error is about something else."""
     seen: BaseException | None = error
     while seen is not None and not isinstance(seen, InputError):
         text = str(seen)
-        told = next((reason for words, reason in SAID.items() if words in text), None)
+        explanation = next((reason for words, reason in REASONS.items() if words in text), None)
         if isinstance(seen, OSError):
             number = seen.errno
             advice = MAKE_ROOM if number in FULL else CHOOSE if number in CLOSED else ""
-            return seen.strerror or told or text, advice
-        if told is not None:
-            return told, MAKE_ROOM if "write" in text else ""
+            return seen.strerror or explanation or text, advice
+        if explanation is not None:
+            return explanation, MAKE_ROOM if "write" in text else ""
         seen = seen.__cause__ or seen.__context__
     return None
 
@@ -116,7 +116,7 @@ def write_folder(path: Path | str, write: Callable[[Path], None]) -> Path:
 
 def _move_in(temporary: Path, path: Path) -> None:
     """All files of a folder into another, in one step where that is empty but for our own."""
-    names = sorted(found.relative_to(temporary) for found in temporary.rglob("*") if found.is_file())
+    names = sorted(file.relative_to(temporary) for file in temporary.rglob("*") if file.is_file())
     home = journal.home_of(path)
     if home is not None and path.exists():
         journal.remove(home, journal.relative(home, path))
@@ -125,9 +125,9 @@ def _move_in(temporary: Path, path: Path) -> None:
             journal.note(path / name, sha256=journal.digest(temporary / name))
         os.replace(temporary, path)
         return
-    if kept := next((name for name in names if os.path.lexists(path / name)), None):
+    if foreign := next((name for name in names if os.path.lexists(path / name)), None):
         raise InputError(
-            f"{path / kept} was not made by this stage and is left alone: move it, or choose another folder"
+            f"{path / foreign} was not made by this stage and is left alone: move it, or choose another folder"
         )
     for name in names:
         (path / name).parent.mkdir(parents=True, exist_ok=True)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import re
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -38,13 +38,20 @@ def digest(path: Path | str) -> str:
 
 def digests(paths: Sequence[Path]) -> list[str]:
     """SHA-256 of files; of those that have not changed since they were last read, as remembered."""
+    from tqdm.auto import tqdm
+
     try:
-        known = [_remembered(path) for path in paths]
-        unread = [path for path, found in zip(paths, known, strict=True) if found is None]
-        fresh = dict(zip(unread, _read_all(unread), strict=True))
+        remembered = [_remembered(path) for path in paths]
+        unread = [path for path, sha256 in zip(paths, remembered, strict=True) if sha256 is None]
+        size, fresh = sum(path.stat().st_size for path in unread), dict[Path, str]()
+        with tqdm(total=size, desc="checking files", unit="B", unit_scale=True, disable=size < LARGE) as bar:
+            for path in unread:
+                stamp = _stamp(path)
+                fresh[path] = _read(path, bar)
+                _remember(path, stamp, fresh[path])
     except OSError as error:
         raise InputError(f"could not read {error.filename or paths[0]}: {error.strerror or error}") from None
-    return [found if found is not None else fresh[path] for path, found in zip(paths, known, strict=True)]
+    return [sha256 if sha256 is not None else fresh[path] for path, sha256 in zip(paths, remembered, strict=True)]
 
 
 def folder_digest(folder: Path | str) -> str:
@@ -84,7 +91,7 @@ def hub_files(name: str, commit: str, kind: str = "model") -> dict[str, str]:
 
 
 def asked_commit(name: str, revision: str | None = None, kind: str = "model") -> str | None:
-    """The commit as the hub says it; None if it cannot be asked."""
+    """The commit as the hub says it; None if the hub does not answer."""
     from huggingface_hub import HfApi
 
     try:
@@ -97,8 +104,8 @@ def asked_commit(name: str, revision: str | None = None, kind: str = "model") ->
 
 
 def _stamp(path: Path) -> list[int]:
-    about = path.stat()
-    return [about.st_size, about.st_mtime_ns, about.st_ctime_ns, about.st_ino]
+    stat = path.stat()
+    return [stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns, stat.st_ino]
 
 
 def _note_of(path: Path) -> Path:
@@ -114,28 +121,14 @@ def _remembered(path: Path) -> str | None:
         return None
 
 
-def _remember(path: Path, stamp: list[int], found: str) -> None:
-    """Unless the file is so young that it could change unseen, or the cache cannot be written."""
+def _remember(path: Path, stamp: list[int], sha256: str) -> None:
+    """Note a digest, unless the file is so young that it could change unseen, or the cache cannot be written."""
     if time.time() - max(stamp[1], stamp[2]) / 1e9 < RECENT or _stamp(path) != stamp:
         return
     try:
-        write_json(_note_of(path), {"path": os.path.abspath(path), "stamp": stamp, "sha256": found})
+        write_json(_note_of(path), {"path": os.path.abspath(path), "stamp": stamp, "sha256": sha256})
     except (InputError, OSError):
         return
-
-
-def _read_all(paths: Iterable[Path]) -> list[str]:
-    paths = list(paths)
-    sizes = [path.stat().st_size for path in paths]
-    found = []
-    from tqdm.auto import tqdm
-
-    with tqdm(total=sum(sizes), desc="checking files", unit="B", unit_scale=True, disable=sum(sizes) < LARGE) as bar:
-        for path in paths:
-            stamp = _stamp(path)
-            found.append(_read(path, bar))
-            _remember(path, stamp, found[-1])
-    return found
 
 
 def _read(path: Path, bar: Any) -> str:

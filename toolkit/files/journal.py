@@ -14,6 +14,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import shutil
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -60,8 +61,11 @@ def note(path: Path, **facts: Any) -> None:
     line = json.dumps({"path": relative(home, path), **facts}) + "\n"
     handle = os.open(home / JOURNAL, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
     try:
-        data = (b"" if _ends_with_newline(home / JOURNAL) else b"\n") + line.encode()
-        os.write(handle, data)
+        with open(home / JOURNAL, "rb") as journal:
+            size = journal.seek(0, os.SEEK_END)
+            journal.seek(max(size - 1, 0))
+            whole = journal.read(1) in (b"", b"\n")  # else a process was killed in the middle of the last line
+        os.write(handle, (b"" if whole else b"\n") + line.encode())
     finally:
         os.close(handle)
 
@@ -126,24 +130,24 @@ def check(path: Path | str, mend: str = MEND) -> None:
         check_digest(path, digest_once(path), mend)
 
 
-def check_digest(path: Path, found: str, mend: str = MEND, default: str | None = None) -> None:
+def check_digest(path: Path, sha256: str, mend: str = MEND, default: str | None = None) -> None:
     """`check` of a file whose digest is known. default: what it should be if no journal lists it."""
     home = home_of(path)
     listed = [] if home is None else read(home).files.get(relative(home, path), [])[-KNOWN:]
-    known = listed or ([default] if default is not None else [])
-    if path.name != MANIFEST and known and found not in known:
+    expected = listed or ([default] if default is not None else [])
+    if path.name != MANIFEST and expected and sha256 not in expected:
         what = "is empty" if path.stat().st_size == 0 else "is damaged: it is not what was written (SHA-256)"
         raise InputError(f"{path} {what}; {mend}")
 
 
 def digest_once(path: Path) -> str:
     """`digest`, read once by this process unless the file changes."""
-    about = path.stat()
-    stamp = (about.st_size, about.st_mtime_ns, about.st_ctime_ns, about.st_ino)
-    known = _VERIFIED.get(str(path))
-    if known is None or known[:-1] != stamp:
-        _VERIFIED[str(path)] = known = (*stamp, digest(path))
-    return str(known[-1])
+    stat = path.stat()
+    stamp = (stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns, stat.st_ino)
+    verified = _VERIFIED.get(str(path))
+    if verified is None or verified[:-1] != stamp:
+        _VERIFIED[str(path)] = verified = (*stamp, digest(path))
+    return str(verified[-1])
 
 
 def remove(folder: Path, below: str = "", keep: Iterable[str] = ()) -> list[Path]:
@@ -151,22 +155,26 @@ def remove(folder: Path, below: str = "", keep: Iterable[str] = ()) -> list[Path
 
     keep  paths that are neither deleted nor reported
     """
-    written, kept = read(folder), {*keep}
+    written, excluded = read(folder), {*keep}
     listed = (*written.files, *written.temporaries)
     for name in listed:
-        if name not in kept and _is_below(name, below):
+        if name not in excluded and _is_below(name, below):
             (folder / name).unlink(missing_ok=True)
     for name in written.folders:
-        if _is_below(name, below):
-            _remove_whole(folder / name)
-    above = {parent for name in (*listed, *written.folders) for parent in _parents(name)}
-    for parent in sorted(above, reverse=True):
-        if _is_below(parent, below):
-            _remove_if_empty(folder / parent)
+        path = folder / name
+        if _is_below(name, below) and (path.is_symlink() or path.is_file()):
+            path.unlink(missing_ok=True)
+        elif _is_below(name, below) and path.is_dir():
+            shutil.rmtree(path)
+    above = {parent.as_posix() for name in (*listed, *written.folders) for parent in Path(name).parents}
+    for parent in sorted(above - {"."}, reverse=True):
+        path = folder / parent
+        if _is_below(parent, below) and path.is_dir() and not path.is_symlink() and not any(path.iterdir()):
+            path.rmdir()
     start = folder / below
     if not start.is_dir():
         return []
-    return sorted(p for p in start.rglob("*") if not p.is_dir() and p.relative_to(folder).as_posix() not in kept)
+    return sorted(p for p in start.rglob("*") if not p.is_dir() and p.relative_to(folder).as_posix() not in excluded)
 
 
 def clear_temporaries(folder: Path) -> None:
@@ -175,35 +183,9 @@ def clear_temporaries(folder: Path) -> None:
         (folder / name).unlink(missing_ok=True)
 
 
-def _ends_with_newline(path: Path) -> bool:
-    with open(path, "rb") as handle:
-        if handle.seek(0, os.SEEK_END) == 0:
-            return True
-        handle.seek(-1, os.SEEK_END)
-        return handle.read(1) == b"\n"
-
-
 def _leads_out(name: str) -> bool:
     return name.startswith("/") or ".." in Path(name).parts
 
 
 def _is_below(name: str, below: str) -> bool:
     return not below or name == below or name.startswith(f"{below}/")
-
-
-def _parents(name: str) -> list[str]:
-    return [parent.as_posix() for parent in Path(name).parents if parent != Path(".")]
-
-
-def _remove_whole(path: Path) -> None:
-    import shutil
-
-    if path.is_symlink() or path.is_file():
-        path.unlink(missing_ok=True)
-    elif path.is_dir():
-        shutil.rmtree(path)
-
-
-def _remove_if_empty(path: Path) -> None:
-    if path.is_dir() and not path.is_symlink() and not any(path.iterdir()):
-        path.rmdir()

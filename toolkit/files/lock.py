@@ -1,4 +1,4 @@
-"""One process at a time in an output folder: filelock holds `.lock` as long as the process lives.
+"""One process at a time in an output folder: filelock holds `.lock` while the process lives.
 
 The file names its owner. The operating system releases a lock when its process ends, so a file that is left is harmless.
 """

@@ -27,10 +27,10 @@ MEND = "delete it and run the command that made it again"
 def save_tensors(path: Path | str, tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None) -> Path:
     """One safetensors file with its checksum, whole or not at all."""
     held = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
-    about = {**(metadata or {})}
-    about[CHECKSUM] = checksum(held, about)
-    told = {KEY: json.dumps(about, sort_keys=True)}  # one key: the library writes several in any order
-    return write_atomic(path, lambda temporary: save_file(held, temporary, metadata=told))
+    facts = {**(metadata or {})}
+    facts[CHECKSUM] = checksum(held, facts)
+    header = {KEY: json.dumps(facts, sort_keys=True)}  # one key: the library writes several in any order
+    return write_atomic(path, lambda temporary: save_file(held, temporary, metadata=header))
 
 
 def load_tensors(
@@ -46,17 +46,17 @@ def load_tensors(
             raise InputError(f"{path} is empty: expected a {what}; {mend}")
         with safe_open(path, framework="pt") as file:
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-            told = dict(file.metadata() or {})
-        metadata: dict[str, str] = json.loads(told[KEY]) if KEY in told else {}
+            header = dict(file.metadata() or {})
+        metadata: dict[str, str] = json.loads(header[KEY]) if KEY in header else {}
     except InputError:
         raise
     except FileNotFoundError:
         raise InputError(f"expected a {what} at {path}, found none") from None
     except Exception as error:  # safetensors raises its own kinds
         raise InputError(f"{path} is not a whole {what}: {first_line(error)}; {mend}") from None
-    found = metadata.pop(CHECKSUM, None)
-    foreign = KEY not in told and set(told) <= {"format"}
-    if not foreign and found != checksum(tensors, metadata):
+    recorded = metadata.pop(CHECKSUM, None)
+    foreign = KEY not in header and set(header) <= {"format"}
+    if not foreign and recorded != checksum(tensors, metadata):
         raise InputError(f"{path} is damaged: its checksum does not match; {mend}")
     return tensors, metadata
 

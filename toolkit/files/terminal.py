@@ -1,4 +1,4 @@
-"""Tables on the console: as many columns as fit, the first ones first; no number is ever cut or broken over lines."""
+"""Tables on the console: the first columns that fit; no number is ever cut or broken over lines."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-WIDTH = 120  # where stdout is no terminal and COLUMNS says nothing
+WIDTH = 120  # where stdout is not a terminal and COLUMNS says nothing
 NARROWEST = 24  # texts that are longer are broken over lines, and headings that are longer than TITLE
 TITLE = 10
 GAP = 2  # blanks between columns
-# A text may be broken behind a blank, or behind one of these signs unless it stands inside a number.
+# A text may be broken after a blank, or after one of these signs unless it stands inside a number.
 BREAK = re.compile(r"(?<= )(?=\S)|(?<=[,;/=:_])(?![\s\d])|(?<=[^\d\s][,;/=:_])(?=\d)")
 
 
 def width() -> int:
-    """Columns of the terminal; where stdout is none, COLUMNS or 120."""
+    """Columns of the terminal; where stdout is not one, COLUMNS or 120."""
     if sys.stdout.isatty() or os.environ.get("COLUMNS"):
         return shutil.get_terminal_size((WIDTH, 24)).columns
     return WIDTH
@@ -43,32 +43,34 @@ def print_table(
 
     numbers = [*numeric, *[False] * (len(names) - len(numeric))]
     columns = [[row[i] for row in rows] for i in range(len(names))]
-    needed = [_narrowest(name, column, one) for name, column, one in zip(names, columns, numbers, strict=True)]
-    shown = _fitting(needed, width())
-    widths = _widened({i: needed[i] for i in shown}, {i: max(map(_cells, ("", *columns[i]))) for i in shown}, width())
+    needed = [_narrowest(name, column, number) for name, column, number in zip(names, columns, numbers, strict=True)]
+    visible = _fitting(needed, width())
+    widths = _widened(
+        {i: needed[i] for i in visible}, {i: max(map(_cells, ("", *columns[i]))) for i in visible}, width()
+    )
     table = Table(title=title, title_justify="left", title_style="bold", box=None, pad_edge=False)
-    for i in shown:
+    for i in visible:
         heading = "\n".join(_broken(names[i], widths[i]))
         table.add_column(heading, justify="right" if numbers[i] else "left", width=widths[i], no_wrap=True)
     for row in rows:
-        table.add_row(*(row[i] if numbers[i] else "\n".join(_broken(row[i], widths[i])) for i in shown))
+        table.add_row(*(row[i] if numbers[i] else "\n".join(_broken(row[i], widths[i])) for i in visible))
     print()
-    total = sum(widths.values()) + GAP * (len(shown) - 1)
+    total = sum(widths.values()) + GAP * (len(visible) - 1)
     Console(width=max(width(), total), highlight=False, markup=False).print(table)
-    if len(shown) < len(names):
+    if len(visible) < len(names):
         where = "a wider terminal or COLUMNS=200 shows more" if rest is None else f"all of them: {rest}"
-        print(f"{len(names) - len(shown)} of {len(names)} columns do not fit; {where}")
+        print(f"{len(names) - len(visible)} of {len(names)} columns do not fit; {where}")
 
 
 def _fitting(needed: Sequence[int], available: int) -> list[int]:
     """Indices of the columns to show, in order."""
-    shown: list[int] = []
+    visible: list[int] = []
     used = 0
-    for i, wanted in enumerate(needed):
-        if not shown or used + GAP + wanted <= available:
-            used += wanted + (GAP if shown else 0)
-            shown.append(i)
-    return shown
+    for i, cells in enumerate(needed):
+        if not visible or used + GAP + cells <= available:
+            used += cells + (GAP if visible else 0)
+            visible.append(i)
+    return visible
 
 
 def _narrowest(name: str, column: Iterable[str], number: bool) -> int:
@@ -82,14 +84,14 @@ def _needed(text: str, comfortable: int) -> int:
     return max(map(_cells, _broken(text, comfortable)), default=0)
 
 
-def _widened(widths: dict[int, int], wanted: dict[int, int], available: int) -> dict[int, int]:
+def _widened(widths: dict[int, int], longest: dict[int, int], available: int) -> dict[int, int]:
     """What is left of the line goes to the columns that would be wider, from the first on."""
     left = available - sum(widths.values()) - GAP * (len(widths) - 1)
-    found = dict(widths)
+    widened = dict(widths)
     for i, now in widths.items():
-        more = min(max(wanted[i] - now, 0), max(left, 0))
-        found[i], left = now + more, left - more
-    return found
+        more = min(max(longest[i] - now, 0), max(left, 0))
+        widened[i], left = now + more, left - more
+    return widened
 
 
 def _broken(text: str, most: int) -> list[str]:

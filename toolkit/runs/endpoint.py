@@ -1,4 +1,4 @@
-"""A client of one HTTP endpoint that takes and gives JSON: judges and remote targets are asked through it.
+"""A client of one HTTP endpoint that takes and gives JSON: judges and remote targets answer through it.
 
 httpx carries requests and tenacity repeats them. A try ends in an answer or in one of three errors. `Silent`: another try
 may bring an answer (silence, dropped connections, "too many requests", faults of the server, answers that are not JSON).
@@ -56,7 +56,7 @@ class Wrong(InputError):
 
 
 class Client:
-    """One endpoint that is asked.
+    """A client of one endpoint.
 
     url      where requests go; `address` is the same for people: without a query
     key      sent as a bearer token; None: nothing is sent
@@ -83,7 +83,7 @@ class Client:
     def nonsense(self, answer: Any) -> Silent:
         """The error for an answer that is not what was asked for."""
         text = answer.decode(errors="replace") if isinstance(answer, bytes) else json.dumps(answer)
-        return Silent(f"{self.who}'s answer is no completion: {short(text[:LONGEST])}", status=200)
+        return Silent(f"{self.who}'s answer is not a completion: {short(text[:LONGEST])}", status=200)
 
     def _send(self, method: str, url: str, seconds: float, content: str | None = None) -> Any:
         deadline, body = time.monotonic() + seconds, b""
@@ -152,7 +152,7 @@ def key_of(variable: str | None, name: str) -> str | None:
         return None
     key = os.environ.get(variable, "").strip()
     if not key or not key.isascii() or not key.isprintable():
-        content = "holds what is no key" if key else "is not set"
+        content = "holds something that is not a key" if key else "is not set"
         raise InputError(f"{name}: expected the endpoint's key in the environment variable {variable}, it {content}")
     return key
 

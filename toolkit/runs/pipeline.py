@@ -1,4 +1,4 @@
-"""Stages one after another: each is told the folders of those before it.
+"""Stages one after another: each gets the folders of those before it.
 
 Names in braces stand for folders. A folder is put into the composed config, never into the text of an override. So its
 name may hold whatever a file system allows, such as blanks, commas, quotes and brackets.
@@ -23,16 +23,16 @@ NAMED = re.compile(r"[A-Za-z]\w*")  # what may name a config, and is put into an
 
 
 def run_stages(
-    stages: Mapping[str, Any] | None, root_dir: Path | str, known: Mapping[str, Path] | None = None
+    stages: Mapping[str, Any] | None, root_dir: Path | str, folders: Mapping[str, Path] | None = None
 ) -> dict[str, Path]:
     """Run stages one after another below `root_dir`: each {run: module.function, config: name, overrides: [...]}.
 
-    Overrides can name the folder of an earlier stage, or of one in `known`, in braces: 'responses="{responses}"'. For
+    Overrides can name the folder of an earlier stage, or of one in `folders`, in braces: 'responses="{responses}"'. For
     stages that differ in names only see `expand_stages`. Returns the folders of all of them.
     """
     from hydra.utils import get_method
 
-    done = dict(known or {})
+    done = dict(folders or {})
     for name, stage in expand_stages(stages or {}).items():
         print(f"\n== {name}", flush=True)
         config = _composed(stage, done, root_dir, stages)
@@ -41,7 +41,7 @@ def run_stages(
 
 
 def plan_stages(
-    stages: Mapping[str, Any] | None, root_dir: Path | str, known: Mapping[str, Path] | None = None
+    stages: Mapping[str, Any] | None, root_dir: Path | str, folders: Mapping[str, Path] | None = None
 ) -> dict[str, Path]:
     """What `run_stages` would do: every stage composed, checked and printed, none run.
 
@@ -49,15 +49,15 @@ def plan_stages(
     """
     from hydra.utils import get_method
 
-    planned = dict(known or {})
+    planned = dict(folders or {})
     for name, stage in expand_stages(stages or {}).items():
         config = _composed(stage, planned, root_dir, stages)
         get_method(stage["run"])
         for key in ("prompts", "pair"):
-            if isinstance(said := configs.plain(config).get(key), Mapping) and said.get("_target_"):
-                get_method(said["_target_"])
-        told = _inherited(stage, config, root_dir), _said(stage.get("overrides", ()), planned, stages)
-        print(f"{name}: python -m {stage['run'].rpartition('.')[0]} {shlex.join(chain(*told))}")
+            if isinstance(node := configs.plain(config).get(key), Mapping) and node.get("_target_"):
+                get_method(node["_target_"])
+        words = _inherited(stage, config, root_dir), _as_typed(stage.get("overrides", ()), planned, stages)
+        print(f"{name}: python -m {stage['run'].rpartition('.')[0]} {shlex.join(chain(*words))}")
         planned[name] = Path(root_dir, name)
     return planned
 
@@ -73,7 +73,7 @@ def _inherited(stage: Mapping[str, Any], config: Any, root_dir: Path | str) -> l
     return words
 
 
-def _said(overrides: Sequence[str], folders: Iterable[str], within: Any) -> list[str]:
+def _as_typed(overrides: Sequence[str], folders: Iterable[str], within: Any) -> list[str]:
     """The overrides as one would type them, with values for keys, and a stage's name in capitals for its folder."""
     marks = _Marks({name: name.upper() for name in folders})
     words = [marks.put(str(word), within) for word in overrides]
@@ -84,8 +84,8 @@ def _said(overrides: Sequence[str], folders: Iterable[str], within: Any) -> list
 
 def _composed(stage: Mapping[str, Any], folders: Mapping[str, Path], root_dir: Path | str, within: Any) -> Any:
     """The composed config of one expanded stage."""
-    told = stage.get("overrides", ()), folders, root_dir, within, stage.get("inherit", ())
-    return compose_for(stage["config"], *told)
+    overrides, inherit = stage.get("overrides", ()), stage.get("inherit", ())
+    return compose_for(stage["config"], overrides, folders, root_dir, within, inherit)
 
 
 def compose_for(
@@ -153,28 +153,28 @@ class _Marks:
 
     def put(self, word: str, within: Any) -> str:
         """An override with marks for "{folder}" and for "${key}"."""
-        word = KEY.sub(lambda found: self._value(found, within), word)
-        known = self.folders
-        return NAME.sub(lambda found: self.of(str(known[found[1]])) if found[1] in known else found[0], word)
+        word = KEY.sub(lambda match: self._value(match, within), word)
+        folders = self.folders
+        return NAME.sub(lambda match: self.of(str(folders[match[1]])) if match[1] in folders else match[0], word)
 
-    def _value(self, found: re.Match[str], within: Any) -> str:
+    def _value(self, match: re.Match[str], within: Any) -> str:
         from omegaconf import OmegaConf
 
         if not OmegaConf.is_config(within):
-            return found[0]
-        value = OmegaConf.select(within._get_root(), found[1], throw_on_missing=found[2] is None)
-        if value is None and found[2] is not None:
-            return found[2]
+            return match[0]
+        value = OmegaConf.select(within._get_root(), match[1], throw_on_missing=match[2] is None)
+        if value is None and match[2] is not None:
+            return match[2]
         if isinstance(value, str):
             return value if NAMED.fullmatch(value) and value.lower() not in configs.NOT_TEXT else self.of(value)
         return {None: "null"}.get(value, str(value))
 
     def filled(self, value: Any) -> Any:
-        """A container with the texts in place of their marks; "${" in a text is no interpolation."""
+        """A container with the texts in place of their marks; "${" in a text is not an interpolation."""
         if isinstance(value, dict):
-            return {key: self.filled(one) for key, one in value.items()}
+            return {key: self.filled(part) for key, part in value.items()}
         if isinstance(value, list):
-            return [self.filled(one) for one in value]
+            return [self.filled(part) for part in value]
         if isinstance(value, str) and self.key in value:
             for mark, text in self.texts.items():
                 value = value.replace(mark, configs.escaped(text))
@@ -183,7 +183,7 @@ class _Marks:
 
 def fill_folders(text: str, folders: Mapping[str, Path | str]) -> str:
     """The text with "{name}" replaced by that stage's folder (or by whatever the name stands for)."""
-    return NAME.sub(lambda found: str(folders[found[1]]) if found[1] in folders else found[0], text)
+    return NAME.sub(lambda match: str(folders[match[1]]) if match[1] in folders else match[0], text)
 
 
 def expand_stages(stages: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
@@ -201,10 +201,10 @@ def expand_stages(stages: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
         axes = stage.pop("for_each", None) or {}
         for names in product(*axes.values()):
             chosen = dict(zip(axes, names, strict=True))
-            name, one = fill_folders(pattern, chosen), dict(stage)
+            name, entry = fill_folders(pattern, chosen), dict(stage)
             own = [word for axis, at in chosen.items() if isinstance(axes[axis], Mapping) for word in axes[axis][at]]
-            one["overrides"] = [fill_folders(word, chosen) for word in (*stage.get("overrides", ()), *own)]
+            entry["overrides"] = [fill_folders(word, chosen) for word in (*stage.get("overrides", ()), *own)]
             if name in expanded:
                 raise InputError(f"stages: expected a name of its own for each, got {name} twice (from {pattern!r})")
-            expanded[name] = one
+            expanded[name] = entry
     return expanded

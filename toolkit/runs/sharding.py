@@ -2,7 +2,7 @@
 
     python -m data_gen.traces -m responses=FOLDER world_size=4 rank=0,1,2,3 hydra/launcher=joblib
 
-`rank` and `world_size` are no part of the folder's name. A process that is run again makes what is missing of its own parts.
+`rank` and `world_size` are not part of the folder's name. A process that is run again makes what is missing of its own parts.
 With world_size=1 a process makes all that is missing. The joined result equals what one process would have made.
 """
 
@@ -24,7 +24,7 @@ Part = TypeVar("Part")
 
 
 def part_of(cfg: commands.Shared) -> str:
-    """The name of this process's share of a folder; empty if it works alone. Raises InputError for a rank that is none."""
+    """The name of this process's share of a folder; empty if it works alone. Raises InputError for a rank out of range."""
     if not 0 <= cfg.rank < cfg.world_size:
         raise InputError(f"rank: expected 0 to {cfg.world_size - 1} (world_size - 1), got {cfg.rank}")
     return str(cfg.rank) if cfg.world_size > 1 else ""
@@ -64,7 +64,7 @@ def joining(stage: Stage) -> Iterator[bool]:
 
 @contextmanager
 def alone(folder: Path, name: str, cfg: commands.Shared) -> Iterator[None]:
-    """One process at a time does this in a folder; the others wait. Nothing is locked where one process works alone."""
+    """Let one process at a time work in a folder; the others wait. Nothing is locked where one process works alone."""
     if cfg.world_size == 1:
         yield
         return

@@ -45,8 +45,7 @@ SHOWN = 8  # names in a message
 class Stage:
     """An output folder under way.
 
-    identity  the config with contents instead of paths; `given` holds the paths, `models` what the hub's names stand
-              for
+    identity  the config with contents instead of paths; `given` holds the paths, `models` what the hub's names stand for
     inputs    files the content depends on, with their hashes
     shared    several processes work in the folder, each on a part of its own
     """
@@ -95,7 +94,7 @@ class Stage:
 
     def _write(self, status: str, facts: Mapping[str, Any]) -> None:
         lock.take(self.folder, self._lock)
-        about = {
+        manifest = {
             "stage": self.name,
             "status": status,
             "config": self.identity,
@@ -105,23 +104,23 @@ class Stage:
             **provenance(),
             **facts,
         }
-        write_json(self.folder / MANIFEST, {**about, "checksum": checksum(about)})
+        write_json(self.folder / MANIFEST, {**manifest, "checksum": checksum(manifest)})
 
 
 def checksum(manifest: Mapping[str, Any]) -> str:
-    """Of a manifest's facts; its status and time may change."""
+    """The checksum of a manifest's facts; its status and time may change."""
     return content_hash({key: value for key, value in manifest.items() if key not in UNCHECKED}, 32)
 
 
 def read_manifest(folder: Path | str) -> dict[str, Any]:
-    """A folder's manifest. Raises InputError, one line, if it is missing, damaged, or none of this toolkit's."""
+    """A folder's manifest. Raises InputError, one line, if it is missing, damaged, or not this toolkit's."""
     path = Path(folder) / MANIFEST
-    about = parse_json_file(path)
-    if not isinstance(about, dict):
+    manifest = parse_json_file(path)
+    if not isinstance(manifest, dict):
         raise InputError(f"{path} is not a manifest of this toolkit; move it, or choose another folder")
-    if "checksum" in about and about["checksum"] != checksum(about):
+    if "checksum" in manifest and manifest["checksum"] != checksum(manifest):
         raise InputError(f"{path} is damaged (its checksum does not match); delete it and run the command again")
-    return about
+    return manifest
 
 
 def open_stage(
@@ -209,14 +208,22 @@ def _overwrites(cfg: Any) -> bool:
 
 
 def _described(name: str, cfg: Any, inputs: Sequence[Path | str], ignore: Sequence[str], ask: bool = False) -> Stage:
-    """The stage of a config: its identity, and its folder, which need not be there."""
+    """The stage of a config: its identity, and its folder, which need not be there.
+
+    Raises InputError if an input is not what its stage has written.
+    """
     plain = configs.plain(cfg)
     counted = {key: value for key, value in plain.items() if key not in (*FREE_KEYS, *ignore)}
     contents = contents_of(counted, name)
-    hashes = _hashes(inputs)
+    paths = [Path(path) for path in inputs]
+    hashes = {}
+    for path, digest in zip(paths, digests.digests(paths), strict=True):
+        journal.check_digest(path, digest)
+        hashes[str(path)] = digest[:16]
     stage = Stage(name, Path(), contents.identity, hashes, contents)
     if contents.unresolved:
-        for folder in _candidates(name, plain):
+        pattern = output_dir(name, plain, "*")  # the models are not known here: any folder may hold this work
+        for folder in sorted(pattern.parent.glob(pattern.name)) if pattern.name.endswith("*") else [pattern]:
             stage.folder = folder
             if (folder / MANIFEST).is_file() and _difference(name, read_manifest(folder), stage) is None:
                 return stage
@@ -225,21 +232,6 @@ def _described(name: str, cfg: Any, inputs: Sequence[Path | str], ignore: Sequen
             stage = Stage(name, Path(), contents.identity, hashes, contents)
     stage.folder = output_dir(name, plain, content_hash([contents.identity, sorted(hashes.values())]))
     return stage
-
-
-def _hashes(inputs: Sequence[Path | str]) -> dict[str, str]:
-    """Hashes of the inputs. Raises InputError if one is not what its stage has written."""
-    paths = [Path(path) for path in inputs]
-    found = digests.digests(paths)
-    for path, digest in zip(paths, found, strict=True):
-        journal.check_digest(path, digest)
-    return {str(path): digest[:16] for path, digest in zip(paths, found, strict=True)}
-
-
-def _candidates(name: str, plain: Mapping[str, Any]) -> list[Path]:
-    """Folders that may hold the work of a config whose models are not known here."""
-    folder = output_dir(name, plain, "*")
-    return sorted(folder.parent.glob(folder.name)) if folder.name.endswith("*") else [folder]
 
 
 def _is_done(stage: Stage, repairs: bool = False) -> bool:
@@ -274,7 +266,7 @@ def _clear(stage: Stage) -> None:
     """Delete what the stages that worked in the folder have written there; say what is left."""
     folder, own = stage.folder, (stage._lock, journal.JOURNAL)
     path = folder / MANIFEST
-    present = [one for one in folder.iterdir() if one.name not in own]
+    present = [entry for entry in folder.iterdir() if entry.name not in own]
     if not path.exists() and not (folder / journal.JOURNAL).exists():
         if present:
             raise InputError(f"{folder} was not made by this toolkit (no {MANIFEST}): it is not overwritten")
@@ -285,7 +277,7 @@ def _clear(stage: Stage) -> None:
             "delete the folder yourself, or choose another paths.output_dir"
         )
     left = journal.remove(folder, keep=(stage._lock,))
-    names = [one.relative_to(folder).as_posix() for one in left if one.name != journal.JOURNAL]
+    names = [entry.relative_to(folder).as_posix() for entry in left if entry.name != journal.JOURNAL]
     if MANIFEST in names:
         raise InputError(f"{path} is not this toolkit's: it is left alone; choose another paths.output_dir")
     (folder / journal.JOURNAL).unlink()
@@ -342,8 +334,8 @@ def revision() -> str:
         head = subprocess.run(
             ["git", "rev-parse", "--short", "HEAD"], cwd=here, capture_output=True, text=True, check=True
         )
-        asked = ["git", "--no-optional-locks", "status", "--porcelain"]  # never in the way of another git command
-        dirty = subprocess.run(asked, cwd=here, capture_output=True, text=True, check=True)
+        status = ["git", "--no-optional-locks", "status", "--porcelain"]  # never in the way of another git command
+        dirty = subprocess.run(status, cwd=here, capture_output=True, text=True, check=True)
     except (OSError, subprocess.CalledProcessError):
         return "unknown"
     return head.stdout.strip() + ("+" if dirty.stdout.strip() else "")
@@ -407,7 +399,7 @@ def _difference(name: str, old: Mapping[str, Any], stage: Stage) -> str | None:
     contents = [key for key in changed if is_content(before.get(key)) and is_content(now.get(key))]
     for key in changed:
         if key not in contents:
-            return f"{key} was {_said(before, old, key)}, is {_said(now, {'given': stage.contents.given}, key)}"
+            return f"{key} was {_quoted(before, old, key)}, is {_quoted(now, {'given': stage.contents.given}, key)}"
     if sorted(old.get("inputs", {}).values()) != sorted(stage.inputs.values()):
         files = [path for path, digest in stage.inputs.items() if digest not in old.get("inputs", {}).values()]
         return f"its inputs have changed ({', '.join(files) or 'fewer than before'})"
@@ -416,9 +408,9 @@ def _difference(name: str, old: Mapping[str, Any], stage: Stage) -> str | None:
     return None
 
 
-def _said(values: Mapping[str, Any], about: Mapping[str, Any], key: str) -> str:
-    """A value as a message says it: the path or name that was given, if there was one."""
-    return repr((about.get("given") or {}).get(key, values.get(key)))
+def _quoted(values: Mapping[str, Any], manifest: Mapping[str, Any], key: str) -> str:
+    """A value for a message: the path or name that the config gave, if there was one."""
+    return repr((manifest.get("given") or {}).get(key, values.get(key)))
 
 
 def _may_be_the_same(key: str, now: Any, old: Mapping[str, Any], stage: Stage) -> bool:

@@ -51,11 +51,11 @@ SPELLINGS: dict[str, Mode] = {
 
 def wandb_mode() -> Mode:
     """What WANDB_MODE says; else online if there is an API key (WANDB_API_KEY or netrc); else offline."""
-    asked = os.environ.get("WANDB_MODE", "").strip().lower()
-    if asked:
-        if asked not in SPELLINGS:
-            raise InputError(f"WANDB_MODE: expected online, offline or disabled, got {asked!r}")
-        return SPELLINGS[asked]
+    spelling = os.environ.get("WANDB_MODE", "").strip().lower()
+    if spelling:
+        if spelling not in SPELLINGS:
+            raise InputError(f"WANDB_MODE: expected online, offline or disabled, got {spelling!r}")
+        return SPELLINGS[spelling]
     return "online" if os.environ.get("WANDB_API_KEY") or _netrc_has_key() else "offline"
 
 
@@ -85,7 +85,10 @@ def wandb_run(
     project   None: WANDB_PROJECT, or the toolkit's; run_id: an earlier run to be continued; mode: None: `wandb_mode`'s
     Yields the wandb run, or None if there is none to log to; the `log_*` functions below take either.
     """
-    mode = _reachable(mode or wandb_mode()) if track else "disabled"
+    mode = (mode or wandb_mode()) if track else "disabled"
+    if mode == "online" and (reason := unreachable()):
+        print(f"wandb: {reason}; this run is logged offline")
+        mode = "offline"
     if mode == "disabled":
         yield None
         return
@@ -94,16 +97,20 @@ def wandb_run(
         "project": project or os.environ.get("WANDB_PROJECT", PROJECT),
         "id": run_id,
         "name": name or overrides_name() or folder.name,
-        "group": group or _group_of(folder),
+        "group": group or os.environ.get("WANDB_RUN_GROUP") or folder.resolve().parent.name or None,
         "tags": list(dict.fromkeys([job_type, *filter(None, tags)])),
     }
     if run_id is not None and mode == "online":  # offline ones are joined when synced
         options["resume"] = "allow"
-    run = _start(mode, job_type, {**config, **_links(inputs)}, folder, options)
+    links = {"input_runs": {Path(path).name: run_of(path) for path in inputs}} if inputs else {}
+    run = _start(mode, job_type, {**config, **links}, folder, options)
     exit_code = 1
     try:
-        _remember(run, folder, options)
-        _list_files(run, folder)
+        facts = {"id": run.id, **{key: options[key] for key in ("name", "group", "project")}}
+        write_json(folder / RUN_FILE, {**facts, "url": None if run.settings._offline else run.url})
+        # the run's folder, and the links to the newest one, belong to the stage
+        for path in (Path(run.settings.sync_dir), *(folder / "wandb" / link for link in LINKS)):
+            journal.note(path, folder=True)
         yield run
         exit_code = 0
     finally:
@@ -121,14 +128,14 @@ def overrides_name(words: Sequence[str] | None = None) -> str | None:
         from hydra.core.hydra_config import HydraConfig
 
         words = list(HydraConfig.get().overrides.task) if HydraConfig.initialized() else []
-    said = []
+    parts = []
     for word in words:
         key, _, value = word.lstrip("+~").partition("=")
         if key == "experiment":
-            said.append(value)
+            parts.append(value)
         elif value and key.split(".")[0] not in UNNAMED and "/" not in value:
-            said.append(f"{key.split('.')[-1]}={value}")
-    return " ".join(said)[:128] or None
+            parts.append(f"{key.split('.')[-1]}={value}")
+    return " ".join(parts)[:128] or None
 
 
 def unreachable(timeout: float = PROBE_SECONDS) -> str | None:
@@ -156,31 +163,6 @@ def run_of(folder: Path | str) -> dict[str, Any] | None:
     """The W&B run of an output folder as it was remembered: id, name, project, url (None if it was offline)."""
     path = Path(folder) / RUN_FILE
     return read_json(path) if path.exists() else None
-
-
-def _group_of(folder: Path) -> str | None:
-    """What stages of one output folder have in common: WANDB_RUN_GROUP, or that folder's name."""
-    return os.environ.get("WANDB_RUN_GROUP") or folder.resolve().parent.name or None
-
-
-def _reachable(mode: Mode) -> Mode:
-    """The mode, or offline if the server does not answer."""
-    if mode == "online" and (reason := unreachable()):
-        print(f"wandb: {reason}; this run is logged offline")
-        return "offline"
-    return mode
-
-
-def _links(inputs: Sequence[Path | str]) -> dict[str, Any]:
-    """The config's `input_runs`: which run made each input folder; None where no run was remembered."""
-    return {"input_runs": {Path(folder).name: run_of(folder) for folder in inputs}} if inputs else {}
-
-
-def _remember(run: Any, folder: Path, options: Mapping[str, Any]) -> None:
-    """Write down which run the folder's is, for the stages that read it."""
-    known = {name: options[name] for name in ("name", "group", "project")}
-    url = None if run.settings._offline else run.url
-    write_json(folder / RUN_FILE, {"id": run.id, **known, "url": url})
 
 
 def log_summary(run: Any, values: Mapping[str, Any]) -> None:
@@ -309,12 +291,6 @@ def _start(mode: Mode, job_type: str, config: Any, folder: Path, options: Mappin
         return init("offline")
 
 
-def _list_files(run: Any, folder: Path) -> None:
-    """The run's folder, and the links to the newest one, belong to the stage (`toolkit.files.journal`)."""
-    for path in (Path(run.settings.sync_dir), *(folder / "wandb" / name for name in LINKS)):
-        journal.note(path, folder=True)
-
-
 def _table(frame: Any) -> Any:
     """A column of a wandb.Table has one type: numbers where all are, else text; None where a value is missing.
 
@@ -336,8 +312,8 @@ def _table(frame: Any) -> Any:
 def _netrc_has_key() -> bool:
     """Whether netrc has a password for the W&B server. The password itself is neither kept nor returned."""
     host = urlparse(os.environ.get("WANDB_BASE_URL", SERVER)).netloc
-    given = os.environ.get("NETRC")
-    candidates = [Path(given)] if given else [Path.home() / ".netrc", Path.home() / "_netrc"]
+    netrc_path = os.environ.get("NETRC")
+    candidates = [Path(netrc_path)] if netrc_path else [Path.home() / ".netrc", Path.home() / "_netrc"]
     for path in candidates:
         try:
             entry = netrc.netrc(path).authenticators(host)

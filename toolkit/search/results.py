@@ -59,8 +59,8 @@ def write_results(search: Search) -> list[dict[str, str]]:
         lines.append({"trial": trial.number, **trial.params, **scores, **marks})
     text = pd.DataFrame(lines).to_csv(index=False, float_format="%.6g")
     write_text(search.folder / "trials.csv", text)
-    scored = [(one, dict(zip(names, one.values, strict=True))) for one in best]
-    facts = [{"trial": one.number, "params": one.params, "scores": scores} for one, scores in scored]
+    scored = [(trial, dict(zip(names, trial.values, strict=True))) for trial in best]
+    facts = [{"trial": trial.number, "params": trial.params, "scores": scores} for trial, scores in scored]
     write_json(search.folder / "best.json", facts)
     if best and len(names) <= 2 and not search.left:
         from optuna.visualization import matplotlib as plots

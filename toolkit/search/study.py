@@ -1,4 +1,4 @@
-"""A search: trials asked of Optuna and told to it, kept in a journal, so that it goes on where it was interrupted.
+"""A search: Optuna proposes trials and gets their scores. A journal keeps them, so an interrupted search goes on.
 
 What varies is read from overrides: `depth=0,1,3`, `range(1,9)`, `interval(.1,.9)`, `tag(log,interval(1e-5,1e-2))`.
 """
@@ -20,7 +20,7 @@ JOURNAL = "search.journal"
 
 @dataclass
 class Settings:
-    """How a search goes. Without `metrics` its one score is the number that the command returns."""
+    """Settings of a search. Without `metrics` its one score is the number that the command returns."""
 
     trials: Annotated[int, AtLeast(1)] = 20  # that end, in all runs together
     at_once: Annotated[int, AtLeast(1)] = 1  # jobs that the launcher is given at a time
@@ -67,7 +67,11 @@ class Search:
 
     def in_state(self, *names: str) -> list[Any]:
         """Trials in these states of Optuna, in order; those that a kill has left without all parameters are passed over."""
-        return [one for one in self.study.trials if one.state.name in names and one.params.keys() == self.space.keys()]
+        return [
+            trial
+            for trial in self.study.trials
+            if trial.state.name in names and trial.params.keys() == self.space.keys()
+        ]
 
     @property
     def left(self) -> int:
@@ -75,13 +79,13 @@ class Search:
         return max(self.settings.trials - len(self.in_state("COMPLETE", "FAIL")), 0)
 
     def ask(self) -> list[Any]:
-        """The next trials, as many as run at once; first those that ran when a process was killed."""
+        """The next trials, at most `at_once`; first those that ran when a process was killed."""
         count = min(self.settings.at_once, self.left)
         trials = self.in_state("RUNNING")[:count]
         return [*trials, *(self.study.ask(self.space) for _ in range(count - len(trials)))]
 
     def tell(self, trial: Any, scores: Sequence[float] | Exception) -> None:
-        """How a trial ended: its scores, or why it has none."""
+        """Record how a trial ended: its scores, or why it has none."""
         from optuna.trial import TrialState
 
         if isinstance(scores, Exception):
@@ -99,7 +103,9 @@ def read_space(words: Sequence[str], loader: Any = None) -> tuple[dict[str, Any]
 
     values: dict[str, Any] = {}
     parsed = OverridesParser.create(config_loader=loader).parse_overrides(list(words))
-    for key, override in {one.get_key_element(): one for one in parsed}.items():  # the last of a key wins
+    for key, override in {
+        override.get_key_element(): override for override in parsed
+    }.items():  # the last of a key wins
         swept: Any = override.value()
         log = "log" in getattr(swept, "tags", ())
         try:

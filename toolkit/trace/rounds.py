@@ -1,4 +1,4 @@
-"""Which steps of a recording a round visits, by where it starts. This follows from the acceptance draws alone.
+"""The steps of a recording that a round visits, by where it starts. They follow from the acceptance draws alone.
 
 Logits of a head lie per step [S], or [S, 2]. A head may read the depth in the round, and rounds from different starts
 visit a step at different depths. Its logits lie per start and depth, [P, M + 1, 1] or [P, M + 1, 2].
@@ -35,8 +35,8 @@ class Geometry:
     def with_steps(self, trace: Trace) -> Geometry:
         """The same with `steps` worked out, which is faster where `step_at` is called often for few starts at a time."""
         starts = torch.arange(trace.num_positions)
-        found = [step_at(trace, self, starts, depth) for depth in range(1, trace.max_drafted + 2)]
-        index, exists = (torch.stack(values) for values in zip(*found, strict=True))
+        steps = [step_at(trace, self, starts, depth) for depth in range(1, trace.max_drafted + 2)]
+        index, exists = (torch.stack(values) for values in zip(*steps, strict=True))
         return replace(self, steps=(index, exists))
 
     @classmethod
@@ -52,17 +52,17 @@ class Geometry:
 
 
 def step_at(trace: Trace, geometry: Geometry, starts: Tensor, depth: int) -> tuple[Tensor, Tensor]:
-    """Which step a round visits at `depth` (from 1): its index [B], and whether the recording reaches there [B]."""
+    """The step that a round visits at `depth` (from 1): its index [B], and whether the recording reaches there [B]."""
     if geometry.steps is not None and depth <= len(geometry.steps[0]):
         return geometry.steps[0][depth - 1, starts], geometry.steps[1][depth - 1, starts]
     ahead = depth - 1
     edge = torch.minimum(
         geometry.run[starts], geometry.left[starts] - 1
     )  # the first rejected position, or the text's last
-    place = starts + edge.clamp(max=ahead)
-    behind = ahead - edge - 1  # steps into the roll-out
-    index = torch.where(behind < 0, place, trace.roll_first[place] + behind)
-    exists = (behind < 0) | (behind < trace.roll_length[place])
+    position = starts + edge.clamp(max=ahead)
+    into_roll = ahead - edge - 1  # steps into the roll-out
+    index = torch.where(into_roll < 0, position, trace.roll_first[position] + into_roll)
+    exists = (into_roll < 0) | (into_roll < trace.roll_length[position])
     return torch.where(exists, index, 0), exists
 
 
@@ -75,5 +75,5 @@ def logits_at(trace: Trace, logits: Tensor, index: Tensor, depth: int) -> Tensor
         return logits[index]
     if depth > logits.shape[1]:
         raise InputError(f"this head's logits are recorded up to depth {logits.shape[1]}, got {depth}: lower max_depth")
-    found = logits[(trace.places[index] - (depth - 1)).clamp(min=0), depth - 1]
-    return found.squeeze(-1) if found.shape[-1] == 1 else found
+    values = logits[(trace.step_positions[index] - (depth - 1)).clamp(min=0), depth - 1]
+    return values.squeeze(-1) if values.shape[-1] == 1 else values

@@ -1,4 +1,4 @@
-"""A step of a trace, with the names of a DraftStep. Policies and heads read it where nothing is computed anew."""
+"""A step of a trace, with the names of a DraftStep. Policies and heads read it where no model runs."""
 
 from __future__ import annotations
 
@@ -61,8 +61,8 @@ class RecordedStep:
     @property
     def hidden(self) -> Tensor:
         """States [B, D] that produced q_k, in the draft's number format (float16 in recordings of older versions)."""
-        found = self._hidden(self.index)
-        return found if self.device is None else found.to(self.device)
+        states = self._hidden(self.index)
+        return states if self.device is None else states.to(self.device)
 
     def earlier(self, count: int) -> Earlier:
         """The `count` positions before the step, as live decoding keeps them.
@@ -79,14 +79,14 @@ class RecordedStep:
         before = torch.stack(steps[1:][::-1], 1)
         present, at = before >= 0, before.clamp(min=0)
         on_path = (following < trace.num_positions) & present  # these positions hold the text's own token
-        place = torch.where(on_path, at, 0)
-        tokens = torch.where(on_path, trace.text_tokens[place], trace.tokens[at]).long()
-        token_prob = torch.where(on_path, trace.text_prob[place], trace.token_prob[at])
+        position = torch.where(on_path, at, 0)
+        tokens = torch.where(on_path, trace.text_tokens[position], trace.tokens[at]).long()
+        token_prob = torch.where(on_path, trace.text_prob[position], trace.token_prob[at])
         likelihood, number = (values[self.index] for values in trace.likelihood)
-        shown = (self._hidden(at), tokens, token_prob, trace.entropy[at], trace.top_probs[at])
-        known = (values * _aligned(present, values) for values in shown)
-        found = (*known, present, likelihood, number)
-        return Earlier(*(values if self.device is None else values.to(self.device) for values in found))
+        columns = (self._hidden(at), tokens, token_prob, trace.entropy[at], trace.top_probs[at])
+        masked = (values * present.view(*present.shape, *[1] * (values.dim() - 2)) for values in columns)
+        fields = (*masked, present, likelihood, number)
+        return Earlier(*(values if self.device is None else values.to(self.device) for values in fields))
 
     if not TYPE_CHECKING:
 
@@ -108,10 +108,5 @@ class RecordedStep:
             raise InputError(
                 f"this trace holds no estimates of {name} (held: {held}); record it with heads={{{name}: FOLDER}}"
             )
-        found = logits_at(self.trace, self.trace.estimates[name], self.index, self.depth)
-        return found if self.device is None else found.to(self.device)
-
-
-def _aligned(present: Tensor, values: Tensor) -> Tensor:
-    """present [B, H] with as many dimensions as values [B, H, ...]."""
-    return present.view(*present.shape, *[1] * (values.dim() - 2))
+        logits = logits_at(self.trace, self.trace.estimates[name], self.index, self.depth)
+        return logits if self.device is None else logits.to(self.device)

@@ -3,10 +3,10 @@
 For a lossless chain rule the text does not depend on the policy. Let X_1..X_N be a text of the target. Position i holds an
 accepted draft with probability min(1, q(X_i)/p(X_i)). Else the draft's token there is drawn from norm((q - p)+), and X_i
 is the correction. This is the joint distribution of (drafted token, accepted, emitted token) given the emitted token. The
-acceptance draws are made once, when the trace is recorded. Behind every rejected position the draft goes on drafting. A
+acceptance draws are made once, when the trace is recorded. After every rejected position the draft goes on drafting. A
 policy sees this roll-out, because it does not know of the rejection yet, nor of the stop string that has ended the text.
 
-A **step** is one drafted token with what its draft forward showed. Steps 0..P-1 are the positions of all texts, one text
+A **step** is one drafted token with what the draft's forward pass gave. Steps 0..P-1 are the positions of all texts, one text
 after another ("on path"); the roll-outs' steps follow. A round that starts after s tokens of a text visits the text's
 positions s+1, s+2, ... up to the first rejected one or the last, and then that position's roll-out.
 
@@ -37,7 +37,7 @@ OLDER = "this recording does not hold the texts' own tokens, which heads with ea
 
 
 class Rows:
-    """Rows of several tensors [n_i, D] as those of one. Of memory-mapped files only the wanted rows are read."""
+    """Rows of several tensors [n_i, D] as those of one. Of memory-mapped files only the selected rows are read."""
 
     def __init__(self, parts: Sequence[Tensor]):
         self.parts = list(parts)
@@ -51,16 +51,16 @@ class Rows:
     def __getitem__(self, index: Tensor) -> Tensor:
         """The rows index [...] as [..., D], copied."""
         flat = index.flatten()
-        found = torch.empty(len(flat), *self.shape[1:], dtype=self.dtype)
+        rows = torch.empty(len(flat), *self.shape[1:], dtype=self.dtype)
         part = torch.searchsorted(self.ends, flat, right=True)
         for number in part.unique().tolist():
             chosen = part == number
             first = int(self.ends[number]) - len(self.parts[number])
-            found[chosen] = self.parts[number][flat[chosen] - first]
-        return found.view(*index.shape, *self.shape[1:])
+            rows[chosen] = self.parts[number][flat[chosen] - first]
+        return rows.view(*index.shape, *self.shape[1:])
 
     def whole(self) -> Tensor:
-        """All of them, in memory."""
+        """All rows, in memory."""
         return torch.cat(self.parts)
 
 
@@ -73,7 +73,7 @@ class Trace:
     rows [T]            row of the responses
     accepted [P]        whether the position's drafted token is the text's
     chance [P]          probability of that, min(1, q/p) of the text's token
-    roll_first [P]      first step of the roll-out behind a rejected position, and behind a text's last one where a stop
+    roll_first [P]      first step of the roll-out after a rejected position, and after a text's last one where a stop
                         string ended it; 0 elsewhere
     roll_length [P]     its steps
     target_entropy [P]  nats, of the target's warped distribution that the text's token was drawn from
@@ -144,33 +144,33 @@ class Trace:
     def steps_before(self) -> Tensor:
         """The step before each step [S]; -1 for a text's first one.
 
-        Before a roll-out's first step comes the position that the roll-out is behind.
+        Before a roll-out's first step comes the position that the roll-out follows.
         """
         before = torch.arange(self.num_steps) - 1
         before[self.text_first[:-1]] = -1
-        behind = (self.roll_length > 0).nonzero().squeeze(1)
-        before[self.roll_first[behind]] = behind
+        origins = (self.roll_length > 0).nonzero().squeeze(1)
+        before[self.roll_first[origins]] = origins
         return before
 
     @cached_property
-    def places(self) -> Tensor:
-        """Where each step [S] is, counted in positions.
+    def step_positions(self) -> Tensor:
+        """The position of each step [S].
 
         A roll-out's steps count on from the rejected position. A round that visits a step at depth k starts k - 1
         positions before it.
         """
-        found = torch.arange(self.num_steps)
-        behind = (self.roll_length > 0).nonzero().squeeze(1)
-        lengths = self.roll_length[behind].long()
+        positions = torch.arange(self.num_steps)
+        origins = (self.roll_length > 0).nonzero().squeeze(1)
+        lengths = self.roll_length[origins].long()
         within = _within(lengths)
-        found[self.roll_first[behind].repeat_interleave(lengths) + within] = (
-            behind.repeat_interleave(lengths) + 1 + within
+        positions[self.roll_first[origins].repeat_interleave(lengths) + within] = (
+            origins.repeat_interleave(lengths) + 1 + within
         )
-        return found
+        return positions
 
     @cached_property
     def likelihood(self) -> tuple[Tensor, Tensor]:
-        """The sum of log token_prob [S] over the text's tokens before each step, and how many tokens these are [S].
+        """The sum of log token_prob [S] over the text's tokens before each step, and the number of these tokens [S].
 
         Tokens of roll-outs count, too. Raises InputError if the recording does not know the texts' own tokens.
         """
@@ -179,16 +179,16 @@ class Trace:
             raise InputError(OLDER)
         position = torch.arange(self.num_positions)
         first = self.text_first[:-1].repeat_interleave(self.lengths())
-        said = _sums_before(text_prob, first, position)
-        behind = (self.roll_length > 0).nonzero().squeeze(1)
-        start = self.roll_first[behind].repeat_interleave(self.roll_length[behind])
-        place = behind.repeat_interleave(self.roll_length[behind])
-        step = start + _within(self.roll_length[behind])
+        text_sums = _sums_before(text_prob, first, position)
+        origins = (self.roll_length > 0).nonzero().squeeze(1)
+        start = self.roll_first[origins].repeat_interleave(self.roll_length[origins])
+        origin = origins.repeat_interleave(self.roll_length[origins])
+        step = start + _within(self.roll_length[origins])
         total, count = torch.zeros(self.num_steps), torch.zeros(self.num_steps)
-        total[position], count[position] = said.float(), (position - first).float()
-        rolled = _sums_before(self.token_prob, start, step) + _logs(self.token_prob[place])
-        total[step] = (said[place] + rolled).float()
-        count[step] = (place - first[place] + 1 + step - start).float()
+        total[position], count[position] = text_sums.float(), (position - first).float()
+        rolled = _sums_before(self.token_prob, start, step) + _logs(self.token_prob[origin])
+        total[step] = (text_sums[origin] + rolled).float()
+        count[step] = (origin - first[origin] + 1 + step - start).float()
         return total, count
 
     def lengths(self) -> Tensor:
@@ -199,8 +199,8 @@ class Trace:
         """One safetensors file, whole or not at all."""
         tensors = _tensors(self)
         tensors |= {f"estimates/{name}": value for name, value in self.estimates.items()}
-        about = {"about": json.dumps(dict(self.about)), "max_drafted": str(self.max_drafted)}
-        return save_tensors(path, tensors, about)
+        metadata = {"about": json.dumps(dict(self.about)), "max_drafted": str(self.max_drafted)}
+        return save_tensors(path, tensors, metadata)
 
     @classmethod
     def load(cls, path: Path | str) -> Trace:
@@ -237,7 +237,7 @@ def _within(lengths: Tensor) -> Tensor:
 
 
 def recorded_name(head: str, kind: str) -> str:
-    """Under which name the logits of one kind of head (`toolkit.acceptance.folder.KINDS`) are kept."""
+    """The name that the logits of one kind of head (`toolkit.acceptance.folder.KINDS`) are kept under."""
     return head if kind == "survival" else f"{head}.{kind}"
 
 
@@ -258,7 +258,7 @@ def join(traces: Sequence[Trace], mapped: bool = False) -> Trace:
         (set(trace.estimates), trace.max_drafted, *(getattr(trace, name) is None for name in optional))
         for trace in traces
     ]
-    if any(one != held[0] for one in held):
+    if any(entry != held[0] for entry in held):
         raise InputError("traces to be joined must hold the same estimates, states, tokens and max_drafted")
     total = sum(trace.num_positions for trace in traces)
     parts: dict[str, list[Tensor]] = {}
@@ -273,7 +273,12 @@ def join(traces: Sequence[Trace], mapped: bool = False) -> Trace:
         positions_before += trace.num_positions
         rolls_before += trace.num_steps - trace.num_positions
     joined: dict[str, Any] = {name: _joined(name, values, traces) for name, values in parts.items()}
-    estimates = {name: _logits([t.estimates[name] for t in traces], traces) for name in first.estimates}
+    estimates = {}
+    for name in first.estimates:
+        values = [trace.estimates[name] for trace in traces]
+        estimates[name] = torch.cat(
+            values if values[0].dim() > 2 else _in_order(values, traces)
+        )  # by start, or by step
     if mapped and first.hidden is not None:
         joined["hidden"] = Rows(_in_order([trace.hidden for trace in traces], traces))
     return Trace(**joined, estimates=estimates, max_drafted=first.max_drafted, about=first.about)
@@ -284,14 +289,6 @@ def _joined(name: str, values: list[Tensor], traces: Sequence[Trace]) -> Tensor:
         return torch.cat([*(value[:-1] for value in values[:-1]), values[-1]])
     if name in ("room", "rows", *PER_POSITION):
         return torch.cat(values)
-    return _steps(values, traces)
-
-
-def _logits(values: list[Tensor], traces: Sequence[Trace]) -> Tensor:
-    return torch.cat(values) if values[0].dim() > 2 else _steps(values, traces)
-
-
-def _steps(values: list[Tensor], traces: Sequence[Trace]) -> Tensor:
     return torch.cat(_in_order(values, traces))
 
 

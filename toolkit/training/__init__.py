@@ -1,4 +1,4 @@
-"""Training on frozen models: what `python -m toolkit.train` is made of."""
+"""Training on frozen models: the parts of `python -m toolkit.train`."""
 
 from toolkit.training.checkpoints import Checkpoints
 from toolkit.training.data import MixedData

@@ -49,11 +49,11 @@ def fit_probe(batches: Iterable[Positions]) -> LinearProbe:
     deviation = inputs.std(0, correction=0)
     probe = LinearProbe(inputs.mean(0), torch.where(deviation > 1e-6, deviation, 1.0), labels.shape[1])
     optimizer = torch.optim.LBFGS(probe.parameters(), max_iter=ITERATIONS, line_search_fn="strong_wolfe")
-    known = ~labels.isnan()
+    has_label = ~labels.isnan()
 
     def closure() -> Tensor:
         optimizer.zero_grad()
-        loss = binary_cross_entropy_with_logits(probe(inputs)[known], labels[known])
+        loss = binary_cross_entropy_with_logits(probe(inputs)[has_label], labels[has_label])
         loss = loss + RIDGE / 2 * probe.linear.weight.square().sum()
         loss.backward()  # type: ignore[no-untyped-call]
         return loss
@@ -77,15 +77,15 @@ def yardsticks(
         labels = batch.labels.reshape(len(batch.labels), -1)
         logits = probe(batch.hidden)
         for output, scores in enumerate(probed):
-            known = ~labels[:, output].isnan()
-            scores.update(logits[known, output], labels[known, output])
+            has_label = ~labels[:, output].isnan()
+            scores.update(logits[has_label, output], labels[has_label, output])
         confident.update(torch.logit(batch.confidence.double(), eps=SMALLEST), labels[:, 0])
-    found = {
+    results = {
         f"{PROBE}/{name}{suffix}": float(scores.compute()[name])
         for suffix, scores in zip(suffixes, probed, strict=True)
         for name in COMPARED
     }
-    return found | {f"{CONFIDENCE}/{name}{suffixes[0]}": float(confident.compute()[name]) for name in COMPARED}
+    return results | {f"{CONFIDENCE}/{name}{suffixes[0]}": float(confident.compute()[name]) for name in COMPARED}
 
 
 def comparison(scores: Mapping[str, float], suffixes: Sequence[str]) -> list[tuple[str, float, float]]:
@@ -94,10 +94,10 @@ def comparison(scores: Mapping[str, float], suffixes: Sequence[str]) -> list[tup
     lines = []
     for suffix in suffixes:
         output = f" ({suffix.lstrip('_')})" if suffix else ""
-        for key, shown in names.items():
+        for key, label in names.items():
             if f"{key}/auroc{suffix}" in scores:
                 auroc, loss = (float(scores[f"{key}/{name}{suffix}"]) for name in COMPARED)
-                lines.append((shown + output, auroc, loss))
+                lines.append((label + output, auroc, loss))
     return lines
 
 
@@ -107,7 +107,7 @@ def complaint(scores: Mapping[str, float], suffixes: Sequence[str]) -> str | Non
         (head, _, own), *others = comparison(scores, [suffix])
         better = [(who, loss) for who, _, loss in others if loss <= own]
         if better:
-            who, loss = min(better, key=lambda one: one[1])
+            who, loss = min(better, key=lambda entry: entry[1])
             return (
                 f"warning: the {head} is no better than the {who}: calibrated log loss {own:.4f} against {loss:.4f}; "
                 "train on more, or decode without a head (method=confidence, method=tail)"

@@ -1,4 +1,4 @@
-"""Which examples make up which batch: a pure function of (seed, epoch), so that training can stop and go on anywhere."""
+"""The examples of every batch: a pure function of (seed, epoch), so that training can stop and go on anywhere."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ import torch
 
 
 class Examples(ABC):
-    """What batches are made of. num_examples: how many there are."""
+    """The examples that batches are made of. num_examples: their number."""
 
     num_examples: int
 
     @abstractmethod
     def batch(self, examples: Sequence[int]) -> Any:
-        """Some of them, by number."""
+        """A batch of the examples of these numbers."""
 
     def batches(self, parts: Sequence[Sequence[int]], start: int = 0) -> Iterator[Any]:
         """The batches of an epoch, from number `start` on; their contents do not depend on `start`."""
@@ -30,8 +30,8 @@ class ExampleBatches:
     shuffle      a new order of examples for every epoch; False: examples in order
     seed         of the orders
     rank, world  this process's share of every `world * batch_size` examples in a row: each world-th of them. In training
-                 (`even`) all processes make equally many steps, so a share of the last ones may be an empty batch
-    position     says where the training stands, (epoch, batch); asked when the first batch of an epoch is wanted. After
+                 (`even`) all processes make the same number of steps, so a share of the last ones may be an empty batch
+    position     says where the training stands, (epoch, batch); called when the first batch of an epoch is needed. After
                  a resume in mid-epoch only the rest of that epoch comes out
 
     Lightning's own mechanism, a loader with `load_state_dict`, is not used. Version 2.6 never calls this method at the

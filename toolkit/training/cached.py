@@ -21,9 +21,9 @@ class CachedStates(States):
 
     def __init__(self, shards: Shards, num_examples: int):
         self.shards = shards
-        self.examples = [example for example in range(num_examples) if example in shards.places]
+        self.examples = [example for example in range(num_examples) if example in shards.spans]
         self.num_examples = len(self.examples)
-        self.num_positions = sum(last - first for _, first, last in map(shards.places.__getitem__, self.examples))
+        self.num_positions = sum(last - first for _, first, last in map(shards.spans.__getitem__, self.examples))
 
     def batch(self, examples: Sequence[int]) -> Positions:
         return self.shards.read([self.examples[example] for example in examples])
@@ -60,12 +60,12 @@ class HybridStates(States):
 
 def announce(folder: Path, shards: Mapping[str, Shards], online: Mapping[str, OnlineStates]) -> None:
     """Print the size of all states and of those to be written. Raises InputError if the disk has no room for the latter."""
-    everything = sum(_size(one, range(one.num_examples)) for one in online.values())
-    missing = sum(_size(one, shards[name].missing(range(one.num_examples))) for name, one in online.items())
+    everything = sum(_size(states, range(states.num_examples)) for states in online.values())
+    missing = sum(_size(states, shards[name].missing(range(states.num_examples))) for name, states in online.items())
     folder.mkdir(parents=True, exist_ok=True)
     free = shutil.disk_usage(folder).free
-    positions = sum(one.num_positions for one in online.values())
-    width = max(one.width for one in online.values())
+    positions = sum(states.num_positions for states in online.values())
+    width = max(states.width for states in online.values())
     print(
         f"hidden states: {positions:,} positions x {width} x 16 bits = {everything:,} bytes in {folder}; "
         f"{missing:,} bytes to be written, {free:,} free",
@@ -97,11 +97,11 @@ def check_present(shards: Mapping[str, Shards], online: Mapping[str, OnlineState
 
     Raises InputError, one line, if there are such examples and `may_lack` is False.
     """
-    lacking = {name: len(shards[name].missing(range(one.num_examples))) for name, one in online.items()}
+    lacking = {name: len(shards[name].missing(range(states.num_examples))) for name, states in online.items()}
     if not any(lacking.values()):
         return
     counts = " and ".join(
-        f"{lacking[name]:,} of {one.num_examples:,} examples ({name})" for name, one in online.items()
+        f"{lacking[name]:,} of {states.num_examples:,} examples ({name})" for name, states in online.items()
     )
     folder = next(iter(shards.values())).folder
     if not may_lack:

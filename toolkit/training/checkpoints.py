@@ -1,6 +1,6 @@
 """Checkpoints from which training goes on as if it had never stopped.
 
-The run folder's checkpoints/ holds two files: last.ckpt, written every so many steps and at every epoch's end, and
+The run folder's checkpoints/ holds two files: last.ckpt, written every `every_n_steps` steps and at every epoch's end, and
 best.ckpt. Each is whole or absent, also if the process is killed while writing. Lightning's own writer does not ensure
 this. It writes a file in the system's temporary folder and copies it if that lies in another file system, which is not
 one step.
@@ -37,7 +37,7 @@ class Checkpoints(pl.callbacks.Checkpoint):
 
     monitor        the validation score that says which state is best
     mode           whether the smallest is, or the largest
-    every_n_steps  a checkpoint in mid-epoch every so many optimizer steps; None: at the ends of epochs only
+    every_n_steps  a checkpoint in mid-epoch after every n optimizer steps; None: at the ends of epochs only
     The files go to checkpoints/ in the trainer's root folder.
 
     best.ckpt is written before last.ckpt. A process killed between the two starts from the older last.ckpt, trains the
@@ -98,7 +98,7 @@ class Checkpoints(pl.callbacks.Checkpoint):
 
 
 def folder_of(run_folder: Path | str) -> Path:
-    """Where a run's checkpoints are."""
+    """The folder of a run's checkpoints."""
     return Path(run_folder) / "checkpoints"
 
 

@@ -21,7 +21,7 @@ def print_config(config: Mapping[str, Any]) -> None:
     """The resolved config as a tree."""
     tree = Tree("config", guide_style="dim")
     _grow(tree, config)
-    _console().print(tree)
+    Console(width=terminal.width()).print(tree)
 
 
 def print_scores(scores: Mapping[str, float], suffixes: Sequence[str]) -> None:
@@ -53,13 +53,13 @@ def quiet_lightning() -> None:
     """
     for name in ("pytorch_lightning", "lightning_fabric", "lightning"):
         logging.getLogger(name).setLevel(logging.WARNING)
-    for about in (
+    for warning in (
         "smaller than the logging interval",
         "your dataloader is not resumable",
         "sync_dist=True",
         "Found .* in eval mode",
     ):
-        warnings.filterwarnings("ignore", message=f".*{about}")
+        warnings.filterwarnings("ignore", message=f".*{warning}")
 
 
 def progress() -> pl.Callback:
@@ -79,7 +79,7 @@ class EpochLines(pl.Callback):
         if not trainer.is_global_zero:
             return
         values = {name: float(value) for name, value in trainer.callback_metrics.items()}
-        shown = [
+        entries = [
             f"{name} {values[name]:.4f}"
             for name in (
                 "train/loss",
@@ -91,7 +91,7 @@ class EpochLines(pl.Callback):
             )
             if name in values
         ]
-        print(f"epoch {trainer.current_epoch + 1}/{trainer.max_epochs}  {'  '.join(shown)}", flush=True)
+        print(f"epoch {trainer.current_epoch + 1}/{trainer.max_epochs}  {'  '.join(entries)}", flush=True)
 
 
 def _grow(tree: Tree, config: Mapping[str, Any]) -> None:
@@ -100,8 +100,3 @@ def _grow(tree: Tree, config: Mapping[str, Any]) -> None:
             _grow(tree.add(f"[bold]{key}[/bold]"), value)
         else:
             tree.add(f"{key}: {value!r}".replace("[", r"\["))
-
-
-def _console() -> Console:
-    """Rich picks colours by itself."""
-    return Console(width=terminal.width())

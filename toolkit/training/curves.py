@@ -48,7 +48,7 @@ class Curves(pl.Callback):
             self._log(trainer, pl_module)
 
     def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        self.started = perf_counter()  # validation is no training time
+        self.started = perf_counter()  # validation is not training time
 
     def state_dict(self) -> dict[str, Any]:
         return {"total": float(self.total), "weight": float(self.weight), "num_positions": int(self.num_positions)}

@@ -42,7 +42,7 @@ class MixedData(ExampleData):
     features          where the draft's states come from. online: computed for every batch. cached: from files of
                       float16 beside the data set, for all heads and epochs. hybrid: cached as they are first asked for
     on_missing        with features=cached, of examples whose states are in no file: generate, skip or raise
-    draft_batch_size  examples in one forward of the draft
+    draft_batch_size  examples in one forward pass of the draft
     shuffle, seed     a new order of the training examples for every epoch
 
     Raises InputError if the folder is not finished, or the draft another one.
@@ -62,9 +62,9 @@ class MixedData(ExampleData):
         super().__init__(path, draft, batch_size, shuffle, seed)
         if draft_batch_size < 1:
             raise InputError(f"data.draft_batch_size: expected at least 1, got {draft_batch_size}")
-        for key, value, known in (("features", features, FEATURES), ("on_missing", on_missing, ON_MISSING)):
-            if value not in known:
-                raise InputError(f"data.{key}: expected one of {', '.join(known)}, got {value!r}")
+        for key, value, choices in (("features", features, FEATURES), ("on_missing", on_missing, ON_MISSING)):
+            if value not in choices:
+                raise InputError(f"data.{key}: expected one of {', '.join(choices)}, got {value!r}")
         if on_missing != "generate" and features != "cached":
             raise InputError(f"data.on_missing={on_missing} is for data.features=cached, got data.features={features}")
         self.features, self.on_missing, self.draft_batch_size = features, on_missing, draft_batch_size
@@ -98,7 +98,7 @@ class MixedData(ExampleData):
 
     @property
     def cache_folder(self) -> Path:
-        """Where the states of this draft over these data are kept."""
+        """The folder that keeps the states of this draft over these data."""
         held: list[Any] = [self._owner, str(FORMAT), Positions._fields]
         if self.head_inputs != Inputs():  # files hold what heads read: for other inputs there are others
             held += [self.head_inputs.read(), self.seed]
@@ -124,9 +124,11 @@ class MixedData(ExampleData):
         if self.features == "online":
             self.states = {**online}
         elif self.features == "hybrid":
-            self.states = {name: HybridStates(one, online[name]) for name, one in self._shards().items()}
+            self.states = {name: HybridStates(shards, online[name]) for name, shards in self._shards().items()}
         else:
-            self.states = {name: CachedStates(one, online[name].num_examples) for name, one in self._shards().items()}
+            self.states = {
+                name: CachedStates(shards, online[name].num_examples) for name, shards in self._shards().items()
+            }
         for name, states in self.states.items():
             if not online[name].num_examples:
                 raise InputError(
@@ -139,9 +141,9 @@ class MixedData(ExampleData):
                 )
 
     def about(self) -> dict[str, Any]:
-        kept = ("target_fingerprint", "sampling", "mixing_ratio")
+        names = ("target_fingerprint", "sampling", "mixing_ratio")
         return {
-            **{name: self.summary[name] for name in kept},
+            **{name: self.summary[name] for name in names},
             **self.weights.facts(),
             "data": self.path.name,
             "num_positions": self.states["train"].num_positions,
@@ -151,7 +153,7 @@ class MixedData(ExampleData):
 
     @property
     def _owner(self) -> dict[str, str]:
-        """Whose states the files hold."""
+        """The draft, number format and data that the files' states belong to."""
         dtype = str(self.draft.dtype).removeprefix("torch.")
         return {"draft": self.weights.fingerprint, "dtype": dtype, "data": content_hash(self.summary["content"])}
 
@@ -163,19 +165,17 @@ class MixedData(ExampleData):
 
         Raises InputError, one line, if a file of the data set is damaged, or if a label is not in [0, 1].
         """
-        if not self._online:
-            place = self.path / "dataset"
-            for name, split in self._load(place).items():
-                texts = MixedTexts(split, f"{place} ({name})", MEND)
-                self._online[name] = OnlineStates(self.draft, texts, self.draft_batch_size, self.head_inputs, self.seed)
-        return self._online
-
-    def _load(self, place: Path) -> Any:
         from datasets import load_from_disk
 
-        for path in sorted(found for found in place.rglob("*") if found.is_file()):
-            journal.check(path, MEND)
-        try:
-            return load_from_disk(str(place))
-        except Exception as error:  # missing and foreign files fail in as many ways as there are readers
-            raise InputError(f"{place} is not a whole data set ({first_line(error)}); {MEND}") from None
+        if not self._online:
+            folder = self.path / "dataset"
+            for path in sorted(file for file in folder.rglob("*") if file.is_file()):
+                journal.check(path, MEND)
+            try:
+                splits = load_from_disk(str(folder))
+            except Exception as error:  # missing and foreign files fail in a way of each reader's own
+                raise InputError(f"{folder} is not a whole data set ({first_line(error)}); {MEND}") from None
+            for name, split in splits.items():
+                texts = MixedTexts(split, f"{folder} ({name})", MEND)
+                self._online[name] = OnlineStates(self.draft, texts, self.draft_batch_size, self.head_inputs, self.seed)
+        return self._online

@@ -5,10 +5,10 @@ drafted tokens are accepted. So a position i is at depth d with a probability pr
 
     c_{i-1} c_{i-2} ... c_{i-d+1},      d = 1 .. min(i - first + 1, M)
 
-c_j is the chance that the drafted token at j is accepted. It is 0 or 1 in a trace, where acceptance draws are known. There d
-is uniform over the starts whose round reaches i. No policy is presumed, because the head shall decide how long rounds are,
+c_j is the probability that the drafted token at j is accepted. It is 0 or 1 in a trace, where acceptance draws are known. There
+d is uniform over the starts whose round reaches i. No policy is presumed, because the head shall decide how long rounds are,
 and so where they start. Replay and dynamic program weigh starts alike, too. In contrast, rounds of one policy start mostly
-behind its rejections and are deeper there.
+after its rejections and are deeper there.
 
 Shapes: n positions.
 """
@@ -19,34 +19,34 @@ import torch
 from torch import Tensor
 
 
-def drawn_depths(chances: Tensor, first: Tensor, most: int, generator: torch.Generator) -> Tensor:
+def drawn_depths(probs: Tensor, first: Tensor, most: int, generator: torch.Generator) -> Tensor:
     """A depth in 1..most of every position [n].
 
-    chances [n]  c of every position
+    probs [n]  c of every position
     first [n]    where the position's response begins
     """
-    chances = chances.double()
-    place = torch.arange(len(chances))
-    level = torch.rand(len(chances), generator=generator, dtype=torch.float64) * _weights(chances, first, most)
-    found, reached, weight = torch.ones_like(place), torch.zeros_like(level), torch.ones_like(level)
+    probs = probs.double()
+    position = torch.arange(len(probs))
+    level = torch.rand(len(probs), generator=generator, dtype=torch.float64) * _weights(probs, first, most)
+    depths, reached, weight = torch.ones_like(position), torch.zeros_like(level), torch.ones_like(level)
     for depth in range(1, most):
         reached = reached + weight
-        weight = _deeper(weight, chances, place, first, depth)
-        found += (level >= reached) & (weight > 0)
-    return found
+        weight = _deeper(weight, probs, position, first, depth)
+        depths += (level >= reached) & (weight > 0)
+    return depths
 
 
-def _weights(chances: Tensor, first: Tensor, most: int) -> Tensor:
+def _weights(probs: Tensor, first: Tensor, most: int) -> Tensor:
     """Sums over depths [n]."""
-    place = torch.arange(len(chances))
-    total = weight = torch.ones_like(chances)
+    position = torch.arange(len(probs))
+    total = weight = torch.ones_like(probs)
     for depth in range(1, most):
-        weight = _deeper(weight, chances, place, first, depth)
+        weight = _deeper(weight, probs, position, first, depth)
         total = total + weight
     return total
 
 
-def _deeper(weight: Tensor, chances: Tensor, place: Tensor, first: Tensor, depth: int) -> Tensor:
+def _deeper(weight: Tensor, probs: Tensor, position: Tensor, first: Tensor, depth: int) -> Tensor:
     """From the weights of a depth [n] to those of the next one."""
-    before = place - depth
-    return torch.where(before >= first, weight * chances[before.clamp(min=0)], 0.0)
+    before = position - depth
+    return torch.where(before >= first, weight * probs[before.clamp(min=0)], 0.0)

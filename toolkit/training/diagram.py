@@ -23,8 +23,8 @@ def draw_reliability(bins: Sequence[Mapping[str, Any]], path: Path, title: str =
         for number, name in enumerate(names):
             rows = [row for row in bins if str(row["scores"]) == name and row["count"] > 0]
             color, x = PALETTE[number % len(PALETTE)], [row["mean_prob"] for row in rows]
-            about = {"marker": MARKERS[number % len(MARKERS)], "markersize": 3.5, "linewidth": 1.2}
-            top.plot(x, [row["mean_label"] for row in rows], color=color, label=name, **about)
+            style = {"marker": MARKERS[number % len(MARKERS)], "markersize": 3.5, "linewidth": 1.2}
+            top.plot(x, [row["mean_label"] for row in rows], color=color, label=name, **style)
             if all("mean_label_low" in row for row in rows):
                 ends = ([row[f"mean_label_{end}"] for row in rows] for end in ("low", "high"))
                 top.fill_between(x, *ends, color=color, alpha=0.15, linewidth=0)

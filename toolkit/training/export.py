@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import io
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -11,6 +9,7 @@ from typing import Any
 from toolkit.acceptance.card import facts_table, scores_table, title
 from toolkit.acceptance.saved import SavedHead
 from toolkit.files.atomic import write_json, write_text
+from toolkit.files.text import as_csv
 from toolkit.training.baselines import comparison, complaint
 from toolkit.training.diagram import draw_reliability
 from toolkit.training.module import HeadTraining
@@ -23,35 +22,27 @@ RELIABILITY, DIAGRAM = "reliability.csv", "reliability.png"
 def export(
     folder: Path,
     module: HeadTraining,
-    about: Mapping[str, Any],
+    facts: Mapping[str, Any],
     batches: Iterable[Positions],
     closing: Mapping[str, float] | None = None,
 ) -> dict[str, float]:
     """Write head/, MODEL_CARD.md, metrics.json, reliability.csv and .png; returns the scores on `batches`.
 
-    about    what the head was trained on and how (see `toolkit.train`); it travels in the head's config
+    facts    what the head was trained on and how (see `toolkit.train`); it travels in the head's config
     closing  other scores, which callbacks found at the end
     """
     head, parts = module.head, module.evaluate(batches)
     scores = {name: float(value) for name, value in module.named(parts).items()} | dict(closing or {})
-    head.save(folder / HEAD, {**about, "metrics": scores})
+    head.save(folder / HEAD, {**facts, "metrics": scores})
     first = parts[module.suffixes[0]]
     write_json(folder / SCORES, {**scores, "num_positions": int(first.counts.sum())})
     tables = {suffix.lstrip("_") or "raw": part.reliability() for suffix, part in parts.items()}
-    write_text(folder / RELIABILITY, _as_csv(tables))
     bins = [{"scores": name, **row} for name, rows in tables.items() for row in rows]
+    write_text(folder / RELIABILITY, as_csv(["scores", "from", "to", "count", "mean_prob", "mean_label"], bins))
     draw_reliability(bins, folder / DIAGRAM, "reliability on validation text")
-    card = _card(head, about, scores, module.suffixes) + _compared(scores, module.outputs)
+    card = _card(head, facts, scores, module.suffixes) + _compared(scores, module.outputs)
     write_text(folder / CARD, card)
     return scores
-
-
-def _as_csv(tables: Mapping[str, Sequence[Mapping[str, float]]]) -> str:
-    text = io.StringIO()
-    writer = csv.DictWriter(text, ["scores", "from", "to", "count", "mean_prob", "mean_label"], lineterminator="\n")
-    writer.writeheader()
-    writer.writerows({"scores": name, **row} for name, rows in tables.items() for row in rows)
-    return text.getvalue()
 
 
 def _compared(scores: Mapping[str, float], outputs: Sequence[str]) -> str:
@@ -67,12 +58,12 @@ Compared with simpler predictors on the same positions, each scaled and shifted 
 {"" if warning is None else f"{chr(10)}{warning.capitalize()}.{chr(10)}"}"""
 
 
-def _card(head: SavedHead, about: Mapping[str, Any], scores: Mapping[str, float], suffixes: Sequence[str]) -> str:
+def _card(head: SavedHead, facts: Mapping[str, Any], scores: Mapping[str, float], suffixes: Sequence[str]) -> str:
     return f"""# {title(type(head))}
 
 {head.summary_of(head.config)} It fits one draft only: the one below, by fingerprint.
 
-{facts_table({"head": head.config, **about})}
+{facts_table({"head": head.config, **facts})}
 
 Validation. Corrected scores add log(w_rej / w_acc) = {head.config["log_w_rej"]:.3f} to the logit: it undoes the class
 weights' shift.

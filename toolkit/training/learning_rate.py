@@ -26,7 +26,7 @@ from toolkit.training.states import Positions
 RATE_TIMES_WIDTH = 0.2
 FACTORS = (1 / 3, 1.0, 3.0)
 FURTHER = 3  # times that the search goes on beyond these
-SHARE, FEWEST = 0.1, 20  # of the training's steps, and at least so many, per rate
+SHARE, FEWEST = 0.1, 20  # of the training's steps, and the fewest steps, per rate
 Optimizers = Callable[..., torch.optim.Optimizer]
 
 
@@ -49,17 +49,23 @@ def best_rate(
     loss_of: Callable[[nn.Module, Positions], Tensor],
     score_of: Callable[[nn.Module], float],
 ) -> tuple[float, dict[float, float]]:
-    """The rate of the smallest score after a trial, and every rate's score (infinite where it is no number).
+    """The rate of the smallest score after a trial, and every rate's score (infinite where it is not a number).
 
     head       stays as it is: copies are trained
-    batches    of the training data; asked anew for every rate, and repeated if they are fewer than the steps
+    batches    of the training data; iterated again for every rate, and repeated if they are fewer than the steps
     loss_of    of a head and a batch, a scalar; score_of: of a head, smaller is better
     """
 
     def tried(rate: float) -> float:
         copied: Any = copy.deepcopy(head)
+        steps = optimizer(copied.parameters(), lr=rate)
+        schedule = torch.optim.lr_scheduler.LambdaLR(steps, lambda step: cosine_factor(step, num_steps))
         with torch.enable_grad():
-            _train(copied, optimizer(copied.parameters(), lr=rate), _repeated(batches), num_steps, loss_of)
+            for batch in itertools.islice(_repeated(batches), num_steps):
+                steps.zero_grad()
+                loss_of(copied, batch).backward()  # type: ignore[no-untyped-call]
+                steps.step()
+                schedule.step()
         score = score_of(copied.eval())
         return score if math.isfinite(score) else math.inf
 
@@ -70,21 +76,6 @@ def best_rate(
             break
         scores[best * beyond[best]] = tried(best * beyond[best])
     return min(scores, key=lambda rate: scores[rate]), dict(sorted(scores.items()))
-
-
-def _train(
-    head: nn.Module,
-    optimizer: torch.optim.Optimizer,
-    batches: Iterator[Positions],
-    num_steps: int,
-    loss_of: Callable[[nn.Module, Positions], Tensor],
-) -> None:
-    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: cosine_factor(step, num_steps))
-    for batch in itertools.islice(batches, num_steps):
-        optimizer.zero_grad()
-        loss_of(head, batch).backward()  # type: ignore[no-untyped-call]
-        optimizer.step()
-        schedule.step()
 
 
 def _repeated(batches: Iterable[Positions]) -> Iterator[Positions]:

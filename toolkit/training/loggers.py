@@ -1,4 +1,4 @@
-"""Where a training run writes its curves: metrics.csv in the run folder and Weights & Biases, as context managers.
+"""The curves of a training run: metrics.csv in the run folder and Weights & Biases, as context managers.
 
 Each `open_*` yields a Lightning logger, or None if another process of the run logs.
 """
@@ -6,7 +6,6 @@ Each `open_*` yields a Lightning logger, or None if another process of the run l
 from __future__ import annotations
 
 import csv
-import io
 import secrets
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -17,7 +16,7 @@ from pytorch_lightning.loggers import Logger, WandbLogger
 from pytorch_lightning.utilities import rank_zero_only
 
 from toolkit.files.atomic import write_text
-from toolkit.files.text import lines_of
+from toolkit.files.text import as_csv, lines_of
 from toolkit.runs.stage import sweep_name
 from toolkit.runs.tracking import log_folder, wandb_run
 from toolkit.training.processes import is_first_process
@@ -39,8 +38,8 @@ class MetricsFile(Logger):
         self.lines: dict[int, dict[str, Any]] = {}
         if self.path.exists():
             rows = list(csv.DictReader(lines_of(self.path.read_text())))
-            kept = [row for row in rows if int(row["step"]) < first_step]
-            self.lines = {int(row["step"]): {k: v for k, v in row.items() if v and k != "step"} for row in kept}
+            earlier_rows = [row for row in rows if int(row["step"]) < first_step]
+            self.lines = {int(row["step"]): {k: v for k, v in row.items() if v and k != "step"} for row in earlier_rows}
 
     @property
     def name(self) -> str:
@@ -52,7 +51,7 @@ class MetricsFile(Logger):
 
     @rank_zero_only
     def log_hyperparams(self, params: Any, *args: Any, **kwargs: Any) -> None:
-        """Nothing: the run folder holds the config."""
+        """Do nothing: the run folder holds the config."""
 
     @rank_zero_only
     def log_metrics(self, metrics: Mapping[str, float], step: int | None = None) -> None:
@@ -63,11 +62,8 @@ class MetricsFile(Logger):
     def save(self) -> None:
         """Write the file."""
         names = sorted({name for line in self.lines.values() for name in line} - {"epoch"})
-        text = io.StringIO()
-        writer = csv.DictWriter(text, ["step", "epoch", *names], restval="", lineterminator="\n")
-        writer.writeheader()
-        writer.writerows({"step": step, **self.lines[step]} for step in sorted(self.lines))
-        write_text(self.path, text.getvalue())
+        rows = ({"step": step, **self.lines[step]} for step in sorted(self.lines))
+        write_text(self.path, as_csv(["step", "epoch", *names], rows))
 
     @rank_zero_only
     def finalize(self, status: str) -> None:

@@ -17,7 +17,7 @@ With gamma > 0 the loss is the focal loss (Lin et al., arXiv:1708.02002, equatio
 
     numerator = sum_i [ -w_acc P_i (1 - P^_i)^gamma log P^_i - w_rej (1 - P_i) P^_i^gamma log(1 - P^_i) ]
 
-For soft labels its optimum is not a probability, so chances come from `analysis.heads`.
+For soft labels its optimum is not a probability, so probabilities come from `analysis.heads`.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class WeightedBCE:
 
     @property
     def log_w_rej(self) -> float:
-        """How far the weights shift the optimal logit down: log(w_rej / w_acc)."""
+        """The shift of the optimal logit, downwards, by the weights: log(w_rej / w_acc)."""
         return math.log(self.w_rej / self.w_acc)
 
     def weights_of(self, labels: Tensor) -> Tensor:
@@ -75,7 +75,7 @@ class WeightedBCE:
     def __call__(self, logits: Tensor, labels: Tensor, weights: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """Numerator and denominator of the loss, as scalars, so that they can be added up over batches and processes.
 
-        logits [P], labels [P] in [0, 1]: the chance of acceptance of P positions; weights [P] of these, None: 1.
+        logits [P], labels [P] in [0, 1]: the probability of acceptance of P positions; weights [P] of these, None: 1.
         """
         scale = 1.0 if weights is None else weights
         accepted, rejected = self.w_acc * labels * scale, self.w_rej * (1 - labels) * scale

@@ -65,11 +65,11 @@ class HeadTraining(WholeSteps):
         shares  batches that make one step
         """
         if self.make_optimizer.keywords.get("lr", 0.0) is None and "learning_rate" not in self.about:
-            found_here = self._find_rate(data, num_steps, shares)
+            trial_rate = self._find_rate(data, num_steps, shares)
             alone = self._trainer is None
-            self.about["learning_rate"] = found_here if alone else self.trainer.strategy.broadcast(found_here)
-        found = {"lr": self.about["learning_rate"]} if "learning_rate" in self.about else {}
-        optimizer = self._optimizers()(self.head.parameters(), **found)
+            self.about["learning_rate"] = trial_rate if alone else self.trainer.strategy.broadcast(trial_rate)
+        rate = {"lr": self.about["learning_rate"]} if "learning_rate" in self.about else {}
+        optimizer = self._optimizers()(self.head.parameters(), **rate)
         return optimizer, None if self.make_scheduler is None else self.make_scheduler(optimizer, num_steps)
 
     def on_fit_start(self) -> None:
@@ -126,7 +126,11 @@ class HeadTraining(WholeSteps):
 
     def named(self, scores: Mapping[str, CalibrationScores]) -> dict[str, Tensor]:
         """All scores under their keys: val/ece, val/ece_corrected, ..."""
-        return {f"val/{name}{suffix}": value for suffix, one in scores.items() for name, value in one.compute().items()}
+        return {
+            f"val/{name}{suffix}": value
+            for suffix, metric in scores.items()
+            for name, value in metric.compute().items()
+        }
 
     @classmethod
     def score_names(cls) -> list[str]:
@@ -146,11 +150,13 @@ class HeadTraining(WholeSteps):
 
     def new_scores(self) -> dict[str, CalibrationScores]:
         """Empty sets of scores, by suffix, on the head's device."""
-        return {suffix: CalibrationScores(sync_on_compute=False).to(self._place) for suffix in self.suffixes}
+        return {suffix: CalibrationScores(sync_on_compute=False).to(self._head_device) for suffix in self.suffixes}
 
     def moved(self, batch: Positions) -> Positions:
         """A batch on the head's device, its states in the head's number format."""
-        return Positions(self._read(batch).to(self._place), *(values.to(self._place) for values in batch[1:]))
+        return Positions(
+            self._read(batch).to(self._head_device), *(values.to(self._head_device) for values in batch[1:])
+        )
 
     def _find_rate(self, data: ExampleData, num_steps: int, shares: int) -> float:
         """The learning rate by trial, on all data and not this process's share; shares: batches that make one step."""
@@ -179,13 +185,13 @@ class HeadTraining(WholeSteps):
         Mixed precision does without it, because Lightning then clips no gradients of such optimizers.
         """
         mixed = self._trainer is not None and "mixed" in str(self.trainer.precision)
-        known = inspect.signature(self.make_optimizer.func).parameters
-        if mixed or "fused" not in known or {"fused", "foreach"} & self.make_optimizer.keywords.keys():
+        parameters = inspect.signature(self.make_optimizer.func).parameters
+        if mixed or "fused" not in parameters or {"fused", "foreach"} & self.make_optimizer.keywords.keys():
             return self.make_optimizer
         return partial(self.make_optimizer, fused=True)
 
     @property
-    def _place(self) -> torch.device:
+    def _head_device(self) -> torch.device:
         return next(self.head.parameters()).device
 
     def _own_scores(self) -> dict[str, CalibrationScores]:
@@ -204,22 +210,22 @@ class PrereadTraining(HeadTraining):
     suffixes = outputs = tuple(f"_{name}" for name in OUTPUTS)
 
     def loss_of(self, head: Any, batch: Positions) -> tuple[Tensor, Tensor]:
-        known = ~batch.labels.isnan()
-        weights = self.loss.weights_of(batch.labels)[known]
-        return self.loss(self.logits_of(head, batch)[known], batch.labels[known], weights)
+        has_label = ~batch.labels.isnan()
+        weights = self.loss.weights_of(batch.labels)[has_label]
+        return self.loss(self.logits_of(head, batch)[has_label], batch.labels[has_label], weights)
 
     def add_scores(self, scores: Mapping[str, CalibrationScores], batch: Positions, head: Any = None) -> None:
         head = self.head if head is None else head
         logits = head.corrected(self.logits_of(head, batch))
         for output, suffix in enumerate(self.suffixes):
-            known = ~batch.labels[:, output].isnan()
-            scores[suffix].update(logits[known, output], batch.labels[known, output])
+            has_label = ~batch.labels[:, output].isnan()
+            scores[suffix].update(logits[has_label, output], batch.labels[has_label, output])
 
     def named(self, scores: Mapping[str, CalibrationScores]) -> dict[str, Tensor]:
-        found = super().named(scores)
+        values = super().named(scores)
         for name in MEANS:
-            found[name] = torch.stack([found[f"{name}{suffix}"] for suffix in self.suffixes]).mean()
-        return found
+            values[name] = torch.stack([values[f"{name}{suffix}"] for suffix in self.suffixes]).mean()
+        return values
 
     @classmethod
     def score_names(cls) -> list[str]:

@@ -82,20 +82,21 @@ class Processes:
         Those that are not the first print nothing from here on, except errors.
         """
         callbacks = (cfg.get("callbacks") or {}).values()
-        given: dict[str, Any] = {
+        facts: dict[str, Any] = {
             "multirun": sweep_name() is not None,
             "checkpoints": any(spec is not None and "Checkpoints" in spec.get("_target_", "") for spec in callbacks),
             "accelerators": torch.cuda.device_count(),
             "rate": cfg.optimizer.get("lr") is not None,
         }
-        check_processes(cfg.trainer, **given)
+        check_processes(cfg.trainer, **facts)
         if not is_first_process():
             sys.stdout = open(os.devnull, "w")  # noqa: SIM115
         return cls(cfg.trainer)
 
     def __init__(self, trainer: Mapping[str, Any]):
         self.group: Any = None
-        environment = _environment() if is_distributed(trainer) else None
+        kinds = (TorchElasticEnvironment, SLURMEnvironment) if is_distributed(trainer) else ()
+        environment: ClusterEnvironment | None = next((kind() for kind in kinds if kind.detect()), None)
         if environment is None or environment.world_size() == 1:
             return
         check_number(trainer, environment.world_size())
@@ -119,10 +120,3 @@ def check_number(trainer: Mapping[str, Any], started: int) -> None:
             f"trainer.devices={devices} on trainer.num_nodes={nodes} make {devices * nodes} processes, and {started} were "
             f"started: expected their product to be {started}"
         )
-
-
-def _environment() -> ClusterEnvironment | None:
-    for kind in (TorchElasticEnvironment, SLURMEnvironment):
-        if kind.detect():
-            return kind()
-    return None

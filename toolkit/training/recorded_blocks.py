@@ -5,7 +5,7 @@ rejected token, then its roll-out. P_i follows from p and q of every drafted tok
 (`toolkit.verification.rules.block.survival`). An example is a start and a depth k. Its labels are P_k, and P_{k+1} of the
 token that was drawn next. The second label is one sample of the mean that the second output predicts.
 
-Depth k in 1..M of a start's chain has weight P_{k-1}, the chance that the block was kept so far. A policy seldom gets
+Depth k in 1..M of a start's chain has weight P_{k-1}, the probability that the block was kept so far. A policy seldom gets
 further. One depth is drawn per start, once for all epochs. All starts weigh alike, as in `toolkit.training.depths`.
 
 Shapes: P positions, M most tokens of a recorded round, F features.
@@ -52,7 +52,7 @@ class BlockStates(States):
         return Positions(features, self.labels[starts], step.token_prob)
 
 
-def block_chances(trace: Trace) -> tuple[Tensor, Tensor]:
+def block_probs(trace: Trace) -> tuple[Tensor, Tensor]:
     """For every depth 1..M and start: the step there [M, P], and P_depth [M, P], not a number beyond the chain's end.
 
     Raises InputError if the recording does not hold p of all drafted tokens.
@@ -63,26 +63,26 @@ def block_chances(trace: Trace) -> tuple[Tensor, Tensor]:
         )
     geometry, starts = Geometry.of(trace), torch.arange(trace.num_positions)
     weight = torch.ones(trace.num_positions, dtype=torch.float64)
-    steps, chances = [], []
+    steps, probs = [], []
     for depth in range(1, trace.max_drafted + 1):
         index, exists = step_at(trace, geometry, starts, depth)
         p, q = (values[index].double() for values in (trace.target_prob, trace.draft_prob))
         weight = torch.where(exists, survival(weight, p, q), torch.nan)
         steps.append(index)
-        chances.append(weight)
-    return torch.stack(steps), torch.stack(chances)
+        probs.append(weight)
+    return torch.stack(steps), torch.stack(probs)
 
 
 def chosen_steps(trace: Trace, generator: torch.Generator) -> tuple[Tensor, Tensor, Tensor]:
     """One example per start: its step [P], depth [P] from 1, and labels [P, 2]. Raises InputError without roll-outs."""
     if trace.max_drafted < 2:
         raise InputError(f"head.output=block needs chains of drafted tokens, these traces hold single ones: {MEND}")
-    steps, chances = block_chances(trace)
-    before = torch.cat([torch.ones_like(chances[:1]), chances[:-1]])
-    weights = torch.where(chances.isnan(), 0.0, before.nan_to_num(0.0)).cumsum(0)
+    steps, probs = block_probs(trace)
+    before = torch.cat([torch.ones_like(probs[:1]), probs[:-1]])
+    weights = torch.where(probs.isnan(), 0.0, before.nan_to_num(0.0)).cumsum(0)
     level = torch.rand(weights.shape[1], generator=generator, dtype=torch.float64) * weights[-1]
     chosen = (level >= weights).sum(0).clamp(max=len(steps) - 1)
-    following = torch.cat([chances[1:], torch.full_like(chances[:1], torch.nan)])
+    following = torch.cat([probs[1:], torch.full_like(probs[:1], torch.nan)])
     starts = torch.arange(len(chosen))
-    labels = torch.stack([chances[chosen, starts], following[chosen, starts]], 1).float()
+    labels = torch.stack([probs[chosen, starts], following[chosen, starts]], 1).float()
     return steps[chosen, starts], chosen + 1, labels

@@ -1,9 +1,9 @@
 """Traces for training pre-read heads: the output folder of data_gen.traces (hidden=true) as a LightningDataModule.
 
 On path a trace holds clean training examples, and no token mixing is needed. At every position of a text of the target,
-the drafted token follows the draft's distribution given that text. Its label is its chance of acceptance. Where the
+the drafted token follows the draft's distribution given that text. Its label is its probability of acceptance. Where the
 acceptance draw accepted the drafted token, it is the text's own token. Then the next position's alpha =
-sum_x min(p, q)(x) is the chance that the token after it is accepted. (The acceptance draw samples what weighting every
+sum_x min(p, q)(x) is the probability that the token after it is accepted. (The acceptance draw samples what weighting every
 text token by min(1, q/p) would compute. More replicates of the recording reduce the sampling error.) For heads that read
 the depth in the round, every position is given a depth (`toolkit.training.depths`).
 """
@@ -45,7 +45,7 @@ LABELS = "min(1, p/q) of the drafted token, and sum min(p, q) one position later
 class TracedStates(States):
     """The positions of some texts of a trace: features [P, F] and labels [P, 2], not a number where there is none.
 
-    inputs  what the head to be trained reads; hard: labels are the acceptance draws, not their chances
+    inputs  what the head to be trained reads; hard: labels are the acceptance draws, not their probabilities
     seed    of the depths that positions are given, once for all epochs
     """
 
@@ -71,14 +71,14 @@ class TracedStates(States):
         spans = [torch.arange(int(self.first[text]), int(self.last[text])) for text in examples]
         index = torch.cat(spans)
         ends = torch.cat([span == span[-1] for span in spans])
-        known = self.trace.accepted[index] & ~ends
+        has_following = self.trace.accepted[index] & ~ends
         after = (index + 1).clamp(max=self.trace.num_positions - 1)
         here, there = (
             (self.trace.accepted[index].float(), self.trace.accepted[after].float())
             if self.hard
             else (self.trace.accept_prob[index], self.trace.alpha[after])
         )
-        labels = torch.stack([here, there.where(known, torch.nan)], 1)
+        labels = torch.stack([here, there.where(has_following, torch.nan)], 1)
         step = RecordedStep(self.trace, 1, index)
         depth = None if self.depths is None else self.depths[index]
         return Positions(self.inputs.features(step, self.table, depth), labels, step.token_prob)
@@ -92,7 +92,7 @@ class TracedData(ExampleData):
     batch_size           texts per batch and process
     validation_fraction  of the texts; the replicates of a text stay together
     shuffle, seed        a new order of the training texts for every epoch
-    hard_labels          train on the recording's acceptance draws, 0 or 1, instead of their chances
+    hard_labels          train on the recording's acceptance draws, 0 or 1, instead of their probabilities
 
     Raises InputError if the folder is not finished, holds no states, or the draft is another one.
     """
@@ -111,8 +111,8 @@ class TracedData(ExampleData):
         self.hard_labels, self.head_inputs, self.output = hard_labels, Inputs(), "token"
         if not 0 < validation_fraction < 1:
             raise InputError(f"data.validation_fraction: expected a number between 0 and 1, got {validation_fraction}")
-        recorded, given = self.summary.get("draft_layers", []), layers_of(draft)
-        check_layers(recorded, given, f"the states in {path} hold", "this draft gives")
+        recorded, layers = self.summary.get("draft_layers", []), layers_of(draft)
+        check_layers(recorded, layers, f"the states in {path} hold", "this draft gives")
         self.validation_fraction = validation_fraction
 
     @staticmethod
@@ -148,21 +148,21 @@ class TracedData(ExampleData):
                 self.states[name] = TracedStates(trace, texts, table, self.head_inputs, hard, self.seed)
 
     def read_by(self, head: SavedHead) -> None:
-        found = (head.inputs, getattr(head, "output", "token"))
-        if found[1] == "block" and self.hard_labels:
+        reads = (head.inputs, getattr(head, "output", "token"))
+        if reads[1] == "block" and self.hard_labels:
             raise InputError(
                 "data.hard_labels: recordings hold no acceptance draws of whole rounds (head.output=block)"
             )
-        if found != (self.head_inputs, self.output):
-            (self.head_inputs, self.output), self.states = found, {}
+        if reads != (self.head_inputs, self.output):
+            (self.head_inputs, self.output), self.states = reads, {}
 
     def head_sizes(self) -> dict[str, int]:
         return {"hidden_size": hidden_size(self.draft), "embedding_size": embedding_table(self.draft).shape[1]}
 
     def about(self) -> dict[str, Any]:
-        kept = ("target_fingerprint", "sampling")
+        names = ("target_fingerprint", "sampling")
         return {
-            **{name: self.summary[name] for name in kept},
+            **{name: self.summary[name] for name in names},
             **(Weights.recorded(self.summary) or self.weights).facts(),
             "data": self.path.name,
             "num_positions": self.states["train"].num_positions,

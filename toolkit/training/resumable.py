@@ -56,7 +56,7 @@ class ResumableData(pl.LightningDataModule):
             if there != here:
                 raise InputError(
                     f"the checkpoint's training had other batches: {name} was {there}, is {here}; resume with the same "
-                    "data, or begin anew from its weights (from_pretrained)"
+                    "data, or start again from its weights (from_pretrained)"
                 )
 
     @property

@@ -34,13 +34,13 @@ INSTEAD = "train with data.features=online"
 class Shards:
     """The files of one split in a cache folder.
 
-    about  {"draft", "dtype", "data"}: whose states these are; files of others are refused
-    places  example -> its file's positions, and the first and last of its own
+    owner  {"draft", "dtype", "data"}: whose states these are; files of others are refused
+    spans  example -> its file's positions, and the first and last of its own
     """
 
-    def __init__(self, folder: Path, split: str, about: Mapping[str, str]):
-        self.folder, self.split, self.about = folder, split, dict(about)
-        self.places: dict[int, tuple[Positions, int, int]] = {}
+    def __init__(self, folder: Path, split: str, owner: Mapping[str, str]):
+        self.folder, self.split, self.owner = folder, split, dict(owner)
+        self.spans: dict[int, tuple[Positions, int, int]] = {}
         self._opened: set[str] = set()
         self.refresh()
 
@@ -52,46 +52,46 @@ class Shards:
 
     def missing(self, examples: Sequence[int]) -> list[int]:
         """Those of the examples that no file holds."""
-        return [example for example in examples if example not in self.places]
+        return [example for example in examples if example not in self.spans]
 
     def read(self, examples: Sequence[int]) -> Positions:
         """The positions of these examples, copied from the files."""
-        spans = [self.places[example] for example in examples]
+        spans = [self.spans[example] for example in examples]
         return joined([Positions(*(values[i:j] for values in positions)) for positions, i, j in spans])
 
-    def write(self, found: Mapping[int, Positions]) -> float:
+    def write(self, positions: Mapping[int, Positions]) -> float:
         """Write one file of these examples, which is on the disk when this returns.
 
         Returns the share of the states' norm that rounding lost.
         """
-        examples = sorted(found)
-        all_of_them = joined([found[example] for example in examples])
+        examples = sorted(positions)
+        all_of_them = joined([positions[example] for example in examples])
         hidden, lost = rounded(all_of_them.hidden)
         path = self.folder / f"{self.split}-{examples[0]:07d}-{content_hash(examples)}.safetensors"
         tensors = {
             "examples": torch.tensor(examples),
-            "ends": torch.tensor([len(found[example].labels) for example in examples]).cumsum(0),
+            "ends": torch.tensor([len(positions[example].labels) for example in examples]).cumsum(0),
             "hidden": hidden,
             "labels": all_of_them.labels,
             "confidence": all_of_them.confidence,
         }
-        save_tensors(path, tensors, self.about)
+        save_tensors(path, tensors, self.owner)
         self._open(path)
         return lost
 
     def _open(self, path: Path) -> None:
-        tensors, said = load_tensors(path, "file of hidden states", MEND)
+        tensors, metadata = load_tensors(path, "file of hidden states", MEND)
         for key, what in OTHERS.items():
-            if said.get(key) != self.about[key]:
+            if metadata.get(key) != self.owner[key]:
                 raise InputError(
-                    f"{path} holds states of {what}: expected {key} {self.about[key]}, got {said.get(key)}; {MEND}"
+                    f"{path} holds states of {what}: expected {key} {self.owner[key]}, got {metadata.get(key)}; {MEND}"
                 )
         if tensors["hidden"].dtype != FORMAT:
             raise InputError(f"{path} holds states in {tensors['hidden'].dtype}, expected {FORMAT}; {MEND}")
         check_labels(tensors["labels"], str(path), MEND)
         positions, first = Positions(*(tensors[name] for name in Positions._fields)), 0
         for example, end in zip(tensors["examples"].tolist(), tensors["ends"].tolist(), strict=True):
-            self.places.setdefault(example, (positions, first, end))
+            self.spans.setdefault(example, (positions, first, end))
             first = end
         self._opened.add(path.name)
 
@@ -107,16 +107,16 @@ def rounded(hidden: Tensor) -> tuple[Tensor, float]:
         raise InputError(
             f"expected states of at most {LARGEST:,.0f} to keep them as float16, got {largest:g}; {INSTEAD}"
         )
-    kept = hidden.to(FORMAT)
+    stored = hidden.to(FORMAT)
     norm = float(hidden.double().norm())
-    lost = float((kept.double() - hidden.double()).norm()) / norm if norm else 0.0
+    lost = float((stored.double() - hidden.double()).norm()) / norm if norm else 0.0
     if lost > MOST_LOST:
         raise InputError(
             f"float16 would lose {lost:.1%} of the states' norm, expected at most {MOST_LOST:.0%}; {INSTEAD}"
         )
-    return kept, lost
+    return stored, lost
 
 
 def size_of(num_examples: int, num_positions: int, width: int) -> int:
-    """Bytes of the tensors of so many examples and positions with states of a width."""
+    """Bytes of the tensors of some examples and positions with states of a width."""
     return num_positions * (width * FORMAT.itemsize + 2 * torch.float32.itemsize) + num_examples * 2 * 8

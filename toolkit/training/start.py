@@ -1,4 +1,4 @@
-"""Where a training begins: with fresh weights, with a trained head's, or with a checkpoint.
+"""The start of a training: with fresh weights, with a trained head's, or with a checkpoint.
 
 from_pretrained=FOLDER   the weights of that head; optimizer, schedule and data from the beginning
 ckpt_path=FILE           the whole state of a checkpoint
@@ -43,9 +43,9 @@ def warm_start(head: SavedHead, from_pretrained: str | None, draft: Weights) -> 
     """Copy a trained head's weights. Raises InputError if it was made for another draft or in another shape."""
     if from_pretrained is None:
         return
-    trained, about = type(head).load(inside(from_pretrained))
-    known = Weights.recorded(about)
-    reason = None if known is None else known.other_than(draft)
+    trained, record = type(head).load(inside(from_pretrained))
+    recorded = Weights.recorded(record)
+    reason = None if recorded is None else recorded.other_than(draft)
     if reason is not None:
         raise InputError(f"from_pretrained: the head in {from_pretrained} was trained for another draft ({reason})")
     for name in {**head.config, **trained.config}:
@@ -65,13 +65,13 @@ def resume_path(run_folder: Path, ckpt_path: str | None) -> Path | None:
 
 def check_resumable(checkpoint: Mapping[str, Any], head: SavedHead, draft: Weights, path: Path) -> None:
     """Raises InputError if a checkpoint is of another draft or of a head of another shape."""
-    about = checkpoint["about"]
-    known = Weights.recorded(about)
-    reason = None if known is None else known.other_than(draft)
+    record = checkpoint["about"]
+    recorded = Weights.recorded(record)
+    reason = None if recorded is None else recorded.other_than(draft)
     if reason is not None:
         raise InputError(f"{path} was made with another draft ({reason})")
-    for name in {**head.config, **about["head"]}:
-        here, there = head.config.get(name), about["head"].get(name)
+    for name in {**head.config, **record["head"]}:
+        here, there = head.config.get(name), record["head"].get(name)
         if there != here:
             raise InputError(f"{path} holds another head: expected {name}={here}, got {there}")
 
@@ -82,8 +82,8 @@ def check_metric(cfg: Any) -> None:
     every: Mapping[str, Any] = OmegaConf.select(cfg, "callbacks") or {}
     callbacks = {name: spec for name, spec in every.items() if spec is not None}
     closing = [name for spec in callbacks.values() for name in getattr(get_class(spec._target_), "CLOSING", ())]
-    known = [*training.score_names(), *closing]
-    asked = {f"callbacks.{name}.monitor": spec.get("monitor", known[0]) for name, spec in callbacks.items()}
-    for key, score in {"optimized_metric": cfg.optimized_metric, **asked}.items():
-        if score not in known:
-            raise unknown_name("score", score, known, f"as {key}")
+    names = [*training.score_names(), *closing]
+    monitored = {f"callbacks.{name}.monitor": spec.get("monitor", names[0]) for name, spec in callbacks.items()}
+    for key, score in {"optimized_metric": cfg.optimized_metric, **monitored}.items():
+        if score not in names:
+            raise unknown_name("score", score, names, f"as {key}")

@@ -22,7 +22,7 @@ class Positions(NamedTuple):
     """A batch: the masked-in positions of some examples, one after another, without padding.
 
     hidden [P, D]   the draft's final state that has read the drafted token
-    labels [P]      the token's chance of acceptance
+    labels [P]      the token's probability of acceptance
     confidence [P]  the draft's own probability of the token, unwarped: what a head is compared with
     """
 
@@ -58,6 +58,6 @@ def check_labels(labels: Tensor, where: str, mend: str) -> None:
     wrong = ~((labels >= 0) & (labels <= 1))
     if bool(wrong.any()):
         raise InputError(
-            f"{where}: labels are chances of acceptance, expected numbers in [0, 1]; {int(wrong.sum())} of {len(labels)} "
+            f"{where}: labels are probabilities of acceptance, expected numbers in [0, 1]; {int(wrong.sum())} of {len(labels)} "
             f"are not, the first is {float(labels[wrong][0]):g}; {mend}"
         )

@@ -1,15 +1,14 @@
 """One table for all jobs of a sweep: a Hydra callback, switched on in conf/train.yaml.
 
 Every job's folder within the sweep's folder gets a job.json (what was varied, how the job ended, its scores). After each
-job, table.csv and table.md are written anew from these files. So the table is there even if a later job fails, and
+job, table.csv and table.md are written again from these files. So the table is there even if a later job fails, and
 whichever process ran the jobs. At the end of the sweep the table is also logged to W&B, in a run of its own, if the jobs
 had runs there.
 """
 
 from __future__ import annotations
 
-import csv
-import io
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +18,7 @@ from hydra.experimental.callback import Callback
 from omegaconf import DictConfig
 
 from toolkit.files.atomic import read_json, write_json, write_text
-from toolkit.files.text import first_line
+from toolkit.files.text import as_csv, first_line
 from toolkit.runs.stage import OUTPUT
 from toolkit.runs.tracking import log_summary, log_table, run_of, wandb_run
 
@@ -36,22 +35,22 @@ class SweepTable(Callback):
         self.scores = scores
 
     def on_job_end(self, config: DictConfig, job_return: JobReturn, **kwargs: Any) -> None:
-        """In a sweep: note what the job found, and draw the table."""
+        """In a sweep: note the job's results, and draw the table."""
         folder = Path(config.hydra.runtime.output_dir)
         if config.hydra.mode is None or config.hydra.mode.name != "MULTIRUN":
             return
-        found: dict[str, Any] = {
+        job: dict[str, Any] = {
             "job": int(config.hydra.job.num),
             "overrides": list(config.hydra.overrides.task),
             "status": "done" if job_return.status == JobStatus.COMPLETED else "failed",
         }
-        if found["status"] == "failed":
-            found["error"] = first_line(job_return._return_value)
+        if job["status"] == "failed":
+            job["error"] = first_line(job_return._return_value)
         elif (folder / OUTPUT).exists():
             output = Path(read_json(folder / OUTPUT)["folder"])
-            found |= {"folder": str(output), "scores": read_json(output / self.scores)}
-        write_json(folder / JOB, found)
-        write_table(folder.parent)
+            job |= {"folder": str(output), "scores": read_json(output / self.scores)}
+        write_json(folder / JOB, job)
+        write_table(folder.parent, table_rows(folder.parent))
 
     def on_multirun_end(self, config: DictConfig, **kwargs: Any) -> None:
         """Print the table and its path; log it to the project of the jobs' runs."""
@@ -89,14 +88,9 @@ def _jobs(folder: Path) -> list[dict[str, Any]]:
     return sorted((read_json(path) for path in folder.glob(f"*/{JOB}")), key=lambda job: job["job"])
 
 
-def write_table(folder: Path) -> None:
-    """table.csv and table.md of the jobs that have ended."""
-    rows = table_rows(folder)
-    text = io.StringIO()
-    writer = csv.DictWriter(text, list(rows[0]), lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(rows)
-    write_text(folder / "table.csv", text.getvalue())
+def write_table(folder: Path, rows: Sequence[Mapping[str, str]]) -> None:
+    """Write rows with the same keys as table.csv and table.md."""
+    write_text(folder / "table.csv", as_csv(list(rows[0]), rows))
     lines = [list(rows[0]), ["---"] * len(rows[0]), *(list(row.values()) for row in rows)]
     write_text(folder / "table.md", "".join(f"| {' | '.join(line)} |\n" for line in lines))
 
@@ -109,8 +103,8 @@ def log_sweep(folder: Path, rows: list[dict[str, str]]) -> None:
         return
     frame = pd.DataFrame(rows).apply(_numbers)
     jobs = [job["overrides"] for job in _jobs(folder)]
-    about = {"name": f"multirun {folder.name}", "inputs": homes, "project": runs[0]["project"]}
-    with wandb_run("multirun", {"jobs": jobs}, folder, group=runs[0]["group"], **about) as wandb:
+    options = {"name": f"multirun {folder.name}", "inputs": homes, "project": runs[0]["project"]}
+    with wandb_run("multirun", {"jobs": jobs}, folder, group=runs[0]["group"], **options) as wandb:
         done = int((frame["status"] == "done").sum())
         log_summary(wandb, {"jobs": len(frame), "jobs_done": done, "jobs_failed": len(frame) - done})
         log_table(wandb, "multirun/table", frame)

@@ -13,6 +13,7 @@ import copy
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -62,7 +63,7 @@ class Member:
             self.waited += 1
 
     def state(self) -> dict[str, Any]:
-        """Everything that changes."""
+        """Everything that changes, for a checkpoint."""
         return {
             "head": self.module.head.state_dict(), "optimizer": self.optimizer.state_dict(),
             "schedule": None if self.schedule is None else self.schedule.state_dict(), "best_score": self.best_score,
@@ -89,12 +90,15 @@ def train_together(
     metric    the validation score that is to be small
     """
     num_batches = len(data.shuffled_training())
-    kept = folder / STATE
-    state = torch.load(kept, weights_only=True) if kept.exists() else None
+    path = folder / STATE
+    state = torch.load(path, weights_only=True) if path.exists() else None
     for name, module in modules.items():
         if state is not None and state["rates"][name] is not None:
             module.about["learning_rate"] = state["rates"][name]
-    members = [Member(name, one, *one.build_optimizer(data, num_batches * max_epochs)) for name, one in modules.items()]
+    members = [
+        Member(name, module, *module.build_optimizer(data, num_batches * max_epochs))
+        for name, module in modules.items()
+    ]
     if state is not None:
         for member in members:
             member.restore(state["members"][member.name])
@@ -108,7 +112,12 @@ def train_together(
             f"epoch {epoch + 1}/{max_epochs}  {len(learning)} heads  best {metric} {best.best_score:.4f} ({best.name})",
             flush=True,
         )
-        _save(kept, members, epoch + 1)
+        state = {
+            "epoch": epoch + 1,
+            "rates": {member.name: member.module.about.get("learning_rate") for member in members},
+            "members": {member.name: member.state() for member in members},
+        }
+        write_atomic(path, partial(torch.save, state))
     for member in members:
         member.module.head.load_state_dict(member.best)
     return members
@@ -144,12 +153,3 @@ def learn_all(learning: Sequence[Member], batches: Iterable[Positions]) -> None:
         read = learning[0].module.moved(batch)
         for member in learning:
             member.learn(read)
-
-
-def _save(path: Path, members: Sequence[Member], epoch: int) -> None:
-    state = {
-        "epoch": epoch,
-        "rates": {member.name: member.module.about.get("learning_rate") for member in members},
-        "members": {member.name: member.state() for member in members},
-    }
-    write_atomic(path, lambda temporary: torch.save(state, temporary))

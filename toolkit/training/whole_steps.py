@@ -33,13 +33,13 @@ class WholeSteps(pl.LightningModule):
 
     @property
     def num_shares(self) -> int:
-        """How many batches make one step: those that are accumulated, of all processes."""
+        """The number of batches that make one step: those that are accumulated, of all processes."""
         return int(self.trainer.accumulate_grad_batches) * int(self.trainer.world_size)
 
     def share_of_step(self, total: Tensor, weight: Tensor, positions: int) -> dict[str, Tensor]:
         """The loss of a batch, and numerator, denominator and positions of the batches of all processes (see Curves).
 
-        total, weight  numerator and denominator of this batch's loss (scalars); positions: how many they are of
+        total, weight  numerator and denominator of this batch's loss (scalars); positions: their number
         """
         alone = self.num_shares == 1
         if not alone:

@@ -27,7 +27,7 @@ from toolkit.stopping import BatchRate, Rate
 from toolkit.trace import join
 from toolkit.trace.step import RecordedStep
 from toolkit.training import TracedData
-from toolkit.training.recorded_blocks import BlockStates, block_chances, chosen_steps
+from toolkit.training.recorded_blocks import BlockStates, block_probs, chosen_steps
 from toolkit.types import DraftStep
 from toolkit.verification.chain_enumeration import PrefixTables
 from toolkit.verification.rules.block import Block, survival
@@ -67,7 +67,7 @@ def trace():
 def test_chances_of_recorded_chains_are_those_of_the_rule(trace):
     """Every start and depth against the rule itself, on distributions computed anew."""
     pair, sampling = testing.table_pair(), Sampling(max_new_tokens=10)
-    steps, chances = block_chances(trace)
+    steps, chances = block_probs(trace)
     assert steps.shape == chances.shape == (MOST, trace.num_positions)
     compared, below = 0, 0
     for number in range(0, trace.num_texts, 3):
@@ -93,7 +93,7 @@ def test_chances_of_recorded_chains_are_those_of_the_rule(trace):
 
 
 def test_examples_are_steps_of_every_start_with_the_next_chance_as_second_label(trace):
-    steps, chances = block_chances(trace)
+    steps, chances = block_probs(trace)
     table = torch.rand(3, 4)
     states = BlockStates(trace, [3, 9], table, Inputs(round_depth=MOST), seed=1)
     batch = states.batch([1, 0])
@@ -112,7 +112,7 @@ def test_examples_are_steps_of_every_start_with_the_next_chance_as_second_label(
 
 
 def test_depths_weigh_as_the_chance_that_the_block_was_kept_so_far(trace):
-    _, chances = block_chances(trace)
+    _, chances = block_probs(trace)
     draws, start = 4000, int(((chances[1] < 0.9) & (chances[1] > 0.1) & ~chances[2].isnan()).nonzero()[0])
     before = torch.cat([torch.ones(1), chances[:-1, start]])
     weights = torch.where(chances[:, start].isnan(), 0.0, before.nan_to_num(0.0))
@@ -126,7 +126,7 @@ def test_recordings_that_lack_something_are_refused():
     older = replace(plain, target_prob=None)
     for lacking in (plain, older, join([plain, older])):
         with pytest.raises(InputError, match="which these traces lack: record them with upper_bound=true"):
-            block_chances(lacking)
+            block_probs(lacking)
     with pytest.raises(InputError, match="these traces hold single ones"):
         chosen_steps(small_trace(count=4, most=1, upper_bound=True), torch.Generator())
 

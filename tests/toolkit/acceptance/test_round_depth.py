@@ -125,7 +125,7 @@ def test_one_step_is_scored_for_every_round_that_visits_it(trace):
     logits = torch.rand(trace.num_positions, MOST + 1, 2)
     for depth in range(1, MOST + 2):
         index, exists = step_at(trace, geometry, starts, depth)
-        assert torch.equal(trace.places[index][exists], starts[exists] + depth - 1)
+        assert torch.equal(trace.step_positions[index][exists], starts[exists] + depth - 1)
         assert torch.equal(logits_at(trace, logits, index, depth)[exists], logits[exists, depth - 1])
     with pytest.raises(InputError, match="recorded up to depth 9, got 10: lower max_depth"):
         logits_at(trace, logits, starts, MOST + 2)

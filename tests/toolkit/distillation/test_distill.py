@@ -57,7 +57,7 @@ def test_a_run_leaves_a_draft_that_a_pair_can_use(run, tiny_pair):
     pair = ModelPair.from_pretrained(tiny_pair / "target", draft=folder / "draft")
     (generation,) = generate(pair, ["the cat"], "speculative", max_new_tokens=8)
     assert len(generation.token_ids) <= 8 and generation.counts.num_drafted > 0
-    assert "Chance of acceptance" in (folder / "draft" / "README.md").read_text()
+    assert "Probability of acceptance" in (folder / "draft" / "README.md").read_text()
     assert not pair.draft.lm_head.weight.requires_grad
     stamp = (folder / "metrics.json").stat().st_mtime_ns
     run("run", "loss=forward_kl", "trainer.max_epochs=4")  # finished before

@@ -146,7 +146,7 @@ def test_files_of_others_are_refused_and_only_they_are_made_again(mix, draft, ti
         ({}, {"data": "others"}, "states of other data"),
         ({"hidden": tensors["hidden"].float()}, {}, "torch.float32, expected torch.float16"),
         ({"labels": labels}, {}, r"numbers in \[0, 1\]; 1 of \d+ are not, the first is 1.5"),
-        ({"labels": labels * torch.nan}, {}, "labels are chances"),
+        ({"labels": labels * torch.nan}, {}, "labels are probabilities"),
     ):
         save_tensors(path, {**tensors, **changed}, {**said, **about})
         with pytest.raises(InputError, match=message) as told:
@@ -175,7 +175,7 @@ def test_labels_of_the_data_that_are_no_chances_are_one_line(mix, draft, wrong):
     (mix / "changed").rename(mix / "dataset")
     (mix / ".written.jsonl").unlink()  # the files were changed on purpose
     for features in ("online", "cached", "hybrid"):
-        with pytest.raises(InputError, match=r"\(train\): labels are chances of acceptance.*; 1 of") as told:
+        with pytest.raises(InputError, match=r"\(train\): labels are probabilities of acceptance.*; 1 of") as told:
             opened(mix, draft, features=features)
         assert "\n" not in str(told.value)
 

@@ -28,7 +28,7 @@ from toolkit.training import Checkpoints, MixedData, export
 from toolkit.training.batches import ExampleBatches, Examples
 from toolkit.training.module import HeadTraining
 from toolkit.training.schedule import cosine_factor
-from toolkit.training.sweep_table import write_table
+from toolkit.training.sweep_table import table_rows, write_table
 
 ROOT = Path(__file__).resolve().parents[3]
 SMALL = [
@@ -430,7 +430,7 @@ def test_a_failed_job_has_its_line_in_the_table(tmp_path):
     ]
     for job in jobs:
         write_json(tmp_path / str(job["job"]) / "job.json", job)
-    write_table(tmp_path)
+    write_table(tmp_path, table_rows(tmp_path))
     assert (tmp_path / "table.csv").read_text().splitlines() == [
         "job,a,val/ece,status,folder", "0,1,0.125,done,out/0", "1,2,,failed: no room,",
     ]  # fmt: skip

@@ -1,4 +1,4 @@
-"""Calibration: scores of predicted chances (`scores`), maps that correct them (`maps`, `stored`), and their fit
+"""Calibration: scores of predicted probabilities (`scores`), maps that correct them (`maps`, `stored`), and their fit
 (`fit`).
 
 `maps` and `stored` need torch alone, for they work while decoding; `scores` needs torchmetrics, `fit` scikit-learn.

@@ -18,7 +18,7 @@ LOWEST, HIGHEST = 0.05, 20.0  # temperatures of the product that are looked at
 
 
 def fit_map(kind: str, logits: Array, labels: Array) -> ChanceMap:
-    """The map of a kind (`maps.KINDS`) that best fits corrected logits [n] to chances of acceptance [n].
+    """The map of a kind (`maps.KINDS`) that best fits corrected logits [n] to probabilities of acceptance [n].
 
     Platt and temperature minimise the log loss, isotonic the squared error. Raises InputError without samples.
     """
@@ -34,17 +34,20 @@ def fit_map(kind: str, logits: Array, labels: Array) -> ChanceMap:
 
 
 def fit_temperature(products: Array, labels: Array) -> float:
-    """T that gives products of chances [n] the least log loss as products^(1/T). labels [n]: chances that all are accepted."""
+    """T that gives products of probabilities [n] the least log loss as products^(1/T).
+
+    labels [n]  probabilities that all tokens of a product are accepted
+    """
     from scipy.optimize import minimize_scalar
 
     logs = np.log(np.maximum(products, 1e-12))
 
     def loss(log_temperature: float) -> float:
-        chances = np.clip(np.exp(logs / np.exp(log_temperature)), NEAREST**2, 1 - NEAREST**2)
-        return float(-(labels * np.log(chances) + (1 - labels) * np.log1p(-chances)).mean())
+        probs = np.clip(np.exp(logs / np.exp(log_temperature)), NEAREST**2, 1 - NEAREST**2)
+        return float(-(labels * np.log(probs) + (1 - labels) * np.log1p(-probs)).mean())
 
-    found = minimize_scalar(loss, bounds=(np.log(LOWEST), np.log(HIGHEST)), method="bounded")
-    return float(np.exp(found.x))
+    optimum = minimize_scalar(loss, bounds=(np.log(LOWEST), np.log(HIGHEST)), method="bounded")
+    return float(np.exp(optimum.x))
 
 
 def _isotonic(logits: Array, labels: Array) -> ChanceMap:

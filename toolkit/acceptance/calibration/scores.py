@@ -1,6 +1,6 @@
-"""How good are predicted acceptance probabilities, when the truth is a chance and not an outcome?
+"""Scores of predicted acceptance probabilities, where the truth is a probability and not an outcome.
 
-The label of a position is P = min(1, p/q), the chance that an acceptance draw A ~ Bernoulli(P) says "accepted". Every
+The label of a position is P = min(1, p/q), the probability that an acceptance draw A ~ Bernoulli(P) says "accepted". Every
 number here is the expectation over that acceptance draw: a position counts as P accepted and 1 - P rejected samples.
 For labels 0 and 1 that is the usual definition.
 
@@ -8,7 +8,7 @@ For labels 0 and 1 that is the usual definition.
     binary KL  log loss - entropy(P) = KL(P || P^)          0 for a perfect predictor, unlike the log loss
     Brier      P (1-P^)^2 + (1-P) P^2                       = (P - P^)^2 + P (1-P): the second part is the acceptance draw's
     ECE        sum_b n_b/n |mean P^ in b - mean P in b|     over equal-width bins b of P^ ("expected calibration error")
-    AUROC      chance that an accepted sample scores above a rejected one, ties counting half
+    AUROC      probability that an accepted sample scores above a rejected one, ties counting half
     log loss, calibrated   the least log loss of any scale * logit + shift (Platt's map, fitted to these very
                positions). It measures how well a score separates accepted from rejected, whatever its scale. So heads,
                probes and the draft's confidence can be compared

@@ -13,14 +13,14 @@ from toolkit.files.atomic import file_hash, read_json, write_json
 
 
 def path_of(folder: Path | str, kind: type[SavedHead]) -> Path:
-    """Where the calibration of a kind of head lies in its folder, whether there is one or not."""
+    """The path of the calibration of a kind of head in its folder, whether there is one or not."""
     return Path(folder) / f"{Path(kind.weights_file).stem}.calibration.json"
 
 
-def save(folder: Path | str, kind: type[SavedHead], calibration: Calibration, about: Mapping[str, Any]) -> Path:
-    """Write a calibration beside its head, with the hash of the head's weights. about: what it was fitted on."""
+def save(folder: Path | str, kind: type[SavedHead], calibration: Calibration, facts: Mapping[str, Any]) -> Path:
+    """Write a calibration beside its head, with the hash of the head's weights. facts: what it was fitted on."""
     weights = file_hash(Path(folder) / kind.weights_file)
-    return write_json(path_of(folder, kind), {"weights": weights, **calibration.as_json(), "about": dict(about)})
+    return write_json(path_of(folder, kind), {"weights": weights, **calibration.as_json(), "about": dict(facts)})
 
 
 def load(folder: Path | str, kind: type[SavedHead]) -> Calibration | None:
@@ -47,10 +47,10 @@ def load(folder: Path | str, kind: type[SavedHead]) -> Calibration | None:
 
 def needed(folder: Path | str, kind: type[SavedHead]) -> Calibration:
     """The calibration of a head, as by `load`. Raises InputError if there is none."""
-    found = load(folder, kind)
-    if found is None:
+    calibration = load(folder, kind)
+    if calibration is None:
         raise InputError(
             f"expected a calibration ({path_of(folder, kind).name}) beside the head in {folder}, found none: fit one with "
             "python -m analysis.heads fit=..., or leave calibrated=false"
         )
-    return found
+    return calibration

@@ -136,8 +136,8 @@ def test_maps_and_calibrations_that_are_none_are_refused():
     assert ChanceMap("platt", scale=0.0, shift=1.0)(torch.tensor([-5.0, 5.0])).unique().numel() == 1
     for wrong, message in (
         ({"kind": "platt", "scale": -1e-9}, "a scale of at least 0"),
-        ({"kind": "isotonic"}, "as many levels as knots"),
-        ({"kind": "isotonic", "knots": (0.0, 1.0), "levels": (0.5,)}, "as many levels as knots"),
+        ({"kind": "isotonic"}, "one level per knot"),
+        ({"kind": "isotonic", "knots": (0.0, 1.0), "levels": (0.5,)}, "one level per knot"),
         ({"kind": "isotonic", "knots": (0.0, 1.0), "levels": (0.5, 0.4)}, "both ascending"),
     ):
         with pytest.raises(InputError, match=message):
