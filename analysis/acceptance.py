@@ -11,7 +11,7 @@ for these distributions (`analysis.multi_draft.exact`). Files:
     sums        one line per data set, method, prompt and K: sums over positions
     acceptance  one line per data set, method and K, with intervals (columns: `analysis.multi_draft.acceptance_table`)
     advice      the best tree of every method (columns: `analysis.multi_draft.tree_advice`)
-    alphabet    with `alphabet=true`: how many tokens have a chance at a position (columns: `target_texts.alphabet_table`)
+    alphabet    with `alphabet=true`: how many tokens are possible at a position (columns: `target_texts.alphabet_table`)
     block_efficiency  per method and tree shape, from the sweeps that are named
     acceptance.md     all of them as people read them
     figures/    acceptance-<dataset>.png: acceptance over K
@@ -77,7 +77,9 @@ def run(cfg: Any) -> Path:
     trees = load_rows(plain(cfg.sweeps), "sweeps") if cfg.sweeps else None
     efficiency = None if trees is None else block_efficiency_table(trees, bootstrap)
     others = _others(cfg)
-    methods = _methods(cfg)
+    methods = list(dict.fromkeys(plain(cfg.methods)))
+    if not methods:
+        raise InputError("methods: expected names, e.g. methods=[specinfer,mcsd], got none")
     digest = asked(
         "acceptance", cfg, IGNORED, methods_used=[plain(method_config(name, plain(cfg.overrides))) for name in methods]
     )
@@ -106,13 +108,6 @@ def run(cfg: Any) -> Path:
     return stage.finish(num_texts=own_sums.prompt.nunique(), num_positions=int(table.positions.max()), asked=digest)
 
 
-def _methods(cfg: Any) -> list[str]:
-    names = list(dict.fromkeys(plain(cfg.methods)))
-    if not names:
-        raise InputError("methods: expected names, e.g. methods=[specinfer,mcsd], got none")
-    return names
-
-
 def _others(cfg: Any) -> list[pd.DataFrame]:
     """The sums of the runs to be joined. Raises InputError if two data sets have the same name."""
     others = [read_table(folder, "sums") for folder in plain(cfg.join)]
@@ -124,7 +119,7 @@ def _others(cfg: Any) -> list[pd.DataFrame]:
 
 
 def _walk(cfg: Any) -> Walk:
-    """What to walk along: the responses of a folder, or prompts that the target has yet to respond to."""
+    """The walk along the responses of a folder, or along prompts that the target has yet to respond to."""
     if cfg.responses is None:
         source = list(instantiate(cfg.prompts).load())
     else:
@@ -177,7 +172,7 @@ def _publish(folder: Path, tables: dict[str, pd.DataFrame], cost: TreeCost, cfg:
     for dataset, rows in table.groupby("dataset", sort=False):
         show(acceptance_table.compact(rows), f"{dataset}: acceptance, {acceptance_table.headline(rows)}", page)
     for dataset, rows in tables.get("block_efficiency", table[:0]).groupby("dataset", sort=False):
-        show(readable_shapes(rows), f"{dataset}: tokens per target forward, {rows.prompts.iloc[0]} prompts", page)
+        show(readable_shapes(rows), f"{dataset}: tokens per target forward pass, {rows.prompts.iloc[0]} prompts", page)
     print("\nadvice:")
     for sentence in sentences:
         print(f"  {sentence}")
@@ -188,7 +183,7 @@ def _as_markdown(tables: dict[str, pd.DataFrame], figures: dict[str, Path], sent
     parts += [f"![{path.stem}](figures/{path.name})" for path in figures.values()]
     if "block_efficiency" in tables:
         for dataset, rows in tables["block_efficiency"].groupby("dataset", sort=False):
-            parts += [f"## {dataset}: tokens per target forward", markdown(readable_shapes(rows))]
+            parts += [f"## {dataset}: tokens per target forward pass", markdown(readable_shapes(rows))]
     parts += ["## Advice", "\n".join(f"- {sentence}" for sentence in sentences), markdown(tables["advice"])]
     return "\n\n".join(parts) + "\n"
 
@@ -208,7 +203,7 @@ class _Progress:
         self.bar.close()
 
     def advance(self, count: int) -> None:
-        """So many more prompts are done."""
+        """Move the bar on by this many prompts."""
         self.bar.update(count)
 
 

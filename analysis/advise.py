@@ -1,7 +1,7 @@
 """python -m analysis.advise pair.target=T pair.draft=[D1,D2] prompts.path=P.jsonl batch_sizes=[1,4,16]: which draft, how far?
 
 From two or more models and a prompts file to one sentence per batch size. The prompts are split into dev and test by their
-ids. The target answers all of them once, and every draft is recorded along the answers. The cost of forwards is measured
+ids. The target answers all of them once, and every draft is recorded along the answers. The cost of forward passes is measured
 on this machine, modelled from a device's peak figures (hardware=h100), or read from a file (costs=FILE). A simulation then
 serves every policy of the grid at every batch size. Settings are chosen on dev and reported on test. A second call with
 other batch sizes, costs or policies keeps responses and recordings and only replays. With train_heads=true two further
@@ -9,7 +9,7 @@ parts of the prompts train and calibrate heads for every draft. The advice then 
 
 With responses=FILE.jsonl a serving engine's own counts speak for a draft length: see `analysis.loads.observed`.
 
-    advice      one line per batch size, draft and method: its setting, tokens per second, speed-up over plain decoding
+    advice      one line per batch size, draft and method: its setting, tokens per second, speed-up over autoregressive decoding
     advice.md   the sentences and the table
     advice.png  speed-up over batch size (also pdf and svg)
     costs-N.json  the cost table of draft N
@@ -77,10 +77,13 @@ def run(cfg: Any) -> Path:
         trained = {name: parts[name] for name in (TRAINING, CALIBRATION)}
         heads = HeadTrainer(cfg, stage.folder, trained, settings).heads(drafts)
         settings = with_calibrated(settings)
+    if heads is not None and len(heads) != len(pair.drafts):
+        raise InputError(f"expected a head (or null) for each of {len(pair.drafts)} drafts, got heads={heads}")
     sources, names = _drafts(cfg, pair)
     candidates = []
     for number, name in enumerate(names):
-        single = _single(pair, number, heads, name)
+        head = heads[number] if heads is not None else pair.head
+        single = replace(pair, draft=pair.drafts[number], drafts=(), head=head, name=name)
         dev, test = (
             RecordedPair(
                 Workbench(single, parts[part], sampling, cfg.batch_size),
@@ -131,7 +134,7 @@ def split(prompts: Sequence[Prompt], train_heads: bool = False) -> dict[str, lis
 
 
 def readable(table: pd.DataFrame) -> pd.DataFrame:
-    """The table as people read it: fastest over plain decoding first, what loses to plain decoding marked."""
+    """The table as people read it: fastest first, what loses to autoregressive decoding marked."""
     ordered = table.sort_values(["batch", "speedup"], ascending=[True, False])
     return pd.DataFrame({
         "batch": ordered.batch,
@@ -150,7 +153,7 @@ def readable(table: pd.DataFrame) -> pd.DataFrame:
 
 
 def _settings(cfg: Any) -> list[Setting]:
-    """The grid's, and every fixed length with greedy drafts, for engines that draft so."""
+    """The settings of the grid, and every fixed length with greedy drafts, for engines that draft so."""
     settings = expand(plain(cfg.grid), with_plain=True, max_drafted=cfg.max_drafted)
     greedy = [
         replace(setting, parameters={**setting.parameters, "draft_temperature": 0})
@@ -169,14 +172,6 @@ def _drafts(cfg: Any, pair: ModelPair) -> tuple[list[str], list[str]]:
     short = [Path(name).name for name in sources]
     names = short if len(set(short)) == len(short) else sources
     return sources, [name if names.count(name) == 1 else f"{name} ({n})" for n, name in enumerate(names)]
-
-
-def _single(pair: ModelPair, number: int, heads: list[str | None] | None, name: str) -> ModelPair:
-    """The target with one of the drafts, and its heads."""
-    if heads is not None and len(heads) != len(pair.drafts):
-        raise InputError(f"expected a head (or null) for each of {len(pair.drafts)} drafts, got heads={heads}")
-    head = heads[number] if heads is not None else pair.head
-    return replace(pair, draft=pair.drafts[number], drafts=(), head=head, name=name)
 
 
 def _publish(

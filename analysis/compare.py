@@ -1,4 +1,4 @@
-"""python -m analysis.compare prompts=toy_math: methods side by side, in speed, forwards, memory, energy and quality.
+"""python -m analysis.compare prompts=toy_math: methods side by side, in speed, forward passes, memory, energy and quality.
 
 Every setting of every method decodes every group of prompts. On each group the settings take turns, in an order that rotates.
 So whatever else the machine does disturbs all of them. Only decoding is inside the timed and metered windows; the texts
@@ -10,7 +10,7 @@ are scored afterwards. A group is written whole when all settings have decoded i
                          baseline's, mean length of the prompts in tokens. With `dev_share`, `dev_tokens_per_second`
                          is measured on the groups to choose on, and everything else on the others
     comparison.md        the same for readers, how to read it, and figures
-    figures/             quality against speed, against forwards and against energy; mean width against each
+    figures/             quality against speed, against forward passes and against energy; mean width against each
 """
 
 from __future__ import annotations
@@ -75,7 +75,10 @@ def run(cfg: commands.Compare) -> Path:
     check_baseline(settings, cfg.baseline)
     stage = open_stage("compare", config, inputs=prompt_files(cfg), ignore=IGNORED)
     meter = EnergyMeter(bench.pair.devices)
-    groups = _groups(len(bench.prompts), cfg.group_size)
+    count, size = len(bench.prompts), cfg.group_size
+    if not 1 <= size <= count:
+        raise InputError(f"group_size: expected 1 to {count} (the prompts), got {size}")
+    groups = [range(first, min(first + size, count)) for first in range(0, count, size)]
     dev = groups_to_choose_on(len(groups), cfg.dev_share, cfg.seed)
     parts = [stage.folder / "parts" / f"{number:05d}.json" for number in range(len(groups))]
     _decode(bench, settings, groups, parts, meter, cfg)
@@ -135,7 +138,8 @@ def _table(
     chosen_on = rows.group.isin(dev)
     bootstrap = Bootstrap(cfg.resamples, cfg.confidence, cfg.seed)
     table = table_of(rows[~chosen_on], settings, metrics, cfg.baseline, cfg.cost_ratio, bootstrap)
-    table = table.join(about_settings(settings, bench)).assign(prompt_tokens=_prompt_tokens(bench))
+    prompt_tokens = sum(len(bench.pair.encode(prompt.content)) for prompt in bench.prompts) / len(bench.prompts)
+    table = table.join(about_settings(settings, bench)).assign(prompt_tokens=prompt_tokens)
     return table.assign(dev_tokens_per_second=speed_of(rows[chosen_on], settings)) if dev else table
 
 
@@ -158,13 +162,6 @@ def _log(
             log_image(wandb, f"compare/{figure.stem}", figure)
 
 
-def _groups(count: int, size: int) -> list[range]:
-    """Prompts of each group."""
-    if not 1 <= size <= count:
-        raise InputError(f"group_size: expected 1 to {count} (the prompts), got {size}")
-    return [range(first, min(first + size, count)) for first in range(0, count, size)]
-
-
 def _decode(
     bench: Workbench,
     settings: Sequence[Setting],
@@ -173,7 +170,7 @@ def _decode(
     meter: EnergyMeter,
     cfg: commands.Compare,
 ) -> None:
-    """Make the parts that are missing."""
+    """Decode and write the parts that are missing."""
     missing = [number for number, part in enumerate(parts) if not part.exists()]
     if not missing:
         return
@@ -203,11 +200,6 @@ def _one(bench: Workbench, setting: Setting, group: range) -> Decoded:
     return decode_measured(
         bench.pair, prompts, bench.methods[setting.name], sampling, batch_size=len(group), row_ids=list(group)
     )
-
-
-def _prompt_tokens(bench: Workbench) -> float:
-    """Mean length of the prompts."""
-    return sum(len(bench.pair.encode(prompt.content)) for prompt in bench.prompts) / len(bench.prompts)
 
 
 def _energy_note(parts: list[dict[str, Any]]) -> str:

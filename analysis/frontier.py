@@ -10,7 +10,7 @@ baseline's best setting of every prompt, chosen with hindsight, stands beside th
     frontier    one line per data set and method: the chosen setting, throughput, gain, shares, rates, counts
     results     the same as people read it, with intervals in brackets
     settings    one line per setting of the test sweeps: rates, whether it was chosen, whether it is undominated
-    costs       throughput over cost ratios, settings chosen anew at each
+    costs       throughput over cost ratios, settings chosen again at each
     costs_table the same at a few ratios (`table_costs`), one line per method
     standing    at these ratios: throughput, gain and shares of every method with intervals, and a note where a method
                 loses to autoregressive decoding or to the baseline beyond its interval
@@ -78,7 +78,10 @@ def run(cfg: Any) -> Path:
     write_text(stage.folder / "standing.md", standing_markdown(read_table(stage.folder, "standing")))
     if fresh:
         _log(stage.folder, figures, cfg)
-        stage.finish(datasets=sorted(set(frontier.dataset)), **_made_with(test_folders[0]))
+        manifest = test_folders[0] / MANIFEST
+        config = read_json(manifest)["config"] if manifest.exists() else {}
+        made_with = {name: config.get(name) for name in ("pair", "sampling")}  # alike in all sweeps
+        stage.finish(datasets=sorted(set(frontier.dataset)), **made_with)
     for _, table in frontier.groupby("dataset", sort=False):
         printed = readable(table)
         first = [*printed.columns[:4], "note", "way to the upper bound"]
@@ -146,7 +149,7 @@ def as_markdown(frontier: pd.DataFrame, by_cost: pd.DataFrame, figures: dict[str
         parts += [f"## {dataset}", _headline(table), markdown(readable(table))]
         lines = by_cost[by_cost.dataset == dataset].drop(columns="dataset")
         lines["method"] = [plots.label(method) for method in lines.method]
-        parts += ["Tokens per target-forward time by cost ratio, settings chosen anew at each:", markdown(lines)]
+        parts += ["Tokens per target-forward time by cost ratio, settings chosen again at each:", markdown(lines)]
         parts += [f"![{path.stem}](figures/{path.name})" for path in figures[str(dataset)]]
     return "\n\n".join([*parts, "## Definitions", definitions.as_markdown()]) + "\n"
 
@@ -214,12 +217,6 @@ def by_dataset(dev: pd.DataFrame, test: pd.DataFrame) -> Iterator[tuple[str, pd.
         )
     for dataset in there:
         yield dataset, dev[dev.dataset == dataset], test[test.dataset == dataset]
-
-
-def _made_with(sweep: Path) -> dict[str, Any]:
-    """The pair and the sampling of the sweeps, which are alike."""
-    config = read_json(sweep / MANIFEST)["config"] if (sweep / MANIFEST).exists() else {}
-    return {name: config.get(name) for name in ("pair", "sampling")}
 
 
 def _folders(value: Any) -> list[Path]:

@@ -101,7 +101,10 @@ def run(cfg: Any) -> Path:
         save_table(pd.DataFrame(lines).assign(**facts), stage.folder, "heads")
         save_table(pd.concat(curves, ignore_index=True), stage.folder, "thresholds")
     table = read_table(stage.folder, "heads")
-    title = _title(cfg, int(table.texts.iloc[0]))
+    title = (
+        f"{table.texts.iloc[0]} texts, thresholds chosen on others; c = {cfg.cost_ratio:g}, at least {cfg.min_drafted} "
+        f"tokens a round (pre-read heads: {PREREAD_SHORTEST}), {cfg.confidence:.0%} intervals"
+    )
     figure = plots.pareto(read_table(stage.folder, "thresholds"), stage.folder / "pareto.png", "heads, replayed")
     results = readable(table)
     save_table(results, stage.folder, "results")
@@ -208,7 +211,7 @@ def _fixed(dev: Texts, test: Texts, cost_ratio: float) -> tuple[Array, pd.DataFr
 
 
 def _parts(folders: Sequence[Path], traces: Sequence[Trace], dev_share: float, seed: int) -> tuple[Texts, Texts]:
-    """The texts thresholds are chosen on, and those that are reported. Raises InputError if either are none."""
+    """The texts thresholds are chosen on, and those that are reported. Raises InputError if one side has none."""
     if len(traces) == 2:
         test_summary, dev_summary = (read_json(folder / SUMMARY) for folder in folders)
         if test_summary["job"] == dev_summary["job"]:
@@ -231,12 +234,12 @@ def _parts(folders: Sequence[Path], traces: Sequence[Trace], dev_share: float, s
 
 
 def _comparable(fact: Any) -> Any:
-    """A fact of a summary, seeds apart."""
+    """A fact of a summary without its seed."""
     return {name: value for name, value in fact.items() if name != "seed"} if isinstance(fact, dict) else fact
 
 
 def _checked(cfg: Any) -> list[float]:
-    """The thresholds. Raises InputError for what cannot be meant."""
+    """The thresholds of a config. Raises InputError for values out of range."""
     Cost(cfg.cost_ratio)
     thresholds = plain(cfg.thresholds)
     if not thresholds or not all(0 <= h <= 1 for h in thresholds):
@@ -244,13 +247,6 @@ def _checked(cfg: Any) -> list[float]:
     if cfg.min_drafted < 1:
         raise InputError(f"min_drafted: expected at least 1, got {cfg.min_drafted}")
     return [float(h) for h in thresholds]
-
-
-def _title(cfg: Any, num_texts: int) -> str:
-    return (
-        f"{num_texts} texts, thresholds chosen on others; c = {cfg.cost_ratio:g}, at least {cfg.min_drafted} tokens a round "
-        f"(pre-read heads: {PREREAD_SHORTEST}), {cfg.confidence:.0%} intervals"
-    )
 
 
 def _bracketed(row: Any, name: str, form: str) -> str:

@@ -6,7 +6,7 @@ answer, or a rate of requests at random times. Costs are measured on this machin
 figures, or read from a file. Files:
 
     serving      one line per load and setting: tokens/s, seconds per output token and to the answer (median, 95 %), batch
-    serving.png  tokens per second over plain decoding's, best setting of every method (also pdf and svg)
+    serving.png  tokens per second over autoregressive decoding's, best setting of every method (also pdf and svg)
     costs.json   the cost table
 """
 
@@ -17,7 +17,6 @@ if __name__ == "__main__":  # help and faults, before anything heavy is imported
 
     check_command_line("serving")
 
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -88,7 +87,7 @@ def run(cfg: commands.Serving) -> Path:
 
 
 def break_even(table: pd.DataFrame) -> list[str]:
-    """One sentence per kind of load: from which load on nothing that drafts beats plain decoding."""
+    """One sentence per kind of load: at which loads nothing that drafts beats autoregressive decoding."""
     sentences = []
     for kind, part in table.groupby("kind", sort=False):
         best = part[part.method != PLAIN].groupby("amount").times_plain.max().sort_index()
@@ -102,19 +101,16 @@ def break_even(table: pd.DataFrame) -> list[str]:
     return sentences
 
 
-def _enough(load: Load) -> int:
-    """Few users send few requests: sixteen each, and at least 64 in all."""
-    return max(64, 16 * load.users) if load.users is not None and load.rate is None else sys.maxsize
-
-
 def _serve(recorded: RecordedPair, loads: list[Load], requests: list[int]) -> pd.DataFrame:
     from tqdm.auto import tqdm
 
     lines = []
     with tqdm(total=len(loads) * len(recorded.settings), desc="simulating", unit="setting") as bar:
         for load in loads:
+            # Few users send few requests: sixteen each, and at least 64 in all.
+            count = max(64, 16 * load.users) if load.users is not None and load.rate is None else None
             for setting in recorded.settings:
-                figures = recorded.serve(setting, load, requests[: _enough(load)]).figures()
+                figures = recorded.serve(setting, load, requests[:count]).figures()
                 kind, amount = ("users", load.users) if load.rate is None else ("requests/s", load.rate)
                 lines.append({
                     "kind": kind, "amount": amount, "load": f"{amount:g} {kind}", "method": setting.method,
@@ -125,10 +121,10 @@ def _serve(recorded: RecordedPair, loads: list[Load], requests: list[int]) -> pd
     without = table[table.method == PLAIN].set_index("load").tokens_per_second
     table["times_plain"] = table.tokens_per_second / table.load.map(without)
     fixed = table[table.method == "speculative"].groupby("load").tokens_per_second.max()
-    behind = table.tokens_per_second < table.load.map(fixed).fillna(0)
+    below_fixed = table.tokens_per_second < table.load.map(fixed).fillna(0)
     slower = table.times_plain < 1
     table["note"] = np.select(
-        [slower, behind & (table.method != PLAIN)], ["slower than plain", "slower than fixed K"], ""
+        [slower, below_fixed & (table.method != PLAIN)], ["slower than plain", "slower than fixed K"], ""
     )
     return table
 

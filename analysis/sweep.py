@@ -1,12 +1,12 @@
 """python -m analysis.sweep prompts=toy_math prompts.split=dev: score a grid of methods on one prompt set.
 
 Every setting (one method with one setting) is written whole as settings/<hash>.parquet. The hash covers everything its
-rows depend on: method, head weights, models, prompts, sampling. Settings that exist are not made again. Only plain
-decoding is run: its responses are recorded once, and every chain method with token-level rejection is replayed on the
-recording, exactly in distribution. The others, and with source=live all of them, are decoded. The grid does not name
-the output folder, so a larger grid goes on where a smaller one ended. Processes that share the work (`toolkit.runs.sharding`)
-make every world_size-th setting. The first of them decodes plainly and records, the last one joins. The table
-rows.parquet holds the settings of the last grid (columns: `analysis.tables.rows`).
+rows depend on: method, head weights, models, prompts, sampling. Settings that exist are not made again. Only
+autoregressive decoding is run: its responses are recorded once, and every chain method with token-level rejection is
+replayed on the recording, exactly in distribution. The others, and with source=live all of them, are decoded. The grid
+does not name the output folder, so a larger grid goes on where a smaller one ended. Processes that share the work
+(`toolkit.runs.sharding`) make every world_size-th setting. The first of them decodes autoregressively and records, the
+last one joins. The table rows.parquet holds the settings of the last grid (columns: `analysis.tables.rows`).
 
 Does replay count what decoding counts? source=live replayed=[SWEEP,...] compares the decoded settings with those of
 replayed sweeps, over the prompts of both: agreement.parquet, one line per setting.
@@ -53,7 +53,7 @@ from toolkit.runs.tracking import log_folder, log_image, log_lines, log_scatter,
 SOURCES = ("live", "traces")
 GRID = ("grid", "cost_ratio", "track", "artifacts", "hidden", "replayed")
 IGNORED = (*GRID, *RANKS)
-RECORDING = ".lock-recording"  # of the one process that decodes plainly and records
+RECORDING = ".lock-recording"  # of the one process that decodes autoregressively and records
 SHOWN_TEXTS = 3  # in tokens.json
 RESAMPLES = 1000  # for the bands of acceptance by position
 
@@ -127,7 +127,7 @@ def _work(
 ) -> tuple[dict[str, pd.DataFrame], dict[str, str]]:
     """Rows of every setting of this process's share, read from its file or made; and why some could not be had.
 
-    Plain decoding belongs to every share: the first process decodes and records, the others wait and read that.
+    Autoregressive decoding belongs to every share: the first process decodes and records, the others wait and read that.
     """
     done: dict[str, pd.DataFrame] = {}
     failures: dict[str, str] = {}
@@ -177,13 +177,13 @@ def _recording(
     bench: Workbench,
     cfg: commands.Sweep,
 ) -> Recording:
-    """The recording of plain decoding's responses, for all settings that are replayed."""
+    """The recording of the autoregressive responses, for all settings that are replayed."""
     replayed = _replayed(settings, bench, cfg)
     return Recording(bench, responses_of(done), paths[PLAIN], replayed, cfg.max_drafted, cfg.hidden)
 
 
 def _decoded(setting: Setting, path: Path, bench: Workbench, cfg: commands.Sweep, progress: _Progress) -> pd.DataFrame:
-    """A decoded setting's rows, written. Plain decoding is shared: one process makes it, the others wait for the file."""
+    """A decoded setting's rows, written. Autoregressive rows are shared: one process makes them, the others wait."""
     if setting.method != PLAIN:
         return _written(bench.decode(setting, progress.prompt_done), path)
     with alone(path.parent.parent, RECORDING, cfg):
@@ -199,7 +199,7 @@ def _written(rows: pd.DataFrame, path: Path) -> pd.DataFrame:
 
 
 def _write_tokens(folder: Path, recording: Recording, done: dict[str, pd.DataFrame], cfg: commands.Sweep) -> None:
-    """tokens.json: a few texts, token by token, as the best replayed setting of every method treats them."""
+    """Write tokens.json: a few texts, token by token, as the best replayed setting of every method treats them."""
     best: dict[str, tuple[float, Setting]] = {}
     for setting in recording.settings:
         if setting.name in done and setting.method != UPPER_BOUND:
@@ -230,9 +230,12 @@ def _publish(
 ) -> None:
     """Join the settings; write, draw, log and print what came out. Raises InputError if some failed."""
     names = labels(cfg)
-    rows = join_settings(
-        [_labelled(done[setting.name], setting, names) for setting in settings if setting.name in done]
-    )
+    parts = []
+    for setting in settings:
+        if setting.name in done:
+            columns = {**names, "method": setting.method, "setting": setting.label, **setting.parameters}
+            parts.append(done[setting.name].drop(columns=TEXTS).assign(**columns))
+    rows = join_settings(parts)
     save_rows(rows, folder)
     summary = settings_table(rows, cfg.cost_ratio)
     summary["seconds"] = list(rows.groupby(["method", "setting"], sort=False).setting_seconds.first())
@@ -303,14 +306,8 @@ def _with_agreement(folder: Path, cfg: Any) -> Path:
     return folder
 
 
-def _labelled(rows: pd.DataFrame, setting: Setting, names: dict[str, str]) -> pd.DataFrame:
-    """A setting's rows without the texts, and with the columns that say which setting they are of."""
-    columns = {**names, "method": setting.method, "setting": setting.label, **setting.parameters}
-    return rows.drop(columns=TEXTS).assign(**columns)
-
-
 def _read_rows(path: Path) -> pd.DataFrame | None:
-    """A setting's rows if it was finished before; a damaged file counts as none, and so does one of an older version."""
+    """A setting's rows if it was finished before; None if the file is missing, damaged or of an older version."""
     try:
         rows = read_parquet(path)
     except InputError:
@@ -338,18 +335,18 @@ class _Progress:
         self.bar.close()
 
     def begin(self, setting: Setting) -> None:
-        """A setting starts."""
+        """Show that a setting starts."""
         self.current, self.prompts_done = setting.name, 0
         self._show()
 
     def prompt_done(self, _: Any) -> None:
-        """One more prompt of the setting has ended."""
+        """Count one more finished prompt of the setting."""
         self.prompts_done += 1
         if perf_counter() - self.shown > self.every:
             self._show()
 
     def end(self, setting: Setting, rows: pd.DataFrame) -> None:
-        """A setting is there, made now or before. References are no settings one could choose."""
+        """Count a finished setting. References are not settings one could choose."""
         throughput = metrics.throughput(counts_of(rows[list(COUNTS)].sum()), self.cost_ratio)
         if setting.method not in YARDSTICKS and throughput > self.best:
             self.best, self.best_name = throughput, setting.name
@@ -357,7 +354,7 @@ class _Progress:
         self.bar.update()
 
     def fail(self, setting: Setting, reason: str) -> None:
-        """A setting failed."""
+        """Print why a setting failed."""
         self.bar.write(f"{setting.name} failed: {reason}", file=sys.stderr)
         self.bar.update()
 

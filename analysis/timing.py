@@ -1,23 +1,23 @@
-"""python -m analysis.timing prompts=toy_math: what one forward of each model costs here, and whether counts explain time.
+"""python -m analysis.timing prompts=toy_math: what a forward pass of each model costs here, and whether counts explain time.
 
-Paper: SpecDec++ (arXiv:2405.19715), Table 2: seconds of a response = t_draft * draft forwards + t_target * target
-forwards. The fit is by least squares over responses, in speculative decoding and for each model decoding alone. Ours
+Paper: SpecDec++ (arXiv:2405.19715), Table 2: seconds of a response = t_draft * draft passes + t_target * target
+passes. The fit is by least squares over responses, in speculative decoding and for each model decoding alone. Ours
 adds the cost of width and context (`toolkit.costs.forward`), per round. The decoding loop's own work counts for the target.
 One prompt at a time, settings interleaved, the first prompts for warming up left out. On a GPU the device is waited for
 before and after every response.
 
-With an acceptance head (head=FOLDER, or the pair's own) SpecDec++ is timed, too. Its forwards are those of fixed K,
-whose regression gives the seconds for as many forwards. What its responses take beyond them is what its head costs
-(`beyond`, per draft forward, with a bootstrap interval over responses).
+With an acceptance head (head=FOLDER, or the pair's own) SpecDec++ is timed, too. Its forward passes are those of fixed K,
+whose regression gives the seconds for equally many passes. What its responses take beyond them is what its head costs
+(`beyond`, per draft pass, with a bootstrap interval over responses).
 
-With batch_sizes=[1,4,16], forwards are timed under load, too, and the cost table that `analysis.advise`, `analysis.serving` and
-`method=batch_rate` take is written (`analysis.loads.costs`).
+With batch_sizes=[1,4,16], forward passes are timed under load, too, and the cost table that `analysis.advise`,
+`analysis.serving` and `method=batch_rate` take is written (`analysis.loads.costs`).
 
 With traces=FOLDER head=FOLDER nothing is timed: the price that the rate rule should use at each cost ratio is solved on the
 recording (`analysis.replay.price`).
 
     costs.json  the table;  loads, its entries: seconds by model, batch size, tokens per row
-    timing      per way of decoding: seconds per forward, R^2, c = t_draft / t_target
+    timing      per way of decoding: seconds per forward pass, R^2, c = t_draft / t_target
     responses   one line per prompt and setting: counts and seconds
     timing.png  seconds found against seconds that the counts explain
 """
@@ -52,7 +52,7 @@ from toolkit.runs.stage import Stage, command, finished_stage, open_stage
 from toolkit.runs.tracking import log_image, log_summary, log_table, parameter_counts, wandb_run
 from toolkit.types import Generation
 
-CONTEXT = 128  # tokens behind a forward, where one figure must stand for all
+CONTEXT = 128  # tokens that a forward pass attends to, where one figure must stand for all
 HEADED = "SpecDec++"
 ALONE = {"target alone": "target", "draft alone": "draft"}
 
@@ -97,16 +97,16 @@ def run(cfg: Any) -> Path:
 
 def _show(stage: Stage) -> Path:
     counted = stage.manifest["num_prompts"] - stage.manifest["config"]["warm_up"]
-    title = f"seconds per forward, {counted} prompts, batch 1"
+    title = f"seconds per forward pass, {counted} prompts, batch 1"
     show(read_table(stage.folder, "timing"), title, stage.folder / "timing.csv")
     if stage.manifest["config"].get("batch_sizes"):
-        show(read_table(stage.folder, "loads"), "seconds per forward under load", stage.folder / "loads.csv")
+        show(read_table(stage.folder, "loads"), "seconds per forward pass under load", stage.folder / "loads.csv")
         print(f"cost table: {stage.folder / 'costs.json'}")
     return stage.folder
 
 
 def _decode(cfg: Any, pair: ModelPair, prompts: Any, sampling: Any) -> tuple[pd.DataFrame, list[Generation]]:
-    """Every prompt with every setting, prompt by prompt; the generations of speculative decoding beside the table."""
+    """Decode every prompt with every setting, prompt by prompt; returns counts and seconds, and the speculative generations."""
     from tqdm.auto import tqdm
 
     chains = _chains(cfg, pair)
@@ -160,7 +160,7 @@ def _chains(cfg: Any, pair: ModelPair) -> list[tuple[str, Any]]:
 
 
 def _wait(pair: ModelPair) -> None:
-    """Let a GPU finish what was launched."""
+    """Wait until a GPU has finished what was launched."""
     if pair.device.type == "cuda":
         import torch
 
@@ -168,7 +168,7 @@ def _wait(pair: ModelPair) -> None:
 
 
 def _headed(part: pd.DataFrame, fixed: np.ndarray) -> dict[str, Any]:
-    """SpecDec++'s own regression, and what a draft forward of it takes beyond the coefficients of fixed K."""
+    """SpecDec++'s own regression, and what a draft pass of it takes beyond the coefficients of fixed K."""
     counts = part[["draft_calls", "target_calls"]].to_numpy(dtype=float)
     beta, r2 = least_squares(counts, part.seconds.to_numpy())
     beyond = np.stack([part.seconds.to_numpy() - counts @ fixed, counts[:, 0]], 1)

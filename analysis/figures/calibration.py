@@ -40,9 +40,9 @@ def diagrams(bins: pd.DataFrame, scores: pd.DataFrame, path: Path, title: str) -
             origin = "in distribution" if bool(chosen.in_distribution.iloc[0]) else "out of distribution"
             what = "single tokens" if scope == "position" else "products"
             top.set_title(f"{dataset}, {what}\n({origin})", fontsize=9, loc="left")
-        axes[-1][column].set_xlabel("predicted chance")
+        axes[-1][column].set_xlabel("predicted probability")
     for row in (0, 2):
-        axes[row][0].set_ylabel("chance of acceptance")
+        axes[row][0].set_ylabel("acceptance probability")
         axes[row + 1][0].set_ylabel("samples")
     figure.suptitle(title, fontsize=11)
     write_atomic(path, lambda temporary: figure.savefig(temporary, format="png", dpi=120))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import pandas as pd
 
@@ -43,30 +42,25 @@ def costs(
             options = {"color": color, "linewidth": 1.5 if name in chosen else 1.0, "linestyle": dashed, **marks}
             axes.plot(line.cost_ratio, line.throughput, **options)
             if banded and name in chosen:
-                low, high = line.throughput_low, line.throughput_high
-                axes.fill_between(line.cost_ratio, low, high, color=color, alpha=0.15, linewidth=0)
-        _axes_of_costs(axes, curves, marked)
+                ends = line.throughput_low, line.throughput_high
+                axes.fill_between(line.cost_ratio, *ends, color=color, alpha=0.15, linewidth=0)
+        low, high = curves.cost_ratio.min(), curves.cost_ratio.max()
+        axes.set_xscale("log")
+        axes.set_xlim(low, high)
+        ticks = [c for c in TICKS if low * 0.999 <= c <= high * 1.001]
+        axes.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
+        axes.minorticks_off()
+        axes.set_ylim(bottom=0)
+        if marked is not None and low <= marked <= high:
+            axes.axvline(marked, color=MUTED, linewidth=0.9, linestyle=":")
+        axes.set_xlabel("cost ratio c (draft forward pass / target forward pass)")
+        axes.set_ylabel("tokens per target-forward time")
         axes.set_title(title, pad=16 if width == "column" else 20)
         legend(axes, [short(name) for name in (*chosen, *YARDSTICKS, PLAIN)], loc="upper right")
         rest = len(set(curves.method) - set(coloured))
-        words = ["settings chosen anew at every c", *(["bands: bootstrap intervals"] if banded else [])]
+        words = ["settings chosen again at every c", *(["bands: bootstrap intervals"] if banded else [])]
         note(axes, "; ".join([*words, *([f"grey: {rest} others"] if rest else [])]))
     return path
-
-
-def _axes_of_costs(axes: Any, curves: pd.DataFrame, marked: float | None) -> None:
-    """A logarithmic axis of cost ratios, with the marked one."""
-    low, high = curves.cost_ratio.min(), curves.cost_ratio.max()
-    axes.set_xscale("log")
-    axes.set_xlim(low, high)
-    ticks = [c for c in TICKS if low * 0.999 <= c <= high * 1.001]
-    axes.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
-    axes.minorticks_off()
-    axes.set_ylim(bottom=0)
-    if marked is not None and low <= marked <= high:
-        axes.axvline(marked, color=MUTED, linewidth=0.9, linestyle=":")
-    axes.set_xlabel("cost ratio c (draft forward / target forward)")
-    axes.set_ylabel("tokens per target-forward time")
 
 
 def _best(curves: pd.DataFrame, marked: float | None) -> list[str]:

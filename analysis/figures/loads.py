@@ -13,7 +13,7 @@ from toolkit.runs.figure_style import INK, MUTED, Width, figure
 
 
 def speedups(table: pd.DataFrame, path: Path, title: str, width: Width = "page") -> Path:
-    """Tokens per second over plain decoding's, one line per method, intervals as bands, the advised settings circled.
+    """Tokens per second over autoregressive decoding's, one line per method, intervals as bands, the advised settings circled.
 
     table  columns of `analysis.loads.choosing.choose`; of several drafts the faster one is drawn
     """
@@ -42,7 +42,7 @@ def speedups(table: pd.DataFrame, path: Path, title: str, width: Width = "page")
 
 
 def over_plain(table: pd.DataFrame, path: Path, title: str, width: Width = "page") -> Path:
-    """Tokens per second over plain decoding's by load, the best setting of every method.
+    """Tokens per second over autoregressive decoding's by load, the best setting of every method.
 
     table  kind ("users" or "requests/s"), amount, method, times_plain
     """

@@ -48,7 +48,7 @@ class Look:
 
 
 def look(method: str) -> Look:
-    """The same for a method in every figure; names outside the list get theirs from a hash."""
+    """The look of a method, the same in every figure; names outside the list get theirs from a hash."""
     fixed = {ORACLE: Look(INK, "*"), UPPER_BOUND: Look(INK, "P"), PLAIN: Look(MUTED, "o"), PER_PROMPT: Look(MUTED, "s")}
     if method in fixed:
         return fixed[method]
@@ -58,13 +58,13 @@ def look(method: str) -> Look:
 
 
 def label(method: str) -> str:
-    """A method's name in figures and tables; what stands behind a blank tells settings of one method apart."""
+    """A method's name in figures and tables; what follows a blank tells settings of one method apart."""
     name, blank, rest = method.partition(" ")
     return LABELS.get(name, name.replace("_", " ")) + blank + rest
 
 
 def short(method: str) -> str:
-    """The same in as few words as will do."""
+    """The shortest name of a method."""
     return SHORT.get(method, label(method))
 
 

@@ -25,7 +25,7 @@ def pareto(
     """Discard rate over verification rate, one curve per method; both are better when smaller.
 
     settings   one line per setting: method, setting, discard_rate, verification_rate, undominated; `throughput` if known;
-               settings marked as `chosen` are named. Plain decoding, always at (1, 0), is left out
+               settings marked as `chosen` are named. Autoregressive decoding, always at (1, 0), is left out
     highlight  methods in colour, the others are grey; None: `highlighted`
     """
     drawn = settings[settings.method != PLAIN]
@@ -34,7 +34,7 @@ def pareto(
         curves = sorted(_shown_curves(drawn, width), key=lambda entry: entry[0] in (*chosen, *YARDSTICKS))
         for method, curve in curves:
             _draw_curve(axes, method, curve.sort_values("verification_rate"), method in (*chosen, *YARDSTICKS))
-        axes.set_xlabel("verification rate (target forwards per token)")
+        axes.set_xlabel("verification rate (target forward passes per token)")
         axes.set_ylabel("discard rate (discarded per token)")
         axes.set_title(title, pad=16 if width == "column" else 20)
         beyond = _zoom(axes, drawn)
@@ -96,7 +96,7 @@ def _zoom(axes: Any, settings: pd.DataFrame) -> int:
     x, y = settings.verification_rate, settings.discard_rate
     inside = settings.undominated.astype(bool) | settings.method.isin(YARDSTICKS)
     inside |= settings.chosen.astype(bool) if "chosen" in settings else False
-    if settings.empty:  # of a sweep with plain decoding alone, or where every other setting failed
+    if settings.empty:  # of a sweep with autoregressive decoding alone, or where every other setting failed
         return 0
     inside = inside if inside.any() else inside | True
     low, right, top = x[inside].min(), x[inside].max(), y[inside].max()
@@ -151,6 +151,6 @@ def _texts(
 
 
 def _place_of(method: str, chosen: Sequence[str], count: int) -> int:
-    """Which point carries a method's name: they take turns along their curves, so that names lie apart."""
+    """The point that carries a method's name: names take turns along their curves, so that names lie apart."""
     turn = [*chosen, *YARDSTICKS].index(method)
     return min(int((0.15 + 0.7 * (turn * 0.618 % 1)) * count), count - 1)

@@ -45,7 +45,7 @@ def acceptance_by_position(positions: pd.DataFrame, path: Path, title: str, widt
 
 
 def lengths(rounds: pd.DataFrame, path: Path, title: str, width: Width = "page") -> Path:
-    """Shares of rounds that drafted, and that accepted, so many tokens: a panel per setting.
+    """Shares of rounds that drafted, and that accepted, each number of tokens: a panel per setting.
 
     rounds  method, setting, length (from 0), drafted, accepted: numbers of rounds
     """

@@ -67,7 +67,7 @@ def explained(responses: pd.DataFrame, path: Path, width: Width = "column") -> P
             axes.scatter(part.explained, part.seconds, s=9, color=PALETTE[number % 6], label=str(way))
         high = float(rows[["explained", "seconds"]].max().max())
         axes.plot([0, high], [0, high], color=MUTED, linewidth=1)
-        axes.set_xlabel("t_draft x draft forwards + t_target x target forwards (s)")
+        axes.set_xlabel("t_draft x draft passes + t_target x target passes (s)")
         axes.set_ylabel("seconds of a response")
         axes.legend()
     return path

@@ -27,7 +27,7 @@ COLUMNS = ["panel", "curve", "method", "x", "y"]
 
 
 def draw(layout: Mapping[str, Any], runs: Runs, item: str, path: Path) -> pd.DataFrame:
-    """Draw to `path`; returns what is shown: panel, curve, x, y. Panels without a run, or not measured, are left out."""
+    """Draw to `path`; returns the points: panel, curve, x, y. Panels without a run, or not measured, are left out."""
     for key in layout:
         if key not in (*AXES, "panels", "curves", "points"):
             raise unknown_name("table.figure: key", key, (*AXES, "panels", "curves", "points"))
@@ -74,7 +74,7 @@ def _points(lines: pd.DataFrame, axes: Mapping[str, Any], item: str) -> pd.DataF
 
 
 def _looks(points: pd.DataFrame) -> dict[str, Look]:
-    """By curve: its method's look where every curve is another known method, else colours and markers in order."""
+    """Looks by curve: its method's where every curve is another known method, else colours and markers in order."""
     methods = points[["curve", "method"]].drop_duplicates()
     if methods.method.is_unique and methods.method.isin(METHODS).all():
         return {str(line.curve): look(str(line.method)) for line in methods.itertuples()}
@@ -83,6 +83,6 @@ def _looks(points: pd.DataFrame) -> dict[str, Look]:
 
 
 def _method(lines: pd.DataFrame, name: str) -> str:
-    """Whose colour a curve has: its method's if it shows one, else its own."""
+    """The name whose colour a curve has: its method's if it shows one, else its own."""
     methods = lines["method"].unique() if "method" in lines else []
     return str(methods[0]) if len(methods) == 1 else name

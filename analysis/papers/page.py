@@ -63,11 +63,11 @@ def sentence(table: PaperTable, claim: Mapping[str, Any], cells: Cells) -> str:
     columns = {"": names, "here": list(map(_percent, here)), "in the paper": list(map(_percent, there))}
     published = any(gain is not None for gain in there)
     if len(names) <= FEW:
-        behind = f", {', '.join(columns['in the paper'])} in the paper" if published else ""
-        return f"{claim['text']}: {', '.join(columns['here'])} here{behind} ({', '.join(names)})."
-    behind = f", {_range(there)} in the paper" if published else ""
+        published_range = f", {', '.join(columns['in the paper'])} in the paper" if published else ""
+        return f"{claim['text']}: {', '.join(columns['here'])} here{published_range} ({', '.join(names)})."
+    published_range = f", {_range(there)} in the paper" if published else ""
     lines = pd.DataFrame(columns if published else {key: columns[key] for key in ("", "here")})
-    return f"{claim['text']}: {_range(here)} here{behind}.\n\n{markdown(lines)}"
+    return f"{claim['text']}: {_range(here)} here{published_range}.\n\n{markdown(lines)}"
 
 
 def runs_list(runs: Runs) -> str:
@@ -93,7 +93,7 @@ def _settings(value: Any) -> str:
 
 
 def _range(gains: Sequence[float | None]) -> str:
-    """From the least to the largest."""
+    """The range of gains, from the least to the largest."""
     numbers = [gain for gain in gains if gain is not None]
     return f"{min(numbers):+.1%} to {max(numbers):+.1%}" if numbers else "not run"
 

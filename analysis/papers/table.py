@@ -73,7 +73,7 @@ class Cell:
     why: str = "not run"
 
     def text(self) -> str:
-        """As a page shows it."""
+        """The text of a cell on a page."""
         if self.value is None or isinstance(self.value, str):
             return self.value or self.why
         number, note = self.form.format(self.value), f", {self.note}" if self.note else ""
@@ -128,7 +128,7 @@ class PaperTable:
         return merged(self.cell, self.rows[row], self.columns[column])
 
     def printed(self, row: str, column: str) -> float | str | None:
-        """What the paper has in a cell."""
+        """The published entry of a cell."""
         return self.published[row][list(self.columns).index(column)] if row in self.published else None
 
 

@@ -1,4 +1,4 @@
-"""How good texts are. One metric per file, one yaml per metric in `conf/quality/`. Scoring belongs outside timed windows."""
+"""Quality of texts. One metric per file, one yaml per metric in `conf/quality/`. Scoring belongs outside timed windows."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ __all__ = [
 
 
 def names() -> list[str]:
-    """The metrics there are."""
+    """The names of all metrics."""
     return choices("quality")
 
 

@@ -1,4 +1,4 @@
-"""What every quality metric is: counted quantities per text, which add up, and a value of their totals.
+"""The base of every quality metric: counted quantities per text, which add up, and a value of their totals.
 
     scores = metric.measure(prompts, generations, pair)      one Score per text
     metric.value(table(metric, scores).sum(0))               of all texts
@@ -71,7 +71,7 @@ class TextMetric(Metric):
 
     @abstractmethod
     def score(self, text: str, prompt: Prompt) -> Score:
-        """How good a response is."""
+        """The score of a response."""
 
     def measure(self, prompts: Sequence[Prompt], generations: Sequence[Generation], pair: Any = None) -> list[Score]:
         """Scores of all; a row that failed in decoding cannot be scored."""
@@ -92,12 +92,12 @@ def table(metric: Metric, scores: Sequence[Score]) -> Array:
 
 
 def reasons(scores: Sequence[Score]) -> dict[str, int]:
-    """How often which reason was given, the most frequent first."""
+    """Numbers of texts per reason, the most frequent first."""
     return dict(Counter(score.reason for score in scores if score.reason).most_common())
 
 
 def references(prompt: Prompt) -> list[str]:
-    """What a response may say: SQuAD's list of answers, or the prompt's one. Empty if nothing is known."""
+    """The right responses to a prompt: SQuAD's list of answers, or the prompt's one. Empty if nothing is known."""
     answers = prompt.extra.get("answers")
     if isinstance(answers, dict) and answers.get("text"):
         return [str(text) for text in answers["text"]]

@@ -1,4 +1,4 @@
-"""pass@k: the chance that one of k programs written for a problem passes its tests.
+"""pass@k: the probability that one of k programs written for a problem passes its tests.
 
 Paper: Chen et al. 2021 (arXiv:2107.03374), equation 1: of n programs of a problem c pass,
 
@@ -77,7 +77,7 @@ class PassAtK(Metric):
         return scores
 
     def _verdict(self, prompt: Prompt, generation: Generation) -> Verdict:
-        """How a program did."""
+        """The verdict on a program."""
         if generation.error is not None:
             return Verdict(sandbox.FAILED, f"decoding failed: {generation.error}")
         tests = checks_of(prompt)

@@ -40,16 +40,13 @@ class ExactMatch(TextMetric):
         answers = references(prompt)
         if not answers:
             return Score(None, "no answer is known")
-        judge = self._judge(prompt)
+        judge = self.judge
+        if judge == "auto":
+            toy = TOY_ID.fullmatch(prompt.id)
+            judge = toy[1] if toy else "squad"
         if judge == "squad":
             return Score.of(any(normalise(first_line(text)) == normalise(answer) for answer in answers))
         return Score.of(any(domains.get(judge).is_correct(text, answer) for answer in answers))
-
-    def _judge(self, prompt: Prompt) -> str:
-        if self.judge != "auto":
-            return self.judge
-        toy = TOY_ID.fullmatch(prompt.id)
-        return toy[1] if toy else "squad"
 
 
 class TokenF1(TextMetric):
@@ -58,7 +55,7 @@ class TokenF1(TextMetric):
     label = "F1"
 
     def score(self, text: str, prompt: Prompt) -> Score:
-        """Between 0 and 1, of the reference that fits best."""
+        """The F1 of the reference that fits best, between 0 and 1."""
         answers = references(prompt)
         if not answers:
             return Score(None, "no answer is known")
@@ -71,7 +68,7 @@ def first_line(text: str) -> str:
 
 
 def normalise(text: str) -> str:
-    """As SQuAD's script: lower case, no punctuation, no articles, single blanks."""
+    """Text as SQuAD's script has it: lower case, no punctuation, no articles, single blanks."""
     return " ".join(ARTICLES.sub(" ", text.lower().translate(PUNCTUATION)).split())
 
 

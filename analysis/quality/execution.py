@@ -55,7 +55,7 @@ class Execution(TextMetric):
         self, databases: Annotated[str | Path | None, File()] = None, seconds: float = 5.0, max_rows: int = 100_000
     ):
         if databases is None or not Path(databases).is_dir():
-            got = "none" if databases is None else f"{databases}, which is no folder"
+            got = "none" if databases is None else f"{databases}, which is not a folder"
             raise InputError(f"execution: expected databases=FOLDER with DB_ID/DB_ID.sqlite inside, got {got}")
         if not seconds > 0 or max_rows < 1:
             raise InputError(f"execution: expected seconds and max_rows above 0, got {seconds} and {max_rows}")

@@ -250,7 +250,7 @@ class Judge:
             own = {"__init__": lambda *_: None, "__str__": lambda _: text, "__module__": "program"}
             raised = type(names[0], (kinds[0],), own)(text)
         except Exception:
-            self.refuse("an answer that is none")
+            self.refuse("an unreadable answer")
         if names[0] == "Uncrossable":
             self.refuse(f"returned {text}")
         if not isinstance(raised, Exception) or isinstance(raised, StopIteration | StopAsyncIteration):

@@ -119,7 +119,7 @@ class Judge(Metric):
             return "no reference answer is known"
         return ""
 
-    # -- what was said before -------------------------------------------------------------------------------------
+    # -- earlier judgements ----------------------------------------------------------------------------------------
 
     def _path(self, text: str) -> Path | None:
         if self.kept is None:

@@ -26,7 +26,7 @@ from toolkit.types import Generation
 
 
 class Perplexity(Metric):
-    """exp of the mean negative log-likelihood. batch_size: texts per forward of the target."""
+    """exp of the mean negative log-likelihood. batch_size: texts per forward pass of the target."""
 
     label = "perplexity"
     columns = ("nll", "tokens")
@@ -38,7 +38,7 @@ class Perplexity(Metric):
         self.batch_size = batch_size
 
     def measure(self, prompts: Sequence[Prompt], generations: Sequence[Generation], pair: Any = None) -> list[Score]:
-        """(nats, tokens) of every generation. Texts of like length share a forward."""
+        """(nats, tokens) of every generation. Texts of like length share a forward pass."""
         check_lengths(prompts, generations)
         if pair is None:
             raise InputError("perplexity needs the target: expected a pair, got none")
@@ -60,7 +60,7 @@ class Perplexity(Metric):
 
 @torch.inference_mode()
 def negative_log_likelihoods(pair: ModelPair, generations: Sequence[Generation]) -> list[float]:
-    """Nats of each generation's new tokens given its prompt, by one teacher-forced forward of the target."""
+    """Nats of each generation's new tokens given its prompt, by one teacher-forced pass of the target."""
     texts = [[*generation.prompt_ids, *generation.token_ids] for generation in generations]
     logits = logits_of(pair.target, pad_right([text[:-1] for text in texts]))  # [B, T, V]
     nlls = []
@@ -71,7 +71,7 @@ def negative_log_likelihoods(pair: ModelPair, generations: Sequence[Generation])
 
 
 def _nll(logits: Tensor, tokens: Sequence[int]) -> float:
-    """Of tokens [n] under logits [n, V]; in float32, in float64 if that is what comes; summed in float64."""
+    """Negative log-likelihood of tokens [n] under logits [n, V], in their precision or float32; summed in float64."""
     logits = logits if logits.dtype == torch.float64 else logits.float()
     chosen = torch.tensor(tokens, device=logits.device).unsqueeze(-1)
     return -float(logits.log_softmax(-1).gather(-1, chosen).sum(dtype=torch.float64))

@@ -5,13 +5,13 @@
          |
          +-- verdict, with a nonce that this process alone is told --> here
 
-Walls: bubblewrap if it is installed, else namespaces of our own (`namespaces`), else nothing is run. Behind them are
+Walls: bubblewrap if it is installed, else namespaces of our own (`namespaces`), else nothing is run. Inside are
 Python's standard library and the system's shared libraries, read-only, and nothing else: no other file, no place to write, no
 network, no other process, no environment. The kernel limits CPU time, memory and open files, and refuses new processes and
 threads. Output is thrown away, answers are limited in length, and everything is killed when the time is up.
 
 What this does not stop: faults of the kernel, the C library or SQLite; side channels (time, caches, load); the use of
-memory and CPU within the limits; a program that learns what it is asked, or answers by more than the arguments (it may
+memory and CPU within the limits; a program that learns the questions put to it, or answers by more than the arguments (it may
 count calls). Tests that call the program in `__getitem__`, `__len__` or `__del__` of a class of their own can be skipped by an
 exception that the interpreter swallows. Use a virtual machine where that matters.
 """

@@ -52,7 +52,9 @@ def frontier_chart(settings: pd.DataFrame, title: str) -> Spec:
     ]
     tips += [alt.Tooltip(name, title=name.replace("_", " "), format=",.4~f") for name in keep]
     opacity = alt.when(chosen).then(alt.value(1.0)).otherwise(alt.value(0.18))
-    x = alt.X("x:Q", title="verification rate (target forwards per token)", scale=alt.Scale(zero=False, padding=14))
+    x = alt.X(
+        "x:Q", title="verification rate (target forward passes per token)", scale=alt.Scale(zero=False, padding=14)
+    )
     y = alt.Y("y:Q", title="discard rate (discarded per token)")
     base = alt.Chart(data).encode(x=x, y=y, color=_colors(data), opacity=opacity)
     lines = base.mark_line(strokeWidth=1).encode(detail=alt.Detail("name:N"), order=alt.Order("x:Q"))
@@ -70,7 +72,9 @@ def costs_chart(curves: pd.DataFrame, title: str) -> Spec:
     chosen = alt.selection_point(fields=["name"], bind="legend", name="methods")
     opacity = alt.when(chosen).then(alt.value(1.0)).otherwise(alt.value(0.15))
     x = alt.X(
-        "cost_ratio:Q", title="cost ratio c (draft forward / target forward)", scale=alt.Scale(type="log", nice=False)
+        "cost_ratio:Q",
+        title="cost ratio c (draft forward pass / target forward pass)",
+        scale=alt.Scale(type="log", nice=False),
     )
     y = alt.Y("throughput:Q", title="tokens per target-forward time")
     tips = [
@@ -149,7 +153,7 @@ def reliability_chart(bins: pd.DataFrame, title: str) -> Spec:
 
 
 def _names(data: pd.DataFrame) -> tuple[list[str], list[str]]:
-    """What lines are called, and the method that each is of."""
+    """The names of lines, and the method of each."""
     named = dict(zip(data.name, data.method, strict=True))
     return list(named), list(named.values())
 
@@ -181,7 +185,7 @@ def _legend() -> Any:
 
 
 def _spec(chart: Any, title: str) -> Spec:
-    """As plain JSON, as wide as its space on the page; the title is what a screen reader says."""
+    """The chart as plain JSON, as wide as its space on the page; a screen reader reads the title."""
     import altair as alt
 
     with alt.data_transformers.enable("default", consolidate_datasets=False, max_rows=None):

@@ -21,6 +21,7 @@ from toolkit.files.text import lines_of
 from toolkit.runs.stage import MANIFEST
 
 TECHNICAL = ("_target_", "cuda_graphs", "cpu_packing", "self_check")  # change no token
+OFF = {"top_k": 0, "top_p": 1.0, "min_p": 0.0, "repetition_penalty": 1.0}  # sampling settings that change nothing
 
 
 @dataclass(frozen=True)
@@ -74,7 +75,7 @@ class Group:
         settings = " ".join(
             f"{name}={value}"
             for name, value in more.items()
-            if value not in (None, [], {}, "") and not _off(name, value)
+            if value not in (None, [], {}, "") and OFF.get(name) != value
         )
         return f"{models}, {settings}" if settings else models
 
@@ -145,8 +146,3 @@ def _names_of(manifest: dict[str, Any], content: str, depth: int) -> Iterator[st
     for source in manifest.get("inputs") or {} if depth < 3 else ():
         if (path := Path(source).parent / MANIFEST).exists():
             yield from _names_of(read_json(path), content, depth + 1)
-
-
-def _off(name: str, value: Any) -> bool:
-    """Whether a sampling setting changes nothing."""
-    return {"top_k": 0, "top_p": 1.0, "min_p": 0.0, "repetition_penalty": 1.0}.get(name) == value

@@ -1,4 +1,4 @@
-"""What the folders say, in one sentence."""
+"""The result of the folders in one sentence."""
 
 from __future__ import annotations
 

@@ -43,7 +43,7 @@ def table_files(folder: Path) -> list[Path]:
 
 
 def figure_files(folder: Path) -> list[Path]:
-    """Its figures, in `figures/` too."""
+    """The folder's figures, those in `figures/` too."""
     return sorted([*folder.glob("*.png"), *folder.glob("figures/*.png")])
 
 

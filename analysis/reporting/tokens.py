@@ -14,7 +14,7 @@ from toolkit.files.atomic import read_json
 KINDS = {
     "accepted": "drafted and accepted",
     "rejected": "drafted and rejected",
-    "unused": "drafted behind a rejected token",
+    "unused": "drafted after a rejected token",
     "corrected": "the target's, in place of a rejected token",
     "bonus": "the target's, after a wholly accepted round",
 }
@@ -51,7 +51,7 @@ class TokenView:
 
 
 def token_views(folders: Sequence[Folder]) -> list[TokenView]:
-    """Of sweeps (tokens.json) and of decoded folders (generations.jsonl): the best settings first."""
+    """Views of sweeps (tokens.json) and of decoded folders (generations.jsonl), the best settings first."""
     views = [view for folder in folders for view in (*_of_sweep(folder), *_of_decoded(folder))]
     return views[: 2 * MOST_VIEWS]
 
@@ -115,7 +115,7 @@ def _decoded_rounds(line: Mapping[str, Any]) -> Iterator[list[Token]]:
 
 
 def _token(text: str, kind: str, facts: Mapping[str, Any]) -> Token:
-    """A token with what is known of it; blanks and line ends are made visible."""
+    """A token with its probabilities; blanks and line ends are made visible."""
     names = {"predicted": "predicted P(accept)", "draft_prob": "q", "accept_prob": "min(1, p/q)"}
     probabilities = [f"{name} {facts[key]:.3f}" for key, name in names.items() if facts.get(key) is not None]
     drafted = kind in ("accepted", "rejected", "unused")

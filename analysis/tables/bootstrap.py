@@ -20,7 +20,7 @@ FEWEST_GROUPS = 3  # fewer say nothing about spread
 
 @dataclass(frozen=True)
 class Bootstrap:
-    """How intervals are made: resamples of the prompts or groups, the share of them an interval holds, and the seed."""
+    """The way intervals are made: resamples of the prompts or groups, the share of them an interval holds, and the seed."""
 
     resamples: int = 10_000
     confidence: float = 0.95
@@ -41,7 +41,7 @@ class Bootstrap:
         return percentile_interval(samples, self.confidence)
 
     def group_interval(self, samples: Array, num_groups: int) -> tuple[float, float]:
-        """The same of resampled groups; not a number where there are too few of them to say anything about spread."""
+        """The central interval of resampled groups; not a number where there are too few of them to show a spread."""
         return self.interval(samples) if num_groups >= FEWEST_GROUPS else (float("nan"), float("nan"))
 
     def figure(self, name: str, estimate: float, samples: Array) -> dict[str, float]:

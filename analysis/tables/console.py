@@ -17,7 +17,7 @@ BAR = re.compile(r"(?<!\\)\|")  # between columns of Markdown
 
 
 def show(frame: pd.DataFrame, title: str, rest: Path | str | None = None, first: Sequence[str] = ()) -> None:
-    """Print a table, as many columns as fit.
+    """Print a table with the columns that fit.
 
     rest   the file that has all columns
     first  the most important columns, in order; the others follow as they stand
@@ -44,5 +44,5 @@ def show_page(path: Path) -> None:
 
 
 def _plain(text: str) -> str:
-    """What `as_markdown_text` was given."""
+    """The text that `as_markdown_text` escaped."""
     return html.unescape(re.sub(r"\\([|`(])", r"\1", text.strip()))

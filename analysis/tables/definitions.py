@@ -7,10 +7,10 @@ import textwrap
 from toolkit.files.terminal import width
 
 DEFINITIONS = {
-    "throughput": "tokens per target time: produced tokens per target-forward time, N / (c * draft calls + target calls), "
-    "each summed over prompts first; plain decoding has 1",
+    "throughput": "tokens per target time: produced tokens per time of a target forward pass, "
+    "N / (c * draft calls + target calls), each summed over prompts first; plain decoding has 1",
     "N": "produced tokens, the end of text included; what follows it in an accepted run is discarded, not produced",
-    "cost ratio c": "time of one draft forward / time of one target forward",
+    "cost ratio c": "time of a draft forward pass / time of a target forward pass",
     "block efficiency": "N / target calls; the extra token (corrected or bonus) is included",
     "discard rate": "discarded tokens / N; every round discards drafted + 1 - produced tokens",
     "verification rate": "target calls / N",
@@ -18,10 +18,10 @@ DEFINITIONS = {
     "interval": "percentile bootstrap over prompts; for ratios, all methods have the same resampled prompts (paired)",
     "way to the oracle": "(throughput - best fixed K's) / (oracle's - best fixed K's)",
     "oracle": "a policy that never drafts a token that will be rejected; expected counts over the acceptance draws, "
-    "given the target's own responses. Where drafting does not pay (c >= 1), it decodes plainly",
-    "upper bound": "a policy that knows p and q at every position, on path and behind rejections, but not the acceptance "
-    "draws. It drafts on while the chance of the next token to enter the text reaches a price chosen on dev. Where drafting "
-    "does not pay, it decodes plainly",
+    "given the target's own responses. Where drafting does not pay (c >= 1), it decodes autoregressively",
+    "upper bound": "a policy that knows p and q at every position, on path and after rejections, but not the acceptance "
+    "draws. It drafts on while the probability that the next token enters the text reaches a price chosen on dev. Where "
+    "drafting does not pay, it decodes autoregressively",
     "way to the upper bound": "(throughput - best fixed K's) / (upper bound's - best fixed K's)",
     "fixed K per prompt": "the best fixed K of every test prompt, with hindsight: what knowing a prompt's difficulty is worth",
     "undominated": "no other lossless setting is as good in both discard and verification rate and better in one",

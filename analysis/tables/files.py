@@ -63,7 +63,7 @@ def read_parquet(path: Path | str, mend: str = "delete it and run the command th
         raise InputError(f"expected a table at {path}, found none") from None
     except InputError:
         raise
-    except Exception as error:  # Arrow has its own for what is no Parquet file
+    except Exception as error:  # Arrow has its own for what is not a Parquet file
         raise InputError(f"{path} is not a whole Parquet file ({first_line(error)}); {mend}") from error
 
 
@@ -76,7 +76,7 @@ def markdown(frame: pd.DataFrame) -> str:
 
 
 def with_interval(value: float, low: float, high: float) -> str:
-    """ "0.823 [0.790, 0.853]": as many digits as the interval's width makes worth reading, at most four decimals.
+    """ "0.823 [0.790, 0.853]": with the digits that the interval's width makes worth reading, at most four decimals.
 
     "" if there is no value; the value alone if it has no interval.
     """

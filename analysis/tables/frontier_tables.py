@@ -20,7 +20,7 @@ NUM_COSTS = 41  # cost ratios of the curves, evenly spaced in their logarithm
 
 @dataclass(frozen=True)
 class Cost:
-    """What forwards cost: c, and the seconds behind it if they are known; node: see `analysis.tables.rows.throughput`."""
+    """Costs of forward passes: c, and the target's seconds if they are known; node: see `analysis.tables.rows.throughput`."""
 
     ratio: float
     target_seconds: float | None = None
@@ -34,7 +34,7 @@ class Cost:
 
     @classmethod
     def of(cls, ratio: float, draft_seconds: float | None, target_seconds: float | None, node: float = 0.0) -> Cost:
-        """From the seconds of both forwards if they are given, else from their ratio."""
+        """The cost from the seconds of both forward passes if they are named, else from their ratio."""
         if draft_seconds is None and target_seconds is None:
             return cls(ratio, node=node)
         if draft_seconds is None or target_seconds is None or not target_seconds > 0:
@@ -68,7 +68,7 @@ def compare(
 
 
 def cost_ratios(low: float, high: float, listed: Sequence[float]) -> list[float]:
-    """Of the curves, evenly spaced in their logarithm, and of the table, in order. Raises InputError."""
+    """Cost ratios of the curves (evenly spaced logarithms) and the table, in order. Raises InputError for bad values."""
     if not 0 < low < high:
         raise InputError(f"cost_range: expected 0 < low < high, got {low} and {high}")
     if not listed or min(listed) <= 0:
@@ -85,7 +85,7 @@ def over_costs(
     node_cost: float = 0.0,
     bootstrap: Bootstrap | None = None,
 ) -> pd.DataFrame:
-    """Throughput of every method over cost ratios, its setting chosen anew at each, among those of both sets.
+    """Throughput of every method over cost ratios, its setting chosen again at each, among those of both sets.
 
     hindsight  the method whose best setting per prompt is shown, too
     bootstrap  for throughput_low and throughput_high, over prompts, of the setting that was chosen
@@ -101,15 +101,12 @@ def over_costs(
         throughputs = rates(table[list(COUNTS)].to_numpy(dtype=float), list(table.method), cost_ratio, node_cost)
         line = table[["dataset", "method", "setting"]].assign(cost_ratio=cost_ratio, throughput=throughputs)
         if bootstrap is not None:
-            ends = [_ends(key, test, cost_ratio, node_cost, bootstrap, drawn) for key in _keys(line)]
+            keys = zip(line.method, line.setting, strict=True)
+            ends = [_ends(key, test, cost_ratio, node_cost, bootstrap, drawn) for key in keys]
             line["throughput_low"], line["throughput_high"] = zip(*ends, strict=True)
         lines.append(line)
     ends_of = [] if bootstrap is None else ["throughput_low", "throughput_high"]
     return pd.concat(lines, ignore_index=True)[["dataset", "cost_ratio", "method", "setting", "throughput", *ends_of]]
-
-
-def _keys(table: pd.DataFrame) -> list[tuple[str, str]]:
-    return list(zip(table.method, table.setting, strict=True))
 
 
 def _ends(
@@ -120,7 +117,7 @@ def _ends(
     bootstrap: Bootstrap,
     drawn: dict[tuple[str, str], Array],
 ) -> tuple[float, float]:
-    """The interval of a setting's throughput; none for what is chosen anew per prompt. Totals are drawn once, in `drawn`."""
+    """The interval of a setting's throughput; none for what is chosen per prompt. Totals are drawn once, in `drawn`."""
     if key[0] == PER_PROMPT:
         return float("nan"), float("nan")
     if key not in drawn:
@@ -150,7 +147,7 @@ def _aligned_counts(rows: pd.DataFrame, choice: Choice) -> Array:
 
 
 def _place(method: str) -> int:
-    """Where a table shows a method: in the order it has, references last."""
+    """The rank of a method in a table: in the order it has, references last."""
     return YARDSTICKS.index(method) + 1 if method in YARDSTICKS else 0
 
 

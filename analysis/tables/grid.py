@@ -8,8 +8,8 @@
 
 Keys are methods of `conf/method/` and overrides relative to them, nested or dotted; `head` is a list of head folders,
 null being the pair's own. Lists are multiplied out, the last one fastest; `impossible: skip` leaves out combinations whose
-values contradict each other, and says so. Two references are no methods. `oracle` knows the acceptance draws. `upper_bound`
-knows p and q, and drafts on while the next token's chance to enter the text reaches the price.
+values contradict each other, and says so. Two entries are references, not methods. `oracle` knows the acceptance draws.
+`upper_bound` knows p and q, and drafts on while the next token enters the text with a probability that reaches the price.
 """
 
 from __future__ import annotations
@@ -54,7 +54,8 @@ class Setting:
         """The parameters as a reader says them: "K=4", "h=0.7", "h=0.7 head=w6@1a2b3c"."""
         names = sorted(self.parameters, key=lambda name: name == "head")  # the head last, the others as in the grid
         values = [(name, self.parameters[name]) for name in names if self.parameters[name] is not None]
-        return " ".join(f"{_symbol(name)}={_value(name, value)}" for name, value in values)
+        symbols = {name: SYMBOLS.get(name, name.removeprefix("policy.")) for name in names}
+        return " ".join(f"{symbols[name]}={_value(name, value)}" for name, value in values)
 
     @property
     def name(self) -> str:
@@ -86,9 +87,9 @@ class Setting:
 
 
 def expand(grid: Mapping[str, Any], with_plain: bool = False, max_drafted: int | None = None) -> list[Setting]:
-    """The settings of a grid, the references last; these bring plain decoding along, whose responses they score.
+    """The settings of a grid, the references last; these bring autoregressive decoding along, whose responses they score.
 
-    with_plain   plain decoding comes first in any case: its responses are what the others are replayed on
+    with_plain   autoregressive decoding comes first in any case: its responses are what the others are replayed on
     max_drafted  the most tokens of a round, for methods that leave this bound at its default
     """
     methods = [*config.choices("method"), *PARAMETERS]
@@ -144,7 +145,7 @@ def _check_yardstick(setting: Setting) -> None:
     price = setting.parameters.get("price")
     if setting.method == UPPER_BOUND and not (isinstance(price, int | float) and price > 0):
         raise InputError(
-            f"grid.{UPPER_BOUND}.price: expected numbers above 0 (a draft forward in tokens, lambda c), got {price}"
+            f"grid.{UPPER_BOUND}.price: expected numbers above 0 (a draft forward pass in tokens, lambda c), got {price}"
         )
 
 
@@ -179,10 +180,6 @@ def _possible(method: str, settings: list[Setting]) -> list[Setting]:
             f"grid.{method}: {len(settings) - len(possible)} of {len(settings)} settings skipped, {first.label}: {fault}"
         )
     return possible
-
-
-def _symbol(name: str) -> str:
-    return SYMBOLS.get(name, name.removeprefix("policy."))
 
 
 def _value(name: str, value: Any) -> str:

@@ -14,7 +14,7 @@ import numpy as np
 import pandas as pd
 
 from analysis.figures import plots
-from analysis.quality import Metric, Score
+from analysis.quality import Metric
 from analysis.quality.base import table as counted
 from analysis.tables.bootstrap import Bootstrap
 from analysis.tables.files import markdown, with_interval
@@ -61,8 +61,9 @@ def group_rows(
         flat = [generation for group in generations for generation in group]
         scores = {name: metric.measure(prompts, flat, bench.pair) for name, metric in metrics.items()}
         tables = {name: counted(metric, scores[name]) for name, metric in metrics.items()}
-        for name, reasons in _without_score(scores).items():
-            unscored.setdefault(name, {})[setting.name] = reasons
+        for name, metric_scores in scores.items():
+            if reasons := Counter(score.reason for score in metric_scores if score.counts is None):
+                unscored.setdefault(name, {})[setting.name] = dict(reasons.most_common())
         first = 0
         for number, (measurement, texts) in enumerate(zip(measured, generations, strict=True)):
             row: dict[str, Any] = {
@@ -76,7 +77,11 @@ def group_rows(
             row |= {name: sum(getattr(text.counts, name) for text in texts) for name in COUNTS}
             widths = [width for text in texts for r in text.rounds for width in r.widths]
             row |= {"layers": len(widths), "widths": sum(widths)}
-            row |= {"target_runs": max((len(text.rounds) for text in texts), default=0), **_energy_of(measurement)}
+            row |= {"target_runs": max((len(text.rounds) for text in texts), default=0)}
+            energy = Energy(**measurement["energy"])
+            row["seconds"] = measurement["seconds"]
+            for name, joules in (("joules", energy.joules), ("idle_joules", energy.idle_joules)):
+                row[name] = np.nan if joules is None else joules
             row["cache_bytes"] = measurement["cache_bytes"]
             for name, metric in metrics.items():
                 sums = tables[name][first : first + len(texts)].sum(0)
@@ -86,24 +91,8 @@ def group_rows(
     return pd.DataFrame(rows), unscored
 
 
-def _energy_of(measurement: Mapping[str, Any]) -> dict[str, float]:
-    """Seconds and joules of a group, and what doing nothing would have taken; not a number where it is not known."""
-    energy = Energy(**measurement["energy"])
-    joules, idle_joules = (np.nan if value is None else value for value in (energy.joules, energy.idle_joules))
-    return {"seconds": measurement["seconds"], "joules": joules, "idle_joules": idle_joules}
-
-
-def _without_score(scores: Mapping[str, Sequence[Score]]) -> dict[str, dict[str, int]]:
-    """Of each metric that could not score some texts: how often for which reason."""
-    reason_counts = {
-        name: Counter(score.reason for score in metric_scores if score.counts is None)
-        for name, metric_scores in scores.items()
-    }
-    return {name: dict(reasons.most_common()) for name, reasons in reason_counts.items() if reasons}
-
-
 def unscored_note(unscored: Unscored) -> str:
-    """The same as a sentence per metric; empty if every text got its scores."""
+    """A sentence per metric on the texts without a score; empty if every text got its scores."""
     lines = []
     for name, settings in unscored.items():
         of = [
@@ -157,7 +146,7 @@ def table_of(
 
 
 def groups_to_choose_on(count: int, share: float, seed: int) -> list[int]:
-    """That share of the groups, drawn at random. Raises InputError if none is left on one side; a share of 0 draws none."""
+    """A share of the groups, drawn at random. Raises InputError if none is left on one side; a share of 0 draws none."""
     size = round(share * count)
     if share and not 0 < size < count:
         raise InputError(f"dev_share: {share:g} of {count} groups leaves none on one side; expected more groups, or 0")
@@ -249,7 +238,7 @@ def readable(table: pd.DataFrame, metrics: Mapping[str, Metric], cost_ratio: flo
 
 
 def draw(table: pd.DataFrame, metrics: Mapping[str, Metric], folder: Path, title: str) -> list[Path]:
-    """Each metric against speed, forwards and energy, and mean width against all of these."""
+    """Each metric against speed, forward passes and energy, and mean width against all of these."""
     rates = [name for name in ("tokens_per_second", "throughput", "joules_per_token") if table[name].notna().any()]
     named = {**LABELS, **{name: metric.label for name, metric in metrics.items()}}
     better = {"joules_per_token": False, **{name: metric.ascending for name, metric in metrics.items()}}
@@ -269,8 +258,8 @@ def as_markdown(title: str, results: pd.DataFrame, figures: Sequence[Path], ener
     """The table with how to read it, and the figures."""
     notes = (
         "Settings took turns on every group of prompts; only decoding is timed. Intervals: bootstrap over groups, the same "
-        f"resamples for all settings. Tokens per target time: N / (c x draft forwards + target forwards), c = {cost_ratio:g}. "
-        "Cache: target and draft, the largest of all groups. A target forward reads all texts of a group together, each an "
+        f"resamples for all settings. Tokens per target time: N / (c x draft passes + target passes), c = {cost_ratio:g}. "
+        "Cache: target and draft, the largest of all groups. A target pass reads all texts of a group together, each an "
         f"input (MTAD, Table 2); joules are those of all devices, idle power included. {energy}"
     )
     lines = [f"# Comparison: {title}", "", markdown(results), "", notes, ""]

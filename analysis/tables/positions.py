@@ -47,7 +47,7 @@ def _position(
 
 
 def length_table(rows: pd.DataFrame) -> pd.DataFrame:
-    """One line per setting and length: how many rounds drafted, and accepted, so many tokens."""
+    """One line per setting and length: how many rounds drafted, and how many accepted, that many tokens."""
     lines = []
     for labels, (accepted, drafted, _) in _chains(rows):
         counted = zip(drafted.sum(0).astype(int), accepted.sum(0).astype(int), strict=True)
@@ -61,7 +61,7 @@ def length_table(rows: pd.DataFrame) -> pd.DataFrame:
 def bound_notes(lengths: pd.DataFrame, settings: pd.DataFrame, bound: int) -> list[str]:
     """One line per method whose best setting ends more than SELDOM of its rounds at the bound, and not by its own choice.
 
-    lengths   as `length_table` gives them; settings: method, setting, throughput; bound: most tokens of a round
+    lengths   of `length_table`; settings: method, setting, throughput; bound: most tokens of a round
     """
     drafting = lengths.groupby(list(SETTING[-2:]), sort=False)
     shares = {}
@@ -91,5 +91,5 @@ def _chains(rows: pd.DataFrame) -> Iterator[tuple[dict[str, str], list[Array]]]:
 
 
 def _at_least(histogram: Array) -> Array:
-    """How many are at least n, from how many are n: [prompts, longest + 1]."""
+    """Numbers of rounds with at least n tokens, from those with n: [prompts, longest + 1]."""
     return histogram[:, ::-1].cumsum(1)[:, ::-1]

@@ -38,13 +38,13 @@ class Shard:
     def trace(self, record: Callable[[], Trace], heads: Heads, device: torch.device, keep: bool) -> Trace:
         """The trace with the logits of these heads, as far as possible from the files; what was missing is written.
 
-        record  makes the trace anew, with the logits of all heads; and with the states, if they are to be kept
+        record  makes the trace again, with the logits of all heads; and with the states, if they are to be kept
         keep    keep the states
         """
         stored = self._held(heads, device)
         if isinstance(stored, Trace):
             return stored
-        if stored is not None and self.number == 0:  # said once
+        if stored is not None and self.number == 0:  # printed once
             print(
                 f"recording again for another head: {stored}; hidden=true keeps the draft's states, which would suffice"
             )
@@ -52,7 +52,8 @@ class Shard:
         for digest, scorers in heads.items():
             save_tensors(self._path("logits", digest), {name: trace.estimates[name] for name in scorers})
         if keep and trace.hidden is not None:
-            save_tensors(self._path("states"), {"hidden": _tensor(trace)})
+            states = trace.hidden if isinstance(trace.hidden, Tensor) else trace.hidden.whole()
+            save_tensors(self._path("states"), {"hidden": states})
         replace(trace, estimates={}, hidden=None).save(self._path("trace"))
         return replace(Trace.load(self._path("trace")), estimates=trace.estimates)
 
@@ -84,7 +85,3 @@ class Shard:
     def _path(self, kind: str, digest: str = "") -> Path:
         parts = [kind, self.key, *([digest[:16]] if digest else []), f"{self.number:03d}"]
         return self.folder / f"{'-'.join(parts)}.safetensors"
-
-
-def _tensor(trace: Trace) -> Tensor:
-    return trace.hidden if isinstance(trace.hidden, Tensor) else trace.hidden.whole()  # type: ignore[union-attr]

@@ -1,4 +1,4 @@
-"""Settings of a sweep from one recording: every chain policy is replayed on a trace of plain decoding's responses.
+"""Settings of a sweep from one recording: every chain policy is replayed on a trace of autoregressive responses.
 
 What cannot be replayed (draft trees, block verification) is decoded. One trace serves all settings of one draft
 temperature. It is kept beside the settings, under a hash of the responses and its own settings. Further heads are
@@ -29,7 +29,7 @@ from analysis.tables.recorded_shards import Shard
 from analysis.tables.workbench import Workbench, checked
 from data_gen.recording import Recorder
 from toolkit.acceptance.folder import head_hash, recorded_scorers
-from toolkit.decoding import Method, PromptLookupProposer
+from toolkit.decoding import PromptLookupProposer
 from toolkit.errors import InputError
 from toolkit.files.atomic import content_hash
 from toolkit.stopping import StoppingPolicy
@@ -42,7 +42,7 @@ SHARD = 64  # texts in a file
 class Recording:
     """The traces of a sweep's responses, made when they are needed.
 
-    responses    rows of plain decoding
+    responses    rows of autoregressive decoding
     path         their file, named by a hash of all they depend on; the traces lie beside it
     settings        that will be replayed: the heads that their methods read are recorded, and what the upper bound needs
     max_drafted  most tokens a replayed method may draft in a round
@@ -66,7 +66,8 @@ class Recording:
         self.key = content_hash([path.stem, [list(map(int, ids)) for ids in responses.token_ids]])
         self.upper_bound = any(setting.method == UPPER_BOUND for setting in settings)
         used = [bench.methods[setting.name].bind(bench.pair) for setting in settings if setting.method != UPPER_BOUND]
-        folders = {head for method in used if (head := _head_of(method)) is not None}
+        estimators = [getattr(getattr(method.policy, "policy", None), "estimator", None) for method in used]
+        folders = {head for estimator in estimators if (head := getattr(estimator, "head", None)) is not None}
         self.heads = {folder: head_hash(folder) for folder in sorted(folders)}
         self.traces: dict[float | None, Trace] = {}
         fine = responses.error.isna() & responses.token_ids.map(len).gt(0)  # a table turns None into not-a-number
@@ -178,11 +179,5 @@ class Recording:
 
 
 def _histogram(counts: NDArray[np.int64], at: int | None) -> list[int]:
-    """A text's line of counts [T, M + 1], without the zeros behind the last one."""
+    """A text's line of counts [T, M + 1], without the zeros after the last one."""
     return [] if at is None or not len(counts) else np.trim_zeros(counts[at], "b").tolist()
-
-
-def _head_of(method: Method) -> str | None:
-    """Folder of the head that a bound method reads, if it reads one."""
-    policy: Any = method.policy
-    return getattr(getattr(policy.policy, "estimator", None), "head", None)

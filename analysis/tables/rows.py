@@ -7,7 +7,7 @@
     prompt, prompt_hash the prompt's id, and a hash of what was asked
     num_drafted, num_draft_calls, num_target_calls, num_generated, num_discarded     (toolkit.types.Counts)
     accepted_lengths    how many rounds accepted 0, 1, 2, ... tokens
-    drafted_lengths     how many rounds drafted 0, 1, 2, ... tokens; empty where rounds are no chains, as the next one
+    drafted_lengths     how many rounds drafted 0, 1, 2, ... tokens; empty where rounds are not chains, as the next one
     reached_lengths     how many rounds drafted 0, 1, 2, ... tokens before and including the first rejected one
     finish_reason, error
     setting_seconds        wall time of the whole setting
@@ -47,7 +47,7 @@ FACTS = ["lossless", "prompt", "prompt_hash", *COUNTS, *LENGTHS, "finish_reason"
 
 
 def labels(cfg: commands.Labels) -> dict[str, str]:
-    """How rows call the prompt set of a config, and its part."""
+    """The names of a config's prompt set and of its part, as rows have them."""
     prompts = plain(cfg.prompts)
     if prompts.get("path"):  # the file is read instead of the source, whatever split that has
         name, split = Path(prompts["path"]).stem, None
@@ -57,7 +57,7 @@ def labels(cfg: commands.Labels) -> dict[str, str]:
 
 
 def round_lengths(rounds: Sequence[Round], chains: bool) -> dict[str, list[int]]:
-    """LENGTHS of a text's rounds: how many of them had 0, 1, 2, ... tokens; behind a stop string nothing counts."""
+    """LENGTHS of a text's rounds: how many of them had 0, 1, 2, ... tokens; after a stop string nothing counts."""
     lengths = {"accepted_lengths": [min(r.num_accepted, r.num_produced) for r in rounds]}
     lengths["drafted_lengths"] = [r.num_drafted for r in rounds] if chains else []
     lengths["reached_lengths"] = [min(r.num_drafted, r.num_produced) for r in rounds] if chains else []
@@ -105,7 +105,14 @@ def load_rows(folders: Sequence[Path | str], what: str) -> pd.DataFrame:
         folders = [folders]
     if not folders:
         raise InputError(f"{what}: expected sweep folders, {what}=[FOLDER,...], got none")
-    frames = [_load(Path(folder), what) for folder in folders]
+    for folder in map(Path, folders):
+        if not folder.is_dir():
+            raise InputError(f"{what}: expected a sweep's output folder at {folder}, found none")
+        if not (folder / f"{NAME}.parquet").exists():
+            raise InputError(
+                f"{what}: {folder} holds no {NAME}.parquet: it is not a sweep's output, or the sweep has not ended"
+            )
+    frames = [read_table(folder, NAME) for folder in folders]
     check_comparable([Path(folder) for folder in folders])
     rows = pd.concat(frames, ignore_index=True)
     key = [*SETTING, "prompt"]
@@ -216,7 +223,7 @@ def at_cost(table: pd.DataFrame, cost_ratio: float, node_cost: float = 0.0) -> p
 def throughput(counts: Array, cost_ratio: float, node_cost: float = 0.0) -> Array:
     """`metrics.throughput` of counts [..., len(COUNTS)].
 
-    node_cost  of every drafted node beyond one per draft forward (chains have none), in target forwards
+    node_cost  of every drafted node beyond one per draft pass (chains have none), in target passes
     """
     names = ("num_generated", "num_draft_calls", "num_target_calls", "num_drafted")
     produced, draft_calls, target_calls, drafted = (counts[..., COUNTS.index(name)] for name in names)
@@ -227,13 +234,3 @@ def throughput(counts: Array, cost_ratio: float, node_cost: float = 0.0) -> Arra
 def counts_of(row: Any) -> Counts:
     """The counts in a row or in a line of totals."""
     return Counts(**{name: row[name] for name in COUNTS})
-
-
-def _load(folder: Path, what: str) -> pd.DataFrame:
-    if not folder.is_dir():
-        raise InputError(f"{what}: expected a sweep's output folder at {folder}, found none")
-    if not (folder / f"{NAME}.parquet").exists():
-        raise InputError(
-            f"{what}: {folder} holds no {NAME}.parquet: it is not a sweep's output, or the sweep has not ended"
-        )
-    return read_table(folder, NAME)

@@ -10,7 +10,7 @@ FIXED = "speculative"
 
 
 def sweep_scalars(summary: pd.DataFrame, cost_ratio: float) -> dict[str, float | str | None]:
-    """Of a sweep's summary, at one cost ratio: figures of the prompts that the best setting was picked on (no test set).
+    """Scalars of a sweep's summary at one cost ratio, on the prompts that the best setting was picked on (not a test set).
 
     A figure is None where the sweep lacks what it is measured against.
     """
@@ -29,7 +29,7 @@ def sweep_scalars(summary: pd.DataFrame, cost_ratio: float) -> dict[str, float |
 
 
 def frontier_scalars(frontier: pd.DataFrame) -> dict[str, float | str | None]:
-    """Of a frontier: the best method of every data set, on its test prompts, with settings chosen on dev."""
+    """Scalars of a frontier: the best method of every data set, on its test prompts, with settings chosen on dev."""
     scalars: dict[str, float | str | None] = {"cost_ratio": float(frontier.cost_ratio.iloc[0])}
     for dataset, lines in frontier.groupby("dataset", sort=False):
         own = lines[~lines.method.isin((*YARDSTICKS, PLAIN))]
@@ -46,7 +46,7 @@ def frontier_scalars(frontier: pd.DataFrame) -> dict[str, float | str | None]:
 
 
 def _share(throughput: float, fixed: float, bound: float) -> float | None:
-    """Part of the way from fixed K to the upper bound; None where one of them is missing or there is no way to go."""
+    """Part of the way from fixed K to the upper bound; None where one of them is missing or the bound is not higher."""
     if pd.isna(fixed) or pd.isna(bound) or not bound > fixed:
         return None
     return float((throughput - fixed) / (bound - fixed))

@@ -71,7 +71,7 @@ def choose(dev: pd.DataFrame, test: pd.DataFrame, cost_ratio: float, dataset: st
     """The setting of highest throughput on dev, for every method; the first one among equals. Both tables are `totals`.
 
     Of the test table only the names are looked at. A method that dev lacks is taken as it is if it has one setting
-    (plain decoding, the oracle). Raises InputError if it has several, or if the test table lacks a choice.
+    (autoregressive decoding, the oracle). Raises InputError if it has several, or if the test table lacks a choice.
     """
     table = at_cost(dev, cost_ratio, node_cost)
     best = table.loc[table.groupby("method", sort=False).throughput.idxmax()]
@@ -93,7 +93,7 @@ def choose(dev: pd.DataFrame, test: pd.DataFrame, cost_ratio: float, dataset: st
 
 
 def best_per_prompt(rows: pd.DataFrame, method: str, cost_ratio: float) -> pd.DataFrame:
-    """For every prompt the row of the method's cheapest setting on it, as those of one more method: PER_PROMPT.
+    """The row of the method's cheapest setting on every prompt, as those of one more method: PER_PROMPT.
 
     Chosen with hindsight, so the method must have been replayed with all settings on the same texts. Decoded settings
     each have a text of their own, so the luckiest one would be taken.
@@ -110,7 +110,7 @@ def in_both(dev: pd.DataFrame, test: pd.DataFrame) -> pd.DataFrame:
 
 
 def settings_table(rows: pd.DataFrame, cost_ratio: float, node_cost: float = 0.0) -> pd.DataFrame:
-    """Totals, marking what is undominated among lossless settings; references are no settings one could choose."""
+    """Totals, marking what is undominated among lossless settings; references are not settings one could choose."""
     table = at_cost(totals(rows), cost_ratio, node_cost)
     eligible = table.lossless.to_numpy(dtype=bool) & ~table.method.isin(YARDSTICKS).to_numpy()
     flags = np.zeros(len(table), dtype=bool)
@@ -119,7 +119,7 @@ def settings_table(rows: pd.DataFrame, cost_ratio: float, node_cost: float = 0.0
 
 
 def undominated(points: Array) -> np.ndarray:
-    """Which points [n, 2] no other one dominates (as small in both, smaller in one): [n] bool. Both are minimised."""
+    """Which points [n, 2] no other one dominates (no larger in both, smaller in one): [n] bool. Both are minimised."""
     flags = np.zeros(len(points), dtype=bool)
     last = (np.inf, np.inf)
     for i in np.lexsort((points[:, 1], points[:, 0])):

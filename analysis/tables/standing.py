@@ -51,7 +51,7 @@ def standing(
 def notes(table: pd.DataFrame, baseline: str) -> list[str]:
     """What a reader must not miss of each line of `standing`: that a method loses beyond its interval.
 
-    baseline  as tables call it. Plain decoding and the references have no note.
+    baseline  as tables call it. Autoregressive decoding and the references have no note.
     """
     return ["" if row.method in (PLAIN, *YARDSTICKS) else _note(row, baseline) for row in table.itertuples()]
 
@@ -59,7 +59,7 @@ def notes(table: pd.DataFrame, baseline: str) -> list[str]:
 def interval_text(row: Any, name: str, form: str) -> str:
     """ "1.234 [1.200, 1.268]"; the estimate alone if the interval is a point; nothing if there is no estimate.
 
-    "?" for an interval that some resamples say nothing of: there was no way to go.
+    "?" for an interval that is undefined in some resamples, where the reference was not higher.
     """
     if name not in row or pd.isna(row[name]):
         return ""
@@ -70,7 +70,7 @@ def interval_text(row: Any, name: str, form: str) -> str:
 
 
 def _note(row: Any, baseline: str) -> str:
-    if row.throughput_high < 1:  # plain decoding's is 1
+    if row.throughput_high < 1:  # autoregressive decoding has 1
         return "slower than plain decoding"
     return f"below the best {baseline}" if row.gain_high < 0 else ""
 
@@ -83,7 +83,7 @@ def gain_over(counts: Array, base: Array, cost_ratio: float, bootstrap: Bootstra
 
 
 def rates(counts: Array, methods: Sequence[str], cost_ratio: float, node_cost: float = 0.0) -> Array:
-    """Throughputs [..., m] of counts [..., m, k]; who knows decodes plainly where that is faster."""
+    """Throughputs [..., m] of counts [..., m, k]; references decode autoregressively where that is faster."""
     throughputs = throughput(counts, cost_ratio, node_cost)
     return np.where([method in SHARES.values() for method in methods], np.maximum(throughputs, 1.0), throughputs)
 
@@ -93,6 +93,6 @@ def _gain(throughputs: Array, base: int) -> Array:
 
 
 def _share(throughputs: Array, base: int, end: int) -> Array:
-    """Part of the way from the baseline to a reference; not a number where there is no way to go."""
+    """Part of the way from the baseline to a reference; not a number where the reference is not higher."""
     way = throughputs[:, [end]] - throughputs[:, [base]]
     return np.divide(throughputs - throughputs[:, [base]], way, out=np.full_like(throughputs, np.nan), where=way > 0)

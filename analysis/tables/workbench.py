@@ -103,12 +103,12 @@ class Workbench:
         return checked(rows)
 
     def score_oracle(self, setting: Setting, responses: pd.DataFrame) -> pd.DataFrame:
-        """The oracle's expected counts on the responses of plain decoding: one row each."""
+        """The oracle's expected counts on the autoregressive responses: one row each."""
         texts = list(zip(responses.prompt_ids, responses.token_ids, strict=True))
         temperature, most = setting.parameters.get("draft_temperature"), setting.parameters.get("max_drafted")
         started = perf_counter()
-        chances = acceptance_chances(self.pair, texts, self.sampling, temperature, self.batch_size)
-        counts = [expected_counts(chance, most) for chance in chances]
+        probs = acceptance_chances(self.pair, texts, self.sampling, temperature, self.batch_size)
+        counts = [expected_counts(text, most) for text in probs]
         seconds = perf_counter() - started
         rows = [
             {
@@ -142,7 +142,7 @@ class Workbench:
         return chain and limit is not None and limit <= max_drafted
 
     def about(self, number: int, lossless: bool) -> dict[str, Any]:
-        """What every row of a prompt says of it."""
+        """The facts that every row of a prompt holds."""
         return {"lossless": lossless, "prompt": str(self.prompts[number].id), "prompt_hash": self.hashes[number]}
 
 
@@ -154,9 +154,9 @@ def reads_head(setting: Setting) -> bool:
 
 
 def responses_of(done: dict[str, pd.DataFrame]) -> pd.DataFrame:
-    """The rows of plain decoding among the finished settings. Raises InputError if there are none."""
+    """The autoregressive rows among the finished settings. Raises InputError if there are none."""
     if PLAIN not in done:
-        raise InputError("the responses of plain decoding are needed, which failed")
+        raise InputError("expected the responses of autoregressive decoding, which failed; run again to retry")
     return done[PLAIN]
 
 

@@ -190,7 +190,7 @@ def test_references_that_fail_are_no_fault_of_the_response(folder):
 def test_bad_input_is_said_in_one_line(folder):
     for make, message in (
         (lambda: Execution(), "expected databases=FOLDER with DB_ID/DB_ID.sqlite inside, got none"),
-        (lambda: Execution(folder / "none"), "none, which is no folder"),
+        (lambda: Execution(folder / "none"), "none, which is not a folder"),
         (lambda: Execution(folder, seconds=0), "seconds and max_rows above 0, got 0"),
         (lambda: Execution(folder).score("SELECT 1", ask("SELECT 1", db_id="zoo")), "zoo.sqlite, found none"),
     ):

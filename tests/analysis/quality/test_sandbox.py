@@ -98,7 +98,7 @@ FORGED = {  # wrong programs, tests, and what the verdict says
     "write the verdict everywhere": (
         "import os, json\nfor f in range(64):\n    for m in (b'[\"passed\"]\\n', b'[\"0\", \"passed\", \"\"]\\n'):\n"
         "        try: os.write(f, m)\n        except OSError: pass\nos._exit(0)",
-        ASSERTED, "an answer that is none|TypeError|ended too"),
+        ASSERTED, "an unreadable answer|TypeError|ended too"),
     "leave": ("import os\nos._exit(0)", ASSERTED, "ended too soon"),
     "leave within the call": ("import os\ndef candidate(a, b): os._exit(0)", ASSERTED, "ended too soon"),
     "SystemExit": ("import sys\nsys.exit(0)", ASSERTED, "SystemExit: 0"),
@@ -122,8 +122,8 @@ FORGED = {  # wrong programs, tests, and what the verdict says
         "    texts = [str(o) for o in gc.get_objects() if isinstance(o, (str, list, dict))]\n"
         "    return 3 if any('candidate(1, 2) =' + '= 3' in t for t in texts) else 0", ASSERTED, "AssertionError"),
     "answers of another shape": (
-        "import __main__\n__main__.pack = lambda *a: ['names', 3]", ASSERTED, "an answer that is none|ValueError|TypeError"),
-    "answers too deep": ("import __main__\n__main__.json.dumps = lambda *a: '[' * 10**6", ASSERTED, "an answer that is none"),
+        "import __main__\n__main__.pack = lambda *a: ['names', 3]", ASSERTED, "an unreadable answer|ValueError|TypeError"),
+    "answers too deep": ("import __main__\n__main__.json.dumps = lambda *a: '[' * 10**6", ASSERTED, "an unreadable answer"),
     "out of the count": ("def candidate(a, b): return lambda: 3", ASSERTED, "returned a value of type function"),
 }  # fmt: skip
 EXHAUSTING = {
