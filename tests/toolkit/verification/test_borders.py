@@ -148,7 +148,7 @@ def test_importance_weights_are_ordered_as_its_page_says(num_free, alphabet):
     """All pairs of seven tokens: kept ones before others, then those with p > q, then the first candidate."""
     p, first = dirichlet_pairs(12, vocab_size=7)
     second = dirichlet_pairs(12, vocab_size=7, seed=3)[1]
-    kept = importance._Kept.of(p, first, alphabet)
+    kept = importance._Alphabet.of(p, first, alphabet)
     match = importance._Match.of(kept, first.unsqueeze(1), second.unsqueeze(1), num_free)
     every = torch.arange(7).expand(12, 1, 7)
     wins = match.wins_of(every, every)[:, 0]
