@@ -155,11 +155,11 @@ class _Walk:
     def node(self, path: str, node: Mapping[str, Any]) -> None:
         """A class or function with its arguments."""
         target = str(node["_target_"])
-        known = keys_of_class(target)
-        if known is None:
+        declared = keys_of_class(target)
+        if declared is None:
             raise _no_such_class(path, target)
-        given = {name: value for name, value in node.items() if name not in HYDRAS}
-        self.keys(f"{path}.", given, known, partial=bool(node.get("_partial_") or "_args_" in node))
+        values = {name: value for name, value in node.items() if name not in HYDRAS}
+        self.keys(f"{path}.", values, declared, partial=bool(node.get("_partial_") or "_args_" in node))
         if self.judged and target == methods.METHOD:
             methods.check_method(node)
 
@@ -233,12 +233,12 @@ def _importable(target: str) -> bool:
         return False
     while module:
         try:
-            found: Any = importlib.import_module(module)
+            member: Any = importlib.import_module(module)
         except ImportError:
             module, _, first = module.rpartition(".")
             name = f"{first}.{name}"
             continue
         for part in name.split("."):
-            found = getattr(found, part, None)
-        return found is not None
+            member = getattr(member, part, None)
+        return member is not None
     return False

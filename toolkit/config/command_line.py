@@ -87,12 +87,12 @@ def check_choices(words: Sequence[str]) -> None:
     for word in words:
         key, _, value = word.lstrip("+").partition("=")
         group = key.partition("@")[0]
-        known = configs.choices(group) if group and "." not in group and not group.startswith("hydra/") else []
-        if not known or value == "null" or any(bracket in value for bracket in "({["):
+        names = configs.choices(group) if group and "." not in group and not group.startswith("hydra/") else []
+        if not names or value == "null" or any(bracket in value for bracket in "({["):
             continue
         for name in value.split(","):
-            if name.strip() not in known:
-                raise unknown_name(group, name.strip(), known)
+            if name.strip() not in names:
+                raise unknown_name(group, name.strip(), names)
 
 
 def _check(config_name: str, flags: argparse.Namespace) -> None:

@@ -39,16 +39,16 @@ def composed(config_name: str, overrides: Sequence[str] = ()) -> Any:
 def complaint(error: Exception, config_name: str, overrides: Sequence[str]) -> InputError:
     """The line for an error that composing conf/<config_name>.yaml with these overrides raised."""
     text = str(error)
-    if found := LOST.search(text):
-        group, _, name = found["path"].rpartition("/")
-        by = "" if found["by"] in (None, config_name) else f"(named in {found['by']}.yaml)"
+    if match := LOST.search(text):
+        group, _, name = match["path"].rpartition("/")
+        by = "" if match["by"] in (None, config_name) else f"(named in {match['by']}.yaml)"
         return unknown_name(group or "config", name, configs.choices(group), by)
     if text.startswith("Cannot find primary config"):
         return unknown_name("config", config_name, configs.choices("."))
-    if found := THERE.search(text):
-        return InputError(f"{found[1]} is in the config already: expected {found[1]}=VALUE, without the +")
-    if found := STRUCT.search(text) or GONE.search(text):
-        return _no_such_key(found[1], config_name, overrides)
+    if match := THERE.search(text):
+        return InputError(f"{match[1]} is in the config already: expected {match[1]}=VALUE, without the +")
+    if match := STRUCT.search(text) or GONE.search(text):
+        return _no_such_key(match[1], config_name, overrides)
     if PARSE.search(text):
         word = next((word for word in overrides if "=" not in word and not word.startswith("~")), None)
         got = (
@@ -79,9 +79,9 @@ def _no_such_key(key: str, config_name: str, overrides: Sequence[str]) -> InputE
     except (InputError, ValueError):
         before = {}
     parent, _, name = key.rpartition(".")
-    known = list(keys_at(before, config_name, parent))
+    names = list(keys_at(before, config_name, parent))
     if any(word.startswith(f"{key}={{") for word in overrides) and configs.choices(key):
         return InputError(f"{key} is chosen by name: for a mapping of your own expected ~{key} '+{key}={{...}}'")
-    if name in known or (not parent and configs.choices(key)):
+    if name in names or (not parent and configs.choices(key)):
         return InputError(f"{key} is not in the config yet: expected +{key}=VALUE, with a +")
-    return unknown_name("key", key, [f"{parent}.{one}".lstrip(".") for one in known])
+    return unknown_name("key", key, [f"{parent}.{one}".lstrip(".") for one in names])

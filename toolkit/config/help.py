@@ -29,13 +29,13 @@ def help_text(config_name: str, overrides: Iterable[str] = ()) -> str:
     if section is None or not issubclass(section, Command):
         return "\n".join(_entries("", config, Keys({name: Key(name) for name in config})))
     lines = [*_what(section), "", *_usage(section), ""]
-    known = keys_of(section)
-    plain = {name: value for name, value in config.items() if not _has_own_part(value, known.keys.get(name))}
-    lines += ["Keys, with their value now:", "", *_entries("", plain, known)]
+    declared = keys_of(section)
+    plain = {name: value for name, value in config.items() if not _has_own_part(value, declared.keys.get(name))}
+    lines += ["Keys, with their value now:", "", *_entries("", plain, declared)]
     listed: set[str] = set()
     for name, value in config.items():
         if name not in plain:
-            lines += ["", *_part(name, value, known.keys.get(name, Key(name)), listed)]
+            lines += ["", *_part(name, value, declared.keys.get(name, Key(name)), listed)]
     for group in section.appended:
         lines += [
             "",
@@ -51,8 +51,8 @@ def _what(section: type[Command]) -> list[str]:
     first, _, rest = (docstring or "").partition("\n\n")
     what = first.partition(": ")[2] or first
     rest = rest.partition("\n\n")[0].removesuffix(" Files:") if not rest.startswith(" ") else ""
-    said = [f"{section.module}: {what}", *([rest] if rest else [])]
-    return [line for text in said for line in [*textwrap.wrap(" ".join(text.split()), WIDTH), ""]][:-1]
+    lines = [f"{section.module}: {what}", *([rest] if rest else [])]
+    return [line for text in lines for line in [*textwrap.wrap(" ".join(text.split()), WIDTH), ""]][:-1]
 
 
 def _usage(section: type[Command]) -> list[str]:
@@ -102,10 +102,10 @@ def _section_of_many(annotation: Any) -> type[Section] | None:
 
 def _entries(prefix: str, values: Mapping[str, Any], known: Keys, every: bool = False) -> Iterator[str]:
     """One entry per key, those of classes below it. With `every`, and of classes, also the keys that have no value here."""
-    told: Mapping[str, Any] = known.keys
+    entries: Mapping[str, Any] = known.keys
     if is_node(values):
         known, every = keys_of_class(values["_target_"]) or Keys(), True
-        told = OTHERS.get(values["_target_"], known.keys)  # of classes that are not ours, what somebody may want
+        entries = OTHERS.get(values["_target_"], known.keys)  # of classes that are not ours, what somebody may want
     for name, key in {**known.keys, **{n: Key(n) for n in values if n not in known.keys and n not in HYDRAS}}.items():
         value = values.get(name)
         if isinstance(value, Mapping) and value:
@@ -113,7 +113,7 @@ def _entries(prefix: str, values: Mapping[str, Any], known: Keys, every: bool = 
             yield from _entries(f"{prefix}{name}.", value, keys_of(section) if section is not None else Keys())
         elif name in values:
             yield from _entry(f"{prefix}{name}", key, _value(value))
-        elif every and name in told and key.meaning and is_known(key.annotation):
+        elif every and name in entries and key.meaning and is_known(key.annotation):
             plus = "+" if is_node(values) else ""
             yield from _entry(f"{plus}{prefix}{name}", key, "" if key.default is REQUIRED else _value(key.default))
 

@@ -81,32 +81,32 @@ class Contents:
         """The declared types of a mapping's keys."""
         section = section_in(annotation)
         if is_node(value):
-            known = keys_of_class(str(value["_target_"]))
+            declared = keys_of_class(str(value["_target_"]))
         elif section is Grid:
             return dict.fromkeys(value, OfMethod)
         else:
-            known = keys_of(section) if section is not None else None
-        if known is None:
+            declared = keys_of(section) if section is not None else None
+        if declared is None:
             return dict.fromkeys(value, _entries(annotation))
-        return {name: key.annotation for name, key in known.keys.items()}
+        return {name: key.annotation for name, key in declared.keys.items()}
 
     def _content(self, path: str, value: str, note: Any, parent: Mapping[str, Any]) -> str | None:
         """What stands for a text that names a model, a file or a folder; None: the text itself, for there is none."""
         if isinstance(note, HubData):
             local = any(parent.get(key) is not None for key in note.instead)
             return None if local else self._hub(path, value, parent.get("revision"), "dataset")
-        place = ASSETS / value if value in ("toy/target", "toy/draft") else Path(value)
+        path_on_disk = ASSETS / value if value in ("toy/target", "toy/draft") else Path(value)
         try:
             if isinstance(note, Model):
-                return self._model(path, value, place, parent.get(note.revision))
-            if place.is_file():
-                return f"sha256:{digests.digest(place)[:32]}"
-            if isinstance(note, Head) and place.is_dir():
-                inner = place / "head"
-                return f"sha256:{digests.folder_digest(inner if inner.is_dir() else place)}"
-            if (place / MANIFEST).is_file():
-                return stage_content(place)
-            return f"sha256:{digests.tree_digest(place)}" if place.is_dir() else None
+                return self._model(path, value, path_on_disk, parent.get(note.revision))
+            if path_on_disk.is_file():
+                return f"sha256:{digests.digest(path_on_disk)[:32]}"
+            if isinstance(note, Head) and path_on_disk.is_dir():
+                inner = path_on_disk / "head"
+                return f"sha256:{digests.folder_digest(inner if inner.is_dir() else path_on_disk)}"
+            if (path_on_disk / MANIFEST).is_file():
+                return stage_content(path_on_disk)
+            return f"sha256:{digests.tree_digest(path_on_disk)}" if path_on_disk.is_dir() else None
         except OSError as error:
             raise InputError(f"{path}: could not read {value}: {error.strerror or error}") from None
 

@@ -73,10 +73,10 @@ def check_grid(
     judge          of a path, a value and what its type must be
     keys_of_class  what the class of a `_target_` takes
     """
-    known = [*configs.choices("method"), *YARDSTICKS]
+    names = [*configs.choices("method"), *YARDSTICKS]
     for name, settings in grid.items():
-        if name not in known:
-            raise unknown_name("method", str(name), known)
+        if name not in names:
+            raise unknown_name("method", str(name), names)
         if name in YARDSTICKS or not isinstance(settings, Mapping):
             continue
         flat = configs.flatten(settings)

@@ -34,13 +34,13 @@ def register(overrides: Sequence[str], folders: Sequence[Path]) -> None:
     from hydra.core.config_store import ConfigStore
 
     choices = [word.lstrip("+").partition("=") for word in overrides]
-    wanted = {name for group, _, value in choices if group in GROUPS for name in value.split(",")}
-    if not wanted:
+    chosen = {name for group, _, value in choices if group in GROUPS for name in value.split(",")}
+    if not chosen:
         return
     for folder in folders:
         for key, paper in read(folder):
             for item in paper["entries"]:
-                if (name := f"{key}_{item}") in wanted:
+                if (name := f"{key}_{item}") in chosen:
                     store = ConfigStore.instance().store
                     store(name, experiment(key, item, paper), group="experiment", package="_global_")
                     store(name, table(key, item, paper), group="table")

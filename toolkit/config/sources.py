@@ -43,12 +43,15 @@ class Found:
 @cache
 def keys_of(target: str) -> Keys | None:
     """The keys of a class or function by its dotted name; None if its source is not found."""
-    found = find(target)
-    if found is None:
+    definition = find(target)
+    if definition is None:
         return None
-    if isinstance(found.node, ast.FunctionDef):
-        return _described(_arguments(found.node, found.module, found.owner is not None), [found.node, found.owner])
-    family = list(_family(found))
+    if isinstance(definition.node, ast.FunctionDef):
+        return _described(
+            _arguments(definition.node, definition.module, definition.owner is not None),
+            [definition.node, definition.owner],
+        )
+    family = list(_family(definition))
     nodes = [one.node for one in family]
     own = [one for one in reversed(family) if any("dataclass" in ast.unparse(d) for d in one.node.decorator_list)]
     if own:
@@ -71,10 +74,10 @@ def find(target: str) -> Found | None:
         node = _binding(module, names[0])
         if isinstance(node, ast.ImportFrom):
             return find(".".join([*_imported(node, module, names[0]), *names[1:]]))
-        found = Found(module, node) if isinstance(node, Definition) else None
-        if found is None or len(names) == 1:
-            return found
-        for one in _family(found):
+        definition = Found(module, node) if isinstance(node, Definition) else None
+        if definition is None or len(names) == 1:
+            return definition
+        for one in _family(definition):
             member = _member(one.node, names[1])
             if isinstance(member, ast.FunctionDef) and isinstance(one.node, ast.ClassDef):
                 return Found(one.module, member, one.node)
@@ -108,8 +111,8 @@ def says_all(module: str) -> bool:
 
 def constant(target: str, name: str) -> Any:
     """The literal value of a class's attribute, its own or inherited; None if there is none, or it is no literal."""
-    found = find(target)
-    for one in _family(found) if found is not None else ():
+    definition = find(target)
+    for one in _family(definition) if definition is not None else ():
         member = _member(one.node, name)
         if isinstance(member, ast.Assign | ast.AnnAssign) and member.value is not None:
             return _literal(member.value)
@@ -118,8 +121,8 @@ def constant(target: str, name: str) -> Any:
 
 def is_kind(target: str, base: str) -> bool:
     """Whether a class, or one of its bases, has this name."""
-    found = find(target)
-    return found is not None and any(one.node.name == base for one in _family(found))
+    definition = find(target)
+    return definition is not None and any(one.node.name == base for one in _family(definition))
 
 
 def clear() -> None:
@@ -295,5 +298,5 @@ def _described(keys: Keys, nodes: Iterable[Definition | None]) -> Keys:
     meanings: dict[str, str] = {}
     for text in (ast.get_docstring(node) for node in nodes if node is not None):
         meanings = {**(meanings_in(text, keys.keys) if text else {}), **meanings}
-    found = {name: replace(key, meaning=key.meaning or meanings.get(name, "")) for name, key in keys.keys.items()}
-    return Keys(found, keys.takes_any)
+    documented = {name: replace(key, meaning=key.meaning or meanings.get(name, "")) for name, key in keys.keys.items()}
+    return Keys(documented, keys.takes_any)

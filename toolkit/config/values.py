@@ -252,5 +252,5 @@ def _attributes(kind: Any) -> dict[str, Any]:
     """The annotated names of what a class keeps."""
     hints = typing.get_type_hints(kind if is_dataclass(kind) else kind.__init__, include_extras=True)
     names = [field.name for field in fields(kind)] if is_dataclass(kind) else list(hints)
-    known = {name: hints[name] for name in names if name != "return"}
-    return {name: annotation for name, annotation in known.items() if not isinstance(annotation, types.FunctionType)}
+    declared = {name: hints[name] for name in names if name != "return"}
+    return {name: annotation for name, annotation in declared.items() if not isinstance(annotation, types.FunctionType)}

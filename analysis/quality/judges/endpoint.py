@@ -34,8 +34,8 @@ class Endpoint:
         mend = "expected base_url, model and key_variable of an endpoint"
         self.client = Client(url, key_of(key_variable, "judge.key_variable"), seconds, "the judge", mend)
         self.model = model
-        given = {"model": model, "temperature": 0, **body}
-        self.body = {name: value for name, value in given.items() if value is not None}
+        request = {"model": model, "temperature": 0, **body}
+        self.body = {name: value for name, value in request.items() if value is not None}
         self.retries, self.backoff, self.workers = retries, backoff, workers
         self._lock = threading.Lock()
         self._num_answered = self._num_silent = 0

@@ -29,17 +29,17 @@ class LocalJudge:
     @property
     def identity(self) -> dict[str, Any]:
         """Name, weights and number format."""
-        found = {"model": self.model, "revision": self.revision, "max_tokens": self.sampling.max_new_tokens}
+        identity = {"model": self.model, "revision": self.revision, "max_tokens": self.sampling.max_new_tokens}
         if self.pair is not None:
             target = self.pair.target
-            found |= {"weights": fingerprint(target), "dtype": str(target.dtype).removeprefix("torch.")}
-        return found
+            identity |= {"weights": fingerprint(target), "dtype": str(target.dtype).removeprefix("torch.")}
+        return identity
 
     @property
     def about(self) -> str:
         """Name, weights and number format."""
-        found = self.identity
-        weights = f" (weights {found['weights']}, {found['dtype']})" if "weights" in found else ""
+        identity = self.identity
+        weights = f" (weights {identity['weights']}, {identity['dtype']})" if "weights" in identity else ""
         return f"{self.model}{weights}, greedily"
 
     def open(self, pair: Any) -> None:
@@ -52,9 +52,11 @@ class LocalJudge:
         """In batches of neighbours; a question that the model cannot read has no reply."""
         assert self.pair is not None
         for first in range(0, len(questions), self.batch_size):
-            asked = [self._prompt(text) for text in questions[first : first + self.batch_size]]
-            found = decode(self.pair, asked, method("autoregressive"), self.sampling, batch_size=self.batch_size)
-            for generation in found:
+            prompts = [self._prompt(text) for text in questions[first : first + self.batch_size]]
+            generations = decode(
+                self.pair, prompts, method("autoregressive"), self.sampling, batch_size=self.batch_size
+            )
+            for generation in generations:
                 if generation.error is None:
                     yield Reply(generation.text)
                 else:
