@@ -72,7 +72,8 @@ def compose(config_name: str, overrides: Sequence[str] = (), *, checked: bool = 
 
 
 def settable(word: str) -> str:
-    """An override; one of a key that may be new there (`OPEN`) does without a +."""
+    """An override as Hydra reads it; one of a key that may be new there (`OPEN`) does without a +."""
+    word = files.as_meant(word)
     return f"++{word.lstrip('+')}" if word.lstrip("+").startswith(OPEN) else word
 
 

@@ -26,6 +26,7 @@ from toolkit.config.notes import (
     File,
     Group,
     Head,
+    HubData,
     Model,
     Probability,
     meaning_of,
@@ -218,7 +219,9 @@ class Distill(Command, OnPair):
     loss: Annotated[Any, Group("loss"), "what is minimised"]
     teacher: Annotated[Any, Group("teacher"), "where the target's probabilities come from"]
     from_pretrained: Annotated[
-        str | None, File(), "the draft to begin with: a folder, a hub name, toy/draft; null: fresh weights"
+        str | None,
+        HubData(kind="model"),
+        "the draft to begin with: a folder, a hub name, toy/draft; null: fresh weights",
     ] = "${pair.draft}"
     shape: (
         Annotated[

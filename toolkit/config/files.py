@@ -19,6 +19,10 @@ from toolkit.errors import InputError
 
 CONF = Path(__file__).resolve().parents[2] / "conf"
 BARE = re.compile(r"[A-Za-z./_][A-Za-z0-9./_@+-]*")  # a text that an override may hold without quotes
+HOLDS = re.compile(r"[\w\s./+%*@?|:-]*", re.ASCII)  # a value that Hydra reads without quotes, beside lists, mappings and ${}
+QUOTED = re.compile(r"""("(?:\\.|[^"\\])*"|'(?:\\.|[^'\\])*')""", re.DOTALL)
+ESCAPE, ESCAPES = re.compile(r"(\\+)([ntr])"), {"n": "\n", "t": "\t", "r": "\r"}
+HOME = re.compile(r"(^|[\[{,:]\s*)~(?=/[^\s\"'\]}])")  # "~/" with something after it
 NOT_TEXT = ("true", "false", "null", "nan", "inf")  # words that are read as something else
 _folders: tuple[Path, ...] = ()  # the user's own
 
@@ -83,8 +87,25 @@ def escaped(text: str) -> str:
 def quoted(text: str) -> str:
     """A text as an override's value: whatever it holds, it stays one text."""
     text = escaped(text)
-    text = re.sub(r"(\\*)(\"|$)", lambda found: found[1] * 2 + ("\\" if found[2] else "") + found[2], text)
+    text = re.sub(r'(\\*)(["ntr]|$)', lambda match: match[1] * 2 + ("\\" if match[2] == '"' else "") + match[2], text)
     return f'"{text}"'
+
+
+def as_meant(word: str) -> str:
+    """An override as Hydra reads it: with \\n, \\t and \\r in quotes, ~/ for the home folder, and texts that need quotes in them."""
+    key, sign, value = word.partition("=")
+    home = str(Path.home())
+    parts = QUOTED.split(value)
+    parts[::2] = [HOME.sub(lambda match: match[1] + home, part) for part in parts[::2]]
+    parts[1::2] = [part[0] + HOME.sub(lambda _: home, ESCAPE.sub(_unescaped, part[1:])) for part in parts[1::2]]
+    value = "".join(parts)
+    return key + sign + (quoted(value) if not HOLDS.fullmatch(value) and not set("[]{}(),$\"'\\") & set(value) else value)
+
+
+def _unescaped(match: re.Match[str]) -> str:
+    """What a run of backslashes and a letter mean: a pair is one backslash, as it is before a quote."""
+    count = len(match[1])
+    return "\\" * (count // 2) + (ESCAPES[match[2]] if count % 2 else match[2])
 
 
 def override(key: str, value: Any) -> str:
