@@ -21,6 +21,7 @@ from toolkit.config.files import (
     plain,
     quoted,
     searching,
+    settable,
     unresolved,
     use_folders,
     user_folders,
@@ -43,12 +44,12 @@ __all__ = [
     "plain",
     "quoted",
     "searching",
+    "settable",
     "unresolved",
     "use_folders",
     "user_folders",
 ]
 SIGN = re.compile(r"^([+~]*)")  # of an override
-OPEN = ("grid.", "pair.chat_template_options")  # a grid lists only what it sweeps; a template's options are its own
 PREFIX = re.compile(r"\bmethod\.(?=\w)")
 KEPT_METHODS = 256  # methods that are kept, composed and built; composing one takes tens of milliseconds
 _CONFIGS: dict[tuple[object, ...], Any] = {}
@@ -69,12 +70,6 @@ def compose(config_name: str, overrides: Sequence[str] = (), *, checked: bool = 
     if checked:
         check(config, config_name, complete=False)
     return config
-
-
-def settable(word: str) -> str:
-    """An override as Hydra reads it; one of a key that may be new there (`OPEN`) does without a +."""
-    word = files.as_meant(word)
-    return f"++{word.lstrip('+')}" if word.lstrip("+").startswith(OPEN) else word
 
 
 def instantiate(config: Any, **extra: Any) -> Any:

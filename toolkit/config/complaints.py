@@ -49,8 +49,10 @@ def complaint(error: Exception, config_name: str, overrides: Sequence[str]) -> I
     if match := STRUCT.search(text) or GONE.search(text):
         return _no_such_key(match[1], config_name, overrides)
     if isinstance(error, OverrideParseException):
-        key, sign, value = error.override.partition("=")
-        hint = f" (brackets and quotes come in pairs; a text that holds one is written '{key}=\"{value}\"')" if sign else ""
+        key, sign, _ = error.override.partition("=")
+        hint = (
+            f" (brackets and quotes come in pairs; a text that holds one is written '{key}=\"TEXT\"')" if sign else ""
+        )
         return InputError(f"expected KEY=VALUE, got {error.override!r}{hint}")
     if text.startswith("Ambiguous value"):
         word = text.partition("'")[2].partition("'")[0]

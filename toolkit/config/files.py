@@ -8,6 +8,7 @@ laid out like it (`--config-dir` on the command line, `searching` in Python) add
 from __future__ import annotations
 
 import copy
+import os
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -19,10 +20,12 @@ from toolkit.errors import InputError
 
 CONF = Path(__file__).resolve().parents[2] / "conf"
 BARE = re.compile(r"[A-Za-z./_][A-Za-z0-9./_@+-]*")  # a text that an override may hold without quotes
-HOLDS = re.compile(r"[\w\s./+%*@?|:-]*", re.ASCII)  # a value that Hydra reads without quotes, beside lists, mappings and ${}
-QUOTED = re.compile(r"""("(?:\\.|[^"\\])*"|'(?:\\.|[^'\\])*')""", re.DOTALL)
-ESCAPE, ESCAPES = re.compile(r"(\\+)([ntr])"), {"n": "\n", "t": "\t", "r": "\r"}
-HOME = re.compile(r"(^|[\[{,:]\s*)~(?=/[^\s\"'\]}])")  # "~/" with something after it
+QUOTED_OR_HOME = re.compile(r"""("(?:\\.|[^"\\])*"|'(?:\\.|[^'\\])*')|(?:^|(?<=[\[{,:]))~(?=/[^\s\]}])""", re.DOTALL)
+UNQUOTED = re.compile(
+    r"""(?=.*[^\w\t ./+%*@?|:-])[^][{}(),$"'\\]+""", re.ASCII | re.DOTALL
+)  # that Hydra wants in quotes
+ESCAPE, ESCAPED = re.compile(r"(\\+)([ntr])"), {"n": "\n", "t": "\t", "r": "\r"}
+OPEN = ("grid.", "pair.chat_template_options")  # a grid lists only what it sweeps; a template's options are its own
 NOT_TEXT = ("true", "false", "null", "nan", "inf")  # words that are read as something else
 _folders: tuple[Path, ...] = ()  # the user's own
 
@@ -91,21 +94,25 @@ def quoted(text: str) -> str:
     return f'"{text}"'
 
 
-def as_meant(word: str) -> str:
-    """An override as Hydra reads it: with \\n, \\t and \\r in quotes, ~/ for the home folder, and texts that need quotes in them."""
+def settable(word: str) -> str:
+    """An override as Hydra reads it: \\n, \\t and \\r in quotes are escapes, ~/ is the home folder, texts with = are quoted.
+
+    One of a key that may be new there (`OPEN`) does without a +.
+    """
+    home = os.path.expanduser("~")
+
+    def unescaped(match: re.Match[str]) -> str:
+        pairs, single = divmod(len(match[1]), 2)  # a pair is one backslash, as before a quote
+        return "\\" * pairs + (ESCAPED[match[2]] if single else match[2])
+
+    def meant(match: re.Match[str]) -> str:
+        text = ESCAPE.sub(unescaped, match[1] or "")
+        return home if not text else text[0] + home + text[2:] if text[1:3] == "~/" and text[3:-1] else text
+
     key, sign, value = word.partition("=")
-    home = str(Path.home())
-    parts = QUOTED.split(value)
-    parts[::2] = [HOME.sub(lambda match: match[1] + home, part) for part in parts[::2]]
-    parts[1::2] = [part[0] + HOME.sub(lambda _: home, ESCAPE.sub(_unescaped, part[1:])) for part in parts[1::2]]
-    value = "".join(parts)
-    return key + sign + (quoted(value) if not HOLDS.fullmatch(value) and not set("[]{}(),$\"'\\") & set(value) else value)
-
-
-def _unescaped(match: re.Match[str]) -> str:
-    """What a run of backslashes and a letter mean: a pair is one backslash, as it is before a quote."""
-    count = len(match[1])
-    return "\\" * (count // 2) + (ESCAPES[match[2]] if count % 2 else match[2])
+    value = QUOTED_OR_HOME.sub(meant, value)
+    word = key + sign + (quoted(value) if UNQUOTED.fullmatch(value) else value)
+    return f"++{word.lstrip('+')}" if word.lstrip("+").startswith(OPEN) else word
 
 
 def override(key: str, value: Any) -> str:
