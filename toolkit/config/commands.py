@@ -137,11 +137,12 @@ class StageSpec(Section):
     inherit: Annotated[list[str], "nodes of the experiment that replace the stage's own, whole: [pair]"] = copied([])
 
 
-class Decode(Command, OnPrompts):
+class Decode(Command, OnPrompts, Tracked):
     module, example = "toolkit.decode", "method=specdec_pp prompts=toy_math"
     method: Annotated[Any, Group("method"), "proposer, policy and rule"]
     head: Annotated[str | None, Head(), "folder of an acceptance head; null: the one that ships with the pair"] = None
     batch_size: Annotated[int, AtLeast(1), "prompts decoded together; the tokens do not depend on it"] = 8
+    cost_ratio: Annotated[CostRatio, "for the throughput that is logged"] = 0.2
     export: Annotated[
         bool, "write the formats of Spec-Bench and SpecDec++, too; their times are written if batch_size is 1"
     ] = False
