@@ -21,7 +21,6 @@ from toolkit.config.files import (
     plain,
     quoted,
     searching,
-    settable,
     unresolved,
     use_folders,
     user_folders,
@@ -44,7 +43,6 @@ __all__ = [
     "plain",
     "quoted",
     "searching",
-    "settable",
     "unresolved",
     "use_folders",
     "user_folders",
@@ -66,7 +64,7 @@ def compose(config_name: str, overrides: Sequence[str] = (), *, checked: bool = 
     from toolkit.config.check import check
     from toolkit.config.complaints import composed
 
-    config = composed(config_name, [*map(settable, overrides)])
+    config = composed(config_name, [*map(files.settable, overrides)])
     if checked:
         check(config, config_name, complete=False)
     return config
@@ -125,20 +123,16 @@ def _kept(
     known: dict[tuple[object, ...], Any], of: tuple[str, Sequence[str], str | None], make: Callable[[], Any]
 ) -> Any:
     """What is known of a method's name, overrides and head, or what `make` gives, which is then known."""
+    from hydra.core.global_hydra import GlobalHydra
+
     name, overrides, head = of
-    key = (name, tuple(overrides), head, user_folders(), _running_app(), _newest_change())
+    hydra = GlobalHydra.instance().hydra  # its search path counts for what is composed
+    key = (name, tuple(overrides), head, user_folders(), hydra and id(hydra), _newest_change())
     if key not in known:
         if len(known) >= KEPT_METHODS:
             known.clear()
         known[key] = make()
     return known[key]
-
-
-def _running_app() -> int | None:
-    """Which Hydra application runs in this process, if one does: its search path counts for what is composed."""
-    from hydra.core.global_hydra import GlobalHydra
-
-    return id(GlobalHydra.instance().hydra) if GlobalHydra.instance().is_initialized() else None
 
 
 def _newest_change() -> int:

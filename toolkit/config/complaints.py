@@ -50,9 +50,7 @@ def complaint(error: Exception, config_name: str, overrides: Sequence[str]) -> I
         return _no_such_key(match[1], config_name, overrides)
     if isinstance(error, OverrideParseException):
         key, sign, _ = error.override.partition("=")
-        hint = (
-            f" (brackets and quotes come in pairs; a text that holds one is written '{key}=\"TEXT\"')" if sign else ""
-        )
+        hint = f" (brackets and quotes come in pairs; text with one is written '{key}=\"TEXT\"')" if sign else ""
         return InputError(f"expected KEY=VALUE, got {error.override!r}{hint}")
     if text.startswith("Ambiguous value"):
         word = text.partition("'")[2].partition("'")[0]

@@ -14,6 +14,7 @@ declared, as in a class of the user's own, a text that is the path of a file cou
 
 from __future__ import annotations
 
+import os
 import typing
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -69,16 +70,16 @@ class Contents:
             return {name: self._settings(f"{path}.{name}", name, settings) for name, settings in value.items()}
         if isinstance(value, Mapping):
             keys = self._annotations(value, annotation)
-            content = {k: self.of(f"{path}.{k}", v, keys.get(str(k), Any), value, note) for k, v in value.items()}
+            inner = {k: self.of(f"{path}.{k}", v, keys.get(str(k), Any), value, note) for k, v in value.items()}
             if is_node(value) and (files := sources.users_files(str(value["_target_"]))):
                 self.given[f"{path}._target_"] = value["_target_"]
-                content["_target_"] = f"sha256:{content_hash([value['_target_'], digests.digests(files)], 32)}"
-            return content
+                inner["_target_"] = f"sha256:{content_hash([value['_target_'], digests.digests(files)], 32)}"
+            return inner
         if isinstance(value, list | tuple):
             return [self.of(f"{path}.{i}", one, _entries(annotation), parent, note) for i, one in enumerate(value)]
         if not isinstance(value, str) or not value:
             return value
-        if note is None and (is_node(parent) or not is_known(annotation)) and _is_file(value):
+        if note is None and (is_node(parent) or not is_known(annotation)) and os.path.isfile(value):
             note = File()
         content = None if note is None else self._content(path, value, note, parent)
         if content is None:
@@ -88,7 +89,7 @@ class Contents:
 
     def _settings(self, path: str, method: str, settings: Any) -> Any:
         """What a grid says of a method: keys, nested or dotted, with lists of values."""
-        names = flatten(settings) if isinstance(settings, Mapping) and method in choices("method") else {}
+        names: Any = flatten(settings) if isinstance(settings, Mapping) and method in choices("method") else ()
         annotations = methods.parameters(method, names, keys_of_class)
 
         def contents(value: Any, *parts: str) -> Any:
@@ -186,10 +187,3 @@ def _entries(annotation: Any) -> Any:
     """The declared type of the entries of a list or mapping; Any if there is none."""
     inner = [typing.get_args(one) for one in options(annotation) if origin_of(one) in (*LISTS, *MAPPINGS)]
     return inner[0][-1] if inner and inner[0] else Any
-
-
-def _is_file(text: str) -> bool:
-    try:
-        return Path(text).is_file()
-    except OSError:  # too long for a name
-        return False

@@ -33,7 +33,11 @@ def check_method(method: Mapping[str, Any]) -> None:
             f"method {name}: {_short(_target(proposer))} draws candidates by the scheme {scheme}, but {_short(rule)} is "
             f"exact only for {', '.join(schemes)}"
         )
-    if is_node(policy) and _needs_history(policy) and sources.constant(_target(proposer), "supports_history") is False:
+    if (
+        is_node(policy)
+        and sources.constant(_target(policy), "uses_history") is True
+        and sources.constant(_target(proposer), "supports_history") is False
+    ):
         raise InputError(
             f"method {name}: {_short(_target(policy))} learns from rounds of chains, and {_short(_target(proposer))} has "
             "none; expected a policy without memory (fixed, confidence, tail, survival, ...)"
@@ -57,7 +61,8 @@ def check_head(config: Mapping[str, Any]) -> None:
         return
     if estimator.get("head", "it needs none") is not None:
         return
-    if _target(pair) == "toolkit.models.pair.ModelPair.from_pretrained" and not _is_toy(pair):
+    is_toy = all(pair.get(side) in (f"toy/{side}", str(TOY / side)) for side in ("target", "draft"))
+    if _target(pair) == "toolkit.models.pair.ModelPair.from_pretrained" and not is_toy:
         raise InputError(
             f"method {method.get('name')} needs an acceptance head, and this pair ships none: expected head=FOLDER (of "
             "toolkit.train), got none"
@@ -110,16 +115,6 @@ def _below(method: Mapping[str, Any], path: str) -> tuple[Any, str]:
     for part in parents:
         node = node.get(part) if isinstance(node, Mapping) else None
     return node, key
-
-
-def _needs_history(policy: Mapping[str, Any]) -> bool:
-    """Whether the policy's decisions depend on earlier rounds; False if only the class itself can tell."""
-    return sources.constant(_target(policy), "uses_history") is True
-
-
-def _is_toy(pair: Mapping[str, Any]) -> bool:
-    sides = {"target": pair.get("target"), "draft": pair.get("draft")}
-    return all(path in (f"toy/{side}", str(TOY / side)) for side, path in sides.items())
 
 
 def _target(node: Any) -> str:

@@ -139,11 +139,7 @@ class Model:
 
 @dataclass(frozen=True)
 class HubData:
-    """A data set: a folder, or a name on the hub at the revision that the key `revision` holds.
-
-    instead  keys of local files that are read in its place
-    kind     model: weights, of a folder with all that is below it
-    """
+    """A folder, or a name on the hub at the revision that `revision` holds; `instead`: keys of files that are read for it."""
 
     instead: tuple[str, ...] = ()
     kind: str = "dataset"

@@ -93,7 +93,7 @@ def module_file(module: str) -> Path | None:
     spec = None
     for depth in range(module.count(".") + 1):
         name = ".".join(module.split(".")[: depth + 1])
-        finders = (PathFinder, *sys.meta_path)  # packages that are installed as editable have finders of their own
+        finders: Any = (PathFinder, *sys.meta_path)  # packages that are installed as editable have their own
         spec = next((spec for finder in finders if (spec := finder.find_spec(name, folders)) is not None), None)
         if spec is None:
             return None
