@@ -27,16 +27,17 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any
 
-from toolkit.config import commands, instantiate
+from toolkit.config import commands, instantiate, plain
 from toolkit.decoding import decode
 from toolkit.files.atomic import read_json, write_json, write_text
 from toolkit.files.text import lines_of
-from toolkit.metrics import summarize
+from toolkit.metrics import scalars, summarize, total
 from toolkit.models.pair import ModelPair
 from toolkit.runs.stage import Stage, check_some_done, command, finished_stage, open_stage, prompt_files
+from toolkit.runs.tracking import log_summary, wandb_run
 from toolkit.types import Generation
 
-EXPORTING = ("export", "category", "model_id")
+IGNORED = ("export", "category", "model_id", "track", "cost_ratio")
 # name: numerator, denominator, what it means
 RATES = {
     "discard_rate": ("num_discarded", "num_generated", "discarded per produced token; a round discards drafted + 1 - produced"),
@@ -49,7 +50,7 @@ RATES = {
 
 def run(cfg: commands.Decode) -> Path:
     """Decode `cfg.prompts` with `cfg.method`; returns the output folder."""
-    stage = finished_stage("decode", cfg, inputs=prompt_files(cfg), ignore=EXPORTING) or _decoded(cfg)
+    stage = finished_stage("decode", cfg, inputs=prompt_files(cfg), ignore=IGNORED) or _decoded(cfg)
     for key, value in read_json(stage.folder / "summary.json").items():
         print(f"{key:24} {value:.4g}" if isinstance(value, float) else f"{key:24} {value}")
     facts = stage.manifest
@@ -71,7 +72,7 @@ def _decoded(cfg: commands.Decode) -> Stage:
     method, sampling, pair = instantiate(cfg.method), instantiate(cfg.sampling), instantiate(cfg.pair)
     method.bind(pair)  # before anything is written
     prompts = instantiate(cfg.prompts).load()
-    stage = open_stage("decode", cfg, inputs=prompt_files(cfg), ignore=EXPORTING)
+    stage = open_stage("decode", cfg, inputs=prompt_files(cfg), ignore=IGNORED)
     if not stage.finished:
         started = perf_counter()
         with tqdm(total=len(prompts), desc=f"decode {method.name}", unit="prompt") as bar:
@@ -90,6 +91,8 @@ def _decoded(cfg: commands.Decode) -> Stage:
         ]
         write_text(stage.folder / "generations.jsonl", "".join(json.dumps(line) + "\n" for line in lines))
         write_json(stage.folder / "summary.json", summarize(generations))
+        with wandb_run("decode", plain(cfg), stage.folder, track=cfg.track, name=method.name) as wandb:
+            log_summary(wandb, scalars(total(generations), cfg.cost_ratio))
         errors = [g.error for g in generations if g.error is not None]
         facts: dict[str, Any] = {"num_prompts": len(prompts), "num_failed": len(errors), "batch_size": cfg.batch_size}
         facts |= {"seconds": seconds, "num_tokens": sum(len(g.token_ids) for g in generations)}

@@ -37,6 +37,7 @@ from toolkit.models.fingerprint import Weights
 from toolkit.models.pair import ModelPair, load_tokenizer
 from toolkit.runs.pipeline import fill_folders, run_stages
 from toolkit.runs.stage import Stage, command, open_stage, provenance
+from toolkit.runs.tracking import tagged
 from toolkit.training.checkpoints import BEST, LAST, folder_of, read_checkpoint
 from toolkit.training.console import quiet_lightning
 from toolkit.training.loggers import run_id_of
@@ -50,6 +51,11 @@ IGNORED = ("before", "after", "tags", "prompts", "sampling", "optimized_metric",
 
 def run(cfg: commands.Distill) -> Path:
     """The stages before, the training, the stages after; returns the run's folder."""
+    with tagged(cfg.tags):
+        return _run(cfg)
+
+
+def _run(cfg: commands.Distill) -> Path:
     processes, first = Processes.of(cfg), is_first_process()
     if not first:
         processes.wait()  # until the first one has made the responses and opened the folder

@@ -56,6 +56,13 @@ def throughput(counts: Counts, cost_ratio: float) -> float:
     return tokens_per_cost(counts.num_generated, counts.num_draft_calls, counts.num_target_calls, cost_ratio)
 
 
+def scalars(counts: Counts, cost_ratio: float) -> dict[str, float]:
+    """What runs are sorted by: both rates, throughput, and its gain over autoregressive decoding, whose throughput is 1."""
+    per_cost = throughput(counts, cost_ratio)
+    rates = {"verification_rate": verification_rate(counts), "discard_rate": discard_rate(counts)}
+    return {"cost_ratio": cost_ratio, **rates, "throughput": per_cost, "gain": per_cost - 1}
+
+
 def total(generations: Sequence[Generation]) -> Counts:
     """Counts of all generations together."""
     return sum((generation.counts for generation in generations), Counts())

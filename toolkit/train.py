@@ -33,7 +33,7 @@ from toolkit.errors import InputError
 from toolkit.files.atomic import read_json, write_text
 from toolkit.runs.pipeline import fill_folders, plan_stages, run_stages
 from toolkit.runs.stage import Stage, command, open_stage, provenance
-from toolkit.runs.tracking import log_summary, overrides_name, parameter_counts
+from toolkit.runs.tracking import log_summary, overrides_name, parameter_counts, tagged
 from toolkit.training.baselines import comparison, complaint, yardsticks
 from toolkit.training.checkpoints import BEST, LAST, folder_of, read_checkpoint
 from toolkit.training.console import (
@@ -63,6 +63,11 @@ IGNORED = ("before", "after", "tags", "prompts", "sampling", "toy", "dry_run", "
 
 def run(cfg: commands.Train) -> Path:
     """The stages before, training, the stages after; returns the run's folder (of the last stage if nothing is trained)."""
+    with tagged(cfg.tags):
+        return _run(cfg)
+
+
+def _run(cfg: commands.Train) -> Path:
     without_stand_ins(cfg)
     if cfg.dry_run:
         return dry_run(cfg)

@@ -22,6 +22,7 @@ from torch import Tensor
 from analysis.multi_draft.expectation import expected_acceptance, optima, spread_uniforms
 from analysis.tables.files import read_parquet, write_parquet
 from toolkit import config
+from toolkit.config.identity import contents_of
 from toolkit.decoding import decode
 from toolkit.errors import InputError
 from toolkit.files.atomic import content_hash
@@ -73,7 +74,7 @@ class Judge:
         if sampling is not None:
             built = built.at(sampling)
         rule, scheme = built.rule, built.proposer.scheme
-        parts = [settings["rule"], scheme]
+        parts = [contents_of(settings).identity["rule"], scheme]
         sources: tuple[tuple[int, float | None], ...] = ()
         if scheme == "independent":
             sources = tuple(built.proposer.sources(num_drafts))

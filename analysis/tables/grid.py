@@ -14,7 +14,6 @@ values contradict each other, and says so. Two entries are references, not metho
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from itertools import product
@@ -69,11 +68,7 @@ class Setting:
 
     def method_config(self) -> Any:
         """The composed config of the method. Raises InputError for parameters it does not have."""
-        overrides = [
-            f"{name}={json.dumps(value, ensure_ascii=False)}"
-            for name, value in self.parameters.items()
-            if name != "head"
-        ]
+        overrides = [config.override(name, value) for name, value in self.parameters.items() if name != "head"]
         if self.max_drafted is not None:
             overrides.append(f"max_drafted={self.max_drafted}")
         return config.method_config(self.method, overrides, self.head)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import pandas as pd
 
 from analysis.tables.grid import PLAIN, UPPER_BOUND, YARDSTICKS
+from analysis.tables.rows import COUNTS, counts_of
+from toolkit.metrics import scalars
 
 FIXED = "speculative"
 
@@ -15,14 +17,14 @@ def sweep_scalars(summary: pd.DataFrame, cost_ratio: float) -> dict[str, float |
     A figure is None where the sweep lacks what it is measured against.
     """
     own = summary[~summary.method.isin((*YARDSTICKS, PLAIN))]
+    own = summary[summary.method == PLAIN] if own.empty else own
     if own.empty:
         return {"cost_ratio": cost_ratio}
     best = own.loc[own.throughput.idxmax()]
     fixed, bound = (summary[summary.method == name].throughput.max() for name in (FIXED, UPPER_BOUND))
     return {
-        "cost_ratio": cost_ratio,
         "best": f"{best.method} {best.setting}".strip(),
-        "throughput": float(best.throughput),
+        **scalars(counts_of(best[list(COUNTS)]), cost_ratio),
         "over_fixed_k": None if pd.isna(fixed) else float(best.throughput / fixed - 1),
         "upper_bound_share": _share(best.throughput, fixed, bound),
     }

@@ -82,5 +82,9 @@ def check_sweep(folder):
     assert len(found["images"]) == 3
     assert {"throughput", "failed_settings", "parameters/target"} <= set(found["scalars"])
     columns, rows = table(folder, "sweep/summary")
+    best = dict(zip(columns, max(rows, key=lambda row: row[columns.index("throughput")]), strict=True))
+    for name in ("verification_rate", "discard_rate", "throughput"):
+        assert found["scalars"][name] == pytest.approx(best[name])
+    assert found["scalars"]["gain"] == pytest.approx(best["throughput"] - 1)
     methods = [row[columns.index("method")] for row in rows]
     assert methods == ["speculative"] * 2 + ["specdec_pp"] * 2

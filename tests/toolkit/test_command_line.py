@@ -8,6 +8,8 @@ import sys
 from pathlib import Path
 
 import pytest
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from omegaconf import OmegaConf
 
 from analysis.tables.grid import Setting, expand
 from toolkit import config
@@ -50,6 +52,44 @@ def own_folder(tmp_path):
 def test_flags_keep_their_values_and_debug_comes_last(words, tidy):
     assert tidy_overrides(words) == tidy
     assert tidy_overrides(tidy) == tidy
+
+
+@pytest.mark.parametrize(
+    ("word", "value"),
+    [
+        ('sampling.stop=["\\n"]', ["\n"]),
+        ("sampling.stop=['a\\tb', \"\\r\"]", ["a\tb", "\r"]),
+        (r'sampling.stop=["\\n", "\d", "\\"]', [r"\n", r"\d", "\\"]),
+        ('sampling.stop=["~/", "~", "a ~/b"]', ["~/", "~", "a ~/b"]),
+        ("paths.root_dir=~/runs", "/home/me/runs"),
+        ('paths.root_dir="~/my runs"', "/home/me/my runs"),
+        ('pair.draft=[~/a,"~/b"]', ["/home/me/a", "/home/me/b"]),
+        ("prompts.path=x/epoch=1-step=2.ckpt", "x/epoch=1-step=2.ckpt"),
+        ("prompts.path=~/données;1.jsonl", "/home/me/données;1.jsonl"),
+    ],
+)  # fmt: skip
+def test_overrides_mean_what_a_shell_hands_on(word, value, monkeypatch):
+    """Escapes in quotes, the home folder, texts that Hydra wants in quotes; also as one job of several hands them on."""
+    monkeypatch.setenv("HOME", "/home/me")
+    key = word.partition("=")[0]
+    assert OmegaConf.select(compose("decode", ["prompts=jsonl", word], checked=False), key) == value
+    (tidy,) = tidy_overrides([word])
+    (parsed,) = OverridesParser.create().parse_overrides([tidy])
+    (again,) = OverridesParser.create().parse_overrides([f"{key}={parsed.get_value_element_as_str()}"])
+    assert again.value() == parsed.value() == value
+
+
+@pytest.mark.parametrize("value", ["a(1).jsonl", "{a", "['a]", "a'b", "é,ü", '["a"'])
+def test_an_override_that_cannot_be_read_is_named(value):
+    with pytest.raises(InputError) as raised:
+        compose("decode", ["method=speculative", f"prompts.path={value}", "batch_size=2"])
+    assert f"prompts.path={value}" in str(raised.value) and "'prompts.path=\"TEXT\"'" in str(raised.value)
+
+
+def test_values_of_grids_are_texts_as_they_are():
+    texts = ["a\nb", r"a\nb", "a\\", 'a"b']
+    grid = {"batch_rate": {"policy.costs": texts}}
+    assert [setting.method_config().policy.costs for setting in expand(grid)] == texts
 
 
 def test_a_folder_of_the_users_own_adds_choices(own_folder):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import sys
 import time
 from pathlib import Path
 
@@ -11,7 +12,8 @@ import pytest
 from omegaconf import OmegaConf
 
 from analysis import quality
-from toolkit.config import compose, plain, sources
+from analysis.multi_draft.target_texts import Judge
+from toolkit.config import compose, plain, searching, sources
 from toolkit.config.check import keys_of_class
 from toolkit.config.identity import contents_of
 from toolkit.errors import StaleError
@@ -206,6 +208,9 @@ def test_the_manifest_says_paths_beside_contents(tmp_path):
         ("sweep", ["+grid.batch_rate.policy.costs=[{}]"], "grid.batch_rate.policy.costs.0"),
         ("serving", ["costs={}"], "costs"),
         ("decode", ["prompts=hub", "prompts.name=x", "prompts.join={{file: {}, key: id}}"], "prompts.join.file"),
+        ("decode", ["prompts=hub", "prompts.name=x", 'prompts.data_files="{0.parent}/[F]*.json"'], "prompts.data_files"),
+        ("decode", ["prompts=hub", "prompts.name=x", "prompts.dataset={0.parent}"], "prompts.dataset"),
+        ("distill", ["responses=[{}]", "from_pretrained={0.parent}"], "from_pretrained"),
     ],
 )  # fmt: skip
 def test_a_file_counts_by_its_content_whatever_its_key_is_called(tmp_path, command, overrides, key):
@@ -215,7 +220,7 @@ def test_a_file_counts_by_its_content_whatever_its_key_is_called(tmp_path, comma
         path.write_text(text)
         cfg = plain(compose(command, [word.format(path) for word in overrides]))
         contents = contents_of(cfg, command)
-        assert contents.given[key] == str(path)
+        assert contents.given[key].startswith(str(path.parent))
         return contents.identity
 
     assert identity("[1]") != identity("[2]")
@@ -249,9 +254,86 @@ def test_files_that_a_users_own_class_names_count_by_content(tmp_path, monkeypat
         table.write_text(first)
         (folder / "file.sqlite").write_text(second)
         contents = contents_of({"method": {"policy": node}})
-        assert set(contents.given) == {"method.policy.table", "method.policy.folder"}
+        assert set(contents.given) == {f"method.policy.{key}" for key in ("_target_", "table", "folder")}
         made.append(contents.identity)
     assert made[0] == made[3] and made[0] != made[1] != made[2] != made[0]
+
+
+@pytest.fixture
+def mine(tmp_path, monkeypatch):
+    """A package of a user's own in tmp_path, with a method `mine` in tmp_path/conf."""
+    package, conf = tmp_path / "mine", tmp_path / "conf"
+    for folder in (package, conf / "method"):
+        folder.mkdir(parents=True)
+    (package / "__init__.py").write_text("from .policy import Mine\n")
+    (package / "policy.py").write_text(
+        "from dataclasses import dataclass\nfrom typing import Annotated\nfrom toolkit.config.notes import File\n"
+        "from toolkit.stopping import Fixed\n\n@dataclass(frozen=True)\nclass Mine(Fixed):\n"
+        "    notes: Annotated[str | None, File()] = None\n\n    @property\n    def limit(self):\n"
+        "        from mine import lengths\n        return lengths.K\n"
+    )
+    (package / "lengths.py").write_text("K = 1\n")
+    (package / "unused.py").write_text("")
+    (conf / "method" / "mine.yaml").write_text(
+        "defaults: [base/chain@_here_, _self_]\nname: mine\npolicy: {_target_: mine.Mine, notes: null}\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    sources.clear()
+    keys_of_class.cache_clear()
+    with searching(conf):
+        yield package
+    for name in [name for name in sys.modules if name.partition(".")[0] == "mine"]:
+        del sys.modules[name]
+
+
+def test_a_users_own_class_counts_by_its_source_files(tmp_path, mine):
+    """Its own file and what that imports count; other files and the folder that they are in do not."""
+    cfg = compose("decode", ["method=mine", f"paths.root_dir={tmp_path}"])
+    stage.open_stage("decode", cfg).finish()
+    (mine / "unused.py").write_text("K = 9\n")
+    assert stage.finished_stage("decode", cfg) is not None
+    (mine / "lengths.py").write_text("K = 2\n")
+    assert stage.finished_stage("decode", cfg) is None
+    cfg.paths.output_dir = str(next(tmp_path.glob("decode-*")))
+    with pytest.raises(StaleError, match=r"method\.policy\._target_ has other content \(mine\.Mine\);"):
+        stage.open_stage("decode", cfg)
+
+
+def test_classes_of_this_toolkit_and_of_installed_packages_count_by_name():
+    for target in ("toolkit.stopping.Fixed", "analysis.quality.exact.Any", "torch.optim.AdamW", "functools.partial"):
+        assert contents_of({"policy": {"_target_": target}}).identity == {"policy": {"_target_": target}}
+
+
+def test_parts_of_a_comparison_of_rules_are_those_of_the_rules_source(tmp_path, mine):
+    """The sums of a rule that are kept while a run is under way."""
+    (mine.parent / "conf" / "method" / "rule.yaml").write_text(
+        "defaults: [specinfer, _self_]\nname: rule\nrule: {_target_: mine.rule.Rule}\n"
+    )
+    keys = []
+    for text in ("one", "two", "one"):
+        base = "from toolkit.verification.rules.specinfer import SpecInfer"
+        code = f"{base}\nclass Rule(SpecInfer):\n    '{text}'\n"
+        (mine / "rule.py").write_text(code)
+        keys.append(Judge.of("rule").key)
+    assert keys[0] == keys[2] != keys[1]
+
+
+@pytest.mark.parametrize("nested", [False, True])
+def test_a_folder_that_a_class_declares_counts_in_a_grid(tmp_path, mine, nested):
+    folder = tmp_path / "notes"
+    folder.mkdir()
+    key = "policy: {notes: [%s]}" if nested else "policy.notes: [%s]"
+    cfg = compose("sweep", ["~grid", f"+grid={{mine: {{{key % folder}}}, oracle: {{max_drafted: [2]}}}}"])
+    hashes = []
+    for text in ("one", "two", "one"):
+        (folder / "notes.txt").write_text(text)
+        hashes.append(stage.asked("sweep", cfg, ("grid",)))
+    assert hashes[0] == hashes[2] != hashes[1]
+
+
+def test_a_draft_of_the_hub_to_begin_with_counts_by_its_commit(hub):
+    cfg = plain(compose("distill", ["responses=[x]", "from_pretrained=org/name"]))
+    assert contents_of(cfg, "distill").identity["from_pretrained"] == f"commit:{COMMIT}"
 
 
 def test_the_databases_of_a_metric_count_by_content(tmp_path):

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import json
 
+import pytest
+
+from tests.offline_runs import inventory
 from toolkit import config, decode
 from toolkit.files.atomic import read_json
 
@@ -22,3 +25,26 @@ def test_a_run_says_its_speed_and_a_second_one_repeats_it(tiny_overrides, tmp_pa
     assert decode.run(cfg) == folder
     assert said in capsys.readouterr().out
     assert read_json(folder / "manifest.json") == manifest
+
+
+def test_a_run_is_logged_by_its_rates_and_its_gain(tiny_overrides, tmp_path):
+    options = [
+        "prompts=toy_math",
+        "prompts.limit=2",
+        "sampling.max_new_tokens=6",
+        "method=speculative",
+        "cost_ratio=.5",
+    ]
+    folder = decode.run(config.compose("decode", [*tiny_overrides, *options, f"paths.output_dir={tmp_path}/out"]))
+    said, run = read_json(folder / "summary.json"), inventory(folder)
+    throughput = said["num_generated"] / (said["num_target_calls"] + 0.5 * said["num_draft_calls"])
+    assert run["scalars"] == pytest.approx(
+        {
+            "cost_ratio": 0.5,
+            "verification_rate": said["num_target_calls"] / said["num_generated"],
+            "discard_rate": said["num_discarded"] / said["num_generated"],
+            "throughput": throughput,
+            "gain": throughput - 1,
+        }
+    )
+    assert (run["job_type"], run["name"]) == ("decode", "speculative")

@@ -189,7 +189,7 @@ def test_finished_work_is_found_in_a_folder_that_cannot_be_written(tmp_path, mon
 
 NAMES = [
     *("a b", "a,b", "a=b", "it's", 'say "x"', "[1]", "{x}", "${y}", "ü\u2028é", "#1", "~x", "a:b", "a::b", "%s", "*"),
-    *("\\", "\udcff"),
+    *("\\", r"a\nb", "a\nb", "\udcff"),
 ]
 
 

@@ -12,10 +12,13 @@ from types import SimpleNamespace
 import pandas as pd
 import pytest
 import torch
+from hydra import compose, initialize_config_dir
+from hydra.core.hydra_config import HydraConfig
 
 from analysis.figures.plots import pareto
 from tests.offline_runs import inventory, logged, records, table
-from toolkit import config, sync
+from toolkit import config, sync, train
+from toolkit.config.store import register
 from toolkit.errors import InputError
 from toolkit.runs import tracking
 
@@ -186,12 +189,60 @@ def test_the_chart_is_put_on_the_server_once(environment, monkeypatch, capsys):
     ("words", "name"),
     [
         (["+experiment=toy_head", "head.depth=2", "loss.w_rej=6"], "toy_head depth=2 w_rej=6"),
-        (["paths.root_dir=/a/b", "trainer.max_epochs=1", "pair.target=x", "data.path=/x"], None),
+        (["paths.root_dir=/a/b", "batch_size=4", "track=false"], None),
+        (["pair=toy_padded", "pair.draft='/a/b c/'", "responses=[/a,/b]"], "pair=toy_padded draft=b c"),
         (["seed=3", "overwrite=true"], "seed=3"),
     ],
 )
 def test_runs_are_called_by_what_differs(words, name):
     assert tracking.overrides_name(words) == name
+
+
+@pytest.fixture
+def job():
+    """Makes this process a job of a Hydra application."""
+
+    def begin(config_name: str, *words: str) -> None:
+        with initialize_config_dir(str(config.CONF), version_base="1.3"):
+            HydraConfig.instance().set_config(compose(config_name, list(words), return_hydra_config=True))
+
+    register()
+    yield begin
+    HydraConfig.instance().cfg = None
+
+
+def test_the_jobs_of_a_multirun_have_names_of_their_own(environment, tmp_path, job):
+    names = []
+    for temperature in ("0", "1"):
+        job("sweep", "prompts=toy_math", "prompts.split=dev", f"sampling.temperature={temperature}")
+        with tracking.wandb_run("sweep", {}, tmp_path / temperature, name="toy_math dev traces"):
+            pass
+        (about,) = records(tmp_path / temperature)["run"][:1]
+        names.append(about.display_name)
+    assert names == [f"toy_math dev traces temperature={temperature}" for temperature in ("0", "1")]
+
+
+def test_runs_of_an_experiments_stages_have_its_group_and_its_tags(environment, tmp_path, job):
+    job("train", "+experiment=toy_head")
+    with tracking.tagged(["toy", "head"]), tracking.wandb_run("sweep", {}, tmp_path / "out" / "a", tags=["math"]):
+        pass
+    with tracking.wandb_run("sweep", {}, tmp_path / "out" / "b", group="mine"):
+        pass
+    within, after = (inventory(tmp_path / "out" / name) for name in "ab")
+    assert within["group"] == "toy_head" and list(within["tags"]) == ["sweep", "math", "toy", "head"]
+    assert after["group"] == "mine" and list(after["tags"]) == ["sweep"]
+
+
+def test_training_tags_the_runs_of_its_stages(environment, tmp_path, monkeypatch):
+    def stages(*_):
+        with tracking.wandb_run("sweep", {}, tmp_path):
+            return {"x": tmp_path}
+
+    monkeypatch.setattr(train, "run_stages", stages)
+    cfg = config.compose("train", ["+experiment=toy_head"])
+    cfg.model, cfg.after = None, {}
+    train.run(cfg)
+    assert {tuple(about.tags) for about in records(tmp_path)["run"]} == {("sweep", "toy", "head")}
 
 
 @pytest.mark.parametrize("silent", [False, True])

@@ -48,7 +48,6 @@ __all__ = [
     "user_folders",
 ]
 SIGN = re.compile(r"^([+~]*)")  # of an override
-OPEN = ("grid.", "pair.chat_template_options")  # a grid lists only what it sweeps; a template's options are its own
 PREFIX = re.compile(r"\bmethod\.(?=\w)")
 KEPT_METHODS = 256  # methods that are kept, composed and built; composing one takes tens of milliseconds
 _CONFIGS: dict[tuple[object, ...], Any] = {}
@@ -65,15 +64,10 @@ def compose(config_name: str, overrides: Sequence[str] = (), *, checked: bool = 
     from toolkit.config.check import check
     from toolkit.config.complaints import composed
 
-    config = composed(config_name, [*map(settable, overrides)])
+    config = composed(config_name, [*map(files.settable, overrides)])
     if checked:
         check(config, config_name, complete=False)
     return config
-
-
-def settable(word: str) -> str:
-    """An override; one of a key that may be new there (`OPEN`) does without a +."""
-    return f"++{word.lstrip('+')}" if word.lstrip("+").startswith(OPEN) else word
 
 
 def instantiate(config: Any, **extra: Any) -> Any:
@@ -129,20 +123,16 @@ def _kept(
     known: dict[tuple[object, ...], Any], of: tuple[str, Sequence[str], str | None], make: Callable[[], Any]
 ) -> Any:
     """What is known of a method's name, overrides and head, or what `make` gives, which is then known."""
+    from hydra.core.global_hydra import GlobalHydra
+
     name, overrides, head = of
-    key = (name, tuple(overrides), head, user_folders(), _running_app(), _newest_change())
+    hydra = GlobalHydra.instance().hydra  # its search path counts for what is composed
+    key = (name, tuple(overrides), head, user_folders(), hydra and id(hydra), _newest_change())
     if key not in known:
         if len(known) >= KEPT_METHODS:
             known.clear()
         known[key] = make()
     return known[key]
-
-
-def _running_app() -> int | None:
-    """Which Hydra application runs in this process, if one does: its search path counts for what is composed."""
-    from hydra.core.global_hydra import GlobalHydra
-
-    return id(GlobalHydra.instance().hydra) if GlobalHydra.instance().is_initialized() else None
 
 
 def _newest_change() -> int:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import typing
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
@@ -167,13 +166,15 @@ class _Walk:
         """A leaf: its type and range."""
         if section is not None or _needs_choice(annotation):
             group = group_of(annotation)
-            if value is None and ((group is not None and group.nullable) or fits(None, _without_any(annotation))):
+            null = any(fits(None, one) for one in options(annotation) if one is not Any)
+            if value is None and (null or (group is not None and group.nullable)):
                 return
             wanted = f"a choice of conf/{group.name}/" if group is not None else "keys with values"
             raise InputError(f"{path}: expected {wanted}, got {shown(value)}")
         if not fits(value, annotation):
             _check_names(value, annotation)
-            quote = f" (a text of digits is written {path}='\"...\"')" if _is_digits_for_text(value, annotation) else ""
+            is_number = isinstance(value, int | float) and not isinstance(value, bool)
+            quote = f" (a text of digits is written {path}='\"...\"')" if is_number and fits("", annotation) else ""
             raise InputError(f"{path}: expected {expected(value, annotation)}, got {shown(value)}{quote}")
 
 
@@ -216,29 +217,11 @@ def _needs_choice(annotation: Any) -> bool:
     return group is not None and group.built
 
 
-def _without_any(annotation: Any) -> Any:
-    """What is left of a union without its options that take anything; a type that nothing fits if nothing is."""
-    left = [one for one in options(annotation) if one is not Any]
-    return left[0] if left else typing.Literal["nothing"]
-
-
-def _is_digits_for_text(value: Any, annotation: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and fits("", annotation)
-
-
 def _importable(target: str) -> bool:
     """Whether a name exists that no source file shows: compiled, or made when its module is imported."""
-    module, _, name = target.rpartition(".")
-    if sources.says_all(module):
+    from hydra._internal.utils import _locate
+
+    try:
+        return not sources.says_all(target.rpartition(".")[0]) and _locate(target) is not None
+    except (ImportError, ValueError):
         return False
-    while module:
-        try:
-            member: Any = importlib.import_module(module)
-        except ImportError:
-            module, _, first = module.rpartition(".")
-            name = f"{first}.{name}"
-            continue
-        for part in name.split("."):
-            member = getattr(member, part, None)
-        return member is not None
-    return False

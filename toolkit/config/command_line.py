@@ -42,14 +42,18 @@ def prepare(config_name: str, argv: Sequence[str]) -> list[str]:
         if getattr(flags, flag) == "":
             raise InputError(f"--{flag.replace('_', '-')}: expected a name, got an empty one")
     configs.use_folders(*([flags.config_dir] if flags.config_dir else []))
-    config_name = flags.config_name or config_name
     if flags.help:
-        _print(_help(config_name, flags.overrides))
+        from toolkit.config.help import help_text
+
+        try:
+            print(help_text(flags.config_name or config_name, flags.overrides), flush=True)
+        except BrokenPipeError:  # the reader stops early: --help | head
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(0)
     if not (flags.hydra_help or flags.shell_completion or flags.config_path or flags.experimental_rerun):
         check_choices(flags.overrides)
         papers.register(flags.overrides, (files.CONF, *files.user_folders()))  # of every job of a sweep
-        _check(config_name, flags)
+        _check(flags.config_name or config_name, flags)
     _prepared = (config_name, *tidy)
     return tidy
 
@@ -69,7 +73,7 @@ def tidy_overrides(argv: Sequence[str]) -> list[str]:
     while waiting:
         word = waiting.pop(0)
         if not word.startswith("-"):
-            words.append(f"+{word}" if word.startswith(APPENDED) else configs.settable(word))
+            words.append(files.settable(f"+{word}" if word.startswith(APPENDED) else word))
             continue
         if "=" in word and not word.startswith("--") and word.partition("=")[0] not in options:
             raise InputError(f"expected KEY=VALUE, got {word!r}: an override takes no -")
@@ -98,12 +102,11 @@ def check_choices(words: Sequence[str]) -> None:
 def _check(config_name: str, flags: argparse.Namespace) -> None:
     """The composed config against the schema. In a sweep the keys of the first job, for each job is judged when it runs."""
     from toolkit.config.check import check
+    from toolkit.config.complaints import composed
 
     overrides = _first_job(flags.overrides) if flags.multirun else flags.overrides
-    composed = configs.compose(config_name, overrides, checked=False)
-    only_shown = bool(flags.cfg or flags.info)
-    runs = not (only_shown or flags.multirun)
-    check(composed, config_name, complete=runs, values=runs)
+    runs = not (flags.cfg or flags.info or flags.multirun)
+    check(composed(config_name, overrides), config_name, complete=runs, values=runs)
 
 
 def _first_job(overrides: Sequence[str]) -> list[str]:
@@ -124,20 +127,6 @@ def _first_job(overrides: Sequence[str]) -> list[str]:
         elif parsed.is_discrete_sweep():
             job.append(f"{parsed.get_key_element()}={next(iter(parsed.sweep_string_iterator()))}")
     return job
-
-
-def _help(config_name: str, overrides: Sequence[str]) -> str:
-    from toolkit.config.help import help_text
-
-    return help_text(config_name, overrides)
-
-
-def _print(text: str) -> None:
-    """Print, also where the reader stops early (`--help | head`)."""
-    try:
-        print(text, flush=True)
-    except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _parser() -> argparse.ArgumentParser:

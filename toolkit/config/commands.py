@@ -26,6 +26,7 @@ from toolkit.config.notes import (
     File,
     Group,
     Head,
+    HubData,
     Model,
     Probability,
     meaning_of,
@@ -136,11 +137,12 @@ class StageSpec(Section):
     inherit: Annotated[list[str], "nodes of the experiment that replace the stage's own, whole: [pair]"] = copied([])
 
 
-class Decode(Command, OnPrompts):
+class Decode(Command, OnPrompts, Tracked):
     module, example = "toolkit.decode", "method=specdec_pp prompts=toy_math"
     method: Annotated[Any, Group("method"), "proposer, policy and rule"]
     head: Annotated[str | None, Head(), "folder of an acceptance head; null: the one that ships with the pair"] = None
     batch_size: Annotated[int, AtLeast(1), "prompts decoded together; the tokens do not depend on it"] = 8
+    cost_ratio: Annotated[CostRatio, "for the throughput that is logged"] = 0.2
     export: Annotated[
         bool, "write the formats of Spec-Bench and SpecDec++, too; their times are written if batch_size is 1"
     ] = False
@@ -159,9 +161,7 @@ class MethodOnly(Section):
 
 
 class TrainsHeads(OnPair):
-    data: Annotated[Any, Group("data", nullable=True), "what is learned from, and the draft whose states are read"] = (
-        None
-    )
+    data: Annotated[Any, Group("data", nullable=True), "what is learned from; the draft whose states are read"] = None
     head: Annotated[Any, Group("model", nullable=True), "the head's shape"]
     loss: Annotated[Any, Group("model", nullable=True), "what is minimised"]
     optimizer: Annotated[Any, Group("model", nullable=True), "how"]
@@ -172,26 +172,29 @@ class TrainsHeads(OnPair):
     seed: Annotated[Seed, "of the weights and of the order of the data"] = 0
 
 
-class Train(Command, TrainsHeads):
-    module, example = "toolkit.train", "+experiment=toy_head head.depth=3 loss.w_rej=6"
-    appended = ("experiment", "hparams_search", "debug")
+class Trains(Section):
     trainer: Annotated[Any, Group("trainer"), "arguments of pytorch_lightning.Trainer"]
     callbacks: Annotated[
         Mapping[str, Any] | None, Group("callbacks", built=False), "checkpoints and what else happens on the way"
     ]
     logger: Annotated[Mapping[str, Any] | None, Group("logger", built=False), "where curves go"]
-    tags: Annotated[list[str], "of the Weights & Biases run"] = copied([])
-    optimized_metric: Annotated[str, "score that best.ckpt and a sweeper look at"] = "val/log_loss_calibrated"
+    tags: Annotated[list[str], "of the Weights & Biases runs"] = copied([])
     ckpt_path: Annotated[
         str | None, "resume from this checkpoint; null or last: from the run folder's own, if there is one"
     ] = None
-    from_pretrained: Annotated[str | None, Head(), "start from the head in this folder"] = None
     before: Annotated[
         Mapping[str, StageSpec] | None, Group("before", built=False), "stages that run first; what they wrote is kept"
     ] = copied({})
-    after: Annotated[Mapping[str, StageSpec] | None, 'stages that run last; "{train}" is the run\'s folder'] = copied(
-        {}
-    )
+    after: Annotated[
+        Mapping[str, StageSpec] | None, 'stages that run last; "{train}" or "{distill}" is the run\'s folder'
+    ] = copied({})
+
+
+class Train(Command, TrainsHeads, Trains):
+    module, example = "toolkit.train", "+experiment=toy_head head.depth=3 loss.w_rej=6"
+    appended = ("experiment", "hparams_search", "debug")
+    optimized_metric: Annotated[str, "score that best.ckpt and a sweeper look at"] = "val/log_loss_calibrated"
+    from_pretrained: Annotated[str | None, Head(), "start from the head in this folder"] = None
     prompts: Annotated[
         Any, Group("prompts", nullable=True), "of an experiment that makes its data: prompts.path=FILE.jsonl"
     ] = None
@@ -205,7 +208,7 @@ class Train(Command, TrainsHeads):
     dry_run: Annotated[bool, "compose and check every stage, print the plan, load and run nothing"] = False
 
 
-class Distill(Command, OnPair):
+class Distill(Command, OnPair, Trains):
     module, example = "toolkit.distill", "responses=[FOLDER,...] loss=lk"
     appended = ("experiment",)
     responses: Annotated[
@@ -218,37 +221,17 @@ class Distill(Command, OnPair):
     loss: Annotated[Any, Group("loss"), "what is minimised"]
     teacher: Annotated[Any, Group("teacher"), "where the target's probabilities come from"]
     from_pretrained: Annotated[
-        str | None, File(), "the draft to begin with: a folder, a hub name, toy/draft; null: fresh weights"
+        str | None, HubData(kind="model"), "to begin with: a folder, a hub name, toy/draft; null: fresh weights"
     ] = "${pair.draft}"
-    shape: (
-        Annotated[
-            Mapping[str, Any], "of fresh weights: keys of the draft's configuration that differ from the pair's draft's"
-        ]
-        | None
-    ) = None
+    shape: Annotated[Mapping[str, Any] | None, "of fresh weights: keys that differ from the pair's draft's"] = None
     temperature: Annotated[float, Above(0), "of p and q in the loss; null: the responses' own, or 1"] | None = None
     lmbda: Annotated[float, Probability, "chance that a batch's texts are drawn from the draft itself"] = 0.0
     optimizer: Annotated[Any, Group("model"), "how"]
     scheduler: Annotated[Any, Group("model"), "the learning rate over training; null: constant"] | None
-    trainer: Annotated[Any, Group("trainer"), "arguments of pytorch_lightning.Trainer"]
-    callbacks: Annotated[
-        Mapping[str, Any] | None, Group("callbacks", built=False), "checkpoints and what else happens on the way"
-    ]
-    logger: Annotated[Mapping[str, Any] | None, Group("logger", built=False), "where curves go"]
     seed: Annotated[Seed, "of fresh weights, of the order of the texts, of the draft's own texts"] = 0
-    tags: Annotated[list[str], "of the Weights & Biases run"] = copied([])
     optimized_metric: Annotated[
         str, "score that best.ckpt and a sweeper look at: val/alpha, or val/loss with mode=min"
     ] = "val/alpha"
-    ckpt_path: Annotated[
-        str | None, "resume from this checkpoint; null or last: from the run folder's own, if there is one"
-    ] = None
-    before: Annotated[
-        Mapping[str, StageSpec] | None, Group("before", built=False), "stages that run first; what they wrote is kept"
-    ] = copied({})
-    after: Annotated[Mapping[str, StageSpec] | None, 'stages that run last; "{distill}" is the run\'s folder'] = copied(
-        {}
-    )
 
 
 class TrainHeads(Command, TrainsHeads):
@@ -351,8 +334,8 @@ class ToyModel(Section):
     num_heads: Annotated[int, AtLeast(1), "of its attention"]
     steps: Annotated[int, AtLeast(1), "batches"]
     warmup: Annotated[int, AtLeast(0), "steps until the full rate; a cosine follows"]
-    learning_rate: Annotated[float, Above(0), "Adam's, for embeddings and norms"]
-    matrix_learning_rate: Annotated[float, Above(0), "Muon's, for the layers' matrices"]
+    learning_rate: Annotated[float, Above(0), "Adam's, for embeddings and norms"] = 0.003
+    matrix_learning_rate: Annotated[float, Above(0), "Muon's, for the layers' matrices"] = 0.004
 
 
 class ToyEvaluation(Section):
@@ -386,28 +369,10 @@ class Toy(Command):
     checkpoint_every: Annotated[int, AtLeast(1), "steps"] = 1000
     log_every: Annotated[int, AtLeast(1), "steps between updates of the progress bar"] = 100
     target: Annotated[ToyModel, "the large model"] = copied(
-        ToyModel(
-            hidden_size=192,
-            intermediate_size=544,
-            num_layers=4,
-            num_heads=6,
-            steps=20000,
-            warmup=400,
-            learning_rate=0.003,
-            matrix_learning_rate=0.004,
-        )
+        ToyModel(hidden_size=192, intermediate_size=544, num_layers=4, num_heads=6, steps=20000, warmup=400)
     )
     draft: Annotated[ToyModel, "the small one"] = copied(
-        ToyModel(
-            hidden_size=96,
-            intermediate_size=192,
-            num_layers=1,
-            num_heads=3,
-            steps=16000,
-            warmup=200,
-            learning_rate=0.003,
-            matrix_learning_rate=0.004,
-        )
+        ToyModel(hidden_size=96, intermediate_size=192, num_layers=1, num_heads=3, steps=16000, warmup=200)
     )
     evaluation: Annotated[ToyEvaluation, "what the card reports"] = copied(ToyEvaluation())
 
@@ -435,10 +400,23 @@ class Sweep(Command, Labels, Tracked, Shared):
     artifacts: Annotated[bool, "upload the recorded traces to Weights & Biases, too"] = False
 
 
-class Advise(Command, OnPrompts, Intervals, Tracked):
+class UnderLoad(OnPrompts, Tracked):
+    grid: Annotated[Grid, Group("grid", built=False), "methods, and lists of values for their keys"]
+    hardware: Annotated[
+        Hardware | None, "model the costs instead: h100, h200, a100, l40s or cpu, from its peak figures"
+    ] = None
+    devices: Annotated[int, AtLeast(1), "of hardware=...: how many the target is spread over"] = 1
+    rounds: Annotated[
+        int, AtLeast(8), "timed rounds per batch size, draft length and repeat, where costs are measured"
+    ] = 10
+    max_drafted: Annotated[int, AtLeast(1), "most tokens of a round"] = 20
+    hidden: Hidden = True
+    batch_size: Annotated[int, AtLeast(1), "prompts decoded together for the responses; does not change them"] = 32
+
+
+class Advise(Command, UnderLoad, Intervals):
     module, example = "analysis.advise", "pair.draft=[toy/draft] batch_sizes=[1,4,16]"
     resamples: Resamples = 2000
-    grid: Annotated[Grid, Group("grid", built=False), "methods, and lists of values for their keys"]
     batch_sizes: Annotated[list[Annotated[int, AtLeast(1)]], "requests decoded side by side"] = copied([1, 4, 16])
     heads: Annotated[
         list[str | None] | None, Head(), "an acceptance head, or null, for each draft; null: the pair's own"
@@ -450,20 +428,10 @@ class Advise(Command, OnPrompts, Intervals, Tracked):
     costs: Annotated[
         str | Folders | None, File(), "a cost table (JSON or CSV), or one for each draft; null: measured here"
     ] = None
-    hardware: Annotated[
-        Hardware | None, "model the costs instead: h100, h200, a100, l40s or cpu, from its peak figures"
-    ] = None
-    devices: Annotated[int, AtLeast(1), "of hardware=...: how many the target is spread over"] = 1
-    rounds: Annotated[
-        int, AtLeast(8), "timed rounds per batch size, draft length and repeat, where costs are measured"
-    ] = 10
     drops: Annotated[
         Literal["always", "half"],
         "always: a batch is as large as the requests in it; half: free slots stay until they are half of it, as here",
     ] = "half"
-    max_drafted: Annotated[int, AtLeast(1), "most tokens of a round"] = 20
-    hidden: Hidden = True
-    batch_size: Annotated[int, AtLeast(1), "prompts decoded together for the responses; does not change them"] = 32
     responses: Annotated[
         str | None,
         File(),
@@ -472,9 +440,8 @@ class Advise(Command, OnPrompts, Intervals, Tracked):
     cost_ratio: Annotated[float, Above(0), "c, draft forward / target forward, with `responses`"] = 0.2
 
 
-class Serving(Command, OnPrompts, Tracked):
+class Serving(Command, UnderLoad):
     module, example = "analysis.serving", "hardware=h100 users=[1,4,16] slots=16"
-    grid: Annotated[Grid, Group("grid", built=False), "methods, and lists of values for their keys"]
     slots: Annotated[int, AtLeast(1), "most requests decoded side by side"] = 16
     users: Annotated[list[Annotated[int, AtLeast(1)]], "loads: so many users, each waiting for its answer"] = copied(
         [1, 4, 16, 32]
@@ -489,17 +456,7 @@ class Serving(Command, OnPrompts, Tracked):
         list[str], "of hardware=...: target and draft, of llama-70b, llama-8b, llama-1b; []: the pair's own"
     ] = copied([])
     costs: Annotated[str | Folders | None, File(), "a cost table (JSON or CSV); null: measured here"] = None
-    hardware: Annotated[
-        Hardware | None, "model the costs instead: h100, h200, a100, l40s or cpu, from its peak figures"
-    ] = None
-    devices: Annotated[int, AtLeast(1), "of hardware=...: how many the target is spread over"] = 1
-    rounds: Annotated[
-        int, AtLeast(8), "timed rounds per batch size, draft length and repeat, where costs are measured"
-    ] = 10
     drops: Annotated[Literal["always", "half"], "as in analysis.advise"] = "always"
-    max_drafted: Annotated[int, AtLeast(1), "most tokens of a round"] = 20
-    hidden: Hidden = True
-    batch_size: Annotated[int, AtLeast(1), "prompts decoded together for the responses; does not change them"] = 32
 
 
 class Compare(Command, Labels, Intervals, Tracked):

@@ -16,9 +16,6 @@ LOST = re.compile(r"(?:In '(?P<by>[^']*)': )?Could not find '(?P<path>[^']*)'")
 STRUCT = re.compile(r"Could not override '([^']*)'")
 GONE = re.compile(r"Could not delete from config\. (?:The value of )?'([^']*)'")
 THERE = re.compile(r"Could not append to config\. An item is already at '([^']*)'")
-PARSE = re.compile(
-    r"(?:Error parsing override|LexerNoViableAlt|no viable alternative|mismatched|extraneous|token recog)"
-)
 
 
 def composed(config_name: str, overrides: Sequence[str] = ()) -> Any:
@@ -38,6 +35,8 @@ def composed(config_name: str, overrides: Sequence[str] = ()) -> Any:
 
 def complaint(error: Exception, config_name: str, overrides: Sequence[str]) -> InputError:
     """The line for an error that composing conf/<config_name>.yaml with these overrides raised."""
+    from hydra.errors import OverrideParseException
+
     text = str(error)
     if match := LOST.search(text):
         group, _, name = match["path"].rpartition("/")
@@ -49,14 +48,10 @@ def complaint(error: Exception, config_name: str, overrides: Sequence[str]) -> I
         return InputError(f"{match[1]} is in the config already: expected {match[1]}=VALUE, without the +")
     if match := STRUCT.search(text) or GONE.search(text):
         return _no_such_key(match[1], config_name, overrides)
-    if PARSE.search(text):
-        word = next((word for word in overrides if "=" not in word and not word.startswith("~")), None)
-        got = (
-            repr(word)
-            if word is not None
-            else f"{' '.join(first_line(text).split())} (quote what holds blanks or brackets)"
-        )
-        return InputError(f"expected KEY=VALUE, got {got}")
+    if isinstance(error, OverrideParseException):
+        key, sign, _ = error.override.partition("=")
+        hint = f" (brackets and quotes come in pairs; text with one is written '{key}=\"TEXT\"')" if sign else ""
+        return InputError(f"expected KEY=VALUE, got {error.override!r}{hint}")
     if text.startswith("Ambiguous value"):
         word = text.partition("'")[2].partition("'")[0]
         key, _, value = word.partition("=")

@@ -8,6 +8,7 @@ laid out like it (`--config-dir` on the command line, `searching` in Python) add
 from __future__ import annotations
 
 import copy
+import os
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -19,6 +20,12 @@ from toolkit.errors import InputError
 
 CONF = Path(__file__).resolve().parents[2] / "conf"
 BARE = re.compile(r"[A-Za-z./_][A-Za-z0-9./_@+-]*")  # a text that an override may hold without quotes
+QUOTED_OR_HOME = re.compile(r"""("(?:\\.|[^"\\])*"|'(?:\\.|[^'\\])*')|(?:^|(?<=[\[{,:]))~(?=/[^\s\]}])""", re.DOTALL)
+UNQUOTED = re.compile(
+    r"""(?=.*[^\w\t ./+%*@?|:-])[^][{}(),$"'\\]+""", re.ASCII | re.DOTALL
+)  # that Hydra wants in quotes
+ESCAPE, ESCAPED = re.compile(r"(\\+)([ntr])"), {"n": "\n", "t": "\t", "r": "\r"}
+OPEN = ("grid.", "pair.chat_template_options")  # a grid lists only what it sweeps; a template's options are its own
 NOT_TEXT = ("true", "false", "null", "nan", "inf")  # words that are read as something else
 _folders: tuple[Path, ...] = ()  # the user's own
 
@@ -83,8 +90,29 @@ def escaped(text: str) -> str:
 def quoted(text: str) -> str:
     """A text as an override's value: whatever it holds, it stays one text."""
     text = escaped(text)
-    text = re.sub(r"(\\*)(\"|$)", lambda found: found[1] * 2 + ("\\" if found[2] else "") + found[2], text)
+    text = re.sub(r'(\\*)(["ntr]|$)', lambda match: match[1] * 2 + ("\\" if match[2] == '"' else "") + match[2], text)
     return f'"{text}"'
+
+
+def settable(word: str) -> str:
+    """An override as Hydra reads it: \\n, \\t and \\r in quotes are escapes, ~/ is the home folder, texts with = are quoted.
+
+    One of a key that may be new there (`OPEN`) does without a +.
+    """
+    home = os.path.expanduser("~")
+
+    def unescaped(match: re.Match[str]) -> str:
+        pairs, single = divmod(len(match[1]), 2)  # a pair is one backslash, as before a quote
+        return "\\" * pairs + (ESCAPED[match[2]] if single else match[2])
+
+    def meant(match: re.Match[str]) -> str:
+        text = ESCAPE.sub(unescaped, match[1] or "")
+        return home if not text else text[0] + home + text[2:] if text[1:3] == "~/" and text[3:-1] else text
+
+    key, sign, value = word.partition("=")
+    value = QUOTED_OR_HOME.sub(meant, value)
+    word = key + sign + (quoted(value) if UNQUOTED.fullmatch(value) else value)
+    return f"++{word.lstrip('+')}" if word.lstrip("+").startswith(OPEN) else word
 
 
 def override(key: str, value: Any) -> str:

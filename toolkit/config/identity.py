@@ -4,7 +4,7 @@
     pair.target: org/name                   ->  commit:...   what the hub's name stands for
     prompts.path: file.jsonl                ->  sha256:...
     method.policy.estimator.head: FOLDER    ->  sha256:...
-    method.policy.costs: FILE               ->  sha256:...
+    method.policy._target_: my_parts.Margin ->  sha256:...   the user's own source files that it comes from
     responses: outputs/responses-1          ->  responses:... what determines that stage's content
 
 So work is found again when its inputs have moved, and never when they have changed. Which keys name something is declared
@@ -14,14 +14,18 @@ declared, as in a class of the user's own, a text that is the path of a file cou
 
 from __future__ import annotations
 
+import os
 import typing
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from glob import glob
 from pathlib import Path
 from typing import Any
 
+from toolkit.config import methods, sources
 from toolkit.config.check import keys_of_class, section_in
-from toolkit.config.commands import Grid, OfMethod, command_of, keys_of
+from toolkit.config.commands import Grid, command_of, keys_of
+from toolkit.config.files import choices, flatten
 from toolkit.config.notes import CONTENTS, File, Head, HubData, Model, notes
 from toolkit.config.values import LISTS, MAPPINGS, is_known, is_node, options, origin_of
 from toolkit.errors import InputError
@@ -62,14 +66,20 @@ class Contents:
         note        what is declared of everything in it
         """
         note = next((one for one in notes(annotation) if isinstance(one, CONTENTS)), note)
+        if isinstance(value, Mapping) and section_in(annotation) is Grid:
+            return {name: self._settings(f"{path}.{name}", name, settings) for name, settings in value.items()}
         if isinstance(value, Mapping):
             keys = self._annotations(value, annotation)
-            return {k: self.of(f"{path}.{k}", v, keys.get(str(k), Any), value, note) for k, v in value.items()}
+            inner = {k: self.of(f"{path}.{k}", v, keys.get(str(k), Any), value, note) for k, v in value.items()}
+            if is_node(value) and (files := sources.users_files(str(value["_target_"]))):
+                self.given[f"{path}._target_"] = value["_target_"]
+                inner["_target_"] = f"sha256:{content_hash([value['_target_'], digests.digests(files)], 32)}"
+            return inner
         if isinstance(value, list | tuple):
             return [self.of(f"{path}.{i}", one, _entries(annotation), parent, note) for i, one in enumerate(value)]
         if not isinstance(value, str) or not value:
             return value
-        if note is None and (is_node(parent) or not is_known(annotation)) and _is_file(value):
+        if note is None and (is_node(parent) or not is_known(annotation)) and os.path.isfile(value):
             note = File()
         content = None if note is None else self._content(path, value, note, parent)
         if content is None:
@@ -77,13 +87,24 @@ class Contents:
         self.given[path] = value
         return content
 
+    def _settings(self, path: str, method: str, settings: Any) -> Any:
+        """What a grid says of a method: keys, nested or dotted, with lists of values."""
+        names: Any = flatten(settings) if isinstance(settings, Mapping) and method in choices("method") else ()
+        annotations = methods.parameters(method, names, keys_of_class)
+
+        def contents(value: Any, *parts: str) -> Any:
+            if isinstance(value, Mapping):
+                return {key: contents(inner, *parts, key) for key, inner in value.items()}
+            name = ".".join(parts)
+            return self.of(f"{path}.{name}", value, annotations.get(name, Any), {})
+
+        return contents(settings)
+
     def _annotations(self, value: Mapping[str, Any], annotation: Any) -> dict[str, Any]:
         """The declared types of a mapping's keys."""
         section = section_in(annotation)
         if is_node(value):
             declared = keys_of_class(str(value["_target_"]))
-        elif section is Grid:
-            return dict.fromkeys(value, OfMethod)
         else:
             declared = keys_of(section) if section is not None else None
         if declared is None:
@@ -92,13 +113,14 @@ class Contents:
 
     def _content(self, path: str, value: str, note: Any, parent: Mapping[str, Any]) -> str | None:
         """What stands for a text that names a model, a file or a folder; None: the text itself, for there is none."""
-        if isinstance(note, HubData):
-            local = any(parent.get(key) is not None for key in note.instead)
-            return None if local else self._hub(path, value, parent.get("revision"), "dataset")
+        if isinstance(note, HubData) and any(parent.get(key) is not None for key in note.instead):
+            return None
         path_on_disk = ASSETS / value if value in ("toy/target", "toy/draft") else Path(value)
         try:
-            if isinstance(note, Model):
-                return self._model(path, value, path_on_disk, parent.get(note.revision))
+            if isinstance(note, HubData | Model) and not path_on_disk.exists():
+                return None if value[0] in "./~" else self._hub(path, value, parent.get(note.revision), note.kind)
+            if isinstance(note, Model) and path_on_disk.is_dir():
+                return _weights(path_on_disk)
             if path_on_disk.is_file():
                 return f"sha256:{digests.digest(path_on_disk)[:32]}"
             if isinstance(note, Head) and path_on_disk.is_dir():
@@ -106,19 +128,12 @@ class Contents:
                 return f"sha256:{digests.folder_digest(inner if inner.is_dir() else path_on_disk)}"
             if (path_on_disk / MANIFEST).is_file():
                 return stage_content(path_on_disk)
-            return f"sha256:{digests.tree_digest(path_on_disk)}" if path_on_disk.is_dir() else None
+            if path_on_disk.is_dir():
+                return f"sha256:{digests.tree_digest(path_on_disk)}"
+            files = [Path(name) for name in sorted(glob(value, recursive=True)) if Path(name).is_file()]
+            return f"sha256:{content_hash(digests.digests(files), 32)}" if files else None
         except OSError as error:
             raise InputError(f"{path}: could not read {value}: {error.strerror or error}") from None
-
-    def _model(self, path: str, value: str, place: Path, revision: Any) -> str | None:
-        if place.is_dir() and place.resolve() == (ASSETS / "toy" / "target").resolve():  # it brings its heads along
-            folders = [digests.folder_digest(folder) for folder in (place, ASSETS / "toy" / "head")]
-            return f"sha256:{content_hash(folders, 32)}"
-        if place.is_dir():
-            return f"sha256:{digests.folder_digest(place)}"
-        if Path(value).exists() or value.startswith((".", "/", "~")):
-            return None
-        return self._hub(path, value, revision, "model")
 
     def _hub(self, path: str, name: str, revision: Any, kind: str) -> str:
         revision = None if revision is None else str(revision)
@@ -151,6 +166,14 @@ def is_content(value: Any) -> bool:
     return isinstance(value, str) and value.startswith(CONTENT)
 
 
+def _weights(folder: Path) -> str:
+    """What stands for a folder of weights."""
+    if folder.resolve() != (ASSETS / "toy" / "target").resolve():
+        return f"sha256:{digests.folder_digest(folder)}"
+    both = [digests.folder_digest(one) for one in (folder, ASSETS / "toy" / "head")]  # it brings its heads along
+    return f"sha256:{content_hash(both, 32)}"
+
+
 def stage_content(folder: Path) -> str:
     """What determines the content of a stage's output folder."""
     about = parse_json_file(folder / MANIFEST)
@@ -164,10 +187,3 @@ def _entries(annotation: Any) -> Any:
     """The declared type of the entries of a list or mapping; Any if there is none."""
     inner = [typing.get_args(one) for one in options(annotation) if origin_of(one) in (*LISTS, *MAPPINGS)]
     return inner[0][-1] if inner and inner[0] else Any
-
-
-def _is_file(text: str) -> bool:
-    try:
-        return Path(text).is_file()
-    except OSError:  # too long for a name
-        return False

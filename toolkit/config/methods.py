@@ -5,14 +5,13 @@ The same conditions as `toolkit.decoding.Method`'s own, which judges methods tha
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from toolkit.config import files as configs
-from toolkit.config import sources
+from toolkit.config import choices, flatten, method_config, plain, sources
+from toolkit.config.commands import OfMethod, keys_of
 from toolkit.config.keys import Keys
-from toolkit.config.store import compose_unchecked
 from toolkit.config.values import is_node
 from toolkit.errors import InputError, unknown_name
 
@@ -34,7 +33,11 @@ def check_method(method: Mapping[str, Any]) -> None:
             f"method {name}: {_short(_target(proposer))} draws candidates by the scheme {scheme}, but {_short(rule)} is "
             f"exact only for {', '.join(schemes)}"
         )
-    if is_node(policy) and _needs_history(policy) and sources.constant(_target(proposer), "supports_history") is False:
+    if (
+        is_node(policy)
+        and sources.constant(_target(policy), "uses_history") is True
+        and sources.constant(_target(proposer), "supports_history") is False
+    ):
         raise InputError(
             f"method {name}: {_short(_target(policy))} learns from rounds of chains, and {_short(_target(proposer))} has "
             "none; expected a policy without memory (fixed, confidence, tail, survival, ...)"
@@ -58,7 +61,8 @@ def check_head(config: Mapping[str, Any]) -> None:
         return
     if estimator.get("head", "it needs none") is not None:
         return
-    if _target(pair) == "toolkit.models.pair.ModelPair.from_pretrained" and not _is_toy(pair):
+    is_toy = all(pair.get(side) in (f"toy/{side}", str(TOY / side)) for side in ("target", "draft"))
+    if _target(pair) == "toolkit.models.pair.ModelPair.from_pretrained" and not is_toy:
         raise InputError(
             f"method {method.get('name')} needs an acceptance head, and this pair ships none: expected head=FOLDER (of "
             "toolkit.train), got none"
@@ -73,27 +77,35 @@ def check_grid(
     judge          of a path, a value and what its type must be
     keys_of_class  what the class of a `_target_` takes
     """
-    names = [*configs.choices("method"), *YARDSTICKS]
+    names = [*choices("method"), *YARDSTICKS]
     for name, settings in grid.items():
         if name not in names:
             raise unknown_name("method", str(name), names)
         if name in YARDSTICKS or not isinstance(settings, Mapping):
             continue
-        flat = configs.flatten(settings)
-        if flat.pop("impossible", "skip") != "skip":
+        flat = flatten(settings)
+        if flat.get("impossible", "skip") != "skip":
             raise InputError(f"grid.{name}.impossible: expected skip, got {settings['impossible']!r}")
-        composed = compose_unchecked("method_only", [f"method={name}"]) if set(flat) - {"head"} else {}
-        method = configs.plain(composed).get("method", {})
-        for path, values in flat.items():
-            if path == "head":
-                continue
+        for path, annotation in parameters(name, flat, keys_of_class).items():
+            for value in flat[path] if isinstance(flat[path], list) else [flat[path]]:
+                judge(f"grid.{name}.{path}", value, annotation)
+
+
+def parameters(name: str, paths: Iterable[str], keys_of_class: Callable[[str], Keys | None]) -> dict[str, Any]:
+    """The declared types of a method's keys that a grid names, by dotted path. Raises InputError for one it does not have."""
+    annotations: dict[str, Any] = {}
+    for path in paths:
+        if path == "head":
+            annotations[path] = keys_of(OfMethod).keys[path].annotation
+        elif path != "impossible":
+            method = plain(method_config(name))
             node, key = _below(method, path)
             keys = keys_of_class(_target(node)) if is_node(node) else None
             if keys is None or key not in keys.keys:
                 inside = [f"{path.rpartition(key)[0]}{one}" for one in (keys.keys if keys else method)]
                 raise unknown_name(f"parameter of {name}", path, inside)
-            for value in values if isinstance(values, list) else [values]:
-                judge(f"grid.{name}.{path}", value, keys.keys[key].annotation)
+            annotations[path] = keys.keys[key].annotation
+    return annotations
 
 
 def _below(method: Mapping[str, Any], path: str) -> tuple[Any, str]:
@@ -103,16 +115,6 @@ def _below(method: Mapping[str, Any], path: str) -> tuple[Any, str]:
     for part in parents:
         node = node.get(part) if isinstance(node, Mapping) else None
     return node, key
-
-
-def _needs_history(policy: Mapping[str, Any]) -> bool:
-    """Whether the policy's decisions depend on earlier rounds; False if only the class itself can tell."""
-    return sources.constant(_target(policy), "uses_history") is True
-
-
-def _is_toy(pair: Mapping[str, Any]) -> bool:
-    sides = {"target": pair.get("target"), "draft": pair.get("draft")}
-    return all(path in (f"toy/{side}", str(TOY / side)) for side, path in sides.items())
 
 
 def _target(node: Any) -> str:

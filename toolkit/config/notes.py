@@ -15,7 +15,7 @@ import types
 import typing
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Annotated, Any, Union
+from typing import Annotated, Any, ClassVar, Union
 
 UNIONS = (Union, types.UnionType)
 
@@ -121,7 +121,7 @@ class Group:
 
 @dataclass(frozen=True)
 class File:
-    """A file, an output folder, or any other folder with all that is below it."""
+    """A file, files by a pattern (DIR/*.jsonl), an output folder, or any other folder with all that is below it."""
 
 
 @dataclass(frozen=True)
@@ -134,13 +134,16 @@ class Model:
     """Weights: a folder, toy/target, toy/draft, or a name on the hub with the revision that the key `revision` holds."""
 
     revision: str = "revision"
+    kind: ClassVar[str] = "model"
 
 
 @dataclass(frozen=True)
 class HubData:
-    """A data set of the hub, at the revision that the key `revision` holds, unless local files are read instead of it."""
+    """A folder, or a name on the hub at the revision that `revision` holds; `instead`: keys of files that are read for it."""
 
     instead: tuple[str, ...] = ()
+    kind: str = "dataset"
+    revision: ClassVar[str] = "revision"
 
 
 CONTENTS = (File, Head, Model, HubData)

@@ -21,6 +21,8 @@ from toolkit.config import notes
 from toolkit.config.keys import REQUIRED, Key, Keys, meanings_in
 
 Definition = ast.ClassDef | ast.FunctionDef
+OTHERS = ("toolkit", "analysis", "data_gen", "hydra_plugins")  # packages of this toolkit
+INSTALLED = {"site-packages", "dist-packages"}
 _TYPES: dict[str, Any] = {
     **{kind.__name__: kind for kind in (int, float, str, bool, list, dict, tuple, set, Path)},
     **{name: getattr(collections.abc, name) for name in ("Sequence", "Mapping", "Collection")},
@@ -90,7 +92,9 @@ def module_file(module: str) -> Path | None:
     folders: Any = None
     spec = None
     for depth in range(module.count(".") + 1):
-        spec = PathFinder.find_spec(".".join(module.split(".")[: depth + 1]), folders)
+        name = ".".join(module.split(".")[: depth + 1])
+        finders: Any = (PathFinder, *sys.meta_path)  # packages that are installed as editable have their own
+        spec = next((spec for finder in finders if (spec := finder.find_spec(name, folders)) is not None), None)
         if spec is None:
             return None
         folders = spec.submodule_search_locations or []
@@ -123,6 +127,35 @@ def is_kind(target: str, base: str) -> bool:
     """Whether a class, or one of its bases, has this name."""
     definition = find(target)
     return definition is not None and any(one.node.name == base for one in _family(definition))
+
+
+def users_files(target: str) -> list[Path]:
+    """The source files that a dotted name of a user's own comes from, with all of the user's own that they import.
+
+    This toolkit's modules, Python's own and installed packages are not a user's.
+    """
+    files: dict[str, Path] = {}
+    waiting = [target]
+    while waiting:
+        parts = waiting.pop().split(".")
+        if parts[0] in OTHERS or parts[0] in sys.stdlib_module_names:
+            continue
+        for module in (".".join(parts[:end]) for end in range(1, len(parts) + 1)):
+            file = None if module in files else module_file(module)
+            if file is not None and not INSTALLED.intersection(file.parts):
+                files[module] = file
+                waiting += _imports(module)
+    return [files[module] for module in sorted(files)]
+
+
+def _imports(module: str) -> Iterator[str]:
+    """Dotted names that a module imports, wherever in its file."""
+    file = module_file(module)
+    for node in ast.walk(_tree(file)) if file is not None else ():
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            yield from (".".join(_imported(node, module, alias.asname or alias.name)) for alias in node.names)
 
 
 def clear() -> None:

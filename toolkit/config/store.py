@@ -32,7 +32,7 @@ def compose_unchecked(config_name: str, overrides: Sequence[str] = ()) -> Any:
     papers.register(words, (files.CONF, *files.user_folders()))
     if files.user_folders() and not any(word.startswith("hydra.searchpath=") for word in words):
         folders = ",".join(files.quoted(f"file://{folder}") for folder in files.user_folders())
-        words.append(f"hydra.searchpath=[{folders}]")
+        words.append(files.settable(f"hydra.searchpath=[{folders}]"))
     if GlobalHydra.instance().is_initialized():
         return hydra.compose(config_name=config_name, overrides=words)
     with hydra.initialize_config_dir(config_dir=str(files.CONF), version_base="1.3"):

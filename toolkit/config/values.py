@@ -193,7 +193,8 @@ def checked(function: Callable[Arguments, Result]) -> Callable[Arguments, Result
         try:
             arguments = signature.bind(*args, **kwargs).arguments
         except TypeError as error:
-            raise InputError(f"{function.__qualname__}: {error}; expected {signature_of(signature)}") from None
+            names = ", ".join(name for name in signature.parameters if name not in ("self", "cls"))
+            raise InputError(f"{function.__qualname__}: {error}; expected ({names})") from None
         for name, value in arguments.items():
             annotation = _hints(function).get(name, Any)
             if annotation is not Any:
@@ -201,11 +202,6 @@ def checked(function: Callable[Arguments, Result]) -> Callable[Arguments, Result
         return function(*args, **kwargs)
 
     return call
-
-
-def signature_of(signature: inspect.Signature) -> str:
-    """The names of a call's arguments."""
-    return f"({', '.join(name for name in signature.parameters if name not in ('self', 'cls'))})"
 
 
 def check_ranges(made: object, prefix: str = "") -> None:

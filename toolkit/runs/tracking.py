@@ -26,6 +26,7 @@ from toolkit.errors import InputError
 from toolkit.files import journal
 from toolkit.files.atomic import read_json, write_json
 from toolkit.files.text import first_line
+from toolkit.runs.stage import sweep_name
 
 Mode = Literal["online", "offline", "disabled"]
 PROJECT = "acceptance-toolkit"
@@ -35,8 +36,7 @@ SPEC = Path(__file__).parents[1] / "assets" / "charts" / "scatter-by-group.json"
 CHART, PLAIN_SCATTER = "acceptance-toolkit-scatter", "wandb/scatter/v0"
 PROBE_SECONDS = 6.0  # within which a server that is there answers
 UNNAMED = (
-    "paths", "hydra", "logger", "overwrite", "track", "pair", "data", "prompts", "ckpt_path", "before", "after", "trainer",
-    "batch_size", "inputs", "dev", "test", "tags",
+    "paths", "hydra", "logger", "overwrite", "track", "tags", "ckpt_path", "before", "after", "batch_size", "export",
 )  # fmt: skip  # keys that do not say what sets a run apart
 LINKS = ("latest-run", "debug.log", "debug-internal.log")  # that wandb makes beside its runs
 SPELLINGS: dict[str, Mode] = {
@@ -47,6 +47,20 @@ SPELLINGS: dict[str, Mode] = {
     "dryrun": "offline",
     "disabled": "disabled",
 }
+
+
+_tags: tuple[str, ...] = ()  # of the experiment under way
+
+
+@contextmanager
+def tagged(tags: Sequence[str]) -> Iterator[None]:
+    """Within this context every run has these tags, too: those of an experiment's stages."""
+    global _tags
+    before, _tags = _tags, (*_tags, *tags)
+    try:
+        yield
+    finally:
+        _tags = before
 
 
 def wandb_mode() -> Mode:
@@ -78,9 +92,9 @@ def wandb_run(
 
     job_type  the stage's name; the run's first tag, too; config: plain containers
     folder    the run's files go to <folder>/wandb, which run it is to <folder>/wandb_run.json
-    group     None: WANDB_RUN_GROUP, or the name of the folder above
-    tags      more of them; track: False: no run
-    name      what sets it apart from others of its stage; None: the command's overrides, else the folder's name
+    group     None: WANDB_RUN_GROUP, the experiment, the sweep, or the name of the folder above
+    tags      more of them, beside the experiment's (`tagged`); track: False: no run
+    name      what it is called, before the command's overrides; without either, as its folder
     inputs    folders that the stage read: the config's `inputs` says which runs made them
     project   None: WANDB_PROJECT, or the toolkit's; run_id: an earlier run to be continued; mode: None: `wandb_mode`'s
     Yields the wandb run, or None if there is none to log to; the `log_*` functions below take either.
@@ -93,12 +107,13 @@ def wandb_run(
         yield None
         return
     folder = Path(folder)
+    group = group or os.environ.get("WANDB_RUN_GROUP") or experiment_name() or sweep_name()
     options = {
         "project": project or os.environ.get("WANDB_PROJECT", PROJECT),
         "id": run_id,
-        "name": name or overrides_name() or folder.name,
-        "group": group or os.environ.get("WANDB_RUN_GROUP") or folder.resolve().parent.name or None,
-        "tags": list(dict.fromkeys([job_type, *filter(None, tags)])),
+        "name": overrides_name(name=name or "") or folder.name,
+        "group": group or folder.resolve().parent.name or None,
+        "tags": list(dict.fromkeys([job_type, *filter(None, (*tags, *_tags))])),
     }
     if run_id is not None and mode == "online":  # offline ones are joined when synced
         options["resume"] = "allow"
@@ -119,23 +134,33 @@ def wandb_run(
             print(f"wandb: offline run; upload it with: python -m toolkit.sync folder={folder}")
 
 
-def overrides_name(words: Sequence[str] | None = None) -> str | None:
+def experiment_name() -> str | None:
+    """The experiment of the Hydra job that is running, if it has one."""
+    from hydra.core.hydra_config import HydraConfig
+
+    name = HydraConfig.get().runtime.choices.get("experiment") if HydraConfig.initialized() else None
+    return None if name is None else str(name)
+
+
+def overrides_name(words: Sequence[str] | None = None, name: str = "") -> str | None:
     """What a command line changed, as a run is called: "toy_head depth=2 w_rej=6"; None if it changed nothing.
 
-    words  overrides; None: those of the Hydra job that is running. Paths, devices and logging do not name a run.
+    words  overrides; None: those of the Hydra job that is running. Output folders, logging and lists of folders do not name
+           a run, and of a path its last part does
+    name   what stands before them; a name in it is not said again
     """
     if words is None:
         from hydra.core.hydra_config import HydraConfig
 
         words = list(HydraConfig.get().overrides.task) if HydraConfig.initialized() else []
-    parts = []
+    parts = [name]
     for word in words:
         key, _, value = word.lstrip("+~").partition("=")
-        if key == "experiment":
-            parts.append(value)
-        elif value and key.split(".")[0] not in UNNAMED and "/" not in value:
-            parts.append(f"{key.split('.')[-1]}={value}")
-    return " ".join(parts)[:128] or None
+        value = value if "/" not in value else "" if value[0] in "[{" else value.strip("\"'/").rpartition("/")[2]
+        if key.split(".")[0] in UNNAMED or not value or (value.isidentifier() and value in name.split()):
+            continue
+        parts.append(value if key == "experiment" else f"{key.split('.')[-1]}={value}")
+    return " ".join(filter(None, parts))[:128] or None
 
 
 def unreachable(timeout: float = PROBE_SECONDS) -> str | None:

@@ -17,7 +17,6 @@ from pytorch_lightning.utilities import rank_zero_only
 
 from toolkit.files.atomic import write_text
 from toolkit.files.text import as_csv, lines_of
-from toolkit.runs.stage import sweep_name
 from toolkit.runs.tracking import log_folder, wandb_run
 from toolkit.training.processes import is_first_process
 
@@ -99,7 +98,7 @@ def open_wandb(
     run_id    the run folder's, so that a resumed training continues its run
     id        another run to continue; None: run_id
     project   of Weights & Biases; None: WANDB_PROJECT, or the toolkit's
-    group     of its runs; None: the sweep's name
+    group     of its runs; None: as `toolkit.runs.tracking.wandb_run` says
     tags      of the run
     log_head  upload the exported head as an artifact
     offline   True: never connect; None: as `toolkit.runs.tracking.wandb_mode` decides, without ever asking for a key
@@ -108,7 +107,7 @@ def open_wandb(
         "train",
         config,
         folder,
-        group or sweep_name(),
+        group,
         tags,
         track=is_first_process(),
         project=project,

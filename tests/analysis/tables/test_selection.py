@@ -6,6 +6,7 @@ import pytest
 
 from analysis.tables.frontier_tables import Cost
 from analysis.tables.rows import COUNTS, throughput, totals
+from analysis.tables.scalars import sweep_scalars
 from analysis.tables.selection import choose, comparable, settings_table, undominated, unseen
 from toolkit.errors import InputError
 
@@ -31,6 +32,17 @@ def test_choice_follows_the_cost_ratio():
     test = totals(rows(DEV, split="test"))
     assert choose(DEV_TOTALS, test, 0.05, "d")["speculative"] == "K=6"
     assert choose(DEV_TOTALS, test, 0.5, "d")["speculative"] == "K=2"
+
+
+@pytest.mark.parametrize("methods", [DEV, {("autoregressive", ""): (0, 10)}])
+def test_every_sweep_has_both_rates_throughput_and_its_gain(methods):
+    """Of its best setting; of plain decoding, where there is no other."""
+    scalars = sweep_scalars(settings_table(rows(methods), 0.5), 0.5)
+    drafted, calls = min(methods.values(), key=lambda counts: 0.5 * counts[0] + counts[1])
+    throughput = 10 / (0.5 * drafted + calls)
+    expected = {"verification_rate": calls / 10, "discard_rate": (drafted + calls - 10) / 10, "throughput": throughput}
+    assert {name: scalars[name] for name in expected} == pytest.approx(expected)
+    assert scalars["gain"] == pytest.approx(throughput - 1)
 
 
 def test_choice_does_not_look_at_test_counts():
