@@ -27,7 +27,7 @@ from toolkit.config.command_line import check_choices as check_choices
 from toolkit.config.command_line import prepare
 from toolkit.config.command_line import tidy_overrides as tidy_overrides
 from toolkit.config.identity import UNRESOLVED, Contents, contents_of, is_content
-from toolkit.errors import InputError, StaleError
+from toolkit.errors import InputError, StaleError, interrupted
 from toolkit.files import digests, journal, lock
 from toolkit.files.atomic import content_hash, parse_json_file, write_failure, write_json
 
@@ -377,6 +377,10 @@ def command(config_name: str, run: Callable[[Any], Any], score: Callable[[Any, P
         main()
     except InputError as error:
         sys.exit(f"error: {error}")
+    except (KeyboardInterrupt, SystemExit) as error:
+        if KeyboardInterrupt in (type(error), type(error.__context__)):  # Lightning exits with 1 after Ctrl-C
+            interrupted()
+        raise
 
 
 def one_line(error: Exception) -> str | None:

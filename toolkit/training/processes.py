@@ -14,6 +14,7 @@ The trainer's config says whether there are several: variables that a launcher h
 from __future__ import annotations
 
 import os
+import signal
 import sys
 from collections.abc import Mapping
 from datetime import timedelta
@@ -24,7 +25,7 @@ from pytorch_lightning.plugins.environments import LightningEnvironment, SLURMEn
 from pytorch_lightning.utilities import rank_zero_only
 from torch import distributed
 
-from toolkit.errors import InputError
+from toolkit.errors import INTERRUPTED, InputError
 from toolkit.files.text import first_line
 from toolkit.runs.stage import sweep_name
 
@@ -99,6 +100,7 @@ class Processes:
         processes = cls(cfg.trainer)
         if not is_first_process():
             sys.stdout = open(os.devnull, "w")  # noqa: SIM115
+            signal.signal(signal.SIGINT, lambda *_: os._exit(INTERRUPTED))  # the first process says it
         return processes
 
     def __init__(self, trainer: Mapping[str, Any]):
