@@ -206,7 +206,7 @@ def _no_such_class(path: str, target: str) -> InputError:
     if module in MOVED:
         return InputError(f"{path}._target_: {target} is {MOVED[module]}.{name} now")
     return InputError(
-        f"{path}._target_: expected a class or function that can be imported, got {target}: no module {module}"
+        f"{path}._target_: expected a class or function that can be imported, got {target}: {sources.hidden(module) or f'no module {module}'}"
     )
 
 

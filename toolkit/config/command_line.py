@@ -15,6 +15,7 @@ from typing import NoReturn
 from toolkit import config as configs
 from toolkit.config import files, papers
 from toolkit.errors import InputError, interrupted, unknown_name
+from toolkit.files.digests import ensure_home
 
 APPENDED = ("experiment=", "hparams_search=", "debug=")  # groups that take a +, which people leave out
 _prepared: tuple[str, ...] | None = None  # the last command line that `prepare` has gone through
@@ -27,6 +28,7 @@ def check_command_line(config_name: str) -> None:
     """
     usual = sys.excepthook
     sys.excepthook = lambda kind, *error: interrupted() if kind is KeyboardInterrupt else usual(kind, *error)
+    ensure_home()  # before libraries look for their caches
     try:
         sys.argv[1:] = prepare(config_name, sys.argv[1:])
     except InputError as error:
