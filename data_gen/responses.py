@@ -78,7 +78,7 @@ def run(cfg: commands.Responses) -> Path:
     if all_there(stage, [stage.folder / shard_name(number) for number in range(len(shards))], cfg):
         with joining(stage) as last:
             if last:
-                _finish(stage, prompts, job, {} if cfg.endpoints else Weights.of(pair.target).facts("target"))
+                _finish(stage, prompts, job, len(shards), {} if cfg.endpoints else Weights.of(pair.target).facts("target"))
     return stage.folder
 
 
@@ -153,9 +153,8 @@ def _respond(
     return [rows[number] for number in numbers]
 
 
-def _finish(stage: Stage, prompts: list[Prompt], job: str, weights: dict[str, Any]) -> None:
+def _finish(stage: Stage, prompts: list[Prompt], job: str, num_shards: int, weights: dict[str, Any]) -> None:
     """Count every row of every shard and close the manifest."""
-    num_shards = len(list(stage.folder.glob("shard-*.jsonl")))
     rows = [row for number in range(num_shards) for row in read_shard(stage.folder / shard_name(number), job)]
     if [row["row"] for row in rows] != list(range(len(prompts))):
         raise InputError(f"{stage.folder}: expected rows 0 to {len(prompts) - 1} once each, got {len(rows)} rows")

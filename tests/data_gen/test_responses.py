@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from data_gen import responses
+from data_gen.texts import read_responses
 from toolkit import config
 from toolkit.errors import InputError, StaleError
 from toolkit.files.atomic import read_json
@@ -96,6 +97,17 @@ def test_ranks_share_the_work(checkpoints, prompts_file, tmp_path):
         list(responses.read_rows(split))
     make(checkpoints, prompts_file, split, "world_size=2", "rank=0")
     assert shards(split) == shards(whole)
+
+
+def test_foreign_files_in_an_unfinished_folder_are_named_and_left_alone(checkpoints, prompts_file, tmp_path, capsys):
+    whole, folder = make(checkpoints, prompts_file, tmp_path / "whole"), tmp_path / "out"
+    make(checkpoints, prompts_file, folder, "world_size=2", "rank=1")
+    (folder / "shard-old.jsonl").write_text("notes")
+    make(checkpoints, prompts_file, folder)
+    assert f"{folder}: shard-old.jsonl: not written by this stage, left alone" in capsys.readouterr().err
+    ours = {name: text for name, text in shards(folder).items() if name != "shard-old.jsonl"}
+    assert ours == shards(whole) and (folder / "shard-old.jsonl").read_text() == "notes"
+    assert [path.name for path in read_responses(folder).inputs] == sorted(ours)
 
 
 @pytest.mark.slow

@@ -205,8 +205,9 @@ def _no_such_class(path: str, target: str) -> InputError:
         return unknown_name(f"{path}._target_", name, sources.names_in(module), f"in {module}")
     if module in MOVED:
         return InputError(f"{path}._target_: {target} is {MOVED[module]}.{name} now")
+    reason = sources.hidden(module) or f"no module {module}"
     return InputError(
-        f"{path}._target_: expected a class or function that can be imported, got {target}: {sources.hidden(module) or f'no module {module}'}"
+        f"{path}._target_: expected a class or function that can be imported, got {target}: {reason}"
     )
 
 
