@@ -78,7 +78,9 @@ def run(cfg: commands.Responses) -> Path:
     if all_there(stage, [stage.folder / shard_name(number) for number in range(len(shards))], cfg):
         with joining(stage) as last:
             if last:
-                _finish(stage, prompts, job, len(shards), {} if cfg.endpoints else Weights.of(pair.target).facts("target"))
+                _finish(
+                    stage, prompts, job, len(shards), {} if cfg.endpoints else Weights.of(pair.target).facts("target")
+                )
     return stage.folder
 
 

@@ -172,7 +172,7 @@ def test_damaged_and_foreign_shards_are_named(checkpoints, prompts_file, tmp_pat
 def test_other_folders_are_refused(tmp_path):
     with pytest.raises(InputError, match="expected a responses folder"):
         list(responses.read_rows(tmp_path))
-    (tmp_path / stage.MANIFEST).write_text(json.dumps({"stage": "mix", "status": "finished"}))
+    stage.open_stage("mix", config.compose("mix", [f"paths.output_dir={tmp_path}", "responses=x"])).finish()
     with pytest.raises(InputError, match="got one of stage 'mix'"):
         list(responses.read_rows(tmp_path))
 

@@ -206,9 +206,7 @@ def _no_such_class(path: str, target: str) -> InputError:
     if module in MOVED:
         return InputError(f"{path}._target_: {target} is {MOVED[module]}.{name} now")
     reason = sources.hidden(module) or f"no module {module}"
-    return InputError(
-        f"{path}._target_: expected a class or function that can be imported, got {target}: {reason}"
-    )
+    return InputError(f"{path}._target_: expected a class or function that can be imported, got {target}: {reason}")
 
 
 def _needs_choice(annotation: Any) -> bool:

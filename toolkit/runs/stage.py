@@ -116,9 +116,9 @@ def read_manifest(folder: Path | str) -> dict[str, Any]:
     """A folder's manifest. Raises InputError, one line, if it is missing, damaged, or not this toolkit's."""
     path = Path(folder) / MANIFEST
     manifest = parse_json_file(path)
-    if not isinstance(manifest, dict):
+    if not isinstance(manifest, dict) or "stage" not in manifest:
         raise InputError(f"{path} is not a manifest of this toolkit; move it, or choose another folder")
-    if "checksum" in manifest and manifest["checksum"] != checksum(manifest):
+    if manifest.get("checksum") != checksum(manifest):
         raise InputError(f"{path} is damaged (its checksum does not match); delete it and run the command again")
     return manifest
 
