@@ -15,12 +15,14 @@ Accounting: done + failed + skipped = input. Failed rows hold an error, skipped 
 
 from __future__ import annotations
 
+import sys
+
 if __name__ == "__main__":  # help and faults, before anything heavy is imported
     from toolkit.config.command_line import check_command_line
 
     check_command_line("responses")
+    print("responses: importing torch and transformers", file=sys.stderr, flush=True)
 
-import sys
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -55,10 +57,12 @@ def run(cfg: commands.Responses) -> Path:
     finished = finished_stage("responses", settings, inputs=prompt_files(cfg), ignore=IGNORED)
     if finished is not None:
         return _finished_before(finished)
+    print("responses: reading the prompts", file=sys.stderr)
     prompts = instantiate(cfg.prompts).load()
     stage = open_stage("responses", settings, inputs=prompt_files(cfg), ignore=IGNORED, shared=part)
     if stage.finished:
         return _finished_before(stage)
+    print(f"responses: {len(prompts):,} prompts; loading the pair", file=sys.stderr)
     sampling = instantiate(cfg.sampling)
     pair = served_pair(plain(cfg.pair)) if cfg.endpoints else instantiate(cfg.pair)
     weights = None if cfg.endpoints else fingerprint(pair.target)
@@ -98,9 +102,11 @@ def read_rows(folder: Path | str, statuses: tuple[str, ...] = ("done",)) -> Iter
     Each: id, row, status, prompt_ids, token_ids (end of text included), finish_reason, text, answer, error. Raises
     InputError if the folder is not finished, or a shard is missing, cut short, altered or of another job.
     """
+    from tqdm.auto import tqdm
+
     folder = Path(folder)
     stage = _finished_manifest(folder)
-    for number in range(stage["num_shards"]):
+    for number in tqdm(range(stage["num_shards"]), "reading responses", unit="shard", delay=1, leave=False):
         for row in read_shard(folder / shard_name(number), stage["job"]):
             if row["status"] in statuses:
                 yield row

@@ -16,11 +16,12 @@ def started(*words: str) -> subprocess.Popen[str]:
     return subprocess.Popen([sys.executable, *words], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
-def assert_one_line(process: subprocess.Popen[str]) -> None:
+def assert_one_line(process: subprocess.Popen[str]) -> str:
     _, errors = process.communicate(timeout=120)
     assert process.returncode == 130
     assert errors.rstrip("\n").split("\n")[-1] == LINE
     assert "Traceback" not in errors
+    return errors
 
 
 def test_while_modules_are_imported():
@@ -40,7 +41,8 @@ def test_while_work_is_done(tmp_path):
     while not list(tmp_path.glob("out/shard-*")) and process.poll() is None:
         time.sleep(0.02)
     process.send_signal(signal.SIGINT)
-    assert_one_line(process)
+    steps = ["importing torch and transformers", "reading the prompts", "1,000 prompts; loading the pair"]
+    assert assert_one_line(process).startswith("".join(f"responses: {step}\n" for step in steps))  # never silent for long
 
 
 @pytest.mark.slow
