@@ -42,7 +42,9 @@ def test_while_work_is_done(tmp_path):
         time.sleep(0.02)
     process.send_signal(signal.SIGINT)
     steps = ["importing torch and transformers", "reading the prompts", "1,000 prompts; loading the pair"]
-    assert assert_one_line(process).startswith("".join(f"responses: {step}\n" for step in steps))  # never silent for long
+    assert assert_one_line(process).startswith(
+        "".join(f"responses: {step}\n" for step in steps)
+    )  # never silent for long
 
 
 @pytest.mark.slow
