@@ -215,8 +215,9 @@ def check_ranges(made: object, prefix: str = "") -> None:
 
     prefix  what the message puts before the name: "policy."
     """
-    always = _always(type(made))
-    for name, annotation in _attributes(type(made)).items():
+    kind: Any = type(made)
+    always = _always(kind)
+    for name, annotation in _attributes(kind).items():
         if hasattr(made, name) and type(value := getattr(made, name)) not in always[name]:
             check_value(prefix + name, value, annotation)
 
