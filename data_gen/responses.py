@@ -15,12 +15,14 @@ Accounting: done + failed + skipped = input. Failed rows hold an error, skipped 
 
 from __future__ import annotations
 
+import sys
+
 if __name__ == "__main__":  # help and faults, before anything heavy is imported
     from toolkit.config.command_line import check_command_line
 
     check_command_line("responses")
+    print("responses: importing torch and transformers", file=sys.stderr, flush=True)
 
-import sys
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -55,10 +57,12 @@ def run(cfg: commands.Responses) -> Path:
     finished = finished_stage("responses", settings, inputs=prompt_files(cfg), ignore=IGNORED)
     if finished is not None:
         return _finished_before(finished)
+    print("responses: reading the prompts", file=sys.stderr)
     prompts = instantiate(cfg.prompts).load()
     stage = open_stage("responses", settings, inputs=prompt_files(cfg), ignore=IGNORED, shared=part)
     if stage.finished:
         return _finished_before(stage)
+    print(f"responses: {len(prompts):,} prompts; loading the pair", file=sys.stderr)
     sampling = instantiate(cfg.sampling)
     pair = served_pair(plain(cfg.pair)) if cfg.endpoints else instantiate(cfg.pair)
     weights = None if cfg.endpoints else fingerprint(pair.target)
@@ -78,7 +82,9 @@ def run(cfg: commands.Responses) -> Path:
     if all_there(stage, [stage.folder / shard_name(number) for number in range(len(shards))], cfg):
         with joining(stage) as last:
             if last:
-                _finish(stage, prompts, job, {} if cfg.endpoints else Weights.of(pair.target).facts("target"))
+                _finish(
+                    stage, prompts, job, len(shards), {} if cfg.endpoints else Weights.of(pair.target).facts("target")
+                )
     return stage.folder
 
 
@@ -96,9 +102,11 @@ def read_rows(folder: Path | str, statuses: tuple[str, ...] = ("done",)) -> Iter
     Each: id, row, status, prompt_ids, token_ids (end of text included), finish_reason, text, answer, error. Raises
     InputError if the folder is not finished, or a shard is missing, cut short, altered or of another job.
     """
+    from tqdm.auto import tqdm
+
     folder = Path(folder)
     stage = _finished_manifest(folder)
-    for number in range(stage["num_shards"]):
+    for number in tqdm(range(stage["num_shards"]), "reading responses", unit="shard", delay=1, leave=False):
         for row in read_shard(folder / shard_name(number), stage["job"]):
             if row["status"] in statuses:
                 yield row
@@ -153,9 +161,8 @@ def _respond(
     return [rows[number] for number in numbers]
 
 
-def _finish(stage: Stage, prompts: list[Prompt], job: str, weights: dict[str, Any]) -> None:
+def _finish(stage: Stage, prompts: list[Prompt], job: str, num_shards: int, weights: dict[str, Any]) -> None:
     """Count every row of every shard and close the manifest."""
-    num_shards = len(list(stage.folder.glob("shard-*.jsonl")))
     rows = [row for number in range(num_shards) for row in read_shard(stage.folder / shard_name(number), job)]
     if [row["row"] for row in rows] != list(range(len(prompts))):
         raise InputError(f"{stage.folder}: expected rows 0 to {len(prompts) - 1} once each, got {len(rows)} rows")

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from data_gen.responses import read_rows
+from data_gen.shards import shard_name
 from toolkit.errors import InputError
 from toolkit.models.fingerprint import Weights
 from toolkit.runs.stage import read_manifest
@@ -96,7 +97,7 @@ def read_responses(folders: str | Path | Sequence[str | Path], same_ends: bool =
         sampling = {key: value for key, value in manifest["config"]["sampling"].items() if key != "_target_"}
         samplings.append(Sampling(**sampling))
         targets.append(Weights.recorded(manifest, "target"))
-        inputs += sorted(folder.glob("shard-*.jsonl"))
+        inputs += (folder / shard_name(number) for number in range(manifest["num_shards"]))
         for row in answered:
             if not row["prompt_ids"] or not row["token_ids"]:
                 raise InputError(f"{folder}: response {row['id']} is empty; expected a prompt and at least one token")

@@ -18,6 +18,7 @@ from typing import Any
 import pytorch_lightning as pl
 import torch
 from pytorch_lightning.callbacks import ModelCheckpoint, TQDMProgressBar
+from pytorch_lightning.plugins.environments import LightningEnvironment
 from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 
 from data_gen.domains import DOMAINS, Example, get
@@ -76,7 +77,7 @@ def train(
             ModelCheckpoint(folder, name, every_n_train_steps=cfg.checkpoint_every, enable_version_counter=False),
             TQDMProgressBar(refresh_rate=cfg.log_every),
         ],
-        plugins=[AtomicCheckpointIO()],
+        plugins=[AtomicCheckpointIO(), LightningEnvironment()],  # one process, whatever a launcher has left
         logger=False,
         enable_model_summary=False,
     )

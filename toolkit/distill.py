@@ -42,7 +42,7 @@ from toolkit.training.checkpoints import BEST, LAST, folder_of, read_checkpoint
 from toolkit.training.console import quiet_lightning
 from toolkit.training.loggers import run_id_of
 from toolkit.training.processes import Processes, is_first_process, is_sharded
-from toolkit.training.start import resume_path
+from toolkit.training.start import check_choice, resume_path
 from toolkit.training.trainer import build_trainer
 
 DRAFT, SCORES = "draft", "metrics.json"
@@ -56,6 +56,7 @@ def run(cfg: commands.Distill) -> Path:
 
 
 def _run(cfg: commands.Distill) -> Path:
+    check_choice(cfg.ckpt_path, None)
     processes, first = Processes.of(cfg), is_first_process()
     if not first:
         processes.wait()  # until the first one has made the responses and opened the folder

@@ -12,6 +12,7 @@ import sys
 from collections.abc import Iterable
 from typing import Any, NoReturn
 
+INTERRUPTED = 128 + 2  # the exit code that shells give a process that SIGINT has ended
 LONGEST = 80  # characters of a name that messages quote
 
 
@@ -38,6 +39,12 @@ def unknown_name(kind: str, name: str, names: Iterable[str], where: str = "") ->
     near = difflib.get_close_matches(name, names, n=3, cutoff=0.4)
     hint = f"did you mean {' or '.join(near)}?" if near else f"known: {', '.join(names)}"
     return InputError(f"unknown {kind} {name!r}{where and ' ' + where}: {hint}")
+
+
+def interrupted() -> NoReturn:
+    """End the process after Ctrl-C: one line says how to go on, the exit code is the shell's 130."""
+    print("interrupted: what is finished is kept; run the same line again to go on", file=sys.stderr)
+    sys.exit(INTERRUPTED)
 
 
 def merged(old: str, new: str) -> NoReturn:

@@ -31,7 +31,7 @@ from toolkit.config import commands, escaped, instantiate, override, plain
 from toolkit.engine.hidden_states import check_layers, counted, layers_of
 from toolkit.errors import InputError
 from toolkit.files.atomic import read_json, write_text
-from toolkit.runs.pipeline import fill_folders, plan_stages, run_stages
+from toolkit.runs.pipeline import expand_stages, fill_folders, plan_stages, run_stages
 from toolkit.runs.stage import Stage, command, open_stage, provenance
 from toolkit.runs.tracking import log_summary, overrides_name, parameter_counts, tagged
 from toolkit.training.baselines import comparison, complaint, yardsticks
@@ -71,6 +71,7 @@ def _run(cfg: commands.Train) -> Path:
     without_stand_ins(cfg)
     if cfg.dry_run:
         return dry_run(cfg)
+    expand_stages(cfg.after or {})  # its faults, before anything is made
     if cfg.model is None:
         if not cfg.before and not cfg.after:
             raise InputError(

@@ -44,7 +44,7 @@ NAMED = {kind.__name__: make for kind, make in MAKERS.items()}
 IMPORT = re.compile(r"^(?:import \w.*|from [\w.]+ import .*)$", re.MULTILINE)
 # Seccomp's number of an architecture, and its calls that make processes and namespaces: clone, fork, vfork, clone3, unshare.
 NEW = {"x86_64": (0xC000003E, (56, 57, 58, 435, 272)), "aarch64": (0xC00000B7, (220, 435, 97))}
-READING = (sqlite3.SQLITE_SELECT, sqlite3.SQLITE_READ, sqlite3.SQLITE_FUNCTION)
+READING = (sqlite3.SQLITE_SELECT, sqlite3.SQLITE_READ, sqlite3.SQLITE_FUNCTION, sqlite3.SQLITE_RECURSIVE)
 SIZES = {sqlite3.SQLITE_LIMIT_LENGTH: 200_000, sqlite3.SQLITE_LIMIT_SQL_LENGTH: 100_000,
          sqlite3.SQLITE_LIMIT_LIKE_PATTERN_LENGTH: 1000, sqlite3.SQLITE_LIMIT_ATTACHED: 0}  # fmt: skip
 

@@ -16,9 +16,8 @@ import pandas as pd
 
 from analysis.tables.rows import FREE
 from toolkit.errors import InputError
-from toolkit.files.atomic import read_json
 from toolkit.files.text import lines_of
-from toolkit.runs.stage import MANIFEST
+from toolkit.runs.stage import MANIFEST, read_manifest
 
 TECHNICAL = ("_target_", "cuda_graphs", "cpu_packing", "self_check")  # change no token
 OFF = {"top_k": 0, "top_p": 1.0, "min_p": 0.0, "repetition_penalty": 1.0}  # sampling settings that change nothing
@@ -89,7 +88,7 @@ def read_folder(path: Path) -> Folder:
     """Raises InputError if the folder has no manifest."""
     if not (path / MANIFEST).exists():
         raise InputError(f"inputs: expected an output folder (with a {MANIFEST}) at {path}, found none")
-    return Folder(path, read_json(path / MANIFEST))
+    return Folder(path, read_manifest(path))
 
 
 def grouped(folders: Sequence[Folder]) -> list[Group]:
@@ -128,7 +127,7 @@ def _made_with(manifest: dict[str, Any], depth: int) -> tuple[dict[str, Any], di
             break
         path = Path(source).parent / MANIFEST
         if path.exists():
-            other = _made_with(read_json(path), depth + 1)
+            other = _made_with(read_manifest(path.parent), depth + 1)
             pair = pair if isinstance(pair, dict) else other[0]
             sampling = sampling if isinstance(sampling, dict) or manifest.get("stage") == "train" else other[1]
     relevant = lambda values: {k: v for k, v in values.items() if k not in (*FREE, *TECHNICAL) and v != {}}
@@ -145,4 +144,4 @@ def _names_of(manifest: dict[str, Any], content: str, depth: int) -> Iterator[st
                 yield str(names[named])
     for source in manifest.get("inputs") or {} if depth < 3 else ():
         if (path := Path(source).parent / MANIFEST).exists():
-            yield from _names_of(read_json(path), content, depth + 1)
+            yield from _names_of(read_manifest(path.parent), content, depth + 1)

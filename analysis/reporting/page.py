@@ -13,11 +13,14 @@ from analysis.reporting.panels import Panel
 from analysis.tables.files import as_markdown_text
 
 VERSION = 1  # of the JSON file
+# Control characters that models write, as signs: their bytes end some readers' pages, or change what a terminal shows.
+VISIBLE = {code: 0x2400 + code for code in range(32) if chr(code) not in "\n\t"} | {127: 0x2421}
+VISIBLE |= dict.fromkeys(range(128, 160), 0xFFFD)
 TEMPLATES = Path(__file__).resolve().parent.parent / "templates"
 
 
 def render(template: str, facts: dict[str, Any]) -> str:
-    """A template with these facts. Everything that is not the template's own is escaped, in HTML and in Markdown."""
+    """A template with these facts. What is not the template's own is escaped, and its control characters are shown as signs."""
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
     environment = Environment(
@@ -25,6 +28,7 @@ def render(template: str, facts: dict[str, Any]) -> str:
         autoescape=template.endswith(".html.j2"),
         undefined=StrictUndefined,
         keep_trailing_newline=True,
+        finalize=lambda value: value.translate(VISIBLE) if type(value) is str else value,
     )
     environment.filters["md"] = lambda value: as_markdown_text(str(value))
     return environment.get_template(template).render(**facts)

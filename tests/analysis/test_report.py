@@ -16,7 +16,7 @@ from analysis.tables.definitions import DEFINITIONS
 from toolkit import config
 from toolkit.errors import InputError
 from toolkit.files.atomic import read_json, write_json, write_text
-from toolkit.runs.stage import MANIFEST
+from toolkit.runs.stage import MANIFEST, checksum
 
 
 class Page(HTMLParser):
@@ -37,6 +37,10 @@ class Page(HTMLParser):
 
     def handle_data(self, data):
         self.text += data
+
+
+def write_manifest(folder, about):
+    write_json(folder / MANIFEST, {**about, "checksum": checksum(about)})
 
 
 def run(root, inputs, *overrides):
@@ -98,17 +102,23 @@ def test_tables_are_complete_and_larger_ones_named(tmp_path, inputs):
 
 
 NASTY = "<script>alert(1)</script> | [x](javascript:1) `a` </pre>\u2028"
+CONTROLS = "\0\x07\x1b[31m\x7f\x9b"
 
 
 def test_any_folder_with_a_manifest_will_do_and_no_text_of_it_is_markup(tmp_path):
-    manifest = {"stage": f"train{NASTY}", "status": "finished", "config": {"lr": 0.1, "name": NASTY}, "argv": [NASTY]}
-    write_json(tmp_path / "run" / MANIFEST, manifest)
+    manifest = {
+        "stage": f"train{NASTY}",
+        "status": "finished",
+        "config": {"lr": 0.1, "name": NASTY},
+        "argv": [NASTY, CONTROLS],
+    }
+    write_manifest(tmp_path / "run", manifest)
     write_text(tmp_path / "run" / "metrics.csv", f'epoch,"{NASTY}"\n0,0.5\n1,<i>0.25</i>\n2,"{NASTY}"\n')
     write_text(tmp_path / "run" / "empty.csv", "")
     rounds = [
         {"num_drafted": 2, "num_draft_calls": 2, "num_accepted": 1, "num_produced": 2, "bonus": False, "widths": []}
     ]
-    line = {"id": NASTY, "prompt": NASTY, "pieces": [NASTY, "ok"], "rounds": rounds}
+    line = {"id": NASTY, "prompt": NASTY + CONTROLS, "pieces": [NASTY, f"ok{CONTROLS}"], "rounds": rounds}
     write_text(tmp_path / "run" / "generations.jsonl", json.dumps(line) + "\n")
     folder = run(tmp_path, [tmp_path / "run"], f"title={json.dumps('<script>' + 'title')}")
     html, text = ((folder / name).read_text() for name in ("report.html", "report.md"))
@@ -117,6 +127,9 @@ def test_any_folder_with_a_manifest_will_do_and_no_text_of_it_is_markup(tmp_path
     assert "&lt;i&gt;0.25&lt;/i&gt;" in html
     assert "empty.csv could not be read as a table" in html
     assert "<script" not in text and "](javascript" not in text
+    library = html.index('<script type="module">') if '<script type="module">' in html else len(html)
+    assert not set(CONTROLS) - set("[31m") & {*html[:library], *text}
+    assert "ok␀␇␛[31m␡\ufffd" in html
     assert html.count('class="tok accepted"') == 2 and "[1 rejected]" in html, "one in the legend"
     for name in ("frontier", "sweep"):
         assert f"Missing: none of the folders is a {name}" in html, "what is not there is said to be missing"
@@ -126,9 +139,9 @@ def test_runs_of_other_sampling_are_kept_apart(tmp_path):
     for name, temperature in (("a", 1.0), ("b", 0.5), ("c", 1.0)):
         sampling = {"temperature": temperature, "seed": len(name)}
         about = {"stage": "sweep", "config": {"pair": {"target": "t", "draft": "d"}, "sampling": sampling}}
-        write_json(tmp_path / name / MANIFEST, about)
-    write_json(tmp_path / "head" / MANIFEST, {"stage": "train", "config": {"pair": {"target": "t", "draft": "d"}}})
-    write_json(tmp_path / "other" / MANIFEST, {"stage": "train", "config": {"pair": {"target": "t", "draft": "e"}}})
+        write_manifest(tmp_path / name, about)
+    write_manifest(tmp_path / "head", {"stage": "train", "config": {"pair": {"target": "t", "draft": "d"}}})
+    write_manifest(tmp_path / "other", {"stage": "train", "config": {"pair": {"target": "t", "draft": "e"}}})
     groups = grouped([read_folder(tmp_path / name) for name in ("a", "b", "c", "head", "other")])
     assert [[folder.path.name for folder in group.folders] for group in groups] == [
         ["a", "c", "head"],
@@ -197,9 +210,9 @@ def test_titles_call_models_as_the_command_did(tmp_path):
     content = {"target": "sha256:aa", "draft": ["sha256:bb", "sha256:cc"], "chat_template_options": {}}
     given = {"pair.target": "toy/target", "pair.draft.0": "one", "pair.draft.1": "two"}
     sweep = {"stage": "sweep", "config": {"pair": content, "sampling": {"temperature": 1.0}}, "given": given}
-    write_json(tmp_path / "sweep" / MANIFEST, sweep)
+    write_manifest(tmp_path / "sweep", sweep)
     inputs = {str(tmp_path / "sweep" / "rows.parquet"): "sha256:dd"}
-    write_json(tmp_path / "frontier" / MANIFEST, {"stage": "frontier", "config": {}, "inputs": inputs})
+    write_manifest(tmp_path / "frontier", {"stage": "frontier", "config": {}, "inputs": inputs})
     (group,) = grouped([read_folder(tmp_path / name) for name in ("frontier", "sweep")])
     assert group.title == "toy/target with one and two, temperature=1.0"
     assert group.called("sha256:unknown") == "sha256:unknown"

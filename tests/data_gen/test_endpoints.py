@@ -91,6 +91,22 @@ def test_rows_are_those_of_decoding_here_with_the_servers_tokens(make, stub, che
     assert [row["prompt_ids"] for row in rows_of(local)] == [row["prompt_ids"] for row in rows]
 
 
+@pytest.mark.parametrize("proxy", ["http://127.0.0.1:9", "socks5://127.0.0.1:9"])
+def test_no_proxy_stands_in_front_of_this_machine(make, stub, monkeypatch, proxy):
+    for name in ("http_proxy", "HTTP_PROXY", "all_proxy", "ALL_PROXY"):
+        monkeypatch.setenv(name, proxy)
+    monkeypatch.delenv("no_proxy")
+    monkeypatch.delenv("NO_PROXY", raising=False)
+    assert {row["status"] for row in rows_of(make())} == {"done"}
+
+
+def test_a_proxy_that_cannot_be_used_is_one_line(make, stub, monkeypatch):
+    monkeypatch.setenv("ALL_PROXY", "socks9://127.0.0.1:9")
+    monkeypatch.delenv("no_proxy")
+    with pytest.raises(InputError, match="http://far.example/v1/completions: HTTP_PROXY, .*socks9"):
+        make(addresses=["http://far.example/v1"])
+
+
 def test_every_field_of_the_sampling_is_sent(make, stub):
     make(
         "sampling.temperature=.7", "sampling.top_p=.9", "sampling.top_k=5", "sampling.min_p=.05",

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from data_gen import responses
+from data_gen.texts import read_responses
 from toolkit import config
 from toolkit.errors import InputError, StaleError
 from toolkit.files.atomic import read_json
@@ -98,6 +99,17 @@ def test_ranks_share_the_work(checkpoints, prompts_file, tmp_path):
     assert shards(split) == shards(whole)
 
 
+def test_foreign_files_in_an_unfinished_folder_are_named_and_left_alone(checkpoints, prompts_file, tmp_path, capsys):
+    whole, folder = make(checkpoints, prompts_file, tmp_path / "whole"), tmp_path / "out"
+    make(checkpoints, prompts_file, folder, "world_size=2", "rank=1")
+    (folder / "shard-old.jsonl").write_text("notes")
+    make(checkpoints, prompts_file, folder)
+    assert f"{folder}: shard-old.jsonl: not written by this stage, left alone" in capsys.readouterr().err
+    ours = {name: text for name, text in shards(folder).items() if name != "shard-old.jsonl"}
+    assert ours == shards(whole) and (folder / "shard-old.jsonl").read_text() == "notes"
+    assert [path.name for path in read_responses(folder).inputs] == sorted(ours)
+
+
 @pytest.mark.slow
 def test_killed_at_random_moments_and_continued_equals_uninterrupted(checkpoints, prompts_file, tmp_path):
     whole = make(checkpoints, prompts_file, tmp_path / "whole", "shard_size=1")
@@ -160,7 +172,7 @@ def test_damaged_and_foreign_shards_are_named(checkpoints, prompts_file, tmp_pat
 def test_other_folders_are_refused(tmp_path):
     with pytest.raises(InputError, match="expected a responses folder"):
         list(responses.read_rows(tmp_path))
-    (tmp_path / stage.MANIFEST).write_text(json.dumps({"stage": "mix", "status": "finished"}))
+    stage.open_stage("mix", config.compose("mix", [f"paths.output_dir={tmp_path}", "responses=x"])).finish()
     with pytest.raises(InputError, match="got one of stage 'mix'"):
         list(responses.read_rows(tmp_path))
 

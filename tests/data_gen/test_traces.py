@@ -19,6 +19,7 @@ from toolkit.acceptance.head import AcceptanceHead
 from toolkit.config import compose
 from toolkit.engine.tabular import TabularModel
 from toolkit.errors import InputError, StaleError
+from toolkit.runs.stage import checksum
 from toolkit.sampling import Sampling, warp
 from toolkit.stopping import Bounded, Confidence, Fixed
 from toolkit.trace import Trace, join
@@ -280,7 +281,7 @@ def test_folders_that_end_by_different_limits_are_not_recorded_together(tiny_res
     shutil.copytree(tiny_responses, other)
     manifest = json.loads((other / "manifest.json").read_text())
     manifest["config"]["sampling"]["max_new_tokens"] += 1
-    del manifest["checksum"]
+    manifest["checksum"] = checksum(manifest)
     (other / "manifest.json").write_text(json.dumps(manifest))
     with pytest.raises(InputError, match="differ in target or sampling"):
         read_texts([str(tiny_responses), str(other)], None)

@@ -162,3 +162,44 @@ def test_the_quickstart_sweeps_three_domains_in_three_parts():
     live = set(after["live_math"]["overrides"])
     assert {"prompts=toy_math", "prompts.split=test", "prompts.limit=32", "source=live", "grid=quickstart_live"} <= live
     assert 'grid.specdec_pp.head=["{train}/head"]' in live and "source=live" not in after["test_math"]["overrides"]
+
+
+@pytest.mark.parametrize("name", ["analysis.py", "data_gen/__init__.py"])
+def test_a_package_of_the_users_that_hides_ours_is_named(name, tmp_path):
+    """One line, before anything is made: a stage, or a class of a config, would come from it."""
+    (tmp_path / name).parent.mkdir(exist_ok=True)
+    (tmp_path / name).touch()
+    command = [sys.executable, "-m", "toolkit.train", "+experiment=quickstart"]
+    environment = {**os.environ, "PYTHONPATH": str(CONF.parent)}
+    done = subprocess.run(command, cwd=tmp_path, env=environment, text=True, capture_output=True, check=False)
+    package = name.partition("/")[0].removesuffix(".py")
+    assert done.returncode == 1
+    assert f"{tmp_path / name} hides this toolkit's {package}: rename it" in done.stderr.rstrip("\n").split("\n")[-1]
+    assert "Traceback" not in done.stderr
+    assert not (tmp_path / "outputs").exists()
+
+
+NOBODY = """
+import os, pwd, sys
+def nobody(number): raise KeyError(number)
+pwd.getpwuid = nobody
+from toolkit.config.command_line import check_command_line
+sys.argv = ["decode", "method=speculative"]
+check_command_line("decode")
+import wandb
+from toolkit.files.digests import cache_folder
+wandb.init(mode="offline", dir=".", settings=wandb.Settings(silent=True)).finish()
+assert cache_folder().is_absolute() and not os.path.exists("~")
+"""
+
+
+def test_a_user_without_a_home_has_caches_for_the_time_of_the_command(tmp_path):
+    removed = ("HOME", "XDG_CACHE_HOME", "XDG_CONFIG_HOME", "WANDB_API_KEY")
+    environment = {key: value for key, value in os.environ.items() if key not in removed} | {
+        "PYTHONPATH": str(CONF.parent)
+    }
+    done = subprocess.run(
+        [sys.executable, "-c", NOBODY], cwd=tmp_path, env=environment, text=True, capture_output=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.startswith("this user has no home folder: caches last as long as this process")

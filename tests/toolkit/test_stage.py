@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 from omegaconf import OmegaConf
 
+from analysis.reporting.folders import read_folder
 from toolkit.config import CONF, compose
 from toolkit.errors import InputError, StaleError
 from toolkit.files import atomic, digests, journal
@@ -212,8 +213,6 @@ def test_a_damaged_or_foreign_manifest_is_named(tmp_path):
     path.write_text("[]")
     with pytest.raises(InputError, match="manifest.json is not a manifest of this toolkit; move it"):
         stage.read_manifest(folder)
-    path.write_text('{"stage": "demo"}')  # an earlier version's, without a checksum
-    assert stage.read_manifest(folder) == {"stage": "demo"}
 
 
 def test_finished_work_is_found_without_writing(tmp_path):
@@ -288,11 +287,22 @@ def test_other_work_is_refused_with_the_first_difference(tmp_path, values, reaso
         stage.open_stage("demo", config_at(folder, **values))
 
 
-def test_a_manifest_that_says_little_is_other_work(tmp_path):
-    """An earlier version's."""
-    (tmp_path / stage.MANIFEST).write_text('{"stage": "demo"}')
-    with pytest.raises(StaleError, match="holds other work: size was None, is 1;"):
-        stage.open_stage("demo", config_at(tmp_path, size=1))
+@pytest.mark.parametrize("changed", [{"config": [1]}, {"inputs": 3, "files": []}, {"checksum": None}])
+def test_a_manifest_that_was_changed_is_refused(tmp_path, changed):
+    """Wherever it is read: by its own stage, by others, by a report."""
+    folder = stage.open_stage("demo", config_at(tmp_path / "out", size=1)).finish()
+    manifest = stage.read_manifest(folder) | changed
+    (folder / stage.MANIFEST).write_text(
+        json.dumps({key: value for key, value in manifest.items() if value is not None})
+    )
+    for read in (lambda: stage.open_stage("demo", config_at(folder, size=1)), lambda: read_folder(folder)):
+        with pytest.raises(InputError, match="manifest.json is damaged .its checksum does not match.; delete it"):
+            read()
+    work = stage.open_stage("demo", config_at(folder, size=1, overwrite=True))
+    assert not work.finished
+
+
+def test_files_that_were_added_or_changed_are_other_inputs(tmp_path):
     for name in ("a.txt", "b.txt"):
         (tmp_path / name).write_text(name)
     inputs = [tmp_path / "a.txt", tmp_path / "b.txt"]

@@ -206,9 +206,8 @@ def _no_such_class(path: str, target: str) -> InputError:
         return unknown_name(f"{path}._target_", name, sources.names_in(module), f"in {module}")
     if module in MOVED:
         return InputError(f"{path}._target_: {target} is {MOVED[module]}.{name} now")
-    return InputError(
-        f"{path}._target_: expected a class or function that can be imported, got {target}: no module {module}"
-    )
+    reason = sources.hidden(module) or f"no module {module}"
+    return InputError(f"{path}._target_: expected a class or function that can be imported, got {target}: {reason}")
 
 
 def _needs_choice(annotation: Any) -> bool:

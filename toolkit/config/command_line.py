@@ -14,7 +14,8 @@ from typing import NoReturn
 
 from toolkit import config as configs
 from toolkit.config import files, papers
-from toolkit.errors import InputError, unknown_name
+from toolkit.errors import InputError, interrupted, unknown_name
+from toolkit.files.digests import ensure_home
 
 APPENDED = ("experiment=", "hparams_search=", "debug=")  # groups that take a +, which people leave out
 _prepared: tuple[str, ...] | None = None  # the last command line that `prepare` has gone through
@@ -23,8 +24,11 @@ _prepared: tuple[str, ...] | None = None  # the last command line that `prepare`
 def check_command_line(config_name: str) -> None:
     """The checks of `python -m MODULE ...`, where the module begins.
 
-    Ends the process after --help, and with one line after a fault.
+    Ends the process after --help, and with one line after a fault, or after Ctrl-C while the module is imported.
     """
+    usual = sys.excepthook
+    sys.excepthook = lambda kind, *error: interrupted() if kind is KeyboardInterrupt else usual(kind, *error)
+    ensure_home()  # before libraries look for their caches
     try:
         sys.argv[1:] = prepare(config_name, sys.argv[1:])
     except InputError as error:

@@ -177,9 +177,9 @@ def _weights(folder: Path) -> str:
 def stage_content(folder: Path) -> str:
     """What determines the content of a stage's output folder."""
     about = parse_json_file(folder / MANIFEST)
-    if not isinstance(about, dict) or "stage" not in about:
+    if not isinstance(about, dict) or "stage" not in about or not isinstance(about.get("inputs"), dict):
         return f"sha256:{digests.folder_digest(folder)}"
-    inputs = sorted(map(str, (about.get("inputs") or {}).values()))
+    inputs = sorted(map(str, about["inputs"].values()))
     return f"{about['stage']}:{content_hash([about.get('config'), inputs], 16)}"
 
 

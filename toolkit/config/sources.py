@@ -102,6 +102,15 @@ def module_file(module: str) -> Path | None:
     return path if path is not None and path.suffix == ".py" else None
 
 
+def hidden(module: str) -> str | None:
+    """What hides a module of this toolkit: a package of the user's that has the name of ours. None if nothing does."""
+    package = module.partition(".")[0]
+    own, file = Path(__file__).resolve().parents[2] / package / "__init__.py", module_file(package)
+    if not own.is_file() or file is None or file.resolve() == own:
+        return None
+    return f"{file} hides this toolkit's {package}: rename it, or run the command in another folder"
+
+
 def names_in(module: str) -> list[str]:
     """Public names that a module defines or imports, for suggestions."""
     return sorted({name for node in _statements(module) for name in _bound(node) if not name.startswith("_")})

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import copy
 import inspect
-import os
 import warnings
 from functools import cache
 from pathlib import Path
@@ -29,6 +28,7 @@ from toolkit.engine.hf import HFSession
 from toolkit.engine.shrinking import WINDOW, UnknownSizes, build, tiny_config
 from toolkit.errors import InputError
 from toolkit.files.atomic import content_hash, file_hash, read_json, write_json
+from toolkit.files.digests import cache_folder
 
 SMALL = 50_000_000  # parameters of a model that is tried on its own weights, where its class cannot be built tiny
 FAR = 1024  # tokens that such a trial reads at most
@@ -243,8 +243,7 @@ def _looks_ahead(model: Any) -> bool:
 
 def memory_file() -> Path:
     """Where architectures that were right are remembered: in the user's cache folder."""
-    folder = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
-    return Path(folder).expanduser() / "acceptance-toolkit" / "architectures.json"
+    return cache_folder() / "architectures.json"
 
 
 def _key(model_class: type, config: Any, attention: str | None) -> str:

@@ -8,9 +8,12 @@ from __future__ import annotations
 
 import os
 import re
+import sys
 import time
 from collections.abc import Sequence
+from functools import cache
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from toolkit.errors import InputError
@@ -27,8 +30,23 @@ COMMIT = re.compile(r"[0-9a-f]{40}")
 
 def cache_folder() -> Path:
     """The toolkit's folder in the user's cache."""
+    ensure_home()
     folder = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
     return Path(folder).expanduser() / "acceptance-toolkit"
+
+
+def ensure_home() -> None:
+    """Give a user without a home (no HOME, no entry of passwd) one that lasts as long as the process, and say so."""
+    if os.path.expanduser("~").startswith("~"):
+        os.environ["HOME"] = _temporary().name
+        print(
+            "this user has no home folder: caches last as long as this process; HOME=FOLDER keeps them", file=sys.stderr
+        )
+
+
+@cache
+def _temporary() -> TemporaryDirectory[str]:
+    return TemporaryDirectory(prefix="home-")
 
 
 def digest(path: Path | str) -> str:

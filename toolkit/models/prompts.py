@@ -95,8 +95,10 @@ def read_jsonl(path: str | Path) -> list[Prompt]:
     Raises InputError for a missing file. Raises it, with the line's number, for a line that is not JSON, lacks an id or
     repeats one. A line has to hold exactly one of "prompt" and "messages".
     """
+    from tqdm.auto import tqdm
+
     prompts: dict[str, Prompt] = {}
-    for number, line in numbered_lines(Path(path)):
+    for number, line in tqdm(numbered_lines(Path(path)), "reading prompts", unit=" prompts", delay=1, leave=False):
         try:
             prompt = _parse(line)
         except InputError as error:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import time
 from collections.abc import Callable
 from typing import Any
@@ -23,6 +24,7 @@ from toolkit.files.text import first_line
 
 AGAIN = (408, 409, 425, 429)  # and 5xx
 WRONG = (301, 302, 303, 307, 308, 401, 403, 404, 405)
+LOCAL = re.compile(r"localhost|127\.[\d.]+|0\.0\.0\.0|::1")  # hosts that no proxy stands in front of
 LONGEST_WAIT = 60.0  # seconds
 LONGEST_REPLY = 2**22  # bytes
 
@@ -70,7 +72,13 @@ class Client:
         self.seconds, self.who, self.mend = seconds, who, mend
         headers = {"Content-Type": "application/json", "Accept": "application/json"}
         headers |= {"Authorization": f"Bearer {key}"} if key else {}
-        self._http = httpx.Client(headers=headers, limits=httpx.Limits(max_connections=None))
+        here = urlsplit(url).scheme == "http" and LOCAL.fullmatch(urlsplit(url).hostname or "") is not None
+        try:
+            self._http = httpx.Client(headers=headers, limits=httpx.Limits(max_connections=None), trust_env=not here)
+        except (ImportError, ValueError) as error:  # a proxy that httpx cannot use, with its own words
+            raise InputError(
+                f"{who} at {self.address}: HTTP_PROXY, HTTPS_PROXY or ALL_PROXY: {first_line(error)}"
+            ) from None
 
     def post(self, body: Any) -> Any:
         """The answer to a request, parsed. Raises Silent, Refused or Wrong."""

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from toolkit import config as configs
+from toolkit.config import sources
 from toolkit.errors import InputError
 
 NAME = re.compile(r"\{([^{}$]*)\}")
@@ -194,10 +195,12 @@ def expand_stages(stages: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
           overrides: ["prompts=toy_{domain}"]
 
     makes dev_math, dev_code, test_math, test_code. A mapping gives every name overrides of its own. Raises InputError if
-    two stages get the same name.
+    two stages get the same name, or a stage's module is hidden by another one.
     """
     expanded: dict[str, dict[str, Any]] = {}
     for pattern, stage in configs.unresolved(stages).items():
+        if reason := sources.hidden(str(stage.get("run"))):
+            raise InputError(reason)
         axes = stage.pop("for_each", None) or {}
         for names in product(*axes.values()):
             chosen = dict(zip(axes, names, strict=True))

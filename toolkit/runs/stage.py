@@ -27,7 +27,7 @@ from toolkit.config.command_line import check_choices as check_choices
 from toolkit.config.command_line import prepare
 from toolkit.config.command_line import tidy_overrides as tidy_overrides
 from toolkit.config.identity import UNRESOLVED, Contents, contents_of, is_content
-from toolkit.errors import InputError, StaleError
+from toolkit.errors import InputError, StaleError, interrupted
 from toolkit.files import digests, journal, lock
 from toolkit.files.atomic import content_hash, parse_json_file, write_failure, write_json
 
@@ -116,9 +116,9 @@ def read_manifest(folder: Path | str) -> dict[str, Any]:
     """A folder's manifest. Raises InputError, one line, if it is missing, damaged, or not this toolkit's."""
     path = Path(folder) / MANIFEST
     manifest = parse_json_file(path)
-    if not isinstance(manifest, dict):
+    if not isinstance(manifest, dict) or "stage" not in manifest:
         raise InputError(f"{path} is not a manifest of this toolkit; move it, or choose another folder")
-    if "checksum" in manifest and manifest["checksum"] != checksum(manifest):
+    if manifest.get("checksum") != checksum(manifest):
         raise InputError(f"{path} is damaged (its checksum does not match); delete it and run the command again")
     return manifest
 
@@ -162,6 +162,9 @@ def open_stage(
                 lock.release(stage.folder, stage._lock)
                 raise
         journal.begin(stage.folder)
+        files = [entry for entry in sorted(stage.folder.iterdir()) if entry.is_file() and entry.name[0] != "."]
+        if foreign := [path.name for path in files if path.name != MANIFEST and journal.is_foreign(path)]:
+            print(f"{stage.folder}: {_some(foreign)}: not written by this stage, left alone", file=sys.stderr)
         if not shared:
             journal.clear_temporaries(stage.folder)
         if not (stage.folder / MANIFEST).exists() or stage.finished:
@@ -377,6 +380,10 @@ def command(config_name: str, run: Callable[[Any], Any], score: Callable[[Any, P
         main()
     except InputError as error:
         sys.exit(f"error: {error}")
+    except (KeyboardInterrupt, SystemExit) as error:
+        if KeyboardInterrupt in (type(error), type(error.__context__)):  # Lightning exits with 1 after Ctrl-C
+            interrupted()
+        raise
 
 
 def one_line(error: Exception) -> str | None:

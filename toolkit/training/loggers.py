@@ -15,6 +15,7 @@ from typing import Any
 from pytorch_lightning.loggers import Logger, WandbLogger
 from pytorch_lightning.utilities import rank_zero_only
 
+from toolkit.files import journal
 from toolkit.files.atomic import write_text
 from toolkit.files.text import as_csv, lines_of
 from toolkit.runs.tracking import log_folder, wandb_run
@@ -35,7 +36,8 @@ class MetricsFile(Logger):
         super().__init__()
         self.path = Path(folder) / METRICS
         self.lines: dict[int, dict[str, Any]] = {}
-        if self.path.exists():
+        if first_step and self.path.exists():
+            journal.check(self.path, "delete it to go on without the lines before")
             rows = list(csv.DictReader(lines_of(self.path.read_text())))
             earlier_rows = [row for row in rows if int(row["step"]) < first_step]
             self.lines = {int(row["step"]): {k: v for k, v in row.items() if v and k != "step"} for row in earlier_rows}

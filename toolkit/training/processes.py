@@ -6,6 +6,7 @@
 
 Each process runs the whole command. The first process makes the data and opens the output folder. The others wait for it
 and find the data made. Under torchrun and Slurm they wait at a barrier. Lightning starts its own processes only then.
+The trainer's config says whether there are several: variables that a launcher has left (RANK, SLURM_NTASKS) do not.
 
 `toolkit.training.whole_steps` says how the loss of a step is computed.
 """
@@ -13,21 +14,24 @@ and find the data made. Under torchrun and Slurm they wait at a barrier. Lightni
 from __future__ import annotations
 
 import os
+import signal
 import sys
 from collections.abc import Mapping
 from datetime import timedelta
 from typing import Any
 
 import torch
-from pytorch_lightning.plugins.environments import ClusterEnvironment, SLURMEnvironment, TorchElasticEnvironment
+from pytorch_lightning.plugins.environments import LightningEnvironment, SLURMEnvironment, TorchElasticEnvironment
 from pytorch_lightning.utilities import rank_zero_only
 from torch import distributed
 
-from toolkit.errors import InputError
+from toolkit.errors import INTERRUPTED, InputError
+from toolkit.files.text import first_line
 from toolkit.runs.stage import sweep_name
 
 PATIENCE = timedelta(days=30)  # the first process may have responses of a large target to make
 SINGLE = ("auto", "single_device")  # strategies of one process, if devices is 1
+ALL = ("auto", "-1")  # devices: as many as there are
 
 
 def is_first_process() -> bool:
@@ -36,8 +40,12 @@ def is_first_process() -> bool:
 
 
 def is_distributed(trainer: Mapping[str, Any]) -> bool:
-    """Whether a trainer's config asks for a strategy of several processes."""
-    return str(trainer.get("strategy", "auto")) not in SINGLE
+    """Whether a trainer's config asks for several processes: by its strategy, its devices or its nodes."""
+    devices = trainer.get("devices", 1)
+    if str(devices) in ALL:
+        devices = 1 if trainer.get("accelerator") == "cpu" else torch.cuda.device_count()
+    alone = str(devices) in ("0", "1") if isinstance(devices, int | str) else len(devices) == 1
+    return not alone or trainer.get("num_nodes", 1) > 1 or str(trainer.get("strategy", "auto")) not in SINGLE
 
 
 def is_sharded(trainer: Mapping[str, Any]) -> bool:
@@ -57,8 +65,8 @@ def check_processes(
     """
     if is_distributed(trainer) and multirun:
         raise InputError(
-            f"trainer.strategy={trainer['strategy']}: its processes run the whole command, and a multirun is several "
-            "trainings; expected one command per training, or trainer=cpu or trainer=gpu with a launcher"
+            f"trainer.strategy={trainer.get('strategy', 'auto')}: its processes run the whole command, and a multirun "
+            "is several trainings; expected one command per training, or trainer=cpu or trainer=gpu with a launcher"
         )
     if not is_sharded(trainer):
         return
@@ -89,15 +97,29 @@ class Processes:
             "rate": cfg.optimizer.get("lr") is not None,
         }
         check_processes(cfg.trainer, **facts)
+        processes = cls(cfg.trainer)
         if not is_first_process():
             sys.stdout = open(os.devnull, "w")  # noqa: SIM115
-        return cls(cfg.trainer)
+            signal.signal(signal.SIGINT, lambda *_: os._exit(INTERRUPTED))  # the first process says it
+        return processes
 
     def __init__(self, trainer: Mapping[str, Any]):
         self.group: Any = None
-        kinds = (TorchElasticEnvironment, SLURMEnvironment) if is_distributed(trainer) else ()
-        environment: ClusterEnvironment | None = next((kind() for kind in kinds if kind.detect()), None)
-        if environment is None or environment.world_size() == 1:
+        if not is_distributed(trainer):
+            rank_zero_only.rank = 0  # Lightning has set it by the variables
+            return
+        try:
+            kinds = (TorchElasticEnvironment, SLURMEnvironment)
+            environment = next((kind() for kind in kinds if kind.detect()), LightningEnvironment())
+        except RuntimeError as error:  # Slurm's tasks are not what Lightning can use
+            raise InputError(
+                f"trainer.strategy={trainer.get('strategy', 'auto')} under Slurm: {first_line(error)}"
+            ) from None
+        if isinstance(environment, LightningEnvironment):
+            rank_zero_only.rank = max(environment.node_rank(), environment.local_rank())
+            return
+        rank_zero_only.rank = environment.global_rank()
+        if environment.world_size() == 1:
             return
         check_number(trainer, environment.world_size())
         os.environ["MASTER_ADDR"] = environment.main_address

@@ -23,9 +23,11 @@ from toolkit.training.module import HeadTraining
 
 
 def check_choice(ckpt_path: str | None, from_pretrained: str | None) -> None:
-    """Raises InputError if a training is to begin at two points."""
+    """Raises InputError if a training is to begin at two points, or at a checkpoint that is not there."""
     if ckpt_path is not None and from_pretrained is not None:
         raise InputError("ckpt_path resumes a training, from_pretrained starts one from a trained head: set only one")
+    if ckpt_path not in (None, "last") and not Path(str(ckpt_path)).exists():
+        raise InputError(f"ckpt_path: expected a checkpoint at {ckpt_path}, found none")
 
 
 def pretrained_files(from_pretrained: str | None) -> list[Path]:

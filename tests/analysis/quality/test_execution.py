@@ -91,8 +91,14 @@ ATTACKS = {
     "writable schema": "PRAGMA writable_schema = ON",
     "pragma as a table": "SELECT * FROM pragma_journal_mode('delete')",
     "extension": "SELECT load_extension('FOLDER/evil.so')",
-    "endless recursion": "WITH RECURSIVE c(x) AS (SELECT 1 UNION ALL SELECT x + 1 FROM c) SELECT count(*) FROM c",
 }
+COUNTING = "WITH RECURSIVE c(x) AS (SELECT 1 UNION ALL SELECT x + 1 FROM c{}) SELECT count(*) FROM c"
+
+
+def test_a_recursive_query_reads_and_an_endless_one_is_killed(folder):
+    metric = Execution(folder, seconds=1)
+    assert metric.score(COUNTING.format(" WHERE x < 9"), ask("SELECT 9")).counts == (1, 1)
+    assert metric.score(COUNTING.format(""), ask("SELECT 9")).reason == "killed after 1 s"
 
 
 @pytest.mark.parametrize("query", ATTACKS.values(), ids=ATTACKS.keys())

@@ -25,6 +25,7 @@ from toolkit.acceptance.folder import head_hash
 from toolkit.acceptance.preread import PrereadScorer, embedding_table
 from toolkit.errors import InputError
 from toolkit.files.atomic import write_json
+from toolkit.runs.stage import checksum
 from toolkit.stopping import Bounded, Confidence, Fixed, Rate, Survival
 from toolkit.trace.step import RecordedStep
 
@@ -297,7 +298,8 @@ def test_traces_that_were_read_nowhere_cannot_be_judged(scored):
 def traces_folder(path, heads=(), hidden=True, fingerprint="f"):
     path.mkdir()
     write_json(path / "summary.json", {"heads": dict(heads), "draft_fingerprint": fingerprint})
-    write_json(path / "manifest.json", {"config": {"hidden": hidden}})
+    manifest = {"stage": "traces", "config": {"hidden": hidden}}
+    write_json(path / "manifest.json", {**manifest, "checksum": checksum(manifest)})
     return path
 
 

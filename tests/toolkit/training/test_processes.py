@@ -18,7 +18,7 @@ from toolkit.config import compose
 from toolkit.errors import InputError
 from toolkit.files.atomic import read_json
 from toolkit.training.batches import ExampleBatches, Examples
-from toolkit.training.processes import check_number, check_processes
+from toolkit.training.processes import check_number, check_processes, is_distributed
 from toolkit.training.states import Positions
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -112,9 +112,15 @@ def command(words, launcher=("-m",), module="toolkit.train"):
     return [sys.executable, *launcher, *([] if launcher == ("-m",) else ["-m"]), module, *words]
 
 
-def finished(words, cwd, **how):
+def finished(words, cwd, variables=(), **how):
     """The output of a command that ends well."""
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "WANDB_MODE": "offline"}
+    environment = {
+        **os.environ,
+        "PYTHONPATH": str(ROOT),
+        "OMP_NUM_THREADS": "1",
+        "WANDB_MODE": "offline",
+        **dict(variables),
+    }
     done = subprocess.run(command(words, **how), cwd=cwd, env=environment, text=True, capture_output=True, check=False)
     assert done.returncode == 0, done.stderr[-3000:]
     return done.stdout
@@ -150,6 +156,39 @@ def shares(tiny_overrides, tiny_mix, folder):
         "trainer=ddp_sim",
         f"paths.output_dir={folder}",
     ]
+
+
+LEFT_OVER = [{"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1"}, {"SLURM_NTASKS": "4", "SLURM_PROCID": "2"}]
+
+
+@pytest.mark.parametrize("variables", LEFT_OVER, ids=lambda variables: "-".join(variables))
+def test_one_process_ignores_variables_that_a_launcher_has_left(variables, tiny_overrides, tiny_mix, tmp_path):
+    """It shows and writes what it does without them; Lightning reads some of them when it is imported."""
+    words = [*tiny_overrides, f"data.path={tiny_mix}", *SMALL, "trainer=cpu", f"paths.output_dir={tmp_path / 'run'}"]
+    output = finished(words, tmp_path, variables=variables)
+    assert f"output: {tmp_path / 'run'}" in output
+    assert {"metrics.csv", "config.yaml", "head"} <= {path.name for path in (tmp_path / "run").iterdir()}
+
+
+@pytest.mark.parametrize(
+    ("trainer", "several"),
+    [
+        ({}, False), ({"devices": 2}, True), ({"devices": [1]}, False), ({"devices": [0, 1]}, True), ({"devices": "2"}, True),
+        ({"devices": "auto", "accelerator": "cpu"}, False), ({"strategy": "ddp"}, True), ({"num_nodes": 2}, True),
+    ],
+)  # fmt: skip
+def test_a_trainers_config_says_whether_there_are_several_processes(trainer, several):
+    assert is_distributed(trainer) == several
+
+
+@pytest.mark.slow
+def test_several_processes_that_lightning_starts_ignore_another_launchers_rank(
+    alone, tiny_overrides, tiny_mix, tmp_path
+):
+    variables = {"RANK": "1", "WORLD_SIZE": "2"}
+    output = finished(shares(tiny_overrides, tiny_mix, tmp_path / "run"), tmp_path, variables=variables)
+    assert output.count("output: ") == 1
+    assert_same(tmp_path / "run", alone)
 
 
 @pytest.mark.slow

@@ -288,6 +288,25 @@ def test_warm_starts_and_their_refusals(trained, overrides, tmp_path):
         train.run(compose("train", [*overrides, f"from_pretrained={tmp_path}"]))
 
 
+def test_a_finished_training_refuses_a_checkpoint_that_is_not_there(trained, overrides, tmp_path):
+    with pytest.raises(InputError, match=f"ckpt_path: expected a checkpoint at {tmp_path}/no.ckpt, found none"):
+        train.run(compose("train", [*overrides, f"paths.output_dir={trained}", f"ckpt_path={tmp_path}/no.ckpt"]))
+
+
+@pytest.mark.parametrize("text", ["", "step,\0", "epoch\n1\n", "step,epoch\nx,1\n"])
+def test_damaged_curves_of_a_training_that_goes_on_are_named(trained, overrides, tmp_path, text):
+    folder = tmp_path / "run"
+    shutil.copytree(trained, folder)
+    manifest = json.loads((folder / "manifest.json").read_text())
+    (folder / "manifest.json").write_text(json.dumps({**manifest, "status": "running"}))
+    (folder / "metrics.csv").write_text(text)
+    again = compose("train", [*overrides, f"paths.output_dir={folder}"])
+    with pytest.raises(InputError, match="metrics.csv is .*; delete it to go on without the lines before"):
+        train.run(again)
+    (folder / "metrics.csv").unlink()
+    assert same_weights(train.run(again), trained)
+
+
 def test_checkpoints_that_do_not_fit_are_refused(trained, overrides, tmp_path):
     def resume(path, *more):
         options = [*overrides, f"ckpt_path={path}", f"paths.output_dir={tmp_path}/{len(list(tmp_path.iterdir()))}"]
