@@ -23,6 +23,7 @@ if __name__ == "__main__":  # help and faults, before anything heavy is imported
 import sys
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import asdict
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -35,6 +36,7 @@ from toolkit.decoding import decode
 from toolkit.errors import InputError
 from toolkit.files.atomic import content_hash
 from toolkit.models.fingerprint import Weights
+from toolkit.models.generation_config import settled
 from toolkit.models.pair import fingerprint
 from toolkit.models.prompts import Prompt
 from toolkit.models.remote import served_pair
@@ -59,8 +61,8 @@ def run(cfg: commands.Responses) -> Path:
     stage = open_stage("responses", settings, inputs=prompt_files(cfg), ignore=IGNORED, shared=part)
     if stage.finished:
         return _finished_before(stage)
-    sampling = instantiate(cfg.sampling)
     pair = served_pair(plain(cfg.pair)) if cfg.endpoints else instantiate(cfg.pair)
+    sampling = settled(instantiate(cfg.sampling), pair.target)
     weights = None if cfg.endpoints else fingerprint(pair.target)
     job = content_hash([stage.identity, weights, [(prompt.id, prompt.content) for prompt in prompts]])
     firsts = range(0, len(prompts), cfg.shard_size)
@@ -78,7 +80,8 @@ def run(cfg: commands.Responses) -> Path:
     if all_there(stage, [stage.folder / shard_name(number) for number in range(len(shards))], cfg):
         with joining(stage) as last:
             if last:
-                _finish(stage, prompts, job, {} if cfg.endpoints else Weights.of(pair.target).facts("target"))
+                about = {} if cfg.endpoints else Weights.of(pair.target).facts("target")
+                _finish(stage, prompts, job, {"sampling": asdict(sampling), **about})
     return stage.folder
 
 
@@ -153,7 +156,7 @@ def _respond(
     return [rows[number] for number in numbers]
 
 
-def _finish(stage: Stage, prompts: list[Prompt], job: str, weights: dict[str, Any]) -> None:
+def _finish(stage: Stage, prompts: list[Prompt], job: str, facts: dict[str, Any]) -> None:
     """Count every row of every shard and close the manifest."""
     num_shards = len(list(stage.folder.glob("shard-*.jsonl")))
     rows = [row for number in range(num_shards) for row in read_shard(stage.folder / shard_name(number), job)]
@@ -171,7 +174,7 @@ def _finish(stage: Stage, prompts: list[Prompt], job: str, weights: dict[str, An
         num_shards=num_shards,
         num_tokens=tokens,
         num_truncated=truncated,
-        **weights,
+        **facts,
         **facts_of(stage, job, num_shards),
     )
     print(f"responses: {_sentence(counts)}; {tokens} tokens, {truncated} cut at max_new_tokens")
