@@ -26,7 +26,7 @@ import torch
 
 from data_gen.mixed_preview import show
 from data_gen.mixing import MixedExample, mix_batch
-from data_gen.texts import Responses, fingerprints, read_responses, sampling_facts
+from data_gen.texts import Responses, fingerprints, read_responses, sampling_facts, within_context
 from toolkit.config import commands, instantiate, plain
 from toolkit.errors import InputError
 from toolkit.files import journal
@@ -59,6 +59,7 @@ def run(cfg: commands.Mix) -> Path:
         _print_summary(read_json(stage.folder / SUMMARY))
         return stage.folder
     pair = instantiate(cfg.pair)
+    responses = within_context(pair, responses)
     facts = {"sampling": sampling, "mixing_ratio": cfg.mixing_ratio, **fingerprints(pair, responses)}
     paths = _mix_parts(pair, responses, cfg, stage.folder / PARTS)
     if all_there(stage, paths, cfg):

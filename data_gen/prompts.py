@@ -9,6 +9,7 @@ import hashlib
 import json
 import random
 import re
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -16,7 +17,7 @@ from typing import Annotated, Any, Literal
 from data_gen.domains import DOMAINS, get
 from data_gen.domains.splits import SPLITS
 from data_gen.held_out import COUNTS, load_frozen
-from data_gen.templates import Conversation, Row, check_chat, conversation, render, write_chat
+from data_gen.templates import Conversation, NullValueError, Row, check_chat, conversation, render, write_chat
 from toolkit.config.notes import AtLeast, Between, File, HubData
 from toolkit.errors import InputError, unknown_name
 from toolkit.models.prompts import Prompt, PromptSource, read_jsonl
@@ -122,12 +123,13 @@ class HubPrompts(PromptSource):
                   parts are disjoint random samples as long as shuffle_seed is the same
     template      Jinja text of the prompt over the row's fields; or
     turns         the field that holds a conversation (see `templates.conversation`)
-    answer        Jinja text of the reference; an empty one means there is none
+    answer        Jinja text of the reference; an empty one, or a null in it, means there is none
     extra         fields copied into `Prompt.extra`, which also holds a user's `later_turns`
     join          {file, key}: a local JSON list of objects; the one whose `key` equals the row's is the row's `joined`
     chat          how conversations are written: none, llama2 or tokenizer (see `templates.write_chat`)
     shuffle_seed  rows are shuffled with it before anything is cut; None: in the data set's order
-    limit         the most prompts; rows that render to an empty prompt are passed over
+    limit         the most prompts; rows whose prompt is empty, or would hold a null, are passed over
+                  and counted
     limits        part -> its limit where `limit` is None: so a paper's number of test prompts cuts no training part
     data_files    local .json, .jsonl, .parquet or .csv files instead of the hub. A file or a list of files *is* the
                   part; a mapping from splits to files stands for the data set, and `splits` cuts it
@@ -175,6 +177,7 @@ class HubPrompts(PromptSource):
         rows, indices = self._rows()
         joined = self._joined()
         prompts: list[Prompt] = []
+        num_empty = 0
         for index in indices:
             try:
                 prompt = self._prompt(index, rows[index], joined)
@@ -182,8 +185,16 @@ class HubPrompts(PromptSource):
                 raise InputError(f"{self.describe()}, row {index}: {error}") from None
             if prompt is not None:
                 prompts.append(prompt)
+            num_empty += prompt is None
             if len(prompts) == self.limit:
                 break
+        if num_empty:
+            rows_read = len(prompts) + num_empty
+            warnings.warn(
+                f"{self.describe()}: {num_empty} of {rows_read} rows ask nothing (null or empty) and are passed over",
+                RuntimeWarning,
+                stacklevel=1,
+            )
         return prompts
 
     # -- which rows -----------------------------------------------------------------------------------------------
@@ -244,16 +255,22 @@ class HubPrompts(PromptSource):
     # -- from row to prompt ---------------------------------------------------------------------------------------
 
     def _prompt(self, index: int, row: Row, joined: Mapping[str, Any]) -> Prompt | None:
-        """The prompt of one row; None if there is nothing to ask."""
+        """The prompt of one row; None if there is nothing to ask: it is null, or empty."""
         extra = {key: _field(row, key) for key in self.extra}
         if self.join:
             row = {**row, "joined": _entry(joined, row, str(self.join["key"]))}
-        question = self._ask(row)
+        try:
+            question = self._ask(row)
+        except NullValueError:
+            return None
         if not any(message["content"].strip() for message in question.messages):
             return None
         if question.later_turns:
             extra["later_turns"] = list(question.later_turns)
-        answer = question.reply if self.answer is None else render(self.answer, row).strip()
+        try:
+            answer = question.reply if self.answer is None else render(self.answer, row).strip()
+        except NullValueError:
+            answer = None
         content = write_chat(question.messages, self.chat)
         text, messages = (content, None) if isinstance(content, str) else (None, content)
         return Prompt(f"{self.name}-{self.split}-{index:05d}", text, answer or None, messages, extra)

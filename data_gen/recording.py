@@ -127,7 +127,7 @@ class Recorder:
 
     def _check(self, text: _Text) -> None:
         """Raises InputError if live decoding could not have ended in this text."""
-        limit, ends = self.sampling.max_new_tokens, set(self.pair.end_ids or ())
+        limit, ends = self.sampling.max_new_tokens, set(self.pair.ends(self.sampling))
         vocab, produced = self.pair.vocab_size, text.produced
         problem = None
         if not text.prompt or not produced:
@@ -144,7 +144,7 @@ class Recorder:
             what = "neither by an end of text" + (", nor by a stop string" if self.sampling.stop else "")
             problem = f"ends after {len(produced)} tokens, {what} nor by max_new_tokens={limit}"
         elif len(text.prompt) + limit > self.pair.max_length:
-            problem = f"and max_new_tokens={limit} exceed the context of {self.pair.max_length}"
+            problem = f"and max_new_tokens={limit} exceed {self.pair.context}"
         if problem is not None:
             raise InputError(f"response {text.row} {problem}")
 
@@ -225,7 +225,7 @@ class Recorder:
         The sessions have read the texts; their caches grow by the roll-outs of all rejections.
         """
         facts: list[list[dict[str, Tensor]]] = [[] for _ in batch]
-        ends = set(self.pair.end_ids or ())
+        ends = set(self.pair.ends(self.sampling))
         live: list[list[_Roll]] = []
         for text in batch:
             drafted, behind = text.drafted.tolist(), ~text.accepted

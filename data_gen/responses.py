@@ -25,6 +25,7 @@ if __name__ == "__main__":  # help and faults, before anything heavy is imported
 
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import asdict
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -37,6 +38,7 @@ from toolkit.decoding import decode
 from toolkit.errors import InputError
 from toolkit.files.atomic import content_hash
 from toolkit.models.fingerprint import Weights
+from toolkit.models.generation_config import settled
 from toolkit.models.pair import fingerprint
 from toolkit.models.prompts import Prompt
 from toolkit.models.remote import served_pair
@@ -63,8 +65,8 @@ def run(cfg: commands.Responses) -> Path:
     if stage.finished:
         return _finished_before(stage)
     print(f"responses: {len(prompts):,} prompts; loading the pair", file=sys.stderr)
-    sampling = instantiate(cfg.sampling)
     pair = served_pair(plain(cfg.pair)) if cfg.endpoints else instantiate(cfg.pair)
+    sampling = settled(instantiate(cfg.sampling), pair.target)
     weights = None if cfg.endpoints else fingerprint(pair.target)
     job = content_hash([stage.identity, weights, [(prompt.id, prompt.content) for prompt in prompts]])
     firsts = range(0, len(prompts), cfg.shard_size)
@@ -82,9 +84,8 @@ def run(cfg: commands.Responses) -> Path:
     if all_there(stage, [stage.folder / shard_name(number) for number in range(len(shards))], cfg):
         with joining(stage) as last:
             if last:
-                _finish(
-                    stage, prompts, job, len(shards), {} if cfg.endpoints else Weights.of(pair.target).facts("target")
-                )
+                about = {} if cfg.endpoints else Weights.of(pair.target).facts("target")
+                _finish(stage, prompts, job, len(shards), {"sampling": asdict(sampling), **about})
     return stage.folder
 
 
@@ -161,7 +162,7 @@ def _respond(
     return [rows[number] for number in numbers]
 
 
-def _finish(stage: Stage, prompts: list[Prompt], job: str, num_shards: int, weights: dict[str, Any]) -> None:
+def _finish(stage: Stage, prompts: list[Prompt], job: str, num_shards: int, facts: dict[str, Any]) -> None:
     """Count every row of every shard and close the manifest."""
     rows = [row for number in range(num_shards) for row in read_shard(stage.folder / shard_name(number), job)]
     if [row["row"] for row in rows] != list(range(len(prompts))):
@@ -178,7 +179,7 @@ def _finish(stage: Stage, prompts: list[Prompt], job: str, num_shards: int, weig
         num_shards=num_shards,
         num_tokens=tokens,
         num_truncated=truncated,
-        **weights,
+        **facts,
         **facts_of(stage, job, num_shards),
     )
     print(f"responses: {_sentence(counts)}; {tokens} tokens, {truncated} cut at max_new_tokens")

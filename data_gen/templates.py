@@ -13,6 +13,7 @@ from typing import Any
 import jinja2
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
+from toolkit.config.values import shown
 from toolkit.errors import InputError, unknown_name
 from toolkit.models.prompts import Message
 
@@ -20,17 +21,49 @@ CHATS = ("none", "llama2", "tokenizer")
 ROLES = {"human": "user", "gpt": "assistant"}  # names of roles in ShareGPT-like files; others are kept
 Row = Mapping[str, Any]
 
+
+class NullValueError(jinja2.UndefinedError):
+    """A row is null where it is needed."""
+
+
+class _Null(jinja2.StrictUndefined):
+    """A null of a row: false and none to a template, and an error where it would be written or looked into."""
+
+    def __bool__(self) -> bool:  # type: ignore[override]
+        return False
+
+    def __eq__(self, other: object) -> bool:  # type: ignore[override]
+        return other is None or isinstance(other, _Null)
+
+
 _ENVIRONMENT = ImmutableSandboxedEnvironment(
     undefined=jinja2.StrictUndefined, keep_trailing_newline=True, trim_blocks=True
 )
+_ENVIRONMENT.tests["none"] = lambda value: value is None or isinstance(value, _Null)
+_ENVIRONMENT.policies["json.dumps_kwargs"] = {"sort_keys": True, "default": lambda null: None}
 
 
 def render(template: str, row: Row) -> str:
-    """The template filled in with one row. Raises InputError for a field that the row lacks and for a bad template."""
+    """The template filled in with one row.
+
+    Raises NullValueError where it would write a null, InputError for a field that the row lacks and for a bad template.
+    """
     try:
-        return _compile(template).render({**row, "row": row})
+        filled = _with_nulls(row)
+        return _compile(template).render({**filled, "row": filled})
+    except NullValueError:
+        raise
     except (jinja2.TemplateError, TypeError, ValueError) as error:
         raise InputError(f"the template failed: {error}; the row's fields are {', '.join(row)}") from None
+
+
+def _with_nulls(value: Any) -> Any:
+    """A value of a row with marked nulls, at any depth."""
+    if isinstance(value, Mapping):
+        return {key: _with_nulls(inner) for key, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [_with_nulls(inner) for inner in value]
+    return _Null(exc=NullValueError) if value is None else value
 
 
 @cache
@@ -47,25 +80,47 @@ class Conversation:
     later_turns: tuple[str, ...] = ()
 
 
-def conversation(turns: Sequence[Any]) -> Conversation:
-    """What a field of turns asks.
+def conversation(turns: Any) -> Conversation:
+    """What a field of turns asks: nothing if it is null or empty.
+
+    Raises NullValueError for a null in it, InputError for what is no list of turns.
 
     Texts are a user's turns: the first is asked, because the later ones need a model's replies. Otherwise each turn is
     a role and a text ({"role", "content"} or {"from", "value"}), and what is asked for is the assistant's last reply.
     """
-    if all(isinstance(turn, str) for turn in turns):
-        return Conversation([{"role": "user", "content": turn} for turn in turns[:1]], None, tuple(turns[1:]))
+    if not isinstance(turns, list | tuple | None):
+        raise InputError(f"expected a list of turns, got {shown(turns)}")
+    if not turns or turns[0] is None:
+        return Conversation([])
+    if all(isinstance(turn, str | None) for turn in turns):
+        texts = [turn for turn in turns if isinstance(turn, str)]
+        return Conversation([{"role": "user", "content": texts[0]}], None, tuple(texts[1:]))
     messages = [_message(turn) for turn in turns]
     while messages and messages[-1]["role"] != "assistant":
         messages.pop()
     return Conversation(messages[:-1], messages[-1]["content"]) if messages else Conversation([])
 
 
-def _message(turn: Mapping[str, str]) -> Message:
+def _message(turn: Any) -> Message:
+    if turn is None:
+        raise NullValueError("a turn is null")
     for role, content in (("role", "content"), ("from", "value")):
-        if role in turn and content in turn:
-            return {"role": ROLES.get(turn[role], turn[role]), "content": turn[content]}
-    raise InputError(f"expected turns with role and content, or from and value, got the keys {', '.join(turn)}")
+        if isinstance(turn, Mapping) and isinstance(turn.get(role), str) and content in turn:
+            return {"role": ROLES.get(turn[role], turn[role]), "content": _text(turn[content])}
+    raise InputError(f"expected turns with role and content, or from and value, got {shown(turn)}")
+
+
+def _text(content: Any) -> str:
+    """The text of a turn: itself, or its parts [{"type": "text", "text": ...}] put together."""
+    if content is None:
+        raise NullValueError("the content of a turn is null")
+    if isinstance(content, str):
+        return content
+    try:
+        parts = [part["text"] for part in content if part["type"] == "text"]
+        return "".join(parts if len(parts) == len(content) else [content])
+    except (TypeError, KeyError):
+        raise InputError(f"expected the content of a turn as text, or as parts of text, got {shown(content)}") from None
 
 
 def check_chat(chat: str) -> None:

@@ -12,6 +12,7 @@ from data_gen.responses import read_rows
 from data_gen.shards import shard_name
 from toolkit.errors import InputError
 from toolkit.models.fingerprint import Weights
+from toolkit.models.pair import ModelPair
 from toolkit.runs.stage import read_manifest
 from toolkit.sampling import Sampling
 
@@ -94,7 +95,8 @@ def read_responses(folders: str | Path | Sequence[str | Path], same_ends: bool =
     for folder in paths:
         answered = list(read_rows(folder))
         manifest = read_manifest(folder)
-        sampling = {key: value for key, value in manifest["config"]["sampling"].items() if key != "_target_"}
+        recorded = manifest.get("sampling") or manifest["config"]["sampling"]
+        sampling = {key: value for key, value in recorded.items() if key != "_target_"}
         samplings.append(Sampling(**sampling))
         targets.append(Weights.recorded(manifest, "target"))
         inputs += (folder / shard_name(number) for number in range(manifest["num_shards"]))
@@ -106,13 +108,25 @@ def read_responses(folders: str | Path | Sequence[str | Path], same_ends: bool =
     if not rows:
         raise InputError(f"expected responses, found none in {', '.join(map(str, paths))}")
     distributions = [
-        replace(s, seed=0) if same_ends else replace(s, seed=0, max_new_tokens=1, stop=()) for s in samplings
+        replace(s, seed=0) if same_ends else replace(s, seed=0, max_new_tokens=1, stop=(), end_ids=())
+        for s in samplings
     ]
     for folder, distribution, target in zip(paths, distributions, targets, strict=True):
         other = targets[0] is not None and target is not None and targets[0].other_than(target) is not None
         if distribution != distributions[0] or other:
             raise InputError(f"{folder} and {paths[0]} differ in target or sampling: work on them apart")
     return Responses(rows, samplings[0], targets[0], inputs)
+
+
+def within_context(pair: ModelPair, responses: Responses) -> Responses:
+    """The responses whose texts, at their longest, every model of the pair can read; prints how many others there are."""
+    lengths = [len(row["prompt_ids"]) for row in responses.rows]
+    fit = [length + responses.sampling.room(length) <= pair.max_length for length in lengths]
+    if not any(fit):
+        raise InputError(f"all {len(fit)} texts exceed {pair.context}: expected shorter prompts or max_new_tokens")
+    if not all(fit):
+        print(f"{len(fit) - sum(fit)} of {len(fit)} texts exceed {pair.context} and are passed over")
+    return replace(responses, rows=[row for row, fits in zip(responses.rows, fit, strict=True) if fits])
 
 
 def fingerprints(pair: Any, responses: Responses) -> dict[str, Any]:
@@ -146,4 +160,4 @@ def _check_texts(pair: Any, responses: Responses) -> None:
 
 def sampling_facts(sampling: Sampling) -> dict[str, Any]:
     """The sampling as a manifest holds it."""
-    return {**asdict(sampling), "stop": list(sampling.stop)}
+    return {**asdict(sampling), "stop": list(sampling.stop), "end_ids": list(sampling.end_ids)}

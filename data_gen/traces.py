@@ -23,7 +23,7 @@ from typing import Any
 
 from data_gen.kept_states import Kept, find_kept
 from data_gen.recording import Recorder
-from data_gen.texts import fingerprints, read_texts, sampling_facts
+from data_gen.texts import fingerprints, read_texts, sampling_facts, within_context
 from toolkit.acceptance.folder import head_hash, recorded_scorers
 from toolkit.config import commands, instantiate, plain
 from toolkit.engine.hidden_states import layers_of
@@ -43,8 +43,8 @@ def run(cfg: commands.Traces) -> Path:
     part = part_of(cfg)
     sampling = plain(cfg.sampling) if cfg.sampling is not None else None
     responses = read_texts(plain(cfg.responses), None if sampling is None else Sampling(**sampling))
-    rows = responses.rows if cfg.limit is None else responses.rows[: max(cfg.limit, 0)]
-    if not rows:
+    responses = replace(responses, rows=responses.rows if cfg.limit is None else responses.rows[: max(cfg.limit, 0)])
+    if not responses.rows:
         raise InputError(f"limit: expected at least 1 text, got {cfg.limit}")
     settings = {**plain(cfg), "sampling": sampling_facts(responses.sampling)}
     finished = None if cfg.dry_run else finished_stage("traces", settings, inputs=responses.inputs, ignore=IGNORED)
@@ -52,6 +52,8 @@ def run(cfg: commands.Traces) -> Path:
         print(f"traces: {finished.manifest['num_texts']} texts, finished before")
         return finished.folder
     pair = instantiate(cfg.pair)
+    responses = within_context(pair, responses)
+    rows = responses.rows
     facts: dict[str, Any] = {"sampling": sampling_facts(responses.sampling), **fingerprints(pair, responses)}
     folders = ({"own": pair.head} if pair.head else {}) if cfg.heads is None else plain(cfg.heads)
     heads = recorded_scorers(pair, folders)

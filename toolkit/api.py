@@ -30,6 +30,8 @@ def generate(
     min_p: float = 0.0,
     repetition_penalty: float = 1.0,
     stop: str | Sequence[str] = (),
+    end_ids: Sequence[int] = (),
+    generation_config: bool = False,
     seed: int = 0,
     batch_size: int = 8,
     head: str | None = None,
@@ -56,6 +58,8 @@ def generate(
         max_length=max_length,
         keep_prompt_tokens=keep_prompt_tokens,
         stop=tuple(stop) if not isinstance(stop, str) else (stop,),
+        end_ids=tuple(end_ids),
+        generation_config=generation_config,
         seed=seed,
     )
     with config.searching(*(() if config_dir is None else (config_dir,))):

@@ -31,7 +31,11 @@ class Sampling:
     max_new_tokens     exact upper limit of produced tokens, end of text included
     max_length         upper limit of prompt and response together, in tokens; None: none but the models' own
     keep_prompt_tokens  of a longer prompt only its last n tokens are read; None: prompts are never cut
-    stop               strings that end a response; the text ends before them, the tokens with the one that completes them
+    stop               strings that end a response; the text ends before them, the tokens with the one that completes them.
+                       A special token, which texts do not show, ends it by its id
+    end_ids            tokens that end a response, beside the pair's own
+    generation_config  True: temperature, top_k, top_p, min_p, repetition_penalty and stop are those of the target's generation
+                       config, where it names them
     seed               row r of a call draws from a generator seeded with (seed, r)
     """
 
@@ -44,6 +48,8 @@ class Sampling:
     max_length: Annotated[int, AtLeast(2)] | None = None
     keep_prompt_tokens: Annotated[int, AtLeast(1)] | None = None
     stop: tuple[str, ...] = ()
+    end_ids: tuple[Annotated[int, AtLeast(0)], ...] = ()
+    generation_config: bool = False
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -51,11 +57,14 @@ class Sampling:
             object.__setattr__(self, "stop", (self.stop,))
         check_ranges(self)
         object.__setattr__(self, "stop", tuple(self.stop))
+        object.__setattr__(self, "end_ids", tuple(self.end_ids))
         if not all(self.stop):
             raise InputError(f"stop: expected a list of strings that are not empty, got {self.stop}")
 
     def check_vocab(self, vocab_size: int) -> None:
-        """Raises InputError if `top_k` is larger than the vocabulary."""
+        """Raises InputError if `top_k` or an end id is larger than the vocabulary."""
+        if max(self.end_ids, default=0) >= vocab_size:
+            raise InputError(f"end_ids: expected token ids below the vocabulary size {vocab_size}, got {self.end_ids}")
         if self.top_k > vocab_size:
             raise InputError(f"top_k must be at most the vocabulary size {vocab_size}, got {self.top_k}")
 
@@ -108,6 +117,7 @@ def warp(logits: Tensor, sampling: Sampling, seen: Tensor | None = None) -> Tens
 
 def penalized(logits: Tensor, sampling: Sampling, seen: Tensor | None = None) -> Tensor:
     """Logits [..., V] in float32 (float64 if that is what comes), after the repetition penalty and before anything else."""
+    assert not sampling.generation_config, "the sampling is settled first (toolkit.models.generation_config)"
     if logits.dtype != torch.float64:
         logits = logits.float()
     if sampling.repetition_penalty == 1.0 or seen is None:

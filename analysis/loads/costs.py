@@ -153,7 +153,7 @@ def _timed(
     method = Method(
         f"K={length}", Fixed(max(length, 1)), get("rejection"), ChainProposer(), min_drafted=0, max_drafted=length
     )
-    limit = replace(sampling, max_new_tokens=(num_rounds + 1) * (length + 1) + 1, max_length=None, stop=())
+    limit = replace(sampling, max_new_tokens=(num_rounds + 1) * (length + 1) + 1, max_length=None, stop=(), end_ids=())
     generations = decode_measured(pair, prompts, method, limit, batch_size=len(prompts), timed=True).generations
     failed = next((generation.error for generation in generations if generation.error), None)
     if failed is not None:

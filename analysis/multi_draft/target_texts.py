@@ -26,6 +26,7 @@ from toolkit.config.identity import contents_of
 from toolkit.decoding import decode
 from toolkit.errors import InputError
 from toolkit.files.atomic import content_hash
+from toolkit.models.generation_config import settled
 from toolkit.models.pair import ModelPair, fingerprint
 from toolkit.models.teacher import Reading, readings_along
 from toolkit.sampling import Sampling, row_generator
@@ -123,6 +124,7 @@ class Walk:
     def __post_init__(self) -> None:
         if not self.pair.drafts:
             raise InputError("acceptance needs a draft model, the pair has none")
+        object.__setattr__(self, "sampling", settled(self.sampling, self.pair.target))
         if not self.source:
             raise InputError("expected texts or prompts to walk along, got none")
         if not self.num_drafts or min(self.num_drafts) < 1:
@@ -169,7 +171,7 @@ class Walk:
         return content_hash([prints, vars(self.sampling), contents, first, settings])
 
     def _texts(self, first: int, path: Path) -> list[Text]:
-        """The texts of a part; those of prompts that cannot be decoded, or are empty, are left out."""
+        """The texts of a part. Left out are empty ones, those a draft cannot read, and prompts that cannot be decoded."""
         part = self.source[first : first + PART]
         if isinstance(part[0], Text):
             check_texts(self.pair, part)
@@ -187,7 +189,7 @@ class Walk:
             rows = [
                 {"prompt": str(prompt.id), "prompt_ids": g.prompt_ids, "token_ids": g.token_ids}
                 for prompt, g in zip(part, generations, strict=True)
-                if g.error is None
+                if g.error is None and len(g.prompt_ids) + len(g.token_ids) <= self.pair.max_length
             ]
             saved = pd.DataFrame(rows, columns=["prompt", "prompt_ids", "token_ids"])
             write_parquet(saved, path)
@@ -269,7 +271,7 @@ def check_texts(pair: ModelPair, texts: Sequence[Text]) -> None:
     for text in texts:
         ids = [*text.prompt_ids, *text.token_ids]
         if len(ids) > pair.max_length:
-            raise InputError(f"text {text.prompt}: {len(ids)} tokens exceed the context of {pair.max_length}")
+            raise InputError(f"text {text.prompt}: {len(ids)} tokens exceed {pair.context}")
         if ids and not 0 <= min(ids) <= max(ids) < pair.vocab_size:
             raise InputError(
                 f"text {text.prompt}: expected token ids in [0, {pair.vocab_size}), got {min(ids)}..{max(ids)}"

@@ -26,11 +26,11 @@ from analysis.tables.bootstrap import Bootstrap
 from analysis.tables.console import show
 from analysis.tables.files import markdown, read_table, save_table, with_interval
 from data_gen.recording import Recorder
-from data_gen.texts import Responses, fingerprints, read_responses
+from data_gen.texts import Responses, fingerprints, read_responses, within_context
 from toolkit.config import commands, instantiate, plain
 from toolkit.errors import InputError
 from toolkit.files.atomic import write_text
-from toolkit.models.pair import TOY, ModelPair, check_same_tokenizer, load_draft, load_tokenizer
+from toolkit.models.pair import TOY, ModelPair, load_draft, load_tokenizer, unshared_tokens
 from toolkit.models.teacher import Text, distributions_along
 from toolkit.runs.stage import open_stage
 from toolkit.types import Counts
@@ -67,12 +67,12 @@ def _measured(cfg: commands.Heads, drafts: dict[str, str], texts: dict[str, Resp
     lines: list[dict[str, Any]] = []
     first: dict[str, Array] = {}
     for name, source in drafts.items():
-        check_same_tokenizer(alone.tokenizer, load_tokenizer(source))
+        unshared = unshared_tokens(alone.tokenizer, load_tokenizer(source), f"draft {source}")
         draft = load_draft(source, cfg.pair.device, cfg.pair.dtype)
-        pair = replace(alone, draft=None, drafts=[draft])
+        pair = replace(alone, draft=None, drafts=[draft], unshared=tuple(unshared))
         for domain, responses in texts.items():
             fingerprints(pair, responses)
-            rows = responses.rows[: cfg.limit]
+            rows = within_context(pair, replace(responses, rows=responses.rows[: cfg.limit])).rows
             best, parts = text_parts(pair, replace(responses, rows=rows), cfg)
             base = first.setdefault(domain, parts)
             facts = {

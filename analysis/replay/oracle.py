@@ -75,9 +75,7 @@ def acceptance_chances(
         raise InputError("the oracle needs a draft model, the pair has none")
     for prompt, produced in texts:
         if len(prompt) + len(produced) > pair.max_length:
-            raise InputError(
-                f"oracle: a text of {len(prompt) + len(produced)} tokens exceeds the context of {pair.max_length}"
-            )
+            raise InputError(f"oracle: a text of {len(prompt) + len(produced)} tokens exceeds {pair.context}")
     order = [number for number, (prompt, produced) in enumerate(texts) if len(prompt) and len(produced)]
     order.sort(key=lambda number: len(texts[number][0]) + len(texts[number][1]))  # little padding
     chances: list[Array] = [np.zeros(0)] * len(texts)

@@ -61,6 +61,7 @@ class Recording:
         if bench.sampling.max_length is not None:
             raise InputError("replays know one limit for all texts: expected sampling.max_length=null, or source=live")
         self.settings = settings
+        responses = bench.within_context(responses)
         self.bench, self.responses, self.max_drafted, self.hidden = bench, responses, max_drafted, hidden
         self.folder = path.parent
         self.key = content_hash([path.stem, [list(map(int, ids)) for ids in responses.token_ids]])
@@ -136,7 +137,7 @@ class Recording:
             bench.methods[setting.name].bind(bench.pair),
             [(list(text.prompt_ids), list(text.token_ids)) for text in texts],
             bench.sampling.max_new_tokens,
-            bench.pair.end_ids or (),
+            bench.pair.ends(bench.sampling),
         )
 
     def _replay(self, trace: Trace, setting: Setting) -> Replayed:

@@ -19,6 +19,7 @@ from toolkit.decoding import Method, decode
 from toolkit.decoding.proposers import ChainProposer, PromptLookupProposer
 from toolkit.errors import InputError
 from toolkit.files.atomic import content_hash
+from toolkit.models.generation_config import settled
 from toolkit.models.pair import ModelPair, fingerprint
 from toolkit.models.prompts import Prompt
 from toolkit.runs.tracking import parameter_counts
@@ -40,6 +41,7 @@ class Workbench:
     batch_size: int
 
     def __post_init__(self) -> None:
+        self.sampling = settled(self.sampling, self.pair.target)
         self.hashes = [content_hash(prompt.content) for prompt in self.prompts]
         self.fingerprints = [fingerprint(model) for model in (self.pair.target, *self.pair.drafts)]
         self.methods: dict[str, Method] = {}
@@ -102,8 +104,19 @@ class Workbench:
         ]
         return checked(rows)
 
+    def within_context(self, responses: pd.DataFrame) -> pd.DataFrame:
+        """The autoregressive rows; those whose text a draft cannot read to its longest get an error instead of it."""
+        longest = responses.prompt_ids.map(lambda ids: len(ids) + self.sampling.room(len(ids)))
+        beyond = responses.error.isna() & (longest > self.pair.max_length)
+        responses = responses.copy()
+        responses.loc[beyond, "error"] = f"prompt and response exceed {self.pair.context}; source=live decodes them"
+        for name in TEXTS:
+            responses[name] = responses[name].where(~beyond, pd.Series([[]] * len(responses), responses.index))
+        return responses
+
     def score_oracle(self, setting: Setting, responses: pd.DataFrame) -> pd.DataFrame:
         """The oracle's expected counts on the autoregressive responses: one row each."""
+        responses = self.within_context(responses)
         texts = list(zip(responses.prompt_ids, responses.token_ids, strict=True))
         temperature, most = setting.parameters.get("draft_temperature"), setting.parameters.get("max_drafted")
         started = perf_counter()

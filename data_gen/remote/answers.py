@@ -54,7 +54,7 @@ class Reader:
     ends: frozenset[int] = field(init=False)
 
     def __post_init__(self) -> None:
-        self.ends = frozenset(self.pair.end_ids or ())
+        self.ends = frozenset(self.pair.ends(self.sampling))
 
     def read(self, completion: Any, request: Asked) -> Answer:
         """The response in a completion. Raises Unbelievable or NotRoundTrip."""

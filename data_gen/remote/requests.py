@@ -19,7 +19,15 @@ from toolkit.files.atomic import content_hash
 from toolkit.models.pair import ModelPair
 from toolkit.sampling import Sampling
 
-NEUTRAL = {"temperature": 1.0, "top_p": 1.0, "top_k": 0, "min_p": 0.0, "repetition_penalty": 1.0, "stop": ()}
+NEUTRAL = {
+    "temperature": 1.0,
+    "top_p": 1.0,
+    "top_k": 0,
+    "min_p": 0.0,
+    "repetition_penalty": 1.0,
+    "stop": (),
+    "end_ids": (),
+}
 BASIC = ("temperature", "top_p", "stop")  # what every engine has
 OURS = ("model", "prompt", "n", "stream", "echo", "seed", "max_tokens", "generation_config", *NEUTRAL)
 SEEDS = 2**31  # engines take 32 bits
@@ -111,11 +119,11 @@ class Requests:
 
     def _fields(self) -> dict[str, Any]:
         """Our sampling in the words of vLLM, SGLang and OpenAI."""
-        fields = {name: getattr(self.sampling, name) for name in self.engine.fields}
+        fields = {name: getattr(self.sampling, name) for name in self.engine.fields if name != "end_ids"}
         fields["stop"] = list(self.sampling.stop) or None
         if "top_k" in fields:
             fields["top_k"] = fields["top_k"] or self.engine.every
-            fields["stop_token_ids"] = list(self.pair.end_ids or ()) or None
+            fields["stop_token_ids"] = list(self.pair.ends(self.sampling)) or None
         return fields
 
     def _generation(self, max_tokens: int) -> dict[str, Any]:
@@ -125,7 +133,7 @@ class Requests:
         if sampling.temperature > 0:
             generation |= {"temperature": sampling.temperature, "top_k": sampling.top_k, "top_p": sampling.top_p}
             generation |= {"min_p": sampling.min_p} if sampling.min_p else {}
-        ends = list(self.pair.end_ids or ())
+        ends = list(self.pair.ends(self.sampling))
         generation |= {"repetition_penalty": sampling.repetition_penalty}
         generation |= {"eos_token_id": ends, "pad_token_id": ends[0]} if ends else {}
         return {"generation_config": json.dumps(generation), "stop": list(sampling.stop) or None}

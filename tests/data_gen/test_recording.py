@@ -263,7 +263,7 @@ def test_what_no_trace_can_hold_is_refused(options, problem):
         ([1], [1] * (LENGTH + 1), f"has {LENGTH + 1} tokens, more than max_new_tokens={LENGTH}"),
         ([1], [END, END], "goes on after an end of text"),
         ([1], [1, 2], f"ends after 2 tokens, neither by an end of text nor by max_new_tokens={LENGTH}"),
-        ([1, 1, 1], [1, END], f"and max_new_tokens={LENGTH} exceed the context of 8"),
+        ([1, 1, 1], [1, END], f"and max_new_tokens={LENGTH} exceed the draft's context of 8"),
     ],
 )
 def test_a_text_that_cannot_be_is_named_with_the_reason(prompt, text, problem, monkeypatch):

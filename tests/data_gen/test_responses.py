@@ -59,7 +59,7 @@ def test_a_prompt_too_long_for_the_model_fails_alone(checkpoints, prompts_file, 
     folder = make(checkpoints, prompts_file, tmp_path / "out")
     assert read_json(folder / stage.MANIFEST)["rows"] == {"input": 24, "done": 23, "failed": 1, "skipped": 0}
     (failed,) = responses.read_rows(folder, ("failed",))
-    assert "exceed the context of 256" in failed["error"]
+    assert "exceed the target's context of 256" in failed["error"]
 
 
 def shards(folder: Path) -> dict[str, bytes]:

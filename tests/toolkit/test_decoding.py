@@ -246,7 +246,7 @@ def test_bad_rows_are_named_and_the_others_finish(exact_pair):
     assert errors[0] is None
     assert errors[4] is None
     assert errors[1] == "prompt 1 is empty: expected at least one token"
-    assert errors[2].startswith("prompt 2: 300 tokens and max_new_tokens=5 exceed the context of 256")
+    assert errors[2].startswith("prompt 2: 300 tokens and max_new_tokens=5 exceed the target's context of 256")
     assert errors[3] == "prompt 3: expected token ids in [0, 97), got 4..200"
     with pytest.raises(DecodingError, match="3 of 5 prompts failed: prompt 1 is empty") as caught:
         generate(exact_pair, prompts, "speculative", max_new_tokens=5)

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import shutil
+
 import pytest
 import torch
 
-from toolkit import ModelPair, generate
+from toolkit import ModelPair, config, generate
 from toolkit.engine import TabularModel
 from toolkit.errors import InputError
-from toolkit.models.pair import TOY, check_same_tokenizer, fingerprint
-from toolkit.testing import save_checkpoint, tiny_llama, tiny_tokenizer
+from toolkit.models.pair import TOY, check_same_tokenizer, fingerprint, load_draft, load_tokenizer
+from toolkit.testing import output_pvalue, save_checkpoint, tiny_llama, tiny_tokenizer
 
 
 def test_local_folders_load_and_decode(checkpoints):
@@ -46,6 +48,54 @@ def test_different_tokenizers_are_refused_with_the_first_token(checkpoints, tmp_
     ) as caught:
         ModelPair.from_pretrained(checkpoints[0], other)
     assert "\n" not in str(caught.value)
+
+
+def with_special_tokens(folder, name, *tokens):
+    """A copy of a checkpoint whose tokenizer has more special tokens than its model."""
+    shutil.copytree(folder, name)
+    tokenizer = load_tokenizer(name)
+    tokenizer.add_special_tokens({"additional_special_tokens": list(tokens)})
+    tokenizer.save_pretrained(name)
+    return name
+
+
+def test_a_special_token_that_only_the_target_has_is_not_drafted(checkpoints, tmp_path):
+    """The draft's output layer lacks it; texts may hold it."""
+    target = with_special_tokens(save_checkpoint(tmp_path / "larger", 16, 5), tmp_path / "target", "<|new|>")
+    model = load_draft(target)
+    model.resize_token_embeddings(model.vocab_size + 1, mean_resizing=False)
+    model.save_pretrained(target)
+    with pytest.warns(
+        RuntimeWarning, match="special tokens differ between target and draft .*, which never proposes them"
+    ):
+        pair = ModelPair.from_pretrained(target, checkpoints[1])
+    new = pair.tokenizer.convert_tokens_to_ids("<|new|>")
+    assert pair.unshared == (new,)
+    for name in ("speculative", "mcsd", "specinfer"):
+        for temperature in (0.0, 1.0):
+            (generation,) = generate(pair, ["the <|new|> cat"], name, max_new_tokens=12, temperature=temperature)
+            assert new in generation.prompt_ids and generation.token_ids
+        (plain,) = generate(pair, ["the <|new|> cat"], "autoregressive", max_new_tokens=12, temperature=0.0)
+        (greedy,) = generate(pair, ["the <|new|> cat"], name, max_new_tokens=12, temperature=0.0)
+        assert greedy.token_ids == plain.token_ids
+
+
+def test_a_special_token_that_the_draft_calls_otherwise_is_not_drafted(checkpoints, tmp_path):
+    shutil.copytree(checkpoints[1], tmp_path / "draft")
+    for file in (tmp_path / "draft").glob("tokenizer*.json"):
+        file.write_text(file.read_text().replace("<|begin|>", "<|start|>"))
+    with pytest.warns(RuntimeWarning, match="which never proposes them: 1$"):
+        pair = ModelPair.from_pretrained(checkpoints[0], tmp_path / "draft")
+    logits = torch.zeros(2, pair.vocab_size)
+    assert pair.fit(logits)[0].isneginf().nonzero().view(-1).tolist() == [1]
+    with pytest.raises(InputError, match=r"same tokenizer: token 1 is '<\|begin\|>' in the target's"):
+        check_same_tokenizer(pair.tokenizer, load_tokenizer(tmp_path / "draft"))
+
+
+@pytest.mark.parametrize("name", ["speculative", "block", "specinfer", "spectr", "mcsd"])
+def test_outputs_follow_the_target_where_the_draft_lacks_a_token(name, table_pair):
+    pair = ModelPair(target=table_pair.target, draft=table_pair.draft, end_ids=(2,), unshared=(1,))
+    assert output_pvalue(pair, config.method(name), 4000) > 1e-3
 
 
 def test_the_same_tokens_split_differently_are_refused():

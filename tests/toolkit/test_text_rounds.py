@@ -128,7 +128,7 @@ def test_a_prompt_and_its_answer_must_fit_into_the_context_together(exact_pair):
     long, fitting = decode(exact_pair, prompts, method, sampling)
     assert fitting.error is None and fitting.token_ids
     assert long.error.startswith(
-        f"prompt 0: {longest - 9} tokens and max_new_tokens=10 exceed the context of {longest}"
+        f"prompt 0: {longest - 9} tokens and max_new_tokens=10 exceed the target's context of {longest}"
     )
     assert (long.prompt_ids, long.token_ids, long.finish_reason) == ([], [], "error")
 

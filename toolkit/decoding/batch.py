@@ -26,6 +26,7 @@ from toolkit.decoding.method import Method
 from toolkit.engine import Session
 from toolkit.engine.device import tensor_on
 from toolkit.engine.engine import Sessions
+from toolkit.engine.facts import NO_LIMIT, max_positions
 from toolkit.models.pair import ModelPair
 from toolkit.sampling import Sampling
 from toolkit.stopping.base import State, with_fresh
@@ -104,9 +105,10 @@ class Batch(ABC, Generic[ContextT, ProposalT, VerdictT]):
         self.most = job.method.max_nodes
         self.target = sessions.target
         self.drafts = sessions.drafts[: job.method.num_drafts(len(sessions.drafts))]
+        self.draft_limit = min(map(max_positions, job.pair.drafts[: len(self.drafts)]), default=NO_LIMIT)
         self.busy = [True] * len(rows)
         self.device = job.pair.device
-        self.end_ids = job.pair.end_ids or ()
+        self.end_ids = job.pair.ends(job.sampling)
         self.state: State = job.method.policy.init(len(rows), self.device)
         self.drafting = True  # whether the last round drafted at all
         self.peak_bytes = 0  # the most that the caches took
@@ -176,6 +178,10 @@ class Batch(ABC, Generic[ContextT, ProposalT, VerdictT]):
     @abstractmethod
     def commit(self, context: ContextT, proposal: ProposalT, verdict: VerdictT, clock: Clock) -> None:
         """Take what was accepted into the texts, cut caches back, end rows that are done."""
+
+    def draft_room(self, length: int) -> int:
+        """The most tokens that may be drafted after a text, one after another: the drafts read all but the last of them."""
+        return self.draft_limit - length + 1
 
     # -- one round ------------------------------------------------------------------------------------------------
 

@@ -179,7 +179,9 @@ class BeamBatch(Batch[ForestContext, Forest, BeamVerdict]):
         if not self.busy[slot]:
             return 0
         beams = self.beams[slot]
-        room = self._limit(slot) - len(beams.living[0].tokens) - 1
+        produced = len(beams.living[0].tokens)
+        length = len(self.rows[slot].generation.prompt_ids) + produced
+        room = max(0, min(self._limit(slot) - produced - 1, self.draft_room(length)))
         after = self.settings.collapse_after if self.settings.by_block else None
         return room if after is None else min(room, after - beams.since - 1)
 

@@ -14,7 +14,9 @@ from toolkit.decoding.beams import BeamBatch
 from toolkit.decoding.method import Method
 from toolkit.decoding.text import TextBatch
 from toolkit.engine.engine import engine_of
+from toolkit.engine.facts import max_positions
 from toolkit.errors import InputError
+from toolkit.models.generation_config import settled
 from toolkit.models.pair import ModelPair
 from toolkit.sampling import Sampling, row_generator
 from toolkit.types import Generation, Prompt
@@ -73,6 +75,7 @@ def decode_measured(
     timed     True: wait for the device between draft and target, so that the rounds' seconds are each model's own
     capacity  least number of tokens that a cache has room for: short texts are timed in the caches of longer ones
     """
+    sampling = settled(sampling, pair.target)
     sampling.check_vocab(pair.vocab_size)
     method = method.bind(pair).at(sampling)
     row_ids = range(len(prompts)) if row_ids is None else row_ids
@@ -105,10 +108,10 @@ def prompt_ids(pair: ModelPair, prompt: Prompt, row_id: int, sampling: Sampling)
             f"prompt {row_id}: {len(ids)} tokens leave no room below max_length={sampling.max_length}; shorten the prompt, "
             "raise max_length or set keep_prompt_tokens"
         )
-    if len(ids) + sampling.room(len(ids)) > pair.max_length:
+    if len(ids) + sampling.room(len(ids)) > (longest := max_positions(pair.target)):
         raise InputError(
-            f"prompt {row_id}: {len(ids)} tokens and max_new_tokens={sampling.max_new_tokens} exceed the context of "
-            f"{pair.max_length}; shorten the prompt or lower max_new_tokens"
+            f"prompt {row_id}: {len(ids)} tokens and max_new_tokens={sampling.max_new_tokens} exceed the target's context "
+            f"of {longest}; shorten the prompt or lower max_new_tokens"
         )
     return ids
 

@@ -55,10 +55,11 @@ class TextBatch(Batch[DraftContext, Proposal, Verdict]):
     # -- a round --------------------------------------------------------------------------------------------------
 
     def context(self, uniforms: Tensor) -> DraftContext:
-        room = [  # slots without a text draft nothing
-            min(self.sampling.room(len(row.generation.prompt_ids)) - row.num_produced - 1, self.most) if busy else 0
-            for row, busy in zip(self.rows, self.busy, strict=True)
-        ]
+        room = [0] * len(self.rows)  # slots without a text draft nothing, nor do texts past a draft's context
+        for slot, row in enumerate(self.rows):
+            if self.busy[slot]:
+                left = self.sampling.room(len(row.generation.prompt_ids)) - row.num_produced - 1
+                room[slot] = max(0, min(left, self.most, self.draft_room(len(row.context))))
         if self.earlier is not None:
             held = self.drafts[0].lengths
             self.earlier.pending = [

@@ -65,11 +65,11 @@ def devices_of(model: Any) -> list[str]:
 
 
 def end_ids(model: Any, tokenizer: Any) -> tuple[int, ...]:
-    """Tokens that end a text: those of the model's generation config, else the tokenizer's."""
-    end = getattr(getattr(model, "generation_config", None), "eos_token_id", None)
-    if end is None and tokenizer is not None:
-        end = tokenizer.eos_token_id
-    return () if end is None else tuple(end) if isinstance(end, list | tuple) else (int(end),)
+    """Tokens that end a text: those of the model's generation config, and the tokenizer's."""
+    named = [getattr(owner, "eos_token_id", None) for owner in (getattr(model, "generation_config", None), tokenizer)]
+    return tuple(
+        dict.fromkeys(end for ends in named if ends is not None for end in torch.as_tensor(ends).view(-1).tolist())
+    )
 
 
 def fit_logits(logits: Tensor, size: int, device: torch.device) -> Tensor:

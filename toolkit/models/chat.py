@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import warnings
 from collections.abc import Mapping, Sequence
+from datetime import datetime
 from typing import Any
 
 from toolkit.errors import InputError
@@ -12,6 +13,7 @@ from toolkit.errors import InputError
 # What `apply_chat_template` is called with here: no template's business.
 OURS = ("conversation", "add_generation_prompt", "tokenize", "return_dict", "return_tensors", "padding", "truncation",
         "max_length", "tokenizer_kwargs", "return_assistant_tokens_mask")  # fmt: skip
+TODAY = re.compile(r"""strftime_now\(\s*(["'])(.*?)\1""")  # how a template asks for the date, and in which format
 
 
 def check_options(options: Mapping[str, Any], tokenizer: Any) -> None:
@@ -34,9 +36,33 @@ def check_options(options: Mapping[str, Any], tokenizer: Any) -> None:
 
 
 def encode_chat(tokenizer: Any, messages: Sequence[Mapping[str, str]], options: Mapping[str, Any]) -> list[int]:
-    """Token ids of a conversation, up to where the answer begins. Raises InputError if there is no template."""
+    """Token ids of a conversation, up to where the answer begins. Raises InputError if there is no template.
+
+    Warns of a template that writes today's date.
+    """
     if not getattr(tokenizer, "chat_template", None):
         raise InputError("the prompt is a list of messages, but the tokenizer has no chat template")
-    return list(
+    ids: list[int] = list(
         tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=True, return_dict=False, **options)
     )
+    dates = [datetime.now().strftime(pattern) for _, pattern in TODAY.findall(tokenizer.get_chat_template())]
+    if dates and any(date in tokenizer.decode(ids) for date in dates):
+        warnings.warn(
+            "the chat template writes today's date, so prompts differ from day to day; many templates take another one: "
+            "chat_template_options={date_string: '26 Jul 2024'}",
+            RuntimeWarning,
+            stacklevel=1,
+        )
+    return ids
+
+
+def warn_of_two_starts(tokenizer: Any, token_ids: Sequence[int]) -> None:
+    """Warns of a prompt that begins with the tokenizer's start of text twice: a chat template and the tokenizer write one."""
+    start = getattr(tokenizer, "bos_token_id", None)
+    if start is not None and list(token_ids[:2]) == [start, start]:
+        warnings.warn(
+            f"the prompt begins with {tokenizer.bos_token} twice: the tokenizer puts one in front, so leave it out of the "
+            "text, or pass messages",
+            RuntimeWarning,
+            stacklevel=1,
+        )

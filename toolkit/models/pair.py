@@ -5,6 +5,7 @@ from __future__ import annotations
 import operator
 import os
 import sys
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -21,8 +22,9 @@ from toolkit.engine.facts import devices_of, end_ids, fit_logits, max_positions,
 from toolkit.engine.hidden_states import give_layers
 from toolkit.errors import InputError
 from toolkit.files.text import first_line
-from toolkit.models.chat import check_options, encode_chat
+from toolkit.models.chat import check_options, encode_chat, warn_of_two_starts
 from toolkit.models.fingerprint import fingerprint as fingerprint
+from toolkit.sampling import Sampling
 from toolkit.types import Prompt
 
 Device = Annotated[str, DEVICE]
@@ -51,11 +53,12 @@ class ModelPair:
     target, draft  Hugging Face causal language models, or anything with `open_session` (a TabularModel)
     tokenizer      shared; None if prompts are lists of token ids and no text is wanted
     drafts         several drafts instead of one; `draft` is the first of them
-    end_ids        tokens that end a text; taken from the target's generation config or the tokenizer if None
+    end_ids        tokens that end a text; None: those of the target's generation config and of the tokenizer
     name           how tables call the pair
     head           folder of the acceptance head that ships with the pair, if one does
     options        how forward passes are run (`toolkit.engine.engine.EngineOptions`)
     chat_template_options  what the chat template is told beside the messages: {"enable_thinking": False}
+    unshared       token ids that no draft proposes: special tokens that a draft's tokenizer calls otherwise or lacks
     """
 
     target: Any
@@ -67,6 +70,7 @@ class ModelPair:
     head: str | None = None
     options: EngineOptions = field(default_factory=EngineOptions)
     chat_template_options: Mapping[str, Any] = field(default_factory=dict)
+    unshared: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         check_ranges(self)
@@ -78,8 +82,9 @@ class ModelPair:
             self.end_ids = end_ids(self.target, self.tokenizer)
         self.chat_template_options = dict(self.chat_template_options)
         check_options(self.chat_template_options, self.tokenizer)
-        num_tokens = 0 if self.tokenizer is None else max(self.tokenizer.get_vocab().values()) + 1
+        tokens = set() if self.tokenizer is None else set(self.tokenizer.get_vocab().values())
         for role, model in (("target", self.target), *(("draft", model) for model in self.drafts)):
+            num_tokens = max(tokens - (set(self.unshared) if role == "draft" else set()), default=-1) + 1
             if vocab_size(model) < num_tokens:
                 raise InputError(
                     f"the {role} has {vocab_size(model)} output tokens, the tokenizer {num_tokens}: they do not belong together"
@@ -115,24 +120,27 @@ class ModelPair:
         self_check: Literal["auto", "off"] | bool = "auto",
         chat_template_options: Mapping[str, Any] | None = None,
         draft_layers: Sequence[int] = (),
+        end_ids: Sequence[int] | None = None,
     ) -> ModelPair:
-        """Load both models and compare their tokenizers token by token.
+        """Load both models and compare their tokenizers token by token. Special tokens that differ are never drafted.
 
         target, draft  hub names, local folders, or "toy/target" and "toy/draft"; a list of drafts: several
         dtype          "float32", "bfloat16", ... or "auto"; device_map as in transformers (needs accelerate)
         quantization   "8bit" or "4bit" through bitsandbytes, for the target; None: none
         chat_template_options  for prompts that are messages: {"enable_thinking": False}
         draft_layers   earlier layers of the drafts that heads read beside the final one: 0 is the embedding
-        Raises InputError if the tokenizers differ, naming the first token that does.
+        end_ids        tokens that end a text; None: those of the target's generation config and of the tokenizer
+        Raises InputError if the tokenizers differ in another token, naming the first one.
         """
         target, sources = resolve(target), [resolve(source) for source in _draft_names(draft, drafts)]
         options: dict[str, Any] = {"dtype": _dtype(dtype), "trust_remote_code": trust_remote_code}
         options |= {} if attn_implementation is None else {"attn_implementation": attn_implementation}
         big = dict(options, revision=revision, **_placement(device_map, quantization))
         tokenizer = _load_tokenizer(target, revision, trust_remote_code)
+        unshared: set[int] = set()
         for source in sources:
             other = _load_tokenizer(source, draft_revision, trust_remote_code)
-            check_same_tokenizer(tokenizer, other, f"draft {source}")
+            unshared |= set(unshared_tokens(tokenizer, other, f"draft {source}"))
         model = _load_model(target, big, None if device_map or quantization else device)
         small = [
             _load_model(source, dict(options, revision=draft_revision), device, draft_layers) for source in sources
@@ -145,6 +153,8 @@ class ModelPair:
             head=_shipped_head(target, sources),
             options=EngineOptions(cuda_graphs, cpu_packing, self_check),
             chat_template_options=dict(chat_template_options or {}),
+            end_ids=None if end_ids is None else tuple(end_ids),
+            unshared=tuple(sorted(unshared)),
         )
 
     @cached_property
@@ -168,9 +178,20 @@ class ModelPair:
         """Longest text, prompt included, that every model of the pair can read."""
         return min(max_positions(model) for model in (self.target, *self.drafts))
 
+    @property
+    def context(self) -> str:
+        """Whose limit `max_length` is, as messages say it."""
+        return f"the {'target' if max_positions(self.target) == self.max_length else 'draft'}'s context of {self.max_length}"
+
     def fit(self, logits: Tensor) -> Tensor:
-        """A draft's logits [..., V'] on the target's device and vocabulary [..., V], see `fit_logits`."""
-        return fit_logits(logits, self.vocab_size, self.device)
+        """A draft's logits [..., V'] on the target's device and vocabulary [..., V], see `fit_logits`; -inf at `unshared`."""
+        logits = fit_logits(logits, self.vocab_size, self.device)
+        return logits if self._undrafted is None else logits.index_fill(-1, self._undrafted, -torch.inf)
+
+    @cached_property
+    def _undrafted(self) -> Tensor | None:
+        ids = [token for token in self.unshared if token < self.vocab_size]
+        return torch.tensor(ids, device=self.device) if ids else None
 
     def encode(self, prompt: Prompt) -> list[int]:
         """Token ids of a prompt: a string, a list of ids, or a list of chat messages (through the chat template)."""
@@ -182,14 +203,17 @@ class ModelPair:
         _check_unicode(prompt)
         try:
             if isinstance(prompt, str):
-                return list(tokenizer(prompt).input_ids) if prompt else []
-            return encode_chat(tokenizer, prompt, self.chat_template_options)  # type: ignore[arg-type]
+                ids = [int(token) for token in tokenizer(prompt).input_ids]
+            else:
+                ids = encode_chat(tokenizer, prompt, self.chat_template_options)  # type: ignore[arg-type]
         except InputError:
             raise
         except Exception as error:  # tokenizers and chat templates have errors of their own
             raise InputError(
                 f"the prompt could not be encoded ({type(error).__name__}: {first_line(error)})"
             ) from error
+        warn_of_two_starts(tokenizer, ids)
+        return ids
 
     def text(self, token_ids: Sequence[int], before: Sequence[int] = ()) -> str:
         """Decoded without special tokens; empty if the pair has no tokenizer.
@@ -201,6 +225,23 @@ class ModelPair:
         start = self._decoded(before[-SEEN_BEFORE:])
         whole = self._decoded([*before[-SEEN_BEFORE:], *token_ids])
         return whole[len(start) :] if whole.startswith(start) else self._decoded(token_ids)
+
+    def ends(self, sampling: Sampling) -> tuple[int, ...]:
+        """Tokens that end a response: the pair's, the sampling's, and special tokens among its stop strings.
+
+        Raises InputError for a stop string that is more than a special token: texts show none, so it would never match.
+        """
+        ends = [*(self.end_ids or ()), *sampling.end_ids]
+        special = getattr(self.tokenizer, "added_tokens_decoder", {}) if sampling.stop else {}
+        for stop in sampling.stop:
+            hidden = {str(token): index for index, token in special.items() if str(token) in stop}
+            hidden = {token: index for token, index in hidden.items() if not self._decoded([index])}
+            if hidden and stop not in hidden:
+                raise InputError(
+                    f"stop: expected text or a special token alone, got {stop!r}: texts do not show {next(iter(hidden))}"
+                )
+            ends += [hidden[stop]] if hidden else []
+        return tuple(dict.fromkeys(ends))
 
     def stop_position(self, stops: Sequence[str], token_ids: Sequence[int], before: Sequence[int] = ()) -> int | None:
         """Where the first of some strings starts in `text(token_ids, before)`; None: nowhere, or there is no tokenizer."""
@@ -277,10 +318,31 @@ def load_tokenizer(source: str | Path, revision: str | None = None, trust_remote
 
 def check_same_tokenizer(target: Any, draft: Any, name: str = "the draft") -> None:
     """Raises InputError naming the first token that differs. Padding of the output layers is not looked at."""
+    _different_tokens(target, draft, name, set())
+
+
+def unshared_tokens(target: Any, draft: Any, name: str = "the draft") -> list[int]:
+    """Ids of special tokens that the draft's tokenizer calls otherwise, lacks, or has alone; warns of them.
+
+    Raises InputError naming the first other token that differs.
+    """
+    special = {index for tokenizer in (target, draft) for index in getattr(tokenizer, "added_tokens_decoder", {})}
+    different = _different_tokens(target, draft, name, special)
+    if different:
+        warnings.warn(
+            f"special tokens differ between target and {name}, which never proposes them: {', '.join(map(str, different))}",
+            RuntimeWarning,
+            stacklevel=1,
+        )
+    return different
+
+
+def _different_tokens(target: Any, draft: Any, name: str, may_differ: set[int]) -> list[int]:
     left = {index: token for token, index in target.get_vocab().items()}
     right = {index: token for token, index in draft.get_vocab().items()}
-    for index in sorted(left.keys() | right.keys()):
-        if left.get(index) != right.get(index):
+    different = [index for index in sorted(left.keys() | right.keys()) if left.get(index) != right.get(index)]
+    for index in different:
+        if index not in may_differ:
             raise InputError(
                 f"target and draft need the same tokenizer: token {index} is {left.get(index)!r} in the target's "
                 f"and {right.get(index)!r} in {name}'s"
@@ -290,6 +352,7 @@ def check_same_tokenizer(target: Any, draft: Any, name: str = "the draft") -> No
         raise InputError(
             f"target and draft need the same tokenizer: {name}'s holds the same tokens but splits text differently"
         )
+    return different
 
 
 def _draft_names(draft: str | Path | Sequence[str | Path] | None, drafts: Sequence[str | Path]) -> list[str | Path]:

@@ -149,7 +149,7 @@ def test_a_pair_without_a_draft_is_refused(pair):
 def test_texts_beyond_the_context_are_refused(pair, monkeypatch):
     monkeypatch.setattr(ModelPair, "max_length", 4)
     assert len(acceptance_chances(pair, [([1, 2], [2, 1])], Sampling())[0]) == 2
-    with pytest.raises(InputError, match="^oracle: a text of 5 tokens exceeds the context of 4$"):
+    with pytest.raises(InputError, match="^oracle: a text of 5 tokens exceeds the draft's context of 4$"):
         acceptance_chances(pair, [([1], [2]), ([1, 2, 3], [2, 1])], Sampling())
 
 

@@ -1,0 +1,43 @@
+"""A checkpoint's generation config: how its makers draw from it, compared with a sampling, or obeyed."""
+
+from __future__ import annotations
+
+import warnings
+from dataclasses import fields, replace
+from typing import Any
+
+from toolkit.sampling import Sampling
+
+OBEYED = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "stop")
+OTHERS = {  # what else changes which tokens are drawn, and the value that changes nothing
+    "bad_words_ids": None, "begin_suppress_tokens": None, "encoder_no_repeat_ngram_size": 0,
+    "encoder_repetition_penalty": 1.0, "epsilon_cutoff": 0.0, "eta_cutoff": 0.0,
+    "exponential_decay_length_penalty": None, "forced_bos_token_id": None, "forced_eos_token_id": None,
+    "guidance_scale": 1.0, "min_length": 0, "min_new_tokens": 0, "no_repeat_ngram_size": 0, "num_beams": 1,
+    "sequence_bias": None, "suppress_tokens": None, "top_h": None, "typical_p": 1.0, "watermarking_config": None,
+}  # fmt: skip
+
+
+def settled(sampling: Sampling, model: Any) -> Sampling:
+    """The sampling with what the model's generation config says, if it is to be obeyed; otherwise as it is.
+
+    Warns of the fields of that config which this sampling does not follow.
+    """
+    config = getattr(model, "generation_config", None)
+    said = {name: value for name in (*OBEYED[:-1], *OTHERS) if (value := getattr(config, name, None)) is not None}
+    if getattr(config, "do_sample", None) is False:
+        said["temperature"] = 0.0
+    if stops := getattr(config, "stop_strings", None):
+        said["stop"] = (stops,) if isinstance(stops, str) else tuple(stops)
+    if sampling.generation_config:
+        sampling = replace(sampling, **{name: said[name] for name in OBEYED if name in said}, generation_config=False)
+    neutral = {**{field.name: getattr(sampling, field.name) for field in fields(sampling)}, **OTHERS}
+    different = [f"{name}={value}" for name, value in said.items() if value != neutral[name] and value != []]
+    if different:
+        warnings.warn(
+            f"the target's generation_config is not followed: it says {', '.join(different)} (sampling.generation_config="
+            f"true follows {', '.join(OBEYED)})",
+            RuntimeWarning,
+            stacklevel=1,
+        )
+    return sampling
