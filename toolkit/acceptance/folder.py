@@ -19,7 +19,7 @@ from toolkit.engine.engine import engine_of
 from toolkit.engine.hidden_states import check_layers, layers_of
 from toolkit.errors import InputError
 from toolkit.files.atomic import content_hash, file_hash, read_json
-from toolkit.models.fingerprint import Weights
+from toolkit.models.fingerprint import Weights, adapters
 from toolkit.types import Step
 
 Scorer = Callable[[Step], Tensor]  # to raw logits [B] or [B, 2]
@@ -43,13 +43,13 @@ class SurvivalScorer(AtWork):
 
 
 def load_for(pair: Any, folder: Path | str, kind: type[SavedHead]) -> Any:
-    """The head in `folder`, on the pair's device; read and checked once per pair, unless its files change.
+    """The head in `folder`, on the pair's device; read and checked once per pair, unless its files or the adapters change.
 
     Raises InputError unless it was trained on the pair's draft.
     """
     files = [Path(folder) / name for name in (kind.weights_file, kind.config_file)]
     times = [path.stat().st_mtime_ns for path in files if path.exists()]
-    key = (str(folder), kind, *times)
+    key = (str(folder), kind, *times, repr(adapters(pair.draft)))
     heads = engine_of(pair).heads
     if key not in heads:
         head, record = kind.load(folder)

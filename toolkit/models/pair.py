@@ -113,6 +113,7 @@ class ModelPair:
         cuda_graphs: OnOff = "auto",
         cpu_packing: OnOff = "auto",
         self_check: Literal["auto", "off"] | bool = "auto",
+        weight_check: Literal["auto", "off"] | bool = "auto",
         chat_template_options: Mapping[str, Any] | None = None,
         draft_layers: Sequence[int] = (),
     ) -> ModelPair:
@@ -143,7 +144,7 @@ class ModelPair:
             drafts=small,
             name=name or Path(target).name,
             head=_shipped_head(target, sources),
-            options=EngineOptions(cuda_graphs, cpu_packing, self_check),
+            options=EngineOptions(cuda_graphs, cpu_packing, self_check, weight_check),
             chat_template_options=dict(chat_template_options or {}),
         )
 
