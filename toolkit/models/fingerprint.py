@@ -74,6 +74,10 @@ class Weights:
         reason = difference(self.sketch, here.sketch)
         return None if reason is None else f"{both}: {reason}"
 
+    def not_of(self, model: Any) -> str | None:
+        """Why these are not a model's weights, in whatever format it holds them; None: they are."""
+        return None if self.fingerprint == fingerprint(model) else self.other_than(Weights.of(model))
+
 
 def fingerprint(model: Any) -> str:
     """A short identity of all of a model's weights, in float32; remembered while the model lives."""
