@@ -29,10 +29,28 @@ def vocab_size(model: Any) -> int:
         return size
     if hasattr(model, "vocab_size") and not hasattr(model, "config"):
         return int(model.vocab_size)
+    return output_shape(model)[0]
+
+
+def output_shape(model: Any) -> tuple[int, int]:
+    """Tokens V that a model's output layer gives, and width D of the state that it reads; the layer may be quantised."""
     head: Any = model.get_output_embeddings() if hasattr(model, "get_output_embeddings") else None
-    if getattr(head, "weight", None) is None:
+    weight = getattr(head, "weight", None)
+    if weight is None:
         raise InputError(f"expected a causal language model with an output embedding, got {type(model).__name__}")
-    return int(head.weight.shape[0])
+    if isinstance(weight, Tensor) and weight.is_floating_point():
+        return int(weight.shape[0]), int(weight.shape[1])
+    return int(head.out_features), int(head.in_features)
+
+
+def unwrapped(model: Any) -> Any:
+    """The model inside of what torch.compile or PEFT made of it: the one whose forward runs in its `generate`."""
+    while True:
+        inner = getattr(model, "_orig_mod", model)  # compiled
+        inner = inner.get_base_model() if hasattr(inner, "get_base_model") else inner  # with adapters
+        if inner is model:
+            return model
+        model = inner
 
 
 def max_positions(model: Any) -> int:
@@ -73,6 +91,7 @@ def end_ids(model: Any, tokenizer: Any) -> tuple[int, ...]:
     end = getattr(getattr(model, "generation_config", None), "eos_token_id", None)
     if end is None and tokenizer is not None:
         end = tokenizer.eos_token_id
+    end = end.tolist() if isinstance(end, Tensor) else end
     return () if end is None else tuple(end) if isinstance(end, list | tuple) else (int(end),)
 
 
@@ -101,7 +120,8 @@ def checksums(tensors: Sequence[Tensor]) -> list[int]:
 
 @torch.no_grad()
 def _checksum(tensor: Tensor) -> int:
-    flat = tensor.detach().contiguous().view(-1).view(torch.uint8)
+    whole = tensor.int_repr() if tensor.is_quantized else tensor.detach()
+    flat = whole.contiguous().view(-1).view(torch.uint8)
     if flat.device.type == "cuda":  # sums of rows and columns go to the host instead of everything
         words = torch.nn.functional.pad(flat, (0, -len(flat) % (4 * ROW))).view(torch.int32).view(-1, ROW)
         flat = torch.cat([words.sum(0), words.sum(1)]).view(torch.uint8)

@@ -105,7 +105,13 @@ def sketch(model: Any) -> Sketch:
 def adapters(model: Any) -> list[Any]:
     """What every layer with adapters of PEFT does with them: which are active or merged, by what factors; [] without any."""
     return [
-        [name, list(layer.active_adapters), layer.disable_adapters, list(layer.merged_adapters), vars(layer).get("scaling")]
+        [
+            name,
+            list(layer.active_adapters),
+            layer.disable_adapters,
+            list(layer.merged_adapters),
+            vars(layer).get("scaling"),
+        ]
         for name, layer in (model.named_modules() if hasattr(model, "named_modules") else ())
         if isinstance(vars(layer).get("merged_adapters"), list)
     ]
@@ -154,7 +160,14 @@ def _once(model: Any, what: str, compute: Callable[[], Any]) -> Any:
 
 
 def _tensors(model: Any) -> list[tuple[str, Tensor]]:
-    return sorted((name, t) for name, t in model.state_dict(keep_vars=True).items() if isinstance(t, Tensor))
+    """All tensors by name, as if nothing had been compiled; those of torch's quantised layers come in tuples."""
+    named = [
+        (name.replace("_orig_mod.", ""), tensor)
+        for name, entry in model.state_dict(keep_vars=True).items()
+        for tensor in (entry if isinstance(entry, tuple) else (entry,))
+        if isinstance(tensor, Tensor)
+    ]
+    return sorted(named, key=lambda pair: pair[0])
 
 
 def _format(model: Any) -> str:
@@ -169,7 +182,7 @@ def _format(model: Any) -> str:
 @torch.no_grad()
 def _sketched(tensor: Tensor) -> list[Any]:
     """Shape, norm, and sums with signs."""
-    sums, squares = torch.zeros(SUMS, dtype=torch.float64), 0.0
+    sums, squares = torch.zeros(SUMS, dtype=torch.float64, device="cpu"), 0.0
     patterns = _signs(tensor.device)
     all_flips = _pattern("flips", -(-tensor.numel() // CHUNK)).to(tensor.device)  # [chunks, SUMS]
     for first, block in _blocks(tensor, torch.float64):
@@ -196,7 +209,7 @@ def _checksums(model: Any) -> list[Any]:
 
 def _blocks(tensor: Tensor, dtype: torch.dtype) -> Iterator[tuple[int, Tensor]]:
     """Blocks (index of the first chunk, chunks [n, CHUNK]) of all entries, zeros after the last."""
-    flat = tensor.detach().reshape(-1)
+    flat = (tensor.dequantize() if tensor.is_quantized else tensor.detach()).reshape(-1)
     for start in range(0, flat.numel(), CHUNK * BLOCK):
         block = flat[start : start + CHUNK * BLOCK].to(dtype) + 0  # minus zero becomes zero
         block = torch.nn.functional.pad(block, (0, -len(block) % CHUNK))

@@ -361,9 +361,14 @@ def _load_model(source: str | Path, options: dict[str, Any], device: str | None,
     if not sys.stderr.isatty():
         transformers.logging.disable_progress_bar()
     try:
-        model = AutoModelForCausalLM.from_pretrained(source, **options)
+        model, about = AutoModelForCausalLM.from_pretrained(source, output_loading_info=True, **options)
     except Exception as error:  # as above
         raise InputError(f"could not load a causal language model from {source}: {first_line(error)}") from error
+    if missing := sorted(about["missing_keys"]):  # they would be random numbers, other ones at every load
+        raise InputError(
+            f"{source} lacks {missing[0]}, a weight of {type(model).__name__}: expected the checkpoint of a whole causal "
+            "language model"
+        )
     model.requires_grad_(False)
     give_layers(model, layers)
     if device is not None:

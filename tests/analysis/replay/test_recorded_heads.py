@@ -350,7 +350,9 @@ def test_every_head_of_the_folders_is_found(tmp_path, heads):
 
 def test_a_head_for_another_target_than_the_recorded_one_is_named(tmp_path, heads):
     acceptance, _ = heads
-    mine, other = ({"target_fingerprint": name, "target_weights": sketch(tiny_model(name))} for name in ("llama", "qwen2"))
+    mine, other = (
+        {"target_fingerprint": name, "target_weights": sketch(tiny_model(name))} for name in ("llama", "qwen2")
+    )
     head = acceptance.save(tmp_path / "head", {"draft_fingerprint": "f", **mine})
     same, traces = traces_folder(tmp_path / "same"), traces_folder(tmp_path / "traces")
     for folder, target in ((same, mine), (traces, other)):
