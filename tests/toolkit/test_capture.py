@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 import torch
 
+from tests.toolkit.adapted import Adapted
 from toolkit import ModelPair, generate
 from toolkit.engine import capture, open_session
 from toolkit.engine.capture import Captures, StaticForward, static_flow
 from toolkit.engine.engine import engine_of
 from toolkit.errors import InputError
-from tests.toolkit.adapted import Adapted
 from toolkit.testing import FAMILIES, VOCAB, tiny_model
 
 ROUTED = {"mixtral", "qwen3_moe"}

@@ -123,6 +123,10 @@ class ModelPair:
         dtype          "float32", "bfloat16", ... or "auto"; device_map as in transformers (needs accelerate)
         quantization   "8bit" or "4bit" through bitsandbytes, for the target; None: none
         chat_template_options  for prompts that are messages: {"enable_thinking": False}
+        weight_check   "auto": where weights are packed (large float32 layers on a CPU), they are compared with the
+                       model's own at the start of every call, which takes as long as four or five forward passes of one
+                       token; any change packs all of them again. "off": for those who never write to them past torch's
+                       count (`.data`, numpy views)
         draft_layers   earlier layers of the drafts that heads read beside the final one: 0 is the embedding
         Raises InputError if the tokenizers differ, naming the first token that does.
         """
@@ -361,9 +365,10 @@ def _load_model(source: str | Path, options: dict[str, Any], device: str | None,
     if not sys.stderr.isatty():
         transformers.logging.disable_progress_bar()
     try:
-        model, about = AutoModelForCausalLM.from_pretrained(source, output_loading_info=True, **options)
+        loaded: Any = AutoModelForCausalLM.from_pretrained(source, output_loading_info=True, **options)
     except Exception as error:  # as above
         raise InputError(f"could not load a causal language model from {source}: {first_line(error)}") from error
+    model, about = loaded
     if missing := sorted(about["missing_keys"]):  # they would be random numbers, other ones at every load
         raise InputError(
             f"{source} lacks {missing[0]}, a weight of {type(model).__name__}: expected the checkpoint of a whole causal "
