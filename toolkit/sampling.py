@@ -147,6 +147,6 @@ def draws(probs: Tensor, uniforms: Tensor) -> Tensor:
 def row_generator(seed: int, row: int) -> torch.Generator:
     """The random stream of one row: a function of (seed, row) alone, always on the CPU, the same on every device."""
     mixed = (int(seed) * 0x9E3779B97F4A7C15 + int(row) * 0xBF58476D1CE4E5B9 + 0x94D049BB133111EB) % 2**63
-    generator = torch.Generator()
+    generator = torch.Generator("cpu")
     generator.manual_seed(mixed)
     return generator

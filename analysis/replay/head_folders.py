@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from analysis.replay.recorded_heads import check_replayable, scorer_of, with_logits
-from toolkit.acceptance.folder import KINDS, head_hash, inside, reads_embeddings
+from toolkit.acceptance.folder import KINDS, head_hash, inside, reads_embeddings, target_of, warn_of_target
 from toolkit.engine.hidden_states import check_layers
 from toolkit.errors import InputError
 from toolkit.files.atomic import read_json
@@ -113,6 +113,9 @@ def _contender(
                 f"the head in {folder} was trained for another draft than the traces in {recording} were recorded "
                 f"with ({reason})"
             )
+        target, replayed = target_of(card), target_of(summary)
+        reason = None if target is None or replayed is None else target.other_than(replayed)
+        warn_of_target(reason, str(folder), f"that of the traces in {recording}")
     names = {next((n for n, held in summary["heads"].items() if held == digest), None) for summary in summaries}
     recorded = names.pop() if len(names) == 1 else None
     states = all(read_manifest(recording)["config"]["hidden"] for recording in traces)

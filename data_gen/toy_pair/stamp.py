@@ -2,7 +2,7 @@
 
     python -m data_gen.toy_pair.stamp
 
-Only the two fingerprints and the sketch of the draft's weights change in the heads' configs; weights stay as they are. The
+Only the fingerprints and sketches of the models' weights change in the heads' configs; weights stay as they are. The
 files' checksums are written again.
 """
 
@@ -12,8 +12,8 @@ from pathlib import Path
 
 from toolkit import ModelPair
 from toolkit.acceptance.folder import KINDS
-from toolkit.models.fingerprint import sketch
-from toolkit.models.pair import TOY, fingerprint
+from toolkit.models.fingerprint import Weights
+from toolkit.models.pair import TOY
 
 
 def stamp(folder: Path, pair: ModelPair) -> None:
@@ -22,9 +22,8 @@ def stamp(folder: Path, pair: ModelPair) -> None:
         if kind.is_in(folder):
             head, card = kind.load(folder)
             facts = {
-                "target_fingerprint": fingerprint(pair.target),
-                "draft_fingerprint": fingerprint(pair.draft),
-                "draft_weights": sketch(pair.draft),
+                **Weights.of(pair.target).facts("target"),
+                **Weights.of(pair.draft).facts("draft"),
             }
             head.save(folder, {**{name: fact for name, fact in card.items() if name != "head"}, **facts})
 

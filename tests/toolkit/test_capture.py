@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from tests.toolkit.adapted import Adapted
 from toolkit import ModelPair, generate
 from toolkit.engine import capture, open_session
 from toolkit.engine.capture import Captures, StaticForward, static_flow
@@ -110,6 +111,75 @@ def test_decoding_does_not_depend_on_captures(method):
     assert tokens(pair, 2) == expected
     assert len(engine_of(pair).idle) == 2
     assert all(session.captures.known for sessions in engine_of(pair).idle for session in sessions.every)
+
+
+def keeping(model):
+    """Captures that keep Python values as CUDA graphs do: a replay runs with those of the time when it was captured."""
+
+    class Keeping(EagerStatic):
+        def __init__(self, forward, inputs):
+            super().__init__(forward, inputs)
+            run, states = self.run, [(module, dict(vars(module))) for module in model.modules()]
+
+            def replay():
+                now = [(module, dict(vars(module))) for module, _ in states]
+                for module, state in states:
+                    vars(module).update(state)
+                results = run()
+                for module, state in now:
+                    vars(module).update(state)
+                return results
+
+            self.run = replay
+
+    return Keeping
+
+
+def greedy(model):
+    """Twelve tokens of the model's own, without a cache."""
+    text = torch.tensor([[5, 9, 11, 7]])
+    for _ in range(12):
+        text = torch.cat([text, model(input_ids=text, use_cache=False).logits[:, -1].argmax(-1, keepdim=True)], 1)
+    return text[0, 4:].tolist()
+
+
+def decoded(pair):
+    return generate(pair, [[5, 9, 11, 7]], "autoregressive", temperature=0, max_new_tokens=12)[0].token_ids
+
+
+def test_adapters_that_are_switched_are_decoded_as_they_are():
+    model = Adapted(tiny_model("llama")).double()
+    pair = ModelPair(target=model, end_ids=())
+    engine_of(pair).capture_kind = keeping(model)
+    texts = []
+    for _ in range(3):
+        assert decoded(pair) == greedy(model)
+    texts.append(decoded(pair))
+    with model.disable_adapter():
+        assert decoded(pair) == greedy(model)
+        texts.append(decoded(pair))
+    model.set_adapter("b")
+    assert decoded(pair) == greedy(model)
+    texts.append(decoded(pair))
+    for layer in model.layers():
+        layer.scaling["b"] = -9.0
+    assert decoded(pair) == greedy(model)
+    assert len({*map(tuple, texts)}) == 3  # the adapters matter
+
+
+def test_attributes_that_are_set_are_seen_and_captures_go_on():
+    model = tiny_model("llama").double()
+    pair = ModelPair(target=model, end_ids=())
+    engine_of(pair).capture_kind = keeping(model)
+    before = [decoded(pair) for _ in range(5)]
+    captured = engine_of(pair).idle[0].target.captures
+    assert captured.known and before == [greedy(model)] * 5
+    for layer in model.model.layers:
+        layer.self_attn.scaling *= 99
+    for _ in range(3):
+        assert decoded(pair) == greedy(model) != before[0]
+    again = engine_of(pair).idle[0].target.captures
+    assert again.known and again is not captured
 
 
 def test_caches_are_used_again_only_by_calls_of_their_shape():

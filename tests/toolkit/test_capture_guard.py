@@ -20,7 +20,9 @@ class Small(nn.Module):
     def __init__(self, layer=None, training=True, **config):
         super().__init__()
         self.inner = SimpleNamespace(**config)
-        self.config = SimpleNamespace(get_text_config=lambda decoder=False: self.inner if decoder else None)
+        self.config = SimpleNamespace(
+            get_text_config=lambda decoder=False: self.inner if decoder else None, chosen=["a"]
+        )
         self.layer = nn.Identity() if layer is None else layer
         self.train(training)
 
@@ -82,6 +84,9 @@ def renamed(model):
         lambda model: model.layer.weight.requires_grad_(False),
         lambda model: model.register_buffer("more", torch.zeros(1)),
         lambda model: model.double(),
+        lambda model: setattr(model.layer, "scale", 2.0),
+        lambda model: setattr(model.layer, "function", torch.relu),
+        lambda model: model.config.chosen.append("b"),
     ],
 )
 def test_what_a_capture_takes_for_granted(change):
@@ -95,6 +100,13 @@ def test_what_a_capture_takes_for_granted(change):
     for parameter in model.parameters():
         parameter.requires_grad_(False)
     assert not CaptureGuard(model).asks_gradients
+
+
+def test_a_capture_takes_the_code_of_classes_for_granted(monkeypatch):
+    model = Small(nn.Linear(8, 4), training=False)
+    before, without = CaptureGuard(model), CaptureGuard(model, values=False)
+    monkeypatch.setattr(nn.Linear, "forward", lambda self, x: x)
+    assert before != CaptureGuard(model) and without == CaptureGuard(model, values=False)
 
 
 class Recorded:
@@ -160,7 +172,7 @@ def test_captures_that_would_only_replace_each_other_are_not_made():
 def test_what_is_packed_counts_its_bytes(monkeypatch):
     model = Small(nn.Linear(8, 4))
     monkeypatch.setattr(packing, "LARGE", 32)
-    monkeypatch.setattr(packing, "PackedLinears", lambda one: ("packed", one))
+    monkeypatch.setattr(packing, "PackedLinears", lambda model, check: ("packed", model))
     monkeypatch.setattr(packing, "_supported", lambda: True)
     for most, options in ((128, ("auto", "on", True)), (127, ("on", True))):
         monkeypatch.setattr(packing, "AT_MOST", most)

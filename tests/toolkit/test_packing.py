@@ -10,6 +10,7 @@ from toolkit import ModelPair, generate
 from toolkit.engine import open_session, packing
 from toolkit.engine.engine import engine_of
 from toolkit.engine.packing import PackedLinears, packable, packed_for
+from toolkit.models.pair import fingerprint
 from toolkit.testing import FAMILIES, VOCAB, tiny_model
 
 pytestmark = pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reason="this torch was built without oneDNN")
@@ -80,6 +81,47 @@ def test_weights_written_to_are_packed_anew():
     assert torch.allclose(after, expected, rtol=1e-4, atol=1e-5 * float(expected.abs().max()))
 
 
+def through_data(weights):
+    for weight in weights:
+        weight.data.mul_(-1)
+
+
+def through_numpy(weights):
+    weights[-1].detach().numpy()[:] *= -1
+
+
+def through_one_swap(weights):
+    weights[0].data[:, :2] = weights[0].data[:, :2].flip(1).clone()
+
+
+@pytest.mark.parametrize("write", [through_data, through_numpy, through_one_swap])
+@pytest.mark.parametrize("inference", [False, True])
+def test_writes_that_leave_no_version_are_seen_by_the_next_call(write, inference):
+    pair = _pair()
+    if inference:
+        with torch.inference_mode():  # tensors without versions at all
+            for module in packable(pair.target):
+                module.weight = nn.Parameter(module.weight.clone(), requires_grad=False)
+    first, identity = _readings(engine_of(pair).open(2, 64).target), fingerprint(pair.target)
+    with torch.inference_mode(inference):
+        write([module.weight for module in packable(pair.target)])
+    found, expected = (_readings(open()) for open in (
+        lambda: engine_of(pair).open(2, 64).target, lambda: open_session(pair.target, 2, 64)
+    ))  # fmt: skip
+    assert torch.allclose(found, expected, rtol=1e-4, atol=1e-5 * float(expected.abs().max()))
+    assert not torch.allclose(found, first, rtol=1e-2)
+    assert fingerprint(pair.target) != identity
+
+
+def test_who_promises_not_to_write_pays_for_no_checks(monkeypatch):
+    pair = _pair(weight_check="off")
+    monkeypatch.setattr(packing, "checksums", lambda weights: pytest.fail("the weights were read"))
+    first = _readings(engine_of(pair).open(2, 64).target)
+    with torch.no_grad():
+        pair.target.get_output_embeddings().weight.mul_(2)  # counted by torch
+    assert not torch.allclose(_readings(engine_of(pair).open(2, 64).target), first, rtol=1e-2)
+
+
 def test_a_model_that_changes_its_format_is_no_longer_packed():
     pair = _pair()
     engine_of(pair).open(1, 16)
@@ -121,5 +163,5 @@ def test_what_is_not_packed(monkeypatch):
     assert engine_of(pair).packed[1] is not None
 
 
-def _pair(cpu_packing="on"):
-    return ModelPair.from_pretrained("toy/target", "toy/draft", cpu_packing=cpu_packing)
+def _pair(cpu_packing="on", **options):
+    return ModelPair.from_pretrained("toy/target", "toy/draft", cpu_packing=cpu_packing, **options)

@@ -5,15 +5,18 @@ from __future__ import annotations
 import ast
 import copy
 import json
+import warnings
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 
 from data_gen.toy_pair.stamp import stamp
+from tests.toolkit.adapted import Adapted
 from toolkit import ModelPair, generate
 from toolkit.acceptance import AcceptanceHead
-from toolkit.acceptance.folder import check_draft
+from toolkit.acceptance.folder import check_draft, target_of
 from toolkit.errors import InputError
 from toolkit.files.atomic import read_json
 from toolkit.models.fingerprint import CHUNK, Weights, difference, identity, sketch
@@ -96,6 +99,62 @@ def test_the_toy_pair_takes_its_heads_in_every_format(dtype):
         check_draft(about, pair.draft, pair.head)
 
 
+@pytest.mark.parametrize("kind", ["specdec_pp", "rate"])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_head_for_another_target_is_used_with_one_warning(kind, dtype):
+    pair = ModelPair.toy(dtype=dtype)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        generate(pair, [[5, 9, 11]], kind, max_new_tokens=3)
+    target = copy.deepcopy(pair.target)
+    swap_rows(target.model.layers[1].mlp.up_proj.weight)
+    other = ModelPair(target=target, draft=pair.draft)
+    expected = r"the head in .*head predicts the acceptance of another target than this pair's .*up_proj.weight differs"
+    with pytest.warns(RuntimeWarning, match=expected):
+        generate(other, [[5, 9, 11]], kind, max_new_tokens=3, head=pair.head)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        generate(other, [[5, 9, 11]], kind, max_new_tokens=3, head=pair.head)
+
+
+@pytest.mark.parametrize("earlier", [["target_weights"], ["target_weights", "target_fingerprint"]])
+def test_heads_that_do_not_name_their_target_are_loaded_without_a_word(earlier, tmp_path):
+    pair = ModelPair.toy(dtype="bfloat16")
+    head, about = AcceptanceHead.load(pair.head)
+    head.save(tmp_path, {name: fact for name, fact in about.items() if name not in ("head", *earlier)})
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        generate(pair, [[5, 9, 11]], "specdec_pp", max_new_tokens=3, head=str(tmp_path))
+
+
+def test_trained_heads_record_their_target(tiny_mix, tiny_pair):
+    from toolkit.models.pair import load_draft
+    from toolkit.training import MixedData
+
+    data = MixedData(tiny_mix, load_draft(tiny_pair / "draft"))
+    data.states = {"train": SimpleNamespace(num_positions=1)}
+    assert target_of(data.about()).not_of(load_draft(tiny_pair / "target").bfloat16()) is None
+    assert target_of(data.about()).not_of(load_draft(tiny_pair / "draft")) is not None
+
+
+def test_which_adapters_are_at_work_counts():
+    model = Adapted(tiny_model("llama"))
+    with model.disable_adapter():
+        seen = [Weights.of(model)]
+    seen.append(Weights.of(model))
+    model.set_adapter("b")
+    seen.append(Weights.of(model))
+    for layer in model.layers():
+        layer.scaling["b"] = 2.0
+    seen.append(Weights.of(model))
+    assert len({one.fingerprint for one in seen}) == 4
+    for i, one in enumerate(seen):
+        again = Weights.recorded(json.loads(json.dumps(one.facts("draft"))))
+        differing = [other for other in seen if again.other_than(other) is not None]
+        assert len(differing) == 3 and seen[i] not in differing
+    assert seen[-1].fingerprint == Weights.of(model).fingerprint
+
+
 def test_stamps_are_current(tmp_path):
     pair = ModelPair.toy()
     AcceptanceHead.load(TOY / "head")[0].save(tmp_path, {"draft_fingerprint": "old"})
@@ -103,7 +162,8 @@ def test_stamps_are_current(tmp_path):
     about, shipped = read_json(tmp_path / "config.json"), read_json(TOY / "head" / "config.json")
     assert about["draft_fingerprint"] == shipped["draft_fingerprint"] == fingerprint(pair.draft)
     assert about["target_fingerprint"] == shipped["target_fingerprint"] == fingerprint(pair.target)
-    assert difference(about["draft_weights"], shipped["draft_weights"]) is None
+    for role in ("draft_weights", "target_weights"):
+        assert difference(about[role], shipped[role]) is None
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float16, torch.bfloat16])

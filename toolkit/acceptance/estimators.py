@@ -116,7 +116,7 @@ class PrereadEstimator:
     def drawn_probs(self, step: Step) -> tuple[Tensor, Tensor]:
         """P(y_k accepted) and P(y_{k+1} accepted) [B] each, given that the ones before are; P_k and P_{k+1} of blocks."""
         if self.instead is not None:
-            certain = torch.ones(step.entropy.shape, device=step.entropy.device)
+            certain = torch.ones(step.entropy.shape, dtype=torch.float32, device=step.entropy.device)
             return (certain if step.depth == 1 else self.instead.read_prob(step)), certain
         assert self.scorer is not None, "bind the estimator to a pair first"
         logits = self.scorer(step) + self.log_w_rej

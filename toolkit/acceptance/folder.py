@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,7 +20,7 @@ from toolkit.engine.engine import engine_of
 from toolkit.engine.hidden_states import check_layers, layers_of
 from toolkit.errors import InputError
 from toolkit.files.atomic import content_hash, file_hash, read_json
-from toolkit.models.fingerprint import Weights
+from toolkit.models.fingerprint import Weights, adapters
 from toolkit.types import Step
 
 Scorer = Callable[[Step], Tensor]  # to raw logits [B] or [B, 2]
@@ -43,17 +44,19 @@ class SurvivalScorer(AtWork):
 
 
 def load_for(pair: Any, folder: Path | str, kind: type[SavedHead]) -> Any:
-    """The head in `folder`, on the pair's device; read and checked once per pair, unless its files change.
+    """The head in `folder`, on the pair's device; read and checked once per pair, unless its files or the adapters change.
 
-    Raises InputError unless it was trained on the pair's draft.
+    Raises InputError unless it was trained on the pair's draft; warns if it was trained for another target.
     """
     files = [Path(folder) / name for name in (kind.weights_file, kind.config_file)]
     times = [path.stat().st_mtime_ns for path in files if path.exists()]
-    key = (str(folder), kind, *times)
+    key = (str(folder), kind, *times, repr([adapters(model) for model in (pair.draft, pair.target)]))
     heads = engine_of(pair).heads
     if key not in heads:
         head, record = kind.load(folder)
         check_draft(record, pair.draft, str(folder))
+        if pair.target is not pair.draft and (trained := target_of(record)) is not None:
+            warn_of_target(trained.not_of(pair.target), str(folder), "this pair's")
         heads[key] = head.to(pair.device)
     return heads[key]
 
@@ -147,6 +150,22 @@ def check_draft(record: Mapping[str, Any], draft: Any, where: str) -> None:
     if hidden_size != own:
         raise InputError(f"the head in {where} reads states of size {hidden_size}, this draft's have {own}")
     trained = Weights.recorded(record)
-    reason = None if trained is None else trained.other_than(Weights.of(draft))
+    reason = None if trained is None else trained.not_of(draft)
     if reason is not None:
         raise InputError(f"the head in {where} was trained for another draft ({reason})")
+
+
+def target_of(record: Mapping[str, Any]) -> Weights | None:
+    """The target whose acceptance a head predicts; None: earlier heads do not say it for every number format."""
+    trained = Weights.recorded(record, "target")
+    return trained if trained is not None and trained.sketch is not None else None
+
+
+def warn_of_target(reason: str | None, where: str, what: str) -> None:
+    """Warn that a head predicts the acceptance of another target than `what`, if there is a reason to."""
+    if reason is not None:
+        warnings.warn(
+            f"the head in {where} predicts the acceptance of another target than {what} ({reason})",
+            RuntimeWarning,
+            stacklevel=3,
+        )

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
+import torch
 from huggingface_hub import ModelCard, PyTorchModelHubMixin, snapshot_download
 from torch import nn
 
@@ -112,7 +113,8 @@ class SavedHead(nn.Module, PyTorchModelHubMixin, library_name=card.LIBRARY, tags
         weights, metadata = load_tensors(folder / cls.weights_file, "file of a head's weights", MEND)
         record = _checked(folder / cls.config_file, needed=bool(metadata))
         try:
-            head = cls(**record["head"])
+            with torch.device("cpu"):
+                head = cls(**record["head"]).float()
             head.load_state_dict({k: v.float() for k, v in weights.items()}, strict=True)
         except (KeyError, TypeError, RuntimeError) as error:
             raise InputError(f"{folder} does not hold {cls.what} as a whole: {first_line(error)}") from error

@@ -200,7 +200,7 @@ class Batch(ABC, Generic[ContextT, ProposalT, VerdictT]):
     def _uniforms(self) -> Tensor:
         """One row of uniforms per slot, each from its own generator: [B, 3 M + 1]."""
         drawn = torch.stack([
-            torch.rand(num_uniforms(self.most), generator=row.generator, dtype=torch.float64) for row in self.rows
+            torch.rand(num_uniforms(self.most), generator=row.generator, dtype=torch.float64, device="cpu") for row in self.rows
         ])  # fmt: skip
         return drawn.pin_memory().to(self.device, non_blocking=True) if self.device.type == "cuda" else drawn
 

@@ -95,7 +95,7 @@ class BeamBatch(Batch[ForestContext, Forest, BeamVerdict]):
             catch_up=catch_up,
             newest=newest,
             held=[self.target.index.num_nodes(slot) for slot in range(len(self.rows))],
-            scores=torch.tensor(scores, dtype=torch.float64).to(self.device),
+            scores=torch.tensor(scores, dtype=torch.float64, device=self.device),
             limits=tensor_on(self.device, limits),
             most=max(0, *limits),
             uniforms=uniforms[:, : self.most],
@@ -277,11 +277,11 @@ class BeamBatch(Batch[ForestContext, Forest, BeamVerdict]):
             return
         choices = beams.living + beams.finished
         if self.settings.collapse_to == "draw":
-            probs = torch.tensor(_shares(beams, widths), dtype=torch.float64)
+            probs = torch.tensor(_shares(beams, widths), dtype=torch.float64, device="cpu")
         else:
-            gains = torch.tensor([beam.score - beams.score_then for beam in choices], dtype=torch.float64)
-            probs = warp(gains, self.sampling)
-        chosen = choices[int(draw(probs, torch.tensor(uniform, dtype=torch.float64)))]
+            gains = [beam.score - beams.score_then for beam in choices]
+            probs = warp(torch.tensor(gains, dtype=torch.float64, device="cpu"), self.sampling)
+        chosen = choices[int(draw(probs, torch.tensor(uniform, dtype=torch.float64, device="cpu")))]
         beams.score_then, beams.length_then = chosen.score, len(chosen.tokens)
         lives = any(chosen is beam for beam in beams.living)
         beams.living, beams.finished = ([chosen], []) if lives else ([], [chosen])

@@ -107,9 +107,9 @@ class EarlierPositions:
 
 def _nothing(num_rows: int, count: int, like: Tensor) -> Earlier:
     """A window without any position."""
-    zeros = torch.zeros(num_rows, count, device=like.device)
+    zeros = torch.zeros(num_rows, count, dtype=torch.float32, device=like.device)
     hidden = torch.zeros(num_rows, count, like.shape[-1], dtype=like.dtype, device=like.device)
-    sums = torch.zeros(num_rows, device=like.device)
+    sums = torch.zeros(num_rows, dtype=torch.float32, device=like.device)
     return Earlier(hidden, zeros.long(), zeros, zeros, torch.stack([zeros, zeros], -1), zeros.bool(), sums, sums)
 
 

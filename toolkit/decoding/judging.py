@@ -159,7 +159,7 @@ class _Walk:
 
     def verdict(self, added: _Extras) -> BeamVerdict:
         """The verdict of the whole walk."""
-        nothing = torch.zeros(len(self.length), 0, device=self.length.device)
+        nothing = torch.zeros(len(self.length), 0, dtype=torch.float32, device=self.length.device)
         return BeamVerdict(
             kept=torch.cat([nothing.bool(), *self.accepted], 1),
             node_scores=torch.cat([nothing.double(), *(layer.double() for layer in self.node_scores)], 1),

@@ -2,13 +2,13 @@
 
 A decoding loop runs the same few shapes over and over. For small models, launching the operations takes most of a
 forward's time. A captured forward launches them all at once. What is replayed is the model's own forward, operation for
-operation. Models that branch on values (`static_flow`) are run as they are; so is one whose first replays differ from
-the forward itself.
+operation. Models that branch on values, or that have code of which nothing is known (adapters), are run as they are
+(`static_flow`); so is one whose first replays differ from the forward itself.
 
-A capture holds the very tensors, modules and hooks that were there when it was made. Writing into a tensor is seen by all;
-another in its place (`load_state_dict(assign=True)`, a new submodule, `model.half()`) is not, nor is a hook added later.
-So captures of a model are dropped once its `CaptureGuard` is another. They belong to one session, whose keys and values
-they write, and are dropped if these are replaced.
+A capture holds the very tensors, modules, hooks and Python values that were there when it was made. Writing into a tensor
+is seen by all; another in its place (`load_state_dict(assign=True)`, a new submodule, `model.half()`) is not, nor is a hook
+added later, an attribute or a key of the config that is set. So captures of a model are dropped once its `CaptureGuard` is
+another. They belong to one session, whose keys and values they write, and are dropped if these are replaced.
 
 Shapes: b rows, T tokens of a block, S visible slots, V vocabulary, D hidden size.
 """
@@ -30,6 +30,13 @@ PROOFS = 2  # replays of a new capture that are compared with the forward itself
 # float32 somewhere is wrong, too.
 TOLERANCE = 1e-2
 TOLERANCE_FLOAT64 = 1e-10
+STOCK = (
+    "torch",
+    "transformers",
+    "bitsandbytes",
+)  # packages whose modules read their attributes and config, nothing else
+PLAIN = {type(None), bool, int, float, str, torch.dtype, torch.device}
+INTERNAL = frozenset(vars(nn.Module()))  # attributes that torch gives every module
 
 
 class StaticForward:
@@ -167,21 +174,27 @@ def _alike(replayed: Tensor, computed: Tensor) -> bool:
 
 
 def static_flow(model: Any) -> bool:
-    """Whether a model's forward runs the same operations whatever the values: no routing, no position-dependent rope."""
+    """Whether a model's forward runs the same operations until its attributes change, whatever the values of tensors.
+
+    No routing, no position-dependent rope, and no module of an unknown package: such a one may read anything.
+    """
     config = model.config.get_text_config()
     rope = getattr(config, "rope_parameters", None) or getattr(config, "rope_scaling", None) or {}
     kinds = [part.get("rope_type") for part in (rope, *rope.values()) if isinstance(part, dict)]
     routed = any(getattr(config, name, None) for name in ("num_experts", "num_local_experts", "n_routed_experts"))
-    return not routed and not {"dynamic", "longrope"} & set(kinds)
+    stock = all(type(module).__module__.partition(".")[0] in STOCK for module in model.modules())
+    return stock and not routed and not {"dynamic", "longrope"} & set(kinds)
 
 
 class CaptureGuard:
     """The modules, tensors, hooks and modes of a model at one time; two are equal if a capture of one serves the other.
 
+    values  compare what else a forward reads, too: the modules' attributes, code and configs (packed weights read anew)
+
     The objects themselves are held, so that nothing new can come to lie where they were.
     """
 
-    def __init__(self, model: nn.Module):
+    def __init__(self, model: nn.Module, values: bool = True):
         self.modules = list(model.modules())
         self.tensors = [
             tensor
@@ -196,13 +209,36 @@ class CaptureGuard:
             for tensor in self.tensors
         ]
         modes = [module.training for module in self.modules]
-        self.facts = (list(map(id, self.modules)), tensors, list(map(id, self.hooks)), modes)
+        self.objects: list[Any] = []
+        self.configs: dict[int, Any] = {}  # contents by identity
+        reads = [self._read(_attributes(module)) for module in self.modules] if values else []
+        same = (list(map(id, self.modules)), list(map(id, self.hooks)), globally_hooked())
+        self.facts = (*same, tensors, modes, reads, self.configs)
         self.asks_gradients = any(tensor.requires_grad for tensor in self.tensors)
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, CaptureGuard) and self.facts == other.facts
 
     __hash__ = None  # type: ignore[assignment]
+
+    def _read(self, value: Any) -> Any:
+        """What two values are compared by: the contents of plain ones, containers and configs, else the object itself."""
+        if type(value) in PLAIN:
+            return value
+        if isinstance(value, dict):
+            return [(key, self._read(entry)) for key, entry in value.items()]
+        if isinstance(value, list | tuple | set):
+            return [self._read(entry) for entry in value]
+        self.objects.append(value)
+        if hasattr(value, "get_text_config") and id(value) not in self.configs:
+            self.configs[id(value)] = self._read(vars(value))
+        return id(value)
+
+
+def _attributes(module: nn.Module) -> dict[str, Any]:
+    """What a module's forward may read beside tensors and submodules; its code is the class's, unless that was replaced."""
+    own = {name: value for name, value in vars(module).items() if name not in INTERNAL}
+    return {**own, "forward": type(module).forward}
 
 
 def _hooks(module: nn.Module) -> list[Any]:

@@ -13,14 +13,14 @@ def tensor_on(device: torch.device, values: Any) -> Tensor:
     """Whole numbers as a tensor on a device; to a GPU they are copied after the work already launched there."""
     if device.type != "cuda":
         return torch.tensor(values, dtype=torch.long, device=device)
-    return torch.tensor(values, dtype=torch.long).pin_memory().to(device, non_blocking=True)
+    return torch.tensor(values, dtype=torch.long, device="cpu").pin_memory().to(device, non_blocking=True)
 
 
 def floats_on(device: torch.device, values: Any) -> Tensor:
     """Real numbers as a tensor on a device; to a GPU they are copied as in `tensor_on`."""
     if device.type != "cuda":
-        return torch.tensor(values, device=device)
-    return torch.tensor(values).pin_memory().to(device, non_blocking=True)
+        return torch.tensor(values, dtype=torch.float32, device=device)
+    return torch.tensor(values, dtype=torch.float32, device="cpu").pin_memory().to(device, non_blocking=True)
 
 
 class Gate:
@@ -44,7 +44,7 @@ class Gate:
         """
         flag, event = going.any(), None
         if self.on_gpu:
-            flag = torch.empty((), dtype=torch.bool, pin_memory=True).copy_(flag, non_blocking=True)
+            flag = torch.empty((), dtype=torch.bool, device="cpu", pin_memory=True).copy_(flag, non_blocking=True)
             event = torch.cuda.Event()
             event.record()
         self.asked.append((flag, event))

@@ -36,13 +36,18 @@ class EngineOptions:
     self_check     "auto" or "off": a model's architecture is tried on a tiny copy before its first text is decoded. It
                    is refused if it is decoded wrong (`toolkit.engine.selfcheck`). off: it is decoded on trust, with a
                    warning
+    weight_check   "auto" or "off": packed weights are compared with the model's own at the start of every call, by reading
+                   these once. That takes as long as four or five forward passes of one token. off: for those who
+                   promise never to write to weights past torch's own count of writes (`.data`, numpy views)
 
     Models whose parameters ask for gradients, that have hooks, or that lie on several devices, are never captured nor packed.
+    Models with modules of other packages than torch and transformers (adapters, code of one's own) are never captured.
     """
 
     cuda_graphs: OnOff = "auto"
     cpu_packing: OnOff = "auto"
     self_check: Literal["auto", "off"] | bool = "auto"
+    weight_check: Literal["auto", "off"] | bool = "auto"
 
     def __post_init__(self) -> None:
         check_ranges(self)
@@ -170,25 +175,32 @@ class Engine:
 
     def _prepare(self) -> None:
         """Prepare captures and packed weights of every model; drop what belongs to modules or tensors that were replaced."""
-        guards = [_guard(model) for model in self.models]
+        guards = [_guard(model, self._kind(model) is not None) for model in self.models]
+        check = self.options.weight_check not in ("off", False)
         if guards != self._guards:
             self.captures, self.packed, self.idle, self._guards = [], [], [], guards
         self.captures = self.captures or list(map(self._captures, guards, self.models))
-        self.packed = self.packed or [
-            packed_for(model, self.options.cpu_packing) if _constant(guard, model) else None
-            for guard, model in zip(guards, self.models, strict=True)
-        ]
+        if not self.packed:
+            self.packed = [
+                packed_for(model, self.options.cpu_packing, check) if _constant(guard, model) else None
+                for guard, model in zip(guards, self.models, strict=True)
+            ]
+            return
         for model, packed in zip(self.models, self.packed, strict=True):
             if packed is not None:
                 with forwards_lock(model):
                     packed.refresh()
 
-    def _captures(self, guard: CaptureGuard | None, model: Any) -> Captures | None:
-        if not _constant(guard, model) or globally_hooked() or not static_flow(model):
-            return None
+    def _kind(self, model: Any) -> type[StaticForward] | None:
+        """How a model's forward passes are captured, if they are."""
         graphs = model.device.type == "cuda" and self.options.cuda_graphs not in ("off", False)
-        kind = self.capture_kind or (GraphForward if graphs else None)
-        return None if kind is None else Captures(kind, model.config.get_text_config().num_hidden_layers)
+        return self.capture_kind or (GraphForward if graphs else None)
+
+    def _captures(self, guard: CaptureGuard | None, model: Any) -> Captures | None:
+        kind = self._kind(model)
+        if kind is None or not _constant(guard, model) or globally_hooked() or not static_flow(model):
+            return None
+        return Captures(kind, model.config.get_text_config().num_hidden_layers)
 
 
 _ENGINES: WeakKeyDictionary[Models, Engine] = WeakKeyDictionary()
@@ -204,12 +216,12 @@ def engine_of(pair: Models) -> Engine:
         return engine
 
 
-def _guard(model: Any) -> CaptureGuard | None:
+def _guard(model: Any, captured: bool) -> CaptureGuard | None:
     """What captures and packed weights of a model depend on; None for models that bring their own sessions."""
     if hasattr(model, "open_session"):
         return None
     with forwards_lock(model):  # no forward pass is under way, which adds hooks of its own
-        return CaptureGuard(model)
+        return CaptureGuard(model, values=captured)
 
 
 def _constant(guard: CaptureGuard | None, model: Any) -> bool:

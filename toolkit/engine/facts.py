@@ -1,10 +1,13 @@
 """Facts about one model: its vocabulary, the longest text it reads, the tokens that end one, whether its mode is fit for
-decoding; and the lock of its forwards.
+decoding, checksums of its weights; and the lock of its forwards.
 """
 
 from __future__ import annotations
 
 import threading
+import zlib
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -14,6 +17,7 @@ from torch import Tensor, nn
 from toolkit.errors import InputError
 
 NO_LIMIT = 2**31
+ROW = 2**12  # numbers of a row that a GPU sums for a checksum
 RANDOM = ("drop", "jitter")  # parts of the names of what makes training forwards random
 HARMLESS = ("classifier", "summary", "cls_")  # of heads that causal language models have not
 POSITIONS = ("max_position_embeddings", "max_target_positions", "max_seq_len")  # what configs call the longest text
@@ -25,10 +29,28 @@ def vocab_size(model: Any) -> int:
         return size
     if hasattr(model, "vocab_size") and not hasattr(model, "config"):
         return int(model.vocab_size)
+    return output_shape(model)[0]
+
+
+def output_shape(model: Any) -> tuple[int, int]:
+    """Tokens V that a model's output layer gives, and width D of the state that it reads; the layer may be quantised."""
     head: Any = model.get_output_embeddings() if hasattr(model, "get_output_embeddings") else None
-    if getattr(head, "weight", None) is None:
+    weight = getattr(head, "weight", None)
+    if weight is None:
         raise InputError(f"expected a causal language model with an output embedding, got {type(model).__name__}")
-    return int(head.weight.shape[0])
+    if isinstance(weight, Tensor) and weight.is_floating_point():
+        return int(weight.shape[0]), int(weight.shape[1])
+    return int(head.out_features), int(head.in_features)
+
+
+def unwrapped(model: Any) -> Any:
+    """The model inside of what torch.compile or PEFT made of it: the one whose forward runs in its `generate`."""
+    while True:
+        inner = getattr(model, "_orig_mod", model)  # compiled
+        inner = inner.get_base_model() if hasattr(inner, "get_base_model") else inner  # with adapters
+        if inner is model:
+            return model
+        model = inner
 
 
 def max_positions(model: Any) -> int:
@@ -83,6 +105,26 @@ def fit_logits(logits: Tensor, size: int, device: torch.device) -> Tensor:
     if missing > 0:
         return torch.nn.functional.pad(logits, (0, missing), value=-torch.inf)
     return logits[..., :size]
+
+
+def checksums(tensors: Sequence[Tensor]) -> list[int]:
+    """One checksum per tensor, of its bytes: they tell of writes that leave no version (`.data`, numpy views).
+
+    Every byte is read once, as many tensors at a time as torch has threads. On a CPU this takes as long as four or five
+    products of such a matrix with one token.
+    """
+    with ThreadPoolExecutor(torch.get_num_threads()) as pool:
+        return list(pool.map(_checksum, tensors))
+
+
+@torch.no_grad()
+def _checksum(tensor: Tensor) -> int:
+    whole = tensor.int_repr() if tensor.is_quantized else tensor.detach()
+    flat = whole.contiguous().view(-1).view(torch.uint8)
+    if flat.device.type == "cuda":  # sums of rows and columns go to the host instead of everything
+        words = torch.nn.functional.pad(flat, (0, -len(flat) % (4 * ROW))).view(torch.int32).view(-1, ROW)
+        flat = torch.cat([words.sum(0), words.sum(1)]).view(torch.uint8)
+    return zlib.crc32(flat.cpu().numpy())  # type: ignore[arg-type]  # an array is a buffer
 
 
 _LOCKS: WeakKeyDictionary[Any, threading.RLock] = WeakKeyDictionary()

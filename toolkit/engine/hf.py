@@ -108,7 +108,7 @@ class HFSession(Session):
     ):
         super().__init__(num_rows, capacity, model.device)
         self.model, self.config = model, model.config.get_text_config()
-        self.layers = [TreeLayer(self) for _ in range(self.config.num_hidden_layers)]
+        self.layers = [TreeLayer(self) for _ in range(_num_layers(model, self.config))]
         self.cache = Cache(layers=list(self.layers))
         self.block: Any = None
         self.dtype = model.dtype
@@ -295,6 +295,12 @@ def takes_mask_per_layer_type(model: Any) -> bool:
 @cache
 def _reads_dictionary(base: type) -> bool:
     return "attention_mask, dict)" in inspect.getsource(inspect.unwrap(base.forward))  # type: ignore[attr-defined]
+
+
+def _num_layers(model: Any, config: Any) -> int:
+    """How many layers may write into a cache: some families run all that they have, whatever a config was lowered to."""
+    indices = (getattr(module, "layer_idx", None) for module in model.modules())
+    return max([config.num_hidden_layers, *(index + 1 for index in indices if isinstance(index, int))])
 
 
 @cache

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from toolkit.engine.facts import output_shape
 from toolkit.errors import InputError
 
 GIVEN = "layers_given"  # attribute of a model
@@ -66,7 +67,7 @@ def check_layers(expected: Sequence[int], layers: Sequence[int], who: str, where
 
 def state_width(model: Any) -> int:
     """Width D of the final state."""
-    return int(model.get_output_embeddings().weight.shape[1])
+    return output_shape(model)[1]
 
 
 def state_size(model: Any) -> int:

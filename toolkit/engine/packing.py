@@ -16,6 +16,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from toolkit.engine.facts import checksums
+
 LARGE = 2**20  # elements; below, the matrix stays in cache and the call costs more than the kernel saves
 AT_MOST = 4 * 2**30  # bytes of packed weights, which come on top of the model's own, unless asked for more
 
@@ -24,19 +26,23 @@ class PackedLinears:
     """Context manager: within it, the large linear layers of a model multiply by their packed weights.
 
     weights  the packed ones, in the order of `modules`: opaque tensors that nothing but oneDNN can read
+    check    read the model's own weights at every `refresh`; False: writes that leave no version are not noticed
     """
 
-    def __init__(self, model: Any):
-        self.model = model
+    def __init__(self, model: Any, check: bool = True):
+        self.model, self.check = model, check
         self.modules: list[nn.Linear] = []
         self.weights: list[Tensor] = []
-        self._seen: list[tuple[int, int]] = []
+        self._seen: list[tuple[int, int, int]] = []
         self.refresh()
 
     def refresh(self) -> None:
-        """Pack again if the model's weights have been written to, or replaced, since."""
+        """Pack all of them again if any of the model's weights has been written to, or replaced, since."""
         modules = packable(self.model)
-        seen = [(m.weight.data_ptr(), 0 if m.weight.is_inference() else m.weight._version) for m in modules]
+        weights = [module.weight for module in modules]
+        sums = checksums(weights) if self.check else [0] * len(weights)
+        versions = [0 if weight.is_inference() else weight._version for weight in weights]
+        seen = list(zip((weight.data_ptr() for weight in weights), versions, sums, strict=True))
         if seen != self._seen:
             with torch.inference_mode():
                 self.weights = [torch.ops.mkldnn._reorder_linear_weight(m.weight.detach()) for m in modules]
@@ -76,14 +82,17 @@ def packable(model: Any) -> list[nn.Linear]:
     ]
 
 
-def packed_for(model: Any, cpu_packing: str | bool) -> PackedLinears | None:
-    """What a model uses; None: its own weights, because it is small, elsewhere, or too large for `auto`."""
+def packed_for(model: Any, cpu_packing: str | bool, check: bool = True) -> PackedLinears | None:
+    """What a model uses; None: its own weights, because it is small, elsewhere, or too large for `auto`.
+
+    check  as in `PackedLinears`
+    """
     if cpu_packing in ("off", False) or model.device.type != "cpu" or not _supported():
         return None
     num_bytes = sum(module.weight.numel() * module.weight.element_size() for module in packable(model))
     if not num_bytes or (cpu_packing == "auto" and num_bytes > AT_MOST):
         return None
-    return PackedLinears(model)
+    return PackedLinears(model, check)
 
 
 def _supported() -> bool:

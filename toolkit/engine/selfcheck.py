@@ -23,7 +23,7 @@ import torch
 import transformers
 from torch import Tensor
 
-from toolkit.engine.facts import forwards_lock, max_positions
+from toolkit.engine.facts import forwards_lock, max_positions, unwrapped
 from toolkit.engine.hf import HFSession
 from toolkit.engine.shrinking import WINDOW, UnknownSizes, build, tiny_config
 from toolkit.errors import InputError
@@ -58,11 +58,10 @@ def check_architecture(model: Any, role: str = "model") -> None:
 
     role  what the message calls the model: target, draft, ...
     """
-    model = getattr(model, "_orig_mod", model)  # compiled
-    model = model.get_base_model() if hasattr(model, "get_base_model") else model  # with adapters
-    verdict = hopeless(model)
+    verdict, model = hopeless(model), unwrapped(model)
     hint = "" if verdict else "; self_check=off decodes it unchecked (on the command line: pair.self_check=off)"
-    verdict = verdict or _verdict(model)
+    with torch.device("cpu"):  # whatever this process makes tensors on
+        verdict = verdict or _verdict(model)
     if verdict is not None:
         raise InputError(f"the {role} ({type(model).__name__}) cannot be decoded: {verdict}{hint}")
 
@@ -197,6 +196,8 @@ def hopeless(model: Any) -> str | None:
         return "it keeps a state (recurrent, or compressed) that no tree of tokens can share"
     if getattr(getattr(model, "get_output_embeddings", lambda: None)(), "weight", None) is None:
         return "it has no output embedding"
+    if getattr(getattr(model, "active_peft_config", None), "is_prompt_learning", False):
+        return "its adapter puts tokens of its own in front of every text"
     attention = str(getattr(model.config, "_attn_implementation", None) or "")
     if "flash" in attention or "flex" in attention:
         return f"its attention ({attention}) takes no masks of trees: load it with attn_implementation=sdpa"

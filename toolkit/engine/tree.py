@@ -176,9 +176,9 @@ class TreeIndex:
         assert self.ancestors is not None
         first = tensor_on(self.device, old).view(-1, 1)
         inside = parents - first  # index in this block where >= 0, else an older node or the context
-        block = torch.zeros(num_rows, num_new, num_new + 1, device=self.device)
+        block = torch.zeros(num_rows, num_new, num_new + 1, dtype=torch.float32, device=self.device)
         block.scatter_(2, inside.clamp(min=-1).add(1).unsqueeze(-1), 1.0)
-        closure = block[:, :, 1:] + torch.eye(num_new, device=self.device)
+        closure = block[:, :, 1:] + torch.eye(num_new, dtype=torch.float32, device=self.device)
         for _ in range(max(num_new - 1, 1).bit_length()):  # paths of length 1, 2, 4, ...
             closure = (closure @ closure).clamp_(max=1.0)
         older = (parents >= 0) & (inside < 0)

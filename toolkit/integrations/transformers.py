@@ -29,6 +29,7 @@ from toolkit import config
 from toolkit.config.values import checked
 from toolkit.decoding import Method
 from toolkit.decoding.proposers import ChainProposer
+from toolkit.engine.facts import unwrapped
 from toolkit.engine.hidden_states import watched_states
 from toolkit.errors import InputError
 from toolkit.models.pair import ModelPair
@@ -94,6 +95,10 @@ class StoppedDraft:
             )
         if max_drafted < 1:
             raise InputError(f"max_drafted: expected at least 1, got {max_drafted}")
+        if not hasattr(draft, "generation_config"):
+            raise InputError(
+                f"expected a causal language model of transformers as the draft, got {type(draft).__name__}"
+            )
         self.draft = draft
         self.policy = Bounded(policy, min_drafted, max_drafted).bind(ModelPair(target=draft, draft=draft))
         if self.policy.num_earlier:
@@ -170,7 +175,7 @@ class _Stop(StoppingCriteria):
 @contextmanager
 def _watched(model: Any) -> Iterator[dict[str, Tensor]]:
     """The last position's unwarped logits [B, V] and final hidden state [B, D] of the newest forward pass, while it lasts."""
-    seen: dict[str, Tensor] = {}
+    model, seen = unwrapped(model), dict[str, Tensor]()
 
     with watched_states(model) as states:
 

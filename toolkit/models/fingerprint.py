@@ -1,9 +1,9 @@
 """Which weights a model holds: an exact identity, and a sketch that tolerates another number format.
 
-Both go over every entry once, in chunks, on the model's own device. They are remembered while the model lives and its
-weights are not written to. The sketch of a tensor is its norm and a few sums of all its entries with fixed random
-signs. Rounding to a coarser format moves such a sum by about the rounding times the norm. Other weights move it by
-about the norm itself.
+Both go over every entry once, in chunks, on the model's own device. They are remembered while the model lives and
+checksums of its weights stay the same. Where a model has adapters, which of them are at work counts, too. The sketch of
+a tensor is its norm and a few sums of all its entries with fixed random signs. Rounding to a coarser format moves such
+a sum by about the rounding times the norm. Other weights move it by about the norm itself.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor
 
+from toolkit.engine.facts import checksums
 from toolkit.files.atomic import content_hash
 
 CHUNK = 2**14  # entries under one pattern of signs
@@ -34,7 +35,7 @@ ROUNDING = {
 SUBNORMAL = {"float16": 2.0**-25}  # absolute, of entries near zero
 SUMMATION = 1e-9  # of a sum of the same numbers in another order, relative to the norm
 MARGIN = 8.0  # standard errors of a sum, and more: the rounding of single entries is smaller than its bound
-Sketch = dict[str, Any]  # {"format": "float32", "tensors": {name: [shape, norm, sums]}}
+Sketch = dict[str, Any]  # {"format": "float32", "tensors": {name: [shape, norm, sums]}, "adapters": rows, if any}
 _REMEMBERED: WeakKeyDictionary[Any, dict[str, Any]] = WeakKeyDictionary()
 
 
@@ -73,6 +74,10 @@ class Weights:
         reason = difference(self.sketch, here.sketch)
         return None if reason is None else f"{both}: {reason}"
 
+    def not_of(self, model: Any) -> str | None:
+        """Why these are not a model's weights, in whatever format it holds them; None: they are."""
+        return None if self.fingerprint == fingerprint(model) else self.other_than(Weights.of(model))
+
 
 def fingerprint(model: Any) -> str:
     """A short identity of all of a model's weights, in float32; remembered while the model lives."""
@@ -83,15 +88,33 @@ def fingerprint(model: Any) -> str:
 
 def identity(model: Any) -> str:
     """A short hash of all weights as float32: the same on every device, and in any format that holds them exactly."""
-    return str(_once(model, "identity", lambda: content_hash(_checksums(model))))
+    return str(_once(model, "identity", lambda: content_hash([*_checksums(model), *adapters(model)])))
 
 
 def sketch(model: Any) -> Sketch:
     """Norm and signed sums of every tensor, in float64, and the format they were taken in: what `difference` compares."""
-    result: Sketch = _once(
-        model, "sketch", lambda: {"format": _format(model), "tensors": {n: _sketched(t) for n, t in _tensors(model)}}
-    )
+
+    def compute() -> Sketch:
+        at_work = {"adapters": rows} if (rows := adapters(model)) else {}
+        return {"format": _format(model), "tensors": {n: _sketched(t) for n, t in _tensors(model)}, **at_work}
+
+    result: Sketch = _once(model, "sketch", compute)
     return result
+
+
+def adapters(model: Any) -> list[Any]:
+    """What every layer with adapters of PEFT does with them: which are active or merged, by what factors; [] without any."""
+    return [
+        [
+            name,
+            list(layer.active_adapters),
+            layer.disable_adapters,
+            list(layer.merged_adapters),
+            vars(layer).get("scaling"),
+        ]
+        for name, layer in (model.named_modules() if hasattr(model, "named_modules") else ())
+        if isinstance(vars(layer).get("merged_adapters"), list)
+    ]
 
 
 def difference(there: Mapping[str, Any], here: Mapping[str, Any]) -> str | None:
@@ -99,6 +122,8 @@ def difference(there: Mapping[str, Any], here: Mapping[str, Any]) -> str | None:
 
     Warns, and compares nothing, if either is of quantised weights.
     """
+    if all("adapters" in one for one in (there, here)) and there["adapters"] != here["adapters"]:
+        return "other adapters are at work"
     formats = (there["format"], here["format"])
     if any(name not in ROUNDING for name in formats):
         warnings.warn(f"weights in {' and '.join(formats)} cannot be compared", RuntimeWarning, stacklevel=3)
@@ -121,8 +146,10 @@ def difference(there: Mapping[str, Any], here: Mapping[str, Any]) -> str | None:
 
 
 def _once(model: Any, what: str, compute: Callable[[], Any]) -> Any:
-    """Compute a result once, until a tensor is replaced or written to."""
-    seen = [(id(t), t.data_ptr(), 0 if t.is_inference() else t._version) for _, t in _tensors(model)]
+    """Compute a result once, until the weights or the adapters at work are others."""
+    tensors = _tensors(model)
+    formats = [(name, t.dtype, t.shape) for name, t in tensors]
+    seen = [formats, checksums([t for _, t in tensors]), adapters(model)]
     results = _REMEMBERED.setdefault(model, {})
     if results.get("seen") != seen:
         results.clear()
@@ -133,7 +160,14 @@ def _once(model: Any, what: str, compute: Callable[[], Any]) -> Any:
 
 
 def _tensors(model: Any) -> list[tuple[str, Tensor]]:
-    return sorted((name, t) for name, t in model.state_dict(keep_vars=True).items() if isinstance(t, Tensor))
+    """All tensors by name, as if nothing had been compiled; those of torch's quantised layers come in tuples."""
+    named = [
+        (name.replace("_orig_mod.", ""), tensor)
+        for name, entry in model.state_dict(keep_vars=True).items()
+        for tensor in (entry if isinstance(entry, tuple) else (entry,))
+        if isinstance(tensor, Tensor)
+    ]
+    return sorted(named, key=lambda pair: pair[0])
 
 
 def _format(model: Any) -> str:
@@ -148,7 +182,7 @@ def _format(model: Any) -> str:
 @torch.no_grad()
 def _sketched(tensor: Tensor) -> list[Any]:
     """Shape, norm, and sums with signs."""
-    sums, squares = torch.zeros(SUMS, dtype=torch.float64), 0.0
+    sums, squares = torch.zeros(SUMS, dtype=torch.float64, device="cpu"), 0.0
     patterns = _signs(tensor.device)
     all_flips = _pattern("flips", -(-tensor.numel() // CHUNK)).to(tensor.device)  # [chunks, SUMS]
     for first, block in _blocks(tensor, torch.float64):
@@ -175,7 +209,7 @@ def _checksums(model: Any) -> list[Any]:
 
 def _blocks(tensor: Tensor, dtype: torch.dtype) -> Iterator[tuple[int, Tensor]]:
     """Blocks (index of the first chunk, chunks [n, CHUNK]) of all entries, zeros after the last."""
-    flat = tensor.detach().reshape(-1)
+    flat = (tensor.dequantize() if tensor.is_quantized else tensor.detach()).reshape(-1)
     for start in range(0, flat.numel(), CHUNK * BLOCK):
         block = flat[start : start + CHUNK * BLOCK].to(dtype) + 0  # minus zero becomes zero
         block = torch.nn.functional.pad(block, (0, -len(block) % CHUNK))

@@ -44,8 +44,8 @@ class AdaEdl(StoppingPolicy):
 
     def init(self, num_rows: int, device: torch.device) -> State:
         return {
-            "threshold": torch.full((num_rows,), self.threshold, device=device),
-            "rate": torch.full((num_rows,), self.target_rate, device=device),
+            "threshold": torch.full((num_rows,), self.threshold, dtype=torch.float32, device=device),
+            "rate": torch.full((num_rows,), self.target_rate, dtype=torch.float32, device=device),
         }
 
     def step(self, step: Step, state: State) -> tuple[State, Tensor]:
@@ -54,7 +54,7 @@ class AdaEdl(StoppingPolicy):
 
     def observe(self, proposal: Drafted, verdict: Judged, state: State) -> State:
         drafted = proposal.num_drafted > 0
-        rate = verdict.length / proposal.num_drafted.clamp(min=1)
+        rate = verdict.length.float() / proposal.num_drafted.clamp(min=1)
         rate = self.rate_decay * state["rate"] + (1 - self.rate_decay) * rate
         moved = state["threshold"] + self.step_size * torch.sign(self.target_rate - rate)
         threshold = self.threshold_decay * state["threshold"] + (1 - self.threshold_decay) * moved

@@ -79,7 +79,9 @@ class BatchRate(StoppingPolicy):
 
     def init(self, num_rows: int, device: torch.device) -> State:
         """The state: survival of the round, the row's counts so far, and the batch's rate in this round, in every row."""
-        return {name: torch.zeros(num_rows, device=device) for name in ("survival", "rate", *COUNTS)}
+        return {
+            name: torch.zeros(num_rows, dtype=torch.float32, device=device) for name in ("survival", "rate", *COUNTS)
+        }
 
     def begin(self, live: Tensor, state: State) -> tuple[State, Tensor]:
         if not len(live):

@@ -38,9 +38,9 @@ class DynamicConfidence(StoppingPolicy):
 
     def init(self, num_rows: int, device: torch.device) -> State:
         """scores, labels: ring buffers [B, history], label -1 where empty; fresh: this round's scores."""
-        empty = torch.zeros(num_rows, self.history, device=device)
+        empty = torch.zeros(num_rows, self.history, dtype=torch.float32, device=device)
         return {
-            "threshold": torch.full((num_rows,), self.threshold, device=device),
+            "threshold": torch.full((num_rows,), self.threshold, dtype=torch.float32, device=device),
             "scores": empty,
             "labels": torch.full_like(empty, -1),
             "filled": torch.zeros(num_rows, dtype=torch.long, device=device),

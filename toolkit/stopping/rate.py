@@ -61,7 +61,7 @@ class Rate(Thresholded):
 
     def init(self, num_rows: int, device: torch.device) -> State:
         """The state: survival of the round and, if the rate is tracked, tokens and cost of the prompt's rounds so far."""
-        ones = torch.ones(num_rows, device=device)
+        ones = torch.ones(num_rows, dtype=torch.float32, device=device)
         if self.rate is not None:
             return {"survival": ones}
         tokens, cost = (torch.full_like(ones, value) for value in (self.initial_rate * self.memory, self.memory))

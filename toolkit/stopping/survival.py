@@ -49,7 +49,7 @@ class Survival(Thresholded):
         return Survival(self.estimator.bind(pair), self.threshold, self.lag)
 
     def init(self, num_rows: int, device: torch.device) -> State:
-        return {"survival": torch.ones(num_rows, device=device)}
+        return {"survival": torch.ones(num_rows, dtype=torch.float32, device=device)}
 
     @property
     def level(self) -> float:

@@ -30,7 +30,7 @@ class Tail(Thresholded):
         check_ranges(self, "policy.")
 
     def init(self, num_rows: int, device: torch.device) -> State:
-        return {"product": torch.ones(num_rows, device=device)}
+        return {"product": torch.ones(num_rows, dtype=torch.float32, device=device)}
 
     @property
     def level(self) -> float:

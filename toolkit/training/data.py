@@ -141,9 +141,9 @@ class MixedData(ExampleData):
                 )
 
     def about(self) -> dict[str, Any]:
-        names = ("target_fingerprint", "sampling", "mixing_ratio")
+        names = ("target_fingerprint", "target_weights", "sampling", "mixing_ratio")
         return {
-            **{name: self.summary[name] for name in names},
+            **{name: self.summary[name] for name in names if name in self.summary},
             **self.weights.facts(),
             "data": self.path.name,
             "num_positions": self.states["train"].num_positions,

@@ -160,9 +160,9 @@ class TracedData(ExampleData):
         return {"hidden_size": hidden_size(self.draft), "embedding_size": embedding_table(self.draft).shape[1]}
 
     def about(self) -> dict[str, Any]:
-        names = ("target_fingerprint", "sampling")
+        names = ("target_fingerprint", "target_weights", "sampling")
         return {
-            **{name: self.summary[name] for name in names},
+            **{name: self.summary[name] for name in names if name in self.summary},
             **(Weights.recorded(self.summary) or self.weights).facts(),
             "data": self.path.name,
             "num_positions": self.states["train"].num_positions,

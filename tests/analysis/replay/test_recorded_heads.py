@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -24,9 +25,11 @@ from toolkit.acceptance.calibration.scores import CalibrationScores
 from toolkit.acceptance.folder import head_hash
 from toolkit.acceptance.preread import PrereadScorer, embedding_table
 from toolkit.errors import InputError
-from toolkit.files.atomic import write_json
+from toolkit.files.atomic import read_json, write_json
+from toolkit.models.fingerprint import sketch
 from toolkit.runs.stage import checksum
 from toolkit.stopping import Bounded, Confidence, Fixed, Rate, Survival
+from toolkit.testing import tiny_model
 from toolkit.trace.step import RecordedStep
 
 SIZE = 9  # rows of the draft's table: its states
@@ -345,6 +348,22 @@ def test_every_head_of_the_folders_is_found(tmp_path, heads):
     unknown = traces_folder(tmp_path / "unknown")
     computed = head_folders.find_contenders([tmp_path / "both"], [unknown])
     assert [each.needs_draft for each in computed] == [False, True]
+
+
+def test_a_head_for_another_target_than_the_recorded_one_is_named(tmp_path, heads):
+    acceptance, _ = heads
+    mine, other = (
+        {"target_fingerprint": name, "target_weights": sketch(tiny_model(name))} for name in ("llama", "qwen2")
+    )
+    head = acceptance.save(tmp_path / "head", {"draft_fingerprint": "f", **mine})
+    same, traces = traces_folder(tmp_path / "same"), traces_folder(tmp_path / "traces")
+    for folder, target in ((same, mine), (traces, other)):
+        write_json(folder / "summary.json", {**read_json(folder / "summary.json"), **target})
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        head_folders.find_contenders([head], [same])
+    with pytest.warns(RuntimeWarning, match=f"the head in {head} predicts .* than that of the traces in {traces} "):
+        head_folders.find_contenders([head], [traces])
 
 
 def test_heads_that_cannot_be_replayed_are_named(tmp_path, heads):

@@ -105,7 +105,9 @@ def empty_proposal(num_calls: Tensor) -> Proposal:
     """A proposal of rows that drafted nothing; num_calls [B]."""
     num_rows, device = len(num_calls), num_calls.device
     nothing = torch.zeros(num_rows, 0, dtype=torch.long, device=device)
-    return Proposal(nothing, torch.zeros(num_rows, 0, 1, device=device), torch.zeros_like(num_calls), num_calls)
+    return Proposal(
+        nothing, torch.zeros(num_rows, 0, 1, dtype=torch.float32, device=device), torch.zeros_like(num_calls), num_calls
+    )
 
 
 def frozen(new: State, old: State, moving: Tensor) -> State:

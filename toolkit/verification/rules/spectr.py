@@ -57,7 +57,7 @@ class SpecTr(SelectionRule):
         q_total = draft_probs.sum(-1, keepdim=True)
         halvings_at_once = min(ratio.shape[-1].bit_length(), 10)
         num_sections = 2**halvings_at_once
-        sections = torch.arange(num_sections + 1, device=ratio.device)
+        sections = torch.arange(num_sections + 1, dtype=ratio.dtype, device=ratio.device)
         low, high = torch.ones_like(counts), counts
         for _ in range(0, self.num_halvings, halvings_at_once):
             edges = low + (high - low) * (sections / num_sections)

@@ -1,0 +1,85 @@
+"""Tokens do not depend on where, and in which number format, the process makes tensors by default."""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+import torch
+
+from toolkit import ModelPair, generate
+from toolkit.engine import selfcheck
+from toolkit.models.fingerprint import Weights
+from toolkit.stopping.adaedl import AdaEdl
+from toolkit.testing import tiny_model
+from toolkit.verification import get
+
+METHODS = sorted(path.stem for path in (Path(__file__).parents[2] / "conf" / "method").glob("*.yaml"))
+DEFAULTS = [("meta", torch.bfloat16), ("meta", torch.float64)]  # what is made on no device of its own fails at once
+
+
+@contextmanager
+def defaults(device, dtype):
+    torch.set_default_device(device)
+    torch.set_default_dtype(dtype)
+    try:
+        yield
+    finally:
+        torch.set_default_device(None)
+        torch.set_default_dtype(torch.float32)
+
+
+@pytest.fixture(scope="module")
+def models():
+    pair = ModelPair.toy()
+    return {"target": pair.target, "draft": pair.draft, "tokenizer": pair.tokenizer, "head": pair.head}
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_every_method_gives_the_same_tokens(method, models):
+    def tokens():
+        """Heads are loaded again: the pair is another one. More prompts than slots: rows are refilled."""
+        generations = generate(ModelPair(**models), ["1 + 2 =", "x", "the cat"], method, max_new_tokens=8, batch_size=2)
+        assert all(generation.error is None for generation in generations)
+        return [(generation.token_ids, generation.scores) for generation in generations]
+
+    expected = tokens()
+    for device, dtype in DEFAULTS:
+        with defaults(device, dtype):
+            assert tokens() == expected
+
+
+@pytest.mark.parametrize(("device", "dtype"), DEFAULTS)
+def test_architectures_are_tried_and_weights_are_identified(device, dtype, monkeypatch, tmp_path):
+    monkeypatch.setattr(selfcheck, "_VERDICTS", {})
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    model = tiny_model("llama")
+    expected = Weights.of(model)
+    with defaults(device, dtype):
+        selfcheck.check_architecture(model)
+        assert Weights.of(tiny_copy(model)) == expected
+
+
+def tiny_copy(model):
+    """The same weights in a model that nothing is remembered of."""
+    copy = type(model)(model.config).to_empty(device="cpu").float()
+    copy.load_state_dict(model.state_dict())
+    return copy
+
+
+def test_shares_of_whole_numbers_keep_their_precision():
+    p, q = torch.rand(2, 500, generator=torch.Generator().manual_seed(0), dtype=torch.float64).softmax(-1)
+    drafted, length = torch.tensor([7]), torch.tensor([3])
+    policy = AdaEdl()
+
+    def results():
+        verdict = type("Verdict", (), {"length": length, "num_drafted": drafted})
+        rate = policy.observe(verdict, verdict, policy.init(1, torch.device("cpu")))["rate"]
+        _, residual = get("spectr").distribution(p, q.expand(3, -1), length.expand(3))
+        return rate, residual
+
+    expected = results()
+    with defaults("meta", torch.bfloat16):
+        for value, other in zip(results(), expected, strict=True):
+            assert torch.equal(value, other)
