@@ -75,13 +75,14 @@ class Sampling:
         return self if temperature is None else replace(self, temperature=temperature)
 
 
-def warp(logits: Tensor, sampling: Sampling, seen: Tensor | None = None) -> Tensor:
+def warp(logits: Tensor, sampling: Sampling, seen: Tensor | None = None, *, exactly: bool = False) -> Tensor:
     """Logits to the distribution tokens are drawn from.
 
     logits [..., V] of any float type; computed in float32, in float64 if that is what comes.
     seen [..., V] bool marks tokens already in the text (needed for `repetition_penalty` only).
     Returns probabilities [..., V]. Order as in transformers: repetition penalty, temperature, top-k, top-p, min-p.
-    Ties at the edge of top-k are kept; at temperature 0 the first of equal maxima wins.
+    Ties at the edge of top-k are kept, unless `exactly` k are: the first of equals then. At temperature 0 the first of
+    equal maxima wins.
     """
     logits = penalized(logits, sampling, seen)
     if sampling.temperature == 0:
@@ -92,8 +93,8 @@ def warp(logits: Tensor, sampling: Sampling, seen: Tensor | None = None) -> Tens
     if sampling.temperature != 1.0:
         logits = logits / sampling.temperature
     if 0 < sampling.top_k < logits.shape[-1]:
-        smallest_kept = logits.topk(sampling.top_k, dim=-1).values[..., -1:]
-        logits = logits.masked_fill(logits < smallest_kept, -torch.inf)
+        dropped = _below_largest(logits, sampling.top_k, exactly)
+        logits = logits.masked_fill(dropped, -torch.inf)
     probs = logits.softmax(-1)
     if sampling.top_p < 1.0:
         ordered, order = probs.sort(dim=-1, descending=True, stable=True)
@@ -104,6 +105,26 @@ def warp(logits: Tensor, sampling: Sampling, seen: Tensor | None = None) -> Tens
         probs = probs.masked_fill(probs < sampling.min_p * probs.amax(-1, keepdim=True), 0.0)
         probs = probs / probs.sum(-1, keepdim=True)
     return probs
+
+
+def largest(values: Tensor, count: int) -> Tensor:
+    """Indices [..., count] of the largest values [..., M] in order, of equals the first."""
+    index = torch.arange(values.shape[-1], device=values.device).expand_as(values)
+    chosen = torch.where(_below_largest(values, count, exactly=True), values.shape[-1] - 1, index)
+    chosen = chosen.topk(count, dim=-1, largest=False).values
+    order = values.gather(-1, chosen).sort(dim=-1, descending=True, stable=True).indices
+    return chosen.gather(-1, order)
+
+
+def _below_largest(values: Tensor, count: int, exactly: bool) -> Tensor:
+    """Which values [..., M] are not among the `count` largest; equals at the edge all are, or only the first of them."""
+    edge = values.topk(count, dim=-1).values[..., -1:]
+    below = values < edge
+    if not exactly:
+        return below
+    equal = values == edge
+    room = count - (values > edge).sum(-1, keepdim=True)
+    return below | (equal & (equal.cumsum(-1) > room))
 
 
 def penalized(logits: Tensor, sampling: Sampling, seen: Tensor | None = None) -> Tensor:

@@ -5,6 +5,7 @@ against transformers'.
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 from itertools import product
 from typing import Any
 
@@ -54,9 +55,13 @@ def score(model: TabularModel, prompt: list[int], text: tuple[int, ...]) -> floa
 def next_pairs(
     model: TabularModel, prompt: list[int], living: Living, sampling: Sampling
 ) -> dict[tuple[int, ...], float]:
-    """p_beam over the living beams and their next tokens, as texts (equal texts' chances added up)."""
-    texts = [(*text, token) for text in living for token in range(model.vocab_size)]
-    distribution = warp(torch.tensor([score(model, prompt, text) for text in texts], dtype=torch.float64), sampling)
+    """p_beam over the living beams and their next tokens, as texts (equal texts' chances added up).
+
+    Exactly k pairs are kept: of equal ones those whose text comes first.
+    """
+    pairs = [(-score(model, prompt, (*text, t)), (*text, t)) for text in living for t in range(model.vocab_size)]
+    scores, texts = zip(*sorted(pairs)[: sampling.top_k or None], strict=True)
+    distribution = warp(-torch.tensor(scores, dtype=torch.float64), replace(sampling, top_k=0))
     pairs: Counter[tuple[int, ...]] = Counter()
     for text, chance in zip(texts, distribution.tolist(), strict=True):
         pairs[text] += chance
