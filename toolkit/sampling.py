@@ -24,7 +24,7 @@ class Sampling:
     """How tokens are drawn, and when a response ends.
 
     temperature        0 is greedy, through the same path (a one-hot distribution)
-    top_k              keep the k likeliest tokens; 0 keeps all
+    top_k              keep the k likeliest tokens, with several beams pairs of beam and token; 0 keeps all
     top_p              keep the smallest set of likeliest tokens that reaches this mass; 1 keeps all
     min_p              drop tokens less likely than this fraction of the likeliest; 0 drops none
     repetition_penalty  divides positive and multiplies negative logits of tokens already in the text; 1 is off
@@ -54,10 +54,11 @@ class Sampling:
         if not all(self.stop):
             raise InputError(f"stop: expected a list of strings that are not empty, got {self.stop}")
 
-    def check_vocab(self, vocab_size: int) -> None:
-        """Raises InputError if `top_k` is larger than the vocabulary."""
-        if self.top_k > vocab_size:
-            raise InputError(f"top_k must be at most the vocabulary size {vocab_size}, got {self.top_k}")
+    def check_vocab(self, vocab_size: int, num_beams: int = 1) -> None:
+        """Raises InputError if `top_k` is larger than the vocabulary, or than the number of pairs of a beam and a token."""
+        if self.top_k > num_beams * vocab_size:
+            beams = f"{num_beams} beams times " if num_beams > 1 else ""
+            raise InputError(f"top_k must be at most {beams}the vocabulary size {vocab_size}, got {self.top_k}")
 
     def room(self, prompt_length: int) -> int:
         """The most tokens a prompt of this length may be followed by; at most 0: none."""

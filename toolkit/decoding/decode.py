@@ -73,7 +73,7 @@ def decode_measured(
     timed     True: wait for the device between draft and target, so that the rounds' seconds are each model's own
     capacity  least number of tokens that a cache has room for: short texts are timed in the caches of longer ones
     """
-    sampling.check_vocab(pair.vocab_size)
+    sampling.check_vocab(pair.vocab_size, 1 if method.beams is None else method.beams.num_beams)
     method = method.bind(pair).at(sampling)
     row_ids = range(len(prompts)) if row_ids is None else row_ids
     rows = [_start(pair, prompt, row_id, sampling) for prompt, row_id in zip(prompts, row_ids, strict=True)]
