@@ -147,9 +147,12 @@ class SlowRound:
 
     def pair_distribution(self, weights: Tensor, table: Tensor) -> Tensor:
         """The distribution over beams x tokens [..., M] from weights [..., n] and the distributions after the beams
-        [..., n, V].
+        [..., n, V]; of equal pairs at the edge of top-k the first ones are kept.
         """
-        return warp((weights.unsqueeze(-1) * table).flatten(-2).log(), self.sampling)
+        pairs = (weights.unsqueeze(-1) * table).flatten(-2).log()
+        order = pairs.sort(dim=-1, descending=True, stable=True).indices
+        cut = order[..., self.sampling.top_k or pairs.shape[-1] :]
+        return warp(pairs.scatter(-1, cut, -torch.inf), self.sampling)
 
     def ends(self, tokens: Tensor) -> Tensor:
         return torch.zeros_like(tokens, dtype=torch.bool) if self.end is None else tokens % self.vocab_size == self.end

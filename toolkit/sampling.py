@@ -24,7 +24,7 @@ class Sampling:
     """How tokens are drawn, and when a response ends.
 
     temperature        0 is greedy, through the same path (a one-hot distribution)
-    top_k              keep the k likeliest tokens; 0 keeps all
+    top_k              keep the k likeliest tokens, with several beams pairs of beam and token; 0 keeps all
     top_p              keep the smallest set of likeliest tokens that reaches this mass; 1 keeps all
     min_p              drop tokens less likely than this fraction of the likeliest; 0 drops none
     repetition_penalty  divides positive and multiplies negative logits of tokens already in the text; 1 is off
@@ -61,12 +61,13 @@ class Sampling:
         if not all(self.stop):
             raise InputError(f"stop: expected a list of strings that are not empty, got {self.stop}")
 
-    def check_vocab(self, vocab_size: int) -> None:
-        """Raises InputError if `top_k` or an end id is larger than the vocabulary."""
+    def check_vocab(self, vocab_size: int, num_beams: int = 1) -> None:
+        """Raises InputError for an end id beyond the vocabulary, and for a `top_k` above it (beams: above their pairs)."""
         if max(self.end_ids, default=0) >= vocab_size:
             raise InputError(f"end_ids: expected token ids below the vocabulary size {vocab_size}, got {self.end_ids}")
-        if self.top_k > vocab_size:
-            raise InputError(f"top_k must be at most the vocabulary size {vocab_size}, got {self.top_k}")
+        if self.top_k > num_beams * vocab_size:
+            beams = f"{num_beams} beams times " if num_beams > 1 else ""
+            raise InputError(f"top_k must be at most {beams}the vocabulary size {vocab_size}, got {self.top_k}")
 
     def room(self, prompt_length: int) -> int:
         """The most tokens a prompt of this length may be followed by; at most 0: none."""
@@ -84,13 +85,14 @@ class Sampling:
         return self if temperature is None else replace(self, temperature=temperature)
 
 
-def warp(logits: Tensor, sampling: Sampling, seen: Tensor | None = None) -> Tensor:
+def warp(logits: Tensor, sampling: Sampling, seen: Tensor | None = None, *, exactly: bool = False) -> Tensor:
     """Logits to the distribution tokens are drawn from.
 
     logits [..., V] of any float type; computed in float32, in float64 if that is what comes.
     seen [..., V] bool marks tokens already in the text (needed for `repetition_penalty` only).
     Returns probabilities [..., V]. Order as in transformers: repetition penalty, temperature, top-k, top-p, min-p.
-    Ties at the edge of top-k are kept; at temperature 0 the first of equal maxima wins.
+    Ties at the edge of top-k are kept, unless `exactly` k are: the first of equals then. At temperature 0 the first of
+    equal maxima wins.
     """
     logits = penalized(logits, sampling, seen)
     if sampling.temperature == 0:
@@ -101,8 +103,8 @@ def warp(logits: Tensor, sampling: Sampling, seen: Tensor | None = None) -> Tens
     if sampling.temperature != 1.0:
         logits = logits / sampling.temperature
     if 0 < sampling.top_k < logits.shape[-1]:
-        smallest_kept = logits.topk(sampling.top_k, dim=-1).values[..., -1:]
-        logits = logits.masked_fill(logits < smallest_kept, -torch.inf)
+        dropped = _below_largest(logits, sampling.top_k, exactly)
+        logits = logits.masked_fill(dropped, -torch.inf)
     probs = logits.softmax(-1)
     if sampling.top_p < 1.0:
         ordered, order = probs.sort(dim=-1, descending=True, stable=True)
@@ -113,6 +115,26 @@ def warp(logits: Tensor, sampling: Sampling, seen: Tensor | None = None) -> Tens
         probs = probs.masked_fill(probs < sampling.min_p * probs.amax(-1, keepdim=True), 0.0)
         probs = probs / probs.sum(-1, keepdim=True)
     return probs
+
+
+def largest(values: Tensor, count: int) -> Tensor:
+    """Indices [..., count] of the largest values [..., M] in order, of equals the first."""
+    index = torch.arange(values.shape[-1], device=values.device).expand_as(values)
+    chosen = torch.where(_below_largest(values, count, exactly=True), values.shape[-1] - 1, index)
+    chosen = chosen.topk(count, dim=-1, largest=False).values
+    order = values.gather(-1, chosen).sort(dim=-1, descending=True, stable=True).indices
+    return chosen.gather(-1, order)
+
+
+def _below_largest(values: Tensor, count: int, exactly: bool) -> Tensor:
+    """Which values [..., M] are not among the `count` largest; equals at the edge all are, or only the first of them."""
+    edge = values.topk(count, dim=-1).values[..., -1:]
+    below = values < edge
+    if not exactly:
+        return below
+    equal = values == edge
+    room = count - (values > edge).sum(-1, keepdim=True)
+    return below | (equal & (equal.cumsum(-1) > room))
 
 
 def penalized(logits: Tensor, sampling: Sampling, seen: Tensor | None = None) -> Tensor:

@@ -12,6 +12,7 @@ from tests.toolkit.test_beams import method
 from toolkit import ModelPair, config
 from toolkit.decoding import BeamChainProposer, Beams, Method, Sampling, decode
 from toolkit.decoding.proposers.forest import ForestProposer, joint_distribution
+from toolkit.decoding.text_order import TextOrder
 from toolkit.engine import TabularModel
 from toolkit.errors import InputError
 from toolkit.sampling import warp
@@ -146,7 +147,9 @@ def test_a_block_may_be_drawn_from_sampled_beams():
 def test_half_precision_logits_are_weighed_in_single_precision(dtype):
     logits = torch.randn(2, 3, 7, generator=torch.Generator().manual_seed(0)).to(dtype)
     scores = torch.tensor([[-1.0, -2.0, -torch.inf], [-300.0, -301.0, -300.5]], dtype=torch.float64)
-    probs, joint = joint_distribution(scores, logits, Sampling(temperature=0.9))
+    probs, joint = joint_distribution(
+        scores, logits, Sampling(temperature=0.9), TextOrder.of(torch.arange(3).expand(2, -1))
+    )
     wide = scores.unsqueeze(-1) + logits.double().log_softmax(-1)
     assert (joint - wide).nan_to_num().abs().max() < 1e-4
     assert (probs - warp(wide.flatten(1), Sampling(temperature=0.9))).abs().max() < 1e-4

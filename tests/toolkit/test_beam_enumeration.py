@@ -15,6 +15,7 @@ from tests.slow_beams import FAULTS, Cells, Drafts, History, SlowRound, Tables
 from toolkit.decoding.beam_settings import Beams
 from toolkit.decoding.judging import BeamVerdict, judge
 from toolkit.decoding.proposers.forest import Forest
+from toolkit.decoding.text_order import TextOrder
 from toolkit.sampling import Sampling
 from toolkit.verification import get
 from toolkit.verification.rules import beam_layer
@@ -124,6 +125,7 @@ def verdict(one: SlowRound, drafts: Drafts, cells: Cells, uniforms: Tensor) -> B
         num_layers=numbers + len(layers),
         num_calls=numbers,
         scores=one.tables.weights.log().expand(rows, -1),
+        texts=TextOrder.of(torch.arange(inputs).expand(rows, -1)),
         newest_ids=numbers.unsqueeze(1).expand(-1, inputs),
         node_ids=numbers.unsqueeze(1)[:, :0],
         num_read=0,

@@ -5,17 +5,19 @@ against transformers'.
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 from itertools import product
 from typing import Any
 
 import pytest
 import torch
-from scipy.stats import chisquare
+from scipy.stats import chi2_contingency, chisquare
 
 from tests.slow_beams import SlowRound, Tables
 from toolkit import ModelPair, config
 from toolkit.decoding import Beams, ForestProposer, Method, Sampling, decode
 from toolkit.engine import TabularModel
+from toolkit.engine.hf import HFSession
 from toolkit.errors import InputError
 from toolkit.sampling import warp
 from toolkit.stopping import Confidence, Fixed
@@ -54,9 +56,13 @@ def score(model: TabularModel, prompt: list[int], text: tuple[int, ...]) -> floa
 def next_pairs(
     model: TabularModel, prompt: list[int], living: Living, sampling: Sampling
 ) -> dict[tuple[int, ...], float]:
-    """p_beam over the living beams and their next tokens, as texts (equal texts' chances added up)."""
-    texts = [(*text, token) for text in living for token in range(model.vocab_size)]
-    distribution = warp(torch.tensor([score(model, prompt, text) for text in texts], dtype=torch.float64), sampling)
+    """p_beam over the living beams and their next tokens, as texts (equal texts' chances added up).
+
+    Exactly k pairs are kept: of equal ones those whose text comes first.
+    """
+    pairs = [(-score(model, prompt, (*text, t)), (*text, t)) for text in living for t in range(model.vocab_size)]
+    scores, texts = zip(*sorted(pairs)[: sampling.top_k or None], strict=True)
+    distribution = warp(-torch.tensor(scores, dtype=torch.float64), replace(sampling, top_k=0))
     pairs: Counter[tuple[int, ...]] = Counter()
     for text, chance in zip(texts, distribution.tolist(), strict=True):
         pairs[text] += chance
@@ -218,6 +224,67 @@ def test_beams_of_dynamic_width_follow_their_distribution(name, warped, table_pa
     assert p_value(seen, distribution) > 0.001 / (2 * len(DYNAMIC))
 
 
+def tabulated(model: Any, prompt: list[int], length: int) -> TabularModel:
+    """A model's next-token distributions after a prompt and fewer than `length` tokens, in float64."""
+    vocab_size, order = model.config.vocab_size, len(prompt) + length - 1
+    table = TabularModel(torch.full((vocab_size**order, vocab_size), 1 / vocab_size, dtype=torch.float64))
+    for depth in range(length):
+        for more in product(range(vocab_size), repeat=depth):
+            text = [*prompt, *more]
+            table.probs[table.state(text)] = model(torch.tensor([text])).logits[0, -1].double().softmax(-1)
+    return table
+
+
+@pytest.fixture(scope="module")
+def float32_pair() -> ModelPair:
+    """Random Llamas over four tokens."""
+    target, draft = (tiny_llama(32, 2, seed, torch.float32, vocab_size=4) for seed in (1, 4))
+    return ModelPair(target=target, draft=draft, end_ids=())
+
+
+FLOAT32 = {
+    "untruncated": {},
+    "top_k": {"top_k": 3},
+    "top_k of pairs": {"top_k": 5},
+    "top_k and top_p": {"top_k": 3, "top_p": 0.8},
+    "top_p": {"top_p": 0.7},
+    "min_p": {"min_p": 0.3},
+}
+
+
+@pytest.mark.parametrize(("truncation", "noise"), [
+    ("top_k", 0.0), ("top_k and top_p", 1e-6), ("untruncated", 1e-6),
+    *(pytest.param(name, 0.0, marks=pytest.mark.slow) for name in FLOAT32 if name != "top_k"),
+    *(pytest.param(name, 1e-6, marks=pytest.mark.slow) for name in ("top_k", "top_k of pairs", "top_p", "min_p")),
+])  # fmt: skip
+def test_equal_beams_are_cut_alike_whatever_rounding_does(truncation, noise, float32_pair, monkeypatch):
+    """Whole outputs of real float32 forwards, plain and speculative, against the enumeration and each other.
+
+    Sampled beams coincide, and copies of one text share its probability: their pairs tie at the edge of a cut. With
+    `noise`, logits are off by some 1e-6 in each slot, as another kernel's may be.
+    """
+    extend, generator = HFSession.extend, torch.Generator().manual_seed(0)
+
+    def off(self, *args, **options):
+        reading = extend(self, *args, **options)
+        errors = torch.randn(reading.logits.shape[1:], generator=generator)
+        return replace(reading, logits=reading.logits + noise * errors)
+
+    monkeypatch.setattr(HFSession, "extend", off)
+    sampling, runs = Sampling(max_new_tokens=3, seed=9, **FLOAT32[truncation]), 3000
+    distribution = beam_distribution(tabulated(float32_pair.target, [0, 1], 3), [0, 1], 2, 3, -1, sampling)
+    level = 0.001 / (6 * len(FLOAT32))
+    seen = [
+        sampled(float32_pair, built, runs, 3, sampling, 1000)
+        for built in (method(2), method(2, drafted=3), method(2, drafted=3, threshold=0.0, min_width=2))
+    ]
+    for counts in seen:
+        assert p_value(counts, distribution) > level
+    keys = [key for key in distribution if min(counts[key] for counts in seen) >= 5]
+    assert len(keys) > 3
+    assert chi2_contingency([[counts[key] for key in keys] for counts in seen]).pvalue > level
+
+
 def test_both_references_agree(table_pair):
     """With a fixed width, rounds in slow motion are beam sampling: exactly, over whole responses."""
     built, sampling = CASES["speculative_shallow"], Sampling()
@@ -345,12 +412,13 @@ def test_blocks_of_one_token_are_plain_sampling(table_pair, warped):
     assert chisquare([seen[t] for t in exact], [exact[t] * runs for t in exact]).pvalue > 0.001
 
 
+@pytest.mark.parametrize("warped", [{}, {"top_k": 2}])
 @pytest.mark.parametrize("end", [None, 2])
-def test_a_sampled_block_is_one_of_the_beams(table_pair, end):
+def test_a_sampled_block_is_one_of_the_beams(table_pair, end, warped):
     """Two layers of two beams, by enumeration: beams are drawn layer by layer from p_beam, then one of them, all alike."""
     pair = ModelPair(target=table_pair.target, end_ids=() if end is None else (end,))
     built = method(selection="sample", collapse_after=2, collapse_to="draw")
-    sampling = Sampling(max_new_tokens=2, seed=8, temperature=1.2)
+    sampling = Sampling(max_new_tokens=2, seed=8, temperature=1.2, **warped)
     first = next_pairs(pair.target, [0, 1], ((),), sampling)
     exact: Counter[tuple[int, ...]] = Counter()
     for beams in product(first, repeat=2):

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from toolkit.errors import InputError
-from toolkit.sampling import Sampling, draw, draws, penalized, row_generator, warp
+from toolkit.sampling import Sampling, draw, draws, largest, penalized, row_generator, warp
 
 LOGITS = torch.tensor([2.0, 1.0, 0.0, -1.0, 1.0], dtype=torch.float64)
 
@@ -220,4 +220,16 @@ def test_bad_settings_are_one_clear_line(settings, words):
 def test_top_k_beyond_the_vocabulary_is_refused():
     with pytest.raises(InputError, match="top_k must be at most the vocabulary size 5, got 6"):
         Sampling(top_k=6).check_vocab(5)
+    with pytest.raises(InputError, match="top_k must be at most 2 beams times the vocabulary size 5, got 11"):
+        Sampling(top_k=11).check_vocab(5, 2)
     Sampling(top_k=5).check_vocab(5)
+    Sampling(top_k=10).check_vocab(5, 2)
+
+
+def test_exactly_k_tokens_are_kept_the_first_of_equals():
+    logits = torch.tensor(
+        [[1.0, 2.0, 1.0, 2.0, 1.0], [0.0, 0.0, 0.0, 0.0, 0.0], [3.0, 1.0, 2.0, -torch.inf, -torch.inf]]
+    )
+    kept = warp(logits, Sampling(top_k=3), exactly=True) > 0
+    assert [row.nonzero().flatten().tolist() for row in kept] == [[0, 1, 3], [0, 1, 2], [0, 1, 2]]
+    assert largest(logits, 4).tolist() == [[1, 3, 0, 2], [0, 1, 2, 3], [0, 2, 1, 3]]

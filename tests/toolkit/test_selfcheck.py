@@ -227,3 +227,12 @@ def test_whole_texts_are_not_read_in_training_mode():
     with pytest.raises(InputError, match="expected the model in evaluation mode"):
         logits_of(model, torch.tensor([[4, 5]]))
     assert logits_of(model.eval(), torch.tensor([[4, 5]])).shape == (1, 2, VOCAB)
+
+
+@pytest.mark.parametrize("vocab_size", [2, 3, 4, 10])
+def test_the_smallest_vocabularies_are_tried_on_their_own_tokens(vocab_size):
+    config = {**LLAMA, "vocab_size": vocab_size, "eos_token_id": None, "bos_token_id": None}
+    check_architecture(built(hf.LlamaForCausalLM, hf.LlamaConfig(**config)))
+    config = {**BERT, "vocab_size": vocab_size, "eos_token_id": None, "bos_token_id": None}
+    with pytest.raises(InputError, match="its attention is bidirectional"):
+        check_architecture(built(hf.BertLMHeadModel, hf.BertConfig(**config)))

@@ -313,6 +313,61 @@ def test_accepted_lengths_at_temperature_0_are_what_membership_predicts(exact_pa
             produced += r.num_produced
 
 
+@pytest.mark.parametrize("shape", ["2x1x1", "4x1", "3x2x1", "5x2"])
+def test_at_temperature_0_every_draft_gives_its_next_likeliest_children(shape):
+    """Child j is token number j // 2 of draft j mod 2, and its descendants are that draft's; equal ones are one node."""
+    merged = 0
+    for seed in range(8):
+        pair = sharing_pair(seed)
+        proposer = TreeProposer(shape, "independent").greedy()
+        proposal, *_ = drafted_tree(pair, proposer, 2, seed=3, temperature=0.0)
+        chains, levels = [((0, 1), None)], []
+        for level, width in enumerate(proposer.widths):
+            children = [(text, source, j) for text, source in chains for j in range(width)]
+            chains = []
+            for text, source, j in children:
+                model, rank = (source, j) if level else (pair.drafts[j % 2], j // 2)
+                likeliest = model.probs[model.state(list(text))].argsort(descending=True).tolist()
+                chains += [((*text, likeliest[rank]), model)] if rank < 3 else []
+            levels.append([text for text, _ in chains])
+        texts = [text for level in levels for text in level]
+        nodes = list(dict.fromkeys(texts))
+        assert int(proposal.num_drafted[0]) == len(nodes)
+        merged += len(texts) - len(nodes)
+        paths = []
+        for token, parent in zip(proposal.tokens[0].tolist(), proposal.parents[0].tolist(), strict=True):
+            paths.append((*(paths[parent] if parent >= 0 else (0, 1)), token))
+        assert paths[: len(nodes)] == nodes
+        assert [paths[node] for node in proposal.candidates[0].tolist()[: len(texts)]] == texts
+    assert merged > 0
+
+
+def test_the_order_of_the_drafts_does_not_matter_at_temperature_0(exact_pair, prompts):
+    """A draft that is the target itself is followed to the end, whether it stands first or second."""
+    sampling, efficiency = Sampling(temperature=0, max_new_tokens=21), []
+    for drafts in ([exact_pair.draft, exact_pair.target], [exact_pair.target, exact_pair.draft]):
+        pair = ModelPair(target=exact_pair.target, drafts=drafts, end_ids=())
+        tree = decode(pair, prompts, config.method("specinfer", ["proposer.k_config=2x1x1x1"]), sampling)
+        counts = total(tree)
+        efficiency.append(counts.num_generated / counts.num_target_calls)
+    assert min(efficiency) > 4
+
+
+def test_a_policy_sees_each_first_child_with_its_own_drafts_distribution():
+    seen = []
+
+    class Watching(Fixed):
+        def step(self, step, state):
+            seen.append(step.logits.softmax(-1))
+            return super().step(step, state)
+
+    pair = sharing_pair()
+    decode(pair, [[0, 1]], Method("watched", Watching(1), get("specinfer"), TreeProposer("3", "independent")),
+           Sampling(max_new_tokens=2))  # fmt: skip
+    expected = [model.probs[model.state([0, 1])] for model in (*pair.drafts, pair.drafts[0])]
+    assert torch.allclose(seen[0], torch.stack(expected))
+
+
 def test_a_drafts_own_temperature_0_changes_no_scheme(table_pair):
     """The target samples: the draft's distribution is a point mass, and the rule stays exact."""
     method = Method("cold", Fixed(9), get("specinfer"), TreeProposer("2x2"), draft_temperature=0.0)
@@ -322,7 +377,10 @@ def test_a_drafts_own_temperature_0_changes_no_scheme(table_pair):
 @pytest.mark.parametrize("rule", ["specinfer", "importance", "mcsd_naive"])
 def test_likeliest_children_at_higher_temperatures_where_a_rule_is_exact_for_them(rule, table_pair):
     method = Method("top", Fixed(9), get(rule), TreeProposer("2x2", "top_k"))
-    assert output_pvalue(table_pair, method, 10_000, batch_size=5000) > 0.0005
+    other = TabularModel.random(3, 1, torch.Generator().manual_seed(9), sharpness=1.5)
+    several = ModelPair(target=table_pair.target, drafts=[table_pair.draft, other], end_ids=(2,))
+    for pair in (table_pair, several):
+        assert output_pvalue(pair, method, 10_000, batch_size=5000) > 0.0005
     with pytest.raises(InputError, match="by the scheme top_k, but SpecTr is exact only for iid"):
         Method("top", Fixed(9), get("spectr"), TreeProposer("2x2", "top_k"))
 

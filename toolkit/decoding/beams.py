@@ -27,6 +27,7 @@ from toolkit.decoding.beam_round import Beam, BeamRound
 from toolkit.decoding.judging import BeamVerdict, judge
 from toolkit.decoding.method import Method
 from toolkit.decoding.proposers.forest import Forest, ForestContext, ForestProposer
+from toolkit.decoding.text_order import TextOrder
 from toolkit.engine import Session
 from toolkit.engine.device import tensor_on
 from toolkit.engine.engine import Sessions
@@ -96,6 +97,7 @@ class BeamBatch(Batch[ForestContext, Forest, BeamVerdict]):
             newest=newest,
             held=[self.target.index.num_nodes(slot) for slot in range(len(self.rows))],
             scores=torch.tensor(scores, dtype=torch.float64, device=self.device),
+            texts=TextOrder.of(tensor_on(self.device, [_codes(beams.living, width) for beams in self.beams])),
             limits=tensor_on(self.device, limits),
             most=max(0, *limits),
             uniforms=uniforms[:, : self.most],
@@ -273,14 +275,15 @@ class BeamBatch(Batch[ForestContext, Forest, BeamVerdict]):
             return
         widths, beams.widths = beams.widths, []
         if self.settings.collapse_to == "best":
-            beams.living = sorted(beams.living, key=lambda beam: -beam.mean)[:1]
+            beams.living = sorted(beams.living, key=_best_first)[:1]
             return
-        choices = beams.living + beams.finished
+        choices = sorted(beams.living + beams.finished, key=lambda beam: beam.tokens)
         if self.settings.collapse_to == "draw":
-            probs = torch.tensor(_shares(beams, widths), dtype=torch.float64, device="cpu")
+            layers = [len(beam.tokens) - beams.length_then for beam in choices]
+            probs = torch.tensor(_shares(layers, widths), dtype=torch.float64, device="cpu")
         else:
             gains = [beam.score - beams.score_then for beam in choices]
-            probs = warp(torch.tensor(gains, dtype=torch.float64, device="cpu"), self.sampling)
+            probs = warp(torch.tensor(gains, dtype=torch.float64, device="cpu"), self.sampling, exactly=True)
         chosen = choices[int(draw(probs, torch.tensor(uniform, dtype=torch.float64, device="cpu")))]
         beams.score_then, beams.length_then = chosen.score, len(chosen.tokens)
         lives = any(chosen is beam for beam in beams.living)
@@ -293,7 +296,7 @@ class BeamBatch(Batch[ForestContext, Forest, BeamVerdict]):
     def _settle(self, slot: int) -> None:
         """The row's beams by score, the best one as its text; rounds count as produced what that text holds."""
         beams, generation = self.beams[slot], self.rows[slot].generation
-        best = sorted(beams.finished + beams.living, key=lambda beam: -beam.mean)[: self.settings.num_beams]
+        best = sorted(beams.finished + beams.living, key=_best_first)[: self.settings.num_beams]
         generation.beams = [beam.tokens for beam in best]
         generation.scores = [beam.mean for beam in best]
         generation.token_ids = list(best[0].tokens)
@@ -330,15 +333,24 @@ class BeamBatch(Batch[ForestContext, Forest, BeamVerdict]):
         return new_ids
 
 
-def _shares(beams: RowBeams, widths: list[int]) -> list[float]:
-    """The probability of each living and each finished beam of a block.
+def _codes(living: list[Beam], width: int) -> list[int]:
+    """Numbers that compare as the texts of a row's beams do, padded to `width` with larger ones."""
+    rank = {text: i for i, text in enumerate(sorted({tuple(beam.tokens) for beam in living}))}
+    return [rank[tuple(beam.tokens)] for beam in living] + list(range(len(living), width))
+
+
+def _best_first(beam: Beam) -> tuple[float, list[int]]:
+    """Order beams by score, equal ones by their tokens."""
+    return -beam.mean, beam.tokens
+
+
+def _shares(layers: list[int], widths: list[int]) -> list[float]:
+    """The probability of each beam of a block, from the layer that it has reached.
 
     In every layer one beam is drawn, each with the same probability, until the drawn one has ended or the block has.
     widths: beams of each layer, ended ones included; those end with their layer's share.
     """
-    choices = beams.living + beams.finished
-    layers = [len(beam.tokens) - beams.length_then for beam in choices]
-    reached, shares = 1.0, [0.0] * len(choices)
+    reached, shares = 1.0, [0.0] * len(layers)
     for layer, width in enumerate(widths, start=1):
         here = [i for i, of in enumerate(layers) if of == layer]
         for i in here:

@@ -76,7 +76,7 @@ def decode_measured(
     capacity  least number of tokens that a cache has room for: short texts are timed in the caches of longer ones
     """
     sampling = settled(sampling, pair.target)
-    sampling.check_vocab(pair.vocab_size)
+    sampling.check_vocab(pair.vocab_size, 1 if method.beams is None else method.beams.num_beams)
     method = method.bind(pair).at(sampling)
     row_ids = range(len(prompts)) if row_ids is None else row_ids
     rows = [_start(pair, prompt, row_id, sampling) for prompt, row_id in zip(prompts, row_ids, strict=True)]

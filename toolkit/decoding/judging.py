@@ -16,6 +16,7 @@ from torch import Tensor
 
 from toolkit.decoding.beam_settings import Beams
 from toolkit.decoding.proposers.forest import Forest, joint_distribution
+from toolkit.decoding.text_order import TextOrder
 from toolkit.sampling import Sampling, draws
 from toolkit.verification.base import split_uniforms
 from toolkit.verification.layer import LayerRule
@@ -71,10 +72,10 @@ def judge(
         p, joint = walk.layer_probs(logits, sampling)
         accepted, residual = walk.test(rule, beams, forest, layer, p, tests)
         passes = walk.passing(forest, layer, accepted)
-        added.fill(walk.active & ~passes, p, residual, joint, walk.width - accepted.sum(1), walk.first, extras)
+        added.fill(walk, walk.active & ~passes, p, residual, joint, walk.width - accepted.sum(1), extras)
         walk.descend(forest, layer, accepted, passes, joint, ended)
     p, joint = walk.layer_probs(logits, sampling)
-    added.fill(walk.active, p, p, joint, walk.width, walk.first, extras)
+    added.fill(walk, walk.active, p, p, joint, walk.width, extras)
     return walk.verdict(added)
 
 
@@ -83,12 +84,14 @@ class _Walk:
     """How far every row has come.
 
     scores [B, n]   log-likelihood of the beams that the next layer follows, -inf where none lives
+    texts           how their texts compare
     first, count    where these lie in the block
     active [B]      the round goes on
     width [B]       beams that the newest layer asks for
     """
 
     scores: Tensor
+    texts: TextOrder
     first: int
     count: int
     active: Tensor
@@ -105,6 +108,7 @@ class _Walk:
         length = torch.zeros(len(logits), dtype=torch.long, device=logits.device)
         return cls(
             scores=forest.scores,
+            texts=forest.texts,
             first=0,
             count=forest.num_before,
             active=~forest.scores.isneginf().all(1),
@@ -118,7 +122,8 @@ class _Walk:
 
     def layer_probs(self, logits: Tensor, sampling: Sampling) -> tuple[Tensor, Tensor]:
         """p_beam of the next layer [B, n V], and its logarithm before warping [B, n, V]."""
-        p, joint = joint_distribution(self.scores, logits[:, self.first : self.first + self.count], sampling)
+        here = logits[:, self.first : self.first + self.count]
+        p, joint = joint_distribution(self.scores, here, sampling, self.texts)
         self.valid &= torch.isfinite(p).all(-1) | ~self.active
         return p, joint
 
@@ -152,6 +157,7 @@ class _Walk:
         span = slice(layer * pairs.shape[1], (layer + 1) * pairs.shape[1])
         lives = accepted & passes.unsqueeze(1) & ~ended[:, span]
         self.scores = scores.double().masked_fill(~lives, -torch.inf)
+        self.texts = self.texts.after(pairs, joint.shape[2])
         self.length = self.length + passes
         self.room = self.room - torch.where(passes, accepted.sum(1) - lives.sum(1), 0)
         self.active = passes & lives.any(1) & (self.room > 0)
@@ -185,13 +191,13 @@ class _Extras:
         self.scores = torch.zeros(num_rows, self.room, dtype=torch.float64, device=logits.device)
 
     def fill(
-        self, ends: Tensor, p: Tensor, residual: Tensor, joint: Tensor, needed: Tensor, first: int, extras: Tensor
+        self, walk: _Walk, ends: Tensor, p: Tensor, residual: Tensor, joint: Tensor, needed: Tensor, extras: Tensor
     ) -> None:
         """Fill the layer of rows that end in it [B]: the likeliest pairs, or one draw from the residual and the rest from p."""
         flat = joint.flatten(1)
         if self.top:
             size = min(self.room, flat.shape[1])
-            pairs = torch.nn.functional.pad(flat.topk(size, dim=1).indices, (0, self.room - size))
+            pairs = torch.nn.functional.pad(walk.texts.largest(joint, size), (0, self.room - size))
             needed = (~flat.isneginf()).sum(1).clamp(max=self.room)
         else:
             uniforms = extras[:, : self.room]
@@ -200,6 +206,6 @@ class _Extras:
             pairs = torch.cat([from_residual, from_target], 1)
         where = ends.unsqueeze(1)
         self.num = torch.where(ends, needed, self.num)
-        self.parents = torch.where(where, first + pairs // self.vocab_size, self.parents)
+        self.parents = torch.where(where, walk.first + pairs // self.vocab_size, self.parents)
         self.tokens = torch.where(where, pairs % self.vocab_size, self.tokens)
         self.scores = torch.where(where, flat.gather(1, pairs).double(), self.scores)

@@ -16,7 +16,7 @@ Shapes: B rows, W beams, n beams of a level (1 at the context, else W), K tokens
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Annotated
 
 import torch
@@ -26,6 +26,7 @@ from toolkit.config.notes import Between
 from toolkit.config.values import check_ranges
 from toolkit.decoding.proposers.base import DraftContext, TextProposer, empty_proposal
 from toolkit.decoding.proposers.tree import keep_path
+from toolkit.decoding.text_order import TextOrder
 from toolkit.engine import Reading
 from toolkit.engine.device import Gate
 from toolkit.sampling import Sampling, warp
@@ -41,6 +42,7 @@ class _Level:
     tokens, parents [B, n]  newest token, and the beam it extends (index in the level before)
     scores [B, n]           log-probability of the whole drafted path under the draft, unwarped
     ended [B, n]            the path has reached an end of text
+    texts                   which paths are equal, and how they compare
     state                   the policy's, [B * n, ...]
     seen [B, n, V]          tokens of the text, for the repetition penalty; None if it is off
     probs [B, n, V]          warped next-token distributions, once the level was read
@@ -50,6 +52,7 @@ class _Level:
     parents: Tensor
     scores: Tensor
     ended: Tensor
+    texts: TextOrder
     state: State
     seen: Tensor | None
     probs: Tensor | None = None
@@ -90,7 +93,7 @@ class BeamChainProposer(TextProposer):
             depth = len(levels)
             num_calls += drafting
             reading, num_read = self._read(context, levels), (depth - 1) * self.num_beams
-            logits, hidden = context.fit(reading.logits), reading.hidden.to(device)
+            logits, hidden = levels[-1].texts.shared(context.fit(reading.logits)), reading.hidden.to(device)
             levels[-1].probs = probs = warp(logits, context.sampling, levels[-1].seen)
             if policy.reads:
                 step = DraftStep(depth, _flat(logits), _flat(probs), _flat(hidden))
@@ -142,8 +145,7 @@ class BeamChainProposer(TextProposer):
         last, (num_rows, num_parents, vocab_size) = levels[-1], logits.shape
         joint = last.scores.unsqueeze(2) + _log_probs(logits, context.sampling, last.seen)
         closed = last.ended & drafting.unsqueeze(1)  # rows that are done draw on, unheard, from whatever they have
-        pairs = joint.masked_fill(closed.unsqueeze(2), -torch.inf).flatten(1)
-        pair_probs = warp(pairs, replace(context.sampling, repetition_penalty=1.0))
+        pair_probs = last.texts.warp(joint.masked_fill(closed.unsqueeze(2), -torch.inf), context.sampling)
         first = (len(levels) - 1) * self.num_beams
         drawn, _ = iid(pair_probs, context.uniforms[:, first : first + self.num_beams])
         parents, tokens = drawn // vocab_size, drawn % vocab_size
@@ -152,8 +154,8 @@ class BeamChainProposer(TextProposer):
             ended |= tokens == end
         rows = torch.arange(num_rows, device=tokens.device).unsqueeze(1)
         seen = None if last.seen is None else last.seen[rows, parents].scatter(2, tokens.unsqueeze(2), True)
-        scores = joint.flatten(1).gather(1, drawn)
-        return _Level(tokens, parents, scores, ended, {}, seen), (rows * num_parents + parents).flatten()
+        scores, texts = joint.flatten(1).gather(1, drawn), last.texts.after(drawn, vocab_size)
+        return _Level(tokens, parents, scores, ended, texts, {}, seen), (rows * num_parents + parents).flatten()
 
     def _of_leader(self, levels: list[_Level], leader: Tensor, flags: Tensor) -> Tensor:
         """flags [B, n] of the newest level at each row's leader [B]; False where the leader ended in an older one."""
@@ -193,7 +195,7 @@ def _context_level(context: DraftContext, state: State) -> _Level:
     """The one beam that every row starts from."""
     none = torch.zeros_like(context.limits).unsqueeze(1)
     seen = None if context.seen is None else context.seen.unsqueeze(1)
-    return _Level(none, none, none.float(), none.bool(), state, seen)
+    return _Level(none, none, none.float(), none.bool(), TextOrder.of(none), state, seen)
 
 
 def _log_probs(logits: Tensor, sampling: Sampling, seen: Tensor | None) -> Tensor:

@@ -23,6 +23,7 @@ from torch import Tensor
 from toolkit.config.notes import Between
 from toolkit.config.values import check_ranges, shown
 from toolkit.decoding.proposers.base import Proposer, frozen
+from toolkit.decoding.text_order import TextOrder
 from toolkit.engine import Session
 from toolkit.engine.device import Gate, tensor_on
 from toolkit.errors import InputError
@@ -44,6 +45,7 @@ class ForestContext:
     newest [B, W]    which of them is the newest token of each beam
     held             per row: nodes in the target's cache before the round; the block's nodes follow them
     scores [B, W]    log-likelihood of the input beams by the target; -inf: no beam
+    texts            which input beams are copies of one text, and how they compare
     limits [B]       the most layers each row may draft; `most` is the largest
     uniforms [B, M]  one per node; uniforms_of_collapse [B] one to choose among beams
     """
@@ -54,6 +56,7 @@ class ForestContext:
     newest: Tensor
     held: list[int]
     scores: Tensor
+    texts: TextOrder
     limits: Tensor
     most: int
     uniforms: Tensor
@@ -73,7 +76,7 @@ class Forest:
     counts       per layer how many of them count [B]: the first ones
     num_layers   [B] layers that count
     num_calls    [B] draft forward passes
-    scores       [B, W] of the input beams, -inf: no beam
+    scores       [B, W] of the input beams, -inf: no beam; texts: how they compare
     newest_ids   [B, W] of the beams' newest tokens in the draft's cache; node n has id node_ids[:, n], if n < num_read
     was_read     whether the draft was asked at all
     """
@@ -86,6 +89,7 @@ class Forest:
     num_layers: Tensor
     num_calls: Tensor
     scores: Tensor
+    texts: TextOrder
     newest_ids: Tensor
     node_ids: Tensor
     num_read: int
@@ -107,19 +111,19 @@ class Forest:
         return self.num_layers
 
 
-def joint_distribution(scores: Tensor, logits: Tensor, sampling: Sampling) -> tuple[Tensor, Tensor]:
+def joint_distribution(scores: Tensor, logits: Tensor, sampling: Sampling, texts: TextOrder) -> tuple[Tensor, Tensor]:
     """The distribution of a layer over pairs (beam, token), warped as one distribution [B, n V]; and its logarithm
     before [B, n, V].
 
     scores [B, n] log-likelihoods of the beams, -inf for those that do not go on; logits [B, n, V] after them. Rows without
     a beam get zeros.
     """
-    logits = logits if logits.dtype == torch.float64 else logits.float()
+    logits = texts.shared(logits if logits.dtype == torch.float64 else logits.float())
     alive = ~scores.isneginf().all(1, keepdim=True)
     top = torch.where(alive, scores.amax(1, keepdim=True), 0.0)
     logps = logits.log_softmax(-1)
     relative = (scores - top).to(logps.dtype).unsqueeze(-1) + logps  # float32 has no digits to spare for long texts
-    probs = warp(torch.where(alive.unsqueeze(-1), relative, 0.0).flatten(1), sampling)
+    probs = texts.warp(torch.where(alive.unsqueeze(-1), relative, 0.0), sampling)
     joint = scores.unsqueeze(-1) + logps.double()
     return torch.where(alive, probs, 0.0), joint.masked_fill(scores.isneginf().unsqueeze(-1), -torch.inf)
 
@@ -175,7 +179,7 @@ class ForestProposer(Proposer):
         while growing.depth < context.most and gate.passes(drafting):
             logits, hidden = growing.read()
             num_calls += drafting
-            probs, joint = joint_distribution(growing.scores, logits, context.sampling)
+            probs, joint = joint_distribution(growing.scores, logits, context.sampling, growing.texts)
             if policy.reads:
                 new_state, go_on = policy.read(growing.step(logits, hidden, None), state)
                 state, drafting = frozen(new_state, state, drafting), drafting & go_on
@@ -198,6 +202,7 @@ class _Growing:
     def __init__(self, context: ForestContext, width: int, scheme: str):
         self.context, self.width, self.scheme = context, width, scheme
         self.scores = context.scores  # [B, n] of the newest layer; -inf: does not go on
+        self.texts = context.texts  # its own
         self.best = torch.zeros(len(context.limits), 0, dtype=torch.long, device=context.limits.device)
         self.count = torch.full_like(context.limits, width)  # candidates of the next layer that count
         self.counts: list[Tensor] = []
@@ -247,6 +252,7 @@ class _Growing:
         self.draft_probs.append(probs)
         self.pairs.append(pairs)
         self.counts.append(count)
+        self.texts = self.texts.after(pairs, vocab_size)
         scores = joint.flatten(1).gather(1, pairs)
         beyond = torch.arange(self.width, device=pairs.device) >= count.unsqueeze(1)
         scores = scores.masked_fill(beyond, -torch.inf)
@@ -290,6 +296,7 @@ class _Growing:
             num_layers=counted,
             num_calls=num_calls,
             scores=self.context.scores,
+            texts=self.context.texts,
             newest_ids=self.newest_ids,
             node_ids=torch.cat([empty.to(self.ids.device), *self.layer_ids], 1),
             num_read=self.width * min(len(self.layer_ids), num_layers),

@@ -9,7 +9,7 @@ next tokens of all chains that share it. They stand in the order of the chains, 
 from. So all chains that agree with the accepted text stay candidates.
 
 With several drafts, or temperatures, first-level child j and everything below it comes from source j mod S. Each draft
-model reads its own chains only.
+model reads its own chains only. At temperature 0 child j is the next of its source's likeliest tokens.
 Deviation: a stopping policy may leave a node without children. Drawn candidates are never withdrawn.
 
 Shapes: B rows, k children per chain, W distinct nodes of a level, S sources, V vocabulary, D hidden size. C is the number of
@@ -116,7 +116,8 @@ class TreeProposer(TextProposer):
             level = tree.read(context, depth)
             num_calls += level.num_calls
             if policy.reads:
-                step = DraftStep(depth, _flat(level.logits), _flat(level.probs), _flat(level.hidden))
+                logits, probs = (_rows(values, level.own) for values in (level.logits, level.probs))
+                step = DraftStep(depth, _flat(logits), _flat(probs), _flat(level.hidden))
                 tree.state, go_on = policy.read(step, tree.state)
                 tree.growing = tree.growing & go_on.view_as(tree.growing)
                 if not gate.passes(tree.growing):
@@ -154,21 +155,20 @@ class _Source:
 
 @dataclass(frozen=True)
 class _Level:
-    """What the newest forward pass of each draft says at the end of every chain.
+    """What the newest forward pass of each draft says, at the nodes of every source, one source after another: n in all.
 
-    table [B, sum of W, V]          the distributions of every source at its draft's nodes, one source after another
-    at [B, C, S]                    where a chain's are in the table, by source
-    logits, probs, hidden [B, C, .] at the end of each chain, by its own source (the first one at the context)
-    penalized [B, C, V]             the logits after the repetition penalty
+    logits, penalized, probs [B, n, V]  as they come, after the repetition penalty, and as tokens are drawn
+    at [B, C, S]                    which of them is a chain's end, by source
+    own [B, C], hidden [B, C, D]    the same by the chain's own source (the first one at the context), and the state there
     num_calls [B]                   forward passes that the row pays for
     """
 
-    table: Tensor
-    at: Tensor
     logits: Tensor
-    probs: Tensor
-    hidden: Tensor
     penalized: Tensor
+    probs: Tensor
+    at: Tensor
+    own: Tensor
+    hidden: Tensor
     num_calls: Tensor
 
 
@@ -210,24 +210,22 @@ class _Tree:
         readings = [self._read_one(context, draft, session) for draft, session in enumerate(context.sessions)]
         num_rows, num_chains = self.growing.shape
         device = self.growing.device
-        tables, penalties, at, first = [], [], [], 0
+        tables, at, first = [], [], 0
         num_calls = torch.zeros(num_rows, dtype=torch.long, device=device)
         for draft in range(self.num_drafts):
             num_calls = num_calls + self.growing[:, tensor_on(device, self.own_chains[draft][-1])].any(1)
         for source in self.sources:
             logits, _ = readings[source.draft]
             seen = None if context.seen is None else self.own_nodes[source.draft].seen(context.seen)
-            tables.append(warp(logits, source.sampling, seen))
-            penalties.append(penalized(logits, source.sampling, seen))
+            tables.append((logits, penalized(logits, source.sampling, seen), warp(logits, source.sampling, seen)))
             at.append(first + self._end_of_chains(source.draft, num_rows, num_chains))
             first += logits.shape[1]
-        table, index = torch.cat(tables, 1), torch.stack(at, 2)
+        index = torch.stack(at, 2)
         own = index.gather(2, _columns(self.source, index)).squeeze(2)
-        drafts = [source.draft for source in self.sources]
-        logits = _of_source([readings[draft][0] for draft in drafts], own)
+        logits, penalties, probs = (torch.cat(parts, 1) for parts in zip(*tables, strict=True))
         # States of different models are not comparable: heads are refused with several drafts (`Method.bind`).
-        hidden = _of_source([readings[draft][1] for draft in drafts], own) if self.num_drafts == 1 else logits[..., :0]
-        return _Level(table, index, logits, _rows(table, own), hidden, _of_source(penalties, own), num_calls)
+        states = torch.cat([readings[0][1]] * len(self.sources), 1) if self.num_drafts == 1 else logits[..., :0]
+        return _Level(logits, penalties, probs, index, own, _rows(states, own), num_calls)
 
     def _read_one(self, context: DraftContext, draft: int, session: Session) -> tuple[Tensor, Tensor]:
         """Logits [B, W, V] and states [B, W, D] at the draft's newest nodes."""
@@ -259,23 +257,31 @@ class _Tree:
         child = torch.arange(width, device=device).repeat(num_chains)
         of_child = [j % len(self.sources) for j in range(width)]
         self.source = [s for source in self.source for s in [source] * width] if self.depth else of_child
-        drawn_from = level.at[:, parent].gather(2, _columns(self.source, level.at)).squeeze(2)
+        drawn_from = source_rows = level.at[:, parent].gather(2, _columns(self.source, level.at)).squeeze(2)
         first = sum(alive.shape[1] for alive in self.alive)
         uniforms = context.uniforms[:, first : first + count].view(num_rows, num_chains, width)
-        child_probs = _rows(level.table, drawn_from).view(num_rows, num_chains, width, -1)
-        tokens, num_real = _draw(scheme, level.penalized, child_probs, uniforms)
-        table = level.table
+        child_probs = _rows(level.probs, drawn_from).view(num_rows, num_chains, width, -1)
+        table = level.probs
         if scheme == "top_k":  # nothing is drawn: each child's q is a point mass on it
+            together = 1 if self.depth else len(self.sources)  # siblings of equal rank
+            rank, rows = child // together, torch.arange(num_rows, device=device).unsqueeze(1)
+            ranked, num_real = likeliest(level.penalized, (width - 1) // together + 1)
+            tokens, real = ranked[rows, drawn_from, rank], rank < num_real[rows, drawn_from]
             table = torch.nn.functional.one_hot(tokens, table.shape[-1]).to(table.dtype)
             drawn_from = torch.arange(count, device=device).expand(num_rows, -1)
             child_probs = table.view_as(child_probs)
-        alive = self.growing[:, parent] & (child < num_real.repeat_interleave(width, 1))
+        else:
+            tokens, num_real = candidates(
+                scheme, child_probs if scheme == "independent" else child_probs[:, :, 0], uniforms
+            )
+            tokens, real = tokens.flatten(1), child < num_real.repeat_interleave(width, 1)
+        alive = self.growing[:, parent] & real
         before = sum(other.shape[1] for other in self.tables)
         self._add(tokens, parent, alive, width)
         self.tables.append(table)
         self.drawn_from.append(before + drawn_from)
         flat = (torch.arange(num_rows, device=device).unsqueeze(1) * num_chains + parent).reshape(-1)
-        logits, hidden = (_flat(values)[flat] for values in (level.logits, level.hidden))
+        logits, hidden = _flat(_rows(level.logits, source_rows)), _flat(level.hidden)[flat]
         step = DraftStep(self.depth, logits, child_probs.flatten(0, 2), hidden, tokens.reshape(-1))
         self.state, go_on = policy.step(step, {key: value[flat] for key, value in self.state.items()})
         self.growing = alive & go_on.view_as(alive)
@@ -355,26 +361,6 @@ def keep_path(context: DraftContext, proposal: Proposal, verdict: Verdict, lengt
             session.truncate(lengths)
         else:
             session.keep(deepest.to(session.index.device))
-
-
-def _draw(scheme: str, logits: Tensor, child_probs: Tensor, uniforms: Tensor) -> tuple[Tensor, Tensor]:
-    """Tokens [B, C * k] of every chain's children, and how many of each chain's are real [B, C].
-
-    logits [B, C, V] at the ends of the chains, after the repetition penalty; child_probs [B, C, k, V], uniforms [B, C, k].
-    """
-    width = uniforms.shape[2]
-    if scheme == "top_k":
-        tokens, num_real = likeliest(logits, width)
-    else:
-        tokens, num_real = candidates(
-            scheme, child_probs if scheme == "independent" else child_probs[:, :, 0], uniforms
-        )
-    return tokens.flatten(1), num_real
-
-
-def _of_source(readings: list[Tensor], at: Tensor) -> Tensor:
-    """Values [B, C, ...] of readings [B, W, ...] per source, laid side by side; at [B, C]."""
-    return _rows(torch.cat(readings, 1) if len(readings) > 1 else readings[0], at)
 
 
 def _columns(source: list[int], like: Tensor) -> Tensor:
