@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import accumulate, pairwise
 from typing import Annotated
 
 import torch
@@ -37,15 +38,16 @@ class TextPart(Examples):
     """
 
     def __init__(self, texts: Sequence[Text], most: int | None = None):
-        tokens = [(text, i) for text, (_, produced) in enumerate(texts) for i in range(len(produced))]
-        self.total = len(tokens)
-        if most is not None and most < self.total:
-            tokens = [tokens[number * self.total // most] for number in range(most)]
-        positions: dict[int, list[int]] = {}
-        for text, i in tokens:
-            positions.setdefault(text, []).append(i)
-        self.whole = TextBatch([texts[text] for text in positions], list(positions.values()))
-        self.num_examples, self.num_tokens = len(positions), len(tokens)
+        ends = [0, *accumulate(len(produced) for _, produced in texts)]
+        total = self.total = ends[-1]
+        count = self.num_tokens = total if most is None else min(most, total)
+        positions = [  # number n of `count` is token n * total // count of all texts
+            [n * total // count - begin for n in range(-(-begin * count // total), -(-end * count // total))]
+            for begin, end in pairwise(ends)
+        ]
+        looked_at = [(text, where) for text, where in zip(texts, positions, strict=True) if where]
+        self.whole = TextBatch([text for text, _ in looked_at], [where for _, where in looked_at])
+        self.num_examples = len(looked_at)
 
     def batch(self, examples: Sequence[int]) -> TextBatch:
         """The texts of these numbers."""
