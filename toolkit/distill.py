@@ -30,7 +30,6 @@ from toolkit.distillation.data import TextData
 from toolkit.distillation.drafts import begin, export, shape_of
 from toolkit.distillation.losses import Loss
 from toolkit.distillation.module import DraftTraining, OnPolicy
-from toolkit.engine.facts import vocab_size
 from toolkit.errors import InputError
 from toolkit.files.atomic import read_json, write_json, write_text
 from toolkit.models.fingerprint import Weights
@@ -77,9 +76,11 @@ def _run(cfg: commands.Distill) -> Path:
     if not first:
         return stage.folder  # the first process does the rest
     scores = read_json(stage.folder / SCORES)
-    print(
-        f"distill: val/alpha {scores['start/alpha']:.4f} before, {scores['val/alpha']:.4f} after {scores['tokens']:,} tokens"
-    )
+    if "start/cross_entropy" not in scores:
+        raise InputError(f"{stage.folder} holds the scores of an earlier revision: overwrite=true makes them again")
+    for name in ("alpha", "cross_entropy"):
+        values = f"val/{name} {scores[f'start/{name}']:.4f} before, {scores[f'val/{name}']:.4f} after"
+        print(f"distill: {values} {scores['tokens']:,} tokens, at {scores['positions']} tokens of validation texts")
     run_stages(cfg.after, cfg.paths.root_dir, {**folders, "distill": stage.folder})
     print(
         f"next: python -m toolkit.decode method=speculative pair.target={cfg.pair.target} pair.draft={stage.folder / DRAFT}"
@@ -116,6 +117,12 @@ def train(cfg: commands.Distill, stage: Stage, responses: Any) -> None:
         }
         opened = [stack.enter_context(instantiate(spec)(**runtime)) for spec in (cfg.logger or {}).values()]
         trainer = build_trainer(cfg, stage.folder, [logger for logger in opened if logger is not None])
+        if trainer.is_global_zero:
+            measured = data.states["validation"]
+            print(
+                f"validation: alpha = sum min(p, q) over all {module.teacher.vocab_size:,} tokens of the vocabulary, at "
+                f"{measured.num_tokens} of {measured.total} produced tokens of validation texts, evenly spread"
+            )
         if checkpoint is None:
             (start_scores,) = trainer.validate(module, datamodule=data, verbose=False)
             module.about["start"] = start_scores
@@ -141,15 +148,14 @@ def build_module(cfg: commands.Distill, responses: Any, data: TextData, tokenize
     )
     target = load_target(cfg, responses)
     temperature = cfg.temperature or responses.sampling.temperature or 1.0
-    size = vocab_size(draft) if target is None else min(vocab_size(draft), vocab_size(target.target))
     model = None if target is None else target.target
-    teacher = instantiate(cfg.teacher)(model, temperature, size, responses.target)
-    teacher.prepare([text for part in data.states.values() for text in part.texts])
+    teacher = instantiate(cfg.teacher)(model, temperature, responses.target)
+    teacher.prepare(data.states["train"].whole, data.states["validation"].whole)
     ends = () if target is None else target.end_ids or ()
     record = {"shape": shape_of(draft), "lmbda": cfg.lmbda, "temperature": temperature, "wandb_run_id": run_id}
     on_policy = OnPolicy(cfg.lmbda, responses.sampling, ends, cfg.seed)
     optimizer, scheduler = instantiate(cfg.optimizer), instantiate(cfg.scheduler) if cfg.scheduler else None
-    return DraftTraining(draft, teacher, loss, temperature, size, on_policy, optimizer, scheduler, record)
+    return DraftTraining(draft, teacher, loss, temperature, on_policy, optimizer, scheduler, record)
 
 
 def load_target(cfg: commands.Distill, responses: Any) -> ModelPair | None:
@@ -197,6 +203,7 @@ def final_scores(
         scores = {name: float(value) for name, value in best_scores.items()}
     scores |= {name.replace("val/", "start/"): float(value) for name, value in start.items()}
     scores["tokens"] = round(data.states["train"].num_tokens * seen)
+    scores["positions"] = data.states["validation"].num_tokens
     return scores
 
 

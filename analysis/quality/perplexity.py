@@ -21,7 +21,7 @@ from analysis.quality.base import Array, Metric, Score, check_lengths
 from toolkit.errors import InputError
 from toolkit.models.pair import ModelPair
 from toolkit.models.prompts import Prompt
-from toolkit.models.teacher import logits_of, pad_right
+from toolkit.models.teacher import produced_logits
 from toolkit.types import Generation
 
 
@@ -61,13 +61,9 @@ class Perplexity(Metric):
 @torch.inference_mode()
 def negative_log_likelihoods(pair: ModelPair, generations: Sequence[Generation]) -> list[float]:
     """Nats of each generation's new tokens given its prompt, by one teacher-forced pass of the target."""
-    texts = [[*generation.prompt_ids, *generation.token_ids] for generation in generations]
-    logits = logits_of(pair.target, pad_right([text[:-1] for text in texts]))  # [B, T, V]
-    nlls = []
-    for row, (text, generation) in enumerate(zip(texts, generations, strict=True)):
-        start = len(generation.prompt_ids) - 1
-        nlls.append(_nll(logits[row, start : len(text) - 1], generation.token_ids))
-    return nlls
+    texts = [(generation.prompt_ids, generation.token_ids) for generation in generations]
+    logits = produced_logits(pair.target, texts).split([len(produced) for _, produced in texts])
+    return [_nll(part, produced) for part, (_, produced) in zip(logits, texts, strict=True)]
 
 
 def _nll(logits: Tensor, tokens: Sequence[int]) -> float:

@@ -17,7 +17,7 @@ from toolkit.engine.facts import max_positions
 from toolkit.engine.selfcheck import check_architecture, check_trees, memory_file
 from toolkit.engine.shrinking import UnknownSizes, build, tiny_config
 from toolkit.errors import InputError
-from toolkit.models.teacher import logits_of
+from toolkit.models.teacher import produced_logits
 from toolkit.testing import COMMON, LLAMA, VOCAB, difference, tiny_model
 
 SMALL = {"vocab_size": VOCAB, "hidden_size": 32, "num_hidden_layers": 2, "bos_token_id": 1, "eos_token_id": 2}
@@ -225,8 +225,8 @@ def test_training_mode_with_dropout_and_autocast_are_refused():
 def test_whole_texts_are_not_read_in_training_mode():
     model = hf.LlamaForCausalLM(hf.LlamaConfig(**{**LLAMA, "attention_dropout": 0.1})).train()
     with pytest.raises(InputError, match="expected the model in evaluation mode"):
-        logits_of(model, torch.tensor([[4, 5]]))
-    assert logits_of(model.eval(), torch.tensor([[4, 5]])).shape == (1, 2, VOCAB)
+        produced_logits(model, [([4], [5])])
+    assert produced_logits(model.eval(), [([4], [5])]).shape == (1, VOCAB)
 
 
 @pytest.mark.parametrize("vocab_size", [2, 3, 4, 10])

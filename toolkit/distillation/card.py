@@ -32,8 +32,9 @@ Proposes tokens that `{pair["target"]}` verifies; it is not meant to be used by 
 | seed | {config["seed"]} |
 | code | {facts["revision"]} |
 
-Probability of acceptance, mean over tokens of validation text:
-{scores["start/alpha"]:.4f} before, {scores["val/alpha"]:.4f} after.
+Probability of acceptance (sum of min(p, q) over the whole vocabulary), mean over {scores["positions"]} tokens of validation
+texts: {scores["start/alpha"]:.4f} before, {scores["val/alpha"]:.4f} after. The draft's cross entropy on these tokens:
+{scores["start/cross_entropy"]:.4f} before, {scores["val/cross_entropy"]:.4f} after.
 What that is worth per domain: `python -m analysis.heads drafts=...`.
 
 Use it: `ModelPair.from_pretrained("{pair["target"]}", "THIS FOLDER")`

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Annotated, Any
+from itertools import accumulate, pairwise
+from typing import Annotated
 
 import torch
 
@@ -13,13 +14,17 @@ from toolkit.models.teacher import Text
 from toolkit.training.batches import Examples
 from toolkit.training.resumable import ResumableData
 
+MEASURED = 500  # produced tokens of validation texts
+
 
 class TextBatch:
-    """Some texts; `labels` are their produced tokens, one after another."""
+    """Some texts, and per text the produced tokens that are looked at, from 0 (None: all); `labels` are those tokens."""
 
-    def __init__(self, texts: Sequence[Text]):
+    def __init__(self, texts: Sequence[Text], positions: Sequence[Sequence[int]] | None = None):
         self.texts = list(texts)
-        self.labels = torch.tensor([token for _, produced in texts for token in produced], dtype=torch.long)
+        self.positions = positions or [range(len(produced)) for _, produced in texts]
+        labels = [produced[i] for (_, produced), where in zip(self.texts, self.positions, strict=True) for i in where]
+        self.labels = torch.tensor(labels, dtype=torch.long)
 
     def emptied(self) -> TextBatch:
         """A batch of no texts: the share of a process for which too few are left."""
@@ -27,24 +32,30 @@ class TextBatch:
 
 
 class TextPart(Examples):
-    """The texts of a split."""
+    """The texts of a split.
 
-    def __init__(self, texts: Sequence[Text]):
-        self.texts = list(texts)
-        self.num_examples = len(self.texts)
+    most  of their produced tokens that are looked at, evenly spread over all texts; texts without any are left out
+    """
 
-    @property
-    def num_tokens(self) -> int:
-        """Produced tokens of all texts."""
-        return sum(len(produced) for _, produced in self.texts)
+    def __init__(self, texts: Sequence[Text], most: int | None = None):
+        ends = [0, *accumulate(len(produced) for _, produced in texts)]
+        total = self.total = ends[-1]
+        count = self.num_tokens = total if most is None else min(most, total)
+        positions = [  # number n of `count` is token n * total // count of all texts
+            [n * total // count - begin for n in range(-(-begin * count // total), -(-end * count // total))]
+            for begin, end in pairwise(ends)
+        ]
+        looked_at = [(text, where) for text, where in zip(texts, positions, strict=True) if where]
+        self.whole = TextBatch([text for text, _ in looked_at], [where for _, where in looked_at])
+        self.num_examples = len(looked_at)
 
     def batch(self, examples: Sequence[int]) -> TextBatch:
         """The texts of these numbers."""
-        return TextBatch([self.texts[i] for i in examples])
+        return TextBatch([self.whole.texts[i] for i in examples], [self.whole.positions[i] for i in examples])
 
 
 class TextData(ResumableData):
-    """Responses to a share of the prompts are kept for validation.
+    """Responses to a share of the prompts are kept for validation, which looks at MEASURED of their tokens at most.
 
     texts                of all prompts
     batch_size           texts per step (and process)
@@ -64,7 +75,7 @@ class TextData(ResumableData):
         super().__init__()
         self.batch_size, self.shuffle, self.seed = batch_size, shuffle, seed
         train, validation = split(texts, validation_fraction, seed)
-        self.states: dict[str, Any] = {"train": TextPart(train), "validation": TextPart(validation)}
+        self.states: dict[str, TextPart] = {"train": TextPart(train), "validation": TextPart(validation, MEASURED)}
 
 
 def split(texts: Sequence[Text], fraction: float, seed: int) -> tuple[list[Text], list[Text]]:

@@ -8,7 +8,12 @@
     cross entropy  -log q of the text's token; no target is needed
 
 p: target, q: draft, both at the temperature of the training. In nats (TVD apart). Gradients go to q alone.
-Shapes: n positions, C categories: the vocabulary, or k tokens and one for all the others together (`Outlook`).
+
+Where only k tokens of p are known, the KLs and JSD take all the others as one token, so they are lower bounds of the true
+losses (data processing inequality). TVD and LK count the overlap of the k tokens alone, so they are upper bounds. Each
+is exact where p has no mass beyond the k.
+
+Shapes: n positions, C categories: the vocabulary, or k tokens and the rest (`Outlook`).
 """
 
 from __future__ import annotations
@@ -32,16 +37,28 @@ class Outlook:
 
     target_log_probs [n, C], draft_log_probs [n, C]  log p and log q; C categories that add up to 1.
     token_log_probs [n]  log q of the token that the text has there
+    has_rest  whether the last category is not a token but all the others together
     """
 
     target_log_probs: Tensor
     draft_log_probs: Tensor
     token_log_probs: Tensor
+    has_rest: bool = False
 
     @property
     def alpha(self) -> Tensor:
-        """Probability of acceptance [n]; of lumped categories it is an upper bound."""
+        """sum_x min(p, q) [n], the probability of acceptance. It takes the whole vocabulary: no `has_rest`."""
+        assert not self.has_rest
         return torch.minimum(self.target_log_probs, self.draft_log_probs).exp().sum(-1)
+
+    @property
+    def disjoint(self) -> tuple[Tensor, Tensor]:
+        """log p and log q, the rest of each as a category that the other has not."""
+        p, q = self.target_log_probs, self.draft_log_probs
+        if not self.has_rest:
+            return p, q
+        nothing = torch.full_like(p[:, :1], LOWEST)
+        return torch.cat([p, nothing], -1), torch.cat([q[:, :-1], nothing, q[:, -1:]], -1)
 
 
 class Loss(ABC):
@@ -94,7 +111,8 @@ class TotalVariation(Loss):
     """The probability of rejection itself. Its gradient vanishes where p and q share no mass: warm starts, or mixtures."""
 
     def __call__(self, outlook: Outlook, progress: float = 0.0) -> Tensor:
-        return (outlook.target_log_probs.exp() - outlook.draft_log_probs.exp()).abs().sum(-1) / 2
+        p, q = outlook.disjoint
+        return (p.exp() - q.exp()).abs().sum(-1) / 2
 
 
 @dataclass(frozen=True)
@@ -102,8 +120,7 @@ class AcceptanceLikelihood(Loss):
     """-log alpha: total variation's direction, with a gradient 1 / alpha times as long."""
 
     def __call__(self, outlook: Outlook, progress: float = 0.0) -> Tensor:
-        smaller = torch.minimum(outlook.target_log_probs, outlook.draft_log_probs)
-        return -smaller.logsumexp(-1)
+        return -torch.minimum(*outlook.disjoint).logsumexp(-1)
 
 
 @dataclass(frozen=True)

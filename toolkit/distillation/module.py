@@ -17,11 +17,12 @@ from toolkit import config
 from toolkit.decoding import decode
 from toolkit.distillation.data import TextBatch
 from toolkit.distillation.losses import Loss, Outlook
-from toolkit.distillation.teachers import Teacher, outlook, produced_positions, reads
+from toolkit.distillation.teachers import Expected, Teacher, outlook
 from toolkit.engine.engine import EngineOptions
+from toolkit.engine.facts import fit_logits
 from toolkit.errors import InputError
 from toolkit.models.pair import ModelPair
-from toolkit.models.teacher import Text
+from toolkit.models.teacher import Text, produced_logits
 from toolkit.sampling import Sampling
 from toolkit.training.whole_steps import WholeSteps
 
@@ -45,7 +46,9 @@ class OnPolicy:
 
 
 class DraftTraining(WholeSteps):
-    """Logs val/alpha (the probability of acceptance, mean over produced tokens) and val/loss; for the rest see Curves.
+    """Logs val/alpha (the probability of acceptance), val/cross_entropy of the text's tokens and val/loss; see also Curves.
+
+    All three are means over the same produced tokens (`TextData`) and read the whole of p, whatever the training reads.
 
     draft        a causal language model, in evaluation mode (no dropout); nothing else is in the checkpoints
     teacher      what says log p
@@ -62,14 +65,13 @@ class DraftTraining(WholeSteps):
         teacher: Teacher,
         loss: Loss,
         temperature: float,
-        vocab_size: int,
         on_policy: OnPolicy,
         optimizer: partial[torch.optim.Optimizer],
         scheduler: Callable[..., Any] | None = None,
         about: Mapping[str, Any] | None = None,
     ):
         super().__init__()
-        self.draft, self.loss, self.temperature, self.vocab_size = draft, loss, temperature, vocab_size
+        self.draft, self.loss, self.temperature = draft, loss, temperature
         self.teacher, self.on_policy = teacher, on_policy
         self.make_optimizer, self.make_scheduler = optimizer, scheduler
         self.about = dict(about or {})
@@ -91,22 +93,25 @@ class DraftTraining(WholeSteps):
         if not batch.texts:  # no text is left for this process: it takes part with a loss of 0
             nothing = torch.stack([0.0 * weights.sum() for weights in self.draft.parameters()]).sum()
             return self.share_of_step(nothing, nothing.detach(), 0)
-        losses = self.loss(self.outlook(batch), self.trainer.global_step / max(self._num_steps, 1))
+        seen = self.outlook(batch, self.teacher.expected(batch.texts))
+        losses = self.loss(seen, self.trainer.global_step / max(self._num_steps, 1))
         total = losses.sum()
         return self.share_of_step(total, total.new_tensor(float(len(losses))), len(losses))
 
     def validation_step(self, batch: TextBatch, batch_idx: int) -> None:
-        seen = self.outlook(batch)
-        values = {"val/alpha": seen.alpha.mean(), "val/loss": self.loss(seen, 1.0).mean()}
+        seen = self.outlook(batch, Expected(self.teacher.whole(batch)))
+        values = {
+            "val/alpha": seen.alpha.mean(),
+            "val/cross_entropy": -seen.token_log_probs.mean(),
+            "val/loss": self.loss(seen, 1.0).mean(),
+        }
         self.log_dict(values, on_step=False, on_epoch=True, batch_size=len(batch.labels), sync_dist=True)
 
-    def outlook(self, batch: TextBatch) -> Outlook:
-        """The distributions of target and draft at every produced token of a batch; the gradient goes to the draft."""
-        tokens = reads(batch.texts).to(self.draft.device)
-        logits = self.draft(input_ids=tokens, use_cache=False).logits[produced_positions(batch.texts)][
-            :, : self.vocab_size
-        ]
-        return outlook(self.teacher.expected(batch.texts), logits.float(), batch.labels, self.temperature)
+    def outlook(self, batch: TextBatch, expected: Expected) -> Outlook:
+        """The distributions of target and draft at a batch's positions; the gradient goes to the draft."""
+        logits = produced_logits(self.draft, batch.texts, batch.positions).float()
+        fitted = fit_logits(logits, self.teacher.vocab_size, logits.device)
+        return outlook(expected, fitted, batch.labels, self.temperature)
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         checkpoint["about"] = self.about

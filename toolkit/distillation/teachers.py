@@ -1,19 +1,20 @@
 """Sources of log p: the target reads every batch, or a folder holds what it has computed.
 
-A cache keeps the k likeliest tokens of every position; the others together are one more category, on both sides. Losses over
-these k + 1 categories are lower bounds of the true ones (data processing inequality), and alpha is an upper bound. They
-are exact where the target has no mass beyond the k.
+For training, a cache keeps the k likeliest tokens of every position, and the log of the mass of all others. So a loss may be a
+bound of the true one (`losses.py` says which). For validation it keeps the whole of p: no score is a bound.
 
-    FOLDER/about.json                which target, k, temperature
-    FOLDER/<hash of texts>.safetensors   of up to SHARD texts: tokens [N, k], log_probs [N, k], and where each text begins
+    FOLDER/about.json                    which target, k, temperature, V
+    FOLDER/<hash of texts>.safetensors   of up to SHARD texts: tokens [N, k], log_probs [N, k], log_rest [N], and where each
+                                         text begins
+    FOLDER/validation/<hash>.safetensors   of one text: log_probs [m, V] of the m tokens that validation looks at
 
-Shapes: n positions of all texts of a batch, V vocabulary that both models have, k kept tokens.
+Shapes: n positions of all texts of a batch, V the target's output size, k kept tokens.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal, Protocol
@@ -22,72 +23,66 @@ import torch
 from torch import Tensor
 
 from toolkit.config.notes import AtLeast
+from toolkit.distillation.data import TextBatch
 from toolkit.distillation.losses import LOWEST, Outlook
+from toolkit.engine.facts import vocab_size
 from toolkit.errors import InputError
 from toolkit.files.atomic import content_hash, read_json, write_json
 from toolkit.files.tensors import load_tensors, save_tensors
 from toolkit.models.fingerprint import Weights
-from toolkit.models.teacher import Text, logits_of, pad_right
+from toolkit.models.teacher import Text, produced_logits
 
 SHARD = 256  # texts of a file
+TOGETHER = 16  # texts of a forward pass
 ABOUT = "about.json"
 
 
 @dataclass(frozen=True)
 class Expected:
-    """What the target expects: log_probs [n, V]; or [n, k] of `tokens` [n, k], the rest lumped."""
+    """What the target expects: log_probs [n, V]; or [n, k] of `tokens` [n, k], and log_rest [n] of all others together."""
 
     log_probs: Tensor
     tokens: Tensor | None = None
+    log_rest: Tensor | None = None
 
 
 class Teacher(Protocol):
-    """The source of log p in a training."""
+    """The source of log p in a training. vocab_size: V."""
 
-    def prepare(self, texts: Sequence[Text]) -> None:
-        """Announce the texts that `expected` will get."""
+    vocab_size: int
+
+    def prepare(self, train: TextBatch, validation: TextBatch) -> None:
+        """Announce the texts that `expected` and `whole` will get."""
 
     def expected(self, texts: Sequence[Text]) -> Expected:
         """What the target expects at every produced token of texts, one text after another."""
 
-
-def produced_positions(texts: Sequence[Text]) -> tuple[list[int], list[int]]:
-    """Rows and columns of the logits that say what comes at every produced token."""
-    rows = [row for row, (_, produced) in enumerate(texts) for _ in produced]
-    columns = [len(prompt) - 1 + i for prompt, produced in texts for i in range(len(produced))]
-    return rows, columns
-
-
-def reads(texts: Sequence[Text]) -> Tensor:
-    """Texts [B, T] without their last tokens, padded."""
-    return pad_right([[*prompt, *produced][:-1] for prompt, produced in texts])
+    def whole(self, batch: TextBatch) -> Tensor:
+        """log p [n, V] at a batch's positions."""
 
 
 def outlook(expected: Expected, logits: Tensor, tokens: Tensor, temperature: float) -> Outlook:
     """A draft's logits [n, V] beside what the target expects; `tokens` [n] are the text's."""
-    target, compared = expected.log_probs.to(logits.device), (logits / temperature).log_softmax(-1)
-    draft = compared
-    if expected.tokens is not None:
-        top_tokens = expected.tokens.to(logits.device).long()
-        target, compared = _lumped(target, draft, top_tokens)
-    token_log_probs = draft.gather(-1, tokens.to(logits.device).unsqueeze(-1)).squeeze(-1)
-    return Outlook(target.clamp(min=LOWEST), compared, token_log_probs)
-
-
-def _lumped(target: Tensor, draft: Tensor, top_tokens: Tensor) -> tuple[Tensor, Tensor]:
-    """Log probabilities [n, k + 1] of both sides: k tokens, and all the others. [n, k] if there are no others."""
+    draft = (logits / temperature).log_softmax(-1).clamp(min=LOWEST)
+    token_log_probs = draft.gather(-1, tokens.to(draft.device).unsqueeze(-1)).squeeze(-1)
+    target = expected.log_probs.to(draft.device).clamp(min=LOWEST)
+    if expected.tokens is None or expected.log_rest is None:
+        return Outlook(target, draft, token_log_probs)
+    top_tokens = expected.tokens.to(draft.device).long()
     chosen = draft.gather(-1, top_tokens)
     if top_tokens.shape[-1] == draft.shape[-1]:
-        return target, chosen
-    rest = torch.log1p(-target.exp().sum(-1, keepdim=True).clamp(max=1.0))
+        return Outlook(target, chosen, token_log_probs)
+    log_rest = expected.log_rest.to(draft.device).clamp(min=LOWEST).unsqueeze(-1)
     others = draft.scatter(-1, top_tokens, -torch.inf).logsumexp(-1, keepdim=True)
-    return torch.cat([target, rest], -1), torch.cat([chosen, others], -1)
+    return Outlook(torch.cat([target, log_rest], -1), torch.cat([chosen, others], -1), token_log_probs, has_rest=True)
 
 
-def _log_probs(teacher: OnlineTeacher | CachedTeacher, texts: Sequence[Text]) -> Tensor:
-    """log p [n, V] of texts, by a forward pass of the target."""
-    logits = logits_of(teacher.target, reads(texts))[produced_positions(texts)][:, : teacher.vocab_size]
-    return (logits.float() / teacher.temperature).log_softmax(-1)
+@torch.no_grad()
+def log_probs_of(
+    target: Any, temperature: float, texts: Sequence[Text], positions: Sequence[Sequence[int]] | None = None
+) -> Tensor:
+    """log p [n, V] of texts' produced tokens, by a forward pass of the target."""
+    return (produced_logits(target, texts, positions).float() / temperature).log_softmax(-1)
 
 
 class OnlineTeacher:
@@ -95,93 +90,109 @@ class OnlineTeacher:
 
     target       a causal language model
     temperature  of p
-    vocab_size   V: tokens beyond it (padding of its output layer) are left out
     """
 
-    def __init__(self, target: Any, temperature: float, vocab_size: int, about: Weights | None = None):
-        self.target, self.temperature, self.vocab_size = target, temperature, vocab_size
+    def __init__(self, target: Any, temperature: float, about: Weights | None = None):
+        self.target, self.temperature, self.vocab_size = target, temperature, vocab_size(target)
 
-    def prepare(self, texts: Sequence[Text]) -> None:
+    def prepare(self, train: TextBatch, validation: TextBatch) -> None:
         """Do nothing: every batch is read when it comes."""
 
     def expected(self, texts: Sequence[Text]) -> Expected:
         """Log probabilities of the whole vocabulary."""
-        return Expected(_log_probs(self, texts))
+        return Expected(log_probs_of(self.target, self.temperature, texts))
+
+    def whole(self, batch: TextBatch) -> Tensor:
+        """log p [n, V] at a batch's positions."""
+        return log_probs_of(self.target, self.temperature, batch.texts, batch.positions)
 
 
 class CachedTeacher:
-    """A folder of the target's likeliest tokens, memory-mapped.
+    """A folder of the target's likeliest tokens, and of its whole distributions for validation, memory-mapped.
 
     folder       their folder; created if it is not there
     top_k        tokens kept per position
     on_missing   generate: ask the target for texts that the folder does not know, and keep what it says; raise: refuse them
     target       None: it is not loaded
     temperature  of p
-    vocab_size   V: tokens beyond it (padding of its output layer) are left out
     about        which target the texts are of, where it is not loaded
 
-    Raises InputError if the folder is of another target, top_k or temperature.
+    Raises InputError if the folder is of another target, top_k or temperature, or of a revision that kept no log_rest.
     """
 
     def __init__(
         self,
         target: Any,
         temperature: float,
-        vocab_size: int,
         about: Weights | None = None,
         *,
         folder: str,
         top_k: Annotated[int, AtLeast(1)] = 64,
         on_missing: Literal["generate", "raise"] = "generate",
     ):
-        self.target, self.temperature, self.vocab_size = target, temperature, vocab_size
+        self.target, self.temperature = target, temperature
         self.folder, self.top_k, self.on_missing = Path(folder), top_k, on_missing
         self.weights = Weights.of(target) if target is not None else about
-        self._check()
+        record = self._checked_record()
+        self.vocab_size = int(record.get("vocab_size", 0)) if target is None else vocab_size(target)
         self.entries: dict[str, tuple[dict[str, Tensor], int, int]] = {}
         for path in sorted(self.folder.glob("*.safetensors")):
             self._open(path)
 
-    def prepare(self, texts: Sequence[Text]) -> None:
-        """Compute what the folder lacks, `SHARD` texts at a time, and keep it."""
-        missing = [text for text in texts if key_of(text) not in self.entries]
-        if not missing:
+    def prepare(self, train: TextBatch, validation: TextBatch) -> None:
+        """Compute what the folder lacks, and keep it: a file per `SHARD` training texts, one per validation text."""
+        missing = [text for text in train.texts if key_of(text) not in self.entries]
+        read = list(zip(validation.texts, validation.positions, strict=True))
+        unread = [(text, where) for text, where in read if not self._validation_file(text, where).exists()]
+        if not missing and not unread:
             return
         if self.on_missing == "raise" or self.target is None:
             raise InputError(
-                f"teacher.folder: {self.folder} lacks {len(missing)} of {len(texts)} texts; set teacher.on_missing=generate, "
-                "or give the folder that was made from these responses"
+                f"teacher.folder: {self.folder} lacks {len(missing) + len(unread)} of {len(train.texts) + len(read)} texts; "
+                "set teacher.on_missing=generate, or give the folder that was made from these responses and this data.seed"
             )
         if not (self.folder / ABOUT).exists():
             facts = {} if self.weights is None else self.weights.facts("target")
-            write_json(self.folder / ABOUT, {**facts, **self._settings()})
+            write_json(self.folder / ABOUT, {**facts, **self._settings(), "vocab_size": self.vocab_size})
         for first in range(0, len(missing), SHARD):
             self._write(missing[first : first + SHARD])
+        for first in range(0, len(unread), TOGETHER):
+            texts, positions = zip(*unread[first : first + TOGETHER], strict=True)
+            parts = log_probs_of(self.target, self.temperature, texts, positions).split([*map(len, positions)])
+            for path, log_probs in zip(map(self._validation_file, texts, positions), parts, strict=True):
+                save_tensors(path, {"log_probs": log_probs})
 
     def expected(self, texts: Sequence[Text]) -> Expected:
         """The likeliest tokens of every position; texts that the folder lacks are read by the target, and not kept."""
-        answers = [self._stored(text) if key_of(text) in self.entries else self._asked([text]) for text in texts]
-        return Expected(
-            torch.cat([log_probs for log_probs, _ in answers]), torch.cat([tokens for _, tokens in answers])
-        )
+        parts = [self._stored(text) if key_of(text) in self.entries else self._asked([text]) for text in texts]
+        return Expected(**_joined(parts))
 
-    def _stored(self, text: Text) -> tuple[Tensor, Tensor]:
+    def whole(self, batch: TextBatch) -> Tensor:
+        """log p [n, V] at a batch's positions, which `prepare` has computed."""
+        files = map(self._validation_file, batch.texts, batch.positions)
+        return torch.cat([load_tensors(path, "teacher cache")[0]["log_probs"] for path in files])
+
+    def _validation_file(self, text: Text, positions: Sequence[int]) -> Path:
+        return self.folder / "validation" / f"{content_hash([key_of(text), list(positions)], 24)}.safetensors"
+
+    def _stored(self, text: Text) -> dict[str, Tensor]:
         tensors, first, last = self.entries[key_of(text)]
-        return tensors["log_probs"][first:last], tensors["tokens"][first:last]
+        return {name: tensor[first:last] for name, tensor in tensors.items()}
 
-    def _asked(self, texts: Sequence[Text]) -> tuple[Tensor, Tensor]:
-        """Log probabilities and tokens [n, k] of texts, from the target."""
+    def _asked(self, texts: Sequence[Text]) -> dict[str, Tensor]:
+        """Log probabilities and tokens [n, k] of texts, and log_rest [n], from the target."""
         if self.target is None:
             raise InputError("teacher.on_missing=raise: a text that the draft has written is in no folder; set lmbda=0")
-        top = _log_probs(self, texts).topk(min(self.top_k, self.vocab_size))
-        return top.values.cpu(), top.indices.int().cpu()
+        log_probs = log_probs_of(self.target, self.temperature, texts)
+        top = log_probs.topk(min(self.top_k, self.vocab_size))
+        log_rest = log_probs.scatter(-1, top.indices, -torch.inf).logsumexp(
+            -1
+        )  # not log(1 - sum), which is 0 in float32
+        return {"log_probs": top.values.cpu(), "tokens": top.indices.int().cpu(), "log_rest": log_rest.cpu()}
 
     def _write(self, texts: Sequence[Text]) -> None:
-        parts = [self._asked(texts[first : first + 16]) for first in range(0, len(texts), 16)]
-        tensors = {
-            name: torch.cat(values)
-            for name, values in zip(("log_probs", "tokens"), zip(*parts, strict=True), strict=True)
-        }
+        groups = (texts[first : first + TOGETHER] for first in range(0, len(texts), TOGETHER))
+        tensors = _joined([self._asked(group) for group in groups])
         keys = [key_of(text) for text in texts]
         index = json.dumps([[key, len(produced)] for key, (_, produced) in zip(keys, texts, strict=True)])
         path = self.folder / f"{content_hash(keys)}.safetensors"
@@ -190,17 +201,23 @@ class CachedTeacher:
 
     def _open(self, path: Path) -> None:
         tensors, metadata = load_tensors(path, "teacher cache")
+        if "log_rest" not in tensors:
+            raise InputError(
+                f"teacher.folder: {self.folder} is of a revision that kept too little (no log_rest): choose another folder, "
+                "or delete it"
+            )
         first = 0
         for key, length in json.loads(metadata["index"]):
             self.entries[key] = (tensors, first, first + length)
             first += length
 
     def _settings(self) -> dict[str, float]:
-        return {"top_k": self.top_k, "temperature": self.temperature, "vocab_size": self.vocab_size}
+        return {"top_k": self.top_k, "temperature": self.temperature}
 
-    def _check(self) -> None:
+    def _checked_record(self) -> dict[str, Any]:
+        """The folder's about.json; empty where there is none yet."""
         if not (self.folder / ABOUT).exists():
-            return
+            return {}
         record = read_json(self.folder / ABOUT)
         there = Weights.recorded(record, "target")
         reason = None if there is None or self.weights is None else there.other_than(self.weights)
@@ -211,6 +228,12 @@ class CachedTeacher:
         for name, here in self._settings().items():
             if record.get(name) != here:
                 raise InputError(f"teacher.folder: {self.folder} was made with {name}={record.get(name)}, not {here}")
+        return record
+
+
+def _joined(parts: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
+    """Tensors of the same names, one part after another."""
+    return {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
 
 
 def key_of(text: Text) -> str:

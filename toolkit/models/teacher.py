@@ -80,9 +80,9 @@ def readings_along(
     positions  per text the produced tokens that are looked at, from 0, in order; None: all
     """
     chosen = positions or [range(len(produced)) for _, produced in texts]
-    reads = pad_right([[*a, *b[: max(where)]] for (a, b), where in zip(texts, chosen, strict=True)])
-    columns = [[len(a) + i - 1 for i in where] for (a, _), where in zip(texts, chosen, strict=True)]
-    target, *drafts = (_rows_of(logits_of(model, reads), columns) for model in (pair.target, *pair.drafts[:num_drafts]))
+    counts = [len(where) for where in chosen]
+    models = (pair.target, *pair.drafts[:num_drafts])
+    target, *drafts = (produced_logits(model, texts, chosen).split(counts) for model in models)
     for row, ((prompt, produced), where) in enumerate(zip(texts, chosen, strict=True)):
         seen = None
         if sampling.repetition_penalty != 1.0:
@@ -90,11 +90,6 @@ def readings_along(
         target_probs = warp(target[row].to(pair.device), sampling, seen)
         logits = [penalized(pair.fit(draft[row]), sampling, seen) for draft in drafts]
         yield Reading(target_probs, logits, sampling)
-
-
-def _rows_of(logits: Tensor, columns: Sequence[Sequence[int]]) -> list[Tensor]:
-    """The logits [n, V] at each text's positions, copied: those of prompts and padding are not kept."""
-    return [logits[row, list(where)] for row, where in enumerate(columns)]
 
 
 def seen_before(prompt: Sequence[int], produced: Sequence[int], size: int) -> Tensor:
@@ -110,13 +105,27 @@ def picked(distributions: Tensor, tokens: Tensor) -> Tensor:
     return distributions.gather(-1, tokens.unsqueeze(-1)).squeeze(-1)
 
 
-@torch.no_grad()
-def logits_of(model: Any, tokens: Tensor) -> Tensor:
-    """Next-token logits [B, T, V] after every token of [B, T], unwarped."""
-    tokens = _readable(model, tokens)
+def produced_logits(model: Any, texts: Sequence[Text], positions: Sequence[Sequence[int]] | None = None) -> Tensor:
+    """Unwarped logits [n, V] of produced tokens, one text after another, from one forward pass over all texts.
+
+    The output layer reads these positions alone, neither the prompts nor the padding. Gradients flow where they are enabled.
+
+    positions  per text the produced tokens that are looked at, from 0, in order; None: all
+    """
+    chosen = positions or [range(len(produced)) for _, produced in texts]
+    reads = pad_right([[*a, *b[: max(where)]] for (a, b), where in zip(texts, chosen, strict=True)])
+    rows = [row for row, where in enumerate(chosen) for _ in where]
+    columns = [len(prompt) + i - 1 for (prompt, _), where in zip(texts, chosen, strict=True) for i in where]
+    tokens = _readable(model, reads)
     if _is_tabular(model):
-        return open_session(model, *tokens.shape).extend(tokens, last=tokens.shape[1]).logits
-    return model(input_ids=tokens, use_cache=False).logits
+        return open_session(model, *tokens.shape).extend(tokens, last=tokens.shape[1]).logits[rows, columns]
+    hook = model.get_output_embeddings().register_forward_pre_hook(
+        lambda module, args: (args[0][rows, columns].unsqueeze(0),)
+    )
+    try:
+        return model(input_ids=tokens, use_cache=False).logits[0]
+    finally:
+        hook.remove()
 
 
 @torch.no_grad()

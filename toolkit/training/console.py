@@ -88,6 +88,7 @@ class EpochLines(pl.Callback):
                 "val/auroc_accepted",
                 "val/loss",
                 "val/alpha",
+                "val/cross_entropy",
             )
             if name in values
         ]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from dataclasses import replace
 
 import pytest
 import torch
@@ -14,13 +15,17 @@ from analysis import heads
 from analysis.tables.files import read_table
 from toolkit import ModelPair, distill, generate
 from toolkit.config import compose
-from toolkit.distillation.module import DraftTraining, is_on_policy, own_texts
-from toolkit.distillation.teachers import CachedTeacher, OnlineTeacher
+from toolkit.distillation.data import MEASURED, TextBatch, TextPart
+from toolkit.distillation.losses import ForwardKL
+from toolkit.distillation.module import DraftTraining, OnPolicy, is_on_policy, own_texts
+from toolkit.distillation.teachers import CachedTeacher, Expected, OnlineTeacher
 from toolkit.errors import InputError
+from toolkit.files.tensors import load_tensors, save_tensors
 from toolkit.models.fingerprint import Weights
 from toolkit.models.pair import load_draft
+from toolkit.models.teacher import distributions_along, produced_logits
 from toolkit.sampling import Sampling
-from toolkit.testing import FAMILIES
+from toolkit.testing import FAMILIES, llama_pair, tiny_llama, tiny_model
 
 SMALL = ["trainer.max_epochs=2", "data.batch_size=8", "optimizer.lr=1e-2", "trainer.log_every_n_steps=2"]
 
@@ -94,25 +99,96 @@ def test_a_teachers_cache_trains_as_the_target_does(run, tmp_path, tiny_pair):
     assert same_weights(cached, again)
 
 
+@pytest.mark.parametrize("loss", ["reverse_kl", "lk"])
+def test_validation_reads_the_whole_of_p(run, tmp_path, loss):
+    """With three tokens kept per position the scores before training are those of the target's whole distributions."""
+    online = scores(run("online", f"loss={loss}", "trainer.max_epochs=1"))
+    words = [f"loss={loss}", "teacher=cached", "teacher.top_k=3", f"teacher.folder={tmp_path / 'cache'}"]
+    cached = scores(run("cached", *words, "trainer.max_epochs=1"))
+    for name in ("start/alpha", "start/loss", "start/cross_entropy"):
+        assert cached[name] == pytest.approx(online[name], rel=1e-5)
+    control = scores(run("control", "loss=cross_entropy", "trainer.max_epochs=1"))
+    assert control["start/loss"] == pytest.approx(online["start/cross_entropy"], rel=1e-6)
+    assert online["start/cross_entropy"] > 0 and online["positions"] == cached["positions"] <= MEASURED
+
+
+def test_validation_looks_at_evenly_spread_tokens():
+    texts = [([1], list(range(length))) for length in (40, 0, 3, 1, 56)]
+    assert TextPart(texts).num_tokens == TextPart(texts, 100).num_tokens == 100
+    part = TextPart(texts, 10)
+    assert part.num_tokens == 10 and part.total == 100 and part.num_examples == 3  # texts without any are left out
+    assert part.whole.positions == [[0, 10, 20, 30], [0], [6, 16, 26, 36, 46]]
+    assert part.batch([2]).labels.tolist() == [6, 16, 26, 36, 46]
+
+
 def test_a_cache_keeps_what_the_target_says_and_is_bound_to_it(tmp_path, tiny_pair):
     target, other = load_draft(tiny_pair / "target"), load_draft(tiny_pair / "target")
-    size = target.config.vocab_size
     texts = [([4, 5, 6], [7, 8, 9, 4]), ([5], [6, 7])]
     settings = {"folder": str(tmp_path / "cache"), "top_k": 5}
-    CachedTeacher(target, 1.0, size, **settings).prepare(texts)
-    known = CachedTeacher(None, 1.0, size, Weights.of(target), **settings, on_missing="raise")
-    found = known.expected(texts[::-1])
-    probs = OnlineTeacher(target, 1.0, size).expected(texts[::-1]).log_probs
-    assert torch.allclose(found.log_probs, probs.gather(-1, found.tokens.long()), atol=1e-5)
-    assert torch.allclose(found.log_probs, probs.topk(5).values, atol=1e-5)
-    with pytest.raises(InputError, match="lacks 1 of 2 texts"):
-        known.prepare([texts[0], ([5], [6, 8])])
+    train, validation = TextBatch(texts), TextBatch([([4], [5, 6, 7])], [[0, 2]])
+    CachedTeacher(target, 1.0, **settings).prepare(train, validation)
+    cached = CachedTeacher(None, 1.0, Weights.of(target), **settings, on_missing="raise")
+    expected = cached.expected(texts[::-1])
+    online = OnlineTeacher(target, 1.0)
+    probs = online.expected(texts[::-1]).log_probs
+    assert cached.vocab_size == online.vocab_size == target.config.vocab_size
+    assert torch.allclose(expected.log_probs, probs.gather(-1, expected.tokens.long()), atol=1e-5)
+    assert torch.allclose(expected.log_probs, probs.topk(5).values, atol=1e-5)
+    assert torch.allclose(expected.log_rest, probs.sort(-1).values[:, :-5].double().logsumexp(-1).float(), rtol=1e-5)
+    cached.prepare(train, validation)
+    assert torch.allclose(cached.whole(validation), online.whole(validation), atol=1e-5)
+    with pytest.raises(InputError, match="lacks 2 of 3 texts"):
+        cached.prepare(TextBatch([texts[0], ([5], [6, 8])]), TextBatch(validation.texts, [[1, 2]]))
     with torch.no_grad():
         next(other.parameters()).mul_(1.5)
     with pytest.raises(InputError, match="is of another target"):
-        CachedTeacher(other, 1.0, size, **settings)
+        CachedTeacher(other, 1.0, **settings)
     with pytest.raises(InputError, match="made with temperature=1.0, not 0.5"):
-        CachedTeacher(target, 0.5, size, **settings)
+        CachedTeacher(target, 0.5, **settings)
+    (file,) = (tmp_path / "cache").glob("*.safetensors")
+    tensors, metadata = load_tensors(file)
+    save_tensors(file, {name: value for name, value in tensors.items() if name != "log_rest"}, metadata)
+    with pytest.raises(InputError, match="no log_rest") as error:  # as earlier revisions wrote it
+        CachedTeacher(target, 1.0, **settings)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("size", [80, 97, 110])
+def test_alpha_of_output_layers_of_other_sizes(size):
+    """Where the draft has fewer outputs than the target, q is 0; where it has more, they are cut, as in decoding."""
+    pair = llama_pair(dtype=torch.float32)
+    draft = tiny_llama(16, 1, 3, torch.float32, vocab_size=size)
+    texts = [([4, 5, 6], [7, 8, 9, 4]), ([5], [6, 7])]
+    batch = TextBatch(texts)
+    teacher = OnlineTeacher(pair.target, 1.0)
+    module = DraftTraining(draft, teacher, ForwardKL(), 1.0, OnPolicy(0.0, Sampling(), (), 0), torch.optim.SGD)
+    seen = module.outlook(batch, Expected(teacher.whole(batch)))
+    mixed = replace(pair, draft=None, drafts=[draft])
+    slow = [p.minimum(q).sum(-1) for p, q in distributions_along(mixed, texts, Sampling())]
+    assert torch.allclose(seen.alpha, torch.cat(slow), atol=1e-5)
+    assert ForwardKL()(seen).isfinite().all()
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_only_produced_tokens_have_logits(family):
+    """Logits and gradients are those of whole forward passes; the output layer reads the looked-at positions alone."""
+    model, rows = tiny_model(family).requires_grad_(True), []
+    texts, where = [([4, 5, 6], [7, 8, 9, 4]), ([5], [6, 7])], [[0, 3], [1]]
+    hook = model.get_output_embeddings().register_forward_hook(
+        lambda module, args, output: rows.append(output.shape[:-1].numel())
+    )
+    logits = produced_logits(model, texts, where)
+    hook.remove()
+    assert rows == [3]
+    slow = torch.stack([
+        model(input_ids=torch.tensor([[*prompt, *produced[:i]]])).logits[0, -1]
+        for (prompt, produced), at in zip(texts, where, strict=True) for i in at
+    ])  # fmt: skip
+    torch.testing.assert_close(logits, slow, rtol=1e-4, atol=1e-4)
+    weights = [weight for weight in model.parameters() if weight.requires_grad]
+    fast, whole = (torch.autograd.grad(x.log_softmax(-1)[:, 3].sum(), weights) for x in (logits, slow))
+    for one, other in zip(fast, whole, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-3, atol=1e-3)
 
 
 def test_drafts_own_texts_are_theirs(tiny_pair):
