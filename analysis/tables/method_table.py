@@ -132,9 +132,9 @@ def table_of(
     ).loc[names].reset_index(drop=True)  # fmt: skip
     of_prompts, of_groups = counted_figures(metrics, cost_ratio), measured_figures(names.index(baseline))
     for unit, frame, figures in (("prompt", prompt_rows, of_prompts), ("group", rows, of_groups)):
+        parts = [frame[frame.name == name].sort_values(unit) for name in names]
         for name, (columns, figure, scale) in figures.items():
-            wide = [frame.pivot(index=unit, columns="name", values=column)[names].to_numpy(float) for column in columns]
-            values = np.stack(wide, -1)  # [n, m, k]
+            values = np.stack([part[list(columns)].to_numpy(float) for part in parts], 1)  # [n, m, k]
 
             def of_totals(totals: Array, figure: Function = figure, shape: Sequence[int] = values.shape[1:]) -> Array:
                 return figure(totals.reshape(*totals.shape[:-1], *shape))
