@@ -114,7 +114,7 @@ def run(cfg: commands.Heads) -> Path:
         with wandb_run("heads", plain(cfg), stage.folder, track=cfg.track, name=name, inputs=read) as wandb:
             log_table(wandb, "heads/table", table)
             log_image(wandb, "heads/pareto", figure)
-        stage.finish(heads=[contender.name for contender in contenders])
+        stage.finish(heads=[contender.name for contender in contenders], num_texts=len(base))
     show(
         results,
         title,

@@ -148,7 +148,9 @@ def of_acceptance(rng, n, bootstrap):
 
 
 def of_shapes(rng, n, bootstrap):
-    about = {"dataset": "d", "split": "test", "method": "m", "setting": "s", SHAPE: "2x1", "prompt": np.arange(n)}
+    about = {"dataset": "d", "split": "test", "method": "m", "setting": "s", SHAPE: "2x1", "prompt": np.arange(n)} | {
+        "error": None
+    }
     rows = pd.DataFrame(counts(rng, n), columns=list(COUNTS)).assign(**about)
     return named(block_efficiency_table(rows, bootstrap).iloc[0], "block_efficiency")
 
