@@ -5,10 +5,11 @@ So whatever else the machine does disturbs all of them. Only decoding is inside 
 are scored afterwards. A group is written whole when all settings have decoded it: run the same line again to go on. Files:
 
     parts/<group>.json   what each setting made of a group: texts, counts, seconds, joules, bytes of cache
-    rows                 one line per setting and group, with the counted quantities of every metric
-    comparison           one line per setting: its parameters, every figure with its interval over groups, speed against the
-                         baseline's, mean length of the prompts in tokens. With `dev_share`, `dev_tokens_per_second`
-                         is measured on the groups to choose on, and everything else on the others
+    rows                 one line per setting and group: counts, seconds, joules
+    prompts              one line per setting and prompt: counts, and the counted quantities of every metric
+    comparison           one line per setting: its parameters, every figure with its interval over prompts (seconds and joules:
+                         over groups), speed against the baseline's, mean length of the prompts in tokens. With `dev_share`,
+                         `dev_tokens_per_second` is measured on the groups to choose on, and everything else on the others
     comparison.md        the same for readers, how to read it, and figures
     figures/             quality against speed, against forward passes and against energy; mean width against each
 """
@@ -86,9 +87,10 @@ def run(cfg: commands.Compare) -> Path:
     errors = [g["error"] for part in loaded for record in part["settings"].values() for g in record["generations"]]
     failed = [error for error in errors if error is not None]
     check_some_done(len(failed), len(errors), failed[0] if failed else None, stage.folder)
-    rows, unscored = group_rows(loaded, settings, groups, bench, metrics)
+    rows, prompt_rows, unscored = group_rows(loaded, settings, groups, bench, metrics)
     save_table(rows, stage.folder, "rows")
-    table = _table(rows, settings, bench, metrics, dev, cfg)
+    save_table(prompt_rows, stage.folder, "prompts")
+    table = _table(rows, prompt_rows, settings, bench, metrics, dev, cfg)
     save_table(table, stage.folder, "comparison")
     names = labels(cfg)
     title = f"{names['dataset']} {names['split']}, {table.prompts.max()} prompts, batch {cfg.group_size}"
@@ -128,6 +130,7 @@ def _metrics(cfg: commands.Compare) -> dict[str, quality.Metric]:
 
 def _table(
     rows: pd.DataFrame,
+    prompt_rows: pd.DataFrame,
     settings: Sequence[Setting],
     bench: Workbench,
     metrics: Mapping[str, quality.Metric],
@@ -137,7 +140,8 @@ def _table(
     """The comparison on all groups but those of `dev`; on these, how fast each setting was."""
     chosen_on = rows.group.isin(dev)
     bootstrap = Bootstrap(cfg.resamples, cfg.confidence, cfg.seed)
-    table = table_of(rows[~chosen_on], settings, metrics, cfg.baseline, cfg.cost_ratio, bootstrap)
+    reported = rows[~chosen_on], prompt_rows[~prompt_rows.group.isin(dev)]
+    table = table_of(*reported, settings, metrics, cfg.baseline, cfg.cost_ratio, bootstrap)
     prompt_tokens = sum(len(bench.pair.encode(prompt.content)) for prompt in bench.prompts) / len(bench.prompts)
     table = table.join(about_settings(settings, bench)).assign(prompt_tokens=prompt_tokens)
     return table.assign(dev_tokens_per_second=speed_of(rows[chosen_on], settings)) if dev else table

@@ -2,7 +2,7 @@
 
 Without `test`, the prompts of the sweeps are split: one half to choose on, the other half to report on. Per data set,
 each method's setting is chosen on the dev rows by throughput: N / (c * draft calls + target calls), summed over
-prompts. It is reported on the test rows with bootstrap intervals over prompts. It is compared with the baseline (the
+prompts. It is reported on the test rows with intervals over prompts. It is compared with the baseline (the
 best fixed K) by paired ratios. Sweeps also hold two references, the clairvoyant oracle and the true-probability upper
 bound: for these, the share of the way that is covered is given. Where all sweeps were replayed on traces, the
 baseline's best setting of every prompt, chosen with hindsight, stands beside them. Files:

@@ -114,7 +114,7 @@ def run(cfg: commands.Heads) -> Path:
         with wandb_run("heads", plain(cfg), stage.folder, track=cfg.track, name=name, inputs=read) as wandb:
             log_table(wandb, "heads/table", table)
             log_image(wandb, "heads/pareto", figure)
-        stage.finish(heads=[contender.name for contender in contenders])
+        stage.finish(heads=[contender.name for contender in contenders], num_texts=len(base))
     show(
         results,
         title,
@@ -180,24 +180,18 @@ def _curve(name: str, settings: Sequence[str], counts: Array, on_dev: Array, cos
 
 def _worth(counts: Array, base: Array, cost_ratio: float, bootstrap: Bootstrap) -> dict[str, float]:
     """Rates of counts [texts, counts] with intervals over texts; `gain` over the best fixed K's, paired."""
-    drawn = bootstrap.totals(np.concatenate([counts, base], 1))
-    whole = np.concatenate([counts, base], 1).sum(0, keepdims=True)
-    estimates, samples = (_rates(totals, cost_ratio) for totals in (whole, drawn))
-    line: dict[str, float] = {}
-    for name, values in samples.items():
-        line |= bootstrap.figure(name, estimates[name][0], values)
-    return line
+    return bootstrap.figures(np.concatenate([counts, base], 1), lambda totals: _rates(totals, cost_ratio))
 
 
 def _rates(totals: Array, cost_ratio: float) -> dict[str, Array]:
-    """The rates of totals [R, 2 counts], a policy's and the baseline's."""
-    mine, base = totals[:, : len(COUNTS)], totals[:, len(COUNTS) :]
-    produced = mine[:, COUNTS.index("num_generated")]
+    """The rates of totals [..., 2 counts], a policy's and the baseline's."""
+    mine, base = totals[..., : len(COUNTS)], totals[..., len(COUNTS) :]
+    produced = mine[..., COUNTS.index("num_generated")]
     return {
         "throughput": throughput(mine, cost_ratio),
         "gain": throughput(mine, cost_ratio) / throughput(base, cost_ratio) - 1,
-        "discard_rate": mine[:, COUNTS.index("num_discarded")] / produced,
-        "verification_rate": mine[:, COUNTS.index("num_target_calls")] / produced,
+        "discard_rate": mine[..., COUNTS.index("num_discarded")] / produced,
+        "verification_rate": mine[..., COUNTS.index("num_target_calls")] / produced,
     }
 
 

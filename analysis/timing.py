@@ -8,7 +8,7 @@ before and after every response.
 
 With an acceptance head (head=FOLDER, or the pair's own) SpecDec++ is timed, too. Its forward passes are those of fixed K,
 whose regression gives the seconds for equally many passes. What its responses take beyond them is what its head costs
-(`beyond`, per draft pass, with a bootstrap interval over responses).
+(`beyond`, per draft pass, with an interval over responses).
 
 With batch_sizes=[1,4,16], forward passes are timed under load, too, and the cost table that `analysis.advise`,
 `analysis.serving` and `method=batch_rate` take is written (`analysis.loads.costs`).
@@ -174,11 +174,8 @@ def _headed(part: pd.DataFrame, fixed: np.ndarray) -> dict[str, Any]:
     counts = part[["draft_calls", "target_calls"]].to_numpy(dtype=float)
     beta, r2 = least_squares(counts, part.seconds.to_numpy())
     beyond = np.stack([part.seconds.to_numpy() - counts @ fixed, counts[:, 0]], 1)
-    bootstrap = Bootstrap()
-    samples = bootstrap.totals(beyond)
-    total = beyond.sum(0)
     line = {"decoding": HEADED, "t_draft": beta[0], "t_target": beta[1], "r2": r2, "c": beta[0] / beta[1]}
-    return line | bootstrap.figure("beyond", total[0] / total[1], samples[:, 0] / samples[:, 1])
+    return line | Bootstrap().figures(beyond, lambda totals: {"beyond": totals[..., 0] / totals[..., 1]})
 
 
 def _regress(responses: pd.DataFrame, speculative: list[Generation]) -> pd.DataFrame:

@@ -7,7 +7,7 @@
 The tables are printed and written to outputs/benchmarks.md. One unit of work is one group of prompts (one batch)
 decoded by one contender. Contenders take turns on every group, in an order that rotates, so that other load of the machine
 affects all of them alike. A warm-up comes first. Texts differ, so speeds are new tokens over seconds. Intervals are
-bootstrapped over groups, all contenders by the same draws.
+over groups, all contenders by the same draws (`analysis.tables.bootstrap`).
 """
 
 from __future__ import annotations
@@ -132,16 +132,21 @@ def measure(
 def summary(lines: pd.DataFrame, batch_size: int) -> list[str]:
     """Rows of a Markdown table: tokens per second with an interval, the same over REFERENCE's, and forwards."""
     tokens, seconds = (lines.pivot(index="group", columns="contender", values=v) for v in ("tokens", "seconds"))
-    totals = BOOTSTRAP.totals(np.concatenate([tokens.to_numpy(float), seconds.to_numpy(float)], 1))
-    resampled = dict(zip(tokens.columns, (totals[:, : tokens.shape[1]] / totals[:, tokens.shape[1] :]).T, strict=True))
-    speeds = tokens.sum() / seconds.sum()
+    values, width = np.concatenate([tokens.to_numpy(float), seconds.to_numpy(float)], 1), tokens.shape[1]
+
+    def speeds(totals: np.ndarray) -> np.ndarray:
+        return totals[..., :width] / totals[..., width:]
+
+    def over_reference(totals: np.ndarray) -> np.ndarray:
+        return speeds(totals) / speeds(totals)[..., [tokens.columns.get_loc(REFERENCE)]]
+
+    figures = [(speeds, 1), *([(over_reference, 2)] if REFERENCE in tokens else [])]
+    numbers = [(np.stack(BOOTSTRAP.interval(values, figure), -1), digits) for figure, digits in figures]
     rows = []
     for name in lines.contender.unique():
         own = lines[lines.contender == name]
-        entries = [_with_interval(speeds[name], resampled[name], len(tokens), 1), ""]
-        if REFERENCE in speeds:
-            ratio = resampled[name] / resampled[REFERENCE]
-            entries[1] = _with_interval(speeds[name] / speeds[REFERENCE], ratio, len(tokens), 2)
+        at = tokens.columns.get_loc(name)
+        entries = [*(_with_interval(*lines_of[at], digits) for lines_of, digits in numbers), ""][:2]
         rows.append(
             f"| {name} | {batch_size} | {' | '.join(entries)} | {own.tokens.sum() / own.target_forwards.sum():.2f} "
             f"| {own.draft_forwards.sum() / own.tokens.sum():.2f} "
@@ -150,8 +155,7 @@ def summary(lines: pd.DataFrame, batch_size: int) -> list[str]:
     return rows
 
 
-def _with_interval(value: float, resampled: np.ndarray, groups: int, digits: int) -> str:
-    low, high = BOOTSTRAP.group_interval(resampled, groups)
+def _with_interval(value: float, low: float, high: float, digits: int) -> str:
     return f"{value:.{digits}f}" + ("" if np.isnan(low) else f" [{low:.{digits}f}, {high:.{digits}f}]")
 
 

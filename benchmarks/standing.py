@@ -106,7 +106,7 @@ def standings(small: bool = False) -> str:
 heuristic and of dynamic confidence stay as they are. DP value, upper bound and oracle are references that know
 the test texts. A round has at least one token, SpecDec++'s at least 2 (published) or its lower bound. T = 1, at most
 {SAMPLING.max_new_tokens} tokens; one set of acceptance draws; heads as shipped. Throughput: tokens per target-forward
-time; in brackets 95 % intervals, bootstrap over prompts. *oracle* and *upper bound*: share of the way from the best fixed K
+time; in brackets 95 % intervals over prompts. *oracle* and *upper bound*: share of the way from the best fixed K
 to each. The oracle knows the acceptance draws, the upper bound only p and q.
 """
     return "\n".join([note, *parts])

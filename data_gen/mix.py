@@ -51,7 +51,7 @@ FEATURES = datasets.Features({
 def run(cfg: commands.Mix) -> Path:
     """Mix `cfg.responses`; returns the output folder."""
     part = part_of(cfg)
-    responses = read_responses(cfg.responses)
+    responses = _responses(cfg)
     sampling = sampling_facts(responses.sampling)
     stage = open_stage("mix", {**plain(cfg), "sampling": sampling}, inputs=responses.inputs, ignore=RANKS, shared=part)
     if stage.finished:
@@ -67,6 +67,12 @@ def run(cfg: commands.Mix) -> Path:
             if last:
                 _join(stage, pair, responses, cfg, paths, facts)
     return stage.folder
+
+
+def _responses(cfg: commands.Mix) -> Responses:
+    """Those to train on, then those to validate on, if they are named."""
+    named = [plain(cfg.responses), plain(cfg.validation) or []]
+    return read_responses([folder for part in named for folder in ([part] if isinstance(part, str) else part)])
 
 
 def split(table: pa.Table, prompts: Sequence[Hashable], validation_fraction: float, seed: int) -> datasets.DatasetDict:
@@ -117,7 +123,12 @@ def _join(
     """All parts as one dataset, split and summed up; the parts are deleted."""
     table = pa.concat_tables([_read_part(path) for path in paths]).combine_chunks()
     prompts = [tuple(row["prompt_ids"]) for row in responses.rows]
-    data = split(table, prompts, cfg.validation_fraction, cfg.seed)
+    if cfg.validation is None:
+        data = split(table, prompts, cfg.validation_fraction, cfg.seed)
+    else:
+        count = len(read_responses(plain(cfg.responses)).rows)
+        parts = {"train": range(count), "validation": range(count, len(table))}
+        data = datasets.DatasetDict({name: datasets.Dataset(table.take(list(part))) for name, part in parts.items()})
     summary = summarize(data)
     check_masks(summary)
     datasets.disable_progress_bars()

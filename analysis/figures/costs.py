@@ -58,7 +58,7 @@ def costs(
         axes.set_title(title, pad=16 if width == "column" else 20)
         legend(axes, [short(name) for name in (*chosen, *YARDSTICKS, PLAIN)], loc="upper right")
         rest = len(set(curves.method) - set(coloured))
-        words = ["settings chosen again at every c", *(["bands: bootstrap intervals"] if banded else [])]
+        words = ["settings chosen again at every c", *(["bands: intervals over prompts"] if banded else [])]
         note(axes, "; ".join([*words, *([f"grey: {rest} others"] if rest else [])]))
     return path
 

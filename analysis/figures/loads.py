@@ -37,7 +37,7 @@ def speedups(table: pd.DataFrame, path: Path, title: str, width: Width = "page")
         axes.set_ylabel("tokens per second / plain decoding's")
         axes.set_title(title, pad=16)
         legend(axes, [short(str(method)) for method in best.method.unique() if method != PLAIN], loc="upper right")
-        note(axes, "circles: advised; bands: bootstrap intervals over prompts; line at 1: plain decoding")
+        note(axes, "circles: advised; bands: intervals over prompts; line at 1: plain decoding")
     return path
 
 

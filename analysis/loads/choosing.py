@@ -3,7 +3,7 @@
 The procedure is ours. The simulator serves every setting at every batch size. The setting that is fastest on the dev prompts
 is advised if the interval of its speed-up over autoregressive decoding lies above 1 there. Otherwise autoregressive decoding is
 advised. The best fixed length and the best setting of every method are chosen in the same way. All reported figures come from
-the test prompts. Speed-ups are ratios of totals, with bootstrap intervals over prompts and the same draws for both sides.
+the test prompts. Speed-ups are ratios of totals, with intervals over prompts and the same resampled prompts for both sides.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import pandas as pd
 
 from analysis.loads.recorded import RecordedPair
 from analysis.loads.simulator import Load, Served
-from analysis.tables.bootstrap import Bootstrap
+from analysis.tables.bootstrap import Array, Bootstrap
 from analysis.tables.grid import PLAIN, Setting
 
 FIXED = "speculative"
@@ -102,15 +102,15 @@ def _lines(
 def _speedups(served: Mapping[Key, Served], bootstrap: Bootstrap) -> dict[Key, dict[str, float]]:
     """Speed-up over autoregressive decoding, with its interval over the requests."""
     values = np.concatenate([np.stack([result.tokens, result.seconds], 1) for result in served.values()], axis=1)
-    samples, totals = bootstrap.totals(values), values.sum(0)
-    plain = 2 * list(served).index((PLAIN, False))
-    figures = {}
-    for number, key in enumerate(served):
-        at = 2 * number
-        ratio = (totals[at] / totals[at + 1]) / (totals[plain] / totals[plain + 1])
-        spread = (samples[:, at] / samples[:, at + 1]) / (samples[:, plain] / samples[:, plain + 1])
-        figures[key] = bootstrap.figure("speedup", ratio, spread)
-    return figures
+    plain = list(served).index((PLAIN, False))
+
+    def speedups(totals: Array) -> Array:
+        speeds = totals[..., 0::2] / totals[..., 1::2]
+        return speeds / speeds[..., [plain]]
+
+    numbers = np.stack(bootstrap.interval(values, speedups), -1).tolist()
+    names = ("speedup", "speedup_low", "speedup_high")
+    return {key: dict(zip(names, line, strict=True)) for key, line in zip(served, numbers, strict=True)}
 
 
 def advised(table: pd.DataFrame) -> int:

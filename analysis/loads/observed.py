@@ -92,28 +92,21 @@ def read_histograms(path: Path) -> tuple[Array, int]:
 
 def by_length(histograms: Array, cost_ratio: float, bootstrap: Bootstrap) -> pd.DataFrame:
     """One line per draft length k, 0 being autoregressive decoding: tokens per round, throughput, their intervals."""
-    whole, drawn = histograms.sum(0, keepdims=True), bootstrap.totals(histograms)
-    lengths = np.arange(histograms.shape[1])
-    estimates, samples = (_tokens_per_round(rounds) for rounds in (whole, drawn))
-    lines = []
-    for k in lengths.tolist():
-        cost = 1 + cost_ratio * k
-        lines.append({
-            "num_drafted": k,
-            **bootstrap.figure("tokens_per_round", estimates[0, k], samples[:, k]),
-            **bootstrap.figure("throughput", estimates[0, k] / cost, samples[:, k] / cost),
-        })  # fmt: skip
-    return pd.DataFrame(lines)
+    ends = bootstrap.interval(histograms, _tokens_per_round)
+    table = pd.DataFrame({"num_drafted": np.arange(histograms.shape[1])})
+    for name, cost in (("tokens_per_round", 1.0), ("throughput", 1 + cost_ratio * table.num_drafted)):
+        for end, numbers in zip(("", "_low", "_high"), ends, strict=True):
+            table[f"{name}{end}"] = numbers / cost
+    return table
 
 
 def by_position(histograms: Array, bootstrap: Bootstrap) -> pd.DataFrame:
     """One line per draft position: how often it was accepted where all before it were, and over how many rounds."""
-    whole, drawn = _reached(histograms.sum(0, keepdims=True)), _reached(bootstrap.totals(histograms))
-    lines = []
+    reached, lines = _reached(histograms), []
     for j in range(1, histograms.shape[1]):
-        with np.errstate(invalid="ignore", divide="ignore"):
-            estimate, samples = whole[0, j] / whole[0, j - 1], drawn[:, j] / drawn[:, j - 1]
-        lines.append({"position": j, "rounds": int(whole[0, j - 1]), **bootstrap.figure("accepted", estimate, samples)})
+        counts = reached[:, [j, j - 1]]
+        accepted = bootstrap.figures(counts, lambda sums: {"accepted": sums[..., 0] / sums[..., 1]}, "probability")
+        lines.append({"position": j, "rounds": int(counts[:, 1].sum()), **accepted})
     return pd.DataFrame(lines)
 
 

@@ -5,7 +5,7 @@
     optimum     the most that `drafted` can be under any exact rule with the same scheme; for candidates of different
                 distributions an upper bound of it (`toolkit.verification.optimal.independent_bounds`)
     gap         optimum - acceptance
-Each with `_low` and `_high`, a bootstrap over prompts; all columns have the same resampled prompts (paired).
+Each with `_low` and `_high`, over prompts; all columns have the same resampled prompts (paired).
 """
 
 from __future__ import annotations
@@ -18,22 +18,18 @@ from analysis.tables.bootstrap import Array, Bootstrap
 from analysis.tables.files import markdown
 
 SETTING = ["dataset", "method", "scheme", "K"]
-QUANTITIES = ("acceptance", "drafted", "optimum", "gap")
+QUANTITIES = ("acceptance", "drafted", "optimum")
 
 
 def acceptance_table(sums: pd.DataFrame, bootstrap: Bootstrap) -> pd.DataFrame:
     """One line per data set, method and K, from `Walk.run`'s rows with a `dataset` column."""
     lines = []
     for setting, rows in sums.groupby(SETTING, sort=False):
-        totals = rows[["positions", *SUMS]].to_numpy(dtype=float)
-        samples = bootstrap.totals(totals)
+        counts = rows[["positions", *SUMS]].to_numpy(dtype=float)
         line = dict(zip(SETTING, setting, strict=True))
         line |= {"prompts": len(rows), "positions": int(rows.positions.sum())}
-        for name, estimate, column in zip(
-            QUANTITIES, _means(totals.sum(0, keepdims=True)), _means(samples), strict=True
-        ):
-            line |= bootstrap.figure(name, estimate[0], column)
-        lines.append(line)
+        line |= bootstrap.figures(counts, _means, "probability")
+        lines.append(line | bootstrap.figures(counts, _gap))
     return pd.DataFrame(lines)
 
 
@@ -77,7 +73,11 @@ def headline(table: pd.DataFrame) -> str:
     return f"{table.prompts.max()} prompts, {table.positions.max():,} positions"
 
 
-def _means(totals: Array) -> tuple[Array, ...]:
-    """QUANTITIES, each [R], from totals [R, 1 + len(SUMS)]."""
-    accepted, drafted, optimum = (totals[:, 1:] / totals[:, :1]).T
-    return accepted, drafted, optimum, optimum - accepted
+def _means(totals: Array) -> dict[str, Array]:
+    """QUANTITIES [...] of totals [..., 1 + len(SUMS)]."""
+    return {name: totals[..., 1 + number] / totals[..., 0] for number, name in enumerate(QUANTITIES)}
+
+
+def _gap(totals: Array) -> dict[str, Array]:
+    means = _means(totals)
+    return {"gap": means["optimum"] - means["acceptance"]}

@@ -28,12 +28,11 @@ def block_efficiency_table(rows: pd.DataFrame, bootstrap: Bootstrap) -> pd.DataF
         shared = comparable(of_dataset, str(dataset))
         for setting, mine in shared[shared[SHAPE].notna()].groupby([*SETTING, SHAPE], sort=False):
             totals = mine[["num_generated", "num_target_calls", "num_drafted"]].to_numpy(dtype=float)
-            samples = bootstrap.totals(totals)
-            produced, calls, drafted = totals.sum(0)
+            _, calls, drafted = totals.sum(0)
             lines.append({
                 **dict(zip([*SETTING, "k_config"], setting, strict=True)),
                 "prompts": len(mine),
-                **bootstrap.figure("block_efficiency", produced / calls, samples[:, 0] / samples[:, 1]),
+                **bootstrap.figures(totals, lambda sums: {"block_efficiency": sums[..., 0] / sums[..., 1]}),
                 "drafted_per_call": drafted / calls,
             })  # fmt: skip
     return pd.DataFrame(lines)

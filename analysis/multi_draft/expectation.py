@@ -1,15 +1,12 @@
 """The probability that a rule emits one of the candidates, and the best of any rule, at given p and q.
 
-A rule states this probability for given candidates (`SelectionRule.distribution`). Its mean over candidates is estimated: they
-are drawn here a few times per position. Control variates, whose means are known, reduce the noise. With a(x) = min(1,
-p(x)/q(x)) and alpha = sum_x min(p, q), the mean of a(x) over q,
-
-    i.i.d., independent  1 - prod_k (1 - a(x_k)) has mean 1 - prod_k (1 - alpha_k);  its deviation is subtracted
-    without replacement  a(x_1) has mean alpha;                                      (1 - alpha)^(K - 1) of its deviation is
-
-Neither changes the mean. With one candidate no noise is left, for rules that accept with probability a. The draws of a
-position are also spread evenly (`spread_uniforms`). The noise that remains is part of the intervals.
-Top-k candidates are not drawn: they are always the same, so one evaluation is exact.
+Where a rule sums its acceptance over all i.i.d. or independent candidates (`SelectionRule.accepted`: sum min(p, P_I)), that is
+taken. Elsewhere, and for what the extra token adds to `drafted`, candidates are drawn a few times per position, and the rule
+states the probability for these (`SelectionRule.distribution`). Without replacement a control variate reduces the noise: a(x_1)
+= min(1, p(x_1)/q(x_1)) has the mean alpha = sum_x min(p, q), and (1 - alpha)^(K - 1) of its deviation is subtracted. This does
+not change the mean, and with one candidate no noise is left. The draws of a position are also spread evenly
+(`spread_uniforms`). The noise that remains is part of the intervals. Top-k candidates are not drawn: they are always the same,
+so one evaluation is exact.
 
 Shapes: N positions, R draws, K candidates, V vocabulary. The draft's side is q [N, V]. With independent candidates it is
 [N, K, V], one distribution per candidate. With the top-k scheme it is the draft's logits [N, V]; the largest ones are the
@@ -46,7 +43,7 @@ def expected_acceptance(
     rule: SelectionRule, scheme: str, target_probs: Tensor, draft_probs: Tensor, uniforms: Tensor
 ) -> Chances:
     """Means over R draws of the candidates: target_probs [N, V], the draft's side as above, uniforms [R, N, K]. float64 out."""
-    accepted, drafted = torch.zeros(2, len(target_probs), dtype=torch.float64, device=target_probs.device)
+    accepted, added = torch.zeros(2, len(target_probs), dtype=torch.float64, device=target_probs.device)
     num_drafts = uniforms.shape[-1]
     uniforms = uniforms[:1] if scheme == "top_k" else uniforms
     for row in uniforms:
@@ -56,10 +53,11 @@ def expected_acceptance(
         by_acceptance = accept.sum(-1).double()
         real = torch.arange(num_drafts, device=drawn.device) < counts.unsqueeze(-1)
         redrawn = residual - residual.scatter(-1, torch.where(real, drawn, drawn[..., :1]), 0.0)
-        deviation = _deviation(scheme, target_probs, draft_probs, drawn)
-        accepted += by_acceptance - deviation
-        drafted += by_acceptance + (1 - by_acceptance) * redrawn.sum(-1) - deviation
-    return Chances(accepted / len(uniforms), drafted / len(uniforms))
+        accepted += by_acceptance - _deviation(scheme, target_probs, draft_probs, drawn)
+        added += (1 - by_acceptance) * redrawn.sum(-1)
+    summed = rule.accepted(target_probs, distributions) if scheme in ("iid", "independent") else None
+    accepted = accepted / len(uniforms) if summed is None else summed.double()
+    return Chances(accepted, accepted + added / len(uniforms))
 
 
 def spread_uniforms(shape: tuple[int, int, int], generator: torch.Generator, dtype: torch.dtype) -> Tensor:
@@ -101,20 +99,11 @@ def _candidates(scheme: str, draft_probs: Tensor, uniforms: Tensor) -> tuple[Ten
 def _deviation(scheme: str, target_probs: Tensor, draft_probs: Tensor, drawn: Tensor) -> Tensor:
     """How far candidates [N, K] are from their mean in what is known of it [N]: see above."""
     num_drafts = drawn.shape[-1]
-    if scheme == "top_k" or (scheme == "greedy" and num_drafts > 1):  # all but the last one are not drawn
+    if scheme != "without_replacement" and (scheme != "greedy" or num_drafts > 1):
         return torch.zeros(len(drawn), dtype=torch.float64, device=drawn.device)
-    if scheme == "independent":
-        target = target_probs.unsqueeze(-2)
-        all_refused = (1 - torch.minimum(target, draft_probs).sum(-1, dtype=torch.float64)).prod(-1)
-        chances = acceptance(target.expand_as(draft_probs), draft_probs, drawn).double()
-        return all_refused - (1 - chances).prod(-1)
     refused = 1 - torch.minimum(target_probs, draft_probs).sum(-1, dtype=torch.float64)
-    used = drawn if scheme == "iid" else drawn[..., :1]
-    each = [1 - acceptance(target_probs, draft_probs, token).double() for token in used.unbind(-1)]
-    refusals = torch.stack(each).prod(0)
-    if scheme == "iid":
-        return refused**num_drafts - refusals
-    return (refused - refusals) * refused ** (num_drafts - 1)
+    refusal = 1 - acceptance(target_probs, draft_probs, drawn[..., 0]).double()
+    return (refused - refusal) * refused ** (num_drafts - 1)
 
 
 def _without_tail(target_probs: Tensor, draft_probs: Tensor, num_drafts: int) -> tuple[Tensor, Tensor]:

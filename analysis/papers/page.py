@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -13,6 +14,9 @@ from toolkit.runs.stage import read_manifest
 
 READING = "Each cell: the figure here, with its interval in square brackets where there is one; in round brackets the paper's."
 FEW = 4  # gains in a sentence
+TOY, TOY_TARGET = "the toy pair", "toy/"  # how `models` names it
+FACTS = ("num_prompts", "num_texts", "prompts", "group_size", "positions", "dev_share", "sampling", "cost_ratio")
+PRINTED = re.compile(r"(-?\d+(?:\.\d+)?)(?: ± .*)?")
 Cells = Mapping[tuple[str, str], Cell]
 
 
@@ -35,10 +39,17 @@ def as_markdown(table: PaperTable, cells: Cells, runs: Runs, models: str, figure
         parts += [markdown(side_by_side(table, cells)), READING]
     if figure is not None:
         parts += [f"![{table.item}]({figure})"]
-    if table.differs:
-        parts += ["What differs from the paper:", "\n".join(f"- {line}" for line in table.differs)]
+    if sentences := differences(table, runs, models):
+        parts += ["What differs from the paper:", "\n".join(f"- {line}" for line in sentences)]
     parts += ["Runs that this page was made from:", runs_list(runs), f"Paper: {table.cite}."]
     return "\n\n".join(parts) + "\n"
+
+
+def differences(table: PaperTable, runs: Runs, models: str) -> list[str]:
+    """The sentences on what differs from the paper, as far as they are about what ran, with what the runs say filled in."""
+    kind = "toy" if models == TOY or f" for {TOY_TARGET}" in models else "models"
+    sentences = [line if isinstance(line, str) else line.get(kind) for line in table.differs]
+    return [text for line in sentences if line is not None and (text := runs.said(line)) is not None]
 
 
 def side_by_side(table: PaperTable, cells: Cells) -> pd.DataFrame:
@@ -74,8 +85,9 @@ def runs_list(runs: Runs) -> str:
     """One line per run: its stage and the settings that its manifest names."""
     lines = []
     for name, folder in runs.folders.items():
-        config = (read_manifest(folder) or {}).get("config") or {}
-        facts = [f"{key} {_settings(config[key])}" for key in ("prompts", "sampling", "cost_ratio") if key in config]
+        manifest = read_manifest(folder) or {}
+        known = {**(manifest.get("config") or {}), **manifest}
+        facts = [f"{key} {_settings(known[key])}" for key in FACTS if known.get(key) is not None]
         lines.append(f"- {name}: {folder.name}" + (f" ({'; '.join(facts)})" if facts else ""))
     return "\n".join(lines) or "- none"
 
@@ -103,13 +115,14 @@ def _percent(gain: float | None) -> str:
 
 
 def _gain(left: Any, right: Any) -> float | None:
-    """Left over right, less one; None where one of them is not a number. Of "2.13 ± 0.05" the 2.13 counts."""
+    """Left over right, less one; None where one of them is not a number."""
     first, second = _number(left), _number(right)
     return None if first is None or not second else first / second - 1
 
 
 def _number(value: Any) -> float | None:
+    """A number, also as the paper prints it; of "2.13 ± 0.05" the 2.13."""
     if not isinstance(value, str):
         return None if value is None else float(value)
-    text, sign, _ = value.partition(" ± ")
-    return float(text) if sign and text.replace(".", "", 1).isdigit() else None
+    number = PRINTED.fullmatch(value)
+    return float(number[1]) if number else None

@@ -1,8 +1,9 @@
 """A table of a paper: rows x columns of numbers that runs have measured, beside those that the paper prints.
 
-An entry of `conf/papers/PAPER.yaml` has: title, pairs (the paper's), differs (sentences), cell, rows, columns, figure,
-published {row: one number per column}, and claims [{text, left, right, only}]: row `left` over row `right`, per column, or
-columns, per row; `only` those listed, or those whose name ends with this text.
+An entry of `conf/papers/PAPER.yaml` has: title, pairs (the paper's), differs, cell, rows, columns, figure, published {row: one
+number per column}, and claims [{text, left, right, only}]: row `left` over row `right`, per column, or columns, per row; `only`
+those listed, or those whose name ends with this text. `differs` has sentences: a text, {toy: a text for the toy pair}, or
+{models: a text for other pairs}. In them "{RUN.KEY}" stands for what this run's manifest or its config says.
 
 A source says where a number comes from. A cell's is merged from `cell`, its row's and its column's, the later ones win:
 
@@ -16,6 +17,7 @@ A source says where a number comes from. A cell's is merged from `cell`, its row
     value   column of the number; or several: the first one that the table has
     over    a mapping that replaces keys of the source: the number is divided by that other one (a speed-up)
     form    format of the number, "{:.2f}"
+    less    what is subtracted before that: 1 makes a gain of a quotient
     scale   factor of the number before it is shown
     optional  whether there may be no such line: a setting that the paper's table leaves out
     note    column whose entry is shown beside the number: the setting that was chosen
@@ -28,6 +30,7 @@ own names show "{AXIS}" as the NAME.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -52,12 +55,14 @@ KEYS = (
     "value",
     "over",
     "form",
+    "less",
     "scale",
     "optional",
     "note",
     "of_pair",
 )
 NOTHING = "–"  # in a cell that the paper leaves empty
+FACT = re.compile(r"\{(\w+(?:\.[\w =]+)+)\}")
 Source = Mapping[str, Any]
 
 
@@ -92,7 +97,7 @@ class PaperTable:
     title: str
     experiment: str
     pairs: Sequence[str]
-    differs: Sequence[str] = ()
+    differs: Sequence[str | Mapping[str, str]] = ()
     cell: Source = field(default_factory=dict)
     rows: Mapping[str, Source] = field(default_factory=dict)
     columns: Mapping[str, Source] = field(default_factory=dict)
@@ -138,6 +143,27 @@ class Runs:
     def __init__(self, folders: Mapping[str, Path | str]):
         self.folders = {name: Path(folder) for name, folder in folders.items()}
         self._tables: dict[tuple[str, str], pd.DataFrame] = {}
+
+    def said(self, sentence: str) -> str | None:
+        """A sentence with what runs say in place of "{RUN.KEY}"; None if one of them was not made."""
+        missing = []
+
+        def fact(match: re.Match[str]) -> str:
+            run, *keys = match[1].split(".")
+            manifest = (read_manifest(self.folders[run]) if run in self.folders else None) or {}
+            value: Any = {**(manifest.get("config") or {}), **manifest}
+            for key in keys:
+                value = value.get(key) if isinstance(value, Mapping) else None
+            if value is None:
+                missing.append(match[1])
+            values = [
+                f"{item:,}" if isinstance(item, int) else str(item)
+                for item in (value if isinstance(value, list) else [value])
+            ]
+            return " and ".join(filter(None, [", ".join(values[:-1]), values[-1]]))
+
+        text = FACT.sub(fact, sentence)
+        return None if missing else text
 
     @cached_property
     def pairs(self) -> set[str]:
@@ -192,7 +218,7 @@ class Runs:
 
     def cell(self, source: Source, what: str) -> Cell:
         """The number that a source says. Raises InputError if there is not exactly one."""
-        form, scale = source.get("form", "{:.2f}"), source.get("scale", 1.0)
+        form, less, scale = source.get("form", "{:.2f}"), source.get("less", 0.0), source.get("scale", 1.0)
         if source.get("runs"):
             parts = [self.cell({**source, "runs": None, "run": run}, what) for run in source["runs"]]
             empty = next((part for part in parts if not isinstance(part.value, float)), None)
@@ -209,11 +235,18 @@ class Runs:
         if pd.isna(line[name]):
             return Cell(None, form=form, why="not measured")
         if source.get("over"):
-            other = self.cell({**merged(source, source["over"]), "over": None}, f"{what}, what it is divided by")
-            value = float(line[name]) / other.value * scale if isinstance(other.value, float) else None
+            other = self.cell(
+                {**merged(source, source["over"]), "over": None, "less": 0, "scale": 1},
+                f"{what}, what it is divided by",
+            )
+            value = (float(line[name]) / other.value - less) * scale if isinstance(other.value, float) else None
             return Cell(value, form=form)
-        low, high = (float(line[end]) * scale if end in line else None for end in (f"{name}_low", f"{name}_high"))
-        return Cell(float(line[name]) * scale, low, high, form, str(line[source["note"]]) if source.get("note") else "")
+        low, high = (
+            (float(line[end]) - less) * scale if end in line else None for end in (f"{name}_low", f"{name}_high")
+        )
+        return Cell(
+            (float(line[name]) - less) * scale, low, high, form, str(line[source["note"]]) if source.get("note") else ""
+        )
 
 
 def cells_of(table: PaperTable, runs: Runs) -> dict[tuple[str, str], Cell]:

@@ -2,7 +2,7 @@
 
     scores = metric.measure(prompts, generations, pair)      one Score per text
     metric.value(table(metric, scores).sum(0))               of all texts
-    metric.value(resampled_totals(table(...), R, seed))      of R bootstrap samples (`analysis.tables.bootstrap`)
+    Bootstrap().interval(table(...), metric.value, metric.scale)     with its interval (`analysis.tables.bootstrap`)
 
 Totals travel, ratios are formed last: exact match counts hits and texts, perplexity nats and tokens, BLEU n-grams.
 
@@ -19,13 +19,12 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from analysis.tables.bootstrap import Array, Scale
 from toolkit.errors import InputError
 from toolkit.models.prompts import Prompt
 from toolkit.types import Generation
 
-Array = NDArray[np.float64]
 FENCE = re.compile(r"```(?:([\w+]*)(?=\n|\Z))?")  # with the language, if one is named
 
 
@@ -48,12 +47,14 @@ class Metric(ABC):
     label      how tables call it
     columns    names of the counted quantities
     ascending  whether more is better
+    scale      on which its intervals are made: "probability" for means of scores from 0 to 1, "log", or "linear"
     about      how it judges here, for the record: the confinement of what it runs
     """
 
     label = ""
     columns: tuple[str, ...] = ("score", "texts")
     ascending = True
+    scale: Scale = "linear"
     about = ""
 
     @abstractmethod

@@ -38,6 +38,8 @@ class PassAtK(Metric):
     seconds, memory       limits of a program's run (MiB)
     """
 
+    scale = "probability"
+
     def __init__(
         self,
         k: int = 1,

@@ -29,6 +29,7 @@ class ExactMatch(TextMetric):
     """
 
     label = "exact match"
+    scale = "probability"
 
     def __init__(self, judge: str = "auto"):
         if judge not in JUDGES:
@@ -53,6 +54,7 @@ class TokenF1(TextMetric):
     """Mean F1 of the words of response and reference, normalised."""
 
     label = "F1"
+    scale = "probability"
 
     def score(self, text: str, prompt: Prompt) -> Score:
         """The F1 of the reference that fits best, between 0 and 1."""

@@ -50,6 +50,7 @@ class Execution(TextMetric):
     """
 
     label = "execution accuracy"
+    scale = "probability"
 
     def __init__(
         self, databases: Annotated[str | Path | None, File()] = None, seconds: float = 5.0, max_rows: int = 100_000

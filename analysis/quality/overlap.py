@@ -23,6 +23,7 @@ class RougeL(TextMetric):
     """Mean ROUGE-L F, between 0 and 1. stem: compare word stems (English)."""
 
     label = "ROUGE-L"
+    scale = "probability"
 
     def __init__(self, stem: bool = True):
         self._scorer = library("rouge_score.rouge_scorer", "rouge-score").RougeScorer(["rougeL"], use_stemmer=stem)
@@ -39,6 +40,7 @@ class Bleu(TextMetric):
     """Corpus BLEU, between 0 and 100. tokenize: sacrebleu's name of how texts are cut into words."""
 
     label = "BLEU"
+    scale = "log"
     columns = ("length", "reference_length", *(f"correct_{n}" for n in ORDERS), *(f"total_{n}" for n in ORDERS))
 
     def __init__(self, tokenize: str = "13a"):

@@ -31,6 +31,7 @@ class Perplexity(Metric):
     label = "perplexity"
     columns = ("nll", "tokens")
     ascending = False
+    scale = "log"
 
     def __init__(self, batch_size: int = 8):
         if batch_size < 1:

@@ -37,7 +37,6 @@ from toolkit.types import Counts
 
 Array = NDArray[np.float64]
 FIGURES = ("alpha", "accepted", "throughput")
-PARTS = slice(0, 2), slice(2, 4), slice(4, 6)  # numerator and denominator of each figure, per text
 COUNTS = tuple(Counts.__dataclass_fields__)
 
 
@@ -120,16 +119,16 @@ def alphas(pair: ModelPair, texts: Sequence[Text], responses: Responses, batch_s
 
 def figures(parts: Array, base: Array, bootstrap: Bootstrap) -> dict[str, float]:
     """The figures of a draft with intervals, and their differences from another draft's on the same texts."""
-    both = np.concatenate([parts, base], axis=1)
-    samples, whole = bootstrap.totals(both), both.sum(0)
-    columns: dict[str, float] = {}
-    for name, part in zip(FIGURES, PARTS, strict=True):
-        mine, other = [part.start, part.stop - 1], [part.start + 6, part.stop + 5]
-        value, values = whole[mine[0]] / whole[mine[1]], samples[:, mine[0]] / samples[:, mine[1]]
-        before, befores = whole[other[0]] / whole[other[1]], samples[:, other[0]] / samples[:, other[1]]
-        columns |= bootstrap.figure(name, value, values)
-        columns |= bootstrap.figure(f"{name} gain", value - before, values - befores)
-    return columns
+
+    def quotients(totals: Array) -> dict[str, Array]:
+        each = totals[..., 0::2] / totals[..., 1::2]  # three of the draft, three of the other one
+        gains = each[..., :3] - each[..., 3:]
+        return {
+            **{name: each[..., number] for number, name in enumerate(FIGURES)},
+            **{f"{name} gain": gains[..., number] for number, name in enumerate(FIGURES)},
+        }
+
+    return bootstrap.figures(np.concatenate([parts, base], axis=1), quotients)
 
 
 def readable(table: pd.DataFrame) -> pd.DataFrame:

@@ -57,5 +57,4 @@ def head_scores(trace: Trace, chosen: np.ndarray, head: SavedHead, name: str, bo
     loss = log_losses(logits, labels) - label_entropies(labels)
     size = trace.num_texts
     sums = np.stack([torch.bincount(text, weights, size).numpy() for weights in (loss, torch.ones_like(loss))], 1)
-    drawn = bootstrap.totals(sums[chosen])
-    return figures | bootstrap.figure("binary_kl", figures["binary_kl"], drawn[:, 0] / drawn[:, 1])
+    return figures | bootstrap.figures(sums[chosen], lambda totals: {"binary_kl": totals[..., 0] / totals[..., 1]})

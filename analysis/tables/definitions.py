@@ -15,7 +15,7 @@ DEFINITIONS = {
     "discard rate": "discarded tokens / N; every round discards drafted + 1 - produced tokens",
     "verification rate": "target calls / N",
     "setting": "per method the one of highest throughput on the dev prompts; every number is of the test prompts",
-    "interval": "percentile bootstrap over prompts; for ratios, all methods have the same resampled prompts (paired)",
+    "interval": "Student's t over prompts, standard error by bootstrap; ratios are paired (the same resampled prompts)",
     "way to the oracle": "(throughput - best fixed K's) / (oracle's - best fixed K's)",
     "oracle": "a policy that never drafts a token that will be rejected; expected counts over the acceptance draws, "
     "given the target's own responses. Where drafting does not pay (c >= 1), it decodes autoregressively",

@@ -92,7 +92,6 @@ def over_costs(
     """
     dev_totals, test_totals = totals(in_both(dev, test)), totals(test)
     lines = []
-    drawn: dict[tuple[str, str], Array] = {}  # resampled totals of every setting that is chosen somewhere
     for cost_ratio in ratios:
         choice = choose(dev_totals, test_totals, cost_ratio, dataset, node_cost)
         table = _chosen(test_totals, choice)
@@ -100,30 +99,20 @@ def over_costs(
             table = pd.concat([table, totals(best_per_prompt(test, hindsight, cost_ratio))], ignore_index=True)
         throughputs = rates(table[list(COUNTS)].to_numpy(dtype=float), list(table.method), cost_ratio, node_cost)
         line = table[["dataset", "method", "setting"]].assign(cost_ratio=cost_ratio, throughput=throughputs)
-        if bootstrap is not None:
-            keys = zip(line.method, line.setting, strict=True)
-            ends = [_ends(key, test, cost_ratio, node_cost, bootstrap, drawn) for key in keys]
-            line["throughput_low"], line["throughput_high"] = zip(*ends, strict=True)
         lines.append(line)
-    ends_of = [] if bootstrap is None else ["throughput_low", "throughput_high"]
-    return pd.concat(lines, ignore_index=True)[["dataset", "cost_ratio", "method", "setting", "throughput", *ends_of]]
+    curves = pd.concat(lines, ignore_index=True)[["dataset", "cost_ratio", "method", "setting", "throughput"]]
+    if bootstrap is not None:
+        curves[["throughput_low", "throughput_high"]] = np.nan
+        for (method, setting), line in curves[curves.method != PER_PROMPT].groupby(["method", "setting"], sort=False):
+            mine = test[(test.method == method) & (test.setting == setting)][list(COUNTS)].to_numpy(dtype=float)
 
+            def throughputs_of(sums: Array, method: str = method, ratios: Sequence[float] = line.cost_ratio) -> Array:
+                each = [rates(sums[..., None, :], [method], ratio, node_cost)[..., 0] for ratio in ratios]
+                return np.stack(each, -1)
 
-def _ends(
-    key: tuple[str, str],
-    test: pd.DataFrame,
-    cost_ratio: float,
-    node_cost: float,
-    bootstrap: Bootstrap,
-    drawn: dict[tuple[str, str], Array],
-) -> tuple[float, float]:
-    """The interval of a setting's throughput; none for what is chosen per prompt. Totals are drawn once, in `drawn`."""
-    if key[0] == PER_PROMPT:
-        return float("nan"), float("nan")
-    if key not in drawn:
-        mine = test[(test.method == key[0]) & (test.setting == key[1])]
-        drawn[key] = bootstrap.totals(mine[list(COUNTS)].to_numpy(dtype=float))
-    return bootstrap.interval(rates(drawn[key][:, None], [key[0]], cost_ratio, node_cost)[:, 0])
+            _, *ends = bootstrap.interval(mine, throughputs_of)
+            curves.loc[line.index, ["throughput_low", "throughput_high"]] = np.stack(ends, -1)
+    return curves
 
 
 def costs_table(curves: pd.DataFrame, ratios: Sequence[float]) -> pd.DataFrame:

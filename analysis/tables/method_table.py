@@ -1,6 +1,9 @@
-"""The table of a comparison: every figure of every setting with its interval, all from the same bootstrap of the groups.
+"""The table of a comparison: every figure of every setting with its interval.
 
-Shapes: g groups, m settings, k counted quantities, R resamples.
+Counts and scores are known per prompt, so intervals of what follows from them are over prompts. Seconds and joules are
+measured per group, so theirs are over groups.
+
+Shapes: n prompts or groups, m settings, k counted quantities.
 """
 
 from __future__ import annotations
@@ -16,7 +19,7 @@ import pandas as pd
 from analysis.figures import plots
 from analysis.quality import Metric
 from analysis.quality.base import table as counted
-from analysis.tables.bootstrap import Bootstrap
+from analysis.tables.bootstrap import Bootstrap, Scale
 from analysis.tables.files import markdown, with_interval
 from analysis.tables.grid import Setting
 from analysis.tables.rows import COUNTS, Array, one_kind
@@ -27,11 +30,8 @@ from toolkit.errors import InputError
 from toolkit.types import Generation, Round
 
 Unscored = dict[str, dict[str, dict[str, int]]]  # metric -> setting -> why texts could not be scored, how often
-MEASURED = (*COUNTS, "target_runs", "seconds", "joules", "idle_joules", "layers", "widths")
-METERED = {  # figures that are unknown if a group's total is
-    "joules_per_token": "joules", "joules_per_forward": "joules", "joules_per_input": "joules",
-    "idle_joules_per_token": "idle_joules",
-}  # fmt: skip
+Function = Callable[[Array], Array]
+Figure = tuple[tuple[str, ...], Function, Scale]  # columns; from their totals [..., m, k] to [..., m]
 LABELS = {
     "tokens_per_second": "tokens/s", "speedup": "speed / baseline", "throughput": "tokens per target time",
     "block_efficiency": "block efficiency", "draft_calls": "draft forwards per token", "discard_rate": "discard rate",
@@ -47,12 +47,13 @@ def group_rows(
     groups: Sequence[range],
     bench: Workbench,
     metrics: Mapping[str, Metric],
-) -> tuple[pd.DataFrame, Unscored]:
+) -> tuple[pd.DataFrame, pd.DataFrame, Unscored]:
     """One line per setting and group: counts, seconds, joules, bytes of cache, and the counted quantities of the metrics.
 
-    And the texts that metrics could not score.
+    The counts and counted quantities per prompt, too. And the texts that metrics could not score.
     """
     rows: list[dict[str, Any]] = []
+    prompt_rows: list[dict[str, Any]] = []
     unscored: Unscored = {}
     for setting in settings:
         measured = [part["settings"][setting.name] for part in parts]
@@ -64,7 +65,6 @@ def group_rows(
         for name, metric_scores in scores.items():
             if reasons := Counter(score.reason for score in metric_scores if score.counts is None):
                 unscored.setdefault(name, {})[setting.name] = dict(reasons.most_common())
-        first = 0
         for number, (measurement, texts) in enumerate(zip(measured, generations, strict=True)):
             row: dict[str, Any] = {
                 "method": setting.method,
@@ -74,21 +74,23 @@ def group_rows(
                 "group_size": bench.batch_size,
             }
             row |= {"prompts": len(texts), "failed": sum(text.error is not None for text in texts)}
-            row |= {name: sum(getattr(text.counts, name) for text in texts) for name in COUNTS}
-            widths = [width for text in texts for r in text.rounds for width in r.widths]
-            row |= {"layers": len(widths), "widths": sum(widths)}
+            counts = [{name: getattr(text.counts, name) for name in COUNTS} for text in texts]
+            for prompt, text, line in zip(groups[number], texts, counts, strict=True):
+                widths = [width for r in text.rounds for width in r.widths]
+                line |= {"layers": len(widths), "widths": sum(widths)}
+                for name, metric in metrics.items():
+                    scored = zip(metric.columns, tables[name][prompt], strict=True)
+                    line |= {f"{name}.{column}": value for column, value in scored}
+                prompt_rows.append({"name": setting.name, "group": number, "prompt": prompt, **line})
+            row |= pd.DataFrame(counts).sum().to_dict()
             row |= {"target_runs": max((len(text.rounds) for text in texts), default=0)}
             energy = Energy(**measurement["energy"])
             row["seconds"] = measurement["seconds"]
             for name, joules in (("joules", energy.joules), ("idle_joules", energy.idle_joules)):
                 row[name] = np.nan if joules is None else joules
             row["cache_bytes"] = measurement["cache_bytes"]
-            for name, metric in metrics.items():
-                sums = tables[name][first : first + len(texts)].sum(0)
-                row |= {f"{name}.{column}": value for column, value in zip(metric.columns, sums, strict=True)}
-            first += len(texts)
             rows.append(row)
-    return pd.DataFrame(rows), unscored
+    return pd.DataFrame(rows), pd.DataFrame(prompt_rows), unscored
 
 
 def unscored_note(unscored: Unscored) -> str:
@@ -112,36 +114,33 @@ def generation_of(record: Mapping[str, Any]) -> Generation:
 
 def table_of(
     rows: pd.DataFrame,
+    prompt_rows: pd.DataFrame,
     settings: Sequence[Setting],
     metrics: Mapping[str, Metric],
     baseline: str,
     cost_ratio: float,
     bootstrap: Bootstrap,
 ) -> pd.DataFrame:
-    """One line per setting. Each figure `x` comes with `x_low` and `x_high`; in every resample all settings have
-    the same groups.
+    """One line per setting, of both tables of `group_rows`. Each figure `x` comes with `x_low` and `x_high`; in every
+    resample all settings have the same prompts, or groups.
     """
     names = [setting.name for setting in settings]
-    columns = [*MEASURED, *(f"{name}.{column}" for name, metric in metrics.items() for column in metric.columns)]
-    pivoted = [rows.pivot(index="group", columns="name", values=column)[names].to_numpy(float) for column in columns]
-    values = np.stack(pivoted, -1)  # [g, m, k]
-    drawn = bootstrap.totals(np.nan_to_num(values).reshape(len(values), -1))
-    figures = _figures(columns, metrics, names.index(baseline), cost_ratio)
-    whole, samples = values.sum(0)[None], drawn.reshape(-1, *values.shape[1:])
     lines = rows.groupby("name", sort=False).agg(
         method=("method", "first"), setting=("setting", "first"), group_size=("group_size", "first"),
         prompts=("prompts", "sum"), failed=("failed", "sum"),
-        cache_mib=("cache_bytes", lambda held: held.max() / 2**20),
+        cache_mib=("cache_bytes", lambda held: held.max() / 2**20), **{name: (name, "sum") for name in COUNTS},
     ).loc[names].reset_index(drop=True)  # fmt: skip
-    lines = lines.join(pd.DataFrame(whole[0][:, : len(COUNTS)], columns=list(COUNTS)))
-    missing = {name: np.isnan(whole[0][:, columns.index(total)]) for name, total in METERED.items()}
-    for name, figure in figures.items():
-        estimates = figure(whole)[0]
-        ends = [_ends(column, bootstrap, len(values)) for column in figure(samples).T]
-        lines[name] = estimates
-        lines[f"{name}_low"], lines[f"{name}_high"] = zip(*ends, strict=True)
-        unknown = np.isnan(estimates) | missing.get(name, False)
-        lines.loc[unknown, [name, f"{name}_low", f"{name}_high"]] = np.nan
+    of_prompts, of_groups = counted_figures(metrics, cost_ratio), measured_figures(names.index(baseline))
+    for unit, frame, figures in (("prompt", prompt_rows, of_prompts), ("group", rows, of_groups)):
+        parts = [frame[frame.name == name].sort_values(unit) for name in names]
+        for name, (columns, figure, scale) in figures.items():
+            values = np.stack([part[list(columns)].to_numpy(float) for part in parts], 1)  # [n, m, k]
+
+            def of_totals(totals: Array, figure: Function = figure, shape: Sequence[int] = values.shape[1:]) -> Array:
+                return figure(totals.reshape(*totals.shape[:-1], *shape))
+
+            numbers = bootstrap.interval(values.reshape(len(values), -1), of_totals, scale)
+            lines[name], lines[f"{name}_low"], lines[f"{name}_high"] = numbers
     return lines
 
 
@@ -174,52 +173,43 @@ def about_settings(settings: Sequence[Setting], bench: Workbench) -> pd.DataFram
     return one_kind(pd.DataFrame(lines))
 
 
-def _ends(samples: Array, bootstrap: Bootstrap, num_groups: int) -> tuple[float, float]:
-    """The central interval; none of too few groups, or if a figure is undefined in over one resample of a hundred."""
-    finite = samples[np.isfinite(samples)]
-    if len(finite) < 0.99 * len(samples):
-        return float("nan"), float("nan")
-    return bootstrap.group_interval(finite, num_groups)
+def counted_figures(metrics: Mapping[str, Metric], cost_ratio: float) -> dict[str, Figure]:
+    """What follows from counts and scores."""
 
+    def throughput(totals: Array) -> Array:
+        return np.asarray(totals[..., 0] / forwards.cost(totals[..., 1], totals[..., 2], cost_ratio))
 
-def _figures(
-    columns: list[str], metrics: Mapping[str, Metric], base: int, cost_ratio: float
-) -> dict[str, Callable[[Array], Array]]:
-    """Each figure [..., m] of totals [..., m, k]."""
+    def scored(name: str, metric: Metric) -> Figure:
+        return tuple(f"{name}.{column}" for column in metric.columns), metric.value, metric.scale
 
-    def of(name: str) -> Callable[[Array], Array]:
-        return lambda totals: totals[..., columns.index(name)]
-
-    def ratio(upper: Callable[[Array], Array], lower: Callable[[Array], Array]) -> Callable[[Array], Array]:
-        def figure(totals: Array) -> Array:
-            with np.errstate(invalid="ignore", divide="ignore"):
-                return np.asarray(upper(totals) / lower(totals))
-
-        return figure
-
-    def quality(name: str, metric: Metric) -> Callable[[Array], Array]:
-        picked = [columns.index(f"{name}.{column}") for column in metric.columns]
-        return lambda totals: metric.value(totals[..., picked])
-
-    produced, target, draft = of("num_generated"), of("num_target_calls"), of("num_draft_calls")
-    speed = ratio(produced, of("seconds"))
     return {
-        "tokens_per_second": speed,
-        "speedup": ratio(speed, lambda totals: speed(totals)[..., base : base + 1]),
-        "throughput": ratio(produced, lambda totals: forwards.cost(draft(totals), target(totals), cost_ratio)),
-        "block_efficiency": ratio(produced, target),
-        "draft_calls": ratio(draft, produced),
-        "discard_rate": ratio(of("num_discarded"), produced),
-        "verification_rate": ratio(target, produced),
-        "mean_width": ratio(of("widths"), of("layers")),
-        "seconds_per_forward": ratio(of("seconds"), of("target_runs")),
-        "seconds_per_input": ratio(of("seconds"), target),
-        "joules_per_token": ratio(of("joules"), produced),
-        "joules_per_forward": ratio(of("joules"), of("target_runs")),
-        "joules_per_input": ratio(of("joules"), target),
-        "idle_joules_per_token": ratio(of("idle_joules"), produced),
-        **{name: quality(name, metric) for name, metric in metrics.items()},
+        "throughput": (("num_generated", "num_draft_calls", "num_target_calls"), throughput, "linear"),
+        "block_efficiency": _quotient("num_generated", "num_target_calls"),
+        "draft_calls": _quotient("num_draft_calls", "num_generated"),
+        "discard_rate": _quotient("num_discarded", "num_generated"),
+        "verification_rate": _quotient("num_target_calls", "num_generated"),
+        "mean_width": _quotient("widths", "layers"),
+        **{name: scored(name, metric) for name, metric in metrics.items()},
     }
+
+
+def measured_figures(base: int) -> dict[str, Figure]:
+    """What follows from seconds and joules. base: index of the setting that the others' speed is divided by."""
+    columns, speed, scale = _quotient("num_generated", "seconds")
+    return {
+        "tokens_per_second": (columns, speed, scale),
+        "speedup": (columns, lambda totals: speed(totals) / speed(totals)[..., [base]], scale),
+        "seconds_per_forward": _quotient("seconds", "target_runs"),
+        "seconds_per_input": _quotient("seconds", "num_target_calls"),
+        "joules_per_token": _quotient("joules", "num_generated"),
+        "joules_per_forward": _quotient("joules", "target_runs"),
+        "joules_per_input": _quotient("joules", "num_target_calls"),
+        "idle_joules_per_token": _quotient("idle_joules", "num_generated"),
+    }
+
+
+def _quotient(upper: str, lower: str) -> Figure:
+    return (upper, lower), lambda totals: np.asarray(totals[..., 0] / totals[..., 1]), "linear"
 
 
 def readable(table: pd.DataFrame, metrics: Mapping[str, Metric], cost_ratio: float) -> pd.DataFrame:
@@ -257,8 +247,8 @@ def draw(table: pd.DataFrame, metrics: Mapping[str, Metric], folder: Path, title
 def as_markdown(title: str, results: pd.DataFrame, figures: Sequence[Path], energy: str, cost_ratio: float) -> str:
     """The table with how to read it, and the figures."""
     notes = (
-        "Settings took turns on every group of prompts; only decoding is timed. Intervals: bootstrap over groups, the same "
-        f"resamples for all settings. Tokens per target time: N / (c x draft passes + target passes), c = {cost_ratio:g}. "
+        "Settings took turns on every group of prompts; only decoding is timed. Intervals are over prompts; those of seconds "
+        f"and joules over groups. Tokens per target time: N / (c x draft passes + target passes), c = {cost_ratio:g}. "
         "Cache: target and draft, the largest of all groups. A target pass reads all texts of a group together, each an "
         f"input (MTAD, Table 2); joules are those of all devices, idle power included. {energy}"
     )

@@ -7,7 +7,6 @@ the rounds that reach position k, those accept it that accept at least k tokens.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -27,23 +26,15 @@ def acceptance_positions(rows: pd.DataFrame, bootstrap: Bootstrap | None = None)
     for labels, lengths in _chains(rows):
         accepted, _, judged = (_at_least(values)[:, 1:] for values in lengths)  # [prompts, positions]
         width = int(np.flatnonzero(judged.sum(0)).max(initial=-1)) + 1
-        samples = None if bootstrap is None else bootstrap.totals(np.hstack([accepted[:, :width], judged[:, :width]]))
-        lines += [_position(labels, k, accepted, judged, samples, bootstrap) for k in range(width)]
+        for k in range(width):
+            counts = np.stack([accepted[:, k], judged[:, k]], 1)
+            passed, tried = map(int, counts.sum(0))
+            line = {**labels, "position": k + 1, "reached": tried, "accepted": passed, "rate": passed / tried}
+            if bootstrap is not None:
+                line |= bootstrap.figures(counts, lambda sums: {"rate": sums[..., 0] / sums[..., 1]}, "probability")
+            lines.append(line)
     ends = [] if bootstrap is None else ["rate_low", "rate_high"]
     return pd.DataFrame(lines, columns=[*SETTING, "position", "reached", "accepted", "rate", *ends])
-
-
-def _position(
-    labels: dict[str, str], k: int, accepted: Array, reached: Array, samples: Array | None, bootstrap: Bootstrap | None
-) -> dict[str, Any]:
-    """One line, of counts [prompts, positions] and their resampled totals [R, 2 x positions]."""
-    totals = int(reached[:, k].sum()), int(accepted[:, k].sum())
-    line = {**labels, "position": k + 1, "reached": totals[0], "accepted": totals[1], "rate": totals[1] / totals[0]}
-    if samples is None or bootstrap is None:
-        return line
-    passed, tried = samples[:, k], samples[:, samples.shape[1] // 2 + k]
-    low, high = bootstrap.interval(passed[tried > 0] / tried[tried > 0])
-    return {**line, "rate_low": low, "rate_high": high}
 
 
 def length_table(rows: pd.DataFrame) -> pd.DataFrame:

@@ -2,7 +2,7 @@
 
 All with intervals over prompts; in every resample all methods have the same prompts, so that gains and shares are paired.
 
-Shapes: n prompts, m methods, k counts (`COUNTS`), R resamples.
+Shapes: n prompts, m methods, k counts (`COUNTS`).
 """
 
 from __future__ import annotations
@@ -33,18 +33,19 @@ def standing(
     counts [n, m, k]. Each figure comes with `<name>_low` and `<name>_high`. gain = throughput / baseline's - 1; a share is
     (throughput - baseline's) / (reference's - baseline's).
     """
-    drawn, base = bootstrap.totals(counts.reshape(len(counts), -1)), list(methods).index(baseline)
-    whole = rates(counts.sum(0, keepdims=True), methods, cost_ratio, node_cost)  # [1, m]
-    samples = rates(drawn.reshape(-1, *counts.shape[1:]), methods, cost_ratio, node_cost)  # [R, m]
-    quantities = {"throughput": (whole, samples), "gain": (_gain(whole, base), _gain(samples, base))}
-    for name, yardstick in SHARES.items():
-        if yardstick in methods:
-            end = list(methods).index(yardstick)
-            quantities[name] = (_share(whole, base, end), _share(samples, base, end))
+    base = list(methods).index(baseline)
+    ends = {name: list(methods).index(reference) for name, reference in SHARES.items() if reference in methods}
+
+    def quantities(totals: Array) -> Array:
+        """Throughput, gain and shares [..., 2 or more, m] of totals [..., m k]."""
+        reached = rates(totals.reshape(*totals.shape[:-1], *counts.shape[1:]), methods, cost_ratio, node_cost)
+        gain = reached / reached[..., [base]] - 1
+        return np.stack([reached, gain, *(_share(reached, base, end) for end in ends.values())], -2)
+
+    figures = bootstrap.interval(counts.reshape(len(counts), -1), quantities)
     table = pd.DataFrame({"method": list(methods)})
-    for name, (estimates, resampled) in quantities.items():
-        table[name] = estimates[0]
-        table[f"{name}_low"], table[f"{name}_high"] = zip(*map(bootstrap.interval, resampled.T), strict=True)
+    for name, *numbers in zip(("throughput", "gain", *ends), *figures, strict=True):
+        table[name], table[f"{name}_low"], table[f"{name}_high"] = numbers
     return table
 
 
@@ -59,7 +60,7 @@ def notes(table: pd.DataFrame, baseline: str) -> list[str]:
 def interval_text(row: Any, name: str, form: str) -> str:
     """ "1.234 [1.200, 1.268]"; the estimate alone if the interval is a point; nothing if there is no estimate.
 
-    "?" for an interval that is undefined in some resamples, where the reference was not higher.
+    "?" for an interval that is undefined: in many resamples the reference was not higher.
     """
     if name not in row or pd.isna(row[name]):
         return ""
@@ -88,11 +89,7 @@ def rates(counts: Array, methods: Sequence[str], cost_ratio: float, node_cost: f
     return np.where([method in SHARES.values() for method in methods], np.maximum(throughputs, 1.0), throughputs)
 
 
-def _gain(throughputs: Array, base: int) -> Array:
-    return throughputs / throughputs[:, [base]] - 1
-
-
 def _share(throughputs: Array, base: int, end: int) -> Array:
     """Part of the way from the baseline to a reference; not a number where the reference is not higher."""
-    way = throughputs[:, [end]] - throughputs[:, [base]]
-    return np.divide(throughputs - throughputs[:, [base]], way, out=np.full_like(throughputs, np.nan), where=way > 0)
+    way = throughputs[..., [end]] - throughputs[..., [base]]
+    return np.divide(throughputs - throughputs[..., [base]], way, out=np.full_like(throughputs, np.nan), where=way > 0)

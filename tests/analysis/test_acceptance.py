@@ -23,6 +23,7 @@ from toolkit.errors import InputError
 from toolkit.models.teacher import distributions_along, readings_along
 from toolkit.sampling import Sampling
 from toolkit.testing import dirichlet_pairs
+from toolkit.verification import get
 from toolkit.verification.enumeration import emission
 from toolkit.verification.optimal import independent_bounds
 from toolkit.verification.schemes import likeliest
@@ -65,6 +66,23 @@ def test_means_agree_with_enumeration(name, num_drafts):
     for mine, true in ((got.accepted, exact.accepted), (got.drafted, exact.drafted)):
         assert float((mine - true).abs().max()) < 0.1
         assert float((mine - true).mean()) == pytest.approx(0, abs=0.006)
+
+
+@pytest.mark.parametrize("scheme", ["iid", "independent"])
+@pytest.mark.parametrize("name", ["specinfer", "spectr", "importance", "importance_grouped", "mcsd_naive"])
+@pytest.mark.parametrize("num_drafts", [1, 2, 3, 4])
+def test_what_a_rule_sums_is_exact_and_never_above_the_optimum(name, scheme, num_drafts):
+    """One draw, so whatever is left of chance would show."""
+    rule, (p, q) = get(name), dirichlet_pairs(30, 5)
+    if scheme not in rule.schemes:
+        pytest.skip(f"{name} is for other candidates")
+    side = q if scheme == "iid" else torch.stack([q.roll(k, 0) for k in range(num_drafts)], 1)
+    every = q.unsqueeze(1).expand(-1, num_drafts, -1).contiguous() if scheme == "iid" else side
+    got = expected_acceptance(rule, scheme, p, side, uniforms(1, 30, num_drafts))
+    exact = emission(rule, scheme, p, every)
+    torch.testing.assert_close(got.accepted, exact.accepted, atol=1e-9, rtol=0)
+    assert (got.accepted <= optima(p, side, num_drafts, scheme) + 1e-9).all()
+    assert (got.drafted >= got.accepted).all()
 
 
 @pytest.mark.parametrize("name", [name for name in METHODS if name != "mcsd_naive"])

@@ -46,11 +46,12 @@ def test_the_example_of_the_engines_documentation(tmp_path):
 
 
 def test_positions_are_conditional_and_resampled_by_request():
-    positions = observed.by_position(np.array([[10.0, 20, 30], [20, 10, 10]]), Bootstrap(400))
-    assert positions.rounds.tolist() == [100, 70]
-    assert positions.accepted.tolist() == pytest.approx([0.7, 40 / 70])
-    assert positions.accepted_low.tolist() == pytest.approx([0.5, 0.5])
-    assert positions.accepted_high.tolist() == pytest.approx([50 / 60, 0.6])
+    histograms = np.array([[10.0, 20, 30], [20, 10, 10], [15, 15, 20]])
+    positions = observed.by_position(histograms, Bootstrap(4000))
+    assert positions.rounds.tolist() == [150, 105]
+    assert positions.accepted.tolist() == pytest.approx([0.7, 60 / 105])
+    assert (positions.accepted_low < positions.accepted).all() and (positions.accepted < positions.accepted_high).all()
+    assert observed.by_position(histograms[:2], Bootstrap(400)).accepted_low.isna().all(), "two requests show no spread"
 
 
 def test_shorter_drafts_are_predicted_from_longer_ones(table_pair):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 
 import pandas as pd
@@ -9,7 +10,8 @@ import pytest
 from omegaconf import OmegaConf
 
 from analysis import paper
-from analysis.papers.table import PaperTable
+from analysis.papers.page import differences, runs_list, sentence, side_by_side
+from analysis.papers.table import FACT, PaperTable, Runs, cells_of
 from analysis.tables.files import read_table, save_table
 from toolkit import config
 from toolkit.config import CONF, compose, papers
@@ -30,6 +32,66 @@ def test_every_entry_is_a_table_of_runs_that_its_stages_make(name):
     assert set(entry["runs"].values()) <= set(expand_stages(papers.experiment(key, item, whole)["before"]))
     rows = Counter(tuple(row) for row in table.published.values())
     assert sum(rows.values()) - len(rows) == REPEATED.get(name, 0), "a copied row would stand there twice"
+
+
+@pytest.mark.parametrize("name", ENTRIES)
+def test_sentences_name_no_sizes_and_no_other_pair(name, tmp_path):
+    """Sizes come from the runs: 7 prompts where 7 ran; what is said of the toy pair is left out where another one ran."""
+    key, item, whole = ENTRIES[name]
+    table = PaperTable.of(papers.table(key, item, whole))
+    size = re.compile(r"([\w,]+)(?: new| test| training)? (?:prompts|tokens|positions|configurations)\b")
+    made = Runs(dict.fromkeys(whole["entries"][item]["runs"], run_of(tmp_path)))
+    for models, other in (("toy/draft drafts for toy/target", "models"), ("a drafts for b", "toy")):
+        lines = differences(table, made, models)
+        assert not any(FACT.search(line) for line in lines)
+        assert not any(line.get(other) in lines for line in table.differs if isinstance(line, dict))
+        numbers = [word for line in lines for word in size.findall(line) if word[0].isdigit() or word in WORDS]
+        assert set(numbers) <= PUBLISHED.get(name, set()), (name, numbers)
+
+
+WORDS = ("two", "three", "four", "six", "seven", "eight", "twelve", "sixteen")
+PUBLISHED = {"limits_figure2": {"three"}}  # of the vocabulary that is enumerated
+
+
+def run_of(folder):
+    """A run whose manifest answers every question."""
+    stage = open_stage("compare", OmegaConf.create({"paths": {"output_dir": str(folder)}, "overwrite": False}))
+    stage.finish(num_prompts=7)
+    return stage.folder
+
+
+def test_sentences_say_what_ran(tmp_path):
+    cfg = {"paths": {"output_dir": str(tmp_path)}, "overwrite": False, "cost_ratio": 0.25}
+    stage = open_stage(
+        "compare", OmegaConf.create({**cfg, "grid": {"dsbd": {"widths": [1, 2]}}, "sampling": {"top_k": 9}})
+    )
+    stage.finish(num_prompts=1234)
+    runs = Runs({"x": stage.folder})
+    said = runs.said(
+        "{x.num_prompts} prompts, c = {x.cost_ratio}, widths {x.grid.dsbd.widths}, top-k {x.sampling.top_k}"
+    )
+    assert said == "1,234 prompts, c = 0.25, widths 1 and 2, top-k 9"
+    assert runs.said("{y.num_prompts} prompts") is None and runs.said("{x.batches} batches") is None
+    assert "num_prompts 1234" in runs_list(runs)
+
+
+def test_published_figures_keep_their_zeros(tmp_path):
+    table = PaperTable.of(papers.table("mtad", "table5", dict(papers.read(CONF))["mtad"]))
+    assert table.printed("spec", "OPT") == "2.60" and table.printed("MTAD", "OPT") == "4.30"
+    assert "(2.60)" in side_by_side(table, cells_of(table, Runs({}))).set_index("").loc["spec", "OPT"]
+    claim = sentence(table, table.claims[0], cells_of(table, Runs({})))
+    assert "+56.9%, +65.4% in the paper" in claim
+
+
+def test_a_cell_in_percent_holds_percents(tmp_path):
+    table = PaperTable.of(papers.table("limits", "table2", dict(papers.read(CONF))["limits"]))
+    lines = pd.DataFrame({
+        "method": ["speculative", "importance"], "tokens_per_second": [200.0, 213.0], "block_efficiency": [1.5, 2.0],
+        "rule.alphabet": [None, 40], "rule.num_free": [None, 5],
+    })  # fmt: skip
+    save_table(lines, tmp_path, "comparison")
+    source = table.source("alphabet 40, s = 5", "token rate over one draft")
+    assert Runs({"alphabet": tmp_path}).cell(source, "w").text() == "+6.50 %"
 
 
 def test_runs_that_are_no_runs_are_refused(tmp_path):

@@ -345,6 +345,16 @@ def test_a_share_of_the_prompts_is_held_out_and_some_are_left_on_either_side(pro
     assert again[0] == sorted(data["validation"]["row"]) and len(set(map(tuple, again))) > 1
 
 
+def test_responses_to_validate_on_can_be_named(tmp_path, tiny_overrides, tiny_responses):
+    """Every response of the one folder is trained on, every one of the other is validated on."""
+    words = [f"validation={tiny_responses}", "validation_fraction=0.5"]
+    folder = mix.run(config(tiny_overrides, tiny_responses, tmp_path, *words))
+    data = datasets.load_from_disk(str(folder / "dataset"))
+    count = len(read_responses(tiny_responses).rows)
+    assert {part: len(examples) for part, examples in data.items()} == {"train": count, "validation": count}
+    assert data["train"]["row"] == list(range(count)) or max(data["train"]["row"]) < min(data["validation"]["row"])
+
+
 def test_prompts_are_not_split_between_training_and_validation():
     table = datasets.Dataset.from_dict({"row": list(range(30))}).data.table
     data = mix.split(table, [row // 3 for row in range(30)], 0.2, seed=0)

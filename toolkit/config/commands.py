@@ -284,6 +284,9 @@ class Mix(Command, OnPair, Shared):
         str | Folders, File(), "folder of data_gen.responses, or a list of them; their sampling is used"
     ]
     mixing_ratio: Annotated[float, Between(0, 1, "()"), "r: share of positions that keep the target's token"] = 0.15
+    validation: Annotated[
+        str | Folders | None, File(), "responses to validate on; null: those to validation_fraction of the prompts"
+    ] = None
     validation_fraction: Annotated[float, Between(0, 1, "()"), "of the prompts"] = 0.1
     seed: Annotated[Seed, "of drafted tokens, acceptance draws and the split"] = 0
     batch_size: Annotated[int, AtLeast(1), "does not change the data, float ties aside"] = 16

@@ -81,8 +81,22 @@ def _parsed(path: Path, changed: int) -> Mapping[str, Any]:
     """A paper's yaml. It is read again when it has changed."""
     import yaml
 
-    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-    content: Mapping[str, Any] = yaml.load(path.read_text(encoding="utf-8"), Loader=loader)
+    class Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[misc]
+        def construct_mapping(self, node: Any, deep: bool = False) -> Any:
+            for key, value in node.value:
+                if key.value == "published":
+                    as_printed(value)
+            return super().construct_mapping(node, deep)
+
+    def as_printed(node: Any) -> None:
+        """Numbers below a node are texts: 2.60 stays 2.60."""
+        if isinstance(node, yaml.ScalarNode):
+            node.tag = "tag:yaml.org,2002:str" if node.tag.endswith((":int", ":float")) else node.tag
+            return
+        for item in node.value:
+            as_printed(item[1] if isinstance(node, yaml.MappingNode) else item)
+
+    content: Mapping[str, Any] = yaml.load(path.read_text(encoding="utf-8"), Loader=Loader)
     return content
 
 

@@ -117,6 +117,13 @@ class SelectionRule(TextRule):
         self._check_candidates(draft_probs, candidates, first_ones(candidates, num_candidates))
         return self._distribution_or_target(target_probs, draft_probs, candidates, num_candidates)
 
+    def accepted(self, target_probs: Tensor, draft_probs: Tensor) -> Tensor | None:
+        """P(a candidate is emitted by acceptance) [...], summed over all candidates drawn from draft_probs [..., K, V].
+
+        The candidates are i.i.d. or independent. None: the rule has no such sum.
+        """
+        return None
+
     @abstractmethod
     def _distribution(
         self, target_probs: Tensor, draft_probs: Tensor, candidates: Tensor, num_candidates: Tensor

@@ -42,11 +42,26 @@ def choose_and_accept(
     `match` gets the distributions of the first and of the second candidates [..., R, V].
     """
     real = first_ones(candidates, num_candidates)
+    brackets = _played(draft_probs, candidates, real, match)
+    probs, chosen = brackets.probs[..., 0, : candidates.shape[-1]], brackets.distribution[..., 0, :]
+    return probs * acceptances(target_probs, chosen, candidates) * real, residual(target_probs, chosen)
+
+
+def accepted_of_chosen(target_probs: Tensor, draft_probs: Tensor, match: Callable[[Tensor, Tensor], Match]) -> Tensor:
+    """P(the last one chosen is accepted) [...]: sum min(p, P_I)."""
+    any_candidates = torch.zeros(draft_probs.shape[:-1], dtype=torch.long, device=draft_probs.device)
+    brackets = _played(draft_probs, any_candidates, torch.ones_like(any_candidates, dtype=torch.bool), match)
+    return torch.minimum(target_probs, brackets.distribution[..., 0, :]).sum(-1)
+
+
+def _played(
+    draft_probs: Tensor, candidates: Tensor, real: Tensor, match: Callable[[Tensor, Tensor], Match]
+) -> _Brackets:
+    """The one bracket that is left."""
     brackets = _Brackets.of_one(draft_probs, candidates, real)
     while brackets.distribution.shape[-2] > 1:
         brackets = _play(brackets.every_second(0), brackets.every_second(1), match)
-    probs, chosen = brackets.probs[..., 0, : candidates.shape[-1]], brackets.distribution[..., 0, :]
-    return probs * acceptances(target_probs, chosen, candidates) * real, residual(target_probs, chosen)
+    return brackets
 
 
 def _play(first: _Brackets, second: _Brackets, match: Callable[[Tensor, Tensor], Match]) -> _Brackets:

@@ -158,8 +158,7 @@ def test_scores_of_a_head_with_and_without_its_class_weight(trace, heads, scored
     sums = np.array([
         [float(kl[texts == number].sum()), int((texts == number).sum())] for number in np.flatnonzero(chosen)
     ])  # fmt: skip
-    drawn = bootstrap.totals(sums)
-    low, high = bootstrap.interval(drawn[:, 0] / drawn[:, 1])
+    _, low, high = bootstrap.interval(sums, lambda totals: totals[..., 0] / totals[..., 1])
     assert (found["binary_kl_low"], found["binary_kl_high"]) == (pytest.approx(low), pytest.approx(high))
     assert low < found["binary_kl"] < high
     names = {"tokens", "auroc", "binary_kl_low", "binary_kl_high"}

@@ -1,19 +1,18 @@
-"""The bootstrap against slow references."""
+"""Intervals against slow references and known ones."""
 
 import numpy as np
 import pytest
-from scipy.stats import bootstrap
+from scipy import stats
 
 from analysis.tables import bootstrap as chunked
-from analysis.tables.bootstrap import (
-    Bootstrap,
-    percentile_interval,
-    resampled_totals,
-    resampling_weights,
-)
+from analysis.tables.bootstrap import Bootstrap, resampled_totals, resampling_weights
 from toolkit.errors import InputError
 
 VALUES = np.random.default_rng(5).gamma(2.0, size=(23, 3))
+
+
+def quotient(totals):
+    return totals[..., 0] / totals[..., 1]
 
 
 def test_totals_are_those_of_rows_drawn_with_replacement():
@@ -38,30 +37,69 @@ def test_chunks_do_not_change_the_result(monkeypatch):
 
 
 @pytest.mark.parametrize("confidence", [0.8, 0.95])
-def test_intervals_of_a_paired_ratio_agree_with_scipy(confidence):
-    totals = resampled_totals(VALUES, 20_000, seed=4)
-    ours = percentile_interval(totals[:, 0] / totals[:, 1], confidence)
-    theirs = bootstrap(
-        (VALUES[:, 0], VALUES[:, 1]), lambda x, y, axis: x.sum(axis) / y.sum(axis), paired=True, method="percentile",
-        n_resamples=20_000, confidence_level=confidence, rng=np.random.default_rng(0),
-    ).confidence_interval  # fmt: skip
-    np.testing.assert_allclose(ours, tuple(theirs), rtol=0.02)
+@pytest.mark.parametrize("size", [3, 4])
+def test_the_interval_of_a_mean_is_students(confidence, size):
+    values = np.stack([VALUES[:size, 0], np.ones(size)], 1)
+    estimate, low, high = Bootstrap(40_000, confidence).interval(values, quotient)
+    expected = stats.ttest_1samp(VALUES[:size, 0], 0).confidence_interval(confidence)
+    assert estimate == pytest.approx(VALUES[:size, 0].mean())
+    assert (low, high) == (pytest.approx(expected.low, rel=0.03), pytest.approx(expected.high, rel=0.03))
+
+
+def test_the_error_of_a_ratio_agrees_with_the_jackknife():
+    _, low, high = Bootstrap(20_000).interval(VALUES, quotient)
+    left_out = quotient(VALUES.sum(0) - VALUES)
+    error = np.sqrt(22 / 23 * ((left_out - left_out.mean()) ** 2).sum())
+    assert 2 * stats.t.ppf(0.975, 22) * error * 0.95 < high - low < 2 * stats.t.ppf(0.975, 8) * error
+
+
+def test_figures_that_are_positive_or_probabilities_stay_so():
+    wild = np.stack([[0.01, 9.0, 0.02, 0.1], np.ones(4)], 1)
+    estimate, low, high = Bootstrap().interval(wild, quotient, "log")
+    assert 0 < low < estimate < high and high / estimate == pytest.approx(estimate / low)
+    for hits in (0, 1, 12, 23, 24):
+        answers = np.stack([np.arange(24) < hits, np.ones(24)], 1).astype(float)
+        estimate, low, high = Bootstrap().interval(answers, quotient, "probability")
+        exact = stats.binomtest(hits, 24).proportion_ci(0.95, "exact")
+        assert 0 <= low <= estimate <= high <= 1
+        assert (low, high) == (pytest.approx(exact.low, abs=0.025), pytest.approx(exact.high, abs=0.025))
+
+
+def test_few_prompts_that_weigh_most_widen_an_interval():
+    """As many prompts and the same standard error, once from all of them and once from one."""
+    alike, apart = np.tile([1.0, -1.0], 10), np.array([np.sqrt(19), *[-1 / np.sqrt(19)] * 19])
+    widths = []
+    for values in (alike, apart):
+        _, low, high = Bootstrap(4000).interval(np.stack([values, np.ones(20)], 1), quotient)
+        widths.append(high - low)
+    assert widths[1] > 1.5 * widths[0]
 
 
 def test_pairing_removes_what_prompts_have_in_common():
     common = VALUES[:, :1] * [1.0, 2.0]
-    totals = resampled_totals(common, 500, seed=6)
-    assert percentile_interval(totals[:, 1] / totals[:, 0]) == pytest.approx((2.0, 2.0))
+    assert Bootstrap(500).interval(common, lambda totals: totals[..., 1] / totals[..., 0]) == pytest.approx((2, 2, 2))
 
 
-def test_a_figure_has_its_interval_under_its_name():
+def test_prompts_without_counts_are_no_observations():
+    padded = np.concatenate([VALUES, np.zeros((40, 3))])
+    assert Bootstrap(300).interval(padded, quotient) == Bootstrap(300).interval(VALUES, quotient)
+    seldom = np.zeros((30, 2))
+    seldom[:2] = [[1, 2], [2, 2]]  # two prompts got that far: no word on how much prompts differ
+    assert np.isnan(Bootstrap(300).interval(seldom, quotient)[1:]).all()
+
+
+def test_no_interval_where_many_resamples_have_no_figure():
+    apart = np.array([[1.0, 0.0, 1.0]] * 5 + [[0.0, 1.0, 1.0]])
+    estimates, low, high = Bootstrap(300).interval(apart, lambda totals: totals[..., [0, 0]] / totals[..., [1, 2]])
+    assert estimates.tolist() == [5, 5 / 6]
+    assert np.isnan([low[0], high[0]]).all() and np.isfinite([low[1], high[1]]).all()
+
+
+def test_figures_have_their_intervals_under_their_names():
     settings = Bootstrap(200, 0.8, seed=3)
-    totals = settings.totals(VALUES)
-    np.testing.assert_array_equal(totals, resampled_totals(VALUES, 200, seed=3))
-    low, high = percentile_interval(totals[:, 0], 0.8)
-    assert settings.figure("sum", 3.0, totals[:, 0]) == {"sum": 3.0, "sum_low": low, "sum_high": high}
-    assert settings.group_interval(totals[:, 0], 3) == (low, high)
-    assert np.isnan(settings.group_interval(totals[:, 0], 2)).all()
+    figures = settings.figures(VALUES, lambda totals: {"sum": totals[..., 0], "rate": quotient(totals)})
+    assert list(figures) == ["sum", "sum_low", "sum_high", "rate", "rate_low", "rate_high"]
+    assert [figures[f"rate{end}"] for end in ("", "_low", "_high")] == list(settings.interval(VALUES, quotient))
     for wrong in ({"resamples": 0}, {"confidence": 1.0}):
         with pytest.raises(InputError, match="resamples of at least 1 and confidence in"):
             Bootstrap(**wrong)

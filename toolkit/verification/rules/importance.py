@@ -25,6 +25,7 @@ takes .0002 s, .01 s and .1 s at s = 5, 12 and 15.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Annotated
 
@@ -35,7 +36,7 @@ from toolkit.config.notes import AtLeast, Between
 from toolkit.config.values import check_ranges
 from toolkit.verification.base import SelectionRule
 from toolkit.verification.pair_weights import free_wins
-from toolkit.verification.successive import choose_and_accept
+from toolkit.verification.successive import accepted_of_chosen, choose_and_accept
 
 
 class Importance(SelectionRule):
@@ -59,12 +60,16 @@ class Importance(SelectionRule):
     def _distribution(
         self, target_probs: Tensor, draft_probs: Tensor, candidates: Tensor, num_candidates: Tensor
     ) -> tuple[Tensor, Tensor]:
-        alphabet = _Alphabet.of(target_probs, draft_probs[..., 0, :], self.alphabet)
-
-        def match(first_distribution: Tensor, second_distribution: Tensor) -> _Match:
-            return _Match.of(alphabet, first_distribution, second_distribution, self.num_free)
-
+        match = self._match(target_probs, draft_probs)
         return choose_and_accept(target_probs, draft_probs, candidates, num_candidates, match)
+
+    def accepted(self, target_probs: Tensor, draft_probs: Tensor) -> Tensor:
+        """sum min(p, P_I) [...]."""
+        return accepted_of_chosen(target_probs, draft_probs, self._match(target_probs, draft_probs))
+
+    def _match(self, target_probs: Tensor, draft_probs: Tensor) -> Callable[[Tensor, Tensor], _Match]:
+        alphabet = _Alphabet.of(target_probs, draft_probs[..., 0, :], self.alphabet)
+        return lambda first, second: _Match.of(alphabet, first, second, self.num_free)
 
 
 @dataclass(frozen=True)

@@ -14,6 +14,7 @@ Here there is neither an order nor a truncated alphabet, and the cost is linear 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Annotated
 
@@ -24,7 +25,7 @@ from toolkit.config.notes import Between
 from toolkit.config.values import check_ranges
 from toolkit.verification.base import SelectionRule
 from toolkit.verification.pair_weights import free_wins
-from toolkit.verification.successive import choose_and_accept
+from toolkit.verification.successive import accepted_of_chosen, choose_and_accept
 
 
 class GroupedImportance(SelectionRule):
@@ -47,10 +48,14 @@ class GroupedImportance(SelectionRule):
     def _distribution(
         self, target_probs: Tensor, draft_probs: Tensor, candidates: Tensor, num_candidates: Tensor
     ) -> tuple[Tensor, Tensor]:
-        def match(first_distribution: Tensor, second_distribution: Tensor) -> _Match:
-            return _Match.of(target_probs.unsqueeze(-2), first_distribution, second_distribution, self.num_groups)
+        return choose_and_accept(target_probs, draft_probs, candidates, num_candidates, self._match(target_probs))
 
-        return choose_and_accept(target_probs, draft_probs, candidates, num_candidates, match)
+    def accepted(self, target_probs: Tensor, draft_probs: Tensor) -> Tensor:
+        """sum min(p, P_I) [...]."""
+        return accepted_of_chosen(target_probs, draft_probs, self._match(target_probs))
+
+    def _match(self, target_probs: Tensor) -> Callable[[Tensor, Tensor], _Match]:
+        return lambda first, second: _Match.of(target_probs.unsqueeze(-2), first, second, self.num_groups)
 
 
 @dataclass(frozen=True)

@@ -19,6 +19,10 @@ class NaiveMCSD(SelectionRule):
     lossless = True
     schemes = ("iid", "independent", "without_replacement", "greedy", "top_k")
 
+    def accepted(self, target_probs: Tensor, draft_probs: Tensor) -> Tensor:
+        """sum p(y) P(y is among the candidates) [...]."""
+        return (target_probs * (1 - (1 - draft_probs).prod(-2))).sum(-1)
+
     def _distribution(
         self, target_probs: Tensor, draft_probs: Tensor, candidates: Tensor, num_candidates: Tensor
     ) -> tuple[Tensor, Tensor]:

@@ -33,6 +33,14 @@ class SpecInfer(SelectionRule):
         distributions = ((distribution, total) for distribution in draft_probs.unbind(-2))
         return reject_in_turn(target_probs, distributions, candidates, num_candidates)
 
+    def accepted(self, target_probs: Tensor, draft_probs: Tensor) -> Tensor:
+        """1 - prod_k sum (p_k - q_k)+ [...]."""
+        left, mass = target_probs, torch.ones_like(target_probs[..., :1])
+        for distribution in draft_probs.unbind(-2):
+            left = (left - mass * distribution).clamp(min=0)
+            mass = left.sum(-1, keepdim=True)
+        return 1 - mass.squeeze(-1)
+
 
 def reject_in_turn(
     target_probs: Tensor, distributions: Iterable[tuple[Tensor, Tensor]], candidates: Tensor, num_candidates: Tensor

@@ -51,6 +51,13 @@ class SpecTr(SelectionRule):
         tried = torch.where(overlap > 0, (1 - (1 - overlap) ** counts) / overlap, counts)
         return before * passed, normalized((target_probs - taken * tried).clamp_(min=0), target_probs)
 
+    def accepted(self, target_probs: Tensor, draft_probs: Tensor) -> Tensor:
+        """1 - (1 - b)^K [...]."""
+        counts = torch.full_like(target_probs[..., :1], draft_probs.shape[-2])
+        scaled = target_probs / self._rho(target_probs, draft_probs[..., 0, :], counts)
+        overlap = torch.minimum(draft_probs[..., 0, :], scaled).sum(-1)
+        return 1 - (1 - overlap) ** counts.squeeze(-1)
+
     def _rho(self, target_probs: Tensor, draft_probs: Tensor, counts: Tensor) -> Tensor:
         """The upper end of the last section with the root [..., 1]; counts [..., 1] is K."""
         ratio = target_probs / draft_probs  # 0/0 ends in the first section, where it counts for nothing
