@@ -116,6 +116,8 @@ class Contents:
             return f"sha256:{content_hash(folders, 32)}"
         if place.is_dir():
             return f"sha256:{digests.folder_digest(place)}"
+        if place.is_file():  # GGUF
+            return f"sha256:{digests.digest(place)}"
         if Path(value).exists() or value.startswith((".", "/", "~")):
             return None
         return self._hub(path, value, revision, "model")

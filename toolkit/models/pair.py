@@ -21,6 +21,7 @@ from toolkit.engine.facts import devices_of, end_ids, fit_logits, max_positions,
 from toolkit.engine.hidden_states import give_layers
 from toolkit.errors import InputError
 from toolkit.files.text import first_line
+from toolkit.models import gguf
 from toolkit.models.chat import check_options, encode_chat
 from toolkit.models.fingerprint import fingerprint as fingerprint
 from toolkit.types import Prompt
@@ -118,13 +119,14 @@ class ModelPair:
     ) -> ModelPair:
         """Load both models and compare their tokenizers token by token.
 
-        target, draft  hub names, local folders, or "toy/target" and "toy/draft"; a list of drafts: several
+        target, draft  hub names, local folders, GGUF files, or "toy/target" and "toy/draft"; a list of drafts: several
         dtype          "float32", "bfloat16", ... or "auto"; device_map as in transformers (needs accelerate)
         quantization   "8bit" or "4bit" through bitsandbytes, for the target; None: none
         chat_template_options  for prompts that are messages: {"enable_thinking": False}
         draft_layers   earlier layers of the drafts that heads read beside the final one: 0 is the embedding
         Raises InputError if the tokenizers differ, naming the first token that does.
         """
+        name = name or Path(target).name.removesuffix(gguf.ENDING)
         target, sources = resolve(target), [resolve(source) for source in _draft_names(draft, drafts)]
         options: dict[str, Any] = {"dtype": _dtype(dtype), "trust_remote_code": trust_remote_code}
         options |= {} if attn_implementation is None else {"attn_implementation": attn_implementation}
@@ -141,7 +143,7 @@ class ModelPair:
             target=model,
             tokenizer=tokenizer,
             drafts=small,
-            name=name or Path(target).name,
+            name=name,
             head=_shipped_head(target, sources),
             options=EngineOptions(cuda_graphs, cpu_packing, self_check),
             chat_template_options=dict(chat_template_options or {}),
@@ -307,13 +309,18 @@ def _shipped_head(target: str | Path, drafts: Sequence[str | Path]) -> str | Non
 
 
 def resolve(source: str | Path) -> str | Path:
-    """What a library can load: a folder, or a name of the hub. Raises InputError for a folder that is not there."""
+    """What a library can load: a folder (for a GGUF file, that of its converted weights), or a name of the hub.
+
+    Raises InputError for a folder or file that is not there.
+    """
     if str(source) in ("toy/target", "toy/draft"):
         return ASSETS / str(source)
+    if str(source).endswith(gguf.ENDING) and os.path.isfile(source):
+        return gguf.folder_of(Path(source))
     if os.path.exists(source):  # False for names that are no paths, as too long ones
         return Path(source)
-    if str(source).startswith((".", "/", "~")):
-        raise InputError(f"expected a model folder at {source}, found none")
+    if str(source).startswith((".", "/", "~")) or str(source).endswith(gguf.ENDING):
+        raise InputError(f"expected a model folder or a GGUF file at {source}, found none")
     return str(source)
 
 
