@@ -21,7 +21,7 @@ from toolkit.engine.facts import devices_of, end_ids, fit_logits, max_positions,
 from toolkit.engine.hidden_states import give_layers
 from toolkit.errors import InputError
 from toolkit.files.text import first_line
-from toolkit.models import gguf
+from toolkit.models import gguf, reduced
 from toolkit.models.chat import check_options, encode_chat
 from toolkit.models.fingerprint import fingerprint as fingerprint
 from toolkit.types import Prompt
@@ -367,7 +367,10 @@ def _load_model(source: str | Path, options: dict[str, Any], device: str | None,
     if not sys.stderr.isatty():
         transformers.logging.disable_progress_bar()
     try:
-        model = AutoModelForCausalLM.from_pretrained(source, **options)
+        if reduced.is_reduced(source):
+            model = reduced.load(Path(source), options["dtype"])
+        else:
+            model = AutoModelForCausalLM.from_pretrained(source, **options)
     except Exception as error:  # as above
         raise InputError(f"could not load a causal language model from {source}: {first_line(error)}") from error
     model.requires_grad_(False)
