@@ -93,6 +93,10 @@ class Step(Protocol):
     def margin(self) -> Tensor:
         """Distance between the two largest unwarped probabilities [B]."""
 
+    @property
+    def match(self) -> Match | None:
+        """Where a copied token comes from; None: a draft model drew it."""
+
     def earlier(self, count: int) -> Earlier | None:
         """The `count` positions before this one; None where nothing keeps them."""
 

@@ -1,4 +1,4 @@
-"""Copied drafts (prompt lookup, suffixes): what is copied, that it is exact, that no draft model is asked, replay from texts."""
+"""Copied drafts (prompt lookup, suffixes): what is copied, that it is exact, that no draft is asked, replay from texts."""
 
 from __future__ import annotations
 
@@ -59,7 +59,9 @@ def slow_suffix(text, most, ends):
     copied, shares = [], []
     while len(copied) < most and (going := [i for i in after if i < len(text)]):
         following = [text[i] for i in going]
-        best = max(set(following), key=lambda token: (following.count(token), max(i for i in going if text[i] == token)))
+        best = max(
+            set(following), key=lambda token: (following.count(token), max(i for i in going if text[i] == token))
+        )
         copied.append(best)
         shares.append((len(going), following.count(best) / len(going)))
         after = [i + 1 for i in going if text[i] == best]
@@ -99,7 +101,8 @@ LOOKUP_RATE = replace(LookupRate(column_cost=0.1), deepest=3).bind(None)
 
 @pytest.mark.parametrize("rule", ["rejection", "block"])
 @pytest.mark.parametrize(
-    "proposer, policy", [(PromptLookupProposer(), Fixed(3)), (SuffixProposer(), Fixed(3)), (SuffixProposer(), LOOKUP_RATE)]
+    "proposer, policy",
+    [(PromptLookupProposer(), Fixed(3)), (SuffixProposer(), Fixed(3)), (SuffixProposer(), LOOKUP_RATE)],
 )
 def test_whole_outputs_follow_the_targets_distribution(rule, proposer, policy):
     from scipy.stats import chisquare

@@ -60,7 +60,9 @@ def test_greedy_outputs_are_the_targets_own(name, reduced_pair):
 
 
 @pytest.mark.parametrize("name", [name for name in LOSSLESS if name not in BEAMS])
-def test_whole_outputs_follow_the_targets_distribution_where_the_draft_has_fewer_tokens_than_candidates(name, table_pair):
+def test_whole_outputs_follow_the_targets_distribution_where_the_draft_has_fewer_tokens_than_candidates(
+    name, table_pair
+):
     """The draft can draw token 1 and the end alone: of three or more candidates, two are real."""
     probs = table_pair.draft.probs.clone()
     probs[:, 0] = 0.0

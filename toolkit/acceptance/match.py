@@ -1,5 +1,9 @@
 """The probability that a copied token is accepted, from what is known of the match: a logistic regression, trained in seconds.
 
+    inputs, labels = match.examples(SuffixProposer(), texts, 20, pair.end_ids)
+    match.fit(inputs, labels).save("match.json")
+    generate(pair, prompts, "lookup_rate", overrides=["policy.estimator.path=match.json"])
+
 A copied token's q is a point mass, so it is accepted with p(token). Given the text it is accepted iff the text goes on with
 it, so texts alone are the training data: from every position, what would be copied, and whether it agrees.
 
@@ -8,7 +12,6 @@ Shapes: B rows, n examples, F inputs.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -19,11 +22,19 @@ import torch
 from torch import Tensor
 
 from toolkit.config.notes import File
+from toolkit.engine.device import floats_on
 from toolkit.errors import InputError
 from toolkit.files.atomic import parse_json_file, write_json
 from toolkit.types import Match
 
-INPUTS = ("log length", "log occurrences", "agreement", "agreement * log length", "agreement * log occurrences", "log depth")
+INPUTS = (
+    "log length",
+    "log occurrences",
+    "agreement",
+    "agreement * log length",
+    "agreement * log occurrences",
+    "log depth",
+)
 UNTRAINED = (-4.0, 0.6, 0.0, 2.5, 0.3, 0.3, 0.3)  # bias and weights in the order of INPUTS
 
 
@@ -51,14 +62,16 @@ class MatchEstimator:
             return self
         content = parse_json_file(self.path)
         if not isinstance(content, dict) or content.get("inputs") != list(INPUTS):
-            raise InputError(f"{self.path} holds no estimator of copied tokens: expected the inputs {', '.join(INPUTS)}")
+            raise InputError(
+                f"{self.path} holds no estimator of copied tokens: expected the inputs {', '.join(INPUTS)}"
+            )
         return replace(self, weights=tuple(map(float, content["weights"])))
 
     def prob(self, match: Match, depth: int) -> Tensor:
         """P(y_k accepted) [B]; 0 where nothing is copied."""
         inputs = inputs_of(match, torch.full_like(match.length, float(depth)))
         bias, *weights = self.weights
-        logits = inputs @ torch.tensor(weights, dtype=inputs.dtype, device=inputs.device) + bias
+        logits = inputs @ floats_on(inputs.device, weights).to(inputs.dtype) + bias
         return torch.where(match.occurrences > 0, logits.sigmoid(), torch.zeros_like(logits))
 
     def save(self, path: Path) -> Path:
@@ -89,7 +102,7 @@ def examples(
 
 
 def fit(inputs: Tensor, labels: Tensor) -> MatchEstimator:
-    """The regression of labels [n] on inputs [n, F] by maximum likelihood with a weak penalty. Raises InputError for one class."""
+    """The regression of labels [n] on inputs [n, F], weakly penalised. Raises InputError if all labels are the same."""
     from sklearn.linear_model import LogisticRegression
 
     if len(set(labels.tolist())) < 2:
@@ -112,9 +125,3 @@ def report(estimator: MatchEstimator, inputs: Tensor, labels: Tensor) -> dict[st
         "log_loss": float(log_loss(truth, probs, labels=[False, True])),
         "auroc": float(roc_auc_score(truth, probs)),
     }
-
-
-def load_texts(path: Path) -> list[tuple[list[int], list[int]]]:
-    """Prompts and responses of JSON lines with `prompt_ids` and `token_ids`."""
-    rows = [json.loads(line) for line in path.read_text("utf-8").split("\n") if line.strip()]
-    return [(row["prompt_ids"], row["token_ids"]) for row in rows if row.get("prompt_ids") and row.get("token_ids")]

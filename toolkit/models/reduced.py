@@ -49,7 +49,7 @@ class ReducedOutput(nn.Module):
 def reduce_vocabulary(model: Any, kept: Sequence[int], end_ids: Sequence[int]) -> Any:
     """Keep the output rows of some tokens, in place: `kept` in any order, each once.
 
-    Raises InputError without the tokens that end a text (such a draft would never propose one), and for tokens that do not exist.
+    Raises InputError without the tokens that end a text (such a draft would never propose one), and for unknown tokens.
     """
     output = model.get_output_embeddings()
     size = output.weight.shape[0]

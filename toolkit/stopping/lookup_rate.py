@@ -13,6 +13,7 @@ withholding a token that was drawn. The unit of cost is a target forward pass ov
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
 from typing import Annotated, ClassVar
 
 import torch
@@ -22,8 +23,9 @@ from toolkit.acceptance.match import MatchEstimator
 from toolkit.config.notes import AtLeast, Between, File
 from toolkit.config.values import check_ranges
 from toolkit.costs.load import LoadCost
+from toolkit.engine.device import floats_on
 from toolkit.stopping.base import State, StoppingPolicy
-from toolkit.types import DraftStep, Drafted, Judged, Step
+from toolkit.types import Drafted, Judged, Step
 
 
 @dataclass(frozen=True)
@@ -41,6 +43,7 @@ class LookupRate(StoppingPolicy):
 
     reads: ClassVar[bool] = True
     needs_draft_model: ClassVar[bool] = False
+    reads_matches: ClassVar[bool] = True
     estimator: MatchEstimator = field(default_factory=MatchEstimator)
     costs: Annotated[str | None, File()] = None
     column_cost: Annotated[float, AtLeast(0)] = 0.05
@@ -59,7 +62,7 @@ class LookupRate(StoppingPolicy):
     def bind(self, pair: object) -> LookupRate:
         table = LoadCost.ratio(0.0, self.column_cost) if self.costs is None else LoadCost.load(self.costs)
         seconds = [table.target(self.batch_size, width, table.middle) for width in range(1, self.deepest + 2)]
-        extra = [(wider - narrower) / seconds[0] for narrower, wider in zip(seconds, seconds[1:], strict=False)]
+        extra = [(wider - narrower) / seconds[0] for narrower, wider in pairwise(seconds)]
         return replace(self, estimator=self.estimator.bind(pair), extra=tuple(extra))
 
     def init(self, num_rows: int, device: torch.device) -> State:
@@ -68,13 +71,13 @@ class LookupRate(StoppingPolicy):
         return {"survival": ones, "tokens": self.initial_rate * self.memory * ones, "cost": self.memory * ones}
 
     def read(self, step: Step, state: State) -> tuple[State, Tensor]:
-        assert isinstance(step, DraftStep) and step.match is not None, "only copied tokens have a match"
+        assert step.match is not None, "only copied tokens have a match"
         survival = state["survival"] * self.estimator.prob(step.match, step.depth)
         go_on = survival > state["tokens"] / state["cost"] * self.extra[step.depth - 1]
         return {**state, "survival": survival}, go_on
 
     def observe(self, proposal: Drafted, verdict: Judged, state: State) -> State:
-        spent = torch.tensor([0.0, *self.extra], device=verdict.length.device).cumsum(0)
+        spent = floats_on(verdict.length.device, [0.0, *self.extra]).cumsum(0)
         return {
             "survival": torch.ones_like(state["survival"]),
             "tokens": state["tokens"] + verdict.length + 1,
