@@ -93,6 +93,10 @@ class Step(Protocol):
     def margin(self) -> Tensor:
         """Distance between the two largest unwarped probabilities [B]."""
 
+    @property
+    def match(self) -> Match | None:
+        """Where a copied token comes from; None: a draft model drew it."""
+
     def earlier(self, count: int) -> Earlier | None:
         """The `count` positions before this one; None where nothing keeps them."""
 
@@ -136,6 +140,7 @@ class DraftStep:
     tokens [B]   y_k, or None while it has not been drawn (`StoppingPolicy.read`)
     live   [B]   bool: the rows that are drafting, this token included; None: not given
     before       the positions before, the number that the policy asks for (`StoppingPolicy.num_earlier`); None: not kept
+    match        of a copied token, where no draft model was read
 
     Some statistics below are of the unwarped distribution and say so. Warped ones are 1 and 0 at temperature 0, where
     training-free rules must still work.
@@ -148,6 +153,7 @@ class DraftStep:
     tokens: Tensor | None = None
     live: Tensor | None = None
     before: Earlier | None = None
+    match: Match | None = None
 
     def earlier(self, count: int) -> Earlier | None:
         """The `count` positions before this one; None if the proposer keeps fewer."""
@@ -187,6 +193,20 @@ class DraftStep:
         """q_k(y_k), warped [B]."""
         assert self.tokens is not None
         return self.probs.gather(-1, self.tokens.unsqueeze(-1)).squeeze(-1)
+
+
+@dataclass(frozen=True)
+class Match:
+    """What is known of a copied token y_k, for every row: the text's last tokens have occurred before.
+
+    length       [B] how many of them
+    occurrences  [B] how often, of those that agree with y_1 .. y_{k-1}
+    agreement    [B] the share of these that go on with y_k
+    """
+
+    length: Tensor
+    occurrences: Tensor
+    agreement: Tensor
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,8 @@ import torch
 from torch import Tensor
 
 from analysis.replay.tally import Replayed
-from toolkit.decoding import Method, PromptLookupProposer
+from toolkit.decoding import Method
+from toolkit.decoding.proposers.copying import CopyProposer
 
 Text = tuple[Sequence[int], Sequence[int]]  # prompt ids, produced ids
 COUNTS = ("num_drafted", "num_draft_calls", "num_target_calls", "num_generated", "num_discarded")
@@ -31,7 +32,7 @@ def replay_prompt_lookup(
 ) -> Replayed:
     """The counts that live decoding of these texts would have had; `method` is bound to a pair."""
     proposer, policy = method.proposer, method.policy
-    assert isinstance(proposer, PromptLookupProposer)
+    assert isinstance(proposer, CopyProposer)
     cpu = torch.device("cpu")
     whole = [[*map(int, prompt), *map(int, produced)] for prompt, produced in texts]
     starts = np.array([len(prompt) for prompt, _ in texts])

@@ -29,7 +29,7 @@ from analysis.tables.recorded_shards import Shard
 from analysis.tables.workbench import Workbench, checked
 from data_gen.recording import Recorder
 from toolkit.acceptance.folder import head_hash, recorded_scorers
-from toolkit.decoding import PromptLookupProposer
+from toolkit.decoding.proposers.copying import CopyProposer
 from toolkit.errors import InputError
 from toolkit.files.atomic import content_hash
 from toolkit.stopping import StoppingPolicy
@@ -122,7 +122,7 @@ class Recording:
         if setting.method == UPPER_BOUND:
             return self._trace(setting.parameters.get("draft_temperature"))
         method = self.bench.methods[setting.name]
-        if isinstance(method.proposer, PromptLookupProposer):
+        if isinstance(method.proposer, CopyProposer):
             return None
         return self._trace(method.draft_temperature)
 

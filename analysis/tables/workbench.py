@@ -16,7 +16,8 @@ from toolkit.acceptance.folder import head_hash
 from toolkit.config import flatten, instantiate, plain
 from toolkit.config.identity import contents_of
 from toolkit.decoding import Method, decode
-from toolkit.decoding.proposers import ChainProposer, PromptLookupProposer
+from toolkit.decoding.proposers import ChainProposer
+from toolkit.decoding.proposers.copying import CopyProposer
 from toolkit.errors import InputError
 from toolkit.files.atomic import content_hash
 from toolkit.models.generation_config import settled
@@ -78,7 +79,7 @@ class Workbench:
     def decode(self, setting: Setting, on_finish: Listener) -> pd.DataFrame:
         """Decode every prompt with a prepared setting: one row each, with the counts and the texts."""
         method = self.methods[setting.name]
-        chains = isinstance(method.proposer, ChainProposer | PromptLookupProposer) and method.beams is None
+        chains = isinstance(method.proposer, ChainProposer | CopyProposer) and method.beams is None
         started = perf_counter()
         generations = decode(
             self.pair,
@@ -150,7 +151,8 @@ class Workbench:
         method = self.methods[setting.name]
         if method.couples_rows:
             return False
-        chain = type(method.proposer) in (ChainProposer, PromptLookupProposer) and type(method.rule) is Rejection
+        copies = isinstance(method.proposer, CopyProposer)
+        chain = (copies or type(method.proposer) is ChainProposer) and type(method.rule) is Rejection
         limit = method.bind(self.pair).policy.limit
         return chain and limit is not None and limit <= max_drafted
 

@@ -1,7 +1,8 @@
-"""Prompt lookup: what it copies, that it is exact, that no draft model is asked."""
+"""Copied drafts (prompt lookup, suffixes): what is copied, that it is exact, that no draft is asked, replay from texts."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import product
 
 import pytest
@@ -9,10 +10,11 @@ import torch
 
 from analysis.replay.prompt_lookup import replay_prompt_lookup
 from toolkit import ModelPair, generate
-from toolkit.decoding import Method, PromptLookupProposer, Sampling, decode
+from toolkit.acceptance import match
+from toolkit.decoding import Method, PromptLookupProposer, Sampling, SuffixProposer, decode
 from toolkit.engine import TabularModel
 from toolkit.errors import InputError
-from toolkit.stopping import Confidence, Fixed, Heuristic
+from toolkit.stopping import Confidence, Fixed, Heuristic, LookupRate
 from toolkit.verification import get
 
 END = 2
@@ -43,24 +45,75 @@ def test_lookup_is_the_slow_one_on_every_short_text(ngrams):
         for text in product(range(2 if length > 5 else 3), repeat=length):
             for most in (0, 1, 3):
                 expected = slow_lookup(list(text), most, *ngrams[::-1], (END,)) if most else []
-                assert proposer.lookup(list(text), most, (END,)) == expected
+                assert proposer.lookup(list(text), most, (END,)).tokens == expected
+
+
+def slow_suffix(text, most, ends):
+    """The longest suffix that occurs before; then, of its occurrences that agree so far, the most frequent next token."""
+    for size in range(len(text) - 1, 0, -1):
+        after = [i + size for i in range(len(text) - size) if text[i : i + size] == text[-size:]]
+        if after:
+            break
+    else:
+        return [], 0, []
+    copied, shares = [], []
+    while len(copied) < most and (going := [i for i in after if i < len(text)]):
+        following = [text[i] for i in going]
+        best = max(
+            set(following), key=lambda token: (following.count(token), max(i for i in going if text[i] == token))
+        )
+        copied.append(best)
+        shares.append((len(going), following.count(best) / len(going)))
+        after = [i + 1 for i in going if text[i] == best]
+        if best in ends:
+            break
+    return copied, size, shares
+
+
+def test_suffixes_are_the_slow_ones_on_every_short_text():
+    proposer = SuffixProposer()
+    for length in range(1, 9):
+        for text in product(range(2 if length > 5 else 3), repeat=length):
+            for most in (1, 4):
+                copied, size, shares = slow_suffix(list(text), most, (END,))
+                copy = proposer.lookup(list(text), most, (END,))
+                assert (copy.tokens, copy.length) == (copied, size)
+                assert list(zip(copy.occurrences, copy.agreement, strict=True)) == shares
+
+
+def test_earlier_responses_are_copied_from_and_never_across_their_ends(tmp_path):
+    path = tmp_path / "responses.jsonl"
+    path.write_text('{"token_ids": [5, 6, 7]}\n{"token_ids": [8, 5, 6]}\n{"other": 1}\n')
+    proposer = SuffixProposer(responses=str(path))
+    assert proposer.lookup([1, 5, 6], 9, ()).tokens == [7]
+    assert proposer.lookup([7], 9, ()).tokens == []
+    path.write_text("[]\n")
+    with pytest.raises(InputError, match="JSON lines with token_ids"):
+        SuffixProposer(responses=str(path)).lookup([1], 9, ())
 
 
 def table_pair(sharpness=1.0):
     return ModelPair(target=TabularModel.random(3, 2, torch.Generator().manual_seed(5), sharpness), end_ids=(END,))
 
 
+LOOKUP_RATE = replace(LookupRate(column_cost=0.1), deepest=3).bind(None)
+
+
 @pytest.mark.parametrize("rule", ["rejection", "block"])
-def test_whole_outputs_follow_the_targets_distribution(rule):
+@pytest.mark.parametrize(
+    "proposer, policy",
+    [(PromptLookupProposer(), Fixed(3)), (SuffixProposer(), Fixed(3)), (SuffixProposer(), LOOKUP_RATE)],
+)
+def test_whole_outputs_follow_the_targets_distribution(rule, proposer, policy):
     from scipy.stats import chisquare
 
     pair, runs = table_pair(), 6000
-    method = Method("lookup", Fixed(3), get(rule), PromptLookupProposer(), max_drafted=3)
+    method = Method("lookup", policy, get(rule), proposer, min_drafted=0, max_drafted=3)
     expected = pair.target.sequence_distribution([0, 1, 0], 4, END)
     generations = decode(pair, [[0, 1, 0]] * runs, method, Sampling(max_new_tokens=4), batch_size=500)
     seen = [tuple(g.token_ids) for g in generations]
     outputs = [output for output, chance in expected.items() if chance > 0]
-    assert sum(g.counts.num_drafted for g in generations) > runs
+    assert sum(g.counts.num_drafted for g in generations) > runs / 2
     assert chisquare([seen.count(o) for o in outputs], [expected[o] * runs for o in outputs]).pvalue > 1e-3
 
 
@@ -75,13 +128,21 @@ def test_no_draft_model_is_asked():
     assert copied.counts.num_target_calls < plain.counts.num_target_calls
 
 
-@pytest.mark.parametrize("policy", [Fixed(3), Heuristic(2)])
+@pytest.mark.parametrize(
+    "proposer, policy",
+    [
+        (PromptLookupProposer(), Fixed(3)),
+        (PromptLookupProposer(), Heuristic(2)),
+        (SuffixProposer(), Heuristic(2)),
+        (SuffixProposer(), LookupRate(column_cost=0.2)),
+    ],
+)
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_replay_from_the_text_alone_counts_what_decoding_counted(policy, temperature):
+def test_replay_from_the_text_alone_counts_what_decoding_counted(proposer, policy, temperature):
     """The text that was decoded determines every round."""
     pair = table_pair(2.0)
     prompts = [[0, 1, 0, 1], [1], [0, 0, 1, 1, 0], [1, 0]]
-    method = Method("lookup", policy, get("rejection"), PromptLookupProposer(), max_drafted=5).bind(pair)
+    method = Method("lookup", policy, get("rejection"), proposer, min_drafted=0, max_drafted=5).bind(pair)
     sampling = Sampling(max_new_tokens=24, temperature=temperature, seed=3)
     live = decode(pair, prompts, method, sampling, batch_size=3)
     replayed = replay_prompt_lookup(method, [(g.prompt_ids, g.token_ids) for g in live], 24, (END,))
@@ -90,6 +151,23 @@ def test_replay_from_the_text_alone_counts_what_decoding_counted(policy, tempera
         lengths = [r.num_accepted for r in generation.rounds]
         assert replayed.accepted[row].tolist() == [lengths.count(n) for n in range(replayed.accepted.shape[1])]
     assert replayed.total.num_drafted > 0
+
+
+def test_an_estimator_fitted_to_texts_is_calibrated_and_survives_its_file(tmp_path):
+    pair = table_pair(3.0)
+    method = Method("plain", Fixed(0), get("rejection"), SuffixProposer(), min_drafted=0)
+    generations = decode(pair, [[0, 1, 0]] * 200, method, Sampling(max_new_tokens=24), batch_size=100)
+    texts = [(g.prompt_ids, g.token_ids) for g in generations]
+    inputs, labels = match.examples(SuffixProposer(), texts[:150], 5, (END,))
+    estimator = match.fit(inputs, labels)
+    kept = match.MatchEstimator(path=str(estimator.save(tmp_path / "match.json"))).bind(None)
+    assert kept.weights == estimator.weights
+    scores = match.report(kept, *match.examples(SuffixProposer(), texts[150:], 5, (END,)))
+    spread = 4 * (scores["accepted"] * (1 - scores["accepted"]) / scores["examples"]) ** 0.5
+    assert abs(scores["accepted"] - scores["estimated"]) < spread
+    assert scores["auroc"] > 0.55
+    with pytest.raises(InputError, match="of which some agree"):
+        match.fit(inputs, torch.ones(len(labels), dtype=torch.bool))
 
 
 def test_policies_that_look_at_a_draft_are_refused():

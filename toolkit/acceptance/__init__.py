@@ -2,6 +2,7 @@
 
 from toolkit.acceptance.estimators import Confidence, HeadEstimator, PrereadEstimator
 from toolkit.acceptance.head import AcceptanceHead
+from toolkit.acceptance.match import MatchEstimator
 from toolkit.acceptance.preread import PrereadHead
 
-__all__ = ["AcceptanceHead", "Confidence", "HeadEstimator", "PrereadEstimator", "PrereadHead"]
+__all__ = ["AcceptanceHead", "Confidence", "HeadEstimator", "MatchEstimator", "PrereadEstimator", "PrereadHead"]

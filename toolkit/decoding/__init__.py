@@ -10,6 +10,7 @@ from toolkit.decoding.proposers import (
     ForestProposer,
     PromptLookupProposer,
     Proposer,
+    SuffixProposer,
     TextProposer,
     TreeProposer,
 )
@@ -26,6 +27,7 @@ __all__ = [
     "PromptLookupProposer",
     "Proposer",
     "Sampling",
+    "SuffixProposer",
     "TextProposer",
     "TreeProposer",
     "decode",

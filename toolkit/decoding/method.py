@@ -65,6 +65,11 @@ class Method:
                 f"method {self.name}: {policy} learns from rounds of chains, and {proposer} has none; expected a policy "
                 "without memory (fixed, confidence, tail, survival, ...)"
             )
+        if self.policy.reads_matches and self.proposer.needs_draft_model:
+            raise InputError(
+                f"method {self.name}: {policy} decides on copied tokens, and {proposer} draws from a draft model; expected "
+                "a proposer that copies (suffix, prompt_lookup)"
+            )
         if self.policy.needs_draft_model and not self.proposer.needs_draft_model:
             raise InputError(
                 f"method {self.name}: {policy} looks at a draft model's distribution or states, and {proposer} has no "

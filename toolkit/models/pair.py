@@ -22,6 +22,7 @@ from toolkit.engine.facts import devices_of, end_ids, fit_logits, max_positions,
 from toolkit.engine.hidden_states import give_layers
 from toolkit.errors import InputError
 from toolkit.files.text import first_line
+from toolkit.models import gguf, reduced
 from toolkit.models.chat import check_options, encode_chat, warn_of_two_starts
 from toolkit.models.fingerprint import fingerprint as fingerprint
 from toolkit.sampling import Sampling
@@ -125,7 +126,7 @@ class ModelPair:
     ) -> ModelPair:
         """Load both models and compare their tokenizers token by token. Special tokens that differ are never drafted.
 
-        target, draft  hub names, local folders, or "toy/target" and "toy/draft"; a list of drafts: several
+        target, draft  hub names, local folders, GGUF files, or "toy/target" and "toy/draft"; a list of drafts: several
         dtype          "float32", "bfloat16", ... or "auto"; device_map as in transformers (needs accelerate)
         quantization   "8bit" or "4bit" through bitsandbytes, for the target; None: none
         chat_template_options  for prompts that are messages: {"enable_thinking": False}
@@ -137,6 +138,7 @@ class ModelPair:
         end_ids        tokens that end a text; None: those of the target's generation config and of the tokenizer
         Raises InputError if the tokenizers differ in another token, naming the first one.
         """
+        name = name or Path(target).name.removesuffix(gguf.ENDING)
         target, sources = resolve(target), [resolve(source) for source in _draft_names(draft, drafts)]
         options: dict[str, Any] = {"dtype": _dtype(dtype), "trust_remote_code": trust_remote_code}
         options |= {} if attn_implementation is None else {"attn_implementation": attn_implementation}
@@ -154,7 +156,7 @@ class ModelPair:
             target=model,
             tokenizer=tokenizer,
             drafts=small,
-            name=name or Path(target).name,
+            name=name,
             head=_shipped_head(target, sources),
             options=EngineOptions(cuda_graphs, cpu_packing, self_check, weight_check),
             chat_template_options=dict(chat_template_options or {}),
@@ -375,13 +377,18 @@ def _shipped_head(target: str | Path, drafts: Sequence[str | Path]) -> str | Non
 
 
 def resolve(source: str | Path) -> str | Path:
-    """What a library can load: a folder, or a name of the hub. Raises InputError for a folder that is not there."""
+    """What a library can load: a folder (for a GGUF file, that of its converted weights), or a name of the hub.
+
+    Raises InputError for a folder or file that is not there.
+    """
     if str(source) in ("toy/target", "toy/draft"):
         return ASSETS / str(source)
+    if str(source).endswith(gguf.ENDING) and os.path.isfile(source):
+        return gguf.folder_of(Path(source))
     if os.path.exists(source):  # False for names that are no paths, as too long ones
         return Path(source)
-    if str(source).startswith((".", "/", "~")):
-        raise InputError(f"expected a model folder at {source}, found none")
+    if str(source).startswith((".", "/", "~")) or str(source).endswith(gguf.ENDING):
+        raise InputError(f"expected a model folder or a GGUF file at {source}, found none")
     return str(source)
 
 
@@ -428,11 +435,15 @@ def _load_model(source: str | Path, options: dict[str, Any], device: str | None,
     if not sys.stderr.isatty():
         transformers.logging.disable_progress_bar()
     try:
-        loaded: Any = AutoModelForCausalLM.from_pretrained(source, output_loading_info=True, **options)
+        model: Any
+        if reduced.is_reduced(source):
+            model, missing = reduced.load(Path(source), options["dtype"]), []
+        else:
+            model, about = AutoModelForCausalLM.from_pretrained(source, output_loading_info=True, **options)
+            missing = sorted(about["missing_keys"])
     except Exception as error:  # as above
         raise InputError(f"could not load a causal language model from {source}: {first_line(error)}") from error
-    model, about = loaded
-    if missing := sorted(about["missing_keys"]):  # they would be random numbers, other ones at every load
+    if missing:  # they would be random numbers, other ones at every load
         raise InputError(
             f"{source} lacks {missing[0]}, a weight of {type(model).__name__}: expected the checkpoint of a whole causal "
             "language model"

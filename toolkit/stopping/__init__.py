@@ -9,6 +9,7 @@ from toolkit.stopping.confidence import Confidence
 from toolkit.stopping.dynamic_confidence import DynamicConfidence
 from toolkit.stopping.fixed import Fixed
 from toolkit.stopping.heuristic import Heuristic
+from toolkit.stopping.lookup_rate import LookupRate
 from toolkit.stopping.rate import Rate
 from toolkit.stopping.survival import Survival
 from toolkit.stopping.svip import Svip
@@ -23,6 +24,7 @@ __all__ = [
     "DynamicConfidence",
     "Fixed",
     "Heuristic",
+    "LookupRate",
     "Rate",
     "State",
     "StoppingPolicy",

@@ -29,6 +29,7 @@ class StoppingPolicy:
                        rounds at once
     reads_states       True: it reads the draft's hidden states (trained heads do)
     needs_draft_model  False: it reads no distribution and no state of a draft, so that tokens may come from elsewhere
+    reads_matches      True: it decides on copied tokens, by their match (`Step.match`); there is no draft model
     couples_rows       True: a row's decisions depend on its neighbours in the batch. Every row still follows the target's
                        distribution, independently of the others, but which text it gets depends on the batch
     """
@@ -37,6 +38,7 @@ class StoppingPolicy:
     reads: ClassVar[bool] = False
     needs_draft_model: ClassVar[bool] = True
     reads_states: ClassVar[bool] = False
+    reads_matches: ClassVar[bool] = False
     uses_history: ClassVar[bool] = True
     couples_rows: ClassVar[bool] = False
 

@@ -47,6 +47,10 @@ class Bounded(StoppingPolicy):
         return self.policy.needs_draft_model
 
     @property
+    def reads_matches(self) -> bool:  # type: ignore[override]
+        return self.policy.reads_matches
+
+    @property
     def reads_states(self) -> bool:  # type: ignore[override]
         return self.policy.reads_states
 

@@ -25,7 +25,7 @@ from toolkit.decoding import Method, Sampling, decode
 from toolkit.engine import TabularModel
 from toolkit.models.pair import ModelPair
 from toolkit.stopping import StoppingPolicy
-from toolkit.types import STEP_NAMES, DraftStep, Proposal, Step, Verdict
+from toolkit.types import STEP_NAMES, DraftStep, Match, Proposal, Step, Verdict
 from toolkit.verification import LayerRule, PathRule, SelectionRule
 from toolkit.verification.chain_enumeration import PrefixTables, chain_error
 from toolkit.verification.enumeration import beam_distribution, emission
@@ -253,13 +253,18 @@ def _recordable(step: DraftStep) -> Step:
 def _random_step(depth: int, hidden_size: int, generator: torch.Generator) -> DraftStep:
     logits = torch.randn(3, 7, generator=generator) * 2
     tokens = torch.randint(7, (3,), generator=generator)
-    return DraftStep(depth, logits, logits.softmax(-1), torch.rand(3, hidden_size, generator=generator), tokens)
+    match = Match(*(torch.rand(3, generator=generator) for _ in range(3)))
+    hidden = torch.rand(3, hidden_size, generator=generator)
+    return DraftStep(depth, logits, logits.softmax(-1), hidden, tokens, match=match)
 
 
 def _row_of(step: DraftStep, row: int) -> DraftStep:
     part = slice(row, row + 1)
     assert step.tokens is not None
-    return DraftStep(step.depth, step.logits[part], step.probs[part], step.hidden[part], step.tokens[part])
+    assert step.match is not None
+    match = Match(step.match.length[part], step.match.occurrences[part], step.match.agreement[part])
+    columns = (step.logits[part], step.probs[part], step.hidden[part], step.tokens[part])
+    return DraftStep(step.depth, *columns, match=match)
 
 
 def _judged(drafted: Tensor, length: Tensor, most: int) -> tuple[Proposal, Verdict]:

@@ -64,6 +64,10 @@ class RecordedStep:
         states = self._hidden(self.index)
         return states if self.device is None else states.to(self.device)
 
+    @property
+    def match(self) -> None:
+        """None: recordings are of draft models."""
+
     def earlier(self, count: int) -> Earlier:
         """The `count` positions before the step, as live decoding keeps them.
 

@@ -20,13 +20,14 @@ from toolkit.stopping import (
     DynamicConfidence,
     Fixed,
     Heuristic,
+    LookupRate,
     Rate,
     StoppingPolicy,
     Survival,
     Svip,
     Tail,
 )
-from toolkit.types import DraftStep, Proposal, Verdict
+from toolkit.types import DraftStep, Match, Proposal, Verdict
 
 CPU = torch.device("cpu")
 SAYS = {  # limit, reads, uses_history, reads_states, needs_draft_model, couples_rows
@@ -38,6 +39,7 @@ SAYS = {  # limit, reads, uses_history, reads_states, needs_draft_model, couples
     "dynamic_confidence": (None, False, True, False, True, False),
     "fixed": (4, False, False, False, False, False),
     "heuristic": (None, False, True, False, False, False),
+    "lookup_rate": (None, True, True, False, False, False),
     "rate": (None, False, True, True, True, False),
     "survival": (None, False, False, True, True, False),
     "svip": (None, False, False, False, True, False),
@@ -61,7 +63,8 @@ class TestEveryPolicy:
         """A tensor that is made without its device would lie on "meta" here, which cannot be mixed with real ones."""
         policy, live = Bounded(named(name), 1, 6).bind(None), torch.tensor([True, False, True])
         logits, tokens = torch.tensor([[0.1, 0.2, 0.3]] * 3), torch.tensor([0, 1, 2])
-        step = DraftStep(2, logits, logits.softmax(-1), torch.full((3, 2), 0.5), tokens, live)
+        match = Match(*torch.full((3, 3), 0.5))
+        step = DraftStep(2, logits, logits.softmax(-1), torch.full((3, 2), 0.5), tokens, live, match=match)
         drafted, length = torch.tensor([3, 0, 3]), torch.tensor([1, 0, 3])
         proposal = Proposal(torch.zeros(3, 3, dtype=torch.long), torch.zeros(3, 3, 3), drafted, drafted)
         verdict = Verdict(proposal.tokens, length, length, length == drafted, live)
@@ -91,7 +94,7 @@ def values(states: list[dict[str, torch.Tensor]]) -> list[torch.Tensor]:
 
 
 CLASSES = [one for one in vars(stopping).values() if dataclasses.is_dataclass(one)]
-NEEDED = {"estimator": DrawnScores(), "policy": Always()}
+NEEDED = {"policy": Always()}
 
 
 @pytest.mark.parametrize(
@@ -100,6 +103,8 @@ NEEDED = {"estimator": DrawnScores(), "policy": Always()}
 def test_every_setting_is_refused_outside_its_range(kind, field):
     hints = typing.get_type_hints(kind, include_extras=True)
     given = {name: value for name, value in NEEDED.items() if name in hints}
+    if "estimator" in hints and kind is not LookupRate:
+        given["estimator"] = DrawnScores()
     where = "" if kind is Bounded else r"policy\."
     for interval in intervals(hints[field]):
         with pytest.raises(InputError, match=f"^{where}{field}: expected"):

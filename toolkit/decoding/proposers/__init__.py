@@ -5,6 +5,7 @@ from toolkit.decoding.proposers.beam_chain import BeamChainProposer
 from toolkit.decoding.proposers.chain import ChainProposer
 from toolkit.decoding.proposers.forest import ForestProposer
 from toolkit.decoding.proposers.prompt_lookup import PromptLookupProposer
+from toolkit.decoding.proposers.suffix import SuffixProposer
 from toolkit.decoding.proposers.tree import TreeProposer
 
 __all__ = [
@@ -14,6 +15,7 @@ __all__ = [
     "ForestProposer",
     "PromptLookupProposer",
     "Proposer",
+    "SuffixProposer",
     "TextProposer",
     "TreeProposer",
 ]

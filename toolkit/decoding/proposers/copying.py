@@ -1,0 +1,123 @@
+"""Proposers that copy what the text, or another one, has said before: no draft model.
+
+The draft's q is a point mass on the copied tokens. So every rule that is exact for draws from q is exact for it: a copied
+token is accepted with p(token), at any temperature. Which tokens are copied, and how many are sent, depends on the text
+alone.
+
+Shapes: B batch slots, K copied tokens, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Sequence
+from typing import ClassVar, NamedTuple
+
+import torch
+from torch import Tensor
+
+from toolkit.decoding.proposers.base import DraftContext, TextProposer, empty_proposal
+from toolkit.engine.device import floats_on, tensor_on
+from toolkit.stopping.base import State, StoppingPolicy
+from toolkit.types import DraftStep, Match, Proposal, Verdict
+
+
+class Copy(NamedTuple):
+    """What a row may copy in a round.
+
+    tokens       [k]
+    length       how many tokens before them agree with the text's last ones
+    occurrences  [k] where that occurred before: how often, of those that agree with the tokens copied so far
+    agreement    [k] share of them that go on with the token
+    """
+
+    tokens: list[int]
+    length: int
+    occurrences: list[int]
+    agreement: list[float]
+
+
+NOTHING = Copy([], 0, [], [])
+
+
+class CopyProposer(TextProposer):
+    """Drafts a copy as far as the policy, the limits and an end of text in it allow.
+
+    A policy is asked before each token (`read`, if it reads) and after it (`step`). Its steps hold the token's `match`.
+    """
+
+    needs_draft_model: ClassVar[bool] = False
+
+    def max_nodes(self, limit: int) -> int:
+        return limit
+
+    @abstractmethod
+    def lookup(self, text: Sequence[int], most: int, end_ids: Sequence[int]) -> Copy:
+        """At most `most` tokens to copy after a text, none after an end of text."""
+
+    def propose(self, context: DraftContext, policy: StoppingPolicy, state: State) -> tuple[Proposal, State]:
+        device = context.limits.device
+        tokens, num_drafted, state = self.copied(context.texts, context.room, context.end_ids, policy, state, device)
+        num_calls = torch.zeros_like(context.limits)
+        if not tokens.shape[1]:
+            return empty_proposal(num_calls), state
+        q = torch.nn.functional.one_hot(tokens, context.vocab_size).to(torch.float32)
+        return Proposal(tokens, q, num_drafted, num_calls), state
+
+    def copied(
+        self,
+        texts: Sequence[Sequence[int]],
+        room: Sequence[int],
+        end_ids: Sequence[int],
+        policy: StoppingPolicy,
+        state: State,
+        device: torch.device,
+    ) -> tuple[Tensor, Tensor, State]:
+        """Drafted tokens [B, K], how many of them count [B], and the policy's state after it. No model is asked.
+
+        room  the most tokens each row may draft
+        """
+        copies = [
+            self.lookup(text, most, end_ids) if most > 0 else NOTHING for text, most in zip(texts, room, strict=True)
+        ]
+        longest = max(len(copy.tokens) for copy in copies)
+        tokens = tensor_on(device, [copy.tokens + [0] * (longest - len(copy.tokens)) for copy in copies])
+        available = tensor_on(device, [len(copy.tokens) for copy in copies])
+        num_drafted, nothing = torch.zeros_like(available), torch.zeros(len(copies), 0, dtype=torch.float32, device=device)
+        state, starts = policy.begin(available > 0, state)
+        drafting = starts & (available > 0)
+        for depth in range(1, longest + 1):
+            match = _match(copies, depth, device)
+            step = DraftStep(depth, nothing, nothing, nothing, live=drafting, match=match)
+            if policy.reads:
+                state, go_on = policy.read(step, state)
+                drafting = drafting & go_on
+            num_drafted += drafting
+            step.tokens = tokens[:, depth - 1]
+            state, go_on = policy.step(step, state)
+            drafting = drafting & go_on & (available > depth)
+        return tokens, num_drafted, state
+
+    def commit(
+        self, context: DraftContext, proposal: Proposal, verdict: Verdict, accepted: list[int], lengths: list[int]
+    ) -> None:
+        """Do nothing: no cache has read the draft."""
+
+
+def until_end(tokens: Sequence[int], end_ids: Sequence[int]) -> list[int]:
+    """The tokens up to the first that ends a text, this one included."""
+    ends = [index for index, token in enumerate(tokens) if token in end_ids]
+    return list(tokens[: ends[0] + 1] if ends else tokens)
+
+
+def _match(copies: Sequence[Copy], depth: int, device: torch.device) -> Match:
+    """The matches [B] of the tokens at a depth; zeros where a row has none."""
+
+    def column(values: Sequence[float]) -> float:
+        return float(values[depth - 1]) if len(values) >= depth else 0.0
+
+    return Match(
+        floats_on(device, [float(copy.length) for copy in copies]),
+        floats_on(device, [column(copy.occurrences) for copy in copies]),
+        floats_on(device, [column(copy.agreement) for copy in copies]),
+    )

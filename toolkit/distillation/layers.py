@@ -1,0 +1,101 @@
+"""A draft made of some of the target's layers, with its embeddings, last norm and output layer.
+
+Which layers: those whose absence costs most. The cost of a layer is the mean KL(p || p without it) over the tokens of
+responses, measured by leaving it out (cf. Men et al., ShortGPT, arXiv:2403.03853, who rank layers by the angle between
+their input and output).
+
+Shapes: L layers, B texts, T tokens, n positions of responses, V vocabulary.
+"""
+
+from __future__ import annotations
+
+import copy
+import re
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from toolkit.errors import InputError
+from toolkit.models.teacher import Text, logits_of, pad_right
+
+LAYER = re.compile(r"(?<=layers\.)\d+(?=\.)|(?<=h\.)\d+(?=\.)")  # a layer's number in the name of a weight
+
+
+def layers_in(model: Any) -> nn.ModuleList:
+    """The list of a model's layers. Raises InputError if it has none of the length that its config gives."""
+    count = getattr(model.config.get_text_config(), "num_hidden_layers", 0)
+    lists = [m for m in model.modules() if isinstance(m, nn.ModuleList) and len(m) == count]
+    if not lists:
+        raise InputError(f"layers: found no list of {count} layers in {type(model).__name__}")
+    return lists[0]
+
+
+@torch.no_grad()
+def absence_costs(model: Any, texts: Sequence[Text], batch_size: int = 8) -> Iterator[float]:
+    """The cost of each layer's absence, in nats per response token, layer by layer: L + 1 forward passes over the texts."""
+    batches = [texts[i : i + batch_size] for i in range(0, len(texts), batch_size)]
+    whole = [_response_logits(model, batch) for batch in batches]
+    for layer in layers_in(model):
+        total, count = 0.0, 0
+        with _absent(layer):
+            for batch, logits in zip(batches, whole, strict=True):
+                without = _response_logits(model, batch)
+                total += float(nn.functional.kl_div(without, logits, reduction="sum", log_target=True))
+                count += len(logits)
+        yield total / count
+
+
+def _response_logits(model: Any, texts: Sequence[Text]) -> Tensor:
+    """Log-probabilities [n, V] of every response token's position."""
+    logits = logits_of(model, pad_right([[*prompt, *produced] for prompt, produced in texts]))
+    rows = [logits[i, len(a) - 1 : len(a) + len(b) - 1] for i, (a, b) in enumerate(texts)]
+    return torch.cat(rows).float().log_softmax(-1)
+
+
+@contextmanager
+def _absent(layer: nn.Module) -> Iterator[None]:
+    """Within it, the layer returns what it is given."""
+    tuples = []
+
+    def skip(module: Any, args: Any, kwargs: dict[str, Any], output: Any) -> Any:
+        states = args[0] if args else kwargs["hidden_states"]
+        tuples.append(isinstance(output, tuple))
+        return (states, *output[1:]) if isinstance(output, tuple) else states
+
+    hook = layer.register_forward_hook(skip, with_kwargs=True)
+    try:
+        yield
+    finally:
+        hook.remove()
+
+
+def draft_of(target: Any, layers: Sequence[int]) -> Any:
+    """A model of the target's class with some of its layers, in their order; its weights are copies.
+
+    Raises InputError for layers that do not exist.
+    """
+    count = len(layers_in(target))
+    wrong = [layer for layer in layers if not 0 <= layer < count]
+    if wrong or not layers or len(set(layers)) < len(layers):
+        raise InputError(f"layers: expected layers from 0 to {count - 1} of the target, each once, got {list(layers)}")
+    layers = sorted(layers)
+    config = copy.deepcopy(target.config)
+    text_config = config.get_text_config()
+    text_config.num_hidden_layers = len(layers)
+    if getattr(text_config, "layer_types", None):
+        text_config.layer_types = [text_config.layer_types[layer] for layer in layers]
+    draft = type(target)(config).to(target.dtype)
+    numbers = {str(layer): str(i) for i, layer in enumerate(layers)}
+    state = {}
+    for name, tensor in target.state_dict().items():
+        number = LAYER.search(name)
+        if number is None:
+            state[name] = tensor
+        elif number[0] in numbers:
+            state[LAYER.sub(numbers[number[0]], name, count=1)] = tensor
+    draft.load_state_dict(state)
+    draft.generation_config = copy.deepcopy(target.generation_config)
+    return draft.eval()

@@ -1,0 +1,121 @@
+"""Drafts with a reduced output vocabulary: the output layer has rows for V' of the V tokens, the others cannot be drawn.
+
+FR-Spec (arXiv:2502.14856) and EAGLE-3 (arXiv:2503.01840) do so because a small draft spends most of its time in the
+output layer. Every token can still be read. Logits are scattered into V with -inf elsewhere, before penalties and warping,
+so q is 0 there, and every lossless rule stays exact.
+
+On disk: weights, and the base model's config as reduced_config.json. There is no config.json, so that a library which knows
+nothing of this refuses the folder instead of filling the output layer with random numbers.
+
+Shapes: V' kept tokens, V vocabulary, D hidden size.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from toolkit.errors import InputError
+
+CONFIG, WEIGHTS = "reduced_config.json", "model.safetensors"
+
+
+class ReducedOutput(nn.Module):
+    """An output layer of some rows: states [..., D] -> logits [..., V], -inf for the tokens it has no row for."""
+
+    kept: Tensor
+
+    def __init__(self, rows: nn.Linear, kept: Tensor, size: int):
+        super().__init__()
+        self.rows, self.size = rows, size
+        self.register_buffer("kept", kept)
+
+    @property
+    def weight(self) -> Tensor:
+        """The rows [V', D]."""
+        return self.rows.weight
+
+    def forward(self, states: Tensor) -> Tensor:
+        """Logits over the whole vocabulary."""
+        logits = self.rows(states)
+        return logits.new_full((*logits.shape[:-1], self.size), -torch.inf).index_copy(-1, self.kept, logits)
+
+
+def reduce_vocabulary(model: Any, kept: Sequence[int], end_ids: Sequence[int]) -> Any:
+    """Keep the output rows of some tokens, in place: `kept` in any order, each once.
+
+    Raises InputError without the tokens that end a text (such a draft would never propose one), and for unknown tokens.
+    """
+    output = model.get_output_embeddings()
+    size = output.weight.shape[0]
+    tokens = sorted(set(map(int, kept)))
+    if not tokens or not 0 <= tokens[0] <= tokens[-1] < size:
+        raise InputError(f"a reduced vocabulary: expected tokens from 0 to {size - 1}, got {tokens[:1] + tokens[-1:]}")
+    if missing := [token for token in end_ids if token < size and token not in set(tokens)]:
+        raise InputError(f"a reduced vocabulary needs the tokens that end a text: add {missing}")
+    index = torch.tensor(tokens, device=output.weight.device)
+    rows = nn.Linear(output.weight.shape[1], len(tokens), bias=output.bias is not None)
+    rows.weight = nn.Parameter(output.weight.detach()[index].clone(), requires_grad=output.weight.requires_grad)
+    if output.bias is not None:
+        rows.bias = nn.Parameter(output.bias.detach()[index].clone(), requires_grad=output.weight.requires_grad)
+    _install(model, ReducedOutput(rows, index, size))
+    return model
+
+
+def _install(model: Any, output: ReducedOutput) -> None:
+    model.set_output_embeddings(output)
+    model.config.tie_word_embeddings = False
+    model.output_size = output.size
+
+
+def save(folder: Path, model: Any) -> None:
+    """Write weights and config of a model with a reduced vocabulary."""
+    from safetensors.torch import save_file
+
+    state = {name: tensor.contiguous() for name, tensor in model.state_dict().items()}
+    save_file(state, folder / WEIGHTS, {"format": "pt"})
+    (folder / CONFIG).write_text(json.dumps(model.config.to_dict(), indent=2) + "\n", encoding="utf-8")
+    model.generation_config.save_pretrained(folder)
+
+
+def is_reduced(source: str | Path) -> bool:
+    """Whether a folder holds a model with a reduced vocabulary."""
+    return (Path(source) / CONFIG).is_file()
+
+
+def load(folder: Path, dtype: torch.dtype | str) -> Any:
+    """Read what `save` wrote, in a dtype ("auto": as stored). Errors are whatever the files' faults raise."""
+    from safetensors.torch import load_file
+    from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig
+
+    state = load_file(folder / WEIGHTS)
+    config = AutoConfig.for_model(**json.loads((folder / CONFIG).read_text("utf-8")))
+    stored = state["lm_head.rows.weight"].dtype
+    model: Any = AutoModelForCausalLM.from_config(config, dtype=stored if dtype == "auto" else dtype)
+    kept, width = state["lm_head.rows.weight"].shape
+    rows = nn.Linear(width, kept, bias="lm_head.rows.bias" in state, dtype=model.dtype)
+    _install(model, ReducedOutput(rows, state["lm_head.kept"], config.vocab_size))
+    model.load_state_dict(state)
+    model.generation_config = GenerationConfig.from_pretrained(folder)
+    return model
+
+
+def whole_vocabulary(model: Any, output: Tensor) -> Any:
+    """A plain model again: the rows that were kept, and the others from an output layer [V, D] of the same width.
+
+    A copy that shares all other weights; any library loads it.
+    """
+    reduced: ReducedOutput = model.get_output_embeddings()
+    config = type(model.config).from_dict({**model.config.to_dict(), "tie_word_embeddings": False})
+    whole = type(model)(config).to(model.dtype)
+    state = {name: tensor for name, tensor in model.state_dict().items() if not name.startswith("lm_head.")}
+    weight = output.detach().to(reduced.weight).clone()
+    weight[reduced.kept] = reduced.weight.detach()
+    whole.load_state_dict({**state, "lm_head.weight": weight})
+    whole.generation_config = model.generation_config
+    return whole.eval().requires_grad_(False)
