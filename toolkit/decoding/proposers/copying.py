@@ -83,7 +83,10 @@ class CopyProposer(TextProposer):
         longest = max(len(copy.tokens) for copy in copies)
         tokens = tensor_on(device, [copy.tokens + [0] * (longest - len(copy.tokens)) for copy in copies])
         available = tensor_on(device, [len(copy.tokens) for copy in copies])
-        num_drafted, nothing = torch.zeros_like(available), torch.zeros(len(copies), 0, dtype=torch.float32, device=device)
+        num_drafted, nothing = (
+            torch.zeros_like(available),
+            torch.zeros(len(copies), 0, dtype=torch.float32, device=device),
+        )
         state, starts = policy.begin(available > 0, state)
         drafting = starts & (available > 0)
         for depth in range(1, longest + 1):
