@@ -2,6 +2,7 @@
 
     python -m toolkit.distill responses=[FOLDER,...] loss=lk                    the pair's draft, trained on
     python -m toolkit.distill responses=... from_pretrained=null 'shape={hidden_size: 64}'     a smaller one from scratch
+    python -m toolkit.distill responses=... pair.draft=null layers=4      four of the target's layers, where there is no draft
 
 Writes draft/ (a plain Hugging Face checkpoint with tokenizer and card: pair.draft=FOLDER/draft), checkpoints/{last,best}.ckpt,
 metrics.csv, metrics.json and config.yaml. The state of the highest val/alpha is exported. Run the same command again to go on
@@ -16,6 +17,7 @@ if __name__ == "__main__":  # help and faults, before anything heavy is imported
 
     check_command_line("distill")
 
+from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import asdict
 from pathlib import Path
@@ -28,12 +30,14 @@ from toolkit.config import commands, instantiate, plain
 from toolkit.distillation.card import card_of
 from toolkit.distillation.data import TextData
 from toolkit.distillation.drafts import begin, export, shape_of
+from toolkit.distillation.layers import draft_of, most_costly
 from toolkit.distillation.losses import Loss
 from toolkit.distillation.module import DraftTraining, OnPolicy
 from toolkit.errors import InputError
 from toolkit.files.atomic import read_json, write_json, write_text
 from toolkit.models.fingerprint import Weights
 from toolkit.models.pair import ModelPair, load_tokenizer
+from toolkit.models.teacher import Text
 from toolkit.runs.pipeline import fill_folders, run_stages
 from toolkit.runs.stage import Stage, command, open_stage, provenance
 from toolkit.runs.tracking import tagged
@@ -44,6 +48,7 @@ from toolkit.training.processes import Processes, is_first_process, is_sharded
 from toolkit.training.start import check_choice, resume_path
 from toolkit.training.trainer import build_trainer
 
+LAYER_TEXTS = 16  # texts that the cost of a layer's absence is measured on
 DRAFT, SCORES = "draft", "metrics.json"
 IGNORED = ("before", "after", "tags", "prompts", "sampling", "optimized_metric", "read")
 
@@ -130,7 +135,7 @@ def train(cfg: commands.Distill, stage: Stage, responses: Any) -> None:
         start = module.about["start"] if checkpoint is None else checkpoint["about"]["start"]
         scores = final_scores(stage.folder, module, data, start, trainer)  # in all processes together
         if trainer.is_global_zero:
-            draft = whole_draft(cfg, stage.folder, module, tokenizer)
+            draft = whole_draft(cfg, stage.folder, module, tokenizer, responses, data)
             facts = {**provenance(), "sampling": asdict(responses.sampling), "texts": data.states["train"].num_examples}
             export(stage.folder / DRAFT, draft, tokenizer, card_of(plain(cfg), facts, scores))
             write_json(stage.folder / SCORES, scores)
@@ -143,10 +148,13 @@ def build_module(cfg: commands.Distill, responses: Any, data: TextData, tokenize
     pair, loss = cfg.pair, instantiate(cfg.loss)
     if not isinstance(loss, Loss):
         raise InputError(f"loss: expected one of conf/loss/, got {type(loss).__name__}")
-    draft = begin(
-        str(pair.draft), plain(cfg.shape) or {}, cfg.from_pretrained, tokenizer, cfg.seed, pair.device, pair.dtype
-    )
     target = load_target(cfg, responses)
+    if cfg.layers is None:
+        draft = begin(
+            str(pair.draft), plain(cfg.shape) or {}, cfg.from_pretrained, tokenizer, cfg.seed, pair.device, pair.dtype
+        )
+    else:
+        draft = from_target(cfg, target, data.states["train"].whole)
     temperature = cfg.temperature or responses.sampling.temperature or 1.0
     model = None if target is None else target.target
     teacher = instantiate(cfg.teacher)(model, temperature, responses.target)
@@ -156,6 +164,17 @@ def build_module(cfg: commands.Distill, responses: Any, data: TextData, tokenize
     on_policy = OnPolicy(cfg.lmbda, responses.sampling, ends, cfg.seed)
     optimizer, scheduler = instantiate(cfg.optimizer), instantiate(cfg.scheduler) if cfg.scheduler else None
     return DraftTraining(draft, teacher, loss, temperature, on_policy, optimizer, scheduler, record)
+
+
+def from_target(cfg: commands.Distill, target: ModelPair | None, texts: Sequence[Text]) -> Any:
+    """A draft of the target's layers, those of the config, or as many as it says. Raises InputError without the target."""
+    if target is None:
+        raise InputError("layers: the draft is made of the target's weights; expected teacher.on_missing=compute")
+    layers = cfg.layers
+    if isinstance(layers, int):
+        layers = most_costly(target.target, texts[:LAYER_TEXTS], layers)
+        print(f"distill: a draft of the target's layers {layers}", flush=True)
+    return draft_of(target.target, list(layers)).requires_grad_(True)
 
 
 def load_target(cfg: commands.Distill, responses: Any) -> ModelPair | None:
@@ -207,15 +226,19 @@ def final_scores(
     return scores
 
 
-def whole_draft(cfg: commands.Distill, folder: Path, module: DraftTraining, tokenizer: Any) -> Any:
+def whole_draft(
+    cfg: commands.Distill, folder: Path, module: DraftTraining, tokenizer: Any, responses: Any, data: TextData
+) -> Any:
     """The trained draft on the CPU, put together from a checkpoint where no process holds all of it."""
     draft = module.draft
     if is_sharded(cfg.trainer):
         best = folder_of(folder) / BEST
         state = read_checkpoint(best if best.exists() else folder_of(folder) / LAST)["state_dict"]
-        draft = begin(
-            str(cfg.pair.draft), plain(cfg.shape) or {}, cfg.from_pretrained, tokenizer, cfg.seed, "cpu", cfg.pair.dtype
-        )
+        if cfg.layers is None:
+            source, settings = str(cfg.pair.draft), plain(cfg.shape) or {}
+            draft = begin(source, settings, cfg.from_pretrained, tokenizer, cfg.seed, "cpu", cfg.pair.dtype)
+        else:
+            draft = from_target(cfg, load_target(cfg, responses), data.states["train"].whole).cpu()
         draft.load_state_dict({name.removeprefix("draft."): value for name, value in state.items()})
     return draft.cpu().eval().requires_grad_(False)
 

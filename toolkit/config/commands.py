@@ -223,6 +223,13 @@ class Distill(Command, OnPair, Trains):
     from_pretrained: Annotated[
         str | None, HubData(kind="model"), "to begin with: a folder, a hub name, toy/draft; null: fresh weights"
     ] = "${pair.draft}"
+    layers: (
+        Annotated[
+            Annotated[int, AtLeast(1)] | list[Annotated[int, AtLeast(0)]],
+            "of the target: the draft is made of them; a number: those whose absence costs most; null: a draft is given",
+        ]
+        | None
+    ) = None
     shape: Annotated[Mapping[str, Any] | None, "of fresh weights: keys that differ from the pair's draft's"] = None
     temperature: Annotated[float, Above(0), "of p and q in the loss; null: the responses' own, or 1"] | None = None
     lmbda: Annotated[float, Probability, "chance that a batch's texts are drawn from the draft itself"] = 0.0

@@ -10,6 +10,8 @@ def card_of(config: Mapping[str, Any], facts: Mapping[str, Any], scores: Mapping
     """Markdown. `facts` has revision, machine, versions, sampling and the number of texts."""
     pair, loss, sampling = config["pair"], config["loss"], facts["sampling"]
     begun = config["from_pretrained"] or f"fresh weights, {config['shape'] or 'the draft'}"
+    if config["layers"] is not None:
+        begun = f"layers of the target: {config['layers']}"
     options = ", ".join(
         f"{name}={value}" for name, value in loss.items() if name != "_target_" and not isinstance(value, dict)
     )

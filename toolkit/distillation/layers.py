@@ -4,7 +4,7 @@ Which layers: those whose absence costs most. The cost of a layer is the mean KL
 responses, measured by leaving it out (cf. Men et al., ShortGPT, arXiv:2403.03853, who rank layers by the angle between
 their input and output).
 
-Shapes: L layers, B texts, T tokens, n positions of responses, V vocabulary.
+Shapes: L layers.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from toolkit.errors import InputError
-from toolkit.models.teacher import Text, logits_of, pad_right
+from toolkit.models.teacher import Text, produced_logits
 
 LAYER = re.compile(r"(?<=layers\.)\d+(?=\.)|(?<=h\.)\d+(?=\.)")  # a layer's number in the name of a weight
 
@@ -33,36 +33,33 @@ def layers_in(model: Any) -> nn.ModuleList:
     return lists[0]
 
 
+def most_costly(model: Any, texts: Sequence[Text], count: int) -> list[int]:
+    """The layers whose absence costs most, in their order. Raises InputError for more than there are."""
+    from tqdm.auto import tqdm
+
+    total = len(layers_in(model))
+    if count > total:
+        raise InputError(f"layers: expected at most {total}, got {count}")
+    costs = list(tqdm(absence_costs(model, texts), desc="cost of each layer's absence", total=total, unit="layer"))
+    return sorted(sorted(range(total), key=lambda layer: -costs[layer])[:count])
+
+
 @torch.no_grad()
-def absence_costs(model: Any, texts: Sequence[Text], batch_size: int = 8) -> Iterator[float]:
+def absence_costs(model: Any, texts: Sequence[Text]) -> Iterator[float]:
     """The cost of each layer's absence, in nats per response token, layer by layer: L + 1 forward passes over the texts."""
-    batches = [texts[i : i + batch_size] for i in range(0, len(texts), batch_size)]
-    whole = [_response_logits(model, batch) for batch in batches]
+    whole = produced_logits(model, texts).float().log_softmax(-1)
     for layer in layers_in(model):
-        total, count = 0.0, 0
         with _absent(layer):
-            for batch, logits in zip(batches, whole, strict=True):
-                without = _response_logits(model, batch)
-                total += float(nn.functional.kl_div(without, logits, reduction="sum", log_target=True))
-                count += len(logits)
-        yield total / count
-
-
-def _response_logits(model: Any, texts: Sequence[Text]) -> Tensor:
-    """Log-probabilities [n, V] of every response token's position."""
-    logits = logits_of(model, pad_right([[*prompt, *produced] for prompt, produced in texts]))
-    rows = [logits[i, len(a) - 1 : len(a) + len(b) - 1] for i, (a, b) in enumerate(texts)]
-    return torch.cat(rows).float().log_softmax(-1)
+            without = produced_logits(model, texts).float().log_softmax(-1)
+        yield float(nn.functional.kl_div(without, whole, reduction="batchmean", log_target=True))
 
 
 @contextmanager
 def _absent(layer: nn.Module) -> Iterator[None]:
     """Within it, the layer returns what it is given."""
-    tuples = []
 
     def skip(module: Any, args: Any, kwargs: dict[str, Any], output: Any) -> Any:
         states = args[0] if args else kwargs["hidden_states"]
-        tuples.append(isinstance(output, tuple))
         return (states, *output[1:]) if isinstance(output, tuple) else states
 
     hook = layer.register_forward_hook(skip, with_kwargs=True)

@@ -285,3 +285,13 @@ def test_a_distilled_draft_is_a_plain_checkpoint(run):
 
 def test_drafts_of_the_families_have_names_that_vllm_knows():
     assert {FAMILIES[family][0].__name__ for family in FAMILIES} == VLLM
+
+
+def test_a_target_without_a_draft_gets_one_of_its_layers(run, tiny_pair):
+    target = ModelPair.from_pretrained(tiny_pair / "target")
+    folder = run("layers", "pair.draft=null", "layers=1", "loss=lk")
+    draft = load_draft(folder / "draft")
+    assert draft.config.num_hidden_layers == 1 < target.target.config.num_hidden_layers
+    assert scores(folder)["val/alpha"] > scores(folder)["start/alpha"]
+    pair = ModelPair.from_pretrained(tiny_pair / "target", folder / "draft")
+    assert generate(pair, ["the cat"], "speculative", max_new_tokens=4)[0].counts.num_drafted > 0
