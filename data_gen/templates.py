@@ -93,7 +93,7 @@ def conversation(turns: Any) -> Conversation:
     if not turns or turns[0] is None:
         return Conversation([])
     if all(isinstance(turn, str | None) for turn in turns):
-        texts = [turn for turn in turns if isinstance(turn, str)]
+        texts = [turn for turn in turns if turn is not None]
         return Conversation([{"role": "user", "content": texts[0]}], None, tuple(texts[1:]))
     messages = [_message(turn) for turn in turns]
     while messages and messages[-1]["role"] != "assistant":
@@ -106,7 +106,7 @@ def _message(turn: Any) -> Message:
         raise NullValueError("a turn is null")
     for role, content in (("role", "content"), ("from", "value")):
         if isinstance(turn, Mapping) and isinstance(turn.get(role), str) and content in turn:
-            return {"role": ROLES.get(turn[role], turn[role]), "content": _text(turn[content])}
+            return {"role": ROLES.get(turn[role], str(turn[role])), "content": _text(turn[content])}
     raise InputError(f"expected turns with role and content, or from and value, got {shown(turn)}")
 
 
