@@ -26,8 +26,8 @@ from analysis.tables.positions import acceptance_positions
 from analysis.tables.rows import COUNTS
 from analysis.tables.standing import standing
 
-REPETITIONS, AT_ONCE, LEAST = 800, 20, 0.92
-QUICK = Bootstrap(200)
+REPETITIONS, AT_ONCE, LEAST = 1000, 20, 0.92
+QUICK = Bootstrap(1000)
 LARGE = 20_000
 
 

@@ -113,7 +113,9 @@ def test_rounds_of_changing_length_are_left_out(tmp_path):
 def test_requests_without_rounds_are_left_out(tmp_path):
     histograms, skipped = observed.read_histograms(write(tmp_path, answer([0, 0, 0]), answer([1, 2, 9])))
     assert (len(histograms), skipped) == (1, 1)
-    assert observed.by_length(histograms, 0.1, Bootstrap(20)).notna().all(axis=None)
+    lengths = observed.by_length(histograms, 0.1, Bootstrap(20))
+    assert lengths[["tokens_per_round", "throughput"]].notna().all(axis=None)
+    assert lengths.throughput_low.isna().all(), "one request shows no spread"
 
 
 def test_the_best_of_the_lengths_that_surely_pay_is_advised():
