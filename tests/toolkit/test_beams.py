@@ -115,6 +115,12 @@ def sampled(
     return Counter(tuple(sorted(map(tuple, g.beams or []))) for g in generations)
 
 
+def by_draft(num_beams: int, drafted: int, layers: int, policy: Any = None) -> Method:
+    """Speculative beams whose draft weighs the input beams itself."""
+    plain = method(num_beams, drafted, layers, policy)
+    return replace(plain, proposer=replace(plain.proposer, weights="draft"))
+
+
 class Foreseeing(Confidence):
     """Sees acceptance coming, right or wrong: the number of candidates then differs from row to row and layer to layer."""
 
@@ -129,6 +135,7 @@ CASES = {
     "speculative_shallow": method(2, drafted=2, layers=1),
     "adaptive_depth": method(2, drafted=3, policy=Confidence(0.45)),
     "adaptive_width": method(2, drafted=4, policy=Foreseeing(0.0), min_beams=2),
+    "weighed_by_draft": by_draft(2, 3, 1, Confidence(0.45)),
 }
 
 
@@ -345,6 +352,39 @@ def test_the_draft_reads_what_the_beams_hold(exact_pair, prompts):
     for generation in decode(pair, prompts, method(2, drafted=2, layers=3), Sampling(max_new_tokens=24), batch_size=3):
         assert [r.num_accepted for r in generation.rounds] == [3] * 6
         assert all(r.bonus for r in generation.rounds)
+
+
+@pytest.mark.parametrize("policy", [Fixed(2), Confidence(0.3)])
+def test_a_draft_that_weighs_beams_knows_its_likelihood_of_every_response(policy, exact_pair, prompts, monkeypatch):
+    """q_beam of each round's first layer, against one uncached run of the draft over every input beam's whole text."""
+    from toolkit.decoding import beams
+
+    original, checked = beams.BeamBatch.propose, []
+
+    def compared(self, context):
+        forest, state = original(self, context)
+        if forest.pairs:
+            for slot, row in enumerate(self.beams):
+                if not self.busy[slot] or not forest.num_layers[slot]:
+                    continue
+                prompt = self.rows[slot].generation.prompt_ids
+                joint = []
+                for beam in row.living:
+                    logps = (
+                        self.pair.draft(torch.tensor([prompt + beam.tokens]))
+                        .logits[0]
+                        .log_softmax(-1)[len(prompt) - 1 :]
+                    )
+                    joint.append(logps[-1] + sum(logps[i, token] for i, token in enumerate(beam.tokens)))
+                expected = torch.stack(joint).flatten().softmax(0)
+                error = (forest.draft_probs[0][slot][: len(expected)] - expected).abs().max()
+                checked.append((float(error), len(row.living[0].tokens)))
+        return forest, state
+
+    monkeypatch.setattr(beams.BeamBatch, "propose", compared)
+    decode(exact_pair, prompts, by_draft(2, 3, 2, policy), Sampling(max_new_tokens=12), batch_size=3)
+    assert max(error for error, _ in checked) < 1e-5
+    assert max(length for _, length in checked) > 6
 
 
 @pytest.mark.parametrize("num_beams", [1, 2, 4])

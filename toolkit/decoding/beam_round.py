@@ -23,6 +23,7 @@ class Beam:
     score       log-likelihood of the response by the target
     node        id in the target's cache of the token before the newest one; -1: the end of the context
     draft_node  id in the draft's cache of the last token it has read there, `draft_unread` what follows up to the newest
+    draft_score  log-likelihood by the draft up to the first of `draft_unread`; 0 unless beams are weighed by it
     """
 
     tokens: list[int]
@@ -30,6 +31,7 @@ class Beam:
     node: int = -1
     draft_node: int = -1
     draft_unread: list[int] = field(default_factory=list)
+    draft_score: float = 0.0
 
     @property
     def mean(self) -> float:
@@ -43,6 +45,7 @@ class BeamRound:
     def __init__(self, forest: Forest, verdict: BeamVerdict):
         self.num_before = forest.num_before
         self.num_candidates = forest.pairs[0].shape[1] if forest.pairs else 0
+        self.joint = forest.joint
         self.num_read, self.draft_read = forest.num_read, forest.was_read
         self.tokens, self.parents = forest.tokens.tolist(), forest.parents.tolist()
         self.newest_ids, self.node_ids = forest.newest_ids.tolist(), forest.node_ids.tolist()
@@ -105,6 +108,20 @@ class BeamRound:
             return self.node_ids[slot][n], []
         node, unread = self.draft_position(slot, self.parents[slot][n], old)
         return node, [*unread, self.tokens[slot][n]]
+
+    def draft_score(self, slot: int, index: int, token: int, old: list[Beam]) -> float:
+        """`Beam.draft_score` of a beam that goes on from a block index with a token."""
+        n = index - self.num_before
+        layer, first = (
+            (0, 0) if n < 0 else (n // self.num_candidates + 1, n // self.num_candidates * self.num_candidates)
+        )
+        if layer < len(self.joint):
+            return float(self.joint[layer][slot, index if n < 0 else n - first, token])
+        return (
+            old[index].draft_score
+            if n < 0
+            else self.draft_score(slot, self.parents[slot][n], self.tokens[slot][n], old)
+        )
 
 
 def _searched(pairs: list[tuple[int, int, float]], num_beams: int, ends: Ends) -> list[tuple[int, int, float]]:

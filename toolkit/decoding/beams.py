@@ -87,6 +87,7 @@ class BeamBatch(Batch[ForestContext, Forest, BeamVerdict]):
     def context(self, uniforms: Tensor) -> ForestContext:
         width = max(len(beams.living) for beams in self.beams)
         scores = [[b.score for b in beams.living] + [-torch.inf] * (width - len(beams.living)) for beams in self.beams]
+        by_draft = [[b.draft_score for b in beams.living] + [0.0] * (width - len(beams.living)) for beams in self.beams]
         most = self.proposer.max_layers(self.method.limit)
         limits = [min(self._layers_left(slot), most) for slot in range(len(self.rows))]
         unread, catch_up, newest = self._catch_up(width)
@@ -97,6 +98,7 @@ class BeamBatch(Batch[ForestContext, Forest, BeamVerdict]):
             newest=newest,
             held=[self.target.index.num_nodes(slot) for slot in range(len(self.rows))],
             scores=torch.tensor(scores, dtype=torch.float64, device=self.device),
+            draft_scores=torch.tensor(by_draft, dtype=torch.float64, device=self.device),
             texts=TextOrder.of(tensor_on(self.device, [_codes(beams.living, width) for beams in self.beams])),
             limits=tensor_on(self.device, limits),
             most=max(0, *limits),
@@ -247,7 +249,8 @@ class BeamBatch(Batch[ForestContext, Forest, BeamVerdict]):
                 beams.finished.append(Beam(tokens, score))
             elif last:
                 node, unread = facts.draft_position(slot, parent, old)
-                beams.living.append(Beam(tokens, score, held + parent, node, [*unread, token]))
+                draft_score = facts.draft_score(slot, parent, token, old)
+                beams.living.append(Beam(tokens, score, held + parent, node, [*unread, token], draft_score))
 
     def _record(self, slot: int, facts: BeamRound, seconds: tuple[float, float]) -> None:
         """Note the round: its layers, counts and seconds."""

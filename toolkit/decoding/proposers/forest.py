@@ -4,8 +4,8 @@ Paper: Dynamic-Width Speculative Beam Decoding (arXiv:2409.16560), section 3. th
 num_layers, q_beam -> draft_probs. With one layer less than the target reads, as in every proposer: the last layer is not read
 by the draft.
 Deviation: candidates are i.i.d. draws from q_beam, as the paper's theorem assumes (its code draws without replacement).
-Deviation: an input beam weighs what the *target* says of it, and only drafted tokens weigh by the draft.
-Any q is exact; this one is nearer to p.
+Deviation: an input beam weighs what the *target* says of it, and only drafted tokens weigh by the draft. Any q is exact;
+this one is nearer to p. With weights=draft it weighs the draft's likelihood of its whole response, as in the paper.
 
 Shapes: B rows, W input beams, W_S draft beams, N = W_S x layers nodes, V vocabulary. A **block** is what the target reads:
 the W newest tokens of the input beams, then the N nodes; parents are indices into it.
@@ -14,8 +14,8 @@ the W newest tokens of the input beams, then the N nodes; parents are indices in
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Annotated
+from dataclasses import dataclass, field
+from typing import Annotated, Literal
 
 import torch
 from torch import Tensor
@@ -45,6 +45,7 @@ class ForestContext:
     newest [B, W]    which of them is the newest token of each beam
     held             per row: nodes in the target's cache before the round; the block's nodes follow them
     scores [B, W]    log-likelihood of the input beams by the target; -inf: no beam
+    draft_scores     [B, W] their log-likelihoods by the draft, up to the first token of theirs that it has not read
     texts            which input beams are copies of one text, and how they compare
     limits [B]       the most layers each row may draft; `most` is the largest
     uniforms [B, M]  one per node; uniforms_of_collapse [B] one to choose among beams
@@ -56,6 +57,7 @@ class ForestContext:
     newest: Tensor
     held: list[int]
     scores: Tensor
+    draft_scores: Tensor
     texts: TextOrder
     limits: Tensor
     most: int
@@ -79,6 +81,7 @@ class Forest:
     scores       [B, W] of the input beams, -inf: no beam; texts: how they compare
     newest_ids   [B, W] of the beams' newest tokens in the draft's cache; node n has id node_ids[:, n], if n < num_read
     was_read     whether the draft was asked at all
+    joint        per layer of nodes (input beams first) that the draft has read: log q of the pairs after them [B, n, V]
     """
 
     tokens: Tensor
@@ -94,6 +97,7 @@ class Forest:
     node_ids: Tensor
     num_read: int
     was_read: bool
+    joint: list[Tensor] = field(default_factory=list)
 
     @property
     def num_before(self) -> int:
@@ -137,6 +141,7 @@ class ForestProposer(Proposer):
     min_beams   the fewest draft beams of a layer, where the policy foresees acceptance (trained heads). Then enough
                 are drafted to let this many be accepted, ceil(min_beams / P(accepted)), at most num_beams; None:
                 always num_beams
+    weights     whose likelihood weighs an input beam: "target", or "draft" as in the paper
     scheme      how a layer's beams are drawn from q_beam: "iid", or "without_replacement" as in the published code
     """
 
@@ -144,6 +149,7 @@ class ForestProposer(Proposer):
     num_layers: Annotated[int, Between(0, 4096)] = 3
     min_beams: Annotated[int, Between(1, 4096)] | None = None
     scheme: str = "iid"
+    weights: Literal["target", "draft"] = "target"
 
     def __post_init__(self) -> None:
         check_ranges(self, "proposer.")
@@ -174,12 +180,14 @@ class ForestProposer(Proposer):
         state, starts = policy.begin(limits > 0, state)
         drafting = starts & (limits > 0)
         num_layers, num_calls = torch.zeros_like(limits), torch.zeros_like(limits)
-        growing = _Growing(context, width, self.scheme)
+        growing = _Growing(context, width, self.scheme, self.weights == "draft")
         gate = Gate(device)
         while growing.depth < context.most and gate.passes(drafting):
             logits, hidden = growing.read()
             num_calls += drafting
+            drafting = drafting & ~growing.scores.isneginf().all(1)
             probs, joint = joint_distribution(growing.scores, logits, context.sampling, growing.texts)
+            growing.joint += [joint] if growing.weighed_by_draft else []
             if policy.reads:
                 new_state, go_on = policy.read(growing.step(logits, hidden, None), state)
                 state, drafting = frozen(new_state, state, drafting), drafting & go_on
@@ -199,8 +207,8 @@ class ForestProposer(Proposer):
 class _Growing:
     """The forest so far, all rows alike in shape."""
 
-    def __init__(self, context: ForestContext, width: int, scheme: str):
-        self.context, self.width, self.scheme = context, width, scheme
+    def __init__(self, context: ForestContext, width: int, scheme: str, weighed_by_draft: bool):
+        self.context, self.width, self.scheme, self.weighed_by_draft = context, width, scheme, weighed_by_draft
         self.scores = context.scores  # [B, n] of the newest layer; -inf: does not go on
         self.texts = context.texts  # its own
         self.best = torch.zeros(len(context.limits), 0, dtype=torch.long, device=context.limits.device)
@@ -213,6 +221,7 @@ class _Growing:
         self.num_forwards = 0
         self.ids = self.newest_ids = torch.zeros_like(context.newest)
         self.layer_ids: list[Tensor] = []
+        self.joint: list[Tensor] = []  # per forward pass, before warping, if the draft weighs the beams
 
     @property
     def depth(self) -> int:
@@ -231,6 +240,11 @@ class _Growing:
             )
             index = context.newest.to(device)
             self.ids = self.newest_ids = held.unsqueeze(1) + index
+            if self.weighed_by_draft:
+                logps = context.fit(reading.logits).double().log_softmax(-1)
+                likelihoods = _likelihoods(logps, tokens, parents - held.unsqueeze(1)).gather(1, index)
+                scores = context.draft_scores + likelihoods.to(context.limits.device)
+                self.scores = scores.masked_fill(context.scores.isneginf(), -torch.inf)
             logits, hidden = (_at(value, index) for value in (reading.logits, reading.hidden))
         else:
             parents = self.ids.gather(1, self.parents[-1].to(device))
@@ -301,7 +315,22 @@ class _Growing:
             node_ids=torch.cat([empty.to(self.ids.device), *self.layer_ids], 1),
             num_read=self.width * min(len(self.layer_ids), num_layers),
             was_read=self.num_forwards > 0,
+            joint=self.joint,
         )
+
+
+def _likelihoods(logps: Tensor, tokens: Tensor, parents: Tensor) -> Tensor:
+    """Log-likelihood [B, C] of every node from log-probabilities [B, C, V] after each, its first token not counted.
+
+    parents [B, C] are earlier nodes of these; negative where a node is a first one.
+    """
+    rows = torch.arange(len(tokens), device=tokens.device)
+    total = torch.zeros_like(tokens, dtype=torch.float64)
+    for node in range(tokens.shape[1]):
+        above = parents[:, node].clamp(min=0)
+        following = total[rows, above] + logps[rows, above, tokens[:, node]]
+        total[:, node] = torch.where(parents[:, node] >= 0, following, 0.0)
+    return total
 
 
 def _at(values: Tensor, index: Tensor) -> Tensor:
