@@ -162,9 +162,10 @@ def open_stage(
                 lock.release(stage.folder, stage._lock)
                 raise
         journal.begin(stage.folder)
-        files = [entry for entry in sorted(stage.folder.iterdir()) if entry.is_file() and entry.name[0] != "."]
-        if foreign := [path.name for path in files if path.name != MANIFEST and journal.is_foreign(path)]:
-            print(f"{stage.folder}: {_some(foreign)}: not written by this stage, left alone", file=sys.stderr)
+        if not overwrite:
+            files = [entry for entry in sorted(stage.folder.iterdir()) if entry.is_file() and entry.name[0] != "."]
+            if foreign := [path.name for path in files if path.name != MANIFEST and journal.is_foreign(path)]:
+                print(f"{stage.folder}: {_some(foreign)}: not written by this stage, left alone", file=sys.stderr)
         if not shared:
             journal.clear_temporaries(stage.folder)
         if not (stage.folder / MANIFEST).exists() or stage.finished:

@@ -106,7 +106,7 @@ class Processes:
     def __init__(self, trainer: Mapping[str, Any]):
         self.group: Any = None
         if not is_distributed(trainer):
-            rank_zero_only.rank = 0  # Lightning has set it by the variables
+            rank_zero_only.rank = 0  # type: ignore[attr-defined]  # Lightning has set it by the variables
             return
         try:
             kinds = (TorchElasticEnvironment, SLURMEnvironment)
@@ -116,9 +116,9 @@ class Processes:
                 f"trainer.strategy={trainer.get('strategy', 'auto')} under Slurm: {first_line(error)}"
             ) from None
         if isinstance(environment, LightningEnvironment):
-            rank_zero_only.rank = max(environment.node_rank(), environment.local_rank())
+            rank_zero_only.rank = max(environment.node_rank(), environment.local_rank())  # type: ignore[attr-defined]
             return
-        rank_zero_only.rank = environment.global_rank()
+        rank_zero_only.rank = environment.global_rank()  # type: ignore[attr-defined]
         if environment.world_size() == 1:
             return
         check_number(trainer, environment.world_size())
