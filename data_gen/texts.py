@@ -91,7 +91,8 @@ def read_responses(folders: str | Path | Sequence[str | Path], same_ends: bool =
     """
     paths = [Path(folder) for folder in ([folders] if isinstance(folders, str | Path) else folders)]
     rows: list[dict[str, Any]] = []
-    samplings, targets, inputs, first_row = [], [], [], 0
+    samplings, targets, first_row = [], [], 0
+    inputs: list[Path] = []
     for folder in paths:
         answered = list(read_rows(folder))
         manifest = read_manifest(folder)

@@ -17,7 +17,6 @@ if __name__ == "__main__":  # help and faults, before anything heavy is imported
 
     check_command_line("distill")
 
-from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import asdict
 from pathlib import Path
@@ -37,7 +36,6 @@ from toolkit.errors import InputError
 from toolkit.files.atomic import read_json, write_json, write_text
 from toolkit.models.fingerprint import Weights
 from toolkit.models.pair import ModelPair, load_tokenizer
-from toolkit.models.teacher import Text
 from toolkit.runs.pipeline import fill_folders, run_stages
 from toolkit.runs.stage import Stage, command, open_stage, provenance
 from toolkit.runs.tracking import tagged
@@ -154,7 +152,7 @@ def build_module(cfg: commands.Distill, responses: Any, data: TextData, tokenize
             str(pair.draft), plain(cfg.shape) or {}, cfg.from_pretrained, tokenizer, cfg.seed, pair.device, pair.dtype
         )
     else:
-        draft = from_target(cfg, target, data.states["train"].whole)
+        draft = from_target(cfg, target, data)
     temperature = cfg.temperature or responses.sampling.temperature or 1.0
     model = None if target is None else target.target
     teacher = instantiate(cfg.teacher)(model, temperature, responses.target)
@@ -166,15 +164,16 @@ def build_module(cfg: commands.Distill, responses: Any, data: TextData, tokenize
     return DraftTraining(draft, teacher, loss, temperature, on_policy, optimizer, scheduler, record)
 
 
-def from_target(cfg: commands.Distill, target: ModelPair | None, texts: Sequence[Text]) -> Any:
+def from_target(cfg: commands.Distill, target: ModelPair | None, data: TextData) -> Any:
     """A draft of the target's layers, those of the config, or as many as it says. Raises InputError without the target."""
     if target is None:
         raise InputError("layers: the draft is made of the target's weights; expected teacher.on_missing=compute")
-    layers = cfg.layers
-    if isinstance(layers, int):
-        layers = most_costly(target.target, texts[:LAYER_TEXTS], layers)
+    if isinstance(cfg.layers, int):
+        layers = most_costly(target.target, data.states["train"].whole.texts[:LAYER_TEXTS], cfg.layers)
         print(f"distill: a draft of the target's layers {layers}", flush=True)
-    return draft_of(target.target, list(layers)).requires_grad_(True)
+    else:
+        layers = list(cfg.layers or ())
+    return draft_of(target.target, layers).requires_grad_(True)
 
 
 def load_target(cfg: commands.Distill, responses: Any) -> ModelPair | None:
@@ -238,7 +237,7 @@ def whole_draft(
             source, settings = str(cfg.pair.draft), plain(cfg.shape) or {}
             draft = begin(source, settings, cfg.from_pretrained, tokenizer, cfg.seed, "cpu", cfg.pair.dtype)
         else:
-            draft = from_target(cfg, load_target(cfg, responses), data.states["train"].whole).cpu()
+            draft = from_target(cfg, load_target(cfg, responses), data).cpu()
         draft.load_state_dict({name.removeprefix("draft."): value for name, value in state.items()})
     return draft.cpu().eval().requires_grad_(False)
 

@@ -435,15 +435,14 @@ def _load_model(source: str | Path, options: dict[str, Any], device: str | None,
     if not sys.stderr.isatty():
         transformers.logging.disable_progress_bar()
     try:
-        model: Any
         if reduced.is_reduced(source):
-            model, missing = reduced.load(Path(source), options["dtype"]), []
+            loaded: Any = reduced.load(Path(source), options["dtype"]), {"missing_keys": ()}
         else:
-            model, about = AutoModelForCausalLM.from_pretrained(source, output_loading_info=True, **options)
-            missing = sorted(about["missing_keys"])
+            loaded = AutoModelForCausalLM.from_pretrained(source, output_loading_info=True, **options)
     except Exception as error:  # as above
         raise InputError(f"could not load a causal language model from {source}: {first_line(error)}") from error
-    if missing:  # they would be random numbers, other ones at every load
+    model, about = loaded
+    if missing := sorted(about["missing_keys"]):  # they would be random numbers, other ones at every load
         raise InputError(
             f"{source} lacks {missing[0]}, a weight of {type(model).__name__}: expected the checkpoint of a whole causal "
             "language model"
