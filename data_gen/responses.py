@@ -38,7 +38,7 @@ from toolkit.decoding import decode
 from toolkit.errors import InputError
 from toolkit.files.atomic import content_hash
 from toolkit.models.fingerprint import Weights
-from toolkit.models.generation_config import settled
+from toolkit.models.generation_config import resolved
 from toolkit.models.pair import fingerprint
 from toolkit.models.prompts import Prompt
 from toolkit.models.remote import served_pair
@@ -66,7 +66,7 @@ def run(cfg: commands.Responses) -> Path:
         return _finished_before(stage)
     print(f"responses: {len(prompts):,} prompts; loading the pair", file=sys.stderr)
     pair = served_pair(plain(cfg.pair)) if cfg.endpoints else instantiate(cfg.pair)
-    sampling = settled(instantiate(cfg.sampling), pair.target)
+    sampling = resolved(instantiate(cfg.sampling), pair.target)
     weights = None if cfg.endpoints else fingerprint(pair.target)
     job = content_hash([stage.identity, weights, [(prompt.id, prompt.content) for prompt in prompts]])
     firsts = range(0, len(prompts), cfg.shard_size)

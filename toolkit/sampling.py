@@ -139,7 +139,7 @@ def _below_largest(values: Tensor, count: int, exactly: bool) -> Tensor:
 
 def penalized(logits: Tensor, sampling: Sampling, seen: Tensor | None = None) -> Tensor:
     """Logits [..., V] in float32 (float64 if that is what comes), after the repetition penalty and before anything else."""
-    assert not sampling.generation_config, "the sampling is settled first (toolkit.models.generation_config)"
+    assert not sampling.generation_config, "the sampling is resolved first (toolkit.models.generation_config)"
     if logits.dtype != torch.float64:
         logits = logits.float()
     if sampling.repetition_penalty == 1.0 or seen is None:

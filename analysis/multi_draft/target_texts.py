@@ -26,7 +26,7 @@ from toolkit.config.identity import contents_of
 from toolkit.decoding import decode
 from toolkit.errors import InputError
 from toolkit.files.atomic import content_hash
-from toolkit.models.generation_config import settled
+from toolkit.models.generation_config import resolved
 from toolkit.models.pair import ModelPair, fingerprint
 from toolkit.models.teacher import Reading, readings_along
 from toolkit.sampling import Sampling, row_generator
@@ -124,7 +124,7 @@ class Walk:
     def __post_init__(self) -> None:
         if not self.pair.drafts:
             raise InputError("acceptance needs a draft model, the pair has none")
-        object.__setattr__(self, "sampling", settled(self.sampling, self.pair.target))
+        object.__setattr__(self, "sampling", resolved(self.sampling, self.pair.target))
         if not self.source:
             raise InputError("expected texts or prompts to walk along, got none")
         if not self.num_drafts or min(self.num_drafts) < 1:

@@ -20,7 +20,7 @@ from toolkit.decoding.proposers import ChainProposer
 from toolkit.decoding.proposers.copying import CopyProposer
 from toolkit.errors import InputError
 from toolkit.files.atomic import content_hash
-from toolkit.models.generation_config import settled
+from toolkit.models.generation_config import resolved
 from toolkit.models.pair import ModelPair, fingerprint
 from toolkit.models.prompts import Prompt
 from toolkit.runs.tracking import parameter_counts
@@ -42,7 +42,7 @@ class Workbench:
     batch_size: int
 
     def __post_init__(self) -> None:
-        self.sampling = settled(self.sampling, self.pair.target)
+        self.sampling = resolved(self.sampling, self.pair.target)
         self.hashes = [content_hash(prompt.content) for prompt in self.prompts]
         self.fingerprints = [fingerprint(model) for model in (self.pair.target, *self.pair.drafts)]
         self.methods: dict[str, Method] = {}

@@ -12,7 +12,7 @@ from data_gen import responses
 from data_gen.texts import read_responses
 from toolkit import ModelPair, generate
 from toolkit.config import compose
-from toolkit.models.generation_config import settled
+from toolkit.models.generation_config import resolved
 from toolkit.sampling import Sampling, warp
 
 SAID = {"do_sample": True, "temperature": 0.7, "top_p": 0.8, "top_k": 20, "repetition_penalty": 1.3}
@@ -63,7 +63,7 @@ def test_the_switch_follows_it(said, same, pair):
 def test_what_it_cannot_follow_is_named_even_then(pair):
     pair.target.generation_config = GenerationConfig(no_repeat_ngram_size=3, top_k=5)
     with pytest.warns(RuntimeWarning, match="it says no_repeat_ngram_size=3 "):
-        assert settled(Sampling(generation_config=True), pair.target) == Sampling(top_k=5)
+        assert resolved(Sampling(generation_config=True), pair.target) == Sampling(top_k=5)
 
 
 def test_nothing_is_warped_before_it_is_settled():

@@ -16,7 +16,7 @@ from toolkit.decoding.text import TextBatch
 from toolkit.engine.engine import engine_of
 from toolkit.engine.facts import max_positions
 from toolkit.errors import InputError
-from toolkit.models.generation_config import settled
+from toolkit.models.generation_config import resolved
 from toolkit.models.pair import ModelPair
 from toolkit.sampling import Sampling, row_generator
 from toolkit.types import Generation, Prompt
@@ -75,7 +75,7 @@ def decode_measured(
     timed     True: wait for the device between draft and target, so that the rounds' seconds are each model's own
     capacity  least number of tokens that a cache has room for: short texts are timed in the caches of longer ones
     """
-    sampling = settled(sampling, pair.target)
+    sampling = resolved(sampling, pair.target)
     sampling.check_vocab(pair.vocab_size, 1 if method.beams is None else method.beams.num_beams)
     method = method.bind(pair).at(sampling)
     row_ids = range(len(prompts)) if row_ids is None else row_ids

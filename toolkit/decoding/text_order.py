@@ -54,20 +54,20 @@ class TextOrder:
 
     def warp(self, pairs: Tensor, sampling: Sampling) -> Tensor:
         """The distribution [B, n V] over pairs, from their logits [B, n, V]: warped as one distribution, cut in order."""
-        places = self._places(pairs)
-        ordered = torch.empty_like(pairs.flatten(1)).scatter_(1, places, pairs.flatten(1))
-        return warp(ordered, sampling, exactly=True).gather(1, places)
+        positions = self._positions(pairs)
+        ordered = torch.empty_like(pairs.flatten(1)).scatter_(1, positions, pairs.flatten(1))
+        return warp(ordered, sampling, exactly=True).gather(1, positions)
 
     def largest(self, pairs: Tensor, count: int) -> Tensor:
         """The pairs [B, count] of the largest values [B, n, V], in order."""
-        places = self._places(pairs)
-        index = torch.arange(places.shape[1], device=places.device).expand_as(places)
-        at_place = torch.empty_like(places).scatter_(1, places, index)
-        return at_place.gather(1, largest(pairs.flatten(1).gather(1, at_place), count))
+        positions = self._positions(pairs)
+        index = torch.arange(positions.shape[1], device=positions.device).expand_as(positions)
+        at_position = torch.empty_like(positions).scatter_(1, positions, index)
+        return at_position.gather(1, largest(pairs.flatten(1).gather(1, at_position), count))
 
-    def _places(self, pairs: Tensor) -> Tensor:
-        """Where each pair [B, n V] comes among all pairs: by text, then by copy."""
+    def _positions(self, pairs: Tensor) -> Tensor:
+        """The position of each pair [B, n V] among all pairs: by text, then by copy."""
         vocab_size = pairs.shape[2]
         tokens = torch.arange(vocab_size, device=pairs.device)
-        place = (self.rank * vocab_size + self.copy).unsqueeze(2) + self.copies.unsqueeze(2) * tokens
-        return place.flatten(1)
+        position = (self.rank * vocab_size + self.copy).unsqueeze(2) + self.copies.unsqueeze(2) * tokens
+        return position.flatten(1)

@@ -18,21 +18,23 @@ OTHERS = {  # what else changes which tokens are drawn, and the value that chang
 }  # fmt: skip
 
 
-def settled(sampling: Sampling, model: Any) -> Sampling:
+def resolved(sampling: Sampling, model: Any) -> Sampling:
     """The sampling with what the model's generation config says, if it is to be obeyed; otherwise as it is.
 
     Warns of the fields of that config which this sampling does not follow.
     """
     config = getattr(model, "generation_config", None)
-    said = {name: value for name in (*OBEYED[:-1], *OTHERS) if (value := getattr(config, name, None)) is not None}
+    stored = {name: value for name in (*OBEYED[:-1], *OTHERS) if (value := getattr(config, name, None)) is not None}
     if getattr(config, "do_sample", None) is False:
-        said["temperature"] = 0.0
+        stored["temperature"] = 0.0
     if stops := getattr(config, "stop_strings", None):
-        said["stop"] = (stops,) if isinstance(stops, str) else tuple(stops)
+        stored["stop"] = (stops,) if isinstance(stops, str) else tuple(stops)
     if sampling.generation_config:
-        sampling = replace(sampling, **{name: said[name] for name in OBEYED if name in said}, generation_config=False)
+        sampling = replace(
+            sampling, **{name: stored[name] for name in OBEYED if name in stored}, generation_config=False
+        )
     neutral = {**{field.name: getattr(sampling, field.name) for field in fields(sampling)}, **OTHERS}
-    different = [f"{name}={value}" for name, value in said.items() if value != neutral[name] and value != []]
+    different = [f"{name}={value}" for name, value in stored.items() if value != neutral[name] and value != []]
     if different:
         warnings.warn(
             f"the target's generation_config is not followed: it says {', '.join(different)} (sampling.generation_config="
