@@ -15,14 +15,15 @@ Accounting: done + failed + skipped = input. Failed rows hold an error, skipped 
 
 from __future__ import annotations
 
-import sys
-
 if __name__ == "__main__":  # help and faults, before anything heavy is imported
+    import sys
+
     from toolkit.config.command_line import check_command_line
 
     check_command_line("responses")
     print("responses: importing torch and transformers", file=sys.stderr, flush=True)
 
+import sys
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import asdict

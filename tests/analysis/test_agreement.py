@@ -45,7 +45,7 @@ def test_a_wrong_recording_is_found_out(folders):
     replayed, live = load_rows([folders["traces"]], "replayed"), load_rows([folders["live"]], "live")
     wrong = replayed.copy()
     setting = wrong.setting == "K=4"
-    wrong.loc[setting, "num_target_calls"] = (wrong.loc[setting, "num_target_calls"] * 1.2).round().astype(int)
+    wrong.loc[setting, "num_target_calls"] = (wrong.loc[setting, "num_target_calls"] * 1.4).round().astype(int)
     table = agreement(wrong, live, 0.2, Bootstrap(2000, 0.9999)).set_index("setting")
     assert table.loc["K=4", "low"] > 0 and table.loc["K=1", "low"] < 0 < table.loc["K=1", "high"]
 

@@ -63,12 +63,13 @@ def run_of(folder):
 def test_sentences_say_what_ran(tmp_path):
     cfg = {"paths": {"output_dir": str(tmp_path)}, "overwrite": False, "cost_ratio": 0.25}
     stage = open_stage(
-        "compare", OmegaConf.create({**cfg, "grid": {"dsbd": {"widths": [1, 2]}}, "sampling": {"top_k": 9}})
+        "compare",
+        OmegaConf.create({**cfg, "grid": {"dsbd": {"proposer": {"num_beams": [1, 2]}}}, "sampling": {"top_k": 9}}),
     )
     stage.finish(num_prompts=1234)
     runs = Runs({"x": stage.folder})
     said = runs.said(
-        "{x.num_prompts} prompts, c = {x.cost_ratio}, widths {x.grid.dsbd.widths}, top-k {x.sampling.top_k}"
+        "{x.num_prompts} prompts, c = {x.cost_ratio}, widths {x.grid.dsbd.proposer.num_beams}, top-k {x.sampling.top_k}"
     )
     assert said == "1,234 prompts, c = 0.25, widths 1 and 2, top-k 9"
     assert runs.said("{y.num_prompts} prompts") is None and runs.said("{x.batches} batches") is None

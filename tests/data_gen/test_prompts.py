@@ -70,6 +70,9 @@ SAMPLES = {
     "wmt": (".jsonl", [{"translation": {"de": "Guten Tag", "en": "Hello"}}], [
         ("Translate the input English sentence into German.\nInput: Hello\nOutput: ", "Guten Tag"),
     ]),
+    "wmt18": (".jsonl", [{"translation": {"de": "Guten Tag", "en": "Hello"}}], [
+        ("Translate the input English sentence into German.\nInput: Hello\nOutput: ", "Guten Tag"),
+    ]),
     "wmt_de_en": (".jsonl", [{"translation": {"de": "Guten Tag", "en": "Hello"}}], [
         ("Translate the input German sentence into English.\nInput: Guten Tag\nOutput: ", "Hello"),
     ]),

@@ -280,7 +280,7 @@ def test_folders_that_end_by_different_limits_are_not_recorded_together(tiny_res
     other = tmp_path / "other"
     shutil.copytree(tiny_responses, other)
     manifest = json.loads((other / "manifest.json").read_text())
-    manifest["config"]["sampling"]["max_new_tokens"] += 1
+    manifest["sampling"]["max_new_tokens"] += 1
     manifest["checksum"] = checksum(manifest)
     (other / "manifest.json").write_text(json.dumps(manifest))
     with pytest.raises(InputError, match="differ in target or sampling"):

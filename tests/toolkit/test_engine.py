@@ -32,6 +32,7 @@ def test_a_pair_is_values():
         "head",
         "options",
         "chat_template_options",
+        "unshared",
     }
 
 

@@ -96,7 +96,7 @@ def table_pair(sharpness=1.0):
     return ModelPair(target=TabularModel.random(3, 2, torch.Generator().manual_seed(5), sharpness), end_ids=(END,))
 
 
-LOOKUP_RATE = replace(LookupRate(column_cost=0.1), deepest=3).bind(None)
+LOOKUP_RATE = replace(LookupRate(match.MatchEstimator(), column_cost=0.1), deepest=3).bind(None)
 
 
 @pytest.mark.parametrize("rule", ["rejection", "block"])
@@ -134,7 +134,7 @@ def test_no_draft_model_is_asked():
         (PromptLookupProposer(), Fixed(3)),
         (PromptLookupProposer(), Heuristic(2)),
         (SuffixProposer(), Heuristic(2)),
-        (SuffixProposer(), LookupRate(column_cost=0.2)),
+        (SuffixProposer(), LookupRate(match.MatchEstimator(), column_cost=0.2)),
     ],
 )
 @pytest.mark.parametrize("temperature", [0.0, 1.0])

@@ -20,6 +20,9 @@ class Model:
     def __init__(self, **own):
         vars(self).update(own)
 
+    def modules(self):
+        return []
+
 
 def model_of(config=None, **own):
     """What messages look at."""

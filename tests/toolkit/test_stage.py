@@ -306,8 +306,9 @@ def test_files_that_were_added_or_changed_are_other_inputs(tmp_path):
     for name in ("a.txt", "b.txt"):
         (tmp_path / name).write_text(name)
     inputs = [tmp_path / "a.txt", tmp_path / "b.txt"]
+    stage.open_stage("demo", config_at(tmp_path / "before"))
     with pytest.raises(StaleError, match=r"its inputs have changed \(.*a.txt, .*b.txt\)"):
-        stage.open_stage("demo", config_at(tmp_path), inputs=inputs)
+        stage.open_stage("demo", config_at(tmp_path / "before"), inputs=inputs)
     out = stage.open_stage("demo", config_at(tmp_path / "out"), inputs=inputs).finish()
     (tmp_path / "b.txt").write_text("changed")
     with pytest.raises(StaleError, match=r"its inputs have changed \([^ ]*b.txt\);"):

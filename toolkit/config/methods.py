@@ -9,9 +9,11 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from toolkit.config import choices, flatten, method_config, plain, sources
+from toolkit.config import sources
 from toolkit.config.commands import OfMethod, keys_of
+from toolkit.config.files import choices, flatten, plain
 from toolkit.config.keys import Keys
+from toolkit.config.store import compose_unchecked
 from toolkit.config.values import is_node
 from toolkit.errors import InputError, unknown_name
 
@@ -94,11 +96,12 @@ def check_grid(
 def parameters(name: str, paths: Iterable[str], keys_of_class: Callable[[str], Keys | None]) -> dict[str, Any]:
     """The declared types of a method's keys that a grid names, by dotted path. Raises InputError for one it does not have."""
     annotations: dict[str, Any] = {}
+    paths = list(paths)
+    method = plain(compose_unchecked("method_only", [f"method={name}"]))["method"] if set(paths) - {"head"} else {}
     for path in paths:
         if path == "head":
             annotations[path] = keys_of(OfMethod).keys[path].annotation
         elif path != "impossible":
-            method = plain(method_config(name))
             node, key = _below(method, path)
             keys = keys_of_class(_target(node)) if is_node(node) else None
             if keys is None or key not in keys.keys:

@@ -89,8 +89,9 @@ def devices_of(model: Any) -> list[str]:
 def end_ids(model: Any, tokenizer: Any) -> tuple[int, ...]:
     """Tokens that end a text: those of the model's generation config, and the tokenizer's."""
     named = [getattr(owner, "eos_token_id", None) for owner in (getattr(model, "generation_config", None), tokenizer)]
+    ends = [end.tolist() if isinstance(end, Tensor) else end for end in named if end is not None]
     return tuple(
-        dict.fromkeys(end for ends in named if ends is not None for end in torch.as_tensor(ends).view(-1).tolist())
+        dict.fromkeys(int(end) for part in ends for end in (part if isinstance(part, list | tuple) else [part]))
     )
 
 

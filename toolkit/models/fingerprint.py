@@ -110,7 +110,7 @@ def adapters(model: Any) -> list[Any]:
             list(layer.active_adapters),
             layer.disable_adapters,
             list(layer.merged_adapters),
-            vars(layer).get("scaling"),
+            dict(vars(layer).get("scaling") or {}),
         ]
         for name, layer in (model.named_modules() if hasattr(model, "named_modules") else ())
         if isinstance(vars(layer).get("merged_adapters"), list)

@@ -388,7 +388,8 @@ def resolve(source: str | Path) -> str | Path:
     if os.path.exists(source):  # False for names that are no paths, as too long ones
         return Path(source)
     if str(source).startswith((".", "/", "~")) or str(source).endswith(gguf.ENDING):
-        raise InputError(f"expected a model folder or a GGUF file at {source}, found none")
+        kind = "GGUF file" if str(source).endswith(gguf.ENDING) else "model folder"
+        raise InputError(f"expected a {kind} at {source}, found none")
     return str(source)
 
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from toolkit.engine.device import tensor_on
-from toolkit.types import Drafted, Judged, Step
+from toolkit.types import Drafted, Judged, Match, Step
 
 State = dict[str, Tensor]
 
@@ -119,6 +119,16 @@ class DrawnEstimator(Protocol):
 
     def drawn_probs(self, step: Step) -> tuple[Tensor, Tensor]:
         """P(y_k accepted) and P(y_{k+1} accepted) [B] each, given that the ones before are."""
+
+
+class CopyEstimator(Protocol):
+    """Gives the probability that a copied token is accepted, given that the ones before it are."""
+
+    def bind(self, pair: Any) -> CopyEstimator:
+        """Read what the estimator needs."""
+
+    def prob(self, match: Match, depth: int) -> Tensor:
+        """P(y_k accepted) [B], k = depth; 0 where nothing is copied."""
 
 
 def entry_probs(estimator: DrawnEstimator, step: Step, survival: Tensor | None) -> tuple[Tensor, Tensor]:

@@ -12,19 +12,18 @@ withholding a token that was drawn. The unit of cost is a target forward pass ov
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Annotated, ClassVar
 
 import torch
 from torch import Tensor
 
-from toolkit.acceptance.match import MatchEstimator
 from toolkit.config.notes import AtLeast, Between, File
 from toolkit.config.values import check_ranges
 from toolkit.costs.load import LoadCost
 from toolkit.engine.device import floats_on
-from toolkit.stopping.base import State, StoppingPolicy
+from toolkit.stopping.base import CopyEstimator, State, StoppingPolicy
 from toolkit.types import Drafted, Judged, Step
 
 
@@ -44,7 +43,7 @@ class LookupRate(StoppingPolicy):
     reads: ClassVar[bool] = True
     needs_draft_model: ClassVar[bool] = False
     reads_matches: ClassVar[bool] = True
-    estimator: MatchEstimator = field(default_factory=MatchEstimator)
+    estimator: CopyEstimator
     costs: Annotated[str | None, File()] = None
     column_cost: Annotated[float, AtLeast(0)] = 0.05
     batch_size: Annotated[int, AtLeast(1)] = 1

@@ -20,7 +20,6 @@ from toolkit.stopping import (
     DynamicConfidence,
     Fixed,
     Heuristic,
-    LookupRate,
     Rate,
     StoppingPolicy,
     Survival,
@@ -94,7 +93,7 @@ def values(states: list[dict[str, torch.Tensor]]) -> list[torch.Tensor]:
 
 
 CLASSES = [one for one in vars(stopping).values() if dataclasses.is_dataclass(one)]
-NEEDED = {"policy": Always()}
+NEEDED = {"estimator": DrawnScores(), "policy": Always()}
 
 
 @pytest.mark.parametrize(
@@ -103,8 +102,6 @@ NEEDED = {"policy": Always()}
 def test_every_setting_is_refused_outside_its_range(kind, field):
     hints = typing.get_type_hints(kind, include_extras=True)
     given = {name: value for name, value in NEEDED.items() if name in hints}
-    if "estimator" in hints and kind is not LookupRate:
-        given["estimator"] = DrawnScores()
     where = "" if kind is Bounded else r"policy\."
     for interval in intervals(hints[field]):
         with pytest.raises(InputError, match=f"^{where}{field}: expected"):

@@ -36,6 +36,11 @@ class Copy(NamedTuple):
     occurrences: list[int]
     agreement: list[float]
 
+    @classmethod
+    def of(cls, tokens: Sequence[int], length: int = 1) -> Copy:
+        """What followed the only place that is looked at, where `length` tokens agree."""
+        return cls(list(tokens), length, [1] * len(tokens), [1.0] * len(tokens))
+
 
 NOTHING = Copy([], 0, [], [])
 

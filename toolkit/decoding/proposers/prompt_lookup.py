@@ -39,6 +39,5 @@ class PromptLookupProposer(CopyProposer):
             last = text[len(text) - size :]
             for start in range(len(text) - size - 1, -1, -1):
                 if text[start : start + size] == last:
-                    tokens = until_end(text[start + size : start + size + most], end_ids)
-                    return Copy(tokens, size, [1] * len(tokens), [1.0] * len(tokens))
+                    return Copy.of(until_end(text[start + size : start + size + most], end_ids), size)
         return NOTHING
