@@ -24,7 +24,7 @@ from toolkit.stopping import (
 )
 from toolkit.stopping.base import StoppingPolicy
 from toolkit.testing import check_policy
-from toolkit.types import DraftStep, Proposal, Verdict
+from toolkit.types import DraftStep, Match, Proposal, Verdict
 from toolkit.verification import get
 
 
@@ -263,6 +263,9 @@ class DrawnScores(ReadScore):
 
     def drawn_probs(self, step: DraftStep) -> tuple[torch.Tensor, torch.Tensor]:
         return step.hidden[:, 0], step.hidden[:, 1]
+
+    def prob(self, match: Match, depth: int) -> torch.Tensor:
+        return match.agreement
 
 
 def go_on(policy: StoppingPolicy, state: dict, depth: int, accepted: float, following: float) -> tuple[dict, bool]:
