@@ -37,6 +37,12 @@ def test_what_is_not_followed_is_named_once(pair):
     assert "temperature=0.7, top_k=20, top_p=0.8, repetition_penalty=1.3, suppress_tokens=[7]" in message
 
 
+def test_greedy_decoding_is_not_warned_of_settings_for_draws(pair):
+    pair.target.generation_config = GenerationConfig(**SAID, eos_token_id=2)
+    with pytest.warns(RuntimeWarning, match=r"it says repetition_penalty=1.3 \("):
+        tokens(pair, temperature=0.0)
+
+
 def test_what_agrees_or_changes_nothing_is_not_named(pair):
     same = {name: value for name, value in SAID.items() if name != "do_sample"}
     pair.target.generation_config = GenerationConfig(**SAID, min_length=0, typical_p=1.0, bad_words_ids=[])

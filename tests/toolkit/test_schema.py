@@ -331,6 +331,19 @@ def test_classes_of_the_users_own_are_read_and_not_imported(tmp_path, monkeypatc
     )
 
 
+def test_the_nearest_constructor_of_a_users_class_names_its_keys(tmp_path, monkeypatch):
+    (tmp_path / "constructed.py").write_text(
+        "from toolkit.stopping import Fixed\n\nclass Mine(Fixed):\n    def __init__(self, notes: int = 3):\n"
+        "        super().__init__(notes)\n\nclass Like(Mine):\n    pass\n"
+    )
+    (tmp_path / "broken.py").write_text("class Mine(:\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    sources.clear()
+    for name in ("Mine", "Like"):
+        assert list(keys_of_class(f"constructed.{name}").keys) == ["notes"]
+    assert "broken.py, line 1: expected Python, got" in refusal("decode", "method.policy._target_=broken.Mine")
+
+
 def test_docstrings_say_what_keys_mean():
     text = "Mean of things. stem: compare word stems (English).\n\n    a, b  both of\n          them; c: the third\n    d: last"
     assert meanings_in(text, ["stem", "a", "b", "c", "d", "e"]) == {

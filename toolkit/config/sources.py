@@ -19,6 +19,8 @@ from typing import Annotated, Any, Literal, Union
 
 from toolkit.config import notes
 from toolkit.config.keys import REQUIRED, Key, Keys, meanings_in
+from toolkit.errors import InputError
+from toolkit.files.text import first_line
 
 Definition = ast.ClassDef | ast.FunctionDef
 OTHERS = ("toolkit", "analysis", "data_gen", "hydra_plugins")  # packages of this toolkit
@@ -55,14 +57,19 @@ def keys_of(target: str) -> Keys | None:
         )
     family = list(_family(definition))
     nodes = [one.node for one in family]
-    own = [one for one in reversed(family) if any("dataclass" in ast.unparse(d) for d in one.node.decorator_list)]
-    if own:
-        return _described(Keys({key.name: key for one in own for key in _fields(one.node, one.module)}), nodes)
-    for one in family:
-        init = _member(one.node, "__init__")
+    for number, definition in enumerate(family):  # the nearest constructor counts
+        if _is_dataclass(definition.node):
+            fields = [owner for owner in reversed(family[number:]) if _is_dataclass(owner.node)]
+            keys = Keys({key.name: key for owner in fields for key in _fields(owner.node, owner.module)})
+            return _described(keys, nodes)
+        init = _member(definition.node, "__init__")
         if isinstance(init, ast.FunctionDef):
-            return _described(_arguments(init, one.module, True), [init, *nodes])
+            return _described(_arguments(init, definition.module, True), [init, *nodes])
     return Keys()
+
+
+def _is_dataclass(node: Definition) -> bool:
+    return any("dataclass" in ast.unparse(decorator) for decorator in node.decorator_list)
 
 
 @cache
@@ -177,7 +184,12 @@ def clear() -> None:
 
 @cache
 def _tree(file: Path) -> ast.Module:
-    return ast.parse(file.read_text(encoding="utf-8"))
+    """A file's syntax tree. Raises InputError where it is no Python."""
+    try:
+        return ast.parse(file.read_text(encoding="utf-8"))
+    except (SyntaxError, ValueError) as error:
+        line = f", line {error.lineno}" if isinstance(error, SyntaxError) else ""
+        raise InputError(f"{file}{line}: expected Python, got {first_line(error)}") from None
 
 
 def _statements(module: str) -> Iterator[ast.stmt]:

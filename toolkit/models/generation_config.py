@@ -29,6 +29,10 @@ def resolved(sampling: Sampling, model: Any) -> Sampling:
         stored["temperature"] = 0.0
     if stops := getattr(config, "stop_strings", None):
         stored["stop"] = (stops,) if isinstance(stops, str) else tuple(stops)
+    if sampling.temperature == 0 and not sampling.generation_config:  # asked for, and the others change nothing then
+        stored = {
+            name: value for name, value in stored.items() if name not in ("temperature", "top_k", "top_p", "min_p")
+        }
     if sampling.generation_config:
         sampling = replace(
             sampling, **{name: stored[name] for name in OBEYED if name in stored}, generation_config=False
