@@ -246,8 +246,8 @@ def whole_outputs(device: torch.device, method: Method, runs: int) -> Finding:
     counts, expected = output_counts(table_pair(device), method, runs)
     if counts[-1] > 0:
         return Finding(False, f"{int(counts[-1])} outputs that cannot be")
-    chance, distance = chi_square(counts, expected), float((counts - expected).abs().sum() / (2 * runs))
-    return Finding(chance > LEVEL, f"p = {chance:.3g} (level {LEVEL:g}), total variation {distance:.4f}, {runs} runs")
+    prob, distance = chi_square(counts, expected), float((counts - expected).abs().sum() / (2 * runs))
+    return Finding(prob > LEVEL, f"p = {prob:.3g} (level {LEVEL:g}), total variation {distance:.4f}, {runs} runs")
 
 
 # -- how a device is kept busy --------------------------------------------------------------------------------------------

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-LEGEND = "prompt | target's tokens as they are, [draft's token|chance of acceptance]"
+LEGEND = "prompt | target's tokens as they are, [draft's token|probability of acceptance]"
 
 
 def show(tokenizer: Any, rows: Sequence[Mapping[str, Any]]) -> None:

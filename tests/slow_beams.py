@@ -1,6 +1,6 @@
 """A round of speculative beams in slow motion: every draft, and every way its tests and draws can fall.
 
-Paper: Dynamic-Width Speculative Beam Decoding (arXiv:2409.16560), Algorithm 1, written down anew in chances instead of
+Paper: Dynamic-Width Speculative Beam Decoding (arXiv:2409.16560), Algorithm 1, written down anew in probabilities instead of
 logarithms. A **path** is an input beam and the tokens after it, as one number: beam * V^d + the tokens in base V. A **code**
 is a beam of the layer before, by its number, and a token: number * V + token. A **history** is, per layer, the codes of
 its output beams in their order: kept candidates, one beam from the residual, the rest from p.
@@ -62,7 +62,7 @@ class Drafts:
 
     distributions    per layer q [M]
     pairs   per layer the candidates [D, W_S]; paths [D, W_S] theirs
-    chance  [D]
+    probability  [D]
     """
 
     distributions: list[Tensor]
@@ -75,7 +75,7 @@ class Drafts:
 class Cells:
     """Boxes of uniforms within which a round goes one way.
 
-    draft [R], chance [R]   of the draft and the box together
+    draft [R], probability [R]   of the draft and the box together
     low, high [R, 3 m + 1]  uniforms at its ends, in the layout of every rule
     kept [R, N]             candidates kept
     length [R]              layers passed
@@ -97,11 +97,11 @@ class Cells:
     def take(self, index: Tensor) -> Cells:
         return Cells(**{f.name: getattr(self, f.name)[index] for f in fields(self)})
 
-    def split(self, slot: int, chances: Tensor) -> tuple[Cells, Tensor, Tensor]:
-        """Cut every box along one uniform, by chances [R, C]: the boxes, which one each is of, and its place among C."""
-        row, cell = (chances > 4 * EDGE).nonzero(as_tuple=True)
-        above, new = chances.cumsum(1)[row, cell], self.take(row)
-        size = chances[row, cell]
+    def split(self, slot: int, probs: Tensor) -> tuple[Cells, Tensor, Tensor]:
+        """Cut every box along one uniform, by probabilities [R, C]: the boxes, which one each is of, and its place among C."""
+        row, cell = (probs > 4 * EDGE).nonzero(as_tuple=True)
+        above, new = probs.cumsum(1)[row, cell], self.take(row)
+        size = probs[row, cell]
         new.chance *= size
         new.low[:, slot], new.high[:, slot] = above - size + EDGE, above - EDGE
         return new, row, cell
@@ -189,7 +189,7 @@ class SlowRound:
     # -- the verdict ----------------------------------------------------------------------------------------------
 
     def cells(self, drafts: Drafts) -> Cells:
-        """Every way the round can go after these drafts; their chances sum to the drafts'."""
+        """Every way the round can go after these drafts; their probabilities sum to the drafts'."""
         cells, finished = self._start(drafts), []
         paths = torch.arange(self.num_inputs).expand(len(cells.draft), -1)
         weights = self.tables.weights.expand_as(paths)
@@ -314,9 +314,9 @@ class SlowRound:
         base = max(self.num_inputs, self.num_drafts) * self.vocab_size + 1
         scale = base ** torch.arange(codes[0].numel()).flip(0)
         which, index = _unique(codes.flatten(1) @ scale)
-        chances = torch.zeros(len(which), dtype=torch.float64).index_add(0, index, cells.chance)
+        probs = torch.zeros(len(which), dtype=torch.float64).index_add(0, index, cells.chance)
         found: Counter[History] = Counter()
-        for layers, chance in zip(codes[which].tolist(), chances.tolist(), strict=True):
+        for layers, chance in zip(codes[which].tolist(), probs.tolist(), strict=True):
             history = [tuple(code - 1 for code in layer if code) for layer in layers]
             found[tuple(layer for layer in history if layer)] += chance
         return found

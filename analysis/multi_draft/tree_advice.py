@@ -68,9 +68,9 @@ def shapes(widths: Sequence[int], max_levels: int, max_nodes: int) -> Iterator[t
     yield from below((), 1, 0)
 
 
-def expected_tokens(shape: Sequence[int], chances: dict[int, float]) -> float:
-    """Tokens per round, the extra one included, with a(K) in `chances`."""
-    return 1 + float(np.cumprod([chances[width] for width in shape]).sum())
+def expected_tokens(shape: Sequence[int], probs: dict[int, float]) -> float:
+    """Tokens per round, the extra one included, with a(K) in `probs`."""
+    return 1 + float(np.cumprod([probs[width] for width in shape]).sum())
 
 
 def advise(table: pd.DataFrame, cost: TreeCost, max_levels: int, max_nodes: int) -> pd.DataFrame:
@@ -82,13 +82,13 @@ def advise(table: pd.DataFrame, cost: TreeCost, max_levels: int, max_nodes: int)
         raise InputError(f"expected max_levels and max_nodes of at least 1, got {max_levels} and {max_nodes}")
     lines = []
     for (dataset, method), rows in table.groupby(["dataset", "method"], sort=False):
-        chances = dict(zip(map(int, rows.K), rows.drafted.clip(0, 1), strict=True))
-        trees = list(shapes(sorted(chances), max_levels, max_nodes))
-        tokens = np.array([expected_tokens(shape, chances) for shape in trees])
+        probs = dict(zip(map(int, rows.K), rows.drafted.clip(0, 1), strict=True))
+        trees = list(shapes(sorted(probs), max_levels, max_nodes))
+        tokens = np.array([expected_tokens(shape, probs) for shape in trees])
         costs = np.array([cost.of_round(shape) for shape in trees])
         is_chain = np.array([max(shape) == 1 for shape in trees])
         if not trees:
-            raise InputError(f"no tree of at most {max_nodes} nodes has {min(chances)} children per node")
+            raise InputError(f"no tree of at most {max_nodes} nodes has {min(probs)} children per node")
         best = int((tokens / costs).argmax())
         chain = float((tokens / costs)[is_chain].max()) if is_chain.any() else float("nan")
         lines.append({

@@ -111,17 +111,17 @@ def head_inputs(trace: Trace, geometry: Geometry, estimator: Any, most: int) -> 
     rows = []
     for depth, index, can_draft in visits(trace, geometry, most):
         possible += can_draft
-        accepted, following = _chances(estimator, RecordedStep(trace, depth, index))
+        accepted, following = _probs(estimator, RecordedStep(trace, depth, index))
         survival = survival * accepted
         rows.append(torch.stack([survival, accepted, following, survival * following], 1).double().numpy())
     return Seen(np.stack(rows), possible)
 
 
-def _chances(estimator: Any, step: RecordedStep) -> tuple[Tensor, Tensor]:
+def _probs(estimator: Any, step: RecordedStep) -> tuple[Tensor, Tensor]:
     """P(the newest token is accepted) and P(the next one is, too | it was), as far as the head says."""
     if hasattr(estimator, "drawn_probs"):
-        chances: tuple[Tensor, Tensor] = estimator.drawn_probs(step)
-        return chances
+        probs: tuple[Tensor, Tensor] = estimator.drawn_probs(step)
+        return probs
     read: Tensor = estimator.read_prob(step)
     return (torch.ones_like(read) if step.depth == 1 else read), read
 

@@ -56,14 +56,14 @@ def _drafted_in_rounds(chances: Array, most: int) -> float:
     """Expected number of drafted tokens if a round holds at most `most`."""
     depth = np.zeros(most + 1)  # probability of each number of tokens drafted so far in the round
     depth[0], drafted = 1.0, 0.0
-    for chance in chances:
-        goes_on = depth[:-1] * chance
+    for prob in chances:
+        goes_on = depth[:-1] * prob
         drafted += goes_on.sum()
         depth = np.concatenate([[1.0 - goes_on.sum()], goes_on])
     return float(drafted)
 
 
-def acceptance_chances(
+def acceptance_probs(
     pair: ModelPair,
     texts: Sequence[Text],
     sampling: Sampling,

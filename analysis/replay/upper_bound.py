@@ -45,8 +45,8 @@ class Solved:
 def oracle(trace: Trace, max_drafted: int | None = None) -> list[dict[str, float]]:
     """Expected counts of the clairvoyant oracle, per text; in closed form from the acceptance draws' probabilities."""
     texts = zip(trace.text_first[:-1].tolist(), trace.text_first[1:].tolist(), strict=True)
-    chances = trace.chance.double().numpy()
-    return [expected_counts(chances[first:last], max_drafted) for first, last in texts]
+    probs = trace.chance.double().numpy()
+    return [expected_counts(probs[first:last], max_drafted) for first, last in texts]
 
 
 def fixed(trace: Trace, most: int | None = None) -> dict[int, Replayed]:

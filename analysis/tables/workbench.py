@@ -9,7 +9,7 @@ from typing import Any
 
 import pandas as pd
 
-from analysis.replay.oracle import acceptance_chances, expected_counts
+from analysis.replay.oracle import acceptance_probs, expected_counts
 from analysis.tables.grid import PARAMETERS, PLAIN, Setting
 from analysis.tables.rows import LENGTHS, check_identity, round_lengths
 from toolkit.acceptance.folder import head_hash
@@ -121,7 +121,7 @@ class Workbench:
         texts = list(zip(responses.prompt_ids, responses.token_ids, strict=True))
         temperature, most = setting.parameters.get("draft_temperature"), setting.parameters.get("max_drafted")
         started = perf_counter()
-        probs = acceptance_chances(self.pair, texts, self.sampling, temperature, self.batch_size)
+        probs = acceptance_probs(self.pair, texts, self.sampling, temperature, self.batch_size)
         counts = [expected_counts(text, most) for text in probs]
         seconds = perf_counter() - started
         rows = [

@@ -9,7 +9,7 @@ from analysis.tables.files import read_table
 from tests.analysis.test_acceptance import acceptance_config
 
 
-def test_a_size_is_how_many_tokens_have_a_chance():
+def test_a_size_is_how_many_tokens_have_a_probability():
     probs = torch.tensor([[0.5, 0.5, 0.0], [1.0, 0.0, 0.0], [0.2, 0.3, 0.5]])
     assert alphabet_sizes(probs).tolist() == [2, 1, 3]
 

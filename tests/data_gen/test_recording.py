@@ -340,7 +340,7 @@ def test_distributions_that_are_no_numbers_are_said():
 
 
 def test_a_token_that_rounding_made_impossible_is_accepted_if_the_draft_has_it():
-    """Of probability 0 by a tie: the chance is 1 where the draft may draw it, else 0."""
+    """Of probability 0 by a tie: the probability is 1 where the draft may draw it, else 0."""
     even = torch.tensor([[0.5, 0.5]], dtype=torch.float64)
     for draft, chance in ((even, 1.0), (torch.tensor([[1.0, 0.0]], dtype=torch.float64), 0.0)):
         pair = ModelPair(target=TabularModel(even), draft=TabularModel(draft), end_ids=())

@@ -62,10 +62,10 @@ def texts_of(target, prompt, length, sampling):
     """Probability of every text that plain decoding can end in."""
     whole, open_ = {}, {(): 1.0}
     while open_:
-        text, chance = open_.popitem()
+        text, prob = open_.popitem()
         for token, share in enumerate(warped(target.probs, [*prompt, *text], sampling).tolist()):
             longer = (*text, token)
-            (whole if is_whole(list(longer), length, sampling) else open_)[longer] = chance * share
+            (whole if is_whole(list(longer), length, sampling) else open_)[longer] = prob * share
     return whole
 
 
@@ -88,48 +88,48 @@ def live_distribution(pair, prompt, length, num_drafted, threshold, sampling=PLA
     )
     distribution = {}
 
-    def rounds(text, calls, targets, discarded, chance):
+    def rounds(text, calls, targets, discarded, prob):
         if is_whole(text, length, sampling):
             key = (tuple(text), calls, targets, discarded)
-            distribution[key] = distribution.get(key, 0.0) + chance
+            distribution[key] = distribution.get(key, 0.0) + prob
             return
-        drafting(text, [], calls, targets, discarded, chance)
+        drafting(text, [], calls, targets, discarded, prob)
 
-    def drafting(text, drafted, calls, targets, discarded, chance):
+    def drafting(text, drafted, calls, targets, discarded, prob):
         chances = q_of((*prompt, *text, *drafted)).tolist()
         limit = min(num_drafted, length - len(text) - 1)
         ended = bool(drafted) and drafted[-1] == END
         before = (prompt + text + drafted)[-2] if drafted else None
         stopped = bool(drafted) and threshold is not None and float(q[before, drafted[-1]]) < threshold
         if len(drafted) == limit or ended or stopped:
-            judge(text, drafted, 0, calls + len(drafted), targets + 1, discarded, chance)
+            judge(text, drafted, 0, calls + len(drafted), targets + 1, discarded, prob)
             return
         for token in range(V):
-            drafting(text, [*drafted, token], calls, targets, discarded, chance * chances[token])
+            drafting(text, [*drafted, token], calls, targets, discarded, prob * chances[token])
 
-    def judge(text, drafted, accepted, calls, targets, discarded, chance):
-        if chance < 1e-15:
+    def judge(text, drafted, accepted, calls, targets, discarded, prob):
+        if prob < 1e-15:
             return
         p, q = (one((*prompt, *text, *drafted[:accepted])) for one in (p_of, q_of))
         if accepted == len(drafted):
             for token in range(V):
-                finish(text, drafted, accepted, token, calls, targets, discarded, chance * float(p[token]))
+                finish(text, drafted, accepted, token, calls, targets, discarded, prob * float(p[token]))
             return
         token = drafted[accepted]
         accept = min(1.0, float(p[token] / q[token]))
-        judge(text, drafted, accepted + 1, calls, targets, discarded, chance * accept)
+        judge(text, drafted, accepted + 1, calls, targets, discarded, prob * accept)
         rest = (p - q).clamp(min=0)
         for extra in range(V):
             share = float(rest[extra] / rest.sum()) if accept < 1 else 0.0
-            finish(text, drafted, accepted, extra, calls, targets, discarded, chance * (1 - accept) * share)
+            finish(text, drafted, accepted, extra, calls, targets, discarded, prob * (1 - accept) * share)
 
-    def finish(text, drafted, accepted, extra, calls, targets, discarded, chance):
-        if chance < 1e-15:
+    def finish(text, drafted, accepted, extra, calls, targets, discarded, prob):
+        if prob < 1e-15:
             return
         new = [*drafted[:accepted], extra]
         ends = (n for n in range(1, len(new)) if is_whole([*text, *new[:n]], length, sampling))
         new = new[: next(ends, len(new))]
-        rounds(text + new, calls, targets, discarded + len(drafted) + 1 - len(new), chance)
+        rounds(text + new, calls, targets, discarded + len(drafted) + 1 - len(new), prob)
 
     rounds([], 0, 0, 0, 1.0)
     return distribution
@@ -153,14 +153,14 @@ def test_replayed_texts_and_counts_follow_the_distribution_of_live_decoding(num_
     found = replay_starts(trace, Bounded(policy, 1, num_drafted)).counts
     exact = live_distribution(pair, prompt, length, num_drafted, threshold, sampling)
     assert sum(exact.values()) == pytest.approx(1.0, abs=1e-9)
-    for text, chance in distribution.items():
-        assert sum(c for key, c in exact.items() if key[0] == text) == pytest.approx(chance, abs=1e-9)
+    for text, prob in distribution.items():
+        assert sum(c for key, c in exact.items() if key[0] == text) == pytest.approx(prob, abs=1e-9)
     counted = {}
     for i, text in enumerate(texts):
         key = (tuple(text), *(int(found[n][i]) for n in ("num_draft_calls", "num_target_calls", "num_discarded")))
         counted[key] = counted.get(key, 0) + 1
-    assert counted.keys() <= {key for key, chance in exact.items() if chance > 0}
-    tested = {key: chance for key, chance in exact.items() if chance * ROWS >= 5}
+    assert counted.keys() <= {key for key, prob in exact.items() if prob > 0}
+    tested = {key: prob for key, prob in exact.items() if prob * ROWS >= 5}
     statistic = sum((counted.get(key, 0) - ROWS * c) ** 2 / (ROWS * c) for key, c in tested.items())
     freedom = len(tested)
     assert abs(statistic - freedom) < 5 * (2 * freedom) ** 0.5 + 5
@@ -175,8 +175,8 @@ def test_draws_that_do_not_know_the_text_are_found_out():
     rate = float(trace.accepted.float().mean())
     wrong = torch.rand(trace.num_positions, generator=torch.Generator().manual_seed(3)) < rate
     found, exact = {}, {}
-    for (text, calls, targets, discarded), chance in live_distribution(pair, prompt, length, 1, None).items():
-        exact[text, targets] = exact.get((text, targets), 0.0) + chance * (calls >= 0) * (discarded >= 0)
+    for (text, calls, targets, discarded), prob in live_distribution(pair, prompt, length, 1, None).items():
+        exact[text, targets] = exact.get((text, targets), 0.0) + prob * (calls >= 0) * (discarded >= 0)
     for accepted, label in ((trace.accepted, "right"), (wrong, "wrong")):
         changed = type(trace)(**{**vars(trace), "accepted": accepted})
         counts = replay(changed, Bounded(Fixed(1), 1, 1)).counts["num_target_calls"]
@@ -223,7 +223,7 @@ def test_every_drawn_token_has_a_draw_of_its_own():
         assert statistic < freedom + 5 * (2 * freedom) ** 0.5
 
 
-def test_the_recorded_chances_are_those_of_the_distributions():
+def test_the_recorded_probabilities_are_those_of_the_distributions():
     pair = table_pair(2)
     texts = [list(text) for text in product(range(1, V), repeat=5)]
     trace = Recorder(pair, Sampling(max_new_tokens=5), 4, upper_bound=True).record(

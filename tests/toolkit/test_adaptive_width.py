@@ -12,7 +12,7 @@ from toolkit.verification import get
 
 
 class Certain(Confidence):
-    """Foresees acceptance with a chance that it was told."""
+    """Foresees acceptance with a probability that it was told."""
 
     chance = 0.0
 
@@ -24,7 +24,7 @@ class Certain(Confidence):
     ("chance", "expected"), [(1.0, 2), (0.9, 3), (0.5, 4), (0.4, 5), (0.3, 6), (0.01, 6), (0.0, 6)]
 )
 def test_a_layer_has_as_many_candidates_as_let_the_wanted_number_be_accepted(chance, expected, table_pair):
-    """ceil(2 / chance), between 2 and 6; the first layer, which nothing was foreseen for, has all 6."""
+    """ceil(2 / probability), between 2 and 6; the first layer, which nothing was foreseen for, has all 6."""
     policy = Certain(0.0)
     object.__setattr__(policy, "chance", chance)
     adaptive = Method("beams", policy, get("beam_layer"), ForestProposer(6, 2, 2), beams=Beams(2))

@@ -1,4 +1,4 @@
-"""Blocks of beams: the chance of every beam of a block of which one is drawn, against drawing it."""
+"""Blocks of beams: the probability of every beam of a block of which one is drawn, against drawing it."""
 
 from __future__ import annotations
 

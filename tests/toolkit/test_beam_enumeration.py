@@ -55,7 +55,7 @@ ROUNDS = {
 }
 
 
-def chance_of(codes: tuple[int, ...], p: list[float]) -> float:
+def prob_of(codes: tuple[int, ...], p: list[float]) -> float:
     """Of i.i.d. draws."""
     return prod(p[code] for code in codes)
 
@@ -72,9 +72,9 @@ def completed(one: SlowRound, distribution: Counter[History]) -> Counter[History
         for history in [history for history in distribution if len(history) == layer]:
             p = one.next_distribution(history)
             if p is not None:
-                chance, chances = distribution.pop(history), p.tolist()
+                chance, probs = distribution.pop(history), p.tolist()
                 for codes in lists(p, one.next_width(history)):
-                    distribution[*history, codes] += chance * chance_of(codes, chances)
+                    distribution[*history, codes] += chance * prob_of(codes, probs)
     return distribution
 
 
@@ -92,14 +92,14 @@ def plain(one: SlowRound, distribution: Counter[History]) -> Counter[History]:
             p = one.next_distribution(history)
             if p is None:
                 continue
-            chance, chances = expected.pop(history), p.tolist()
+            chance, probs = expected.pop(history), p.tolist()
             weights = {width: widths[history, width] for width in range(1, one.num_beams + 1)}
             if one.threshold is None:
                 weights = {one.num_beams: 1.0}
             for width, weight in weights.items():
                 for codes in lists(p, width) if weight else ():
                     share = weight / sum(weights.values())
-                    expected[*history, codes] += chance * share * chance_of(codes, chances)
+                    expected[*history, codes] += chance * share * prob_of(codes, probs)
     return expected
 
 
@@ -167,7 +167,7 @@ HEAVY = ("rejected, three tokens (0)", "rejected, two inputs (3)", "dynamic, zer
     "name", [pytest.param(name, marks=pytest.mark.slow) if name in HEAVY else name for name in ROUNDS]
 )
 def test_output_beams_are_those_of_beam_sampling(name):
-    """Every draft, every cell of the uniforms, at both of its ends: then the cells' sizes are the chances of `judge`."""
+    """Every draft, every cell of the uniforms, at both of its ends: then the cells' sizes are the probabilities of `judge`."""
     one, distribution = ROUNDS[name], Counter()
     for drafts in one.drafts():
         cells = one.cells(drafts)

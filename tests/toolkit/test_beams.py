@@ -56,7 +56,7 @@ def score(model: TabularModel, prompt: list[int], text: tuple[int, ...]) -> floa
 def next_pairs(
     model: TabularModel, prompt: list[int], living: Living, sampling: Sampling
 ) -> dict[tuple[int, ...], float]:
-    """p_beam over the living beams and their next tokens, as texts (equal texts' chances added up).
+    """p_beam over the living beams and their next tokens, as texts (equal texts' probabilities added up).
 
     Exactly k pairs are kept: of equal ones those whose text comes first.
     """
@@ -64,8 +64,8 @@ def next_pairs(
     scores, texts = zip(*sorted(pairs)[: sampling.top_k or None], strict=True)
     distribution = warp(-torch.tensor(scores, dtype=torch.float64), replace(sampling, top_k=0))
     pairs: Counter[tuple[int, ...]] = Counter()
-    for text, chance in zip(texts, distribution.tolist(), strict=True):
-        pairs[text] += chance
+    for text, prob in zip(texts, distribution.tolist(), strict=True):
+        pairs[text] += prob
     return pairs
 
 
@@ -90,10 +90,10 @@ def beam_distribution(
     states: Counter[tuple[Living, Living]] = Counter({(((),), ()): 1.0})
     for depth in range(1, length + 1):
         following: Counter[tuple[Living, Living]] = Counter()
-        for (living, finished), chance in states.items():
+        for (living, finished), prob in states.items():
             pairs = {text: p for text, p in next_pairs(model, prompt, living, sampling).items() if p > 0}
             for drawn in product(pairs, repeat=num_beams):
-                p = chance
+                p = prob
                 for text in drawn:
                     p *= pairs[text]
                 alive = tuple(sorted(text for text in drawn if not over(text)))
@@ -156,7 +156,7 @@ def p_value(seen: Counter[Living], distribution: dict[Living, float]) -> float:
     if not set(seen) <= set(distribution):
         return 0.0
     runs = sum(seen.values())
-    rare = [key for key, chance in distribution.items() if chance * runs < 5]
+    rare = [key for key, prob in distribution.items() if prob * runs < 5]
     common = [key for key in distribution if key not in set(rare)]
     counts = [seen[key] for key in common] + [sum(seen[key] for key in rare)]
     expected = [distribution[key] * runs for key in common] + [sum(distribution[key] for key in rare) * runs]
@@ -186,7 +186,7 @@ def dynamic_distribution(
     states: list[Counter[tuple[Living, Living]]] = [Counter() for _ in range(length)]
     states[0][((),), ()] = 1.0
     for depth in range(length):
-        for (living, finished), chance in states[depth].items():
+        for (living, finished), prob in states[depth].items():
             layers = min(built.proposer.num_layers, length - depth - 1)
             one = SlowRound(
                 tables(pair, prompt, living, layers),
@@ -206,9 +206,9 @@ def dynamic_distribution(
                 alive = tuple(sorted(text for text in texts if text[-1] != end))
                 if not alive or len(done) >= built.beams.num_beams or depth + len(history) == length:
                     best = sorted((*done, *alive), key=lambda t: (-round(score(pair.target, prompt, t) / len(t), 9), t))
-                    distribution[tuple(sorted(best[: built.beams.num_beams]))] += chance * p
+                    distribution[tuple(sorted(best[: built.beams.num_beams]))] += prob * p
                 else:
-                    states[depth + len(history)][alive, tuple(sorted(done))] += chance * p
+                    states[depth + len(history)][alive, tuple(sorted(done))] += prob * p
     return distribution
 
 
@@ -313,7 +313,7 @@ def test_the_beam_test_catches_the_published_scheme(table_pair):
     wrong = Method("wrong", Fixed(2), Credulous(), ForestProposer(3, 2), beams=Beams(2))
     distribution = beam_distribution(table_pair.target, [0, 1], 2, 3, 2, sampling)
     seen = sampled(table_pair, wrong, 6000, 3, sampling, 3000)
-    common = [key for key, chance in distribution.items() if chance > 1e-3]
+    common = [key for key, prob in distribution.items() if prob > 1e-3]
     observed, expected = [seen[key] for key in common], [distribution[key] for key in common]
     scale = sum(observed) / sum(expected)
     assert chisquare(observed, [e * scale for e in expected]).pvalue < 1e-6
@@ -441,12 +441,12 @@ def test_blocks_of_one_token_are_plain_sampling(table_pair, warped):
     exact: Counter[tuple[int, ...]] = Counter()
     waiting = {(): 1.0}
     while waiting:
-        text, chance = waiting.popitem()
+        text, prob = waiting.popitem()
         if len(text) == 3 or (text and text[-1] in table_pair.end_ids):
-            exact[text] += chance
+            exact[text] += prob
             continue
         probs = warp(table_pair.target.probs[table_pair.target.state([0, 1, *text])].log(), sampling)
-        waiting |= {(*text, token): chance * float(p) for token, p in enumerate(probs) if p > 0}
+        waiting |= {(*text, token): prob * float(p) for token, p in enumerate(probs) if p > 0}
     seen = Counter(tuple(g.token_ids) for g in decode(table_pair, [[0, 1]] * runs, built, sampling, batch_size=3000))
     assert set(seen) <= set(exact)
     assert chisquare([seen[t] for t in exact], [exact[t] * runs for t in exact]).pvalue > 0.001
@@ -462,12 +462,12 @@ def test_a_sampled_block_is_one_of_the_beams(table_pair, end, warped):
     first = next_pairs(pair.target, [0, 1], ((),), sampling)
     exact: Counter[tuple[int, ...]] = Counter()
     for beams in product(first, repeat=2):
-        chance = first[beams[0]] * first[beams[1]]
+        prob = first[beams[0]] * first[beams[1]]
         living = tuple(text for text in beams if text[-1] != end)
         for text in set(beams) - set(living):
-            exact[text] += chance * beams.count(text) / 2
+            exact[text] += prob * beams.count(text) / 2
         for text, share in next_pairs(pair.target, [0, 1], living, sampling).items() if living else ():
-            exact[text] += chance * share * len(living) / 2
+            exact[text] += prob * share * len(living) / 2
     assert sum(exact.values()) == pytest.approx(1)
     runs = 8000
     seen = Counter(tuple(g.token_ids) for g in decode(pair, [[0, 1]] * runs, built, sampling, batch_size=4000))

@@ -112,7 +112,7 @@ def test_whole_outputs_follow_the_targets_distribution(rule, proposer, policy):
     expected = pair.target.sequence_distribution([0, 1, 0], 4, END)
     generations = decode(pair, [[0, 1, 0]] * runs, method, Sampling(max_new_tokens=4), batch_size=500)
     seen = [tuple(g.token_ids) for g in generations]
-    outputs = [output for output, chance in expected.items() if chance > 0]
+    outputs = [output for output, prob in expected.items() if prob > 0]
     assert sum(g.counts.num_drafted for g in generations) > runs / 2
     assert chisquare([seen.count(o) for o in outputs], [expected[o] * runs for o in outputs]).pvalue > 1e-3
 

@@ -74,11 +74,11 @@ def test_damage_is_found_on_reading(tmp_path, kind, damage):
     if journaled:
         journal.begin(tmp_path)
     path = make(tmp_path)
-    whole, chance, before = path.read_bytes(), random.Random(0), repr(read(path))
+    whole, prob, before = path.read_bytes(), random.Random(0), repr(read(path))
     for number in range(FLIPS if damage in ("flip", "cut") else 1):
-        place = chance.randrange(len(whole))
+        place = prob.randrange(len(whole))
         changed = bytearray(whole)
-        changed[place] ^= 1 << chance.randrange(8)
+        changed[place] ^= 1 << prob.randrange(8)
         path.write_bytes({"flip": bytes(changed), "cut": whole[:place]}.get(damage, b""))
         if damage == "missing":
             path.unlink()

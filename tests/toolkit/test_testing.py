@@ -61,7 +61,7 @@ def test_whole_outputs_of_a_lossless_method():
     assert testing.output_pvalue(testing.table_pair(), method, 2000) > 1e-4
 
 
-def test_what_cannot_be_has_no_chance():
+def test_what_cannot_be_has_no_probability():
     assert testing.chi_square(torch.tensor([9.0, 1.0]), torch.tensor([10.0, 0.0])) == 0.0
 
 

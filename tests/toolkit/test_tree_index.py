@@ -198,11 +198,11 @@ def test_the_distribution_of_whole_outputs(table, end):
     known = {}
     for output in itertools.product(range(3), repeat=3):
         cut = output[: output.index(end) + 1] if end in output else output
-        chance, text = 1.0, [1, 0]
+        prob, text = 1.0, [1, 0]
         for token in cut:
-            chance *= float(table.probs[table.state(text), token])
+            prob *= float(table.probs[table.state(text), token])
             text.append(token)
-        known[cut] = chance
+        known[cut] = prob
     assert found == pytest.approx(known) and sum(found.values()) == pytest.approx(1.0)
     assert len(found) == (27 if end is None else 8 + 1 + 2 + 4)
 

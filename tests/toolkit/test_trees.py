@@ -226,7 +226,7 @@ def test_chains_that_share_a_prefix_are_exact_by_enumeration(name):
     found = torch.zeros(3, 3, dtype=torch.float64)
     second = {}  # the second token's distribution, by the first and by the multiset of candidates behind it
     for first in product(range(3), repeat=3):
-        chance = float(torch.stack([draft[start, y] for y in first]).prod())
+        prob = float(torch.stack([draft[start, y] for y in first]).prod())
         q = draft[start].expand(3, -1)
         accept, residual = rule.distribution(target[start], q, torch.tensor(first))
         emitted = (residual * (1 - accept.sum())).index_add(0, torch.tensor(first), accept)
@@ -235,7 +235,7 @@ def test_chains_that_share_a_prefix_are_exact_by_enumeration(name):
             key = (token, shared)
             if key not in second:
                 second[key] = node_emission(rule, target[after(token)], draft[after(token)], shared)
-            found[token] += chance * emitted[token] * second[key]
+            found[token] += prob * emitted[token] * second[key]
     expected = torch.stack([target[start, t] * target[after(t)] for t in range(3)])
     assert (found - expected).abs().max() < 1e-12
 

@@ -232,7 +232,7 @@ class Distill(Command, OnPair, Trains):
     ) = None
     shape: Annotated[Mapping[str, Any] | None, "of fresh weights: keys that differ from the pair's draft's"] = None
     temperature: Annotated[float, Above(0), "of p and q in the loss; null: the responses' own, or 1"] | None = None
-    lmbda: Annotated[float, Probability, "chance that a batch's texts are drawn from the draft itself"] = 0.0
+    lmbda: Annotated[float, Probability, "probability that a batch's texts are drawn from the draft itself"] = 0.0
     optimizer: Annotated[Any, Group("model"), "how"]
     scheduler: Annotated[Any, Group("model"), "the learning rate over training; null: constant"] | None
     seed: Annotated[Seed, "of fresh weights, of the order of the texts, of the draft's own texts"] = 0
@@ -321,7 +321,8 @@ class Traces(Command, OnPair, Shared):
         "store the draft's states, D numbers per step: any further head can then be replayed on this recording",
     ] = False
     upper_bound: Annotated[
-        bool, "run the target along the roll-outs, too: the upper bound needs the exact chance of every drafted token"
+        bool,
+        "run the target along the roll-outs, too: the upper bound needs the exact probability of every drafted token",
     ] = False
     max_drafted: Annotated[int, AtLeast(1), "the most tokens a replayed policy may draft in a round"] = 20
     draft_temperature: Annotated[float, AtLeast(0), "the draft's own; null: the sampling's"] | None = None
@@ -584,7 +585,7 @@ class Acceptance(Command, Labels, Intervals, Tracked):
     optimum: Annotated[
         bool, "the best any rule could do, too; of many candidates without replacement it costs the most"
     ] = True
-    alphabet: Annotated[bool, "count, too, how many tokens have a chance at each position"] = False
+    alphabet: Annotated[bool, "count, too, how many tokens have a probability at each position"] = False
     join: Annotated[
         Folders, File(), "finished folders of this command, other prompt sets: their lines are shown beside this run's"
     ] = copied([])

@@ -30,7 +30,7 @@ from toolkit.verification.layer import check_width
 ROUNDING = 1e-9  # a probability this close below the threshold counts as reaching it
 
 
-def acceptance_chances(target_probs: Tensor, draft_probs: Tensor, num_candidates: int) -> Tensor:
+def acceptance_probs(target_probs: Tensor, draft_probs: Tensor, num_candidates: int) -> Tensor:
     """alpha_j [..., m]: P(candidate accepted | the j - 1 before it were rejected, since the last acceptance). Eq. 4.
 
     target_probs, draft_probs [..., M].
@@ -68,14 +68,12 @@ def accepted_distributions(probs: Tensor) -> list[Tensor]:
     return distributions
 
 
-def fill_chances(
-    target_probs: Tensor, draft_probs: Tensor, num_candidates: int, counts: Tensor | None = None
-) -> Tensor:
+def fill_probs(target_probs: Tensor, draft_probs: Tensor, num_candidates: int, counts: Tensor | None = None) -> Tensor:
     """P(a layer of width w fills) [..., m + 1], w = 0..m: at least w of the candidates are accepted.
 
     counts [...]  how many of the m candidates each row has; None: all
     """
-    distributions = accepted_distributions(acceptance_chances(target_probs, draft_probs, num_candidates))
+    distributions = accepted_distributions(acceptance_probs(target_probs, draft_probs, num_candidates))
     distribution = distributions[-1]
     if counts is not None:
         index = counts.unsqueeze(-1).expand_as(distribution).unsqueeze(0)
@@ -99,7 +97,7 @@ def layer_width(
     """
     check_threshold(threshold)
     check_width("min_width", min_width, num_candidates)
-    reached = fill_chances(target_probs, draft_probs, num_candidates, counts)[..., 1:] >= threshold - ROUNDING
+    reached = fill_probs(target_probs, draft_probs, num_candidates, counts)[..., 1:] >= threshold - ROUNDING
     if counts is not None:  # at t = 0 every width is reached
         reached &= torch.arange(1, num_candidates + 1, device=counts.device) <= counts.unsqueeze(-1)
     return reached.sum(-1).clamp(min=min_width)

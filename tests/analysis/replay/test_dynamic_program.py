@@ -298,5 +298,5 @@ def test_the_best_fixed_number_and_the_oracle_of_each_text(trace):
     for most in (None, 2):
         told = upper_bound.oracle(trace, most)
         for text, counts in zip(texts_of(trace), told, strict=True):
-            chances = trace.chance[text.first : text.end].double().numpy()
-            assert counts == pytest.approx(upper_bound.expected_counts(chances, most))
+            probs = trace.chance[text.first : text.end].double().numpy()
+            assert counts == pytest.approx(upper_bound.expected_counts(probs, most))

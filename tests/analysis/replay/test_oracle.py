@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from analysis.replay.oracle import acceptance_chances, expected_counts
+from analysis.replay.oracle import acceptance_probs, expected_counts
 from toolkit import ModelPair
 from toolkit.decoding import Sampling, decode
 from toolkit.engine import TabularModel
@@ -80,7 +80,7 @@ def test_the_oracle_of_texts_drawn_by_coupling(pair):
     texts = [
         ([1], g.token_ids) for g in decode(pair, [[1]] * 1000, plain(), Sampling(max_new_tokens=LIMIT), batch_size=64)
     ]
-    chances = acceptance_chances(pair, texts, Sampling(), batch_size=64)
+    chances = acceptance_probs(pair, texts, Sampling(), batch_size=64)
     expected = np.array([(c["num_drafted"], c["num_target_calls"]) for c in map(expected_counts, chances)])
     error = np.sqrt(np.var(drawn, axis=0) / len(drawn) + np.var(expected, axis=0) / len(expected))
     assert (np.abs(np.mean(drawn, axis=0) - expected.mean(0)) < 4.5 * error).all()
@@ -122,9 +122,9 @@ def single_logits(exact_pair, texts):
         Sampling(temperature=0),
     ],
 )
-def test_chances_are_those_of_single_forwards(exact_pair, texts, single_logits, sampling):
+def test_probabilities_are_those_of_single_forwards(exact_pair, texts, single_logits, sampling):
     """Batched, padded passes against one forward per token, with everything that warping can do."""
-    batched = acceptance_chances(exact_pair, texts, sampling, batch_size=3)
+    batched = acceptance_probs(exact_pair, texts, sampling, batch_size=3)
     for (prompt, produced), logits, chances in zip(texts, single_logits, batched, strict=True):
         assert len(chances) == len(produced)
         for i, token in enumerate(produced):
@@ -137,25 +137,25 @@ def test_chances_are_those_of_single_forwards(exact_pair, texts, single_logits, 
 
 def test_equal_models_accept_everything_and_texts_may_be_empty(pair):
     twin = ModelPair(target=pair.target, draft=pair.target, end_ids=(END,))
-    chances = acceptance_chances(twin, [([1], [2, 3, 1]), ([1], []), ([2, 2], [1])], Sampling())
+    chances = acceptance_probs(twin, [([1], [2, 3, 1]), ([1], []), ([2, 2], [1])], Sampling())
     assert [c.tolist() for c in chances] == [[1, 1, 1], [], [1]]
 
 
 def test_a_pair_without_a_draft_is_refused(pair):
     with pytest.raises(InputError, match="needs a draft model"):
-        acceptance_chances(ModelPair(target=pair.target), [([1], [2])], Sampling())
+        acceptance_probs(ModelPair(target=pair.target), [([1], [2])], Sampling())
 
 
 def test_texts_beyond_the_context_are_refused(pair, monkeypatch):
     monkeypatch.setattr(ModelPair, "max_length", 4)
-    assert len(acceptance_chances(pair, [([1, 2], [2, 1])], Sampling())[0]) == 2
+    assert len(acceptance_probs(pair, [([1, 2], [2, 1])], Sampling())[0]) == 2
     with pytest.raises(InputError, match="^oracle: a text of 5 tokens exceeds the draft's context of 4$"):
-        acceptance_chances(pair, [([1], [2]), ([1, 2, 3], [2, 1])], Sampling())
+        acceptance_probs(pair, [([1], [2]), ([1, 2, 3], [2, 1])], Sampling())
 
 
 def test_the_draft_may_have_a_temperature_of_its_own(pair):
     text = ([1], [2, 3, 1])
-    (found,) = acceptance_chances(pair, [text], Sampling(temperature=0.8), 0.5)
-    for chance, last, token in zip(found, [1, 2, 3], text[1], strict=True):
+    (found,) = acceptance_probs(pair, [text], Sampling(temperature=0.8), 0.5)
+    for prob, last, token in zip(found, [1, 2, 3], text[1], strict=True):
         p, q = ((m.probs[last].log() / t).softmax(-1) for m, t in ((pair.target, 0.8), (pair.draft, 0.5)))
-        assert chance == pytest.approx(min(1.0, float(q[token] / p[token])), abs=1e-9)
+        assert prob == pytest.approx(min(1.0, float(q[token] / p[token])), abs=1e-9)

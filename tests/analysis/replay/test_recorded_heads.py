@@ -212,7 +212,7 @@ def test_a_contender_is_scored_on_the_trace(trace, heads):
 
 
 def test_a_calibration_mends_what_is_wrong(trace):
-    """Logits of the true chances, scaled and shifted: the fit takes that back, with the class weight's shift."""
+    """Logits of the true probabilities, scaled and shifted: the fit takes that back, with the class weight's shift."""
     truth = torch.logit(trace.accept_prob.double().clamp(1e-3, 1 - 1e-3))
     said = torch.zeros(trace.num_steps, dtype=torch.float64)
     for text, start in every_start(trace):
@@ -278,7 +278,7 @@ def test_lines_of_a_judgement_are_scores_of_its_scopes(trace, scored, preread):
     assert found["raw", "product"]["samples"] == sum(len(p) for _, p, _ in parts)
 
 
-def test_certain_chances_are_judged_as_nearly_certain():
+def test_certain_probabilities_are_judged_as_nearly_certain():
     found = calibrating._judged(torch.tensor([0.0, 1.0]), torch.tensor([0.25, 0.25])).compute()
     assert float(found["log_loss"]) == pytest.approx(0.5 * -math.log(calibrating.SMALLEST), rel=1e-6)
 

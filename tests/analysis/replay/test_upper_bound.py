@@ -82,7 +82,7 @@ def test_a_costly_draft_is_not_used_and_a_free_one_is_used_up(trace):
 
 
 class Perfect:
-    """Knows p and q of the table models: the chance of the drawn token, and of the one after it."""
+    """Knows p and q of the table models: the probability of the drawn token, and of the one after it."""
 
     def __init__(self, pair):
         p, q = pair.target.probs, pair.draft.probs

@@ -48,14 +48,14 @@ def test_a_token_is_kept_with_its_weight_whatever_is_drafted_behind_it(seed):
                 weight = survival(weight, tables.p[prefix[:i]][token], tables.q[prefix[:i]][token])
             found = 0.0
             for behind in product(range(size), repeat=most - kept):
-                tokens, chance = prefix + behind, 1.0
+                tokens, prob = prefix + behind, 1.0
                 for i in range(kept, most):
-                    chance *= float(tables.q[tokens[:i]][tokens[i]])
-                if not chance:
+                    prob *= float(tables.q[tokens[:i]][tokens[i]])
+                if not prob:
                     continue
                 p = torch.stack([tables.p[tokens[:i]] for i in range(most + 1)])
                 q = torch.stack([tables.q[tokens[:i]] for i in range(most)])
-                found += chance * float(Block().distribution(p, q, torch.tensor(tokens))[0][kept:].sum())
+                found += prob * float(Block().distribution(p, q, torch.tensor(tokens))[0][kept:].sum())
             assert found == pytest.approx(float(weight), abs=1e-12)
 
 
@@ -64,7 +64,7 @@ def trace():
     return small_trace(upper_bound=True, hidden=True)
 
 
-def test_chances_of_recorded_chains_are_those_of_the_rule(trace):
+def test_probabilities_of_recorded_chains_are_those_of_the_rule(trace):
     """Every start and depth against the rule itself, on distributions computed anew."""
     pair, sampling = testing.table_pair(), Sampling(max_new_tokens=10)
     steps, chances = block_probs(trace)
@@ -92,7 +92,7 @@ def test_chances_of_recorded_chains_are_those_of_the_rule(trace):
     assert compared > 100 and below > 0, "weights rise again behind unlikely tokens"
 
 
-def test_examples_are_steps_of_every_start_with_the_next_chance_as_second_label(trace):
+def test_examples_are_steps_of_every_start_with_the_next_probability_as_second_label(trace):
     steps, chances = block_probs(trace)
     table = torch.rand(3, 4)
     states = BlockStates(trace, [3, 9], table, Inputs(round_depth=MOST), seed=1)
@@ -111,7 +111,7 @@ def test_examples_are_steps_of_every_start_with_the_next_chance_as_second_label(
     assert torch.equal(again.hidden, batch.hidden)
 
 
-def test_depths_weigh_as_the_chance_that_the_block_was_kept_so_far(trace):
+def test_depths_weigh_as_the_probability_that_the_block_was_kept_so_far(trace):
     _, chances = block_probs(trace)
     draws, start = 4000, int(((chances[1] < 0.9) & (chances[1] > 0.1) & ~chances[2].isnan()).nonzero()[0])
     before = torch.cat([torch.ones(1), chances[:-1, start]])
@@ -192,7 +192,7 @@ def head(tmp_path_factory):
     return str(found.save(tmp_path_factory.mktemp("block") / "head"))
 
 
-def test_rounds_end_where_the_next_chance_is_below_the_price(head):
+def test_rounds_end_where_the_next_probability_is_below_the_price(head):
     """Live, against the head asked of plain forwards at the same positions."""
     pair, level = ModelPair.toy(), 0.5
     policy = Rate(PrereadEstimator(head), cost_ratio=0.25, rate=2.0)

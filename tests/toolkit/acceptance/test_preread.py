@@ -171,7 +171,7 @@ def test_hard_labels_are_the_acceptance_draws_of_training_alone(recorded, pair):
     assert torch.equal(~labels[:, 1].isnan(), torch.tensor(follows))
     assert labels[:, 1].nan_to_num(0).unique().tolist() in ([0.0, 1.0], [0.0], [1.0])
     soft = data.states["validation"].batch([0]).labels[:, 0]
-    assert bool(((soft > 0) & (soft < 1)).any())  # scores are about chances
+    assert bool(((soft > 0) & (soft < 1)).any())  # scores are about probabilities
     assert data.about()["label"].startswith("1 where")
 
 

@@ -141,8 +141,8 @@ def test_traces_with_such_logits_are_joined_kept_and_calibrated(pair, folder, tr
     products = {depth: product for depth, product, _ in scored.products(torch.sigmoid, 3)}
     assert torch.equal(scored.positions()[0][:3], told.estimates["x"][:3, 0, 0])
     start = int((Geometry.of(told).run >= 3).nonzero()[0])
-    chances = torch.sigmoid(told.estimates["x"][start, :3, 0].double())
-    assert any(torch.isclose(chances.prod(), value) for value in products[3])
+    probs = torch.sigmoid(told.estimates["x"][start, :3, 0].double())
+    assert any(torch.isclose(probs.prod(), value) for value in products[3])
 
 
 def test_depths_that_no_round_reaches_have_no_logits(pair, folder, trace):
@@ -158,14 +158,14 @@ def test_depths_that_no_round_reaches_have_no_logits(pair, folder, trace):
 
 
 def test_depths_follow_the_rounds_that_could_contain_a_position():
-    """Against the definition, on two texts: one of draws, one of chances."""
-    chances = torch.tensor([1.0, 1, 0, 1, 1, 1, 0.5, 0.25, 1, 0.5])
+    """Against the definition, on two texts: one of draws, one of probabilities."""
+    probs = torch.tensor([1.0, 1, 0, 1, 1, 1, 0.5, 0.25, 1, 0.5])
     first, most, draws = torch.tensor([0] * 6 + [6] * 4), 3, 20_000
     generator = torch.Generator().manual_seed(0)
-    drawn = torch.stack([drawn_depths(chances, first, most, generator) for _ in range(draws)])
+    drawn = torch.stack([drawn_depths(probs, first, most, generator) for _ in range(draws)])
     for place in range(10):
         begin = int(first[place])
-        weights = [float(chances[place - d + 1 : place].prod()) if place - d + 1 >= begin else 0.0 for d in (1, 2, 3)]
+        weights = [float(probs[place - d + 1 : place].prod()) if place - d + 1 >= begin else 0.0 for d in (1, 2, 3)]
         expected = torch.tensor(weights) / sum(weights)
         shares = torch.bincount(drawn[:, place], minlength=4)[1:] / draws
         assert torch.allclose(shares, expected, atol=0.015), place

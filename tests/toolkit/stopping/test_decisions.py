@@ -191,7 +191,7 @@ def test_bounds_pass_on_the_pair_and_draft_nothing_only_where_nothing_may_be_dra
         assert Bounded(Fixed(most), 0, 5).begin(live, {})[1].tolist() == [goes, goes]
 
 
-def test_what_is_foreseen_is_the_next_tokens_chance():
+def test_what_is_foreseen_is_the_next_tokens_probability():
     step = step_of([0.5, 0.5], 0)
     step.hidden = torch.tensor([[0.25, 0.75]])
     rate = Rate(DrawnScores())

@@ -97,10 +97,10 @@ class Slow(LayerRule):
         for row, tokens in enumerate(candidates.tolist()):
             p, q = target_probs[row].tolist(), draft_probs[row].tolist()
             for kept, chance, left in self.outcomes(p, q, tokens, width):
-                chances = target_probs.new_zeros(len(candidates))
-                chances[row] = chance
+                probs = target_probs.new_zeros(len(candidates))
+                probs[row] = chance
                 residuals = target_probs.new_tensor(left).expand_as(target_probs)
-                result.append(Outcome(torch.tensor(kept, dtype=torch.bool), chances, residuals))
+                result.append(Outcome(torch.tensor(kept, dtype=torch.bool), probs, residuals))
         return result
 
     def _distribution(self, *args):

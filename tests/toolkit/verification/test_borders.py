@@ -1,4 +1,4 @@
-"""Borders: free leading dimensions, uniforms that meet a chance exactly, tokens without a chance, what is not a number."""
+"""Borders: free leading dimensions, uniforms that meet a probability exactly, impossible tokens, what is not a number."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from toolkit.verification import LayerRule, PathRule, SelectionRule, base, schem
 from toolkit.verification.enumeration import candidate_tuples, optimum
 from toolkit.verification.optimal import independent_bounds, optimal_acceptance, optimal_acceptances
 from toolkit.verification.rules import importance
-from toolkit.verification.width import acceptance_chances, fill_chances, layer_width
+from toolkit.verification.width import acceptance_probs, fill_probs, layer_width
 
 PATHS, SELECTIONS, LAYERS = (
     [name for name in verification.names() if isinstance(verification.get(name), kind)]
@@ -104,23 +104,23 @@ def test_later_orders_of_the_bound_look_at_the_set_found_last(monkeypatch):
 
 def test_widths_of_many_layers_are_those_of_each_alone():
     p, q = (distribution.reshape(4, 6, 4) for distribution in pairs(8))
-    chances, fills = acceptance_chances(p, q, 3), fill_chances(p, q, 3)
+    chances, fills = acceptance_probs(p, q, 3), fill_probs(p, q, 3)
     widths = layer_width(p, q, 3, 0.6)
     for a in range(4):
         for b in range(6):
-            assert acceptance_chances(p[a, b], q[a, b], 3).tolist() == pytest.approx(chances[a, b].tolist(), abs=1e-14)
-            assert fill_chances(p[a, b], q[a, b], 3).tolist() == pytest.approx(fills[a, b].tolist(), abs=1e-14)
+            assert acceptance_probs(p[a, b], q[a, b], 3).tolist() == pytest.approx(chances[a, b].tolist(), abs=1e-14)
+            assert fill_probs(p[a, b], q[a, b], 3).tolist() == pytest.approx(fills[a, b].tolist(), abs=1e-14)
             assert int(layer_width(p[a, b], q[a, b], 3, 0.6)) == int(widths[a, b])
     counts = (torch.arange(24) % 3 + 1).reshape(4, 6)
     flat = p.flatten(0, 1), q.flatten(0, 1)
     found = layer_width(p, q, 3, 0.6, 1, counts)
     assert torch.equal(found.flatten(), layer_width(*flat, 3, 0.6, 1, counts.flatten()))
-    assert torch.equal(fill_chances(p, q, 3, counts).flatten(0, 1), fill_chances(*flat, 3, counts.flatten()))
+    assert torch.equal(fill_probs(p, q, 3, counts).flatten(0, 1), fill_probs(*flat, 3, counts.flatten()))
 
 
 @pytest.mark.parametrize("name", PATHS)
 def test_a_shorter_chain_in_a_wider_batch_is_judged_as_if_it_were_alone(name):
-    """What lies behind its end counts for nothing, and no length beyond it has a chance."""
+    """What lies behind its end counts for nothing, and no length beyond it has a probability."""
     rule, (p, q) = verification.get(name), dirichlet_pairs(60)
     p, q, tokens = p.reshape(12, 5, 4)[:, :4], q.reshape(12, 5, 4)[:, :3], torch.arange(36).reshape(12, 3) % 4
     for count in range(4):
@@ -213,7 +213,7 @@ def verdict_at(name: str, proposal: Proposal, p: Tensor, test: float, extra: flo
 
 
 @pytest.mark.parametrize("name", ["rejection", "block", "specinfer", "mcsd", "spectr", "importance", "greedy_multi"])
-def test_a_token_is_accepted_below_its_chance_and_not_at_it(name):
+def test_a_token_is_accepted_below_its_probability_and_not_at_it(name):
     """p/q = 1/2 of the only drafted token: one candidate, or a chain of one."""
     p, q = HALF
     for test, length in ((0.5 - 1e-9, 1), (0.5, 0)):
@@ -221,7 +221,7 @@ def test_a_token_is_accepted_below_its_chance_and_not_at_it(name):
 
 
 @pytest.mark.parametrize("name", LAYERS)
-def test_a_beam_is_kept_below_its_chance_and_not_at_it(name):
+def test_a_beam_is_kept_below_its_probability_and_not_at_it(name):
     p, q = (one.unsqueeze(0) for one in HALF)
     one, real = torch.ones(1).long(), torch.ones(1, 1, dtype=torch.bool)
     for test, kept in ((0.5 - 1e-9, True), (0.5, False)):
@@ -231,7 +231,7 @@ def test_a_beam_is_kept_below_its_chance_and_not_at_it(name):
 
 @pytest.mark.parametrize("name", [*PATHS, *SELECTIONS])
 def test_a_token_that_p_does_not_have_is_never_emitted(name):
-    """Token 2 is drafted and has no chance under p: not even the uniform 0 accepts it, alone or behind another."""
+    """Token 2 is drafted and has no probability under p: not even the uniform 0 accepts it, alone or behind another."""
     p, q = HALF
     for drafted in ([2], [1, 2], [2, 2], [1, 2, 1]):
         verdict = verdict_at(name, chain(drafted, q), p, 0.0)
@@ -272,7 +272,7 @@ def test_rows_of_chains_do_not_depend_on_their_neighbours_and_name_what_is_not_a
 
 
 class Redraws(SelectionRule):
-    """Accepts the first candidate with chance 1/4, and draws from p: often a candidate again."""
+    """Accepts the first candidate with probability 1/4, and draws from p: often a candidate again."""
 
     lossless, schemes = False, ("iid",)
 
@@ -330,7 +330,7 @@ def test_candidates_may_share_the_distribution_they_were_drawn_from(name):
 
 @pytest.mark.parametrize("name", SELECTIONS)
 def test_one_row_may_go_on_where_another_one_has_ended(name):
-    """One drafted token in each: accepted in the first row, without a chance in the second."""
+    """One drafted token in each: accepted in the first row, without a probability in the second."""
     q = torch.tensor([0.5, 0.5], dtype=torch.float64).expand(2, 1, 2)
     p = torch.tensor([[[1.0, 0.0], [0.5, 0.5]], [[0.0, 1.0], [0.5, 0.5]]], dtype=torch.float64)
     one = torch.ones(2, dtype=torch.long)

@@ -1,4 +1,4 @@
-"""Choices among candidates by their definition: groups of tokens, and the full program's leftovers, limits and tiny chances."""
+"""Choices among candidates by their definition: groups of tokens, and the full program's leftovers, limits, tiny numbers."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_pairs_without_mass_and_single_precision_have_weights_too():
 
 
 def test_what_a_set_has_left_is_shared_by_its_tokens():
-    """One candidate is 0, the other 1 or 2, and 0 has no chance under p: what flows where is the only possibility."""
+    """One candidate is 0, the other 1 or 2, and 0 has no probability under p: what flows where is the only possibility."""
     p, drafts = np.array([0.0, 0.2, 0.3, 0.5]), np.array([[1.0, 0.0, 0.0, 0.0], [0.0, 0.5, 0.5, 0.0]])
     masks, choice, chosen = best_choice(p, drafts)
     assert masks.tolist() == [0b011, 0b101]
@@ -63,10 +63,10 @@ def test_what_a_set_has_left_is_shared_by_its_tokens():
     assert chosen.tolist() == pytest.approx([0.25, 0.35, 0.4, 0])
 
 
-def test_sets_whose_chance_is_too_small_for_a_number_still_choose():
+def test_sets_whose_probability_is_too_small_for_a_number_still_choose():
     drafts = np.array([[1e-200, 1e-200, 1.0]] * 2)
-    masks, chances = candidate_sets(drafts)
-    assert chances[masks.tolist().index(0b011)] == 0
+    masks, probs = candidate_sets(drafts)
+    assert probs[masks.tolist().index(0b011)] == 0
     masks, choice, chosen = best_choice(np.array([0.3, 0.3, 0.4]), drafts)
     assert choice[masks.tolist().index(0b011)].tolist() == [0.5, 0.5, 0]
     assert choice.sum(1).tolist() == pytest.approx([1.0] * len(masks)) and chosen.sum() == pytest.approx(1)

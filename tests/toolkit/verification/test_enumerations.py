@@ -53,7 +53,7 @@ def test_tables_hold_every_prefix_and_all_kinds_of_distributions():
     assert not torch.equal(tables[7].p[()], tables[8].p[()])
 
 
-def test_chances_of_prefixes_multiply():
+def test_probabilities_of_prefixes_multiply():
     one = PrefixTables(3, 2, 4)
     assert one.chance(one.p, ()) == 1
     assert one.chance(one.q, (1, 2)) == pytest.approx(float(one.q[()][1] * one.q[(1,)][2]))
@@ -89,7 +89,7 @@ def test_survival_and_mean_lengths_by_hand():
 
 
 class Takes(SelectionRule):
-    """Accepts its first candidate with a given chance, and draws from q instead of a residual."""
+    """Accepts its first candidate with a given probability, and draws from q instead of a residual."""
 
     lossless, schemes = False, ("iid", "without_replacement", "greedy")
 

@@ -51,12 +51,12 @@ def slow_bild(p: Tensor, tokens: list[int], num_drafted: int, tau_2: float) -> i
 
 def lengths(rule, p: Tensor, q: Tensor, tokens: Tensor, num_drafted: Tensor) -> list[int]:
     """The certain length of every row, the same from `distribution` and from a verdict; extra tokens come from p."""
-    chances, residuals = rule.distribution(p, q, tokens, num_drafted)
+    probs, residuals = rule.distribution(p, q, tokens, num_drafted)
     assert torch.equal(residuals, p)
-    assert chances.sum(-1).tolist() == [1.0] * len(p)
+    assert probs.sum(-1).tolist() == [1.0] * len(p)
     uniforms = torch.rand(len(p), 3 * tokens.shape[1] + 1, generator=torch.Generator().manual_seed(0))
     verdict = rule.verify(Proposal(tokens, q, num_drafted, num_drafted), p, uniforms)
-    assert verdict.length.tolist() == chances.argmax(-1).tolist()
+    assert verdict.length.tolist() == probs.argmax(-1).tolist()
     assert bool(verdict.valid.all())
     return verdict.length.tolist()
 

@@ -307,7 +307,7 @@ def test_the_likeliest_tokens_are_candidates_for_certain_ties_by_id():
 
 
 @pytest.mark.parametrize("how", [how for how in schemes.SCHEMES if how != "top_k"])
-def test_candidates_are_drawn_with_the_chances_of_their_tuples(how):
+def test_candidates_are_drawn_with_the_probabilities_of_their_tuples(how):
     """100,000 draws against the enumeration, within five standard errors; zeros and too small a support included."""
     _, q = pairs(4)
     uniforms = torch.rand(100_000, 3, generator=torch.Generator().manual_seed(0), dtype=torch.float64)

@@ -115,7 +115,7 @@ class Redraws(SelectionRule):
 
 @pytest.mark.parametrize(("rule", "how"), [*((verification.get(n), how) for n, how in DECLARED), (Redraws(), "iid")])
 def test_emitted_texts_follow_the_target(rule, how):
-    """27 texts of three tokens against their chances, each within five standard errors."""
+    """27 texts of three tokens against their probabilities, each within five standard errors."""
     rows = 30_000
     target, drafts = tables(3, 3, seed=4), tables(6, 3, seed=5).reshape(2, 3, 3)
     uniforms = uniform(rows, num_uniforms(6), seed=6)

@@ -10,9 +10,9 @@ from toolkit.errors import InputError
 from toolkit.sampling import draw
 from toolkit.verification import get, width
 from toolkit.verification.width import (
-    acceptance_chances,
+    acceptance_probs,
     accepted_distribution,
-    fill_chances,
+    fill_probs,
     layer_width,
 )
 
@@ -68,7 +68,7 @@ def test_number_accepted_against_simulation(monkeypatch):
     seen = torch.stack([simulated(p[n], q[n], num_candidates, generator) for n in range(DISTRIBUTIONS)])
 
     def scores() -> Tensor:
-        distribution = accepted_distribution(acceptance_chances(p, q, num_candidates))
+        distribution = accepted_distribution(acceptance_probs(p, q, num_candidates))
         return (seen - distribution).abs() / (distribution * (1 - distribution) / DRAWS).sqrt().clamp(min=1e-6)
 
     right = scores()
@@ -83,10 +83,10 @@ def test_number_accepted_by_hand():
     """alpha = (.5, .8): none .1, and after the first acceptance a fresh walk."""
     distribution = accepted_distribution(torch.tensor([0.5, 0.8], dtype=torch.float64))
     assert distribution.tolist() == pytest.approx([0.5 * 0.2, 0.5 * 0.8 + 0.5 * 0.5, 0.5 * 0.5])
-    equal = accepted_distribution(torch.full((3, 6), 0.3, dtype=torch.float64))  # equal chances: binomial
+    equal = accepted_distribution(torch.full((3, 6), 0.3, dtype=torch.float64))  # equal probabilities: binomial
     binomial = torch.distributions.Binomial(6, torch.tensor(0.3, dtype=torch.float64))
     assert torch.allclose(equal, binomial.log_prob(torch.arange(7, dtype=torch.float64)).exp().expand(3, -1))
-    assert float(acceptance_chances(torch.tensor([0.5, 0.5]), torch.tensor([0.5, 0.5]), 2)[0]) == 1.0
+    assert float(acceptance_probs(torch.tensor([0.5, 0.5]), torch.tensor([0.5, 0.5]), 2)[0]) == 1.0
 
 
 def test_a_layer_fills_as_often_as_the_rule_fills_it():
@@ -99,12 +99,12 @@ def test_a_layer_fills_as_often_as_the_rule_fills_it():
         for tokens in product(range(3), repeat=3):
             outcomes = rule.distribution(p, q, torch.tensor(tokens), w) if float(q[list(tokens)].min()) > 0 else []
             full += float(q[list(tokens)].prod()) * sum(float(o.probability) for o in outcomes if o.kept.sum() == w)
-        assert float(fill_chances(p, q, 3)[w]) == pytest.approx(full, abs=1e-12)
+        assert float(fill_probs(p, q, 3)[w]) == pytest.approx(full, abs=1e-12)
 
 
 def test_width_is_the_largest_that_is_likely_enough():
     p, q = random_distributions(40, 5, seed=2)
-    fills, widths = fill_chances(p, q, 4), {t: layer_width(p, q, 4, t).tolist() for t in (0.0, 0.5, 0.9, 1.0)}
+    fills, widths = fill_probs(p, q, 4), {t: layer_width(p, q, 4, t).tolist() for t in (0.0, 0.5, 0.9, 1.0)}
     assert fills[:, 0].tolist() == pytest.approx([1.0] * 40)
     assert bool((fills.diff(dim=-1) <= 1e-15).all())
     for threshold, chosen in widths.items():
@@ -135,22 +135,22 @@ def rounds(p: Tensor, q: Tensor, num_candidates: int, widths: Tensor, num_layers
     return layers
 
 
-def expected_layers(threshold: float, fill_chance: float, num_layers: int) -> float:
+def expected_layers(threshold: float, fill_prob: float, num_layers: int) -> float:
     """(1 - a^(gamma + 1)) / (1 - a), a = min(t, beta): layers per round, the target's own last one included.
 
-    Theorem 3.2: exact where every layer fills with chance a (beta <= t in every layer, all alike). Otherwise a layer fills
-    with a chance of at least min(t, its own beta). `fill_chance` is beta, P(at least W_min accepted).
+    Theorem 3.2: exact where every layer fills with probability a (beta <= t in every layer, all alike). Otherwise a layer fills
+    with a probability of at least min(t, its own beta). `fill_chance` is beta, P(at least W_min accepted).
     """
-    chance = min(threshold, fill_chance)
-    return float(sum(chance**n for n in range(num_layers + 1)))
+    prob = min(threshold, fill_prob)
+    return float(sum(prob**n for n in range(num_layers + 1)))
 
 
 def test_layers_per_round_are_theorem_3_2s():
-    """beta < t: every layer has the least width and fills with chance beta, exactly the theorem's count. Else at least."""
+    """beta < t: every layer has the least width and fills with probability beta, exactly the theorem's count. Else at least."""
     p, q = random_distributions(6, 5, seed=3)
     runs, num_layers, below = 40_000, 3, 0
     for row in range(6):
-        beta = float(fill_chances(p[row], q[row], 4)[2])
+        beta = float(fill_probs(p[row], q[row], 4)[2])
         for threshold in (0.6, 0.97):
             widths = layer_width(p[row : row + 1], q[row : row + 1], 4, threshold, min_width=2)
             layers = rounds(p[row], q[row], 4, widths, num_layers, runs)
@@ -183,7 +183,7 @@ def test_rows_may_have_candidates_of_their_own_number():
         found = layer_width(p, q, 4, threshold, 1, counts)
         alone = [layer_width(p[i : i + 1], q[i : i + 1], int(n), threshold)[0] for i, n in enumerate(counts)]
         assert found.tolist() == [int(width) for width in alone]
-    distribution = fill_chances(p, q, 4, counts)
+    distribution = fill_probs(p, q, 4, counts)
     for i, n in enumerate(counts.tolist()):
-        assert torch.allclose(distribution[i, : n + 1], fill_chances(p[i], q[i], n))
+        assert torch.allclose(distribution[i, : n + 1], fill_probs(p[i], q[i], n))
         assert not bool(distribution[i, n + 1 :].any())

@@ -20,7 +20,7 @@ N = 4000
 
 @pytest.fixture(scope="module")
 def samples():
-    """Corrected logits, and true chances whose logits are .5 z + 1."""
+    """Corrected logits, and true probabilities whose logits are .5 z + 1."""
     logits = torch.randn(N, generator=torch.Generator().manual_seed(0), dtype=torch.float64) * 3
     return logits.numpy(), torch.sigmoid(0.5 * logits + 1).numpy()
 
@@ -92,7 +92,7 @@ def test_the_products_temperature_undoes_a_power():
         grid = np.exp(np.linspace(np.log(0.05), np.log(20), 3001))
         at = [mean_loss(np.clip(np.maximum(products, 1e-12) ** (1 / t), 1e-8, 1 - 1e-8), labels) for t in grid]
         assert fit_temperature(products, labels) == pytest.approx(grid[int(np.argmin(at))], rel=3e-3)
-    for odd in (1 - 1e-5, 1 - 1e-10, 1e-6, 0.0):  # chances of next to nothing that are often enough wrong
+    for odd in (1 - 1e-5, 1 - 1e-10, 1e-6, 0.0):  # probabilities of next to nothing that are often enough wrong
         products = np.concatenate([chances[:300], np.full(40, odd)])
         labels = np.concatenate([chances[:300], np.full(40, 0.5)])
         at = [mean_loss(np.clip(np.maximum(products, 1e-12) ** (1 / t), 1e-8, 1 - 1e-8), labels) for t in grid]
@@ -122,7 +122,7 @@ def test_the_line_through_knots_is_numpys(count):
     assert jump(torch.tensor([-1e-6, 1e-6, 0.5])).tolist() == pytest.approx([0.2, 0.6, 0.7], abs=1e-4)
 
 
-def test_no_chance_is_nearer_to_0_and_1_than_the_limit():
+def test_no_probability_is_nearer_to_0_and_1_than_the_limit():
     logits = torch.tensor([-1e4, 1e4], dtype=torch.float64)
     for one in (
         ChanceMap("platt"),
@@ -191,7 +191,7 @@ def test_a_calibration_is_kept_with_its_head_and_read_strictly(folder):
             stored.load(folder, AcceptanceHead)
 
 
-def test_estimators_give_calibrated_chances_if_asked(folder):
+def test_estimators_give_calibrated_probabilities_if_asked(folder):
     pair = testing.llama_pair()
     pair.head = str(folder)
     with pytest.raises(InputError, match="expected a calibration"):

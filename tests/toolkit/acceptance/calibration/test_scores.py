@@ -123,7 +123,7 @@ def test_platts_map_is_where_the_loss_would_gain_what_the_pull_takes(at, chances
 
 @pytest.mark.parametrize("far", [3.0, 10.0, 19.0])
 def test_platts_map_is_found_from_far_away(far):
-    """Two scores with chances of .3 and .6 have one map; a full step of Newton's leads far beyond it."""
+    """Two scores with probabilities of .3 and .6 have one map; a full step of Newton's leads far beyond it."""
     scores = CalibrationScores()
     scores.update(torch.tensor([-far, far]), torch.tensor([0.3, 0.6]))
     scale, shift, _ = platt_scaled(scores.accepted, scores.rejected)
