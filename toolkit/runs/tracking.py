@@ -10,6 +10,7 @@ import html
 import netrc
 import os
 import re
+import sys
 import urllib.error
 import urllib.request
 from collections.abc import Iterator, Mapping, Sequence
@@ -145,14 +146,16 @@ def experiment_name() -> str | None:
 def overrides_name(words: Sequence[str] | None = None, name: str = "") -> str | None:
     """What a command line changed, as a run is called: "toy_head depth=2 w_rej=6"; None if it changed nothing.
 
-    words  overrides; None: those of the Hydra job that is running. Output folders, logging and lists of folders do not name
-           a run, and of a path its last part does
+    words  overrides; None: those of the Hydra job that is running, of a multirun those that it varies. Output folders,
+           logging and lists of folders do not name a run, and of a path its last part does
     name   what stands before them; a name in it is not said again
     """
     if words is None:
         from hydra.core.hydra_config import HydraConfig
 
         words = list(HydraConfig.get().overrides.task) if HydraConfig.initialized() else []
+        if varied := _varied():
+            words = [word for word in words if word.lstrip("+~").partition("=")[0] in varied]
     parts = [name]
     for word in words:
         key, _, value = word.lstrip("+~").partition("=")
@@ -161,6 +164,21 @@ def overrides_name(words: Sequence[str] | None = None, name: str = "") -> str | 
             continue
         parts.append(value if key == "experiment" else f"{key.split('.')[-1]}={value}")
     return " ".join(filter(None, parts))[:128] or None
+
+
+def _varied() -> set[str]:
+    """The keys that the command line of a multirun gives several values, and the experiment; empty if it is not at hand."""
+    from hydra.core.override_parser.overrides_parser import OverridesParser
+    from hydra.errors import OverrideParseException
+
+    if sweep_name() is None:
+        return set()
+    try:
+        overrides = OverridesParser.create().parse_overrides([w for w in sys.argv[1:] if "=" in w and w[0] != "-"])
+    except OverrideParseException:  # the command line has forms of its own
+        return set()
+    varied = {str(override.key_or_group) for override in overrides if override.is_sweep_override()}
+    return {*varied, "experiment"} if varied else set()
 
 
 def unreachable(timeout: float = PROBE_SECONDS) -> str | None:
