@@ -194,7 +194,8 @@ def test_every_documented_command_runs(tmp_path, monkeypatch):
 def run_documented(words: list[str], folders: dict[str, str], root: Path) -> None:
     """Run one line below `root`, small, and remember its folder under the word that later lines use."""
     module, arguments = words[2], [word for word in words[3:] if word != "-m"]
-    if any(word.startswith(("endpoints=", "+hparams_search=")) for word in arguments):  # a server; a multirun
+    skipped = ("endpoints=", "+hparams_search=", *(["+experiment="] if module == "toolkit.distill" else []))
+    if any(word.startswith(skipped) for word in arguments):  # a server; a multirun; minutes
         compose(module.rpartition(".")[2], filled(arguments, folders))
         return
     if "OTHER_TRACES" in " ".join(arguments):

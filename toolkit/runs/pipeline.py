@@ -20,6 +20,7 @@ from toolkit.errors import InputError
 
 NAME = re.compile(r"\{([^{}$]*)\}")
 KEY = re.compile(r"\$\{(?:oc\.select:)?([\w.]+)(?:,([^${}]*))?\}")  # of the config, and what stands for a missing one
+ABSENT = object()
 NAMED = re.compile(r"[A-Za-z]\w*")  # what may name a config, and is put into an override as it is
 
 
@@ -163,9 +164,10 @@ class _Marks:
 
         if not OmegaConf.is_config(within):
             return match[0]
-        value = OmegaConf.select(within._get_root(), match[1], throw_on_missing=match[2] is None)
-        if value is None and match[2] is not None:
-            return match[2]
+        root, default = within._get_root(), match[2]
+        value = OmegaConf.select(root, match[1], default=ABSENT, throw_on_missing=default is None)
+        if value is ABSENT:  # a null that is there stays one
+            return match[0] if default is None else default
         if isinstance(value, str):
             return value if NAMED.fullmatch(value) and value.lower() not in configs.NOT_TEXT else self.of(value)
         return {None: "null"}.get(value, str(value))
