@@ -129,7 +129,10 @@ def _write(path: Path, model: Any, tokenizer: Any, like: Path | None) -> None:
             weights = _interleaved(weights, heads)
         elif ".k_proj." in name:
             weights = _interleaved(weights, kv_heads)
-        writer.add_tensor(names.get_name(name, (".weight", ".bias")), weights.numpy())
+        there = names.get_name(name, (".weight", ".bias"))
+        if there is None:
+            raise InputError(f"a GGUF file of a Llama has no name for {name}")
+        writer.add_tensor(there, weights.numpy())
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
