@@ -98,7 +98,7 @@ def same(one: Path, other: Path) -> bool:
 @pytest.mark.slow
 @pytest.mark.timeout(7200)
 def test_killed_stages_go_on_and_end_with_the_uninterrupted_output(tmp_path):
-    prob, root, hits = random.Random(1), tmp_path / ODD, 0
+    rng, root, hits = random.Random(1), tmp_path / ODD, 0
     root.mkdir()
     chain = Chain(root)
     chain.finish("responses", root / "first")  # the server of processes imports everything before its first one
@@ -110,7 +110,7 @@ def test_killed_stages_go_on_and_end_with_the_uninterrupted_output(tmp_path):
             folder = root / "killed" / f"{name} {number}"
             for _ in range(MOMENTS):
                 process = chain.start(name, folder)
-                process.join(prob.uniform(0.1, 0.9) * seconds)
+                process.join(rng.uniform(0.1, 0.9) * seconds)
                 if process.is_alive():
                     os.kill(process.pid, signal.SIGKILL)
                     process.join()

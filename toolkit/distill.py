@@ -17,6 +17,7 @@ if __name__ == "__main__":  # help and faults, before anything heavy is imported
 
     check_command_line("distill")
 
+from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import asdict
 from pathlib import Path
@@ -28,7 +29,7 @@ from omegaconf import OmegaConf
 from toolkit.config import commands, instantiate, plain
 from toolkit.distillation.card import card_of
 from toolkit.distillation.data import TextData
-from toolkit.distillation.drafts import begin, export, shape_of
+from toolkit.distillation.drafts import begin, blank_of, export, shape_of
 from toolkit.distillation.layers import draft_of, most_costly
 from toolkit.distillation.losses import Loss
 from toolkit.distillation.module import DraftTraining, OnPolicy
@@ -46,7 +47,7 @@ from toolkit.training.processes import Processes, is_first_process, is_sharded
 from toolkit.training.start import check_choice, resume_path
 from toolkit.training.trainer import build_trainer
 
-LAYER_TEXTS = 16  # texts that the cost of a layer's absence is measured on
+LAYER_TEXTS, LAYER_TOKENS = 16, 64  # texts, and tokens of each, that the cost of a layer's absence is measured on
 DRAFT, SCORES = "draft", "metrics.json"
 IGNORED = ("before", "after", "tags", "prompts", "sampling", "optimized_metric", "read")
 
@@ -108,6 +109,7 @@ def train(cfg: commands.Distill, stage: Stage, responses: Any) -> None:
     resumed = resume_path(stage.folder, cfg.ckpt_path)
     checkpoint = None if resumed is None else read_checkpoint(resumed)
     module = build_module(cfg, responses, data, tokenizer, run_id_of(stage.folder, checkpoint))
+    blank = blank_of(module.draft)  # before a strategy wraps it
     if checkpoint is not None:
         check_resumable(checkpoint["about"], module.about, resumed)
     with ExitStack() as stack:
@@ -133,7 +135,7 @@ def train(cfg: commands.Distill, stage: Stage, responses: Any) -> None:
         start = module.about["start"] if checkpoint is None else checkpoint["about"]["start"]
         scores = final_scores(stage.folder, module, data, start, trainer)  # in all processes together
         if trainer.is_global_zero:
-            draft = whole_draft(cfg, stage.folder, module, tokenizer, responses, data)
+            draft = whole_draft(cfg, stage.folder, module, blank)
             facts = {**provenance(), "sampling": asdict(responses.sampling), "texts": data.states["train"].num_examples}
             export(stage.folder / DRAFT, draft, tokenizer, card_of(plain(cfg), facts, scores))
             write_json(stage.folder / SCORES, scores)
@@ -148,9 +150,8 @@ def build_module(cfg: commands.Distill, responses: Any, data: TextData, tokenize
         raise InputError(f"loss: expected one of conf/loss/, got {type(loss).__name__}")
     target = load_target(cfg, responses)
     if cfg.layers is None:
-        draft = begin(
-            str(pair.draft), plain(cfg.shape) or {}, cfg.from_pretrained, tokenizer, cfg.seed, pair.device, pair.dtype
-        )
+        shape = plain(cfg.shape) or {}
+        draft = begin(str(pair.draft), shape, cfg.from_pretrained, tokenizer, cfg.seed, pair.device, pair.dtype)
     else:
         draft = from_target(cfg, target, data)
     temperature = cfg.temperature or responses.sampling.temperature or 1.0
@@ -169,7 +170,8 @@ def from_target(cfg: commands.Distill, target: ModelPair | None, data: TextData)
     if target is None:
         raise InputError("layers: the draft is made of the target's weights; expected teacher.on_missing=compute")
     if isinstance(cfg.layers, int):
-        layers = most_costly(target.target, data.states["train"].whole.texts[:LAYER_TEXTS], cfg.layers)
+        texts = data.states["train"].whole.texts[:LAYER_TEXTS]
+        layers = most_costly(target.target, [(a, produced[:LAYER_TOKENS]) for a, produced in texts], cfg.layers)
         print(f"distill: a draft of the target's layers {layers}", flush=True)
     else:
         layers = list(cfg.layers or ())
@@ -225,19 +227,16 @@ def final_scores(
     return scores
 
 
-def whole_draft(
-    cfg: commands.Distill, folder: Path, module: DraftTraining, tokenizer: Any, responses: Any, data: TextData
-) -> Any:
-    """The trained draft on the CPU, put together from a checkpoint where no process holds all of it."""
+def whole_draft(cfg: commands.Distill, folder: Path, module: DraftTraining, blank: Callable[[], Any]) -> Any:
+    """The trained draft on the CPU, put together from a checkpoint where no process holds all of it.
+
+    blank  gives a model of the draft's shape
+    """
     draft = module.draft
     if is_sharded(cfg.trainer):
         best = folder_of(folder) / BEST
         state = read_checkpoint(best if best.exists() else folder_of(folder) / LAST)["state_dict"]
-        if cfg.layers is None:
-            source, settings = str(cfg.pair.draft), plain(cfg.shape) or {}
-            draft = begin(source, settings, cfg.from_pretrained, tokenizer, cfg.seed, "cpu", cfg.pair.dtype)
-        else:
-            draft = from_target(cfg, load_target(cfg, responses), data).cpu()
+        draft = blank()
         draft.load_state_dict({name.removeprefix("draft."): value for name, value in state.items()})
     return draft.cpu().eval().requires_grad_(False)
 

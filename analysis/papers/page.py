@@ -49,7 +49,7 @@ def differences(table: PaperTable, runs: Runs, models: str) -> list[str]:
     """The sentences on what differs from the paper, as far as they are about what ran, with what the runs say filled in."""
     kind = "toy" if models == TOY or f" for {TOY_TARGET}" in models else "models"
     sentences = [line if isinstance(line, str) else line.get(kind) for line in table.differs]
-    return [text for line in sentences if line is not None and (text := runs.said(line)) is not None]
+    return [text for line in sentences if line is not None and (text := runs.filled(line)) is not None]
 
 
 def side_by_side(table: PaperTable, cells: Cells) -> pd.DataFrame:
@@ -86,8 +86,8 @@ def runs_list(runs: Runs) -> str:
     lines = []
     for name, folder in runs.folders.items():
         manifest = read_manifest(folder) or {}
-        known = {**(manifest.get("config") or {}), **manifest}
-        facts = [f"{key} {_settings(known[key])}" for key in FACTS if known.get(key) is not None]
+        settings = {**(manifest.get("config") or {}), **manifest}
+        facts = [f"{key} {_settings(settings[key])}" for key in FACTS if settings.get(key) is not None]
         lines.append(f"- {name}: {folder.name}" + (f" ({'; '.join(facts)})" if facts else ""))
     return "\n".join(lines) or "- none"
 

@@ -144,7 +144,7 @@ class Runs:
         self.folders = {name: Path(folder) for name, folder in folders.items()}
         self._tables: dict[tuple[str, str], pd.DataFrame] = {}
 
-    def said(self, sentence: str) -> str | None:
+    def filled(self, sentence: str) -> str | None:
         """A sentence with what runs say in place of "{RUN.KEY}"; None if one of them was not made."""
         missing = []
 

@@ -111,8 +111,8 @@ def comparison(size):
                 target_runs=sums.num_target_calls / size, seconds=sums.num_target_calls * busy,
                 joules=9 * sums.num_target_calls * busy, idle_joules=np.nan,
             ))  # fmt: skip
-        made = table_of(pd.concat(groups), pd.concat(prompts), settings, metrics, settings[0].name, 0.2, bootstrap)
-        return {name: made[[f"{name}{end}" for end in ENDS]].to_numpy() for name in (*COUNTED, *SCORED, *MEASURED)}
+        compared = table_of(pd.concat(groups), pd.concat(prompts), settings, metrics, settings[0].name, 0.2, bootstrap)
+        return {name: compared[[f"{name}{end}" for end in ENDS]].to_numpy() for name in (*COUNTED, *SCORED, *MEASURED)}
 
     return table
 
@@ -169,10 +169,12 @@ def of_lengths(rng, n, bootstrap):
 
 def of_positions(rng, n, bootstrap):
     """The first position is reached in every round, the third in fewer, all rounds drafting four tokens."""
-    made = histograms(rng, n)
-    served = observed.by_position(made, bootstrap)
-    rows = pd.DataFrame({"accepted_lengths": list(made), "drafted_lengths": [[0, 0, 0, 0, sum(line)] for line in made]})
-    rows["reached_lengths"] = [[0, *line[:3], sum(line[3:])] for line in made]
+    counted = histograms(rng, n)
+    served = observed.by_position(counted, bootstrap)
+    rows = pd.DataFrame(
+        {"accepted_lengths": list(counted), "drafted_lengths": [[0, 0, 0, 0, sum(line)] for line in counted]}
+    )
+    rows["reached_lengths"] = [[0, *line[:3], sum(line[3:])] for line in counted]
     decoded = acceptance_positions(rows.assign(dataset="d", split="t", method="m", setting="s"), bootstrap)
     return {
         **{f"served {k}": [served.iloc[k - 1][f"accepted{end}"] for end in ENDS] for k in (1, 3)},
@@ -195,8 +197,8 @@ def of_drafts(rng, n, bootstrap):
         return np.stack([alpha * tokens, tokens, 3 * alpha * rounds, rounds, tokens, tokens / (2 + alpha)], 1)
 
     seed, base = int(rng.integers(1 << 30)), rng.beta(8, 3, n)
-    made = draft_figures(parts(0.02), parts(0.0), bootstrap)
-    return named(made, *(f"{name}{gain}" for name in ("alpha", "accepted", "throughput") for gain in ("", " gain")))
+    figures = draft_figures(parts(0.02), parts(0.0), bootstrap)
+    return named(figures, *(f"{name}{gain}" for name in ("alpha", "accepted", "throughput") for gain in ("", " gain")))
 
 
 def of_requests(rng, n, bootstrap):
@@ -229,7 +231,7 @@ CASES = [  # at the smallest sizes, where intervals are worst
 def test_intervals_hold_the_truth(case, size):
     rng = np.random.default_rng(size)
     many = [case(rng, LARGE, Bootstrap(2)) for _ in range(10)]
-    truth = {name: np.mean([np.atleast_2d(made[name])[0, 0] for made in many]) for name in many[0]}
+    truth = {name: np.mean([np.atleast_2d(figures[name])[0, 0] for figures in many]) for name in many[0]}
     held = {name: [] for name in truth}
     while len(held[min(held)]) < REPETITIONS:
         for name, numbers in case(rng, size, QUICK).items():

@@ -40,9 +40,9 @@ def test_sentences_name_no_sizes_and_no_other_pair(name, tmp_path):
     key, item, whole = ENTRIES[name]
     table = PaperTable.of(papers.table(key, item, whole))
     size = re.compile(r"([\w,]+)(?: new| test| training)? (?:prompts|tokens|positions|configurations)\b")
-    made = Runs(dict.fromkeys(whole["entries"][item]["runs"], run_of(tmp_path)))
+    runs = Runs(dict.fromkeys(whole["entries"][item]["runs"], run_of(tmp_path)))
     for models, other in (("toy/draft drafts for toy/target", "models"), ("a drafts for b", "toy")):
-        lines = differences(table, made, models)
+        lines = differences(table, runs, models)
         assert not any(FACT.search(line) for line in lines)
         assert not any(line.get(other) in lines for line in table.differs if isinstance(line, dict))
         numbers = [word for line in lines for word in size.findall(line) if word[0].isdigit() or word in WORDS]
@@ -68,11 +68,11 @@ def test_sentences_say_what_ran(tmp_path):
     )
     stage.finish(num_prompts=1234)
     runs = Runs({"x": stage.folder})
-    said = runs.said(
+    sentence_filled = runs.filled(
         "{x.num_prompts} prompts, c = {x.cost_ratio}, widths {x.grid.dsbd.proposer.num_beams}, top-k {x.sampling.top_k}"
     )
-    assert said == "1,234 prompts, c = 0.25, widths 1 and 2, top-k 9"
-    assert runs.said("{y.num_prompts} prompts") is None and runs.said("{x.batches} batches") is None
+    assert sentence_filled == "1,234 prompts, c = 0.25, widths 1 and 2, top-k 9"
+    assert runs.filled("{y.num_prompts} prompts") is None and runs.filled("{x.batches} batches") is None
     assert "num_prompts 1234" in runs_list(runs)
 
 

@@ -19,14 +19,14 @@ from toolkit.sampling import Sampling
 LONGEST = 32
 
 
-def texts(pair: ModelPair, prob: random.Random, count: int) -> list[tuple[list[int], list[int]]]:
+def texts(pair: ModelPair, rng: random.Random, count: int) -> list[tuple[list[int], list[int]]]:
     """Any tokens will do at temperature 1; lengths vary, as forwards' shapes do then."""
     ends = set(pair.end_ids)
     words = [token for token in range(10, 1000) if token not in ends]
     return [
         (
-            prob.choices(words, k=prob.randint(4, 60)),
-            [*prob.choices(words, k=prob.randint(4, LONGEST - 1)), min(ends)],
+            rng.choices(words, k=rng.randint(4, 60)),
+            [*rng.choices(words, k=rng.randint(4, LONGEST - 1)), min(ends)],
         )
         for _ in range(count)
     ]
@@ -53,19 +53,19 @@ def test_recording_captures_no_forwards():
 
     pair = ModelPair.toy()
     engine_of(pair).capture_kind = Noted
-    recorder, prob = Recorder(pair, Sampling(max_new_tokens=LONGEST), 4), random.Random(0)
-    recorder.record_all(texts(pair, prob, 4), range(4), 4)
+    recorder, rng = Recorder(pair, Sampling(max_new_tokens=LONGEST), 4), random.Random(0)
+    recorder.record_all(texts(pair, rng, 4), range(4), 4)
     assert engine_of(pair).captures and not made
 
 
 @pytest.mark.slow
 def test_resident_memory_is_flat_over_texts():
     """Before: 83 kB for every text, 66 MB between the halves compared; the allocator itself swings by some 20 MB."""
-    pair, prob = ModelPair.toy(), random.Random(0)
+    pair, rng = ModelPair.toy(), random.Random(0)
     recorder = Recorder(pair, Sampling(max_new_tokens=LONGEST), 8)
     seen = []
     for shard in range(80):
-        recorder.record_all(texts(pair, prob, 16), range(16), 4)
+        recorder.record_all(texts(pair, rng, 16), range(16), 4)
         if shard % 4 == 3:
             gc.collect()
             seen.append(resident())

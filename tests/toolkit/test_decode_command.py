@@ -36,13 +36,13 @@ def test_a_run_is_logged_by_its_rates_and_its_gain(tiny_overrides, tmp_path):
         "cost_ratio=.5",
     ]
     folder = decode.run(config.compose("decode", [*tiny_overrides, *options, f"paths.output_dir={tmp_path}/out"]))
-    said, run = read_json(folder / "summary.json"), inventory(folder)
-    throughput = said["num_generated"] / (said["num_target_calls"] + 0.5 * said["num_draft_calls"])
+    summary, run = read_json(folder / "summary.json"), inventory(folder)
+    throughput = summary["num_generated"] / (summary["num_target_calls"] + 0.5 * summary["num_draft_calls"])
     assert run["scalars"] == pytest.approx(
         {
             "cost_ratio": 0.5,
-            "verification_rate": said["num_target_calls"] / said["num_generated"],
-            "discard_rate": said["num_discarded"] / said["num_generated"],
+            "verification_rate": summary["num_target_calls"] / summary["num_generated"],
+            "discard_rate": summary["num_discarded"] / summary["num_generated"],
             "throughput": throughput,
             "gain": throughput - 1,
         }

@@ -53,16 +53,16 @@ def test_what_agrees_or_changes_nothing_is_not_named(pair):
 
 
 @pytest.mark.parametrize(
-    ("said", "same"),
+    ("stored", "same"),
     [
         (SAID, {name: value for name, value in SAID.items() if name != "do_sample"}),
         ({"do_sample": False}, {"temperature": 0.0}),
         ({"stop_strings": ["at"]}, {"stop": ["at"]}),
     ],
 )
-def test_the_switch_follows_it(said, same, pair):
+def test_the_switch_follows_it(stored, same, pair):
     plain, wanted = tokens(pair), tokens(pair, **same)
-    pair.target.generation_config = GenerationConfig(**said, eos_token_id=2)
+    pair.target.generation_config = GenerationConfig(**stored, eos_token_id=2)
     assert tokens(pair, generation_config=True) == wanted != plain
 
 

@@ -39,8 +39,8 @@ def test_packed_weights_compute_the_same(family):
     packed = PackedLinears(model)
     assert bool(packed.modules)
     expected = _readings(open_session(model, 2, 96))
-    found = _readings(open_session(model, 2, 96, None, packed))
-    assert torch.allclose(found, expected, rtol=1e-4, atol=1e-5 * float(expected.abs().max()))
+    readings = _readings(open_session(model, 2, 96, None, packed))
+    assert torch.allclose(readings, expected, rtol=1e-4, atol=1e-5 * float(expected.abs().max()))
 
 
 def test_packed_weights_are_used_and_only_within_sessions(monkeypatch):
@@ -105,11 +105,11 @@ def test_writes_that_leave_no_version_are_seen_by_the_next_call(write, inference
     first, identity = _readings(engine_of(pair).open(2, 64).target), fingerprint(pair.target)
     with torch.inference_mode(inference):
         write([module.weight for module in packable(pair.target)])
-    found, expected = (_readings(open()) for open in (
+    readings, expected = (_readings(open()) for open in (
         lambda: engine_of(pair).open(2, 64).target, lambda: open_session(pair.target, 2, 64)
     ))  # fmt: skip
-    assert torch.allclose(found, expected, rtol=1e-4, atol=1e-5 * float(expected.abs().max()))
-    assert not torch.allclose(found, first, rtol=1e-2)
+    assert torch.allclose(readings, expected, rtol=1e-4, atol=1e-5 * float(expected.abs().max()))
+    assert not torch.allclose(readings, first, rtol=1e-2)
     assert fingerprint(pair.target) != identity
 
 

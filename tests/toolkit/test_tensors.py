@@ -74,12 +74,12 @@ def test_damage_is_found_on_reading(tmp_path, kind, damage):
     if journaled:
         journal.begin(tmp_path)
     path = make(tmp_path)
-    whole, prob, before = path.read_bytes(), random.Random(0), repr(read(path))
+    whole, rng, before = path.read_bytes(), random.Random(0), repr(read(path))
     for number in range(FLIPS if damage in ("flip", "cut") else 1):
-        place = prob.randrange(len(whole))
+        index = rng.randrange(len(whole))
         changed = bytearray(whole)
-        changed[place] ^= 1 << prob.randrange(8)
-        path.write_bytes({"flip": bytes(changed), "cut": whole[:place]}.get(damage, b""))
+        changed[index] ^= 1 << rng.randrange(8)
+        path.write_bytes({"flip": bytes(changed), "cut": whole[:index]}.get(damage, b""))
         if damage == "missing":
             path.unlink()
         try:
@@ -87,7 +87,7 @@ def test_damage_is_found_on_reading(tmp_path, kind, damage):
         except InputError as error:
             message = str(error)
         else:  # padding of a header, or the last newline; where a journal lists the file, that is found, too
-            assert found == before and damage in ("flip", "cut") and not journaled, (number, place)
+            assert found == before and damage in ("flip", "cut") and not journaled, (number, index)
             continue
         assert "\n" not in message and (path.name in message or str(path.parent) in message)
 

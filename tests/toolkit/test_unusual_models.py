@@ -56,8 +56,8 @@ def test_assistants_of_changed_drafts_leave_the_targets_text(toy, change):
     prompt = torch.tensor([toy.encode("Q: 1 + 2\nA:")])
     draft = assistant(change(copy.deepcopy(toy.draft)), "confidence")
     settings = {"do_sample": False, "max_new_tokens": 12}
-    found, expected = (toy.target.generate(prompt, **more, **settings) for more in ({"assistant_model": draft}, {}))
-    assert torch.equal(found, expected)
+    tokens, expected = (toy.target.generate(prompt, **more, **settings) for more in ({"assistant_model": draft}, {}))
+    assert torch.equal(tokens, expected)
 
 
 def test_a_compiled_draft_keeps_its_head(toy):

@@ -17,7 +17,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -35,6 +34,7 @@ INPUTS = (
     "agreement * log occurrences",
     "log depth",
 )
+# No text has been fitted to these: they only order matches as one would guess.
 UNTRAINED = (-4.0, 0.6, 0.0, 2.5, 0.3, 0.3, 0.3)  # bias and weights in the order of INPUTS
 
 
@@ -109,19 +109,3 @@ def fit(inputs: Tensor, labels: Tensor) -> MatchEstimator:
         raise InputError(f"expected copied tokens of which some agree with the text and some do not, got {len(labels)}")
     model = LogisticRegression(C=10.0, max_iter=1000).fit(inputs.numpy(), labels.numpy())
     return MatchEstimator(weights=(float(model.intercept_[0]), *map(float, model.coef_[0])))
-
-
-def report(estimator: MatchEstimator, inputs: Tensor, labels: Tensor) -> dict[str, float]:
-    """How well the estimates fit: mean label and estimate, log loss in nats, area under the ROC curve."""
-    from sklearn.metrics import log_loss, roc_auc_score
-
-    bias, *weights = estimator.weights
-    probs = (inputs @ torch.tensor(weights, dtype=inputs.dtype) + bias).sigmoid().numpy()
-    truth = labels.numpy()
-    return {
-        "examples": float(len(truth)),
-        "accepted": float(truth.mean()),
-        "estimated": float(np.mean(probs)),
-        "log_loss": float(log_loss(truth, probs, labels=[False, True])),
-        "auroc": float(roc_auc_score(truth, probs)),
-    }

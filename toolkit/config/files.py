@@ -106,8 +106,11 @@ def settable(word: str) -> str:
         return "\\" * pairs + (ESCAPED[match[2]] if single else match[2])
 
     def meant(match: re.Match[str]) -> str:
-        text = ESCAPE.sub(unescaped, match[1] or "")
-        return home if not text else text[0] + home + text[2:] if text[1:3] == "~/" and text[3:-1] else text
+        if match[1] is None:
+            return home
+        text = ESCAPE.sub(unescaped, match[1])
+        is_path = text[1:3] == "~/" and text[3:-1] != ""
+        return text[0] + home + text[2:] if is_path else text
 
     key, sign, value = word.partition("=")
     value = QUOTED_OR_HOME.sub(meant, value)

@@ -111,17 +111,13 @@ class BeamRound:
 
     def draft_score(self, slot: int, index: int, token: int, old: list[Beam]) -> float:
         """`Beam.draft_score` of a beam that goes on from a block index with a token."""
-        n = index - self.num_before
-        layer, first = (
-            (0, 0) if n < 0 else (n // self.num_candidates + 1, n // self.num_candidates * self.num_candidates)
-        )
-        if layer < len(self.joint):
-            return float(self.joint[layer][slot, index if n < 0 else n - first, token])
-        return (
-            old[index].draft_score
-            if n < 0
-            else self.draft_score(slot, self.parents[slot][n], self.tokens[slot][n], old)
-        )
+        if index < self.num_before:  # an input beam
+            return float(self.joint[0][slot, index, token]) if self.joint else old[index].draft_score
+        node = index - self.num_before
+        layer, candidate = divmod(node, self.num_candidates)
+        if layer + 1 < len(self.joint):
+            return float(self.joint[layer + 1][slot, candidate, token])
+        return self.draft_score(slot, self.parents[slot][node], self.tokens[slot][node], old)
 
 
 def _searched(pairs: list[tuple[int, int, float]], num_beams: int, ends: Ends) -> list[tuple[int, int, float]]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -70,6 +70,18 @@ def _fresh(original: Any, shape: Mapping[str, Any], seed: int) -> Any:
             raise InputError(f"shape: no {type(original).__name__} can be made of it: {first_line(error)}") from error
     model.generation_config = copy.deepcopy(original.generation_config)
     return model.eval()
+
+
+def blank_of(model: Any) -> Callable[[], Any]:
+    """What makes a model of the same class, configuration and format on the CPU, its weights not those of `model`."""
+    kind, config, dtype, generation_config = type(model), model.config, model.dtype, model.generation_config
+
+    def blank() -> Any:
+        copied = kind(copy.deepcopy(config)).to(dtype)
+        copied.generation_config = copy.deepcopy(generation_config)
+        return copied
+
+    return blank
 
 
 def shape_of(model: Any) -> dict[str, list[int]]:

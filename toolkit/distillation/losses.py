@@ -20,7 +20,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import Annotated, ClassVar
+from typing import Annotated
 
 import torch
 from torch import Tensor
@@ -62,9 +62,7 @@ class Outlook:
 
 
 class Loss(ABC):
-    """A loss per position; `needs_target` says whether it reads p."""
-
-    needs_target: ClassVar[bool] = True
+    """A loss per position."""
 
     @abstractmethod
     def __call__(self, outlook: Outlook, progress: float = 0.0) -> Tensor:
@@ -126,8 +124,6 @@ class AcceptanceLikelihood(Loss):
 @dataclass(frozen=True)
 class CrossEntropy(Loss):
     """-log q(token): ordinary training on the texts, the control of every other loss."""
-
-    needs_target: ClassVar[bool] = False
 
     def __call__(self, outlook: Outlook, progress: float = 0.0) -> Tensor:
         return -outlook.token_log_probs

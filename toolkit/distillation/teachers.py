@@ -185,9 +185,8 @@ class CachedTeacher:
             raise InputError("teacher.on_missing=raise: a text that the draft has written is in no folder; set lmbda=0")
         log_probs = log_probs_of(self.target, self.temperature, texts)
         top = log_probs.topk(min(self.top_k, self.vocab_size))
-        log_rest = log_probs.scatter(-1, top.indices, -torch.inf).logsumexp(
-            -1
-        )  # not log(1 - sum), which is 0 in float32
+        others = log_probs.scatter(-1, top.indices, -torch.inf)
+        log_rest = others.logsumexp(-1)  # not the log of 1 - sum, which is 0 in float32
         return {"log_probs": top.values.cpu(), "tokens": top.indices.int().cpu(), "log_rest": log_rest.cpu()}
 
     def _write(self, texts: Sequence[Text]) -> None:

@@ -5,10 +5,10 @@ forward's time. A captured forward launches them all at once. What is replayed i
 operation. Models that branch on values, or that have code of which nothing is known (adapters), are run as they are
 (`static_flow`); so is one whose first replays differ from the forward itself.
 
-A capture holds the very tensors, modules, hooks and Python values that were there when it was made. Writing into a tensor
-is seen by all; another in its place (`load_state_dict(assign=True)`, a new submodule, `model.half()`) is not, nor is a hook
-added later, an attribute or a key of the config that is set. So captures of a model are dropped once its `CaptureGuard` is
-another. They belong to one session, whose keys and values they write, and are dropped if these are replaced.
+A capture holds the very tensors, modules, hooks and Python values that were there when it was made. It sees what is written
+into a tensor. It does not see another tensor or module in its place (`load_state_dict(assign=True)`, `model.half()`), a hook
+that is added later, or an attribute or a key of the config that is set. So captures of a model are dropped once its
+`CaptureGuard` is another. They belong to one session, whose keys and values they write, and are dropped if these are replaced.
 
 Shapes: b rows, T tokens of a block, S visible slots, V vocabulary, D hidden size.
 """
@@ -30,11 +30,7 @@ PROOFS = 2  # replays of a new capture that are compared with the forward itself
 # float32 somewhere is wrong, too.
 TOLERANCE = 1e-2
 TOLERANCE_FLOAT64 = 1e-10
-STOCK = (
-    "torch",
-    "transformers",
-    "bitsandbytes",
-)  # packages whose modules read their attributes and config, nothing else
+STOCK = ("torch", "transformers", "bitsandbytes")  # their modules read their attributes and config, nothing else
 PLAIN = {type(None), bool, int, float, str, torch.dtype, torch.device}
 INTERNAL = frozenset(vars(nn.Module()))  # attributes that torch gives every module
 

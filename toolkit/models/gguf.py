@@ -63,13 +63,13 @@ def _convert(path: Path, folder: Path) -> None:
 
     try:
         tokenizer: Any = AutoTokenizer.from_pretrained(path.parent, gguf_file=path.name)
-        read: Any = AutoModelForCausalLM.from_pretrained(path.parent, gguf_file=path.name, dtype=torch.float32)
+        loaded: Any = AutoModelForCausalLM.from_pretrained(path.parent, gguf_file=path.name, dtype=torch.float32)
     except Exception as error:  # what the file and its architecture make transformers raise
         raise InputError(f"transformers could not read {path}: {first_line(error)}") from error
-    del read.config.quantization_config
-    model = type(read)(read.config)
-    model.load_state_dict(read.state_dict())
-    model.generation_config = read.generation_config
+    del loaded.config.quantization_config
+    model = type(loaded)(loaded.config)
+    model.load_state_dict(loaded.state_dict())
+    model.generation_config = loaded.generation_config
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     # transformers' byte-level tokenizer adds <|endoftext|> to a vocabulary that has none; the model has no row for it
@@ -129,10 +129,10 @@ def _write(path: Path, model: Any, tokenizer: Any, like: Path | None) -> None:
             weights = _interleaved(weights, heads)
         elif ".k_proj." in name:
             weights = _interleaved(weights, kv_heads)
-        there = names.get_name(name, (".weight", ".bias"))
-        if there is None:
+        gguf_name = names.get_name(name, (".weight", ".bias"))
+        if gguf_name is None:
             raise InputError(f"a GGUF file of a Llama has no name for {name}")
-        writer.add_tensor(there, weights.numpy())
+        writer.add_tensor(gguf_name, weights.numpy())
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()

@@ -383,13 +383,13 @@ def resolve(source: str | Path) -> str | Path:
     """
     if str(source) in ("toy/target", "toy/draft"):
         return ASSETS / str(source)
-    if str(source).endswith(gguf.ENDING) and os.path.isfile(source):
+    is_gguf = str(source).endswith(gguf.ENDING)
+    if is_gguf and os.path.isfile(source):
         return gguf.folder_of(Path(source))
     if os.path.exists(source):  # False for names that are no paths, as too long ones
         return Path(source)
-    if str(source).startswith((".", "/", "~")) or str(source).endswith(gguf.ENDING):
-        kind = "GGUF file" if str(source).endswith(gguf.ENDING) else "model folder"
-        raise InputError(f"expected a {kind} at {source}, found none")
+    if is_gguf or str(source).startswith((".", "/", "~")):
+        raise InputError(f"expected a {'GGUF file' if is_gguf else 'model folder'} at {source}, found none")
     return str(source)
 
 

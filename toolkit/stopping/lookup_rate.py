@@ -66,7 +66,7 @@ class LookupRate(StoppingPolicy):
 
     def init(self, num_rows: int, device: torch.device) -> State:
         """The state: the round's survival, and tokens and cost of the text's rounds so far."""
-        ones = torch.ones(num_rows, device=device)
+        ones = torch.ones(num_rows, dtype=torch.float32, device=device)
         return {"survival": ones, "tokens": self.initial_rate * self.memory * ones, "cost": self.memory * ones}
 
     def read(self, step: Step, state: State) -> tuple[State, Tensor]:

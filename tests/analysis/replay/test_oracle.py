@@ -155,7 +155,7 @@ def test_texts_beyond_the_context_are_refused(pair, monkeypatch):
 
 def test_the_draft_may_have_a_temperature_of_its_own(pair):
     text = ([1], [2, 3, 1])
-    (found,) = acceptance_probs(pair, [text], Sampling(temperature=0.8), 0.5)
-    for prob, last, token in zip(found, [1, 2, 3], text[1], strict=True):
+    (probs,) = acceptance_probs(pair, [text], Sampling(temperature=0.8), 0.5)
+    for prob, last, token in zip(probs, [1, 2, 3], text[1], strict=True):
         p, q = ((m.probs[last].log() / t).softmax(-1) for m, t in ((pair.target, 0.8), (pair.draft, 0.5)))
         assert prob == pytest.approx(min(1.0, float(q[token] / p[token])), abs=1e-9)

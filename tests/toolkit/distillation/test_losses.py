@@ -152,8 +152,8 @@ def test_losses_of_some_tokens_are_the_stated_bounds(name, k, positions):
     target, logits, tokens = positions
     loss = SLOW[name][0]
     whole, part = (loss(outlook(one, logits, tokens, 1.0), 0.25) for one in (Expected(target), kept(target, k)))
-    p, q, known = target.exp().tolist(), logits.softmax(-1).tolist(), target.topk(k).indices.tolist()
-    rows = zip(p, q, tokens.tolist(), known, strict=True)
+    p, q, top_tokens = target.exp().tolist(), logits.softmax(-1).tolist(), target.topk(k).indices.tolist()
+    rows = zip(p, q, tokens.tolist(), top_tokens, strict=True)
     slow = torch.tensor([bound(name, *row) for row in rows], dtype=torch.float64)
     assert torch.allclose(part, slow, rtol=1e-12, atol=1e-12)
     if name in LOWER:
@@ -177,8 +177,8 @@ def test_peaked_targets_in_float32(name, k):
     part = SLOW[name][0](outlook(kept(target.float(), k), logits, tokens, 1.0), 0.25)
     whole = SLOW[name][0](outlook(Expected(target.float()), logits, tokens, 1.0), 0.25)
     q = logits.double().softmax(-1).tolist()
-    p, known = target.exp().tolist(), target.topk(k).indices.tolist()
-    rows = zip(p, q, tokens.tolist(), known, strict=True)
+    p, top_tokens = target.exp().tolist(), target.topk(k).indices.tolist()
+    rows = zip(p, q, tokens.tolist(), top_tokens, strict=True)
     slow = torch.tensor([bound(name, *row) for row in rows])
     assert torch.allclose(part, slow, rtol=1e-4, atol=1e-5)
     if name in LOWER:

@@ -1,4 +1,4 @@
-"""Proposers that copy what the text, or another one, has said before: no draft model.
+"""Proposers that copy tokens which the text, or another one, holds already: no draft model.
 
 The draft's q is a point mass on the copied tokens. So every rule that is exact for draws from q is exact for it: a copied
 token is accepted with p(token), at any temperature. Which tokens are copied, and how many are sent, depends on the text
@@ -27,8 +27,8 @@ class Copy(NamedTuple):
 
     tokens       [k]
     length       how many tokens before them agree with the text's last ones
-    occurrences  [k] where that occurred before: how often, of those that agree with the tokens copied so far
-    agreement    [k] share of them that go on with the token
+    occurrences  [k] earlier occurrences of these tokens that agree with what is copied before the token
+    agreement    [k] share of these occurrences that go on with the token
     """
 
     tokens: list[int]
@@ -38,7 +38,7 @@ class Copy(NamedTuple):
 
     @classmethod
     def of(cls, tokens: Sequence[int], length: int = 1) -> Copy:
-        """What followed the only place that is looked at, where `length` tokens agree."""
+        """A copy from one occurrence, before which `length` tokens agree."""
         return cls(list(tokens), length, [1] * len(tokens), [1.0] * len(tokens))
 
 
@@ -88,10 +88,8 @@ class CopyProposer(TextProposer):
         longest = max(len(copy.tokens) for copy in copies)
         tokens = tensor_on(device, [copy.tokens + [0] * (longest - len(copy.tokens)) for copy in copies])
         available = tensor_on(device, [len(copy.tokens) for copy in copies])
-        num_drafted, nothing = (
-            torch.zeros_like(available),
-            torch.zeros(len(copies), 0, dtype=torch.float32, device=device),
-        )
+        num_drafted = torch.zeros_like(available)
+        nothing = torch.zeros(len(copies), 0, dtype=torch.float32, device=device)
         state, starts = policy.begin(available > 0, state)
         drafting = starts & (available > 0)
         for depth in range(1, longest + 1):

@@ -4,8 +4,8 @@ SuffixDecoding (Oliaro et al., arXiv:2411.04975): longest match in the prompt, i
 responses, continuation by frequency. Theirs -> ours: pattern -> the text's last tokens, suffix tree node's count ->
 `occurrences`, child's share -> `agreement`.
 Deviation: a chain, where theirs may be a tree.
-Deviation: no tree is kept. The positions where the suffix occurs are filtered token by token, which takes some tens of
-microseconds for a thousand tokens, so that a copy is a function of the text alone.
+Deviation: no tree is kept, so that a copy is a function of the text alone. The positions where the suffix occurs are filtered
+token by token: about half a millisecond for a text of a thousand tokens and a copy of twenty.
 Deviation: earlier responses are a file that does not grow while texts are decoded, so that a row depends on no other.
 """
 
