@@ -3,11 +3,15 @@
     python -m toolkit.distill responses=[FOLDER,...] loss=lk                    the pair's draft, trained on
     python -m toolkit.distill responses=... from_pretrained=null 'shape={hidden_size: 64}'     a smaller one from scratch
     python -m toolkit.distill responses=... pair.draft=null layers=4      four of the target's layers, where there is no draft
+    python -m toolkit.distill responses=... vocabulary=8000    its output layer has rows for the most frequent tokens alone
 
-Writes draft/ (a plain Hugging Face checkpoint with tokenizer and card: pair.draft=FOLDER/draft), checkpoints/{last,best}.ckpt,
-metrics.csv, metrics.json and config.yaml. The state of the highest val/alpha is exported. Run the same command again to go on
-after an interruption; the weights come out the same, bit for bit on a CPU. What a draft is worth is what
-`python -m analysis.heads` says, not its loss.
+Writes draft/ (a Hugging Face checkpoint with tokenizer and card: pair.draft=FOLDER/draft), checkpoints/{last,best}.ckpt,
+metrics.csv, metrics.json and config.yaml; with exports=[plain,gguf] also draft_plain/ and draft.gguf, of the whole
+vocabulary, for other programs. The state of the highest val/alpha is exported. Run the same command again to go on after an
+interruption; the weights come out the same, bit for bit on a CPU. With export=true it exports the best draft so far instead.
+What a draft is worth is what `python -m analysis.heads` says, not its loss.
+
+A reduced vocabulary leaves the input embeddings as they are: the target's, where the draft is made of its layers.
 """
 
 from __future__ import annotations
@@ -17,13 +21,14 @@ if __name__ == "__main__":  # help and faults, before anything heavy is imported
 
     check_command_line("distill")
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import pytorch_lightning as pl
+import torch
 from omegaconf import OmegaConf
 
 from toolkit.config import commands, instantiate, plain
@@ -33,10 +38,14 @@ from toolkit.distillation.drafts import begin, blank_of, export, shape_of
 from toolkit.distillation.layers import draft_of, most_costly
 from toolkit.distillation.losses import Loss
 from toolkit.distillation.module import DraftTraining, OnPolicy
+from toolkit.engine.facts import NO_LIMIT, end_ids, max_positions, vocab_size
 from toolkit.errors import InputError
 from toolkit.files.atomic import read_json, write_json, write_text
+from toolkit.models import gguf
 from toolkit.models.fingerprint import Weights
 from toolkit.models.pair import ModelPair, load_tokenizer
+from toolkit.models.reduced import kept_tokens, most_frequent, reduce_vocabulary, whole_vocabulary
+from toolkit.models.teacher import Text
 from toolkit.runs.pipeline import fill_folders, run_stages
 from toolkit.runs.stage import Stage, command, open_stage, provenance
 from toolkit.runs.tracking import tagged
@@ -49,7 +58,7 @@ from toolkit.training.trainer import build_trainer
 
 LAYER_TEXTS, LAYER_TOKENS = 16, 64  # texts, and tokens of each, that the cost of a layer's absence is measured on
 DRAFT, SCORES = "draft", "metrics.json"
-IGNORED = ("before", "after", "tags", "prompts", "sampling", "optimized_metric", "read")
+IGNORED = ("before", "after", "tags", "prompts", "sampling", "optimized_metric", "read", "export")
 
 
 def run(cfg: commands.Distill) -> Path:
@@ -77,6 +86,8 @@ def _run(cfg: commands.Distill) -> Path:
         processes.wait()
     if not stage.finished:
         train(cfg, stage, responses)
+        if cfg.export:
+            return stage.folder
     if not first:
         return stage.folder  # the first process does the rest
     scores = read_json(stage.folder / SCORES)
@@ -103,12 +114,20 @@ def train(cfg: commands.Distill, stage: Stage, responses: Any) -> None:
     if is_first_process():
         write_text(stage.folder / "config.yaml", OmegaConf.to_yaml(cfg, resolve=True))
     pl.seed_everything(cfg.seed, workers=True, verbose=False)
-    texts = [(row["prompt_ids"], row["token_ids"]) for row in responses.rows]
-    data: TextData = instantiate(cfg.data)(texts)
     tokenizer = load_tokenizer(cfg.pair.target, cfg.pair.get("revision"), bool(cfg.pair.get("trust_remote_code")))
+    target = load_target(cfg, responses)
+    draft = None if cfg.layers is not None else given_draft(cfg, tokenizer)
+    data: TextData = instantiate(cfg.data)(
+        readable([model for model in (draft, target and target.target) if model], responses)
+    )
+    draft = draft or from_target(cfg, target, data)
+    if cfg.vocabulary is not None:
+        reduce_output(draft, cfg.vocabulary, data, end_ids(draft, tokenizer))
     resumed = resume_path(stage.folder, cfg.ckpt_path)
     checkpoint = None if resumed is None else read_checkpoint(resumed)
-    module = build_module(cfg, responses, data, tokenizer, run_id_of(stage.folder, checkpoint))
+    if cfg.export and (checkpoint is None or not (folder_of(stage.folder) / BEST).exists()):
+        raise InputError(f"export: expected a validated checkpoint in {stage.folder}, found none: leave export out")
+    module = build_module(cfg, responses, data, draft, target, run_id_of(stage.folder, checkpoint))
     blank = blank_of(module.draft)  # before a strategy wraps it
     if checkpoint is not None:
         check_resumable(checkpoint["about"], module.about, resumed)
@@ -131,29 +150,74 @@ def train(cfg: commands.Distill, stage: Stage, responses: Any) -> None:
         if checkpoint is None:
             (start_scores,) = trainer.validate(module, datamodule=data, verbose=False)
             module.about["start"] = start_scores
-        trainer.fit(module, datamodule=data, ckpt_path=None if resumed is None else str(resumed))
+        if cfg.export:
+            epochs = float(checkpoint["epoch"]) if checkpoint else 0.0
+        else:
+            print(
+                "distill: after an interruption the same line goes on; with export=true it exports the best draft so far"
+            )
+            trainer.fit(module, datamodule=data, ckpt_path=None if resumed is None else str(resumed))
+            epochs = (trainer.fit_loop.total_batch_idx + 1) / max(int(trainer.num_training_batches), 1)
         start = module.about["start"] if checkpoint is None else checkpoint["about"]["start"]
         scores = final_scores(stage.folder, module, data, start, trainer)  # in all processes together
+        scores["tokens"] = round(data.states["train"].num_tokens * epochs)
         if trainer.is_global_zero:
-            draft = whole_draft(cfg, stage.folder, module, blank)
+            whole = whole_draft(cfg, stage.folder, module, blank)
             facts = {**provenance(), "sampling": asdict(responses.sampling), "texts": data.states["train"].num_examples}
-            export(stage.folder / DRAFT, draft, tokenizer, card_of(plain(cfg), facts, scores))
-            write_json(stage.folder / SCORES, scores)
-            stage.finish(num_steps=trainer.global_step, metrics=scores)
+            card = card_of(plain(cfg), facts, scores)
+            export_all(cfg, stage.folder, whole, None if target is None else target.target, tokenizer, card)
+            if cfg.export:
+                print(
+                    f"distill: {stage.folder / DRAFT} holds the best draft so far, of val/alpha {scores['val/alpha']:.4f}"
+                )
+            else:
+                write_json(stage.folder / SCORES, scores)
+                stage.finish(num_steps=trainer.global_step, metrics=scores)
         trainer.strategy.barrier("results")
 
 
-def build_module(cfg: commands.Distill, responses: Any, data: TextData, tokenizer: Any, run_id: str) -> DraftTraining:
+def given_draft(cfg: commands.Distill, tokenizer: Any) -> Any:
+    """The draft that is trained on, or fresh weights of its shape."""
+    pair, shape = cfg.pair, plain(cfg.shape) or {}
+    if pair.draft is None and cfg.from_pretrained is None:
+        raise InputError("expected pair.draft=FOLDER, or layers=N for a draft of N of the target's layers")
+    return begin(str(pair.draft), shape, cfg.from_pretrained, tokenizer, cfg.seed, pair.device, pair.dtype)
+
+
+def readable(models: Sequence[Any], responses: Any) -> list[Text]:
+    """The texts that fit into the contexts of all models. Raises InputError if none does."""
+    limit = min(map(max_positions, models), default=NO_LIMIT)
+    texts = [(row["prompt_ids"], row["token_ids"]) for row in responses.rows]
+    fitting = [(prompt, response) for prompt, response in texts if len(prompt) + len(response) <= limit]
+    if not fitting:
+        raise InputError(f"all {len(texts)} texts exceed the context of {limit} tokens: expected shorter prompts")
+    if len(fitting) < len(texts):
+        print(
+            f"{len(texts) - len(fitting)} of {len(texts)} texts exceed the context of {limit} tokens and are passed over"
+        )
+    return fitting
+
+
+def reduce_output(draft: Any, count: int, data: TextData, ends: Sequence[int]) -> None:
+    """Keep the output rows of the most frequent tokens of the training texts, and the input embeddings as they are."""
+    if kept_tokens(draft) is not None:
+        raise InputError("vocabulary: that of from_pretrained is reduced already: expected vocabulary=null")
+    parts = {name: part.whole for name, part in data.states.items()}
+    kept = most_frequent(parts["train"].texts, count, vocab_size(draft), ends)
+    reduce_vocabulary(draft, kept, ends)
+    covered = torch.isin(parts["validation"].labels, torch.tensor(kept)).float().mean()
+    print(f"distill: {count:,} of {draft.output_size:,} tokens keep an output row, {covered:.1%} of validation tokens")
+
+
+def build_module(
+    cfg: commands.Distill, responses: Any, data: TextData, draft: Any, target: ModelPair | None, run_id: str
+) -> DraftTraining:
     """The draft, its teacher, its loss and its optimizer. Raises InputError if they do not go together."""
-    pair, loss = cfg.pair, instantiate(cfg.loss)
+    loss = instantiate(cfg.loss)
     if not isinstance(loss, Loss):
         raise InputError(f"loss: expected one of conf/loss/, got {type(loss).__name__}")
-    target = load_target(cfg, responses)
-    if cfg.layers is None:
-        shape = plain(cfg.shape) or {}
-        draft = begin(str(pair.draft), shape, cfg.from_pretrained, tokenizer, cfg.seed, pair.device, pair.dtype)
-    else:
-        draft = from_target(cfg, target, data)
+    if kept_tokens(draft) is not None:
+        draft.get_input_embeddings().requires_grad_(False)
     temperature = cfg.temperature or responses.sampling.temperature or 1.0
     model = None if target is None else target.target
     teacher = instantiate(cfg.teacher)(model, temperature, responses.target)
@@ -214,7 +278,6 @@ def final_scores(
 ) -> dict[str, float]:
     """Load the best state if there is a checkpoint of it; the scores of that state, else the last one's."""
     best, last = folder_of(folder) / BEST, dict(trainer.callback_metrics)
-    seen = (trainer.fit_loop.total_batch_idx + 1) / max(int(trainer.num_training_batches), 1)  # epochs
     scores = {name: float(value) for name, value in last.items() if name.startswith("val/")}
     if best.exists():
         (best_scores,) = trainer.validate(
@@ -222,7 +285,6 @@ def final_scores(
         )
         scores = {name: float(value) for name, value in best_scores.items()}
     scores |= {name.replace("val/", "start/"): float(value) for name, value in start.items()}
-    scores["tokens"] = round(data.states["train"].num_tokens * seen)
     scores["positions"] = data.states["validation"].num_tokens
     return scores
 
@@ -239,6 +301,24 @@ def whole_draft(cfg: commands.Distill, folder: Path, module: DraftTraining, blan
         draft = blank()
         draft.load_state_dict({name.removeprefix("draft."): value for name, value in state.items()})
     return draft.cpu().eval().requires_grad_(False)
+
+
+def export_all(cfg: commands.Distill, folder: Path, draft: Any, target: Any, tokenizer: Any, card: str) -> None:
+    """Write the draft, and what `exports` names: a plain checkpoint of the whole vocabulary, a GGUF file of it.
+
+    Rows that a reduced vocabulary lacks are the target's there, so both draw tokens that `draft` would not.
+    """
+    export(folder / DRAFT, draft, tokenizer, card)
+    whole = draft
+    if cfg.exports and kept_tokens(draft) is not None:
+        if target is None:
+            raise InputError("exports: the rows of all tokens are the target's; expected teacher.on_missing=generate")
+        whole = whole_vocabulary(draft, target.get_output_embeddings().weight)
+    if "plain" in cfg.exports:
+        export(folder / f"{DRAFT}_plain", whole, tokenizer, card)
+    if "gguf" in cfg.exports:
+        source = Path(str(cfg.pair.target))
+        gguf.write(folder / f"{DRAFT}.gguf", whole, tokenizer, source if source.suffix == gguf.ENDING else None)
 
 
 if __name__ == "__main__":

@@ -230,6 +230,17 @@ class Distill(Command, OnPair, Trains):
         ]
         | None
     ) = None
+    vocabulary: (
+        Annotated[
+            Annotated[int, AtLeast(1)], "V': output tokens that the draft keeps, the most frequent of the responses"
+        ]
+        | None
+    ) = None
+    exports: Annotated[
+        list[Literal["plain", "gguf"]],
+        "beside draft/, with the whole vocabulary: draft_plain/ for transformers, draft.gguf for llama.cpp (a Llama)",
+    ] = copied([])
+    export: Annotated[bool, "export the best draft that an interrupted run has made, and train no further"] = False
     shape: Annotated[Mapping[str, Any] | None, "of fresh weights: keys that differ from the pair's draft's"] = None
     temperature: Annotated[float, Above(0), "of p and q in the loss; null: the responses' own, or 1"] | None = None
     lmbda: Annotated[float, Probability, "probability that a batch's texts are drawn from the draft itself"] = 0.0

@@ -13,6 +13,8 @@ from toolkit.errors import InputError
 from toolkit.files.atomic import write_folder
 from toolkit.files.text import first_line
 from toolkit.models.pair import check_same_tokenizer, load_draft, load_tokenizer
+from toolkit.models.reduced import kept_tokens, reduce_vocabulary
+from toolkit.models.reduced import save as save_reduced
 
 CARD = "README.md"  # what the hub calls a model card
 
@@ -75,11 +77,12 @@ def _fresh(original: Any, shape: Mapping[str, Any], seed: int) -> Any:
 def blank_of(model: Any) -> Callable[[], Any]:
     """What makes a model of the same class, configuration and format on the CPU, its weights not those of `model`."""
     kind, config, dtype, generation_config = type(model), model.config, model.dtype, model.generation_config
+    kept = kept_tokens(model)
 
     def blank() -> Any:
         copied = kind(copy.deepcopy(config)).to(dtype)
         copied.generation_config = copy.deepcopy(generation_config)
-        return copied
+        return copied if kept is None else reduce_vocabulary(copied, kept.tolist(), ())
 
     return blank
 
@@ -90,10 +93,13 @@ def shape_of(model: Any) -> dict[str, list[int]]:
 
 
 def export(folder: Path, model: Any, tokenizer: Any, card: str) -> Path:
-    """A plain Hugging Face checkpoint with tokenizer and card, whole or not at all."""
+    """A Hugging Face checkpoint with tokenizer and card, whole or not at all; of a reduced vocabulary, one of ours."""
 
     def write(temporary: Path) -> None:
-        model.save_pretrained(temporary)
+        if kept_tokens(model) is None:
+            model.save_pretrained(temporary)
+        else:
+            save_reduced(temporary, model)
         tokenizer.save_pretrained(temporary)
         (temporary / CARD).write_text(card, encoding="utf-8")
 

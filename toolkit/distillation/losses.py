@@ -13,6 +13,10 @@ Where only k tokens of p are known, the KLs and JSD take all the others as one t
 losses (data processing inequality). TVD and LK count the overlap of the k tokens alone, so they are upper bounds. Each
 is exact where p has no mass beyond the k.
 
+Where the draft has rows for V' tokens alone, q is 0 at all others, and forward KL and cross entropy would be infinite. So
+forward KL is that of p renormalised over the V', and cross entropy leaves out the tokens that have no row. All other losses
+are finite, and count p's mass outside of V'.
+
 Shapes: n positions, C categories: the vocabulary, or k tokens and the rest (`Outlook`).
 """
 
@@ -38,18 +42,25 @@ class Outlook:
     target_log_probs [n, C], draft_log_probs [n, C]  log p and log q; C categories that add up to 1.
     token_log_probs [n]  log q of the token that the text has there
     has_rest  whether the last category is not a token but all the others together
+    reduced  whether the draft has no row for some tokens: LOWEST stands for their log q
     """
 
     target_log_probs: Tensor
     draft_log_probs: Tensor
     token_log_probs: Tensor
     has_rest: bool = False
+    reduced: bool = False
 
     @property
     def alpha(self) -> Tensor:
         """sum_x min(p, q) [n], the probability of acceptance. It takes the whole vocabulary: no `has_rest`."""
         assert not self.has_rest
         return torch.minimum(self.target_log_probs, self.draft_log_probs).exp().sum(-1)
+
+    @property
+    def has_row(self) -> Tensor:
+        """Whether the draft can draw the text's token [n]."""
+        return self.token_log_probs > LOWEST
 
     @property
     def disjoint(self) -> tuple[Tensor, Tensor]:
@@ -74,7 +85,10 @@ class ForwardKL(Loss):
     """sum p log(p / q): the draft covers whatever the target may say."""
 
     def __call__(self, outlook: Outlook, progress: float = 0.0) -> Tensor:
-        return _kl(outlook.target_log_probs, outlook.draft_log_probs)
+        p, q = outlook.target_log_probs, outlook.draft_log_probs
+        if outlook.reduced:
+            p = p.masked_fill(q <= LOWEST, -torch.inf).log_softmax(-1).clamp(min=LOWEST)
+        return _kl(p, q)
 
 
 @dataclass(frozen=True)
@@ -126,7 +140,7 @@ class CrossEntropy(Loss):
     """-log q(token): ordinary training on the texts, the control of every other loss."""
 
     def __call__(self, outlook: Outlook, progress: float = 0.0) -> Tensor:
-        return -outlook.token_log_probs
+        return -outlook.token_log_probs.masked_fill(~outlook.has_row, 0.0)
 
 
 def _kl(left: Tensor, right: Tensor) -> Tensor:

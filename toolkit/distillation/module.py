@@ -22,6 +22,7 @@ from toolkit.engine.engine import EngineOptions
 from toolkit.engine.facts import fit_logits
 from toolkit.errors import InputError
 from toolkit.models.pair import ModelPair
+from toolkit.models.reduced import kept_tokens, rows_alone
 from toolkit.models.teacher import Text, produced_logits
 from toolkit.sampling import Sampling
 from toolkit.training.whole_steps import WholeSteps
@@ -46,9 +47,11 @@ class OnPolicy:
 
 
 class DraftTraining(WholeSteps):
-    """Logs val/alpha (the probability of acceptance), val/cross_entropy of the text's tokens and val/loss; see also Curves.
+    """Logs val/alpha, val/cross_entropy of the text's tokens, val/loss and val/coverage; see also Curves.
 
-    All three are means over the same produced tokens (`TextData`) and read the whole of p, whatever the training reads.
+    Alpha is the probability of acceptance, coverage the share of tokens that the draft has an output row for. All are means
+    over the same produced tokens (`TextData`; cross entropy: over the covered ones), and read the whole of p, whatever the
+    training reads.
 
     draft        a causal language model, in evaluation mode (no dropout); nothing else is in the checkpoints
     teacher      what says log p
@@ -102,16 +105,22 @@ class DraftTraining(WholeSteps):
         seen = self.outlook(batch, Expected(self.teacher.whole(batch)))
         values = {
             "val/alpha": seen.alpha.mean(),
-            "val/cross_entropy": -seen.token_log_probs.mean(),
             "val/loss": self.loss(seen, 1.0).mean(),
+            "val/coverage": seen.has_row.float().mean(),
         }
-        self.log_dict(values, on_step=False, on_epoch=True, batch_size=len(batch.labels), sync_dist=True)
+        self.log_dict(values, on_epoch=True, batch_size=len(batch.labels), sync_dist=True, prog_bar=True)
+        covered = int(seen.has_row.sum())
+        cross_entropy = -seen.token_log_probs[seen.has_row].sum() / max(covered, 1)
+        self.log("val/cross_entropy", cross_entropy, on_epoch=True, batch_size=covered, sync_dist=True)
 
     def outlook(self, batch: TextBatch, expected: Expected) -> Outlook:
         """The distributions of target and draft at a batch's positions; the gradient goes to the draft."""
-        logits = produced_logits(self.draft, batch.texts, batch.positions).float()
-        fitted = fit_logits(logits, self.teacher.vocab_size, logits.device)
-        return outlook(expected, fitted, batch.labels, self.temperature)
+        kept = kept_tokens(self.draft)
+        with rows_alone(self.draft):
+            logits = produced_logits(self.draft, batch.texts, batch.positions).float()
+        if kept is None:
+            logits = fit_logits(logits, self.teacher.vocab_size, logits.device)
+        return outlook(expected, logits, batch.labels, self.temperature, kept)
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         checkpoint["about"] = self.about

@@ -17,10 +17,12 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from time import perf_counter
 from typing import Annotated, Any, Literal, Protocol
 
 import torch
 from torch import Tensor
+from tqdm.auto import tqdm
 
 from toolkit.config.notes import AtLeast
 from toolkit.distillation.data import TextBatch
@@ -34,6 +36,7 @@ from toolkit.models.teacher import Text, produced_logits
 
 SHARD = 256  # texts of a file
 TOGETHER = 16  # texts of a forward pass
+LONGEST = 60  # seconds of work that a file holds
 ABOUT = "about.json"
 
 
@@ -61,20 +64,42 @@ class Teacher(Protocol):
         """log p [n, V] at a batch's positions."""
 
 
-def outlook(expected: Expected, logits: Tensor, tokens: Tensor, temperature: float) -> Outlook:
-    """A draft's logits [n, V] beside what the target expects; `tokens` [n] are the text's."""
+def outlook(
+    expected: Expected, logits: Tensor, tokens: Tensor, temperature: float, kept: Tensor | None = None
+) -> Outlook:
+    """A draft's logits [n, V'] beside what the target expects; `tokens` [n] are the text's.
+
+    kept  the tokens [V'] that the logits are of, ascending; q is 0 at all others. None: the whole vocabulary
+    """
     draft = (logits / temperature).log_softmax(-1).clamp(min=LOWEST)
-    token_log_probs = draft.gather(-1, tokens.to(draft.device).unsqueeze(-1)).squeeze(-1)
-    target = expected.log_probs.to(draft.device).clamp(min=LOWEST)
+    tokens, target = tokens.to(draft.device).unsqueeze(-1), expected.log_probs.to(draft.device).clamp(min=LOWEST)
+    columns, present = _columns(tokens, kept)
+    token_log_probs = draft.gather(-1, columns).where(present, LOWEST).squeeze(-1)
+    reduced = kept is not None
     if expected.tokens is None or expected.log_rest is None:
-        return Outlook(target, draft, token_log_probs)
+        if kept is not None:  # the tokens without a row are one category, of which q is 0
+            outside = target.index_fill(-1, kept, -torch.inf).logsumexp(-1, keepdim=True).clamp(min=LOWEST)
+            target = torch.cat([target.index_select(-1, kept), outside], -1)
+            draft = torch.cat([draft, torch.full_like(outside, LOWEST)], -1)
+        return Outlook(target, draft, token_log_probs, reduced=reduced)
     top_tokens = expected.tokens.to(draft.device).long()
-    chosen = draft.gather(-1, top_tokens)
-    if top_tokens.shape[-1] == draft.shape[-1]:
+    columns, present = _columns(top_tokens, kept)
+    chosen = draft.gather(-1, columns).where(present, LOWEST)
+    if kept is None and top_tokens.shape[-1] == draft.shape[-1]:
         return Outlook(target, chosen, token_log_probs)
     log_rest = expected.log_rest.to(draft.device).clamp(min=LOWEST).unsqueeze(-1)
-    others = draft.scatter(-1, top_tokens, -torch.inf).logsumexp(-1, keepdim=True)
-    return Outlook(torch.cat([target, log_rest], -1), torch.cat([chosen, others], -1), token_log_probs, has_rest=True)
+    nothing = draft.new_full((len(draft), 2), LOWEST)  # the first of its columns is for tokens without a row
+    others = torch.cat([draft, nothing], -1).scatter(-1, columns.where(present, draft.shape[-1]), -torch.inf)
+    rest = torch.cat([chosen, others.logsumexp(-1, keepdim=True)], -1)
+    return Outlook(torch.cat([target, log_rest], -1), rest, token_log_probs, has_rest=True, reduced=reduced)
+
+
+def _columns(tokens: Tensor, kept: Tensor | None) -> tuple[Tensor, Tensor]:
+    """The columns of tokens [n, k] among the kept ones, and which tokens are among them [n, k] bool."""
+    if kept is None:
+        return tokens, torch.ones_like(tokens, dtype=torch.bool)
+    columns = torch.searchsorted(kept, tokens).clamp(max=len(kept) - 1)
+    return columns, kept[columns] == tokens
 
 
 @torch.no_grad()
@@ -140,7 +165,7 @@ class CachedTeacher:
             self._open(path)
 
     def prepare(self, train: TextBatch, validation: TextBatch) -> None:
-        """Compute what the folder lacks, and keep it: a file per `SHARD` training texts, one per validation text."""
+        """Compute what the folder lacks, and keep it: files of up to SHARD training texts, and one per validation text."""
         missing = [text for text in train.texts if key_of(text) not in self.entries]
         read = list(zip(validation.texts, validation.positions, strict=True))
         unread = [(text, where) for text, where in read if not self._validation_file(text, where).exists()]
@@ -154,13 +179,18 @@ class CachedTeacher:
         if not (self.folder / ABOUT).exists():
             facts = {} if self.weights is None else self.weights.facts("target")
             write_json(self.folder / ABOUT, {**facts, **self._settings(), "vocab_size": self.vocab_size})
-        for first in range(0, len(missing), SHARD):
-            self._write(missing[first : first + SHARD])
-        for first in range(0, len(unread), TOGETHER):
-            texts, positions = zip(*unread[first : first + TOGETHER], strict=True)
-            parts = log_probs_of(self.target, self.temperature, texts, positions).split([*map(len, positions)])
-            for path, log_probs in zip(map(self._validation_file, texts, positions), parts, strict=True):
-                save_tensors(path, {"log_probs": log_probs})
+        tokens, whole = sum(len(text[1]) for text in missing), sum(len(where) for _, where in unread)
+        size = (tokens * 8 * min(self.top_k, self.vocab_size) + whole * 4 * self.vocab_size) / 1e6
+        print(f"teacher: {tokens + whole:,} tokens are read once, {size:,.0f} MB go to {self.folder}", flush=True)
+        with tqdm(total=tokens + whole, desc="teacher", unit="token") as bar:
+            self._write(missing, bar)
+            for first in range(0, len(unread), TOGETHER):
+                texts, positions = zip(*unread[first : first + TOGETHER], strict=True)
+                counts = [*map(len, positions)]
+                parts = log_probs_of(self.target, self.temperature, texts, positions).split(counts)
+                for path, log_probs in zip(map(self._validation_file, texts, positions), parts, strict=True):
+                    save_tensors(path, {"log_probs": log_probs})
+                bar.update(sum(counts))
 
     def expected(self, texts: Sequence[Text]) -> Expected:
         """The likeliest tokens of every position; texts that the folder lacks are read by the target, and not kept."""
@@ -189,14 +219,22 @@ class CachedTeacher:
         log_rest = others.logsumexp(-1)  # not the log of 1 - sum, which is 0 in float32
         return {"log_probs": top.values.cpu(), "tokens": top.indices.int().cpu(), "log_rest": log_rest.cpu()}
 
-    def _write(self, texts: Sequence[Text]) -> None:
-        groups = (texts[first : first + TOGETHER] for first in range(0, len(texts), TOGETHER))
-        tensors = _joined([self._asked(group) for group in groups])
-        keys = [key_of(text) for text in texts]
-        index = json.dumps([[key, len(produced)] for key, (_, produced) in zip(keys, texts, strict=True)])
-        path = self.folder / f"{content_hash(keys)}.safetensors"
-        save_tensors(path, tensors, {"index": index})
-        self._open(path)
+    def _write(self, texts: Sequence[Text], bar: tqdm[Any]) -> None:
+        """Write files of texts: of SHARD texts, or fewer where these take more than a minute."""
+        started, asked, parts = perf_counter(), list[Text](), list[dict[str, Tensor]]()
+        for first in range(0, len(texts), TOGETHER):
+            asked += (group := texts[first : first + TOGETHER])
+            parts.append(self._asked(group))
+            bar.update(sum(len(produced) for _, produced in group))
+            last = first + TOGETHER >= len(texts)
+            if not last and len(asked) < SHARD and perf_counter() - started < LONGEST:
+                continue
+            keys = [key_of(text) for text in asked]
+            index = json.dumps([[key, len(produced)] for key, (_, produced) in zip(keys, asked, strict=True)])
+            path = self.folder / f"{content_hash(keys)}.safetensors"
+            save_tensors(path, _joined(parts), {"index": index})
+            self._open(path)
+            started, asked, parts = perf_counter(), [], []
 
     def _open(self, path: Path) -> None:
         tensors, metadata = load_tensors(path, "teacher cache")

@@ -13,7 +13,10 @@ Shapes: V' kept tokens, V vocabulary, D hidden size.
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +47,46 @@ class ReducedOutput(nn.Module):
         """Logits over the whole vocabulary."""
         logits = self.rows(states)
         return logits.new_full((*logits.shape[:-1], self.size), -torch.inf).index_copy(-1, self.kept, logits)
+
+
+def most_frequent(
+    texts: Sequence[tuple[Sequence[int], Sequence[int]]], count: int, size: int, end_ids: Sequence[int]
+) -> list[int]:
+    """Choose the `count` output tokens of a draft, out of `size`: the most frequent ones of responses (FR-Spec, section 3).
+
+    Tokens that are equally frequent there are ordered by frequency in the prompts, then by id: a byte-pair encoding numbers
+    its tokens by frequency. The tokens that end a text are among them.
+
+    texts  prompts and responses
+
+    Raises InputError for a count that is not above the number of these ends and at most `size`.
+    """
+    ends = {token for token in end_ids if token < size}
+    if not len(ends) < count <= size:
+        raise InputError(f"vocabulary: expected {len(ends) + 1} to {size} tokens, got {count}")
+    prompts, responses = (Counter(chain.from_iterable(parts)) for parts in zip(*texts, strict=True))
+    ordered = sorted(range(size), key=lambda token: (token not in ends, -responses[token], -prompts[token], token))
+    return sorted(ordered[:count])
+
+
+def kept_tokens(model: Any) -> Tensor | None:
+    """The tokens [V'] that a model's output layer has rows for, ascending; None: all."""
+    output = model.get_output_embeddings() if hasattr(model, "get_output_embeddings") else None
+    return output.kept if isinstance(output, ReducedOutput) else None
+
+
+@contextmanager
+def rows_alone(model: Any) -> Iterator[None]:
+    """Within it, a model with a reduced vocabulary returns the logits [..., V'] of its rows alone."""
+    output = model.get_output_embeddings()
+    if not isinstance(output, ReducedOutput):
+        yield
+        return
+    model.set_output_embeddings(output.rows)
+    try:
+        yield
+    finally:
+        model.set_output_embeddings(output)
 
 
 def reduce_vocabulary(model: Any, kept: Sequence[int], end_ids: Sequence[int]) -> Any:
@@ -77,6 +120,7 @@ def save(folder: Path, model: Any) -> None:
     """Write weights and config of a model with a reduced vocabulary."""
     from safetensors.torch import save_file
 
+    folder.mkdir(parents=True, exist_ok=True)
     state = {name: tensor.contiguous() for name, tensor in model.state_dict().items()}
     save_file(state, folder / WEIGHTS, {"format": "pt"})
     (folder / CONFIG).write_text(json.dumps(model.config.to_dict(), indent=2) + "\n", encoding="utf-8")

@@ -7,6 +7,7 @@ import sys
 import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from time import perf_counter
 from typing import Any
 
 import pytorch_lightning as pl
@@ -15,6 +16,8 @@ from rich.console import Console
 from rich.tree import Tree
 
 from toolkit.files import terminal
+
+FIRST = 10  # seconds of a training before the first line that says how long it takes
 
 
 def print_config(config: Mapping[str, Any]) -> None:
@@ -73,7 +76,18 @@ def on_terminal() -> bool:
 
 
 class EpochLines(pl.Callback):
-    """One line per epoch."""
+    """One line per epoch, and within one a line after FIRST seconds and after every minute."""
+
+    def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        self.started, self.first_step, self.due = perf_counter(), trainer.global_step, perf_counter() + FIRST
+
+    def on_train_batch_end(self, trainer: pl.Trainer, *_: Any) -> None:
+        now, step, last = perf_counter(), trainer.global_step, trainer.estimated_stepping_batches
+        if now < self.due or not trainer.is_global_zero or not self.first_step < step < last:
+            return
+        self.due = now + 60
+        minutes = (now - self.started) / (step - self.first_step) * (last - step) / 60
+        print(f"step {step:,} of {last:,.0f}, about {minutes:.1f} minutes to go", flush=True)
 
     def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         if not trainer.is_global_zero:
@@ -89,6 +103,7 @@ class EpochLines(pl.Callback):
                 "val/loss",
                 "val/alpha",
                 "val/cross_entropy",
+                "perf/tokens_per_second",
             )
             if name in values
         ]

@@ -67,5 +67,6 @@ class Curves(pl.Callback):
         }
         for logger in trainer.loggers:
             logger.log_metrics(values, step=trainer.global_step - 1)
-        pl_module.log("train/loss", values["train/loss"], prog_bar=True, logger=False)
+        for name in ("train/loss", "perf/tokens_per_second"):
+            pl_module.log(name, values[name], prog_bar=True, logger=False)
         self.total, self.weight, self.num_positions, self.started = 0.0, 0.0, 0, now

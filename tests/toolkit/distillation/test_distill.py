@@ -23,6 +23,7 @@ from toolkit.errors import InputError
 from toolkit.files.tensors import load_tensors, save_tensors
 from toolkit.models.fingerprint import Weights
 from toolkit.models.pair import load_draft
+from toolkit.models.reduced import kept_tokens
 from toolkit.models.teacher import distributions_along, produced_logits
 from toolkit.sampling import Sampling
 from toolkit.testing import FAMILIES, llama_pair, tiny_llama, tiny_model
@@ -295,3 +296,60 @@ def test_a_target_without_a_draft_gets_one_of_its_layers(run, tiny_pair):
     assert scores(folder)["val/alpha"] > scores(folder)["start/alpha"]
     pair = ModelPair.from_pretrained(tiny_pair / "target", folder / "draft")
     assert generate(pair, ["the cat"], "speculative", max_new_tokens=4)[0].counts.num_drafted > 0
+
+
+def test_a_reduced_vocabulary_trains_its_rows_and_is_exported_whole(run, tiny_pair, capsys):
+    """The same rows in all exports; the plain one's other rows are the target's; plain and GGUF files agree."""
+    pytest.importorskip("gguf")
+    target = ModelPair.from_pretrained(tiny_pair / "target")
+    words = ["pair.draft=null", "layers=1", "loss=lk", "vocabulary=20", "exports=[plain,gguf]"]
+    folder = run("reduced", *words)
+    draft, plain = load_draft(folder / "draft"), load_draft(folder / "draft_plain")
+    rows = kept_tokens(draft)
+    assert len(rows) == 20 and set(target.end_ids) <= set(rows.tolist())
+    assert scores(folder)["val/alpha"] > scores(folder)["start/alpha"]
+    assert torch.equal(draft.get_input_embeddings().weight, target.target.get_input_embeddings().weight)
+    assert not torch.equal(draft.get_output_embeddings().weight, target.target.get_output_embeddings().weight[rows])
+    ids = torch.tensor([[5, 6, 7, 8]])
+    torch.testing.assert_close(plain(ids).logits[..., rows], draft(ids).logits[..., rows])
+    others = [token for token in range(target.vocab_size) if token not in rows.tolist()]
+    assert torch.equal(
+        plain.get_output_embeddings().weight[others], target.target.get_output_embeddings().weight[others]
+    )
+    read = AutoModelForCausalLM.from_pretrained(folder, gguf_file="draft.gguf")
+    torch.testing.assert_close(read(ids).logits, plain(ids).logits, atol=1e-5, rtol=1e-5)
+    pair = ModelPair.from_pretrained(tiny_pair / "target", folder / "draft")
+    assert generate(pair, ["the cat"], "speculative", max_new_tokens=4)[0].counts.num_drafted > 0
+    again = run("on", "pair.draft=null", f"from_pretrained={folder / 'draft'}", "trainer.max_epochs=1")
+    assert torch.equal(kept_tokens(load_draft(again / "draft")), rows)
+
+
+def test_an_interrupted_run_exports_its_best_draft_and_goes_on(run, monkeypatch):
+    """The export of an unfinished run changes nothing of what follows."""
+    expected = run("whole", "vocabulary=20", "layers=1", "pair.draft=null", "trainer.max_epochs=4")
+
+    class Interrupted(Exception):
+        pass
+
+    def stop(self, batch, batch_idx):
+        if self.trainer.current_epoch == 2:
+            raise Interrupted
+        return step(self, batch, batch_idx)
+
+    words = ["vocabulary=20", "layers=1", "pair.draft=null", "trainer.max_epochs=4"]
+    step = DraftTraining.training_step
+    with monkeypatch.context() as patched, pytest.raises(Interrupted):
+        patched.setattr(DraftTraining, "training_step", stop)
+        run("cut", *words)
+    folder = run("cut", *words, "export=true")
+    assert load_draft(folder / "draft").config.num_hidden_layers == 1
+    assert not (folder / "metrics.json").exists()
+    assert same_weights(run("cut", *words), expected)
+
+
+def test_texts_beyond_a_drafts_context_are_passed_over(run, tiny_pair, tmp_path, capsys):
+    short = shutil.copytree(tiny_pair / "draft", tmp_path / "short")
+    config = json.loads((short / "config.json").read_text())
+    (short / "config.json").write_text(json.dumps({**config, "max_position_embeddings": 24}))
+    run("short", f"from_pretrained={short}", "trainer.max_epochs=1")
+    assert "texts exceed the context of 24 tokens and are passed over" in capsys.readouterr().out

@@ -187,6 +187,68 @@ def test_peaked_targets_in_float32(name, k):
         assert (part >= whole - 1e-5).all()
 
 
+def of_rows(name, p, q, token):
+    """A loss of one position where q is 0 at some categories: forward KL renormalises p over the others."""
+    if name == "forward_kl":
+        inside = sum(a for a, b in zip(p, q, strict=True) if b > 0)
+        pairs = [(a / inside, b) for a, b in zip(p, q, strict=True) if b > 0]
+        return kl(*zip(*pairs, strict=True))
+    if name == "mixture":
+        return 2.0 * 0.75 * of_rows("forward_kl", p, q, token) + 0.5 * tvd(p, q)
+    return 0.0 if name == "cross_entropy" and q[token] == 0 else SLOW[name][1](p, q, token)
+
+
+@pytest.mark.parametrize("name", SLOW)
+@pytest.mark.parametrize("k", [None, *range(1, V + 1)])
+def test_losses_of_a_reduced_vocabulary(name, k, positions):
+    """Rows for four of seven tokens, with all of p and with its k likeliest tokens; gradients are finite differences."""
+    target, logits, tokens = positions
+    rows = torch.tensor([0, 2, 3, 6])
+    logits = logits[:, rows].clone().requires_grad_()
+    expected = Expected(target) if k is None else kept(target, k)
+
+    def losses(values):
+        return SLOW[name][0](outlook(expected, values, tokens, 0.8, rows), 0.25)
+
+    q = torch.zeros(N, V, dtype=torch.float64).index_copy(1, rows, (logits.detach() / 0.8).softmax(-1))
+    slow = []
+    for row in range(N):
+        p_row, q_row, token = target[row].exp().tolist(), q[row].tolist(), int(tokens[row])
+        if k is not None and name != "cross_entropy":
+            known = target[row].topk(k).indices.tolist()
+            p_rest, q_rest = (sum(m for x, m in enumerate(side) if x not in known) for side in (p_row, q_row))
+            p_known, q_known = [p_row[x] for x in known], [q_row[x] for x in known]
+            if name == "mixture":
+                shared = of_rows("forward_kl", [*p_known, p_rest], [*q_known, q_rest], token)
+                slow.append(1.5 * shared + 0.5 * tvd([*p_known, p_rest, 0.0], [*q_known, 0.0, q_rest]))
+                continue
+            p_row, q_row = [*p_known, p_rest], [*q_known, q_rest]
+            if name in UPPER:
+                p_row, q_row = [*p_known, p_rest, 0.0], [*q_known, 0.0, q_rest]
+                if not sum(map(min, p_row, q_row)):
+                    slow.append(-LOWEST)
+                    continue
+        slow.append(of_rows(name, p_row, q_row, token))
+    values = losses(logits)
+    assert values.tolist() == pytest.approx(slow, rel=1e-3 if -LOWEST in slow else 1e-9, abs=1e-9)
+    (gradient,) = torch.autograd.grad(values.sum(), logits)
+    assert gradient.isfinite().all()
+    step = torch.zeros_like(logits)
+    step[1, 2] = 1e-6
+    with torch.no_grad():
+        slope = (losses(logits + step) - losses(logits - step)).sum() / 2e-6
+    assert float(slope) == pytest.approx(float(gradient[1, 2]), abs=1e-6)
+
+
+def test_alpha_of_a_reduced_vocabulary_counts_all_of_p(positions):
+    target, logits, tokens = positions
+    rows = torch.tensor([1, 4])
+    seen = outlook(Expected(target), logits[:, rows], tokens, 1.0, rows)
+    q = torch.zeros(N, V, dtype=torch.float64).index_copy(1, rows, logits[:, rows].softmax(-1))
+    assert torch.allclose(seen.alpha, torch.minimum(target.exp(), q).sum(-1))
+    assert seen.has_row.tolist() == [int(token) in (1, 4) for token in tokens]
+
+
 def test_weights_go_in_a_straight_line():
     term = Term(ForwardKL(), 1.0, 0.0)
     assert [term.at(progress) for progress in (0.0, 0.25, 1.0)] == [1.0, 0.75, 0.0]
