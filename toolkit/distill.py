@@ -121,7 +121,7 @@ def train(cfg: commands.Distill, stage: Stage, responses: Any) -> None:
         readable([model for model in (draft, target and target.target) if model], responses)
     )
     draft = draft or from_target(cfg, target, data)
-    if cfg.vocabulary is not None:
+    if cfg.vocabulary is not None and cfg.vocabulary < vocab_size(draft):
         reduce_output(draft, cfg.vocabulary, data, end_ids(draft, tokenizer))
     resumed = resume_path(stage.folder, cfg.ckpt_path)
     checkpoint = None if resumed is None else read_checkpoint(resumed)
@@ -203,7 +203,7 @@ def reduce_output(draft: Any, count: int, data: TextData, ends: Sequence[int]) -
     if kept_tokens(draft) is not None:
         raise InputError("vocabulary: that of from_pretrained is reduced already: expected vocabulary=null")
     parts = {name: part.whole for name, part in data.states.items()}
-    kept = most_frequent(parts["train"].texts, count, vocab_size(draft), ends)
+    kept = most_frequent(parts["train"].texts, count, range(vocab_size(draft)), ends)
     reduce_vocabulary(draft, kept, ends)
     covered = torch.isin(parts["validation"].labels, torch.tensor(kept)).float().mean()
     print(f"distill: {count:,} of {draft.output_size:,} tokens keep an output row, {covered:.1%} of validation tokens")

@@ -8,6 +8,10 @@ Along held-out responses of the target, for every draft and domain:
                 texts, for every draft and domain by itself
 
 with intervals over prompts, and the differences from the first draft, paired by prompt. Writes drafts.{parquet,csv,md}.
+
+With vocabularies=[4000,null] every draft is also compared with its output layer reduced; coverage is the share of tokens that
+it keeps. With measured=true the costs of forward passes are timed here, the target's by their width, so that throughput is the
+predicted speed-up over autoregressive decoding. The draft with the largest one over all domains is written to best/.
 """
 
 from __future__ import annotations
@@ -20,7 +24,9 @@ from typing import Any
 import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
+from tqdm.auto import tqdm
 
+from analysis.loads.forwards import Costs, measured_forwards
 from analysis.replay.upper_bound import fixed
 from analysis.tables.bootstrap import Bootstrap
 from analysis.tables.console import show
@@ -28,9 +34,12 @@ from analysis.tables.files import markdown, read_table, save_table, with_interva
 from data_gen.recording import Recorder
 from data_gen.texts import Responses, fingerprints, read_responses, within_context
 from toolkit.config import commands, instantiate, plain
+from toolkit.distillation.drafts import export
+from toolkit.engine.facts import NO_LIMIT, vocab_size
 from toolkit.errors import InputError
 from toolkit.files.atomic import write_text
 from toolkit.models.pair import TOY, ModelPair, load_draft, load_tokenizer, unshared_tokens
+from toolkit.models.reduced import kept_tokens, most_frequent, reduce_vocabulary
 from toolkit.models.teacher import Text, distributions_along
 from toolkit.runs.stage import open_stage
 from toolkit.types import Counts
@@ -45,47 +54,99 @@ def compare_drafts(cfg: commands.Heads) -> Path:
     drafts, folders = plain(cfg.drafts), plain(cfg.responses)
     if not drafts or not folders:
         raise InputError("expected drafts={NAME: FOLDER} and responses={DOMAIN: FOLDER}, each with at least one")
+    if any(cfg.vocabularies) and not cfg.frequencies:
+        raise InputError(
+            "vocabularies: expected frequencies=[FOLDER,...] of data_gen.responses, whose tokens are counted"
+        )
     texts = {domain: read_responses(folder, same_ends=True) for domain, folder in folders.items()}
-    inputs = [path for responses in texts.values() for path in responses.inputs]
+    counted = read_responses(plain(cfg.frequencies)) if any(cfg.vocabularies) else None
+    inputs = [path for responses in (*texts.values(), *([counted] if counted else [])) for path in responses.inputs]
     stage = open_stage("drafts", cfg, inputs=[*inputs, *(path for draft in drafts.values() for path in _files(draft))])
     if not stage.finished:
-        table = _measured(cfg, drafts, texts)
+        alone: ModelPair = instantiate(cfg.pair, draft=None)
+        candidates = _candidates(cfg, drafts, alone, counted)
+        table = _measured(cfg, candidates, alone, texts)
         save_table(table, stage.folder, "drafts")
         write_text(stage.folder / "drafts.md", markdown(readable(table)) + "\n")
-        stage.finish(drafts=list(drafts), domains=list(folders))
-    table = readable(read_table(stage.folder, "drafts"))
-    first = [name for name in table if name not in ("texts", "tokens")]
-    show(table, f"drafts of {cfg.pair.target}, c = {cfg.cost_ratio:g}", stage.folder / "drafts.md", first)
+        if cfg.measured:
+            best = str(table.groupby("draft", sort=False).throughput.mean().idxmax())
+            card = f"# {best}\n\nThe best of {len(candidates)} drafts of `{cfg.pair.target}`: see ../drafts.md.\n"
+            export(stage.folder / "best", candidates[best].drafts[0], alone.tokenizer, card)
+        stage.finish(drafts=list(candidates), domains=list(folders))
+    table = read_table(stage.folder, "drafts")
+    columns = readable(table)
+    first = [name for name in columns if name not in ("texts", "tokens")]
+    show(columns, f"drafts of {cfg.pair.target}, {_costs_line(cfg)}", stage.folder / "drafts.md", first)
+    if cfg.measured:
+        means = table.groupby("draft", sort=False).throughput.mean()
+        verdict = "" if means.max() > 1 else ", which is slower than autoregressive decoding"
+        print(f"drafts: best/ is {means.idxmax()}, predicted speed-up {means.max():.2f}{verdict}")
     return stage.folder
 
 
-def _measured(cfg: commands.Heads, drafts: dict[str, str], texts: dict[str, Responses]) -> pd.DataFrame:
-    """One line per draft and domain."""
-    alone: ModelPair = instantiate(cfg.pair, draft=None)
-    bootstrap = Bootstrap(cfg.resamples, cfg.confidence, cfg.seed)
-    lines: list[dict[str, Any]] = []
-    first: dict[str, Array] = {}
+def _costs_line(cfg: commands.Heads) -> str:
+    return "costs measured here" if cfg.measured else f"c = {cfg.cost_ratio:g}"
+
+
+def _candidates(
+    cfg: commands.Heads, drafts: dict[str, str], alone: ModelPair, counted: Responses | None
+) -> dict[str, ModelPair]:
+    """The target with every draft and every reduction of it, by name."""
+    texts = [(row["prompt_ids"], row["token_ids"]) for row in counted.rows] if counted else []
+    candidates = {}
     for name, source in drafts.items():
         unshared = unshared_tokens(alone.tokenizer, load_tokenizer(source), f"draft {source}")
-        draft = load_draft(source, cfg.pair.device, cfg.pair.dtype)
-        pair = replace(alone, draft=None, drafts=[draft], unshared=tuple(unshared))
-        for domain, responses in texts.items():
-            fingerprints(pair, responses)
-            rows = within_context(pair, replace(responses, rows=responses.rows[: cfg.limit])).rows
-            best, parts = text_parts(pair, replace(responses, rows=rows), cfg)
-            base = first.setdefault(domain, parts)
-            facts = {
-                "draft": name,
-                "domain": domain,
-                "texts": len(rows),
-                "tokens": int(parts[:, 1].sum()),
-                "best K": best,
-            }
-            lines.append({**facts, **figures(parts, base, bootstrap)})
+        for count in cfg.vocabularies:
+            draft = load_draft(source, cfg.pair.device, cfg.pair.dtype)
+            if count is not None:
+                kept = kept_tokens(draft)
+                tokens = range(vocab_size(draft)) if kept is None else kept.tolist()
+                if count >= len(tokens):
+                    continue
+                ends = alone.end_ids or ()
+                reduce_vocabulary(draft, most_frequent(texts, count, tokens, ends), ends)
+            label = name if count is None else f"{name}, V'={count:,}"
+            candidates[label] = replace(alone, draft=None, drafts=[draft], unshared=tuple(unshared))
+    return candidates
+
+
+def _measured(
+    cfg: commands.Heads, candidates: dict[str, ModelPair], alone: ModelPair, texts: dict[str, Responses]
+) -> pd.DataFrame:
+    """One line per draft and domain."""
+    bootstrap = Bootstrap(cfg.resamples, cfg.confidence, cfg.seed)
+    costs = [Costs(cfg.cost_ratio, np.ones(cfg.max_drafted + 1))] * len(candidates)
+    if cfg.measured:
+        models = [pair.draft for pair in candidates.values()]
+        costs = measured_forwards(alone.target, models, cfg.max_drafted)
+    lines: list[dict[str, Any]] = []
+    first: dict[str, Array] = {}
+    total = len(candidates) * sum(min(len(responses.rows), cfg.limit or NO_LIMIT) for responses in texts.values())
+    with tqdm(total=total, desc="drafts", unit="text") as bar:
+        for (name, pair), cost in zip(candidates.items(), costs, strict=True):
+            kept = kept_tokens(pair.draft)
+            for domain, responses in texts.items():
+                fingerprints(pair, responses)
+                rows = within_context(pair, replace(responses, rows=responses.rows[: cfg.limit])).rows
+                best, parts = text_parts(pair, replace(responses, rows=rows), cfg, cost)
+                base = first.setdefault(domain, parts)
+                tokens = [token for row in rows for token in row["token_ids"]]
+                covered = 1.0 if kept is None else float(np.isin(tokens, kept.cpu().numpy()).mean())
+                facts = {
+                    "draft": name,
+                    "domain": domain,
+                    "texts": len(rows),
+                    "tokens": int(parts[:, 1].sum()),
+                    "coverage": covered,
+                    "c": cost.draft,
+                    "best K": best,
+                }
+                lines.append({**facts, **figures(parts, base, bootstrap)})
+                bar.update(len(rows))
     return pd.DataFrame(lines)
 
 
-def text_parts(pair: ModelPair, responses: Responses, cfg: commands.Heads) -> tuple[int, Array]:
+def text_parts(pair: ModelPair, responses: Responses, cfg: commands.Heads, costs: Costs) -> tuple[int, Array]:
     """The best fixed K, and for every text the six sums [n, 6] that the figures are quotients of."""
     texts = [(row["prompt_ids"], row["token_ids"]) for row in responses.rows]
     played = []
@@ -93,9 +154,10 @@ def text_parts(pair: ModelPair, responses: Responses, cfg: commands.Heads) -> tu
         recorder = Recorder(pair, responses.sampling, cfg.max_drafted, replicate=replicate)
         played.append(fixed(recorder.record_all(texts, range(len(texts)), cfg.batch_size)))
     counts = {k: np.sum([replay[k].per_text for replay in played], axis=0) for k in played[0]}
-    cost = {k: np.sum([replay[k].cost(cfg.cost_ratio) for replay in played], axis=0) for k in played[0]}
+    drafts, targets = COUNTS.index("num_draft_calls"), COUNTS.index("num_target_calls")
+    cost = {k: costs.draft * part[:, drafts] + costs.target[k] * part[:, targets] for k, part in counts.items()}
     generated = COUNTS.index("num_generated")
-    best = max(counts, key=lambda k: counts[k][:, generated].sum() / cost[k].sum())
+    best = max((k for k in counts if k), key=lambda k: counts[k][:, generated].sum() / cost[k].sum())
     depth = min(cfg.depth, cfg.max_drafted)
     accepted = np.sum([replay[depth].accepted for replay in played], axis=0).astype(np.float64)
     parts = [
@@ -134,6 +196,10 @@ def figures(parts: Array, base: Array, bootstrap: Bootstrap) -> dict[str, float]
 def readable(table: pd.DataFrame) -> pd.DataFrame:
     """The table with intervals after the figures; the first draft has no gains."""
     columns = table[["draft", "domain", "texts", "tokens"]].copy()
+    if (table.coverage < 1).any():
+        columns["coverage"] = table.coverage.map("{:.3f}".format)
+    if table.c.nunique() > 1:
+        columns["c"] = table.c.map("{:.3f}".format)
     for name in FIGURES:
         if name == "throughput":
             columns["best K"] = table["best K"]
@@ -147,4 +213,4 @@ def readable(table: pd.DataFrame) -> pd.DataFrame:
 def _files(source: str) -> list[Path]:
     """The files of a local checkpoint; none of a hub name."""
     folder = TOY.parent / source if source == "toy/draft" else Path(source)
-    return sorted(path for path in folder.glob("*.safetensors")) + sorted(folder.glob("config.json"))
+    return sorted(path for path in folder.glob("*.safetensors")) + sorted(folder.glob("*config.json"))

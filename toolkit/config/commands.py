@@ -232,7 +232,8 @@ class Distill(Command, OnPair, Trains):
     ) = None
     vocabulary: (
         Annotated[
-            Annotated[int, AtLeast(1)], "V': output tokens that the draft keeps, the most frequent of the responses"
+            Annotated[int, AtLeast(1)],
+            "V': output tokens that the draft keeps, the most frequent of the responses; null, or all there are: all",
         ]
         | None
     ) = None
@@ -659,6 +660,16 @@ class Heads(Command, ReadsDraft, Intervals, Tracked):
         File(),
         "along these: {DOMAIN: FOLDER} of data_gen.responses, of prompts that no draft was trained on",
     ] = None
+    vocabularies: Annotated[
+        list[Annotated[int, AtLeast(1)] | None],
+        "V': every draft is reduced to so many output tokens, the most frequent of `frequencies`; null: all that it has",
+    ] = copied([None])
+    frequencies: Annotated[
+        list[str], File(), "folders of data_gen.responses, of prompts that drafts were trained on"
+    ] = copied([])
+    measured: Annotated[
+        bool, "time the forward passes of target and drafts here, instead of cost_ratio; the best draft goes to best/"
+    ] = False
     limit: Annotated[int, AtLeast(1), "only the first so many texts of each"] | None = None
     depth: Annotated[int, AtLeast(1), "K of the rounds whose mean accepted length is reported of a draft"] = 8
     max_drafted: Annotated[int, AtLeast(1), "largest fixed K that is replayed with a draft"] = 12

@@ -64,7 +64,7 @@ OTHERS: dict[str, dict[str, Any]] = {
     },
     "toolkit.models.pair.load_draft": {
         **LOADING,
-        "source": Annotated[str, Model(), "the draft: a folder, a hub name, or toy/draft"],
+        "source": Annotated[str | None, Model(), "the draft: a folder, a hub name, or toy/draft"],
         "layers": Annotated[list[int], "as pair.draft_layers"],
     },
     "toolkit.decoding.Method": {

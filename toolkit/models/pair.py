@@ -300,7 +300,7 @@ def _check_unicode(prompt: Any) -> None:
 
 @checked
 def load_draft(
-    source: str | Path,
+    source: str | Path | None,
     device: Device = "cpu",
     dtype: str = "float32",
     revision: str | None = None,
@@ -312,6 +312,8 @@ def load_draft(
 
     layers  its `draft_layers`
     """
+    if source is None:
+        raise InputError("expected a draft: pair.draft=FOLDER")
     options: dict[str, Any] = {"dtype": _dtype(dtype), "trust_remote_code": trust_remote_code, "revision": revision}
     if attn_implementation is not None:
         options["attn_implementation"] = attn_implementation

@@ -50,22 +50,22 @@ class ReducedOutput(nn.Module):
 
 
 def most_frequent(
-    texts: Sequence[tuple[Sequence[int], Sequence[int]]], count: int, size: int, end_ids: Sequence[int]
+    texts: Sequence[tuple[Sequence[int], Sequence[int]]], count: int, tokens: Sequence[int], end_ids: Sequence[int]
 ) -> list[int]:
-    """Choose the `count` output tokens of a draft, out of `size`: the most frequent ones of responses (FR-Spec, section 3).
+    """Choose `count` of a draft's output tokens: the most frequent ones of responses (FR-Spec, section 3).
 
     Tokens that are equally frequent there are ordered by frequency in the prompts, then by id: a byte-pair encoding numbers
     its tokens by frequency. The tokens that end a text are among them.
 
     texts  prompts and responses
 
-    Raises InputError for a count that is not above the number of these ends and at most `size`.
+    Raises InputError for a count that is not above the number of these ends, or above that of `tokens`.
     """
-    ends = {token for token in end_ids if token < size}
-    if not len(ends) < count <= size:
-        raise InputError(f"vocabulary: expected {len(ends) + 1} to {size} tokens, got {count}")
+    ends = set(end_ids) & set(tokens)
+    if not len(ends) < count <= len(tokens):
+        raise InputError(f"vocabulary: expected {len(ends) + 1} to {len(tokens)} tokens, got {count}")
     prompts, responses = (Counter(chain.from_iterable(parts)) for parts in zip(*texts, strict=True))
-    ordered = sorted(range(size), key=lambda token: (token not in ends, -responses[token], -prompts[token], token))
+    ordered = sorted(tokens, key=lambda token: (token not in ends, -responses[token], -prompts[token], token))
     return sorted(ordered[:count])
 
 
@@ -90,23 +90,27 @@ def rows_alone(model: Any) -> Iterator[None]:
 
 
 def reduce_vocabulary(model: Any, kept: Sequence[int], end_ids: Sequence[int]) -> Any:
-    """Keep the output rows of some tokens, in place: `kept` in any order, each once.
+    """Keep the output rows of some tokens, in place: `kept` in any order, each once. A reduced model is reduced further.
 
-    Raises InputError without the tokens that end a text (such a draft would never propose one), and for unknown tokens.
+    Raises InputError without the tokens that end a text (such a draft would never propose one), and for tokens without a row.
     """
     output = model.get_output_embeddings()
-    size = output.weight.shape[0]
+    is_reduced_already = isinstance(output, ReducedOutput)
+    rows = output.rows if is_reduced_already else output
+    present = output.kept.tolist() if is_reduced_already else range(rows.weight.shape[0])
+    size = output.size if is_reduced_already else len(present)
+    columns = {token: column for column, token in enumerate(present)}
     tokens = sorted(set(map(int, kept)))
-    if not tokens or not 0 <= tokens[0] <= tokens[-1] < size:
+    if not tokens or not all(token in columns for token in tokens):
         raise InputError(f"a reduced vocabulary: expected tokens from 0 to {size - 1}, got {tokens[:1] + tokens[-1:]}")
-    if missing := [token for token in end_ids if token < size and token not in set(tokens)]:
+    if missing := [token for token in end_ids if token in columns and token not in set(tokens)]:
         raise InputError(f"a reduced vocabulary needs the tokens that end a text: add {missing}")
-    index = torch.tensor(tokens, device=output.weight.device)
-    rows = nn.Linear(output.weight.shape[1], len(tokens), bias=output.bias is not None)
-    rows.weight = nn.Parameter(output.weight.detach()[index].clone(), requires_grad=output.weight.requires_grad)
-    if output.bias is not None:
-        rows.bias = nn.Parameter(output.bias.detach()[index].clone(), requires_grad=output.weight.requires_grad)
-    _install(model, ReducedOutput(rows, index, size))
+    index = torch.tensor([columns[token] for token in tokens], device=rows.weight.device)
+    fewer = nn.Linear(rows.weight.shape[1], len(tokens), bias=rows.bias is not None)
+    fewer.weight = nn.Parameter(rows.weight.detach()[index].clone(), requires_grad=rows.weight.requires_grad)
+    if rows.bias is not None:
+        fewer.bias = nn.Parameter(rows.bias.detach()[index].clone(), requires_grad=rows.weight.requires_grad)
+    _install(model, ReducedOutput(fewer, torch.tensor(tokens, device=rows.weight.device), size))
     return model
 
 
