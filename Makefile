@@ -4,7 +4,7 @@ VENV ?= .venv
 RUN = $(VENV)/bin/python
 READY = $(VENV)/.ready
 
-.PHONY: help install quickstart test test-slow check format bench gpu-check evidence papers docs soak fuzz mutants toy wheel-test clean
+.PHONY: help install quickstart test test-slow check format bench gpu-check evidence real papers docs soak fuzz mutants toy wheel-test clean
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
 
@@ -44,6 +44,9 @@ gpu-check: ## exactness and speed on a CUDA device, into outputs/gpu.md (under 1
 
 evidence: $(READY) ## the documentation's results, measured again into outputs/evidence/ (ARGS=--small: a few prompts)
 	$(RUN) -m benchmarks.evidence $(ARGS)
+
+real: $(READY) ## everything on SmolLM2 135M and real questions, into outputs/real/ (DATA=FOLDER of questions); 100 minutes
+	OMP_WAIT_POLICY=PASSIVE $(RUN) -m benchmarks.real $(if $(DATA),--data $(DATA)) $(ARGS)
 
 papers: $(READY) ## every table and figure of the papers that the toy pair can make, into outputs/papers/
 	$(RUN) -m benchmarks.papers $(ARGS)

@@ -21,7 +21,8 @@ from toolkit.engine.hf import HFSession
 from toolkit.models.pair import ModelPair
 
 UNCAPTURED = {"cuda_graphs": "off"}
-Run = Callable[[ModelPair, list[list[int]], int, int], int]  # pair, prompts, max_new_tokens, seed -> new tokens
+# pair, prompts, max_new_tokens, seed, temperature -> new tokens of each prompt
+Run = Callable[[ModelPair, list[list[int]], int, int, float], list[list[int]]]
 
 
 @dataclass(frozen=True)
@@ -40,12 +41,15 @@ def engine(name: str, method: Callable[[ModelPair], Method], **options: str) -> 
     """
     built: dict[int, tuple[ModelPair, Method]] = {}
 
-    def run(pair: ModelPair, prompts: list[list[int]], max_new_tokens: int, seed: int) -> int:
+    def run(
+        pair: ModelPair, prompts: list[list[int]], max_new_tokens: int, seed: int, temperature: float
+    ) -> list[list[int]]:
         if id(pair) not in built:
             built[id(pair)] = (with_options(pair, **options) if options else pair, method(pair))
         used, chosen = built[id(pair)]
-        generations = generate(used, prompts, chosen, max_new_tokens=max_new_tokens, seed=seed, batch_size=len(prompts))
-        return sum(len(generation.token_ids) for generation in generations)
+        limits = {"max_new_tokens": max_new_tokens, "batch_size": len(prompts)}
+        generations = generate(used, prompts, chosen, seed=seed, temperature=temperature, **limits)
+        return [list(generation.token_ids) for generation in generations]
 
     return Contender(name, run)
 
@@ -55,17 +59,22 @@ def with_options(pair: ModelPair, **options: str) -> ModelPair:
     return replace(pair, draft=None, options=replace(pair.options, **options))
 
 
-def theirs(name: str, assistant: Callable[[ModelPair], Any] | None = None, **settings: Any) -> Contender:
-    """`transformers` generate: alone, or assisted if there is an assistant or a setting of one.
+def theirs(
+    name: str, assistant: Callable[[ModelPair], Any] | None = None, lookup: int | None = None, **settings: Any
+) -> Contender:
+    """`transformers` generate: alone, assisted if there is an assistant or a setting of one, or with prompt lookup.
 
     assistant  makes what is passed as `assistant_model`; the draft if there are only settings
+    lookup     tokens that prompt lookup copies
     settings   of the draft's generation config: `num_assistant_tokens`, ...
     """
     helpers: dict[int, Any] = {}
 
-    def run(pair: ModelPair, prompts: list[list[int]], max_new_tokens: int, seed: int) -> int:
+    def run(
+        pair: ModelPair, prompts: list[list[int]], max_new_tokens: int, seed: int, temperature: float
+    ) -> list[list[int]]:
         torch.manual_seed(seed)
-        options: dict[str, Any] = {}
+        options: dict[str, Any] = {} if lookup is None else {"prompt_lookup_num_tokens": lookup}
         if assistant or settings:
             if id(pair) not in helpers:
                 helpers[id(pair)] = assistant(pair) if assistant else pair.draft
@@ -75,13 +84,14 @@ def theirs(name: str, assistant: Callable[[ModelPair], Any] | None = None, **set
         width = max(map(len, prompts))
         ids = torch.tensor([[0] * (width - len(p)) + p for p in prompts], device=pair.device)
         mask = torch.tensor([[0] * (width - len(p)) + [1] * len(p) for p in prompts], device=pair.device)
-        sampled = {"do_sample": True, "temperature": 1.0, "top_k": 0, "top_p": 1.0}
+        sampled = {"do_sample": True, "temperature": temperature, "top_k": 0, "top_p": 1.0}
+        sampled = sampled if temperature else {"do_sample": False}
         output = pair.target.generate(
             input_ids=ids, attention_mask=mask, max_new_tokens=max_new_tokens, **sampled, **options
         )
-        return sum(_num_new(row[width:].tolist(), pair.end_ids or ()) for row in output)
+        return [_until_end(row[width:].tolist(), pair.end_ids or ()) for row in output]
 
-    return Contender(name, run, batched=not (assistant or settings))
+    return Contender(name, run, batched=not (assistant or settings or lookup))
 
 
 def constant(num_tokens: int) -> dict[str, Any]:
@@ -93,8 +103,8 @@ def constant(num_tokens: int) -> dict[str, Any]:
     }
 
 
-def _num_new(tokens: list[int], ends: Sequence[int]) -> int:
-    return next((i + 1 for i, token in enumerate(tokens) if token in ends), len(tokens))
+def _until_end(tokens: list[int], ends: Sequence[int]) -> list[int]:
+    return tokens[: next((i + 1 for i, token in enumerate(tokens) if token in ends), len(tokens))]
 
 
 # -- captures of forwards ----------------------------------------------------------------------------------------------

@@ -204,7 +204,7 @@ class Entrant:
         with ForwardMeter(self.pair.target) as target, ForwardMeter(self.pair.draft) as draft:
             _finish(self.pair.device)
             started = perf_counter()
-            self.tokens += self.contender.run(self.pair, prompts, max_new_tokens, seed)
+            self.tokens += sum(map(len, self.contender.run(self.pair, prompts, max_new_tokens, seed, 1.0)))
             _finish(self.pair.device)
             self.seconds += perf_counter() - started
         self.target_forwards += target.calls
@@ -251,7 +251,7 @@ def _race(pair: ModelPair, batch_size: int, groups: int, sizes: Sizes) -> tuple[
     for entrant in field:
         for seed in range(entrant.warm_up):
             if not seed or perf_counter() < deadline:
-                entrant.contender.run(entrant.pair, prompts[:batch_size], sizes.new_tokens, seed % 2)
+                entrant.contender.run(entrant.pair, prompts[:batch_size], sizes.new_tokens, seed % 2, 1.0)
     done = 0
     while done < groups and (not done or perf_counter() < deadline):
         group = prompts[batch_size * (done + 1) : batch_size * (done + 2)]

