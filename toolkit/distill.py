@@ -56,7 +56,7 @@ from toolkit.training.processes import Processes, is_first_process, is_sharded
 from toolkit.training.start import check_choice, resume_path
 from toolkit.training.trainer import build_trainer
 
-LAYER_TEXTS, LAYER_TOKENS = 16, 64  # texts, and tokens of each, that the cost of a layer's absence is measured on
+LAYER_TEXTS, LAYER_TOKENS = 16, 16  # texts, and tokens of each, that the cost of a layer's absence is measured on
 DRAFT, SCORES = "draft", "metrics.json"
 IGNORED = ("before", "after", "tags", "prompts", "sampling", "optimized_metric", "read", "export")
 
@@ -234,7 +234,8 @@ def from_target(cfg: commands.Distill, target: ModelPair | None, data: TextData)
     if target is None:
         raise InputError("layers: the draft is made of the target's weights; expected teacher.on_missing=compute")
     if isinstance(cfg.layers, int):
-        texts = data.states["train"].whole.texts[:LAYER_TEXTS]
+        first = data.states["train"].whole.texts[: 4 * LAYER_TEXTS]
+        texts = sorted(first, key=lambda text: len(text[0]))[:LAYER_TEXTS]  # prompts are read, too
         layers = most_costly(target.target, [(a, produced[:LAYER_TOKENS]) for a, produced in texts], cfg.layers)
         print(f"distill: a draft of the target's layers {layers}", flush=True)
     else:
