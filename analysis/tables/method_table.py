@@ -194,22 +194,25 @@ def counted_figures(metrics: Mapping[str, Metric], cost_ratio: float) -> dict[st
 
 
 def measured_figures(base: int) -> dict[str, Figure]:
-    """What follows from seconds and joules. base: index of the setting that the others' speed is divided by."""
-    columns, speed, scale = _quotient("num_generated", "seconds")
+    """What follows from seconds and joules, on a logarithmic scale: what slows a machine multiplies.
+
+    base  index of the setting that the others' speed is divided by
+    """
+    columns, speed, scale = _quotient("num_generated", "seconds", "log")
     return {
         "tokens_per_second": (columns, speed, scale),
         "speedup": (columns, lambda totals: speed(totals) / speed(totals)[..., [base]], scale),
-        "seconds_per_forward": _quotient("seconds", "target_runs"),
-        "seconds_per_input": _quotient("seconds", "num_target_calls"),
-        "joules_per_token": _quotient("joules", "num_generated"),
-        "joules_per_forward": _quotient("joules", "target_runs"),
-        "joules_per_input": _quotient("joules", "num_target_calls"),
-        "idle_joules_per_token": _quotient("idle_joules", "num_generated"),
+        "seconds_per_forward": _quotient("seconds", "target_runs", "log"),
+        "seconds_per_input": _quotient("seconds", "num_target_calls", "log"),
+        "joules_per_token": _quotient("joules", "num_generated", "log"),
+        "joules_per_forward": _quotient("joules", "target_runs", "log"),
+        "joules_per_input": _quotient("joules", "num_target_calls", "log"),
+        "idle_joules_per_token": _quotient("idle_joules", "num_generated", "log"),
     }
 
 
-def _quotient(upper: str, lower: str) -> Figure:
-    return (upper, lower), lambda totals: np.asarray(totals[..., 0] / totals[..., 1]), "linear"
+def _quotient(upper: str, lower: str, scale: Scale = "linear") -> Figure:
+    return (upper, lower), lambda totals: np.asarray(totals[..., 0] / totals[..., 1]), scale
 
 
 def readable(table: pd.DataFrame, metrics: Mapping[str, Metric], cost_ratio: float) -> pd.DataFrame:
