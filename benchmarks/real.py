@@ -1,6 +1,6 @@
 """`make real`: all evidence on a real model and real questions, from nothing: outputs/real/index.md.
 
-    make real                     about 100 minutes on two quiet cores; run it again after an interruption, finished work is kept
+    make real                     about 100 minutes on two quiet cores; run it again to go on after an interruption
     make real DATA=FOLDER         with spec_bench.jsonl, instructions_train.jsonl and gsm8k_train.jsonl; each line has "id" and
                                   "messages", of spec_bench also "category"
     python -m benchmarks.real live page      some of the steps, by name
