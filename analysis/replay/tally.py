@@ -51,6 +51,25 @@ class Replayed:
         return Counts(**{name: int(values.sum()) for name, values in self.counts.items()})
 
 
+@dataclass(frozen=True)
+class Sent:
+    """What `observe` may ask of a Proposal."""
+
+    num_drafted: Tensor
+    num_calls: Tensor
+
+    @property
+    def num_nodes(self) -> int:
+        return int(self.num_drafted.max())
+
+
+@dataclass(frozen=True)
+class Judged:
+    """What `observe` may ask of a Verdict."""
+
+    length: Tensor
+
+
 def tally(
     trace: Trace,
     groups: int,
