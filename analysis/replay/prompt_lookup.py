@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from analysis.replay.tally import Judged, Replayed, Sent
+from analysis.replay.tally import Judged, Replayed, Sent, sources_of
 from toolkit.decoding import Method
 from toolkit.decoding.proposers.copying import CopyProposer
 from toolkit.stopping import StoppingPolicy
@@ -58,6 +58,7 @@ def replay_prompt_lookup(
     texts_of = Copied(proposer, texts, end_ids)
     done = torch.zeros_like(texts_of.length)  # how far each text has come
     counts = {name: np.zeros(len(texts), dtype=np.int64) for name in Counts.__dataclass_fields__}
+    sources = {name: np.zeros(len(texts), dtype=np.int64) for name in ("copy_rounds", "draft_rounds")}
     accepted, drawn, judged = (np.zeros((len(texts), method.limit + 1), dtype=np.int64) for _ in range(3))
     state = policy.init(len(texts), torch.device("cpu"))
     while bool((going := done < texts_of.length).any()):
@@ -69,11 +70,13 @@ def replay_prompt_lookup(
         columns = (copied, none, going, produced, torch.where(going, copied + 1, 0) - produced)
         for name, values in zip(counts, columns, strict=True):
             counts[name] += values.numpy()
+        for name, chosen in sources_of(copied, none).items():
+            sources[name] += chosen.numpy()
         for histogram, values in ((accepted, length), (drawn, copied), (judged, torch.minimum(copied, produced))):
             histogram[np.flatnonzero(going), values[going]] += 1
         state = policy.observe(Sent(copied, none), Judged(length), state)
         done = done + produced
-    return Replayed(counts, accepted, drafted=drawn, judged=judged)
+    return Replayed(counts, accepted, drafted=drawn, judged=judged, sources=sources)
 
 
 def _agreeing(copied: Sequence[int], text: Sequence[int]) -> int:
