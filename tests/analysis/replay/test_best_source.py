@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+import numpy as np
 import pytest
 import torch
 
@@ -15,6 +18,7 @@ from toolkit import ModelPair, config
 from toolkit.acceptance.folder import recorded_scorers
 from toolkit.decoding import BestSourceProposer, Method, decode
 from toolkit.errors import InputError
+from toolkit.sampling import Sampling
 
 SETTINGS = {
     "defaults": [],
@@ -115,7 +119,6 @@ def test_greedy_live_decoding_equals_replay_exactly(recorded, pair, setting):
         lambda r: r.num_draft_calls > 0, lambda r: r.num_draft_calls == 0 and r.num_drafted > 0
     ))  # fmt: skip
     if (setting, label) == ("free columns", "greedy"):
-        print(sum(by_draft), sum(copied))
         assert sum(by_draft) > 5 and sum(copied) > 5
 
 
@@ -126,3 +129,23 @@ def test_a_recording_without_the_texts_is_refused(pair, recorded):
         replay(trace, policy)
     with pytest.raises(InputError, match="remembers earlier rounds"):
         replay_starts(trace, policy)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("setting", ["defaults", "free columns"])
+def test_sampled_live_decoding_counts_as_replay_does(pair, setting):
+    """At T = 1, with draws and texts of their own: means over prompts of every count lie within four standard errors."""
+    sampling, method = Sampling(max_new_tokens=48), method_of(setting)
+    prompts = [e.prompt for domain in ("math", "code", "instruct") for e in load_frozen(domain, "dev")[:24]]
+    generations = decode(pair, prompts, config.method("autoregressive"), sampling, batch_size=24)
+    texts = [(g.prompt_ids, g.token_ids) for g in generations]
+    trace = Recorder(pair, sampling, MAX_DRAFTED).record_all(texts, range(len(texts)))
+    found = replayed(pair, method, trace, texts, sampling)
+    live = decode(pair, prompts, method, replace(sampling, seed=7), batch_size=24)
+    counts = {name: [getattr(g.counts, name) for g in live] for name in found.counts}
+    counts |= {name: [sum(f"{r.source}_rounds" == name for r in g.rounds) for g in live] for name in found.sources}
+    for name, values in counts.items():
+        difference = np.array(values) - {**found.counts, **found.sources}[name]
+        error = difference.std(ddof=1) / len(prompts) ** 0.5
+        assert abs(difference.mean()) < 4 * error, f"{name}: {difference.mean():.3f} +- {error:.3f}"
+    assert sum(counts["copy_rounds"]) > 50 < sum(counts["draft_rounds"])
