@@ -246,7 +246,7 @@ def test_the_choice_by_hand(rounds):
     c, column, policy = (
         0.15,
         0.04,
-        method_of(BestSource, cost_ratio=0.15, column_cost=0.04, most=6).bind(tables()).policy,
+        method_of(BestSource, cost_ratio=0.15, column_cost=0.04, acceptance=0.5, most=6).bind(tables()).policy,
     )
     state = state_after(policy, rounds)
     tokens = 1.2 * 20 + sum(accepted + 1 for _, _, accepted in rounds)

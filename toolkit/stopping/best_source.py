@@ -64,7 +64,7 @@ class BestSource(StoppingPolicy):
     cost_ratio: Annotated[float, AtLeast(0)] = 0.2
     column_cost: Annotated[float, AtLeast(0)] = 0.05
     batch_size: Annotated[int, AtLeast(1)] = 1
-    acceptance: Annotated[float, Between(0, 1, "()")] = 0.5
+    acceptance: Annotated[float, Between(0, 1, "()")] = 0.75
     evidence: Annotated[float, Between(0, 1e6, "(]")] = 5.0
     initial_rate: Annotated[float, Between(0, 1e6, "(]")] = 1.2
     memory: Annotated[float, Between(0, 1e6, "(]")] = 20.0
