@@ -6,7 +6,8 @@ on texts that no number is reported on. AUROC and calibration stand beside the K
 the paper's best threshold is the best on the reported prompts.
 
 With fit={NAME: TRACES} a head is calibrated and its reliability is shown (`analysis.replay.calibrated_heads`). With
-drafts={NAME: FOLDER} responses={DOMAIN: FOLDER} drafts are compared instead of heads (`analysis.replay.drafts`).
+drafts={NAME: FOLDER} responses={DOMAIN: FOLDER} drafts are compared instead of heads (`analysis.replay.drafts`). With
+copies=RESPONSES the acceptance of copied tokens is fitted, which takes no model (`analysis.replay.copies`).
 
     heads       one line per head, and the best fixed K: settings, scores, threshold, throughput, rates
     results     the same as people read it
@@ -33,6 +34,7 @@ import pandas as pd
 from analysis.figures import plots
 from analysis.replay import upper_bound
 from analysis.replay.calibrated_heads import calibrate
+from analysis.replay.copies import fit_copies
 from analysis.replay.drafts import compare_drafts
 from analysis.replay.head_folders import Contender, find_contenders
 from analysis.replay.head_scores import head_scores
@@ -71,11 +73,13 @@ class Texts:
 
 
 def run(cfg: commands.Heads) -> Path:
-    """Score and replay every head, or calibrate one, or compare drafts; returns the output folder."""
+    """Score and replay every head, or calibrate one, compare drafts, or fit copies; returns the output folder."""
     if cfg.drafts is not None or cfg.responses is not None:
         return compare_drafts(cfg)
     if cfg.fit is not None:
         return calibrate(cfg)
+    if cfg.copies is not None:
+        return fit_copies(cfg)
     if not isinstance(cfg.traces, str):
         raise InputError(f"traces: expected a folder of data_gen.traces, traces=FOLDER heads=[...], got {cfg.traces}")
     _checked(cfg)

@@ -37,7 +37,7 @@ from analysis.tables.files import read_parquet, read_table, save_table, write_pa
 from analysis.tables.grid import ORACLE, PARAMETERS, PLAIN, UPPER_BOUND, YARDSTICKS, Setting, expand
 from analysis.tables.positions import acceptance_positions, bound_notes, length_table
 from analysis.tables.replayed_settings import Recording
-from analysis.tables.rows import COUNTS, LENGTHS, counts_of, join_settings, labels, save_rows
+from analysis.tables.rows import COUNTS, LENGTHS, counts_of, join_settings, labels, save_rows, source_shares
 from analysis.tables.scalars import sweep_scalars
 from analysis.tables.selection import settings_table
 from analysis.tables.workbench import TEXTS, Workbench, responses_of
@@ -238,6 +238,7 @@ def _publish(
     rows = join_settings(parts)
     save_rows(rows, folder)
     summary = settings_table(rows, cfg.cost_ratio)
+    summary = summary.assign(**source_shares(rows))
     summary["seconds"] = list(rows.groupby(["method", "setting"], sort=False).setting_seconds.first())
     save_table(summary, folder, "summary")
     positions, lengths = acceptance_positions(rows, Bootstrap(RESAMPLES)), length_table(rows)

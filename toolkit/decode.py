@@ -31,7 +31,7 @@ from toolkit.config import commands, instantiate, plain
 from toolkit.decoding import decode
 from toolkit.files.atomic import read_json, write_json, write_text
 from toolkit.files.text import lines_of
-from toolkit.metrics import scalars, summarize, total
+from toolkit.metrics import scalars, source_shares, summarize, total
 from toolkit.models.pair import ModelPair
 from toolkit.runs.stage import Stage, check_some_done, command, finished_stage, open_stage, prompt_files
 from toolkit.runs.tracking import log_summary, wandb_run
@@ -92,7 +92,7 @@ def _decoded(cfg: commands.Decode) -> Stage:
         write_text(stage.folder / "generations.jsonl", "".join(json.dumps(line) + "\n" for line in lines))
         write_json(stage.folder / "summary.json", summarize(generations))
         with wandb_run("decode", plain(cfg), stage.folder, track=cfg.track, name=method.name) as wandb:
-            log_summary(wandb, scalars(total(generations), cfg.cost_ratio))
+            log_summary(wandb, {**scalars(total(generations), cfg.cost_ratio), **source_shares(generations)})
         errors = [g.error for g in generations if g.error is not None]
         facts: dict[str, Any] = {"num_prompts": len(prompts), "num_failed": len(errors), "batch_size": cfg.batch_size}
         facts |= {"seconds": seconds, "num_tokens": sum(len(g.token_ids) for g in generations)}

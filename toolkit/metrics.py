@@ -68,6 +68,12 @@ def total(generations: Sequence[Generation]) -> Counts:
     return sum((generation.counts for generation in generations), Counts())
 
 
+def source_shares(generations: Sequence[Generation]) -> dict[str, float]:
+    """Shares of the rounds that copied tokens and that a draft model drafted in; the others drafted nothing."""
+    sources = [r.source for generation in generations for r in generation.rounds]
+    return {f"{name}_share": sources.count(name) / max(len(sources), 1) for name in ("copy", "draft")}
+
+
 def summarize(generations: Sequence[Generation]) -> dict[str, Any]:
     """Totals, rates and seconds of a set of generations."""
     counts = total(generations)
@@ -85,5 +91,6 @@ def summarize(generations: Sequence[Generation]) -> dict[str, Any]:
         "block_efficiency": block_efficiency(counts),
         "acceptance_rate": accepted / max(counts.num_drafted, 1),
         "throughput_c0.2": throughput(counts, 0.2),
+        **source_shares(generations),
         "accepted_lengths": {str(k): lengths[k] for k in sorted(lengths)},
     }

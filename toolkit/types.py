@@ -281,6 +281,11 @@ class Round:
         """Drafted and extra tokens that did not enter the text: K + 1 - produced."""
         return self.num_drafted + 1 - self.num_produced
 
+    @property
+    def source(self) -> str:
+        """What drafted: "draft" (a draft model was read for the row), "copy" or "nothing"."""
+        return "draft" if self.num_draft_calls else "copy" if self.num_drafted else "nothing"
+
 
 @dataclass(frozen=True)
 class Counts:

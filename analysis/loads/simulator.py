@@ -20,7 +20,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from analysis.replay.policies import Judged, Sent, draft
+from analysis.replay.policies import draft
+from analysis.replay.tally import Judged, Sent
 from toolkit.costs.load import LoadCost
 from toolkit.stopping import StoppingPolicy
 from toolkit.stopping.base import State, with_fresh

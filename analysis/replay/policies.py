@@ -13,12 +13,12 @@ Shapes: T texts, P positions, S steps of the trace; B rows that draft at a time.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from analysis.replay.tally import Replayed, tally
+from analysis.replay.prompt_lookup import Copied
+from analysis.replay.tally import Judged, Replayed, Sent, tally
 from toolkit.decoding.proposers.base import frozen
 from toolkit.errors import InputError
 from toolkit.stopping import StoppingPolicy, Thresholded
@@ -28,25 +28,6 @@ from toolkit.trace.rounds import Geometry, step_at
 from toolkit.trace.step import RecordedStep
 
 GROUP = 50  # policies walked together
-
-
-@dataclass(frozen=True)
-class Sent:
-    """What `observe` may ask of a Proposal."""
-
-    num_drafted: Tensor
-    num_calls: Tensor
-
-    @property
-    def num_nodes(self) -> int:
-        return int(self.num_drafted.max())
-
-
-@dataclass(frozen=True)
-class Judged:
-    """What `observe` may ask of a Verdict."""
-
-    length: Tensor
 
 
 def draft(
@@ -88,23 +69,40 @@ def draft(
     return num_drafted, num_calls, state
 
 
-def replay(trace: Trace, policy: StoppingPolicy) -> Replayed:
-    """Replay any policy, its memory included: every text's rounds one after another, all texts side by side."""
-    columns = [torch.cat(values) for values in zip(*replay_rounds(trace, policy), strict=True)]
+def replay(trace: Trace, policy: StoppingPolicy, copied: Copied | None = None) -> Replayed:
+    """Replay any policy, its memory included: every text's rounds one after another, all texts side by side.
+
+    copied  of a policy that chooses between sources: what it may copy along the trace's texts
+    """
+    columns = [torch.cat(values) for values in zip(*replay_rounds(trace, policy, copied), strict=True)]
     text, _, *counts = columns
     return tally(trace, 1, torch.zeros_like(text), text, *counts)[0]
 
 
-def replay_rounds(trace: Trace, policy: StoppingPolicy) -> Iterator[tuple[Tensor, ...]]:
-    """The n-th rounds of all texts that have n rounds: text, start, drafted, forwards, accepted, produced, each [B]."""
+def replay_rounds(trace: Trace, policy: StoppingPolicy, copied: Copied | None = None) -> Iterator[tuple[Tensor, ...]]:
+    """The n-th rounds of all texts that have n rounds: text, start, drafted, forwards, accepted, produced, each [B].
+
+    A position's acceptance draw counts only where the draft model drafts there; a copied token is accepted iff the text has it.
+    Raises InputError for a policy that decides on copied tokens without these.
+    """
     _check_alone(policy)
+    if policy.reads_matches and copied is None:
+        raise InputError("this policy decides on copied tokens, and a recording holds none: expected the texts with it")
     geometry = Geometry.of(trace)
     first, end, text = trace.text_first[:-1], trace.text_first[1:], torch.arange(trace.num_texts)
     at, state = first.clone(), policy.init(trace.num_texts, torch.device("cpu"))
     while bool((alive := at < end).any()):
         starts = torch.where(alive, at, first)
-        num_drafted, num_calls, drafted_state = draft(trace, geometry, starts, policy, state)
+        before = state
+        if copied is not None:
+            room = torch.where(alive, geometry.room[starts], 0).clamp(max=policy.limit)
+            num_copied, agreeing, before = copied.round(starts - first, room, policy, state)
+        num_drafted, num_calls, drafted_state = draft(trace, geometry, starts, policy, before)
         accepted = torch.minimum(num_drafted, geometry.run[starts])
+        if copied is not None:
+            by_draft = num_calls > 0
+            num_drafted = torch.where(by_draft, num_drafted, num_copied)
+            accepted = torch.where(by_draft, accepted, agreeing)
         observed = policy.observe(Sent(num_drafted, num_calls), Judged(accepted), drafted_state)
         state = frozen(observed, state, alive)
         produced = torch.minimum(accepted + 1, geometry.left[starts])

@@ -1,29 +1,51 @@
-"""Replay of prompt lookup from texts alone: no recording is needed.
+"""Replay of copied tokens from texts alone: no recording is needed.
 
-Its q is a point mass, so a drafted token y at position i is accepted with probability p(y). If it is rejected, the token drawn
+Their q is a point mass, so a copied token y at position i is accepted with probability p(y). If it is rejected, the token drawn
 instead is another one, because the residual has no mass left at y. So, given the emitted token X_i, y was accepted iff y = X_i.
+
+Shapes: T texts.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from analysis.replay.tally import Replayed
+from analysis.replay.tally import Judged, Replayed, Sent, sources_of
 from toolkit.decoding import Method
 from toolkit.decoding.proposers.copying import CopyProposer
+from toolkit.stopping import StoppingPolicy
+from toolkit.stopping.base import State
+from toolkit.types import Counts
 
 Text = tuple[Sequence[int], Sequence[int]]  # prompt ids, produced ids
-COUNTS = ("num_drafted", "num_draft_calls", "num_target_calls", "num_generated", "num_discarded")
 
 
-@dataclass(frozen=True)
-class _Verdict:
-    length: Tensor
+class Copied:
+    """What would be copied along texts: prompts and produced tokens."""
+
+    def __init__(self, proposer: CopyProposer, texts: Sequence[Text], end_ids: Sequence[int]):
+        self.proposer, self.end_ids = proposer, end_ids
+        self.whole = [[*map(int, prompt), *map(int, produced)] for prompt, produced in texts]
+        self.first = torch.tensor([len(prompt) for prompt, _ in texts])
+        self.length = torch.tensor([len(produced) for _, produced in texts])
+
+    def round(self, done: Tensor, room: Tensor, policy: StoppingPolicy, state: State) -> tuple[Tensor, Tensor, State]:
+        """Tokens that each text copies after `done` produced ones [T], how many agree with it [T], the policy's state.
+
+        room  the most tokens that may be copied [T]; 0 where a text has ended
+        """
+        stops = (self.first + done).tolist()
+        contexts = [text[:stop] for text, stop in zip(self.whole, stops, strict=True)]
+        tokens, copied, state = self.proposer.copied(contexts, room.tolist(), self.end_ids, policy, state, room > 0)
+        agreeing = [
+            _agreeing(copy[:count], text[stop : stop + count])
+            for copy, count, text, stop in zip(tokens.tolist(), copied.tolist(), self.whole, stops, strict=True)
+        ]
+        return copied, torch.tensor(agreeing), state
 
 
 @torch.inference_mode()
@@ -33,42 +55,28 @@ def replay_prompt_lookup(
     """The counts that live decoding of these texts would have had; `method` is bound to a pair."""
     proposer, policy = method.proposer, method.policy
     assert isinstance(proposer, CopyProposer)
-    cpu = torch.device("cpu")
-    whole = [[*map(int, prompt), *map(int, produced)] for prompt, produced in texts]
-    starts = np.array([len(prompt) for prompt, _ in texts])
-    ends = np.array([len(text) for text in whole])
-    at = starts.copy()  # how far each text has come
-    counts = {name: np.zeros(len(texts), dtype=np.int64) for name in COUNTS}
+    texts_of = Copied(proposer, texts, end_ids)
+    done = torch.zeros_like(texts_of.length)  # how far each text has come
+    counts = {name: np.zeros(len(texts), dtype=np.int64) for name in Counts.__dataclass_fields__}
+    sources = {name: np.zeros(len(texts), dtype=np.int64) for name in ("copy_rounds", "draft_rounds")}
     accepted, drawn, judged = (np.zeros((len(texts), method.limit + 1), dtype=np.int64) for _ in range(3))
-    state = policy.init(len(texts), cpu)
-    while (going := at < ends).any():
-        room = np.where(going, np.minimum(max_new_tokens - (at - starts) - 1, method.limit), 0)
-        contexts = [text[:stop] for text, stop in zip(whole, at, strict=True)]
-        tokens, drafted, state = proposer.copied(contexts, room.tolist(), end_ids, policy, state, cpu)
-        length = np.array(
-            [
-                _agreeing(copy[:count], text[stop:])
-                for copy, count, text, stop in zip(tokens.tolist(), drafted.tolist(), whole, at, strict=True)
-            ]
-        )
-        produced = np.where(going, np.minimum(length + 1, ends - at), 0)
-        for name, values in zip(
-            COUNTS, (drafted.numpy(), 0 * room, going, produced, going * (drafted.numpy() + 1) - produced), strict=True
-        ):
-            counts[name] += values
-        copied = drafted.numpy()
-        for histogram, values in ((accepted, length), (drawn, copied), (judged, np.minimum(copied, produced))):
+    state = policy.init(len(texts), torch.device("cpu"))
+    while bool((going := done < texts_of.length).any()):
+        room = torch.where(going, (max_new_tokens - done - 1).clamp(max=method.limit), 0)
+        state, starts = policy.begin(room > 0, state)
+        copied, length, state = texts_of.round(done, torch.where(starts, room, 0), policy, state)
+        none = torch.zeros_like(copied)
+        produced = torch.where(going, torch.minimum(length + 1, texts_of.length - done), 0)
+        columns = (copied, none, going, produced, torch.where(going, copied + 1, 0) - produced)
+        for name, values in zip(counts, columns, strict=True):
+            counts[name] += values.numpy()
+        for name, chosen in sources_of(copied, none).items():
+            sources[name] += chosen.numpy()
+        for histogram, values in ((accepted, length), (drawn, copied), (judged, torch.minimum(copied, produced))):
             histogram[np.flatnonzero(going), values[going]] += 1
-        state = policy.observe(_Round(len(tokens[0]), drafted, 0 * drafted), _Verdict(torch.from_numpy(length)), state)
-        at = at + produced
-    return Replayed(counts, accepted, drafted=drawn, judged=judged)
-
-
-@dataclass(frozen=True)
-class _Round:
-    num_nodes: int
-    num_drafted: Tensor
-    num_calls: Tensor
+        state = policy.observe(Sent(copied, none), Judged(length), state)
+        done = done + produced
+    return Replayed(counts, accepted, drafted=drawn, judged=judged, sources=sources)
 
 
 def _agreeing(copied: Sequence[int], text: Sequence[int]) -> int:

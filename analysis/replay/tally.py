@@ -21,6 +21,7 @@ class Replayed:
     counts  name of `toolkit.types.Counts` -> [T]
     accepted [T, M + 1]  rounds of each text that accepted 0, 1, 2, ... tokens
     drafted [T, M + 1]  rounds of each text that drafted 0, 1, 2, ... tokens
+    sources  "copy_rounds", "draft_rounds" -> [T], rounds that copied tokens, and that a draft model drafted in
     judged [T, M + 1]  the same, counting tokens up to and including the first rejected one, or up to the text's end
     lengths [M + 1]  rounds that drafted 0, 1, 2, ... tokens
     reached [M]  rounds whose draft reached depth k with everything before it accepted
@@ -34,6 +35,8 @@ class Replayed:
     passed: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
     drafted: NDArray[np.int64] = field(default_factory=lambda: np.zeros((0, 0), dtype=np.int64))
     judged: NDArray[np.int64] = field(default_factory=lambda: np.zeros((0, 0), dtype=np.int64))
+
+    sources: dict[str, NDArray[np.int64]] = field(default_factory=dict)
 
     @property
     def per_text(self) -> NDArray[np.float64]:
@@ -49,6 +52,25 @@ class Replayed:
     def total(self) -> Counts:
         """The counts over all texts."""
         return Counts(**{name: int(values.sum()) for name, values in self.counts.items()})
+
+
+@dataclass(frozen=True)
+class Sent:
+    """What `observe` may ask of a Proposal."""
+
+    num_drafted: Tensor
+    num_calls: Tensor
+
+    @property
+    def num_nodes(self) -> int:
+        return int(self.num_drafted.max())
+
+
+@dataclass(frozen=True)
+class Judged:
+    """What `observe` may ask of a Verdict."""
+
+    length: Tensor
 
 
 def tally(
@@ -79,6 +101,7 @@ def tally(
         return summed(text * width + lengths, texts * width).view(groups, texts, width)
 
     counts = {name: summed(text, texts, values) for name, values in columns.items()}
+    by_source = {name: summed(text, texts, values) for name, values in sources_of(drafted, calls).items()}
     histogram, drafts, judged = (by_text(n) for n in (accepted, drafted, torch.minimum(drafted, produced)))
     lengths, passed, reached = drafts.sum(1), _from(histogram.sum(1)), _from(judged.sum(1))
     return [
@@ -90,9 +113,15 @@ def tally(
             passed[i, 1:].numpy(),
             drafts[i].numpy(),
             judged[i].numpy(),
+            {name: values[i].numpy() for name, values in by_source.items()},
         )
         for i in range(groups)
     ]
+
+
+def sources_of(drafted: Tensor, calls: Tensor) -> dict[str, Tensor]:
+    """Which rounds [n] copied tokens, and which a draft model drafted in, by what they drafted and paid for."""
+    return {"copy_rounds": (calls == 0) & (drafted > 0), "draft_rounds": calls > 0}
 
 
 def _from(counts: Tensor) -> Tensor:

@@ -17,6 +17,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from itertools import product
+from pathlib import Path
 from typing import Any
 
 from omegaconf import OmegaConf
@@ -24,6 +25,7 @@ from omegaconf import OmegaConf
 from toolkit import config
 from toolkit.acceptance.folder import head_hash, head_name
 from toolkit.errors import InputError, unknown_name
+from toolkit.files.digests import digest
 
 IMPOSSIBLE = "impossible"  # of a method's settings; its one value: skip
 ORACLE, UPPER_BOUND, PLAIN = "oracle", "upper_bound", "autoregressive"
@@ -180,4 +182,6 @@ def _possible(method: str, settings: list[Setting]) -> list[Setting]:
 def _value(name: str, value: Any) -> str:
     if name == "head":  # a name for the reader, the weights' hash because names repeat
         return f"{','.join(head_name(value).split())}@{head_hash(value)[:6]}"
+    if isinstance(value, str) and Path(value).is_file():  # an estimator, a cost table: the same name on every machine
+        return f"{''.join(Path(value).name.split())}@{digest(value)[:6]}"
     return "".join(str(value).split())  # labels are read back word by word

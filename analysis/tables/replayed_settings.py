@@ -19,7 +19,7 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from analysis.replay.policies import replay, replay_starts
-from analysis.replay.prompt_lookup import replay_prompt_lookup
+from analysis.replay.prompt_lookup import Copied, Text, replay_prompt_lookup
 from analysis.replay.recorded_heads import with_recorded_heads
 from analysis.replay.tally import Replayed
 from analysis.replay.token_view import piece, token_rounds
@@ -29,6 +29,7 @@ from analysis.tables.recorded_shards import Shard
 from analysis.tables.workbench import Workbench, checked
 from data_gen.recording import Recorder
 from toolkit.acceptance.folder import head_hash, recorded_scorers
+from toolkit.decoding.proposers import BestSourceProposer
 from toolkit.decoding.proposers.copying import CopyProposer
 from toolkit.errors import InputError
 from toolkit.files.atomic import content_hash
@@ -90,6 +91,7 @@ class Recording:
                 "accepted_lengths": _histogram(replayed.accepted, at),
                 "drafted_lengths": _histogram(replayed.drafted, at),
                 "reached_lengths": _histogram(replayed.judged, at),
+                **{name: 0 if at is None else int(values[at]) for name, values in replayed.sources.items()},
                 "finish_reason": response.finish_reason,
                 "error": response.error,
                 "setting_seconds": seconds,
@@ -101,7 +103,7 @@ class Recording:
     def tokens(self, setting: Setting, count: int) -> dict[str, Any] | None:
         """What the setting's rounds did to every token of the first `count` texts; None where no recording says it."""
         trace = None if setting.method == UPPER_BOUND else self.trace_for(setting)
-        if trace is None:
+        if trace is None or self.bench.methods[setting.name].proposer.shows_matches:
             return None
         tokenizer = self.bench.pair.tokenizer
         policy = with_recorded_heads(self.bench.methods[setting.name].bind(self.bench.pair).policy, self.heads)
@@ -132,19 +134,23 @@ class Recording:
 
     def _copied(self, setting: Setting) -> Replayed:
         bench = self.bench
-        texts = [self.responses.iloc[number] for number in self.usable]
-        return replay_prompt_lookup(
-            bench.methods[setting.name].bind(bench.pair),
-            [(list(text.prompt_ids), list(text.token_ids)) for text in texts],
-            bench.sampling.max_new_tokens,
-            bench.pair.ends(bench.sampling),
-        )
+        method = bench.methods[setting.name].bind(bench.pair)
+        return replay_prompt_lookup(method, self._texts(), bench.sampling.max_new_tokens, self._ends())
+
+    def _texts(self) -> list[Text]:
+        rows = [self.responses.iloc[number] for number in self.usable]
+        return [(list(row.prompt_ids), list(row.token_ids)) for row in rows]
+
+    def _ends(self) -> Sequence[int]:
+        return self.bench.pair.ends(self.bench.sampling)
 
     def _replay(self, trace: Trace, setting: Setting) -> Replayed:
         if setting.method == UPPER_BOUND:
             price, min_drafted = setting.parameters["price"], setting.parameters.get("min_drafted")
             return at_price(trace, float(price), int(min_drafted or 0))
-        policy = self.policy_for(setting)
+        policy, proposer = self.policy_for(setting), self.bench.methods[setting.name].proposer
+        if isinstance(proposer, BestSourceProposer):
+            return replay(trace, policy, Copied(proposer.copies, self._texts(), self._ends()))
         return replay(trace, policy) if policy.uses_history else replay_starts(trace, policy)
 
     def _trace(self, draft_temperature: float | None) -> Trace:

@@ -9,6 +9,7 @@
     accepted_lengths    how many rounds accepted 0, 1, 2, ... tokens
     drafted_lengths     how many rounds drafted 0, 1, 2, ... tokens; empty where rounds are not chains, as the next one
     reached_lengths     how many rounds drafted 0, 1, 2, ... tokens before and including the first rejected one
+    copy_rounds, draft_rounds   rounds that copied tokens, and that a draft model drafted in; empty for the oracle
     finish_reason, error
     setting_seconds        wall time of the whole setting
 
@@ -43,7 +44,8 @@ FREE = ("seed", "device", "device_map")  # of the sampling and the pair: sweeps 
 COUNTS = tuple(Counts.__dataclass_fields__)
 LENGTHS = ("accepted_lengths", "drafted_lengths", "reached_lengths")
 SETTING = ["dataset", "split", "method", "setting"]
-FACTS = ["lossless", "prompt", "prompt_hash", *COUNTS, *LENGTHS, "finish_reason", "error", "setting_seconds"]
+SOURCES = ("copy_rounds", "draft_rounds")
+FACTS = ["lossless", "prompt", "prompt_hash", *COUNTS, *LENGTHS, *SOURCES, "finish_reason", "error", "setting_seconds"]
 
 
 def labels(cfg: commands.Labels) -> dict[str, str]:
@@ -78,7 +80,7 @@ def join_settings(settings: Sequence[pd.DataFrame]) -> pd.DataFrame:
     rows = pd.concat(settings, ignore_index=True)
     parameters = [name for name in rows.columns if name not in (*SETTING, *FACTS)]
     rows[parameters] = one_kind(rows[parameters])
-    return rows[[*SETTING, *parameters, *FACTS]]
+    return rows.reindex(columns=[*SETTING, *parameters, *FACTS])  # rows of older versions lack the sources
 
 
 def one_kind(parameters: pd.DataFrame) -> pd.DataFrame:
@@ -213,6 +215,19 @@ def totals(rows: pd.DataFrame) -> pd.DataFrame:
     for rate in (metrics.discard_rate, metrics.verification_rate, metrics.block_efficiency):
         table[rate.__name__] = [rate(counts) for counts in sums]
     return table
+
+
+def source_shares(rows: pd.DataFrame) -> dict[str, list[float]]:
+    """Shares of a setting's rounds that copied and that a draft model drafted in, in the order of `totals`.
+
+    Without entries unless a setting did both: elsewhere the method says it.
+    """
+    sums = rows.groupby([*SETTING, "lossless"], sort=False, dropna=False)[["num_target_calls", *SOURCES]].sum(
+        min_count=1
+    )
+    if not (sums[list(SOURCES)] > 0).all(axis=1).any():
+        return {}
+    return {name.replace("rounds", "share"): list(sums[name] / sums.num_target_calls) for name in SOURCES}
 
 
 def at_cost(table: pd.DataFrame, cost_ratio: float, node_cost: float = 0.0) -> pd.DataFrame:

@@ -25,6 +25,7 @@ def sweep_scalars(summary: pd.DataFrame, cost_ratio: float) -> dict[str, float |
     return {
         "best": f"{best.method} {best.setting}".strip(),
         **scalars(counts_of(best[list(COUNTS)]), cost_ratio),
+        **{name: float(best[name]) for name in ("copy_share", "draft_share") if name in best},
         "over_fixed_k": None if pd.isna(fixed) else float(best.throughput / fixed - 1),
         "upper_bound_share": _share(best.throughput, fixed, bound),
     }

@@ -11,12 +11,12 @@ import pandas as pd
 
 from analysis.replay.oracle import acceptance_probs, expected_counts
 from analysis.tables.grid import PARAMETERS, PLAIN, Setting
-from analysis.tables.rows import LENGTHS, check_identity, round_lengths
+from analysis.tables.rows import LENGTHS, SOURCES, check_identity, round_lengths
 from toolkit.acceptance.folder import head_hash
 from toolkit.config import flatten, instantiate, plain
 from toolkit.config.identity import contents_of
 from toolkit.decoding import Method, decode
-from toolkit.decoding.proposers import ChainProposer
+from toolkit.decoding.proposers import BestSourceProposer, ChainProposer
 from toolkit.decoding.proposers.copying import CopyProposer
 from toolkit.errors import InputError
 from toolkit.files.atomic import content_hash
@@ -95,6 +95,7 @@ class Workbench:
                 **self.about(number, method.lossless),
                 **vars(generation.counts),
                 **round_lengths(generation.rounds, chains),
+                **{name: sum(f"{r.source}_rounds" == name for r in generation.rounds) for name in SOURCES},
                 "finish_reason": generation.finish_reason,
                 "error": generation.error,
                 "setting_seconds": seconds,
@@ -129,6 +130,7 @@ class Workbench:
                 **self.about(number, True),
                 **counts[number],
                 **{name: [] for name in LENGTHS},
+                **dict.fromkeys(SOURCES),
                 "finish_reason": response.finish_reason,
                 "error": response.error,
                 "setting_seconds": seconds,
@@ -151,8 +153,11 @@ class Workbench:
         method = self.methods[setting.name]
         if method.couples_rows:
             return False
-        copies = isinstance(method.proposer, CopyProposer)
-        chain = (copies or type(method.proposer) is ChainProposer) and type(method.rule) is Rejection
+        replayed = isinstance(method.proposer, CopyProposer) or type(method.proposer) in (
+            ChainProposer,
+            BestSourceProposer,
+        )
+        chain = replayed and type(method.rule) is Rejection
         limit = method.bind(self.pair).policy.limit
         return chain and limit is not None and limit <= max_drafted
 

@@ -5,7 +5,7 @@ import pytest
 from analysis import sweep
 from analysis.tables import workbench
 from analysis.tables.files import read_table
-from analysis.tables.rows import COUNTS
+from analysis.tables.rows import COUNTS, SOURCES
 from tests.analysis.table_sweeps import PAIR, sweep_config
 from toolkit.errors import InputError
 from toolkit.files.atomic import read_json
@@ -42,7 +42,12 @@ def test_at_temperature_zero_a_replayed_sweep_counts_what_a_live_one_counts(tmp_
 def test_stop_strings_and_a_repetition_penalty_are_recorded(tmp_path, capsys):
     """At temperature 0 count for count, the lengths of every round included, on texts that stop strings have ended."""
     sampling = {"temperature": 0.0, "repetition_penalty": 1.3, "stop": ["re", "="], "max_new_tokens": 24}
-    grid = {**GRID, "prompt_lookup": {"policy.num_drafted": [3]}, "upper_bound": {"price": [0.2]}, "rate": {}}
+    copying = {
+        "prompt_lookup": {"policy.num_drafted": [3]},
+        "lookup_rate": {},
+        "best_source": {"policy.cost_ratio": [0.4]},
+    }
+    grid = {**GRID, **copying, "upper_bound": {"price": [0.2]}, "rate": {}}
     pair = {"_target_": "toolkit.models.pair.ModelPair.toy"}
     prompts = {"_target_": "data_gen.prompts.ToyPrompts", "domain": "math", "split": "dev", "limit": 5}
     live, traced = (
@@ -52,11 +57,14 @@ def test_stop_strings_and_a_repetition_penalty_are_recorded(tmp_path, capsys):
         for source in ("live", "traces")
     )
     assert "left out" not in capsys.readouterr().out
+    chosen = traced.xs("best_source")[list(SOURCES)].sum()
+    assert (chosen > 0).all() and chosen.sum() <= traced.xs("best_source").num_target_calls.sum()
     assert (live.finish_reason == "stop").any() and (traced.xs("upper_bound").num_drafted > 0).any()
     shared = live.index.intersection(traced.index)
-    assert {"speculative", "confidence", "rate", "prompt_lookup"} <= set(shared.get_level_values("method"))
-    for name in COUNTS:
-        assert (live.loc[shared, name] == traced.loc[shared, name]).all(), name
+    methods = set(shared.get_level_values("method"))
+    assert {"speculative", "confidence", "rate", "prompt_lookup", "lookup_rate", "best_source"} <= methods
+    for name in (*COUNTS, *SOURCES):  # the oracle has no sources
+        assert (live.loc[shared, name].fillna(-1) == traced.loc[shared, name].fillna(-1)).all(), name
     for name in ("accepted_lengths", "drafted_lengths", "reached_lengths"):
         assert [list(x) for x in live.loc[shared, name]] == [list(x) for x in traced.loc[shared, name]], name
 

@@ -114,7 +114,15 @@ def test_every_rule_has_its_yaml_and_every_yaml_its_rule():
     assert set(named.values()) - used == {small}
 
 
-SET_BY_THE_METHOD = {"deepest", "extra", "table", "known", "weights"}  # of a policy, when it is bound
+SET_BY_THE_METHOD = {
+    "deepest",
+    "extra",
+    "table",
+    "known",
+    "weights",
+    "lookup",
+    "reading",
+}  # of a policy, when it is bound
 # groups, and objects that no config can write
 BY_HAND = {"beams", "proposer", "scorer", "log_w_rej", "instead", "calibration", "judges_blocks", *SET_BY_THE_METHOD}
 

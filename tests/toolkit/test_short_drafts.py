@@ -42,7 +42,9 @@ def test_where_no_draft_is_read_its_limit_is_none(pair):
         assert both[0][0].error is None
 
 
-@pytest.mark.parametrize("name", ["speculative", "block", "confidence", "specinfer", "mcsd", "batch_rate_confidence"])
+@pytest.mark.parametrize(
+    "name", ["speculative", "block", "confidence", "specinfer", "mcsd", "batch_rate_confidence", "best_source"]
+)
 def test_rows_draft_up_to_the_limit_and_go_on_without(name, pair):
     prompts = [[7] * 19, [8] * 22, [7] * (LIMIT + 9), [9] * 17]
     method = config.method(name)

@@ -1,8 +1,7 @@
 """The probability that a copied token is accepted, from what is known of the match: a logistic regression, trained in seconds.
 
-    inputs, labels = match.examples(SuffixProposer(), texts, 20, pair.end_ids)
-    match.fit(inputs, labels).save("match.json")
-    generate(pair, prompts, "lookup_rate", overrides=["policy.estimator.path=match.json"])
+    python -m analysis.heads copies=RESPONSES      writes match.json
+    python -m toolkit.decode method=lookup_rate method.policy.estimator.path=FOLDER/match.json
 
 A copied token's q is a point mass, so it is accepted with p(token). Given the text it is accepted iff the text goes on with
 it, so texts alone are the training data: from every position, what would be copied, and whether it agrees.
@@ -69,10 +68,13 @@ class MatchEstimator:
 
     def prob(self, match: Match, depth: int) -> Tensor:
         """P(y_k accepted) [B]; 0 where nothing is copied."""
-        inputs = inputs_of(match, torch.full_like(match.length, float(depth)))
-        bias, *weights = self.weights
-        logits = inputs @ floats_on(inputs.device, weights).to(inputs.dtype) + bias
+        logits = self.logits(inputs_of(match, torch.full_like(match.length, float(depth))))
         return torch.where(match.occurrences > 0, logits.sigmoid(), torch.zeros_like(logits))
+
+    def logits(self, inputs: Tensor) -> Tensor:
+        """The logits [n] of P(accepted), from inputs [n, F]."""
+        bias, *weights = self.weights
+        return inputs @ floats_on(inputs.device, weights).to(inputs.dtype) + bias
 
     def save(self, path: Path) -> Path:
         """Write the weights with the names of their inputs."""

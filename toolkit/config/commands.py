@@ -670,9 +670,20 @@ class Heads(Command, ReadsDraft, Intervals, Tracked):
     measured: Annotated[
         bool, "time the forward passes of target and drafts here, instead of cost_ratio; the best draft goes to best/"
     ] = False
+    copies: Annotated[
+        str | Folders | None,
+        File(),
+        "fit the acceptance of copied tokens instead, to these: folders of data_gen.responses, of prompts to train on; "
+        "dev_share of their texts is held out",
+    ] = None
+    earlier: Annotated[
+        str | None,
+        File(),
+        "with `copies`: other responses that are copied from, too, as the suffix proposer's `responses`",
+    ] = None
     limit: Annotated[int, AtLeast(1), "only the first so many texts of each"] | None = None
     depth: Annotated[int, AtLeast(1), "K of the rounds whose mean accepted length is reported of a draft"] = 8
-    max_drafted: Annotated[int, AtLeast(1), "largest fixed K that is replayed with a draft"] = 12
+    max_drafted: Annotated[int, AtLeast(1), "largest fixed K that is replayed with a draft; the longest copy"] = 12
     replicates: Annotated[int, AtLeast(1), "acceptance draws per text: more cut the variance of a draft's figures"] = 1
     batch_size: Annotated[int, AtLeast(1), "texts at a time; does not change the results, float ties aside"] = 16
 

@@ -44,11 +44,24 @@ def check_method(method: Mapping[str, Any]) -> None:
             f"method {name}: {_short(_target(policy))} learns from rounds of chains, and {_short(_target(proposer))} has "
             "none; expected a policy without memory (fixed, confidence, tail, survival, ...)"
         )
+    matches = is_node(policy) and sources.constant(_target(policy), "reads_matches")
+    shown = sources.constant(_target(proposer), "shows_matches")
+    if matches and shown is False:
+        raise InputError(
+            f"method {name}: {_short(_target(policy))} decides on copied tokens, and {_short(_target(proposer))} draws from a "
+            "draft model; expected a proposer that copies (suffix, prompt_lookup, best_source)"
+        )
     no_model = sources.constant(_target(proposer), "needs_draft_model") is False
     if is_node(policy) and no_model and sources.constant(_target(policy), "needs_draft_model") is not False:
         raise InputError(
             f"method {name}: {_short(_target(policy))} looks at a draft model's distribution or states, and "
             f"{_short(_target(proposer))} has no draft model; expected another policy (fixed, heuristic)"
+        )
+    chooses = matches and sources.constant(_target(policy), "needs_draft_model") is not False
+    if is_node(policy) and shown and not no_model and not chooses:
+        raise InputError(
+            f"method {name}: {_short(_target(proposer))} has two sources, and {_short(_target(policy))} does not choose "
+            "between them; expected the policy best_source"
         )
     if rule and sources.find(rule) and sources.is_kind(rule, LAYER_RULE) != (method.get("beams") is not None):
         raise InputError(f"method {name}: a rule for layers of beams and `beams` need each other")

@@ -5,6 +5,7 @@ from toolkit.decoding.decode import Decoded, decode, decode_measured
 from toolkit.decoding.method import Method
 from toolkit.decoding.proposers import (
     BeamChainProposer,
+    BestSourceProposer,
     ChainProposer,
     DraftContext,
     ForestProposer,
@@ -19,6 +20,7 @@ from toolkit.sampling import Sampling
 __all__ = [
     "BeamChainProposer",
     "Beams",
+    "BestSourceProposer",
     "ChainProposer",
     "Decoded",
     "DraftContext",

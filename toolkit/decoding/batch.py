@@ -110,7 +110,7 @@ class Batch(ABC, Generic[ContextT, ProposalT, VerdictT]):
         self.device = job.pair.device
         self.end_ids = job.pair.ends(job.sampling)
         self.state: State = job.method.policy.init(len(rows), self.device)
-        self.drafting = True  # whether the last round drafted at all
+        self.drafting = True  # whether the last round read a draft model
         self.peak_bytes = 0  # the most that the caches took
 
     @torch.inference_mode()
@@ -122,9 +122,10 @@ class Batch(ABC, Generic[ContextT, ProposalT, VerdictT]):
             uniforms = self._uniforms()
             context = self.context(uniforms)
             clock.target = clock.lap()
+            calls = self._draft_calls()
             proposal, state = self.propose(context)
             clock.draft = clock.lap()
-            self.drafting = proposal.num_nodes > 0
+            self.drafting = self._draft_calls() > calls
             verdict = self.verify(context, proposal, self.score(context, proposal), uniforms)
             self.state = self.method.policy.observe(proposal, verdict, state)
             self.commit(context, proposal, verdict, clock)
@@ -188,7 +189,7 @@ class Batch(ABC, Generic[ContextT, ProposalT, VerdictT]):
     def _prefill(self) -> None:
         """Let rows that join a running batch read their prompts, all but the last token, without the others.
 
-        A draft model reads nothing while the batch does not draft. If it drafts again, all rows catch up in one forward pass.
+        A draft model reads nothing while no row drafts with it. If one does again, all rows catch up in that forward pass.
         """
         for session in self.sessions if self.drafting else [self.target]:
             unread = {slot: self.unread(session, slot) for slot in range(len(self.rows))}
@@ -196,6 +197,9 @@ class Batch(ABC, Generic[ContextT, ProposalT, VerdictT]):
             if slots and len(slots) < len(self.rows):
                 tokens, counts = right_aligned([unread[slot] for slot in slots], session.index.device)
                 session.extend(tokens, counts=counts, rows=slots)
+
+    def _draft_calls(self) -> int:
+        return sum(session.num_calls for session in self.drafts)
 
     def _uniforms(self) -> Tensor:
         """One row of uniforms per slot, each from its own generator: [B, 3 M + 1]."""

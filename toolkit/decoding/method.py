@@ -65,10 +65,16 @@ class Method:
                 f"method {self.name}: {policy} learns from rounds of chains, and {proposer} has none; expected a policy "
                 "without memory (fixed, confidence, tail, survival, ...)"
             )
-        if self.policy.reads_matches and self.proposer.needs_draft_model:
+        if self.policy.reads_matches and not self.proposer.shows_matches:
             raise InputError(
                 f"method {self.name}: {policy} decides on copied tokens, and {proposer} draws from a draft model; expected "
-                "a proposer that copies (suffix, prompt_lookup)"
+                "a proposer that copies (suffix, prompt_lookup, best_source)"
+            )
+        chooses = self.policy.reads_matches and self.policy.needs_draft_model
+        if self.proposer.shows_matches and self.proposer.needs_draft_model and not chooses:
+            raise InputError(
+                f"method {self.name}: {proposer} has two sources, and {policy} does not choose between them; expected "
+                "the policy best_source"
             )
         if self.policy.needs_draft_model and not self.proposer.needs_draft_model:
             raise InputError(

@@ -4,6 +4,7 @@ from toolkit.stopping.adaedl import AdaEdl
 from toolkit.stopping.always import Always
 from toolkit.stopping.base import State, StoppingPolicy, Thresholded
 from toolkit.stopping.batch_rate import BatchRate
+from toolkit.stopping.best_source import BestSource
 from toolkit.stopping.bounded import Bounded
 from toolkit.stopping.confidence import Confidence
 from toolkit.stopping.dynamic_confidence import DynamicConfidence
@@ -19,6 +20,7 @@ __all__ = [
     "AdaEdl",
     "Always",
     "BatchRate",
+    "BestSource",
     "Bounded",
     "Confidence",
     "DynamicConfidence",

@@ -29,7 +29,7 @@ class StoppingPolicy:
                        rounds at once
     reads_states       True: it reads the draft's hidden states (trained heads do)
     needs_draft_model  False: it reads no distribution and no state of a draft, so that tokens may come from elsewhere
-    reads_matches      True: it decides on copied tokens, by their match (`Step.match`); there is no draft model
+    reads_matches      True: it decides on copied tokens, by their match (`Step.match`)
     couples_rows       True: a row's decisions depend on its neighbours in the batch. Every row still follows the target's
                        distribution, independently of the others, but which text it gets depends on the batch
     """

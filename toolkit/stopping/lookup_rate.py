@@ -65,20 +65,27 @@ class LookupRate(StoppingPolicy):
         return replace(self, estimator=self.estimator.bind(pair), extra=tuple(extra))
 
     def init(self, num_rows: int, device: torch.device) -> State:
-        """The state: the round's survival, and tokens and cost of the text's rounds so far."""
+        """The state: tokens and cost of the text's rounds so far, and the round's survival and gain.
+
+        gain  tokens that the copy is expected to add to the text, less what they cost at the text's rate
+        """
         ones = torch.ones(num_rows, dtype=torch.float32, device=device)
-        return {"survival": ones, "tokens": self.initial_rate * self.memory * ones, "cost": self.memory * ones}
+        tokens, cost = self.initial_rate * self.memory * ones, self.memory * ones
+        return {"survival": ones, "gain": torch.zeros_like(ones), "tokens": tokens, "cost": cost}
 
     def read(self, step: Step, state: State) -> tuple[State, Tensor]:
         assert step.match is not None, "only copied tokens have a match"
         survival = state["survival"] * self.estimator.prob(step.match, step.depth)
-        go_on = survival > state["tokens"] / state["cost"] * self.extra[step.depth - 1]
-        return {**state, "survival": survival}, go_on
+        price = state["tokens"] / state["cost"] * self.extra[step.depth - 1]
+        go_on = survival > price
+        gain = state["gain"] + torch.where(go_on, survival - price, 0.0)
+        return {**state, "survival": survival, "gain": gain}, go_on
 
     def observe(self, proposal: Drafted, verdict: Judged, state: State) -> State:
         spent = floats_on(verdict.length.device, [0.0, *self.extra]).cumsum(0)
         return {
             "survival": torch.ones_like(state["survival"]),
+            "gain": torch.zeros_like(state["gain"]),
             "tokens": state["tokens"] + verdict.length + 1,
             "cost": state["cost"] + 1 + spent[proposal.num_drafted.clamp(max=self.deepest)],
         }

@@ -24,8 +24,10 @@ from toolkit.types import Counts, Verdict
 from toolkit.verification import TextRule
 
 POLICIES = [
-    name for name in config.choices("stopping") if not name.startswith("batch_rate") and name != "lookup_rate"
-]  # a batch's: tests/analysis/loads; of copies: tests/toolkit/test_prompt_lookup.py
+    name
+    for name in config.choices("stopping")
+    if not name.startswith("batch_rate") and name not in ("lookup_rate", "best_source")
+]  # a batch's: tests/analysis/loads; of copies: tests/toolkit/test_prompt_lookup.py; test_best_source.py
 SAMPLINGS = {
     "sampled": Sampling(temperature=1.0, max_new_tokens=40),
     "warped": Sampling(temperature=0.5, top_k=50, top_p=0.95, max_new_tokens=40),

@@ -34,7 +34,7 @@ def slowly(method, prompt, produced, limit):
     while at < len(produced):
         text = [*prompt, *produced[:at]]
         most = min(limit - at - 1, method.limit)
-        tokens, drafted, state = proposer.copied([text], [most], (END,), policy, state, torch.device("cpu"))
+        tokens, drafted, state = proposer.copied([text], [most], (END,), policy, state, torch.tensor([True]))
         count = int(drafted)
         good = 0
         while good < min(count, len(produced) - at) and tokens[0, good] == produced[at + good]:

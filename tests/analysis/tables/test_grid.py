@@ -89,6 +89,17 @@ def test_labels_are_words_of_names_and_values(tmp_path):
     assert [name for _, curve in curves_of(settings) for name in curve.setting] == list(settings.setting)
 
 
+def test_a_file_is_called_by_its_name_and_content(tmp_path):
+    """Wherever it lies: tables of two machines name the setting alike."""
+    labels = []
+    for folder, text in (("a", "{}"), ("b c", "{}"), ("d", "[]")):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "match.json").write_text(text)
+        path = str(tmp_path / folder / "match.json")
+        labels.append(Setting("lookup_rate", {"policy.estimator.path": path}).label)
+    assert labels[0] == labels[1] != labels[2] and labels[0].startswith("estimator.path=match.json@")
+
+
 def test_a_head_may_live_anywhere(head, tmp_path):
     odd = shutil.copytree(head, tmp_path / 'epoch=3, "a" [b]')
     assert Setting("specdec_pp", {"head": str(odd)}).method_config().policy.estimator.head == str(odd)

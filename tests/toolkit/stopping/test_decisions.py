@@ -34,6 +34,7 @@ SAYS = {  # limit, reads, uses_history, reads_states, needs_draft_model, couples
     "always": (None, False, False, False, False, False),
     "batch_rate": (None, False, True, True, True, True),
     "batch_rate_confidence": (None, False, True, True, True, True),
+    "best_source": (None, True, True, True, True, False),
     "confidence": (None, False, False, False, True, False),
     "dynamic_confidence": (None, False, True, False, True, False),
     "fixed": (4, False, False, False, False, False),
@@ -93,7 +94,7 @@ def values(states: list[dict[str, torch.Tensor]]) -> list[torch.Tensor]:
 
 
 CLASSES = [one for one in vars(stopping).values() if dataclasses.is_dataclass(one)]
-NEEDED = {"estimator": DrawnScores(), "policy": Always()}
+NEEDED = {"estimator": DrawnScores(), "copies": DrawnScores(), "policy": Always()}
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,16 @@ import torch
 
 from toolkit import ModelPair, config
 from toolkit.config import instantiate
-from toolkit.decoding import ChainProposer, DraftContext, Method, Sampling, SuffixProposer, TextProposer, decode
+from toolkit.decoding import (
+    BestSourceProposer,
+    ChainProposer,
+    DraftContext,
+    Method,
+    Sampling,
+    SuffixProposer,
+    TextProposer,
+    decode,
+)
 from toolkit.engine import TabularModel, open_session
 from toolkit.errors import InputError
 from toolkit.stopping import (
@@ -48,8 +57,10 @@ def named(name: str) -> StoppingPolicy:
 
 
 def proposer_of(name: str) -> TextProposer:
-    """What drafts for a policy: a chain, or copies where it reads those."""
-    return SuffixProposer() if named(name).reads_matches else ChainProposer()
+    """What drafts for a policy: a chain, copies where it reads those, or both where it chooses."""
+    policy = named(name)
+    copies = BestSourceProposer() if policy.needs_draft_model else SuffixProposer()
+    return copies if policy.reads_matches else ChainProposer()
 
 
 class ConstantScore(ReadScore):
@@ -88,7 +99,8 @@ class TestEveryPolicy:
             room = 30
             for r in generation.rounds:
                 assert r.num_drafted <= min(5, room - 1)
-                assert r.num_draft_calls >= r.num_drafted or not method.proposer.needs_draft_model
+                copied = method.proposer.shows_matches and r.num_draft_calls == 0
+                assert r.num_draft_calls >= r.num_drafted or copied
                 room -= r.num_produced
 
     def test_a_round_has_its_least_length(self, name, table_pair):

@@ -68,6 +68,7 @@ class Proposer(ABC):
     needs_draft_model   False: tokens come from elsewhere, and policies that look at a draft's distribution or states
                         have nothing to look at
     keeps_earlier       True: its steps know the positions before them (`Step.earlier`), for heads that read those
+    shows_matches       True: its steps of copied tokens say where these come from (`Step.match`)
     shows_live_rows     True: its steps say which rows are drafting (`Step.live`), for policies that decide for a batch
     """
 
@@ -75,6 +76,7 @@ class Proposer(ABC):
     supports_history: ClassVar[bool] = True
     uses_all_drafts: ClassVar[bool] = False
     needs_draft_model: ClassVar[bool] = True
+    shows_matches: ClassVar[bool] = False
     shows_live_rows: ClassVar[bool] = False
     keeps_earlier: ClassVar[bool] = False
 

@@ -16,7 +16,7 @@ from typing import ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
-from toolkit.decoding.proposers.base import DraftContext, TextProposer, empty_proposal
+from toolkit.decoding.proposers.base import DraftContext, TextProposer, empty_proposal, frozen
 from toolkit.engine.device import floats_on, tensor_on
 from toolkit.stopping.base import State, StoppingPolicy
 from toolkit.types import DraftStep, Match, Proposal, Verdict
@@ -52,6 +52,7 @@ class CopyProposer(TextProposer):
     """
 
     needs_draft_model: ClassVar[bool] = False
+    shows_matches: ClassVar[bool] = True
 
     def max_nodes(self, limit: int) -> int:
         return limit
@@ -61,8 +62,8 @@ class CopyProposer(TextProposer):
         """At most `most` tokens to copy after a text, none after an end of text."""
 
     def propose(self, context: DraftContext, policy: StoppingPolicy, state: State) -> tuple[Proposal, State]:
-        device = context.limits.device
-        tokens, num_drafted, state = self.copied(context.texts, context.room, context.end_ids, policy, state, device)
+        state, starts = policy.begin(context.limits > 0, state)
+        tokens, num_drafted, state = self.copied(context.texts, context.room, context.end_ids, policy, state, starts)
         num_calls = torch.zeros_like(context.limits)
         if not tokens.shape[1]:
             return empty_proposal(num_calls), state
@@ -76,12 +77,14 @@ class CopyProposer(TextProposer):
         end_ids: Sequence[int],
         policy: StoppingPolicy,
         state: State,
-        device: torch.device,
+        starts: Tensor,
     ) -> tuple[Tensor, Tensor, State]:
-        """Drafted tokens [B, K], how many of them count [B], and the policy's state after it. No model is asked.
+        """Copied tokens [B, K], how many of them count [B], and the policy's state after it. No model is asked.
 
-        room  the most tokens each row may draft
+        room    the most tokens each row may draft
+        starts  whether the row may copy at all [B] bool
         """
+        device = starts.device
         copies = [
             self.lookup(text, most, end_ids) if most > 0 else NOTHING for text, most in zip(texts, room, strict=True)
         ]
@@ -90,17 +93,17 @@ class CopyProposer(TextProposer):
         available = tensor_on(device, [len(copy.tokens) for copy in copies])
         num_drafted = torch.zeros_like(available)
         nothing = torch.zeros(len(copies), 0, dtype=torch.float32, device=device)
-        state, starts = policy.begin(available > 0, state)
         drafting = starts & (available > 0)
         for depth in range(1, longest + 1):
             match = _match(copies, depth, device)
             step = DraftStep(depth, nothing, nothing, nothing, live=drafting, match=match)
             if policy.reads:
-                state, go_on = policy.read(step, state)
-                drafting = drafting & go_on
+                new_state, go_on = policy.read(step, state)
+                state, drafting = frozen(new_state, state, drafting), drafting & go_on
             num_drafted += drafting
             step.tokens = tokens[:, depth - 1]
-            state, go_on = policy.step(step, state)
+            new_state, go_on = policy.step(step, state)
+            state = frozen(new_state, state, drafting)
             drafting = drafting & go_on & (available > depth)
         return tokens, num_drafted, state
 

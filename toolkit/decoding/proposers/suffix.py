@@ -36,7 +36,7 @@ class SuffixProposer(CopyProposer):
 
     max_match  tokens that may agree, at most
     min_match  and at least
-    responses  earlier responses: JSON lines with `token_ids`; null: none
+    responses  earlier responses: a folder of data_gen.responses, or JSON lines with `token_ids`; null: none
     """
 
     max_match: Annotated[int, AtLeast(1)] = 16
@@ -94,11 +94,12 @@ def _longest_match(tokens: Tokens, most: int) -> tuple[Tokens, int]:
 
 
 def read_responses(path: Path) -> Tokens:
-    """Token ids of all rows of a JSON-lines file, BETWEEN after each. Raises InputError for another file."""
+    """Token ids of all rows of a JSON-lines file, or of those in a folder, BETWEEN after each. Raises InputError for others."""
     import json
 
+    files = sorted(path.glob("*.jsonl")) if path.is_dir() else [path]
     try:
-        rows = [json.loads(line) for line in lines_of(path.read_text("utf-8")) if line.strip()]
+        rows = [json.loads(line) for file in files for line in lines_of(file.read_text("utf-8")) if line.strip()]
         texts = [[*map(int, row["token_ids"]), BETWEEN] for row in rows if "token_ids" in row]
     except (OSError, ValueError, TypeError) as error:
         raise InputError(f"proposer.responses: expected JSON lines with token_ids in {path}, got {error}") from None

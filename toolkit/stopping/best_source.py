@@ -1,0 +1,142 @@
+"""Best source: nothing, copied tokens or the draft model, whichever is expected to make most tokens per second. No threshold.
+
+The rule is ours, from renewal-reward theory as `rate` and `lookup_rate` are. At lambda, the rate that the text has reached
+in tokens per unit of cost, a round is worth what it is expected to add to the text less lambda times what it costs beyond
+plain decoding. Nothing is worth 0. A copy is worth what `lookup_rate` adds up while it decides how much to copy:
+
+    sum over copied tokens k of  P(all up to k are accepted) - lambda * (C(k) - C(k - 1))
+
+The draft model has not been read when it is chosen. With c the cost of its forward pass and a the acceptance of its tokens
+in this text so far, it is worth what the best fixed length is:
+
+    max over d of  sum over k = 1..d of  a^k - lambda * (c + C(k) - C(k - 1)),  less lambda * what catching up costs
+
+a is the posterior mean of a Beta prior, `evidence` tokens of which the share `acceptance` was accepted. A draft that has not
+read the tokens of rounds without it reads them in its first forward pass, which a table by width makes dearer. A chosen
+draft goes on by the rate rule, at the cost of a forward pass and a column.
+
+The choice reads the text and the counts of earlier rounds; no token has been drawn that it could withhold.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Annotated, ClassVar
+
+import torch
+from torch import Tensor
+
+from toolkit.config.notes import AtLeast, Between, File
+from toolkit.config.values import check_ranges
+from toolkit.costs.load import LoadCost
+from toolkit.engine.device import floats_on
+from toolkit.stopping.base import CopyEstimator, DrawnEstimator, State, StoppingPolicy, entry_probs
+from toolkit.stopping.lookup_rate import LookupRate
+from toolkit.types import Drafted, Judged, Step
+
+FURTHEST = 64  # tokens that a draft is behind, at most, in its cost
+
+
+@dataclass(frozen=True)
+class BestSource(StoppingPolicy):
+    """Choose the source of every row's round by what it is worth at the text's rate, and draft as long as it pays.
+
+    estimator    gives `drawn_probs(step)` of the draft model's tokens
+    copies       gives P(copied token accepted) from its match
+    costs        a table by batch size, a JSON or CSV file (`toolkit.costs.load`); null: `cost_ratio` and `column_cost`
+    cost_ratio   c, draft forward pass / target forward pass
+    column_cost  what one more token per row adds to a target forward pass, as a share of it
+    batch_size   rows that are decoded together: the table is read at this size
+    acceptance   probability that a token of the draft model is accepted, before any round
+    evidence     drafted tokens that `acceptance` counts for
+    initial_rate  lambda of a text that begins
+    memory       target forward passes that `initial_rate` counts for
+    deepest, lookup, reading  the deepest round, the rule for copies, and what a draft forward pass costs by the tokens
+                 that it is behind: set by `within` and `bind`
+    """
+
+    reads: ClassVar[bool] = True
+    reads_states: ClassVar[bool] = True
+    reads_matches: ClassVar[bool] = True
+    estimator: DrawnEstimator
+    copies: CopyEstimator
+    costs: Annotated[str | None, File()] = None
+    cost_ratio: Annotated[float, AtLeast(0)] = 0.2
+    column_cost: Annotated[float, AtLeast(0)] = 0.05
+    batch_size: Annotated[int, AtLeast(1)] = 1
+    acceptance: Annotated[float, Between(0, 1, "()")] = 0.75
+    evidence: Annotated[float, Between(0, 1e6, "(]")] = 5.0
+    initial_rate: Annotated[float, Between(0, 1e6, "(]")] = 1.2
+    memory: Annotated[float, Between(0, 1e6, "(]")] = 20.0
+    deepest: int = 20
+    lookup: LookupRate | None = None
+    reading: tuple[float, ...] = ()
+
+    def __post_init__(self) -> None:
+        check_ranges(self, "policy.")
+
+    def within(self, max_drafted: int) -> BestSource:
+        return replace(self, deepest=max_drafted)
+
+    def bind(self, pair: object) -> BestSource:
+        table = LoadCost.ratio(self.cost_ratio, self.column_cost) if self.costs is None else LoadCost.load(self.costs)
+        plain = table.target(self.batch_size, 1, table.middle)
+        reading = [table.draft(self.batch_size, width + 1, table.middle) / plain for width in range(FURTHEST + 1)]
+        lookup = LookupRate(
+            self.copies, self.costs, self.column_cost, self.batch_size, self.initial_rate, self.memory, self.deepest
+        )
+        return replace(self, estimator=self.estimator.bind(pair), lookup=lookup.bind(pair), reading=tuple(reading))
+
+    @property
+    def _copying(self) -> LookupRate:
+        assert self.lookup is not None, "bind the policy to a pair first"
+        return self.lookup
+
+    def init(self, num_rows: int, device: torch.device) -> State:
+        """The state of `lookup_rate`, and of the draft model: its tokens that were judged, the accepted ones, and `behind`.
+
+        behind  tokens of the text since the row last drafted with it
+        """
+        state = self._copying.init(num_rows, device)
+        return {**state, **{name: torch.zeros_like(state["cost"]) for name in ("judged", "accepted", "behind")}}
+
+    def begin(self, live: Tensor, state: State) -> tuple[State, Tensor]:
+        """The new state, and whether the draft model drafts [B]; where it does not, what was copied is sent."""
+        rate = (state["tokens"] / state["cost"]).unsqueeze(1)
+        acceptance = (state["accepted"] + self.evidence * self.acceptance) / (state["judged"] + self.evidence)
+        depths = floats_on(live.device, [float(depth) for depth in range(1, self.deepest + 1)])
+        price = floats_on(live.device, [self.reading[0] + column for column in self._copying.extra]).cumsum(0)
+        worth = ((acceptance.unsqueeze(1) ** depths).cumsum(1) - rate * price).amax(1)
+        worth = worth - rate.squeeze(1) * self._catching_up(state)
+        return {**state, "survival": torch.ones_like(worth)}, live & (worth > state["gain"].clamp(min=0))
+
+    def read(self, step: Step, state: State) -> tuple[State, Tensor]:
+        if step.match is not None:
+            return self._copying.read(step, state)
+        return state, torch.ones_like(state["survival"], dtype=torch.bool)
+
+    def step(self, step: Step, state: State) -> tuple[State, Tensor]:
+        if step.match is not None:
+            return self._copying.step(step, state)
+        survival, following = entry_probs(self.estimator, step, state["survival"])
+        column = self._copying.extra[min(step.depth, self.deepest - 1)]
+        go_on = following > state["tokens"] / state["cost"] * (self.reading[0] + column)
+        return {**state, "survival": survival}, go_on
+
+    def observe(self, proposal: Drafted, verdict: Judged, state: State) -> State:
+        drafted = proposal.num_calls > 0
+        spent = proposal.num_calls * self.reading[0] + torch.where(drafted, self._catching_up(state), 0.0)
+        judged = torch.where(drafted, torch.minimum(verdict.length + 1, proposal.num_drafted), 0)
+        after = self._copying.observe(proposal, verdict, state)
+        return {
+            **after,
+            "cost": after["cost"] + spent,
+            "judged": state["judged"] + judged,
+            "accepted": state["accepted"] + torch.where(drafted, verdict.length, 0),
+            "behind": torch.where(drafted, 0.0, state["behind"] + verdict.length + 1),
+        }
+
+    def _catching_up(self, state: State) -> Tensor:
+        """What the draft's first forward pass costs more for the tokens that it has not read [B], in target forward passes."""
+        more = floats_on(state["behind"].device, [width - self.reading[0] for width in self.reading])
+        return more[state["behind"].long().clamp(max=FURTHEST)]
