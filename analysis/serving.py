@@ -57,8 +57,7 @@ def run(cfg: commands.Serving) -> Path:
     if not loads:
         raise InputError("expected users=[N, ...] or rates=[R, ...], got neither")
     pair, sampling = instantiate(cfg.pair), instantiate(cfg.sampling)
-    if not pair.drafts:
-        raise InputError("serving is compared with and without a draft model: expected pair.draft=NAME, got none")
+    pair.check_has_draft("serving with and without drafts")
     prompts = instantiate(cfg.prompts).load()
     stage = open_stage("serving", cfg, inputs=prompt_files(cfg), ignore=IGNORED)
     stage.start()

@@ -3,7 +3,7 @@
 A measurement decodes batches of prompts of one length with fixed draft lengths, every setting in every repeat, as the speed
 of a shared machine changes. The seconds of a draft forward are those of a round's drafting over its length. The rest of the
 round counts for the target forward: checking, and the loop's own work. A first round reads the prompts. An entry is the median
-over repeats.
+over repeats. A target without a draft sends the last tokens of its text again; its own forwards stand for those of a draft.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from toolkit.config import commands, plain
 from toolkit.costs.load import LoadCost, grid_of
 from toolkit.decoding import ChainProposer, Method, Sampling
 from toolkit.decoding.decode import decode_measured
+from toolkit.decoding.proposers.copying import Copy, CopyProposer
 from toolkit.errors import InputError, unknown_name
 from toolkit.files.atomic import content_hash, write_text
 from toolkit.models.pair import ModelPair, fingerprint
@@ -44,7 +45,7 @@ def costs_of(
     batch_sizes: Sequence[int],
     folder: Path,
 ) -> list[LoadCost]:
-    """For each of these pairs of one target the cost table of its forwards, at these batch sizes.
+    """For each of these pairs of one target the cost table of its forwards, at these batch sizes; or of a target alone.
 
     cfg     costs (a file, or one per draft), hardware and devices, rounds
     folder  where a measurement is kept, under a hash of models, machine, threads, batch sizes, lengths and rounds
@@ -60,7 +61,7 @@ def costs_of(
     if cfg.hardware is not None:
         shapes = [_shapes(cfg, pair) for pair in pairs]
         return [modelled(target, draft, cfg.hardware, cfg.devices, batch_sizes) for target, draft in shapes]
-    pair = replace(pairs[0], draft=None, drafts=[other.draft for other in pairs])
+    pair = replace(pairs[0], draft=None, drafts=[other.draft for other in pairs if other.draft is not None])
     drafted = [length for length in DRAFTED if length <= cfg.max_drafted]
     device = torch.cuda.get_device_name(pair.device) if pair.device.type == "cuda" else pair.device.type
     machine = provenance()["machine"], device, str(pair.target.dtype), torch.get_num_threads()
@@ -82,7 +83,7 @@ def _shapes(cfg: commands.Advise | commands.Serving, pair: ModelPair) -> tuple[S
     """The shapes of target and draft: the pair's own, or those that `shapes` names."""
     names = plain(getattr(cfg, "shapes", None)) or []
     if not names:
-        return Shape.of(pair.target), Shape.of(pair.draft)
+        return Shape.of(pair.target), Shape.of(pair.draft if pair.drafts else pair.target)
     for name in names:
         if name not in PRESETS:
             raise unknown_name("shape", name, PRESETS)
@@ -108,7 +109,7 @@ def measured_costs(
     from tqdm.auto import tqdm
 
     lengths = sorted({0, *drafted})
-    pairs = [replace(pair, draft=draft, drafts=(), end_ids=()) for draft in pair.drafts]
+    pairs = [replace(pair, draft=draft, drafts=(), end_ids=()) for draft in pair.drafts or [None]]
     encoded = [pair.encode(prompt) for prompt in prompts]
     longest = pair.max_length - (num_rounds + 2) * (lengths[-1] + 1)  # what the timed rounds leave
     size = min(max(int(np.median([len(ids) for ids in encoded])), lengths[-1] + 2), longest)
@@ -150,9 +151,8 @@ def _timed(
 
     Raises InputError if a prompt failed.
     """
-    method = Method(
-        f"K={length}", Fixed(max(length, 1)), get("rejection"), ChainProposer(), min_drafted=0, max_drafted=length
-    )
+    proposer = ChainProposer() if pair.drafts else _Again()
+    method = Method(f"K={length}", Fixed(max(length, 1)), get("rejection"), proposer, min_drafted=0, max_drafted=length)
     limit = replace(sampling, max_new_tokens=(num_rounds + 1) * (length + 1) + 1, max_length=None, stop=(), end_ids=())
     generations = decode_measured(pair, prompts, method, limit, batch_size=len(prompts), timed=True).generations
     failed = next((generation.error for generation in generations if generation.error), None)
@@ -179,7 +179,14 @@ def _timed(
             {"model": "draft", "width": size, "seconds": max(first[0].draft_seconds - beyond, draft)},
             {"model": "target", "width": size + length, "seconds": first[0].target_seconds},
         ]
-    return lines
+    return lines if pair.drafts else [line for line in lines if line["model"] == "target"]
+
+
+class _Again(CopyProposer):
+    """The text's last tokens again: as many as are asked for, at no cost."""
+
+    def lookup(self, text: Sequence[int], most: int, end_ids: Sequence[int]) -> Copy:
+        return Copy.of((list(text) * -(-most // len(text)))[-most:])
 
 
 def _cost_table(lines: pd.DataFrame, context: int, facts: dict[str, Any]) -> tuple[LoadCost, pd.DataFrame]:
@@ -196,5 +203,5 @@ def _cost_table(lines: pd.DataFrame, context: int, facts: dict[str, Any]) -> tup
     grids = [
         grid_of({(float(e.batch), float(e.width), float(e.context)): e.seconds for e in part.itertuples()}, str(name))
         for name, part in entries.groupby("model")
-    ]  # draft, target
-    return LoadCost(grids[0], grids[1], "measured", {**facts, "spread": round(float(spread), 3)}), entries
+    ]  # draft, if there is one, and target
+    return LoadCost(grids[0], grids[-1], "measured", {**facts, "spread": round(float(spread), 3)}), entries

@@ -70,6 +70,11 @@ class Workbench:
         self.methods[setting.name].bind(self.pair)
         return content_hash([shared, contents_of(config).identity, head and head_hash(head)], length=16)
 
+    @property
+    def shared(self) -> tuple[Sequence[Prompt], Sampling, int]:
+        """What a workbench of another pair shares: prompts, sampling, batch size."""
+        return self.prompts, self.sampling, self.batch_size
+
     def lacks_head(self, setting: Setting) -> bool:
         """Whether the setting's method reads an acceptance head, and neither the setting nor the pair names one."""
         if setting.head or self.pair.head:

@@ -30,6 +30,13 @@ def test_two_drafts_are_measured_side_by_side():
     assert (entries.low <= entries.seconds).all() and (entries.seconds <= entries.high).all()
 
 
+def test_a_target_alone_is_measured_at_every_width():
+    alone = ModelPair.from_pretrained("toy/target")
+    ((costs, entries),) = measured_costs(alone, [[5] * 9, [5, 6, 7] * 5], SAMPLING, [2], [1, 3], 8)
+    assert costs.target.width == (1.0, 2.0, 4.0, 13.0) and set(entries.model) == {"target"}
+    assert costs.draft(2, 4) == costs.target(2, 4) > 0, "the target's own forwards stand for a draft's"
+
+
 def test_texts_without_room_are_refused():
     with pytest.raises(InputError, match=r"no room for 4000 timed rounds in \d+ tokens: expected fewer \(rounds=N\)"):
         measured_costs(ModelPair.toy(), [[5] * 9], SAMPLING, [1], [1], 4000)

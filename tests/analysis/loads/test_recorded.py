@@ -48,7 +48,6 @@ def test_chains_judged_token_by_token_are_simulated(recorded):
 
 def test_a_batch_rule_reads_the_table_unless_its_setting_names_one(recorded):
     free, given = recorded.settings[-2:]
-    assert recorded.takes_costs(free) and not recorded.takes_costs(given)
     assert recorded.serve(free, Load(2)).num_drafted.sum() > recorded.serve(given, Load(2)).num_drafted.sum()
     assert recorded.overrides(free)["method.policy.costs"].endswith("costs.json")
     assert recorded.overrides(given)["method.policy.costs"].endswith("own.json")
