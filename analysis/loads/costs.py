@@ -18,6 +18,7 @@ import pandas as pd
 import torch
 
 from analysis.loads.hardware import PRESETS, Shape, modelled
+from analysis.loads.this_cpu import Cpu
 from toolkit.config import commands, plain
 from toolkit.costs.load import LoadCost, grid_of
 from toolkit.decoding import ChainProposer, Method, Sampling
@@ -60,7 +61,8 @@ def costs_of(
         return [LoadCost.load(file) for file in files] * (len(pairs) // len(files))
     if cfg.hardware is not None:
         shapes = [_shapes(cfg, pair) for pair in pairs]
-        return [modelled(target, draft, cfg.hardware, cfg.devices, batch_sizes) for target, draft in shapes]
+        cpu = Cpu.kept(folder) if cfg.hardware == "cpu" else None
+        return [modelled(*both, cfg.hardware, cfg.devices, batch_sizes, cpu) for both in shapes]
     pair = replace(pairs[0], draft=None, drafts=[other.draft for other in pairs if other.draft is not None])
     drafted = [length for length in DRAFTED if length <= cfg.max_drafted]
     device = torch.cuda.get_device_name(pair.device) if pair.device.type == "cuda" else pair.device.type

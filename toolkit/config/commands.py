@@ -414,7 +414,7 @@ class Sweep(Command, Labels, Tracked, Shared):
 class UnderLoad(OnPrompts, Tracked):
     grid: Annotated[Grid, Group("grid", built=False), "methods, and lists of values for their keys"]
     hardware: Annotated[
-        Hardware | None, "model the costs instead: h100, h200, a100, l40s or cpu, from its peak figures"
+        Hardware | None, "model the costs instead: h100, h200, a100 or l40s, from its peak figures; cpu: this machine is asked"
     ] = None
     devices: Annotated[int, AtLeast(1), "of hardware=...: how many the target is spread over"] = 1
     rounds: Annotated[
