@@ -44,6 +44,7 @@ from analysis.tables.console import show
 from analysis.tables.files import markdown, save_table
 from analysis.tables.grid import PLAIN, Setting, expand
 from analysis.tables.workbench import Workbench
+from data_gen.depth import DEEPEST
 from toolkit.config import commands, instantiate, override, plain
 from toolkit.errors import InputError
 from toolkit.files.atomic import content_hash, write_text
@@ -88,7 +89,8 @@ def run(cfg: commands.Advise) -> Path:
     singles = [replace(pair, draft=draft, drafts=(), head=head, name=name) for draft, name, head in each]
     candidates = _recorded(cfg, stage.folder, pair, singles, parts, sampling, settings)
     timed = [prompt.content for prompt in parts["dev"]]
-    tables = costs_of(cfg, singles or [pair], timed, sampling, sizes, stage.folder)
+    deepest = max([candidate.dev.max_drafted for candidate in candidates[: len(singles)]], default=DEEPEST)
+    tables = costs_of(cfg, singles or [pair], timed, sampling, sizes, stage.folder, deepest)
     for number, candidate in enumerate(candidates):
         costs, path = tables[number % len(tables)], stage.folder / f"costs-{number % len(tables)}.json"
         candidate.dev.costs = candidate.test.costs = (costs, costs.save(path))
@@ -143,7 +145,9 @@ def readable(table: pd.DataFrame) -> pd.DataFrame:
 
 def _settings(cfg: commands.Advise) -> list[Setting]:
     """The settings of the grid, and every fixed length with greedy drafts, for engines that draft so."""
-    settings = expand(plain(cfg.grid), with_plain=True, max_drafted=cfg.max_drafted)
+    settings = expand(
+        plain(cfg.grid), with_plain=True, max_drafted=cfg.max_drafted if cfg.max_drafted != "auto" else None
+    )
     greedy = [
         replace(setting, parameters={**setting.parameters, "draft_temperature": 0})
         for setting in settings
@@ -167,12 +171,11 @@ def _recorded(
     """
 
     def candidate(pair: ModelPair, settings: Sequence[Setting]) -> Candidate:
-        dev, test = (
-            RecordedPair(
-                Workbench(pair, parts[part], sampling, cfg.batch_size), settings, folder, cfg.max_drafted, cfg.hidden
-            )
-            for part in ("dev", "test")
-        )
+        benches = {part: Workbench(pair, parts[part], sampling, cfg.batch_size) for part in ("dev", "test")}
+        dev = RecordedPair(benches["dev"], settings, folder, cfg.max_drafted, cfg.hidden)
+        test = RecordedPair(
+            benches["test"], dev.settings, folder, dev.max_drafted, cfg.hidden
+        )  # as deep, whatever pays
         for method, reason in dev.left_out.items():
             hint = "; train_heads=true trains one" if reason == HEADLESS and not cfg.train_heads else ""
             print(f"{pair.name}: {method} left out, {reason}{hint}")

@@ -8,6 +8,7 @@ over repeats. A target without a draft sends the last tokens of its text again; 
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -33,7 +34,7 @@ from toolkit.verification import get
 
 DRAFTED = (1, 2, 3, 4, 5, 8)  # draft lengths that are timed: processors are faster at some widths than at others
 REPEATS = 5
-WARM_UP = 2  # repeats that are not counted: forwards are captured in them
+WARM_UP = 2  # repeats that are not counted, on a GPU: forwards are captured in them; elsewhere one
 WIDE = 0.4  # spread of an entry over repeats, as a share of it, beyond which a line says so
 PLAIN = -1  # number of the draft of autoregressive decoding, which has none
 
@@ -45,11 +46,13 @@ def costs_of(
     sampling: Sampling,
     batch_sizes: Sequence[int],
     folder: Path,
+    deepest: int = DRAFTED[-1],
 ) -> list[LoadCost]:
     """For each of these pairs of one target the cost table of its forwards, at these batch sizes; or of a target alone.
 
     cfg     costs (a file, or one per draft), hardware and devices, rounds
     folder  where a measurement is kept, under a hash of models, machine, threads, batch sizes, lengths and rounds
+    deepest  the longest draft: longer ones are not timed
     """
     if cfg.costs is not None and cfg.hardware is not None:
         raise InputError("expected costs=FILE or hardware=NAME, got both")
@@ -64,7 +67,7 @@ def costs_of(
         cpu = Cpu.kept(folder) if cfg.hardware == "cpu" else None
         return [modelled(*both, cfg.hardware, cfg.devices, batch_sizes, cpu) for both in shapes]
     pair = replace(pairs[0], draft=None, drafts=[other.draft for other in pairs if other.draft is not None])
-    drafted = [length for length in DRAFTED if length <= cfg.max_drafted]
+    drafted = [length for length in DRAFTED if length <= deepest]
     device = torch.cuda.get_device_name(pair.device) if pair.device.type == "cuda" else pair.device.type
     machine = provenance()["machine"], device, str(pair.target.dtype), torch.get_num_threads()
     models = [fingerprint(model) for model in (pair.target, *pair.drafts)]
@@ -128,14 +131,22 @@ def measured_costs(
         if length or not number
     ]
     lines = []
-    with tqdm(total=(WARM_UP + REPEATS) * len(settings), desc=f"timing, {pair.name}", unit="setting") as bar:
-        for repeat in range(-WARM_UP, REPEATS):
-            for batch, length, number in settings:
+    warm_up = WARM_UP if pair.device.type == "cuda" else 1
+    work = [batch * (length + 1) * (num_rounds + 1) for batch, length, _ in settings]  # tokens that the target reads
+    total = (warm_up + REPEATS) * sum(work)
+    print(
+        f"timing {pair.name}: {len(settings)} settings, {warm_up + REPEATS} times {num_rounds + 1} rounds each: "
+        f"{total:,} target tokens",
+        file=sys.stderr,
+    )
+    with tqdm(total=total, desc="timing", unit="token", unit_scale=True) as bar:
+        for repeat in range(-warm_up, REPEATS):
+            for (batch, length, number), tokens in zip(settings, work, strict=True):
                 chosen = [texts[row % len(texts)] for row in range(batch)]
                 timings = _timed(pairs[number], chosen, sampling, length, num_rounds, reads=length == lengths[1])
                 facts = {"batch": batch, "draft": number if length else PLAIN, "repeat": repeat}
                 lines += [{**line, **facts} for line in timings if repeat >= 0]
-                bar.update()
+                bar.update(tokens)
     table = pd.DataFrame(lines)
     machine = {"machine": provenance()["machine"], "rounds": num_rounds, "batch_sizes": list(batch_sizes)}
     return [

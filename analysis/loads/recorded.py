@@ -10,23 +10,24 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pandas as pd
 
 from analysis.loads.simulator import Load, Served, serve
 from analysis.replay.prompt_lookup import Copies, Text
 from analysis.replay.recorded_heads import with_recorded_heads
-from analysis.tables.grid import PLAIN, YARDSTICKS, Setting
+from analysis.tables.grid import PLAIN, YARDSTICKS, Setting, bounded
 from analysis.tables.replayed_settings import Recording
 from analysis.tables.workbench import Workbench, reads_head
+from data_gen.depth import DEEPEST, PAYS, TEXTS, depth_that_pays
 from toolkit.acceptance import match
 from toolkit.config import instantiate
 from toolkit.costs.load import LoadCost
 from toolkit.decoding import ChainProposer
 from toolkit.decoding.proposers.copying import CopyProposer
 from toolkit.errors import InputError
-from toolkit.files.atomic import write_atomic
+from toolkit.files.atomic import content_hash, parse_json_file, write_atomic, write_json
 from toolkit.verification.rules.rejection import Rejection
 
 HEADLESS = "needs a trained head"
@@ -42,21 +43,29 @@ class RecordedPair:
     """
 
     def __init__(
-        self, bench: Workbench, settings: Sequence[Setting], folder: Path, max_drafted: int, hidden: bool = True
+        self,
+        bench: Workbench,
+        settings: Sequence[Setting],
+        folder: Path,
+        max_drafted: int | Literal["auto"],
+        hidden: bool = True,
     ):
         self.bench, self.left_out = bench, dict[str, str]()
         self.costs: tuple[LoadCost, Path] | None = None
         self.estimator: Path | None = None
         self.copies: dict[CopyProposer | None, Copies] = {}
-        self.settings = [setting for setting in settings if self._takes(setting, max_drafted)]
-        self.drafting = [setting for setting in self.settings if setting.method != PLAIN]
-        if not self.drafting:
-            raise InputError(f"no setting can be simulated: {'; '.join(f'{k}: {v}' for k, v in self.left_out.items())}")
+        self.settings = [setting for setting in settings if self._takes(setting)]
         alone = Workbench(replace(bench.pair, draft=None, drafts=(), head=None), *bench.shared)
         path = folder / "settings" / f"{alone.prepare(Setting(PLAIN))}.parquet"
-        responses = _responses(alone, path)
-        traces = path.with_stem(bench.prepare(Setting(PLAIN)))  # beside them, named after the draft, too
-        self.recording = Recording(bench, responses, traces, self.drafting, max_drafted, hidden)
+        if any(setting.method != PLAIN for setting in self.settings):
+            responses = _responses(alone, path)
+            traces = path.with_stem(bench.prepare(Setting(PLAIN)))  # beside them, named after the draft, too
+            self.max_drafted = self._depth(responses, traces) if max_drafted == "auto" else max_drafted
+            self._bound(asked=max_drafted)
+        drafting = [setting for setting in self.settings if setting.method != PLAIN]
+        if not drafting:
+            raise InputError(f"no setting can be simulated: {'; '.join(f'{k}: {v}' for k, v in self.left_out.items())}")
+        self.recording = Recording(bench, responses, traces, drafting, self.max_drafted, hidden)
         rows = [responses.iloc[number] for number in self.recording.usable]
         self.texts: list[Text] = [(list(row.prompt_ids), list(row.token_ids)) for row in rows]
         self.prompt_tokens = [len(prompt) for prompt, _ in self.texts]
@@ -129,7 +138,8 @@ class RecordedPair:
             self.copies[proposer] = copies
         return copies
 
-    def _takes(self, setting: Setting, max_drafted: int) -> bool:
+    def _takes(self, setting: Setting) -> bool:
+        """Whether a setting can be simulated, at some depth; if so, its method is built."""
         if setting.method in YARDSTICKS:
             self.left_out[setting.method] = "a bound, not a method"
             return False
@@ -140,16 +150,48 @@ class RecordedPair:
         method = self.bench.methods[setting.name]
         if setting.method == PLAIN:
             return True
-        copies = isinstance(method.proposer, CopyProposer)
-        if not (copies or type(method.proposer) is ChainProposer) or type(method.rule) is not Rejection:
+        chains = type(method.proposer) is ChainProposer or isinstance(method.proposer, CopyProposer)
+        if not chains or type(method.rule) is not Rejection:
             self.left_out[setting.method] = "only chains judged token by token are simulated"
             return False
-        if copies:
-            return True
-        limit = method.bind(self.bench.pair).policy.limit
-        if limit is None or limit > max_drafted:
-            raise InputError(f"{setting.name} may draft {limit} tokens: expected at most max_drafted={max_drafted}")
         return True
+
+    def _depth(self, responses: pd.DataFrame, path: Path) -> int:
+        """How deep this draft's roll-outs pay on the first texts: measured once, and kept beside the recording."""
+        recorded = [setting for setting in self.settings if setting.method != PLAIN and not needs_no_draft(setting)]
+        if not recorded:
+            return DEEPEST
+        temperatures = sorted({self.bench.methods[setting.name].draft_temperature for setting in recorded}, key=str)
+        file = path.with_name(f"depth-{content_hash([path.stem, temperatures], length=16)}.json")
+        if not file.exists():
+            readable = self.bench.within_context(responses)
+            readable = readable[readable.error.isna() & readable.token_ids.map(len).gt(0)]
+            texts = [(list(row.prompt_ids), list(row.token_ids)) for row in readable.head(TEXTS).itertuples()]
+            write_json(file, depth_that_pays(self.bench.pair, texts, self.bench.sampling, temperatures))
+        return int(parse_json_file(file))
+
+    def _bound(self, asked: int | str) -> None:
+        """Bound settings that name no bound of their own; those that would draft deeper are left out, or refused.
+
+        Raises InputError for a deeper one, unless the depth was measured.
+        """
+        fitting = []
+        for setting in self.settings:
+            if asked == "auto" and setting.method != PLAIN and not needs_no_draft(setting):
+                setting = bounded(setting, self.max_drafted)
+                self.bench.prepare(setting)
+            method = self.bench.methods[setting.name].bind(self.bench.pair)
+            deep = not isinstance(method.proposer, CopyProposer) and method.limit > self.max_drafted
+            if deep and asked == "auto":
+                pays = f"deeper than {self.max_drafted} tokens, of which the last is accepted in under {PAYS:.0%} of rounds"
+                self.left_out[setting.name] = pays
+            elif deep:
+                raise InputError(
+                    f"{setting.name} may draft {method.limit} tokens: expected at most max_drafted={self.max_drafted}"
+                )
+            else:
+                fitting.append(setting)
+        self.settings = fitting
 
 
 def needs_no_draft(setting: Setting) -> bool:

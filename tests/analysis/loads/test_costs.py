@@ -48,8 +48,8 @@ def test_a_measurement_is_kept_until_something_it_depends_on_changes(tmp_path):
     pair = ModelPair.toy()
 
     def measure(**changes):
-        cfg = SimpleNamespace(**{"costs": None, "hardware": None, "rounds": 8, "max_drafted": 1, **changes})
-        (costs,) = costs_of(cfg, [pair], ["a prompt"], SAMPLING, [1], tmp_path)
+        cfg = SimpleNamespace(**{"costs": None, "hardware": None, "rounds": 8, **changes})
+        (costs,) = costs_of(cfg, [pair], ["a prompt"], SAMPLING, [1], tmp_path, deepest=1)
         return costs
 
     first = measure()
