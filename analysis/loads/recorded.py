@@ -28,6 +28,7 @@ from toolkit.decoding import ChainProposer
 from toolkit.decoding.proposers.copying import CopyProposer
 from toolkit.errors import InputError
 from toolkit.files.atomic import content_hash, parse_json_file, write_atomic, write_json
+from toolkit.runs.token_bar import TokenBar
 from toolkit.verification.rules.rejection import Rejection
 
 HEADLESS = "needs a trained head"
@@ -203,12 +204,10 @@ def needs_no_draft(setting: Setting) -> bool:
 
 def _responses(bench: Workbench, path: Path) -> pd.DataFrame:
     """The rows of autoregressive decoding, from their file if it is there."""
-    from tqdm.auto import tqdm
-
     if path.exists():
         return pd.read_parquet(path)
-    with tqdm(total=len(bench.prompts), desc="responses", unit="prompt") as bar:
-        rows = bench.decode(Setting(PLAIN), lambda generation: bar.update() and None)
+    with TokenBar("responses", len(bench.prompts), bench.sampling.max_new_tokens) as bar:
+        rows = bench.decode(Setting(PLAIN), bar.row, bar.tokens)
     if rows.error.notna().all():
         raise InputError(f"every prompt failed, first: {rows.error.iloc[0]}")
     write_atomic(path, lambda temporary: rows.to_parquet(temporary))

@@ -81,7 +81,9 @@ class Workbench:
             return False
         return reads_head(setting)
 
-    def decode(self, setting: Setting, on_finish: Listener) -> pd.DataFrame:
+    def decode(
+        self, setting: Setting, on_finish: Listener, on_round: Callable[[int], object] | None = None
+    ) -> pd.DataFrame:
         """Decode every prompt with a prepared setting: one row each, with the counts and the texts."""
         method = self.methods[setting.name]
         chains = isinstance(method.proposer, ChainProposer | CopyProposer) and method.beams is None
@@ -93,6 +95,7 @@ class Workbench:
             self.sampling,
             batch_size=self.batch_size,
             on_finish=on_finish,
+            on_round=on_round,
         )
         seconds = perf_counter() - started
         rows = [

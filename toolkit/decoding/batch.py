@@ -78,6 +78,7 @@ class Job:
 
     queue    rows that wait for a slot
     finish   told of every generation that ends
+    count    told after every round how many tokens it made
     timed    True: wait for the device at the seams of a round, so that its draft and target seconds are their own
     """
 
@@ -86,6 +87,7 @@ class Job:
     sampling: Sampling
     queue: deque[Row]
     finish: Callable[[Generation], object]
+    count: Callable[[int], object]
     timed: bool = False
 
     def now(self) -> float:
@@ -127,7 +129,9 @@ class Batch(ABC, Generic[ContextT, ProposalT, VerdictT]):
             self.drafting = proposal.num_nodes > 0
             verdict = self.verify(context, proposal, self.score(context, proposal), uniforms)
             self.state = self.method.policy.observe(proposal, verdict, state)
+            decoding = [row.generation for row, busy in zip(self.rows, self.busy, strict=True) if busy]
             self.commit(context, proposal, verdict, clock)
+            self.job.count(sum(generation.rounds[-1].num_produced for generation in decoding if generation.rounds))
             goes_on = any(self.busy)
             self._refill()
             if not goes_on:
