@@ -23,13 +23,13 @@ from torch import Tensor
 from analysis.replay.policies import Judged, Sent, draft
 from analysis.replay.prompt_lookup import Copies
 from toolkit.costs.load import LoadCost
+from toolkit.decoding.batch import PREFILL, read_together
 from toolkit.stopping import StoppingPolicy
 from toolkit.stopping.base import State, with_fresh
 from toolkit.trace import Trace
 from toolkit.trace.rounds import Geometry
 
 Floats = NDArray[np.float64]
-READ_ALONE = 8  # tokens: longer prompts that join a running batch are read in a forward of their own
 SEED = 0
 
 
@@ -256,14 +256,16 @@ class _Server:
 
         width  tokens per row of the target forward
 
-        Rows that join a running batch read in a forward of their own, unless the draft model rests.
+        Rows that join a running batch read in forwards of their own, as in the loop, unless the draft model rests.
         """
         seconds = 0.0
         for number, now, alone, of in ((0, drafts, self.drafting and self.drafts, 1), (1, True, True, width)):
             unread = self.unread[number]
-            behind = unread >= READ_ALONE
-            if alone and behind.any() and not behind.all():
-                seconds += self._forward(number, int(behind.sum()), int(unread[behind].max()))
+            behind = np.flatnonzero(unread >= PREFILL)
+            groups = read_together(unread[behind].tolist())
+            if alone and (len(groups) > 1 or len(behind) < len(unread)):
+                for group in groups:
+                    seconds += self._forward(number, len(group), int(unread[behind[group]].max()))
                 unread[behind] = 0
             if now and unread.any():
                 wider = of + int(unread.max())

@@ -189,7 +189,7 @@ def test_a_full_disk_is_one_line_and_leaves_nothing_half_written(checkpoints, pr
     monkeypatch.setattr(os, "fsync", full)
     with pytest.raises(InputError, match="could not write .*rows/00000.jsonl: No space left on device"):
         responses.run(cfg)
-    assert sorted(path.name for path in folder.iterdir()) == [".lock", ".written.jsonl", stage.MANIFEST]
+    assert sorted(path.name for path in folder.iterdir()) == [".lock", ".written.jsonl", stage.MANIFEST, "rows"]
     monkeypatch.undo()
     assert responses.run(cfg) == folder
 
