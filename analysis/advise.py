@@ -15,7 +15,8 @@ With responses=FILE.jsonl a serving engine's own counts speak for a draft length
     advice      one line per batch size, draft and method: its setting, tokens per second, speed-up over autoregressive decoding
     advice.md   the sentences and the table
     advice.png  speed-up over batch size (also pdf and svg)
-    costs-N.json  the cost table of draft N
+    costs-N.json  the cost table of draft N; of a target alone costs-0.json
+    copies.json  the acceptance estimate of copied tokens, fitted to the dev answers
     exports/    files for transformers, vLLM, SGLang, llama.cpp and this package
 """
 

@@ -26,7 +26,7 @@ from toolkit.engine import Reading, Session
 from toolkit.engine.engine import engine_of
 from toolkit.errors import InputError
 from toolkit.models.pair import ModelPair
-from toolkit.models.teacher import seen_before
+from toolkit.models.teacher import hidden_size, seen_before
 from toolkit.sampling import Sampling, draw, penalized, row_generator, warp
 from toolkit.trace import Trace, join
 from toolkit.types import DraftStep
@@ -114,6 +114,16 @@ class Recorder:
             if on_batch is not None:
                 on_batch(sum(len(produced) for _, produced in batch))
         return join(parts)
+
+    def work(self, num_texts: int, num_tokens: int, batch_size: int = BATCH) -> str:
+        """What recording so many texts takes, in a line: tokens, forward passes, bytes at most."""
+        batches, depth = -(-num_texts // batch_size), self.max_drafted
+        target = batches * (depth if self.upper_bound else 1)
+        numbers = (hidden_size(self.pair.draft) if self.hidden else 0) + 10 + 2 * len(self.heads)
+        return (
+            f"traces: {num_texts:,} texts, {num_tokens:,} tokens, roll-outs of up to {depth}: about {target:,} target and "
+            f"{batches * depth:,} draft forward passes, at most {4 * numbers * num_tokens * depth / 2**20:,.0f} MiB"
+        )
 
     def _check(self, text: _Text) -> None:
         """Raises InputError if live decoding could not have ended in this text."""

@@ -116,6 +116,9 @@ def _record_missing(
     from tqdm.auto import tqdm
 
     total, announced = sum(_num_tokens(rows) for _, rows in work), False
+    if missing := [rows for path, (_, rows) in zip(paths, work, strict=True) if not path.exists()]:
+        tokens = sum(map(_num_tokens, missing))
+        print(work[0][0].work(sum(map(len, missing)), tokens, batch_size), file=sys.stderr)
     with tqdm(total=total, desc="traces", unit="token", unit_scale=True) as bar:
         for path, (recorder, rows) in zip(paths, work, strict=True):
             if path.exists():
