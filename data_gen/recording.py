@@ -363,7 +363,7 @@ class Recorder:
                 roll_first[begin + roll.position], roll_length[begin + roll.position] = next_step, roll.length
                 next_step += roll.length
             begin += len(text.produced)
-        of_positions = {
+        of_positions: dict[str, Any] = {
             name: torch.cat([piece.pop(name) for piece in on_path])
             for name in ("accepted", "chance", "target_entropy", "text_prob")
         }

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from statistics import median
 from time import perf_counter
@@ -56,7 +57,7 @@ class Cpu:
             copied=2 * BYTES * WEIGHTS / _seconds(lambda: into.copy_(source)),
             arithmetic=2 * SQUARE**3 / _seconds(lambda: square @ square),
             operation=_seconds(lambda: [small + 1 for _ in range(1000)]) / 1000,
-            products=tuple(_seconds(lambda x=x: torch.nn.functional.linear(x, weights)) / WEIGHTS for x in rows),
+            products=tuple(_seconds(partial(torch.nn.functional.linear, x, weights)) / WEIGHTS for x in rows),
         )
 
     @classmethod

@@ -158,7 +158,7 @@ class Recording:
             key, recorder = content_hash(identity, length=16), self._recorder(draft_temperature)
             heads = {digest: recorded_scorers(self.bench.pair, {digest: at}) for at, digest in self.heads.items()}
             shards = [self.usable[first : first + SHARD] for first in range(0, len(self.usable), SHARD)]
-            parts, device = [], self.bench.pair.device
+            parts, device = list[Trace](), self.bench.pair.device
             sizes = [sum(len(self.responses.token_ids.iloc[number]) for number in texts) for texts in shards]
             with tqdm(total=sum(sizes), desc="traces", unit="token", unit_scale=True, leave=False) as bar:
                 for number, texts in enumerate(shards):
