@@ -95,6 +95,9 @@ def run(cfg: commands.Advise) -> Path:
     for number, candidate in enumerate(candidates):
         costs, path = tables[number % len(tables)], stage.folder / f"costs-{number % len(tables)}.json"
         candidate.dev.costs = candidate.test.costs = (costs, costs.save(path))
+    for candidate in candidates:
+        candidate.dev.record()
+        candidate.test.record()
     table = choose(candidates, sizes, cfg.drops, Bootstrap(cfg.resamples, cfg.confidence, cfg.seed))
     _publish(cfg, stage.folder, table, candidates, sources, names)
     return stage.finish(num_prompts={name: len(part) for name, part in parts.items()}, drafts=names)

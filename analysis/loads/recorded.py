@@ -73,6 +73,12 @@ class RecordedPair:
         tokens, seconds = responses.num_generated.sum(), responses.setting_seconds.iloc[0]
         self.target_speed = float(tokens / seconds)  # tokens per second of the responses
 
+    def record(self) -> None:
+        """Make every recording that the settings are served from; `serve` makes the one that it lacks."""
+        for setting in self.settings:
+            if setting.method != PLAIN:
+                self.recording.trace_for(setting)
+
     @property
     def num_texts(self) -> int:
         """Texts that can be served."""
@@ -184,8 +190,9 @@ class RecordedPair:
             method = self.bench.methods[setting.name].bind(self.bench.pair)
             deep = not isinstance(method.proposer, CopyProposer) and method.limit > self.max_drafted
             if deep and asked == "auto":
-                pays = f"deeper than {self.max_drafted} tokens, of which the last is accepted in under {PAYS:.0%} of rounds"
-                self.left_out[setting.name] = pays
+                self.left_out[setting.method] = (
+                    f"beyond {self.max_drafted} a round, of which the last is accepted in under {PAYS:.0%} of rounds"
+                )
             elif deep:
                 raise InputError(
                     f"{setting.name} may draft {method.limit} tokens: expected at most max_drafted={self.max_drafted}"

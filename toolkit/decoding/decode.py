@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Annotated
 
 from toolkit.config.notes import AtLeast, Called
 from toolkit.config.values import checked
@@ -53,13 +53,17 @@ def decode(
     A prompt that cannot be decoded (empty, too long, distributions that are not numbers) comes back with `.error` set; the
     others finish. Decoding needs torch and transformers only.
     """
-    options: dict[str, Any] = {
-        "batch_size": batch_size,
-        "row_ids": row_ids,
-        "on_finish": on_finish,
-        "on_round": on_round,
-    }
-    return decode_measured(pair, prompts, method, sampling, **options).generations
+    decoded = decode_measured(
+        pair,
+        prompts,
+        method,
+        sampling,
+        batch_size=batch_size,
+        row_ids=row_ids,
+        on_finish=on_finish,
+        on_round=on_round,
+    )
+    return decoded.generations
 
 
 @checked

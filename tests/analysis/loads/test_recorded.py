@@ -65,7 +65,7 @@ def test_roll_outs_are_as_deep_as_pays_and_deeper_settings_are_left_out(bench, t
     monkeypatch.setattr("analysis.loads.recorded.depth_that_pays", lambda *_: 3)
     settings = [Setting("speculative", {"policy.num_drafted": length}) for length in (2, 3, 4)]
     found = RecordedPair(bench, [Setting("autoregressive"), *settings, Setting("confidence")], tmp_path, "auto")
-    assert found.max_drafted == 3 and list(found.left_out) == ["speculative K=4"]
+    assert found.max_drafted == 3 and list(found.left_out) == ["speculative"]
     assert [setting.label for setting in found.settings[:-1]] == ["", "K=2", "K=3"]
     found.costs = LoadCost.ratio(0.05), LoadCost.ratio(0.05).save(tmp_path / "costs.json")
     assert found.recording.trace_for(found.settings[1]).max_drafted == 3
