@@ -7,12 +7,16 @@ serves every policy of the grid at every batch size. Settings are chosen on dev 
 other batch sizes, costs or policies keeps responses and recordings and only replays. With train_heads=true two further
 parts of the prompts train and calibrate heads for every draft. The advice then compares these with the other methods.
 
+A target alone (pair.draft=null) is advised on prompt lookup, which needs no draft model and no recording. The last line is
+then the command that makes a draft, with its estimated minutes.
+
 With responses=FILE.jsonl a serving engine's own counts speak for a draft length: see `analysis.loads.observed`.
 
     advice      one line per batch size, draft and method: its setting, tokens per second, speed-up over autoregressive decoding
     advice.md   the sentences and the table
     advice.png  speed-up over batch size (also pdf and svg)
-    costs-N.json  the cost table of draft N
+    costs-N.json  the cost table of draft N; of a target alone costs-0.json
+    copies.json  the acceptance estimate of copied tokens, fitted to the dev answers
     exports/    files for transformers, vLLM, SGLang, llama.cpp and this package
 """
 
@@ -30,28 +34,31 @@ from pathlib import Path
 import pandas as pd
 
 from analysis.figures.loads import speedups
-from analysis.loads.choosing import FIXED, Candidate, best_lengths, choose, sentences
+from analysis.loads.choosing import FIXED, LOOKUP, NO_DRAFT, Candidate, best_lengths, choose, sentences
 from analysis.loads.costs import costs_of
 from analysis.loads.exports import next_line, write_exports
 from analysis.loads.observed import advise_from_counts
-from analysis.loads.recorded import HEADLESS, RecordedPair
+from analysis.loads.recorded import HEADLESS, RecordedPair, needs_no_draft
 from analysis.loads.trained_heads import CALIBRATION, TRAINING, HeadTrainer, named_drafts, with_calibrated
 from analysis.tables.bootstrap import Bootstrap
 from analysis.tables.console import show
 from analysis.tables.files import markdown, save_table
 from analysis.tables.grid import PLAIN, Setting, expand
 from analysis.tables.workbench import Workbench
+from data_gen.depth import DEEPEST
 from toolkit.config import commands, instantiate, override, plain
 from toolkit.errors import InputError
 from toolkit.files.atomic import content_hash, write_text
-from toolkit.models.pair import ModelPair
+from toolkit.models.pair import ModelPair, draft_command
 from toolkit.models.prompts import Prompt
 from toolkit.runs.stage import command, open_stage, prompt_files
 from toolkit.runs.tracking import log_image, log_table, wandb_run
+from toolkit.sampling import Sampling
 
 REPLAYED = ("batch_sizes", "costs", "hardware", "grid", "rounds", "drops", "hidden", "responses", "cost_ratio")
 IGNORED = (*REPLAYED, "track", "resamples", "confidence", "seed")
 FEWEST = 8  # prompts; fewer cannot be split into two parts that say anything
+DRAFT_TOKENS, DRAFT_MINUTES = 25_000, 12  # what a draft is made of: response tokens, training
 SHARES = {"dev": 0.5, "test": 0.5}
 FEWEST_TRAINED = 32
 SHARES_TRAINED = {"dev": 3 / 16, "test": 3 / 16, TRAINING: 1 / 2, CALIBRATION: 1 / 8}
@@ -63,8 +70,8 @@ def run(cfg: commands.Advise) -> Path:
         return advise_from_counts(cfg)
     sizes = sorted(set(plain(cfg.batch_sizes)))
     pair, sampling = instantiate(cfg.pair), instantiate(cfg.sampling)
-    if not pair.drafts:
-        raise InputError("advice needs a draft model: expected pair.draft=NAME or pair.draft=[NAME, NAME], got none")
+    if cfg.train_heads:
+        pair.check_has_draft("train_heads=true")
     if cfg.train_heads and cfg.heads is not None:
         raise InputError("expected heads=[...] or train_heads=true, got both")
     drafts = named_drafts(cfg) if cfg.train_heads else []
@@ -79,31 +86,20 @@ def run(cfg: commands.Advise) -> Path:
     if heads is not None and len(heads) != len(pair.drafts):
         raise InputError(f"expected a head (or null) for each of {len(pair.drafts)} drafts, got heads={heads}")
     sources, names = _drafts(cfg, pair)
-    candidates = []
-    for number, name in enumerate(names):
-        head = heads[number] if heads is not None else pair.head
-        single = replace(pair, draft=pair.drafts[number], drafts=(), head=head, name=name)
-        dev, test = (
-            RecordedPair(
-                Workbench(single, parts[part], sampling, cfg.batch_size),
-                settings,
-                stage.folder,
-                cfg.max_drafted,
-                cfg.hidden,
-            )
-            for part in ("dev", "test")
-        )
-        for method, reason in dev.left_out.items():
-            hint = "; train_heads=true trains one" if reason == HEADLESS and not cfg.train_heads else ""
-            print(f"{name}: {method} left out, {reason}{hint}")
-        candidates.append(Candidate(name, dev, test))
-    singles = [candidate.dev.bench.pair for candidate in candidates]
+    each = zip(pair.drafts, names, heads or [pair.head] * len(names), strict=True)
+    singles = [replace(pair, draft=draft, drafts=(), head=head, name=name) for draft, name, head in each]
+    candidates = _recorded(cfg, stage.folder, pair, singles, parts, sampling, settings)
     timed = [prompt.content for prompt in parts["dev"]]
-    tables = costs_of(cfg, singles, timed, sampling, sizes, stage.folder)
-    for number, (candidate, costs) in enumerate(zip(candidates, tables, strict=True)):
-        candidate.dev.costs = candidate.test.costs = (costs, costs.save(stage.folder / f"costs-{number}.json"))
+    deepest = max([candidate.dev.max_drafted for candidate in candidates[: len(singles)]], default=DEEPEST)
+    tables = costs_of(cfg, singles or [pair], timed, sampling, sizes, stage.folder, deepest)
+    for number, candidate in enumerate(candidates):
+        costs, path = tables[number % len(tables)], stage.folder / f"costs-{number % len(tables)}.json"
+        candidate.dev.costs = candidate.test.costs = (costs, costs.save(path))
+    for candidate in candidates:
+        candidate.dev.record()
+        candidate.test.record()
     table = choose(candidates, sizes, cfg.drops, Bootstrap(cfg.resamples, cfg.confidence, cfg.seed))
-    _publish(cfg, stage.folder, table, candidates, sources)
+    _publish(cfg, stage.folder, table, candidates, sources, names)
     return stage.finish(num_prompts={name: len(part) for name, part in parts.items()}, drafts=names)
 
 
@@ -153,13 +149,55 @@ def readable(table: pd.DataFrame) -> pd.DataFrame:
 
 def _settings(cfg: commands.Advise) -> list[Setting]:
     """The settings of the grid, and every fixed length with greedy drafts, for engines that draft so."""
-    settings = expand(plain(cfg.grid), with_plain=True, max_drafted=cfg.max_drafted)
+    settings = expand(
+        plain(cfg.grid), with_plain=True, max_drafted=cfg.max_drafted if cfg.max_drafted != "auto" else None
+    )
     greedy = [
         replace(setting, parameters={**setting.parameters, "draft_temperature": 0})
         for setting in settings
         if setting.method == FIXED and cfg.sampling.temperature > 0
     ]
     return [*settings, *greedy]
+
+
+def _recorded(
+    cfg: commands.Advise,
+    folder: Path,
+    pair: ModelPair,
+    singles: Sequence[ModelPair],
+    parts: dict[str, list[Prompt]],
+    sampling: Sampling,
+    settings: Sequence[Setting],
+) -> list[Candidate]:
+    """A candidate for each draft, and one for what needs none, with their settings recorded on both parts.
+
+    Prints what is left out. Raises InputError if nothing is left.
+    """
+
+    def candidate(pair: ModelPair, settings: Sequence[Setting]) -> Candidate:
+        benches = {part: Workbench(pair, parts[part], sampling, cfg.batch_size) for part in ("dev", "test")}
+        dev = RecordedPair(benches["dev"], settings, folder, cfg.max_drafted, cfg.hidden)
+        test = RecordedPair(
+            benches["test"], dev.settings, folder, dev.max_drafted, cfg.hidden
+        )  # as deep, whatever pays
+        for method, reason in dev.left_out.items():
+            hint = "; train_heads=true trains one" if reason == HEADLESS and not cfg.train_heads else ""
+            print(f"{pair.name}: {method} left out, {reason}{hint}")
+        return Candidate(pair.name, dev, test)
+
+    drafting = [setting for setting in settings if setting.method == PLAIN or not needs_no_draft(setting)]
+    copying = [setting for setting in settings if needs_no_draft(setting)]
+    if len(copying) == 1:
+        pair.check_has_draft("a grid of methods that do not copy tokens")
+    elif not singles and len(drafting) > 1:
+        methods = dict.fromkeys(setting.method for setting in drafting if setting.method != PLAIN)
+        print(f"left out, as they need a draft model: {', '.join(methods)}")
+    candidates = [candidate(single, drafting) for single in singles if len(drafting) > 1]
+    if len(copying) > 1:
+        alone = candidate(replace(pair, draft=None, drafts=(), head=None, name=NO_DRAFT), copying)
+        alone.dev.estimator = alone.test.estimator = alone.dev.fit_copies(folder / "copies.json")
+        candidates.append(alone)
+    return candidates
 
 
 def _drafts(cfg: commands.Advise, pair: ModelPair) -> tuple[list[str], list[str]]:
@@ -173,8 +211,23 @@ def _drafts(cfg: commands.Advise, pair: ModelPair) -> tuple[list[str], list[str]
     return sources, [name if names.count(name) == 1 else f"{name} ({n})" for n, name in enumerate(names)]
 
 
+def _draft_line(cfg: commands.Advise, speed: float) -> str:
+    """The command that makes a draft of the target, and how long it takes at this many target tokens per second."""
+    minutes = DRAFT_TOKENS / speed / 60 + DRAFT_MINUTES
+    command_line = draft_command(str(plain(cfg.pair)["target"]), str(plain(cfg.prompts).get("path") or "FILE.jsonl"))
+    return (
+        f"a draft of this target, in about {minutes:.0f} minutes ({DRAFT_TOKENS:,} response tokens at {speed:.3g} tokens/s, "
+        f"{DRAFT_MINUTES} minutes of training): {command_line}"
+    )
+
+
 def _publish(
-    cfg: commands.Advise, folder: Path, table: pd.DataFrame, candidates: Sequence[Candidate], sources: Sequence[str]
+    cfg: commands.Advise,
+    folder: Path,
+    table: pd.DataFrame,
+    candidates: Sequence[Candidate],
+    sources: Sequence[str],
+    names: Sequence[str],
 ) -> None:
     """Write, draw, export, print and log the answer. Exports are of the draft that is advised for the smallest batch size."""
     save_table(table, folder, "advice")
@@ -183,15 +236,20 @@ def _publish(
     cost_note = f"costs {source}" + ("" if source == "measured" else ", not measured")
     figure = speedups(table, folder / "advice.png", cost_note)
     answer = table[table.advised & (table.batch == smallest)].iloc[0]
-    best = answer
-    if answer.method == PLAIN:
+    by_name = {candidate.draft: candidate for candidate in candidates}
+    source_of: dict[str, str | None] = {NO_DRAFT: None, **dict(zip(names, sources, strict=True))}
+    exported = answer.draft
+    if answer.method == PLAIN or source_of[exported] is None:  # serving engines are told of a draft, if there is one
         drafting = table[(table.method != PLAIN) & (table.batch == smallest)]
-        best = drafting.loc[drafting.dev_times_plain.idxmax()]
-    number = [candidate.draft for candidate in candidates].index(best.draft)
-    keys = candidates[number].dev.overrides(candidates[number].setting_of(answer))
+        models = drafting[drafting.draft != NO_DRAFT]
+        drafting = models if len(models) else drafting
+        exported = drafting.draft[drafting.dev_times_plain.idxmax()]
+    dev = by_name[answer.draft].dev
+    keys = dev.overrides(by_name[answer.draft].setting_of(answer), smallest)
     overrides = [override(name, value) for name, value in keys.items()]
-    greedy = best_lengths(table, best.draft, greedy=True) if table.greedy.any() else None
-    write_exports(folder / "exports", sources[number], best_lengths(table, best.draft, greedy=False), greedy, overrides)
+    greedy = best_lengths(table, exported, greedy=True) if table.greedy.any() else None
+    lengths = best_lengths(table, exported, greedy=False, method=FIXED if source_of[exported] else LOOKUP)
+    write_exports(folder / "exports", source_of[exported], lengths, greedy, overrides)
     text = [f"# Advice ({cost_note})", *(f"- {line}" for line in lines), markdown(readable(table))]
     write_text(folder / "advice.md", "\n\n".join(text) + "\n")
     title = (
@@ -203,7 +261,9 @@ def _publish(
     if (table.method == FIXED).any():
         print(f"files for serving engines: {folder / 'exports'} ({alone})")
     if answer.method != PLAIN:
-        print(next_line(cfg, overrides, sources[number], smallest))
+        print(next_line(cfg, overrides, source_of[answer.draft], smallest))
+    if not sources:
+        print(_draft_line(cfg, candidates[0].dev.target_speed))
     with wandb_run("advise", plain(cfg), folder, track=cfg.track) as wandb:
         log_table(wandb, "advise/advice", table)
         log_image(wandb, "advise/speedup", figure)

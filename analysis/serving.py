@@ -57,20 +57,22 @@ def run(cfg: commands.Serving) -> Path:
     if not loads:
         raise InputError("expected users=[N, ...] or rates=[R, ...], got neither")
     pair, sampling = instantiate(cfg.pair), instantiate(cfg.sampling)
-    if not pair.drafts:
-        raise InputError("serving is compared with and without a draft model: expected pair.draft=NAME, got none")
+    pair.check_has_draft("serving with and without drafts")
     prompts = instantiate(cfg.prompts).load()
     stage = open_stage("serving", cfg, inputs=prompt_files(cfg), ignore=IGNORED)
     stage.start()
     bench = Workbench(pair, prompts, sampling, cfg.batch_size)
-    settings = expand(plain(cfg.grid), with_plain=True, max_drafted=cfg.max_drafted)
+    settings = expand(
+        plain(cfg.grid), with_plain=True, max_drafted=cfg.max_drafted if cfg.max_drafted != "auto" else None
+    )
     recorded = RecordedPair(bench, settings, stage.folder, cfg.max_drafted, cfg.hidden)
     for method, reason in recorded.left_out.items():
         print(f"{method} left out, {reason}")
     sizes = sorted({1, cfg.slots, *(min(size, cfg.slots) for size in plain(cfg.users))})
     contents = [prompt.content for prompt in prompts]
-    (costs,) = costs_of(cfg, [pair], contents, sampling, sizes, stage.folder)
+    (costs,) = costs_of(cfg, [pair], contents, sampling, sizes, stage.folder, recorded.max_drafted)
     recorded.costs = costs, costs.save(stage.folder / "costs.json")
+    recorded.record()
     requests = [number % recorded.num_texts for number in range(cfg.requests)]
     table = _serve(recorded, loads, requests)
     save_table(table, stage.folder, "serving")

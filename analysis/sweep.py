@@ -185,10 +185,12 @@ def _recording(
 def _decoded(setting: Setting, path: Path, bench: Workbench, cfg: commands.Sweep, progress: _Progress) -> pd.DataFrame:
     """A decoded setting's rows, written. Autoregressive rows are shared: one process makes them, the others wait."""
     if setting.method != PLAIN:
-        return _written(bench.decode(setting, progress.prompt_done), path)
+        return _written(bench.decode(setting, progress.prompt_done, progress.round_done), path)
     with alone(path.parent.parent, RECORDING, cfg):
         rows = _read_rows(path)
-        return _written(bench.decode(setting, progress.prompt_done), path) if rows is None else rows
+        return (
+            _written(bench.decode(setting, progress.prompt_done, progress.round_done), path) if rows is None else rows
+        )
 
 
 def _written(rows: pd.DataFrame, path: Path) -> pd.DataFrame:
@@ -324,7 +326,7 @@ class _Progress:
 
         self.bar = tqdm(total=num_settings, desc="sweep", unit="setting")
         self.num_prompts, self.cost_ratio = num_prompts, cost_ratio
-        self.current, self.prompts_done = "", 0
+        self.current, self.prompts_done, self.tokens, self.begun = "", 0, 0, perf_counter()
         self.best, self.best_name = 0.0, ""
         self.every = 0.2 if sys.stderr.isatty() else 10.0  # seconds between redrawings within a setting
         self.shown = 0.0
@@ -337,12 +339,16 @@ class _Progress:
 
     def begin(self, setting: Setting) -> None:
         """Show that a setting starts."""
-        self.current, self.prompts_done = setting.name, 0
+        self.current, self.prompts_done, self.tokens, self.begun = setting.name, 0, 0, perf_counter()
         self._show()
 
     def prompt_done(self, _: Any) -> None:
         """Count one more finished prompt of the setting."""
         self.prompts_done += 1
+
+    def round_done(self, num_tokens: int) -> None:
+        """Count the tokens of one more round of the setting."""
+        self.tokens += num_tokens
         if perf_counter() - self.shown > self.every:
             self._show()
 
@@ -362,7 +368,9 @@ class _Progress:
     def _show(self) -> None:
         self.shown = perf_counter()
         best = f", best so far {self.best_name} ({self.best:.2f} at c={self.cost_ratio:g})" if self.best_name else ""
-        self.bar.set_postfix_str(f"{self.current} {self.prompts_done}/{self.num_prompts}{best}")
+        speed = self.tokens / max(perf_counter() - self.begun, 1e-3)
+        now = f"{self.prompts_done}/{self.num_prompts}, {self.tokens:,} tokens, {speed:,.1f}/s" if self.tokens else ""
+        self.bar.set_postfix_str(f"{self.current} {now}{best}")
 
 
 if __name__ == "__main__":

@@ -3,12 +3,12 @@ rejections.
 
 Each model makes one teacher-forced pass. Then the draft makes one forward per depth of the roll-outs. All roll-outs of a text
 are branches of one tree in the draft's cache, so that they share the text. With `upper_bound` the target reads the branches,
-too.
+too. Long texts with large vocabularies are read a part at a time, so that no more than LOGITS numbers of logits are held.
 
 A repetition penalty changes p and q of a position by the tokens before it: those of the text, and in a roll-out its own.
 A draft does not know of stop strings: where the last token of a text was accepted, there is a roll-out after it, too.
 
-Shapes: B texts of a batch, N tokens of a text, V vocabulary, M max_drafted, R roll-outs under way.
+Shapes: B texts of a batch, N tokens of a text, n of a part of it, V vocabulary, M max_drafted, R roll-outs under way.
 """
 
 from __future__ import annotations
@@ -22,17 +22,18 @@ from torch import Tensor
 
 from toolkit.acceptance.folder import Scorer
 from toolkit.acceptance.from_states import kept_logits, recorded_logits
-from toolkit.engine import Session
+from toolkit.engine import Reading, Session
 from toolkit.engine.engine import engine_of
 from toolkit.errors import InputError
 from toolkit.models.pair import ModelPair
-from toolkit.models.teacher import seen_before
+from toolkit.models.teacher import hidden_size, seen_before
 from toolkit.sampling import Sampling, draw, penalized, row_generator, warp
 from toolkit.trace import Trace, join
 from toolkit.types import DraftStep
 from toolkit.verification.base import normalized
 
 BATCH = 8  # texts recorded at a time: their roll-outs share one cache
+LOGITS = 2**25  # of one model that are held at a time, unless one position of a batch has more
 # How far two computations of the same logits may be apart, as a share of the largest one, by the model's number format.
 ROUNDED = {torch.float64: 1e-9, torch.float32: 1e-4}
 ROUNDED_OTHERS = 1e-2
@@ -76,25 +77,14 @@ class Recorder:
         batch = [_Text(row, *text, self._uniforms(row, len(text[1]))) for row, text in zip(rows, texts, strict=True)]
         for text in batch:
             self._check(text)
+            if self.sampling.repetition_penalty != 1.0:
+                text.seen = seen_before(text.prompt, text.produced, self.pair.vocab_size).to(self.pair.device)
         longest = max(len(text.prompt) for text in batch) + max(len(text.produced) for text in batch)
         sessions = engine_of(self.pair).open(len(batch), longest, captured=False)  # shapes hardly recur
         target, draft = sessions.target, sessions.drafts[0]
-        scores = self._path(target, batch, lambda x: x)[0]
-        raw, states = self._path(draft, batch, self.pair.fit)
-        on_path, distributions = [], []
-        for text, target_logits, logits, hidden in zip(batch, scores, raw, states, strict=True):
-            seen = self._seen(text)
-            target_probs, draft_probs = warp(target_logits, self.sampling, seen), self._warp_draft(logits, seen)
-            self._check_possible(text, target_logits, target_probs, seen)
-            self._decide(text, target_probs, draft_probs)
-            step = DraftStep(1, logits, draft_probs, hidden, text.drafted)
-            emitted = torch.tensor(text.produced, device=logits.device).unsqueeze(-1)
-            text.prob = step.raw_probs.gather(-1, emitted).squeeze(-1).float().cpu()
-            on_path.append(self._facts(step, target_probs))
-            distributions.append(-torch.special.xlogy(target_probs, target_probs).sum(-1).float().cpu())
-        del scores, raw, states
+        on_path = self._on_path(batch, target, draft)
         rolls = self._roll(batch, draft, target if self.upper_bound else None)
-        return self._scored(self._assemble(batch, on_path, distributions, rolls))
+        return self._scored(self._assemble(batch, on_path, rolls))
 
     def _scored(self, trace: Trace) -> Trace:
         """With the logits of heads that read earlier positions or the depth: known once all steps are."""
@@ -125,6 +115,16 @@ class Recorder:
                 on_batch(sum(len(produced) for _, produced in batch))
         return join(parts)
 
+    def work(self, num_texts: int, num_tokens: int, batch_size: int = BATCH) -> str:
+        """What recording so many texts takes, in a line: tokens, forward passes, bytes at most."""
+        batches, depth = -(-num_texts // batch_size), self.max_drafted
+        target = batches * (depth if self.upper_bound else 1)
+        numbers = (hidden_size(self.pair.draft) if self.hidden else 0) + 10 + 2 * len(self.heads)
+        return (
+            f"traces: {num_texts:,} texts, {num_tokens:,} tokens, roll-outs of up to {depth}: about {target:,} target and "
+            f"{batches * depth:,} draft forward passes, at most {4 * numbers * num_tokens * depth / 2**20:,.0f} MiB"
+        )
+
     def _check(self, text: _Text) -> None:
         """Raises InputError if live decoding could not have ended in this text."""
         limit, ends = self.sampling.max_new_tokens, set(self.pair.ends(self.sampling))
@@ -151,44 +151,75 @@ class Recorder:
     def _stops(self, text: _Text, produced: Sequence[int]) -> bool:
         return self.pair.stop_position(self.sampling.stop, produced, text.prompt) is not None
 
-    def _seen(self, text: _Text) -> Tensor | None:
-        """Tokens before each of the produced ones [N, V] bool, if there is a repetition penalty; roll-outs start from them."""
-        if self.sampling.repetition_penalty != 1.0:
-            text.seen = seen_before(text.prompt, text.produced, self.pair.vocab_size).to(self.pair.device)
-        return text.seen
-
     # -- on path --------------------------------------------------------------------------------------------------
 
-    def _path(
-        self, session: Session, batch: list[_Text], fit: Callable[[Tensor], Tensor]
-    ) -> tuple[list[Tensor], list[Tensor]]:
-        """Logits [N, V] and states [N, D] that predict each text's tokens; the tokens become tree nodes 0..N-2."""
-        width = max(len(text.prompt) for text in batch)
-        most = max(len(text.produced) for text in batch) - 1
-        tokens = torch.tensor([
-            [0] * (width - len(text.prompt)) + text.prompt + text.produced[:-1] + [0] * (most + 1 - len(text.produced))
-            for text in batch
-        ], device=session.index.device)  # fmt: skip
-        chain = torch.arange(-1, most - 1, device=session.index.device).expand(len(batch), -1) if most else None
-        counts = [len(text.prompt) for text in batch]
-        reading = session.extend(tokens, counts=counts, parents=chain, last=most + 1)
-        logits = fit(reading.logits)
-        hidden = reading.hidden.to(logits.device)
-        return (
-            [logits[i, : len(text.produced)] for i, text in enumerate(batch)],
-            [hidden[i, : len(text.produced)] for i, text in enumerate(batch)],
-        )
+    def _on_path(self, batch: list[_Text], target: Session, draft: Session) -> list[dict[str, Tensor]]:
+        """For every text the columns of its N positions, from one pass of each model; `_Text` is told what was accepted."""
+        parts: list[list[dict[str, Tensor]]] = [[] for _ in batch]
+        longest, width = max(len(text.produced) for text in batch), self._width(len(batch))
+        for first in range(0, longest, width):
+            end = min(first + width, longest)
+            scores = self._path(target, batch, first, end).logits
+            reading = self._path(draft, batch, first, end)
+            logits, hidden = self.pair.fit(reading.logits), reading.hidden
+            for row, text in enumerate(batch):
+                if (count := min(end, len(text.produced)) - first) > 0:
+                    mine = (scores[row, :count], logits[row, :count], hidden[row, :count].to(logits.device))
+                    parts[row].append(self._part(text, first, *mine))
+            del scores, reading, logits, hidden
+        columns = [{name: torch.cat([part[name] for part in of_text]) for name in of_text[0]} for of_text in parts]
+        for text, column in zip(batch, columns, strict=True):
+            text.accepted, text.drafted = column["accepted"], column["tokens"].long()
+        return columns
 
-    def _check_possible(self, text: _Text, logits: Tensor, p: Tensor, seen: Tensor | None) -> None:
-        """Raises InputError if the target could not have produced a token of the text, rounding at an edge apart."""
-        emitted = torch.tensor(text.produced, device=p.device).unsqueeze(-1)
+    def _part(
+        self, text: _Text, first: int, target_logits: Tensor, logits: Tensor, hidden: Tensor
+    ) -> dict[str, Tensor]:
+        """The columns of a text's positions from `first` on [n], from logits [n, V] and states [n, D] that predict them."""
+        device = logits.device
+        part = slice(first, first + len(logits))
+        emitted = torch.tensor(text.produced[part], device=device).unsqueeze(-1)
+        seen = None if text.seen is None else text.seen[part]
+        target_probs, draft_probs = warp(target_logits, self.sampling, seen), self._warp_draft(logits, seen)
+        self._check_possible(text, first, target_logits, target_probs, seen)
+        chance, accepted, drafted = _decided(target_probs, draft_probs, emitted, text.uniforms[part].to(device))
+        step = DraftStep(1, logits, draft_probs, hidden, drafted)
+        return {
+            **self._facts(step, target_probs),
+            "chance": chance.cpu(),
+            "accepted": accepted.cpu(),
+            "text_prob": step.raw_probs.gather(-1, emitted).squeeze(-1).float().cpu(),
+            "target_entropy": -torch.special.xlogy(target_probs, target_probs).sum(-1).float().cpu(),
+        }
+
+    def _path(self, session: Session, batch: list[_Text], first: int, end: int) -> Reading:
+        """What predicts each text's tokens `first` to `end`; the tokens before them become tree nodes, prompts the context."""
+        prompts = [text.prompt if not first else [] for text in batch]
+        produced = [text.produced[max(first - 1, 0) : end - 1] for text in batch]
+        width, nodes = max(map(len, prompts)), max(end - 1, 0) - max(first - 1, 0)
+        tokens = torch.tensor([
+            [0] * (width - len(prompt)) + prompt + tokens + [0] * (nodes - len(tokens))
+            for prompt, tokens in zip(prompts, produced, strict=True)
+        ], device=session.index.device)  # fmt: skip
+        chain = torch.arange(max(first - 1, 0) - 1, end - 2, device=tokens.device).expand(len(batch), -1)
+        counts = list(map(len, prompts))
+        return session.extend(tokens, counts=counts, parents=chain if nodes else None, last=end - first)
+
+    def _width(self, num_rows: int) -> int:
+        """Positions of every row whose logits are held at a time."""
+        return max(1, LOGITS // (num_rows * self.pair.vocab_size))
+
+    def _check_possible(self, text: _Text, first: int, logits: Tensor, p: Tensor, seen: Tensor | None) -> None:
+        """Raises InputError if the target could not have produced a token from `first` on, rounding at an edge apart."""
+        produced = text.produced[first : first + len(p)]
+        emitted = torch.tensor(produced, device=p.device).unsqueeze(-1)
         chances = p.gather(-1, emitted).squeeze(-1)
         if not bool((chances >= 0).all()):
             raise InputError(f"response {text.row}: the target's distributions hold values that are not numbers")
         for where in (chances == 0).nonzero().squeeze(-1).tolist():
-            if not self._at_the_edge(penalized(logits[where], self.sampling, _row(seen, where)), text.produced[where]):
+            if not self._at_the_edge(penalized(logits[where], self.sampling, _row(seen, where)), produced[where]):
                 raise InputError(
-                    f"response {text.row}: token {where + 1} ({text.produced[where]}) has probability 0 under this target "
+                    f"response {text.row}: token {first + where + 1} ({produced[where]}) has probability 0 under this target "
                     "and sampling; expected responses of the same target, sampled with the same settings"
                 )
 
@@ -205,22 +236,10 @@ class Recorder:
         wider = replace(self.sampling, top_p=top_p, min_p=min_p, repetition_penalty=1.0)
         return bool(warp(lifted.unsqueeze(0), wider)[0, token] > 0)
 
-    def _decide(self, text: _Text, p: Tensor, q: Tensor) -> None:
-        """Accepted with min(1, q/p) of the text's token; else the drafted token is one from norm((q - p)+)."""
-        device = p.device
-        emitted = torch.tensor(text.produced, device=device).unsqueeze(-1)
-        p_emitted, q_emitted = p.gather(-1, emitted).squeeze(-1), q.gather(-1, emitted).squeeze(-1)
-        acceptance_draws = text.uniforms.to(device)
-        # Probability 0 comes from rounding (`_check_possible`); the draft may still have the token.
-        text.chance = torch.where(p_emitted > 0, q_emitted / p_emitted, (q_emitted > 0).to(p.dtype)).clamp(max=1)
-        text.accepted = acceptance_draws[:, 0] < text.chance
-        instead = draw(normalized((q - p).clamp(min=0), q), acceptance_draws[:, 1])
-        text.drafted = torch.where(text.accepted, emitted.squeeze(-1), instead)
-
     # -- after rejections -----------------------------------------------------------------------------------------
 
     def _roll(self, batch: list[_Text], draft: Session, target: Session | None) -> list[list[dict[str, Tensor]]]:
-        """For every text a list of facts, one entry per depth; `_Text.rolls` says which roll-out each belongs to.
+        """For every text a list of facts, an entry or more per depth; `_Roll.steps` says which belong to each roll-out.
 
         The sessions have read the texts; their caches grow by the roll-outs of all rejections.
         """
@@ -240,46 +259,61 @@ class Recorder:
             return facts
         for session in (draft, *((target,) if target is not None else ())):
             session.reserve(session.index.capacity + max(map(len, live)) * (self.max_drafted - 1))
+        size = self._width(len(batch))
         for depth in range(1, self.max_drafted):
             width = max(map(len, live))
             if not width:
                 break
-            first = [draft.index.num_nodes(row) for row in range(len(batch))]
-            logits, hidden = self._branch(draft, live, width)
-            logits = self.pair.fit(logits)
-            target_logits = None if target is None else self._branch(target, live, width)[0]
-            for row, (text, rolls) in enumerate(zip(batch, live, strict=True)):
-                if not rolls:
-                    continue
-                seen = _seen_by(rolls)
-                distribution = self._warp_draft(logits[row, : len(rolls)], seen)
-                target_probs = None
-                if target_logits is not None:
-                    target_probs = warp(target_logits[row, : len(rolls)], self.sampling, seen)
-                positions = torch.tensor([roll.position for roll in rolls])
-                drawn = draw(distribution, text.uniforms[positions, 1 + depth].to(distribution.device))
-                step = DraftStep(
-                    1, logits[row, : len(rolls)], distribution, hidden[row, : len(rolls)].to(distribution.device), drawn
-                )
-                facts[row].append(self._facts(step, target_probs))
-                for number, (roll, token) in enumerate(zip(rolls, drawn.tolist(), strict=True)):
-                    roll.length += 1
-                    roll.steps.append((depth - 1, number))
-                    roll.token, roll.parent = token, first[row] + number
+            for begin in range(0, width, size):
+                parts = [rolls[begin : begin + size] for rolls in live]
+                self._roll_on(batch, parts, facts, depth, draft, target)
+            for row, rolls in enumerate(live):
                 live[row] = [
                     roll for roll in rolls if roll.token not in ends and roll.position + 1 + depth < self._room
                 ]
         return facts
 
+    def _roll_on(
+        self,
+        batch: list[_Text],
+        live: list[list[_Roll]],
+        facts: list[list[dict[str, Tensor]]],
+        depth: int,
+        draft: Session,
+        target: Session | None,
+    ) -> None:
+        """One token more for some roll-outs of every text; what is known of these steps is appended to the text's facts."""
+        width = max(map(len, live))
+        first = [draft.index.num_nodes(row) for row in range(len(batch))]
+        reading = self._branch(draft, live, width)
+        logits, hidden = self.pair.fit(reading.logits), reading.hidden
+        target_logits = None if target is None else self._branch(target, live, width).logits
+        for row, (text, rolls) in enumerate(zip(batch, live, strict=True)):
+            if not rolls:
+                continue
+            seen = _seen_by(rolls)
+            distribution = self._warp_draft(logits[row, : len(rolls)], seen)
+            target_probs = None
+            if target_logits is not None:
+                target_probs = warp(target_logits[row, : len(rolls)], self.sampling, seen)
+            positions = torch.tensor([roll.position for roll in rolls])
+            drawn = draw(distribution, text.uniforms[positions, 1 + depth].to(distribution.device))
+            states = hidden[row, : len(rolls)].to(distribution.device)
+            step = DraftStep(1, logits[row, : len(rolls)], distribution, states, drawn)
+            for number, (roll, token) in enumerate(zip(rolls, drawn.tolist(), strict=True)):
+                roll.length += 1
+                roll.steps.append((len(facts[row]), number))
+                roll.token, roll.parent = token, first[row] + number
+            facts[row].append(self._facts(step, target_probs))
+
     @staticmethod
-    def _branch(session: Session, live: list[list[_Roll]], width: int) -> tuple[Tensor, Tensor]:
-        """One forward: the newest token of every roll-out under way becomes a node. [B, R, V] and [B, R, D]."""
+    def _branch(session: Session, live: list[list[_Roll]], width: int) -> Reading:
+        """One forward: the newest token of every roll-out under way becomes a node. Logits [B, R, V], states [B, R, D]."""
         padded = [rolls + [_Roll(0, 0, -1)] * (width - len(rolls)) for rolls in live]
         device = session.index.device
         tokens = torch.tensor([[roll.token for roll in rolls] for rolls in padded], device=device)
         parents = torch.tensor([[roll.parent for roll in rolls] for rolls in padded], device=device)
-        reading = session.extend(tokens, counts=[0] * len(live), parents=parents, last=width)
-        return reading.logits, reading.hidden
+        return session.extend(tokens, counts=[0] * len(live), parents=parents, last=width)
 
     # -- what is kept ---------------------------------------------------------------------------------------------
 
@@ -312,7 +346,6 @@ class Recorder:
         self,
         batch: list[_Text],
         on_path: list[dict[str, Tensor]],
-        entropies: list[Tensor],
         rolled: list[list[dict[str, Tensor]]],
     ) -> Trace:
         lengths = torch.tensor([len(text.produced) for text in batch])
@@ -322,7 +355,7 @@ class Recorder:
         begin, next_step = 0, total
         for text, facts in zip(batch, rolled, strict=True):
             offsets = _offsets([len(part["tokens"]) for part in facts])
-            order = [offsets[depth] + number for roll in text.rolls for depth, number in roll.steps]
+            order = [offsets[entry] + number for roll in text.rolls for entry, number in roll.steps]
             if order:
                 whole = {name: torch.cat([part[name] for part in facts]) for name in facts[0]}
                 pieces.append({name: value[order] for name, value in whole.items()})
@@ -330,21 +363,22 @@ class Recorder:
                 roll_first[begin + roll.position], roll_length[begin + roll.position] = next_step, roll.length
                 next_step += roll.length
             begin += len(text.produced)
+        of_positions: dict[str, Any] = {
+            name: torch.cat([piece.pop(name) for piece in on_path])
+            for name in ("accepted", "chance", "target_entropy", "text_prob")
+        }
         columns = {name: torch.cat([piece[name] for piece in pieces]) for name in on_path[0]}
         estimates = {name: columns.pop(f"estimates/{name}") for name in self.heads if name not in self._late}
         return Trace(
             text_first=torch.tensor(_offsets(lengths.tolist())),
             room=torch.tensor([self._room] * len(batch)),
             rows=torch.tensor([text.row for text in batch]),
-            accepted=torch.cat([text.accepted.cpu() for text in batch]),
-            chance=torch.cat([text.chance.cpu() for text in batch]),
             roll_first=roll_first,
             roll_length=roll_length,
-            target_entropy=torch.cat(entropies),
             text_tokens=torch.tensor([token for text in batch for token in text.produced], dtype=torch.int32),
-            text_prob=torch.cat([text.prob for text in batch]),
             max_drafted=self.max_drafted,
             estimates=estimates,
+            **of_positions,
             **columns,  # type: ignore[arg-type]
         )
 
@@ -388,11 +422,22 @@ class _Text:
     def __init__(self, row: int, prompt: Sequence[int], produced: Sequence[int], uniforms: Tensor):
         self.row, self.prompt, self.produced, self.uniforms = row, list(prompt), list(produced), uniforms
         self.accepted: Any = None
-        self.chance: Any = None
         self.drafted: Any = None
-        self.prob: Any = None  # of its tokens in the draft's unwarped distribution [N]
         self.rolls: list[_Roll] = []
         self.seen: Tensor | None = None  # tokens before each of the produced ones [N, V], for the repetition penalty
+
+
+def _decided(p: Tensor, q: Tensor, emitted: Tensor, uniforms: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Acceptance probability [n], whether accepted [n], and the drafted tokens [n], given the text's tokens [n, 1].
+
+    Accepted with min(1, q/p) of the text's token; else the drafted token is one from norm((q - p)+).
+    """
+    p_emitted, q_emitted = p.gather(-1, emitted).squeeze(-1), q.gather(-1, emitted).squeeze(-1)
+    # Probability 0 comes from rounding (`_check_possible`); the draft may still have the token.
+    chance = torch.where(p_emitted > 0, q_emitted / p_emitted, (q_emitted > 0).to(p.dtype)).clamp(max=1)
+    accepted = uniforms[:, 0] < chance
+    instead = draw(normalized((q - p).clamp(min=0), q), uniforms[:, 1])
+    return chance, accepted, torch.where(accepted, emitted.squeeze(-1), instead)
 
 
 def _row(seen: Tensor | None, position: int) -> Tensor | None:

@@ -3,8 +3,8 @@
 Output: shards `shard-00000.jsonl`, `shard-00001.jsonl`, ... of `shard_size` prompts each, and the manifest. A shard is
 written whole. Its header line says which job it belongs to. Then come one line per prompt and a footer with the hash of
 all lines before it. Rows have their own random numbers, seeded by (sampling.seed, row). So a response depends neither
-on the batch nor on where an interruption fell. Run the command again, and it goes on with the first shard that is
-missing.
+on the batch nor on where an interruption fell. Rows that have ended are kept as they come. Run the command again, and it goes
+on with the rows that are missing.
 
 With `endpoints=[URL,...]` the target is asked over HTTP, where vLLM, SGLang or their like serve it (`data_gen.remote`). The
 output is the same, and no weights are loaded here. Rows are kept as they come. The seeds are the engine's own then, so
@@ -28,9 +28,9 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
-from time import perf_counter
 from typing import Any
 
+from data_gen.remote.kept import keep, read_kept
 from data_gen.remote.rows import Work, ask_endpoints, facts_of, identity
 from data_gen.shards import read_shard, row_of, shard_name, write_shard
 from toolkit import config
@@ -45,7 +45,7 @@ from toolkit.models.prompts import Prompt
 from toolkit.models.remote import served_pair
 from toolkit.runs.sharding import RANKS, all_there, joining, part_of, share
 from toolkit.runs.stage import Stage, check_some_done, command, finished_stage, open_stage, prompt_files
-from toolkit.sampling import Sampling
+from toolkit.runs.token_bar import TokenBar
 from toolkit.types import Generation
 
 IGNORED = (*RANKS, "endpoints", "served")
@@ -74,14 +74,14 @@ def run(cfg: commands.Responses) -> Path:
     shards = [range(first, min(first + cfg.shard_size, len(prompts))) for first in firsts]
     mine = share(range(len(shards)), cfg)
     missing = [number for number in mine if not _exists(stage.folder, number, job)]
-    with _Progress(sum(len(shards[number]) for number in mine)) as progress:
+    with TokenBar("responses", sum(len(shards[number]) for number in mine), sampling.max_new_tokens) as progress:
         progress.skip(sum(len(shards[number]) for number in mine if number not in missing))
         if cfg.endpoints and missing:
             work = Work(pair, prompts, sampling, stage.folder, job, cfg.max_prompt_tokens)
             ask_endpoints(work, {number: shards[number] for number in missing}, cfg.endpoints, cfg.served, progress)
         for number in () if cfg.endpoints else missing:
-            rows = _respond(pair, prompts, shards[number], sampling, cfg, progress)
-            write_shard(stage.folder, number, job, rows)
+            work = Work(pair, prompts, sampling, stage.folder, job, cfg.max_prompt_tokens)
+            write_shard(stage.folder, number, job, _respond(work, number, shards[number], cfg.batch_size, progress))
     if all_there(stage, [stage.folder / shard_name(number) for number in range(len(shards))], cfg):
         with joining(stage) as last:
             if last:
@@ -122,34 +122,27 @@ def _exists(folder: Path, number: int, job: str) -> bool:
     return path.exists() and bool(read_shard(path, job))
 
 
-def _respond(
-    pair: Any, prompts: list[Prompt], numbers: range, sampling: Sampling, cfg: commands.Responses, progress: _Progress
-) -> list[dict[str, Any]]:
-    """Rows of one shard, sampled together."""
-    rows: dict[int, dict[str, Any]] = {}
+def _respond(work: Work, shard: int, numbers: range, batch_size: int, progress: TokenBar) -> list[dict[str, Any]]:
+    """Rows of one shard, sampled together. Those that have ended are kept at once, and are not sampled again."""
+    pair, prompts, longest = work.pair, work.prompts, work.max_prompt_tokens
+    rows = {number: entry["row"] for number, entry in read_kept(work.folder, shard, work.job).items()}
     encoded: dict[int, list[int]] = {}
     for number in numbers:
+        if number in rows:
+            continue
         try:
-            encoded[number] = pair.encode(prompts[number].content)
+            ids = encoded[number] = pair.encode(prompts[number].content)
         except InputError as error:
             rows[number] = row_of(prompts[number], number, "failed", finish_reason="error", error=str(error))
-    longest = cfg.max_prompt_tokens
-    for number, ids in encoded.items():
+            continue
         if longest is not None and len(ids) > longest:
             reason = f"{len(ids)} tokens, more than max_prompt_tokens={longest}"
             rows[number] = row_of(prompts[number], number, "skipped", prompt_ids=ids, error=reason)
-    left = [number for number in numbers if number not in rows]
     progress.skip(len(rows))
-    generations = decode(
-        pair,
-        [encoded[number] for number in left],
-        config.method("autoregressive"),
-        sampling,
-        batch_size=cfg.batch_size,
-        row_ids=left,
-        on_finish=progress.finished,
-    )
-    for number, generation in zip(left, generations, strict=True):
+    left = [number for number in numbers if number not in rows]
+
+    def ended(generation: Generation) -> None:
+        number = generation.index
         rows[number] = row_of(
             prompts[number],
             number,
@@ -160,6 +153,19 @@ def _respond(
             text=generation.text,
             error=generation.error,
         )
+        keep(work.folder, shard, work.job, {"row": rows[number], "how": {}})
+        progress.row()
+
+    decode(
+        pair,
+        [encoded[number] for number in left],
+        config.method("autoregressive"),
+        work.sampling,
+        batch_size=batch_size,
+        row_ids=left,
+        on_finish=ended,
+        on_round=progress.tokens,
+    )
     return [rows[number] for number in numbers]
 
 
@@ -204,41 +210,6 @@ def _finished_manifest(folder: Path) -> dict[str, Any]:
     if manifest.get("status") != "finished":
         raise InputError(f"the responses in {folder} are not finished: run data_gen.responses again first")
     return manifest
-
-
-class _Progress:
-    """A bar over prompts, with tokens per second and time left."""
-
-    def __init__(self, total: int):
-        from tqdm.auto import tqdm
-
-        self.bar = tqdm(total=total, desc="responses", unit="prompt")
-        self.started, self.tokens = perf_counter(), 0
-
-    def __enter__(self) -> _Progress:
-        return self
-
-    def __exit__(self, *_: Any) -> None:
-        self.bar.close()
-
-    def skip(self, count: int) -> None:
-        """Prompts that need no work: made before, or left out."""
-        self.bar.initial += count  # keeps the estimate of the time left honest
-        self.bar.update(count)
-
-    def say(self, line: str) -> None:
-        """A line above the bar."""
-        self.bar.write(f"responses: {line}", file=sys.stderr)
-
-    def finished(self, generation: Generation) -> None:
-        """One more response."""
-        self.count(len(generation.token_ids))
-
-    def count(self, num_tokens: int) -> None:
-        """One more response of `num_tokens` tokens."""
-        self.tokens += num_tokens
-        self.bar.set_postfix_str(f"{self.tokens / (perf_counter() - self.started):,.0f} tokens/s", refresh=False)
-        self.bar.update()
 
 
 if __name__ == "__main__":

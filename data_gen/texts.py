@@ -135,8 +135,7 @@ def fingerprints(pair: Any, responses: Responses) -> dict[str, Any]:
 
     Raises InputError if the target or the tokenizer is not the one that made the responses.
     """
-    if pair.draft is None:
-        raise InputError("expected a pair with a draft: pair.draft=FOLDER")
+    pair.check_has_draft("this command")
     target = Weights.of(pair.target)
     reason = None if responses.target is None else responses.target.other_than(target)
     if reason is not None:

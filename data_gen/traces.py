@@ -21,6 +21,7 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any
 
+from data_gen.depth import depth_that_pays
 from data_gen.kept_states import Kept, find_kept
 from data_gen.recording import Recorder
 from data_gen.texts import fingerprints, read_texts, sampling_facts, within_context
@@ -58,7 +59,12 @@ def run(cfg: commands.Traces) -> Path:
     folders = ({"own": pair.head} if pair.head else {}) if cfg.heads is None else plain(cfg.heads)
     heads = recorded_scorers(pair, folders)
     facts["heads"] = {name: head_hash(folder) for name, folder in folders.items()}
-    options = (cfg.max_drafted, heads, cfg.hidden, cfg.upper_bound, cfg.draft_temperature)
+    most = cfg.max_drafted
+    if most == "auto":
+        texts, _ = _columns(rows)
+        most = facts["max_drafted"] = depth_that_pays(pair, texts, responses.sampling, [cfg.draft_temperature])
+        print(f"traces: roll-outs of up to {most} tokens (max_drafted=auto)")
+    options = (most, heads, cfg.hidden, cfg.upper_bound, cfg.draft_temperature)
     recorders = [Recorder(pair, responses.sampling, *options, replicate) for replicate in range(cfg.replicates)]
     if cfg.dry_run:
         _estimate(recorders[0], rows, cfg.replicates)
@@ -110,6 +116,9 @@ def _record_missing(
     from tqdm.auto import tqdm
 
     total, announced = sum(_num_tokens(rows) for _, rows in work), False
+    if missing := [rows for path, (_, rows) in zip(paths, work, strict=True) if not path.exists()]:
+        tokens = sum(map(_num_tokens, missing))
+        print(work[0][0].work(sum(map(len, missing)), tokens, batch_size), file=sys.stderr)
     with tqdm(total=total, desc="traces", unit="token", unit_scale=True) as bar:
         for path, (recorder, rows) in zip(paths, work, strict=True):
             if path.exists():

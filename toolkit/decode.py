@@ -34,6 +34,7 @@ from toolkit.files.text import lines_of
 from toolkit.metrics import scalars, source_shares, summarize, total
 from toolkit.models.pair import ModelPair
 from toolkit.runs.stage import Stage, check_some_done, command, finished_stage, open_stage, prompt_files
+from toolkit.runs.token_bar import TokenBar
 from toolkit.runs.tracking import log_summary, wandb_run
 from toolkit.types import Generation
 
@@ -67,22 +68,21 @@ def run(cfg: commands.Decode) -> Path:
 
 def _decoded(cfg: commands.Decode) -> Stage:
     """Decode the prompts and write the results, unless the stage is finished."""
-    from tqdm.auto import tqdm
-
     method, sampling, pair = instantiate(cfg.method), instantiate(cfg.sampling), instantiate(cfg.pair)
     method.bind(pair)  # before anything is written
     prompts = instantiate(cfg.prompts).load()
     stage = open_stage("decode", cfg, inputs=prompt_files(cfg), ignore=IGNORED)
     if not stage.finished:
         started = perf_counter()
-        with tqdm(total=len(prompts), desc=f"decode {method.name}", unit="prompt") as bar:
+        with TokenBar(f"decode {method.name}", len(prompts), sampling.max_new_tokens) as bar:
             generations = decode(
                 pair,
                 [prompt.content for prompt in prompts],
                 method,
                 sampling,
                 batch_size=cfg.batch_size,
-                on_finish=lambda _: bar.update(),
+                on_finish=bar.row,
+                on_round=bar.tokens,
             )
         seconds = perf_counter() - started
         lines = [

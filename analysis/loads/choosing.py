@@ -20,7 +20,8 @@ from analysis.loads.simulator import Load, Served
 from analysis.tables.bootstrap import Array, Bootstrap
 from analysis.tables.grid import PLAIN, Setting
 
-FIXED = "speculative"
+FIXED, LOOKUP = "speculative", "prompt_lookup"
+NO_DRAFT = "no draft model"  # how tables call the candidate whose methods need none
 GREEDY = dict.fromkeys(("draft_temperature=0", "draft_temperature=0.0"), "with greedy drafts")
 DRAFTS = 0.1  # drafted tokens per round: a rule that drafts less is taken for autoregressive decoding
 Key = tuple[str, bool]  # method, greedy drafts
@@ -142,14 +143,16 @@ def sentences(table: pd.DataFrame) -> list[str]:
     return lines
 
 
-def best_lengths(table: pd.DataFrame, draft: str, greedy: bool) -> dict[int, int]:
+def best_lengths(table: pd.DataFrame, draft: str, greedy: bool, method: str = FIXED) -> dict[int, int]:
     """The best fixed draft length of one draft by batch size, chosen on the dev prompts; 0 where drafting does not pay.
+
+    method  of fixed draft lengths
 
     Drafting pays where the whole interval of the speed-up over autoregressive decoding lies above 1 on the dev prompts.
     """
     lengths = {}
     for batch, part in table[table.draft == draft].groupby("batch", sort=True):
-        lines = part[(part.method == FIXED) & (part.greedy == greedy)]
+        lines = part[(part.method == method) & (part.greedy == greedy)]
         pays = len(lines) and lines.dev_speedup_low.iloc[0] > 1
         lengths[int(str(batch))] = int(lines.setting.iloc[0].split("K=")[1].split()[0]) if pays else 0
     return lengths

@@ -3,11 +3,12 @@
 A measurement decodes batches of prompts of one length with fixed draft lengths, every setting in every repeat, as the speed
 of a shared machine changes. The seconds of a draft forward are those of a round's drafting over its length. The rest of the
 round counts for the target forward: checking, and the loop's own work. A first round reads the prompts. An entry is the median
-over repeats.
+over repeats. A target without a draft sends the last tokens of its text again; its own forwards stand for those of a draft.
 """
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -18,10 +19,12 @@ import pandas as pd
 import torch
 
 from analysis.loads.hardware import PRESETS, Shape, modelled
+from analysis.loads.this_cpu import Cpu
 from toolkit.config import commands, plain
 from toolkit.costs.load import LoadCost, grid_of
 from toolkit.decoding import ChainProposer, Method, Sampling
 from toolkit.decoding.decode import decode_measured
+from toolkit.decoding.proposers.copying import Copy, CopyProposer
 from toolkit.errors import InputError, unknown_name
 from toolkit.files.atomic import content_hash, write_text
 from toolkit.models.pair import ModelPair, fingerprint
@@ -31,7 +34,7 @@ from toolkit.verification import get
 
 DRAFTED = (1, 2, 3, 4, 5, 8)  # draft lengths that are timed: processors are faster at some widths than at others
 REPEATS = 5
-WARM_UP = 2  # repeats that are not counted: forwards are captured in them
+WARM_UP = 2  # repeats that are not counted, on a GPU: forwards are captured in them; elsewhere one
 WIDE = 0.4  # spread of an entry over repeats, as a share of it, beyond which a line says so
 PLAIN = -1  # number of the draft of autoregressive decoding, which has none
 
@@ -43,11 +46,13 @@ def costs_of(
     sampling: Sampling,
     batch_sizes: Sequence[int],
     folder: Path,
+    deepest: int = DRAFTED[-1],
 ) -> list[LoadCost]:
-    """For each of these pairs of one target the cost table of its forwards, at these batch sizes.
+    """For each of these pairs of one target the cost table of its forwards, at these batch sizes; or of a target alone.
 
     cfg     costs (a file, or one per draft), hardware and devices, rounds
     folder  where a measurement is kept, under a hash of models, machine, threads, batch sizes, lengths and rounds
+    deepest  the longest draft: longer ones are not timed
     """
     if cfg.costs is not None and cfg.hardware is not None:
         raise InputError("expected costs=FILE or hardware=NAME, got both")
@@ -59,9 +64,10 @@ def costs_of(
         return [LoadCost.load(file) for file in files] * (len(pairs) // len(files))
     if cfg.hardware is not None:
         shapes = [_shapes(cfg, pair) for pair in pairs]
-        return [modelled(target, draft, cfg.hardware, cfg.devices, batch_sizes) for target, draft in shapes]
-    pair = replace(pairs[0], draft=None, drafts=[other.draft for other in pairs])
-    drafted = [length for length in DRAFTED if length <= cfg.max_drafted]
+        cpu = Cpu.kept(folder) if cfg.hardware == "cpu" else None
+        return [modelled(*both, cfg.hardware, cfg.devices, batch_sizes, cpu) for both in shapes]
+    pair = replace(pairs[0], draft=None, drafts=[other.draft for other in pairs if other.draft is not None])
+    drafted = [length for length in DRAFTED if length <= deepest]
     device = torch.cuda.get_device_name(pair.device) if pair.device.type == "cuda" else pair.device.type
     machine = provenance()["machine"], device, str(pair.target.dtype), torch.get_num_threads()
     models = [fingerprint(model) for model in (pair.target, *pair.drafts)]
@@ -82,7 +88,7 @@ def _shapes(cfg: commands.Advise | commands.Serving, pair: ModelPair) -> tuple[S
     """The shapes of target and draft: the pair's own, or those that `shapes` names."""
     names = plain(getattr(cfg, "shapes", None)) or []
     if not names:
-        return Shape.of(pair.target), Shape.of(pair.draft)
+        return Shape.of(pair.target), Shape.of(pair.draft if pair.drafts else pair.target)
     for name in names:
         if name not in PRESETS:
             raise unknown_name("shape", name, PRESETS)
@@ -108,7 +114,7 @@ def measured_costs(
     from tqdm.auto import tqdm
 
     lengths = sorted({0, *drafted})
-    pairs = [replace(pair, draft=draft, drafts=(), end_ids=()) for draft in pair.drafts]
+    pairs = [replace(pair, draft=draft, drafts=(), end_ids=()) for draft in pair.drafts or [None]]
     encoded = [pair.encode(prompt) for prompt in prompts]
     longest = pair.max_length - (num_rounds + 2) * (lengths[-1] + 1)  # what the timed rounds leave
     size = min(max(int(np.median([len(ids) for ids in encoded])), lengths[-1] + 2), longest)
@@ -125,14 +131,22 @@ def measured_costs(
         if length or not number
     ]
     lines = []
-    with tqdm(total=(WARM_UP + REPEATS) * len(settings), desc=f"timing, {pair.name}", unit="setting") as bar:
-        for repeat in range(-WARM_UP, REPEATS):
-            for batch, length, number in settings:
+    warm_up = WARM_UP if pair.device.type == "cuda" else 1
+    work = [batch * (length + 1) * (num_rounds + 1) for batch, length, _ in settings]  # tokens that the target reads
+    total = (warm_up + REPEATS) * sum(work)
+    print(
+        f"timing {pair.name}: {len(settings)} settings, {warm_up + REPEATS} times {num_rounds + 1} rounds each: "
+        f"{total:,} target tokens",
+        file=sys.stderr,
+    )
+    with tqdm(total=total, desc="timing", unit="token", unit_scale=True) as bar:
+        for repeat in range(-warm_up, REPEATS):
+            for (batch, length, number), tokens in zip(settings, work, strict=True):
                 chosen = [texts[row % len(texts)] for row in range(batch)]
                 timings = _timed(pairs[number], chosen, sampling, length, num_rounds, reads=length == lengths[1])
                 facts = {"batch": batch, "draft": number if length else PLAIN, "repeat": repeat}
                 lines += [{**line, **facts} for line in timings if repeat >= 0]
-                bar.update()
+                bar.update(tokens)
     table = pd.DataFrame(lines)
     machine = {"machine": provenance()["machine"], "rounds": num_rounds, "batch_sizes": list(batch_sizes)}
     return [
@@ -150,9 +164,8 @@ def _timed(
 
     Raises InputError if a prompt failed.
     """
-    method = Method(
-        f"K={length}", Fixed(max(length, 1)), get("rejection"), ChainProposer(), min_drafted=0, max_drafted=length
-    )
+    proposer = ChainProposer() if pair.drafts else _Again()
+    method = Method(f"K={length}", Fixed(max(length, 1)), get("rejection"), proposer, min_drafted=0, max_drafted=length)
     limit = replace(sampling, max_new_tokens=(num_rounds + 1) * (length + 1) + 1, max_length=None, stop=(), end_ids=())
     generations = decode_measured(pair, prompts, method, limit, batch_size=len(prompts), timed=True).generations
     failed = next((generation.error for generation in generations if generation.error), None)
@@ -179,7 +192,14 @@ def _timed(
             {"model": "draft", "width": size, "seconds": max(first[0].draft_seconds - beyond, draft)},
             {"model": "target", "width": size + length, "seconds": first[0].target_seconds},
         ]
-    return lines
+    return lines if pair.drafts else [line for line in lines if line["model"] == "target"]
+
+
+class _Again(CopyProposer):
+    """The text's last tokens again: as many as are asked for, at no cost."""
+
+    def lookup(self, text: Sequence[int], most: int, end_ids: Sequence[int]) -> Copy:
+        return Copy.of((list(text) * -(-most // len(text)))[-most:])
 
 
 def _cost_table(lines: pd.DataFrame, context: int, facts: dict[str, Any]) -> tuple[LoadCost, pd.DataFrame]:
@@ -196,5 +216,5 @@ def _cost_table(lines: pd.DataFrame, context: int, facts: dict[str, Any]) -> tup
     grids = [
         grid_of({(float(e.batch), float(e.width), float(e.context)): e.seconds for e in part.itertuples()}, str(name))
         for name, part in entries.groupby("model")
-    ]  # draft, target
-    return LoadCost(grids[0], grids[1], "measured", {**facts, "spread": round(float(spread), 3)}), entries
+    ]  # draft, if there is one, and target
+    return LoadCost(grids[0], grids[-1], "measured", {**facts, "spread": round(float(spread), 3)}), entries

@@ -10,6 +10,9 @@ SGLang's standalone drafts and llama.cpp draft greedily. Their lengths are chose
 The names were compared with vLLM 0.33.0's and SGLang 0.5.23's own sources. Those for llama.cpp
 were compared with its server's options as documented in November 2026, which no longer have `--draft-max`. The transformers
 version is 5.23. vLLM, SGLang and llama.cpp were not started.
+
+A target alone has two files: `transformers.json` with `prompt_lookup_num_tokens`, and `toolkit.txt`. Of several earlier
+occurrences transformers copies after the first one, the replays that chose the length after the last one.
 """
 
 from __future__ import annotations
@@ -42,17 +45,22 @@ def triples(lengths: Mapping[int, int]) -> list[list[int]]:
 
 
 def write_exports(
-    folder: Path, draft: str, lengths: Mapping[int, int], greedy: Mapping[int, int] | None, advised: list[str]
+    folder: Path, draft: str | None, lengths: Mapping[int, int], greedy: Mapping[int, int] | None, advised: list[str]
 ) -> list[Path]:
     """Write the files; returns their paths.
 
-    draft    folder or hub name of the advised draft
+    draft    folder or hub name of the advised draft; None: there is none, and lengths are those of prompt lookup
     lengths  best fixed length by batch size, drafts sampled at the target's temperature
     greedy   the same for drafts taken greedily; None: not simulated
     advised  overrides of this package's own method
     """
     smallest = min(lengths)
-    files: dict[str, str] = {
+    if draft is None:
+        length = lengths[smallest]
+        lookup = {"prompt_lookup_num_tokens": length, "max_matching_ngram_size": 3} if length else {}
+        files = {"transformers.json": _json(lookup), "toolkit.txt": "\n".join(advised) + "\n"}
+        return [write_text(folder / name, content) for name, content in files.items()]
+    files = {
         "transformers.json": _json(_transformers(draft, lengths[smallest])),
         "vllm.json": _json(_vllm(draft, lengths, greedy)),
         "sglang.txt": _sglang(draft, (greedy or lengths)[smallest]),
@@ -62,7 +70,7 @@ def write_exports(
     return [write_text(folder / name, content) for name, content in files.items()]
 
 
-def next_line(cfg: commands.Advise, overrides: Sequence[str], draft: str, batch: int) -> str:
+def next_line(cfg: commands.Advise, overrides: Sequence[str], draft: str | None, batch: int) -> str:
     """The command that decodes as advised for a batch size: with the pair, the sampling and the prompts of `cfg`."""
     usual = plain(compose("decode"))
     groups = {"pair": {**plain(cfg.pair), "draft": draft}, "sampling": plain(cfg.sampling)}

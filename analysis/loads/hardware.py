@@ -1,5 +1,7 @@
 """Costs modelled from a device's public peak figures and the models' configs: for pairs that are not on this machine.
 
+`cpu` is this machine, which is asked (`analysis.loads.this_cpu`). For the others:
+
 A forward of `batch` rows and `width` tokens each reads all weights and every row's keys and values, and multiplies every
 token by all weights. The longer of both times at the device's peaks counts, divided by the share of the peaks that is reached
 in practice. The time to launch every layer's kernels is added. Over several devices, bytes and products are divided, and
@@ -14,9 +16,10 @@ of experts are refused, because a config does not say which experts a batch read
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
+from analysis.loads.this_cpu import BYTES, OPERATIONS, Cpu
 from toolkit.costs.load import LoadCost, grid_of
 from toolkit.errors import InputError, unknown_name
 
@@ -40,7 +43,6 @@ DEVICES = {
     "h200": Device(4.8e12, 989e12, 12e-6),
     "a100": Device(2.04e12, 312e12, 14e-6),
     "l40s": Device(0.864e12, 362e12, 14e-6),
-    "cpu": Device(4e10, 5e11, 2e-5),
 }
 
 
@@ -77,12 +79,20 @@ class Shape:
         )
 
     def seconds(self, device: Device, devices: int, batch: float, width: float, context: float) -> float:
-        """Seconds of one forward."""
+        """Seconds of one forward on a device, or on several."""
         read = self.bytes_each * (self.parameters + batch * (context + width) * self.kv_numbers)
         attention = 4 * self.layers * self.hidden * (context + width)
         operations = batch * width * (2 * self.parameters + attention)
         work = max(read / device.bandwidth, operations / device.arithmetic) / REACHED / devices
         return work + self.layers * (device.floor + (2 * REDUCTION if devices > 1 else 0.0))
+
+    def cpu_seconds(self, cpu: Cpu, batch: float, width: float, context: float) -> float:
+        """Seconds of one forward on this machine's processor, in float32."""
+        rows, seen = batch * width, context + width
+        weights = self.parameters * cpu.product(rows)
+        attention = BYTES * batch * seen * self.kv_numbers / cpu.copied
+        attention += 4 * rows * self.layers * self.hidden * seen / cpu.arithmetic
+        return weights + attention + self.layers * OPERATIONS * cpu.operation
 
 
 PRESETS = {
@@ -92,18 +102,34 @@ PRESETS = {
 }
 
 
-def modelled(target: Shape, draft: Shape, hardware: str, devices: int, batch_sizes: Sequence[int]) -> LoadCost:
-    """The cost table of a pair on `devices` devices of this kind; the draft lies on one. Raises InputError for other names."""
-    if hardware not in DEVICES:
-        raise unknown_name("hardware", hardware, DEVICES)
-    device, grids = DEVICES[hardware], []
+def modelled(
+    target: Shape,
+    draft: Shape,
+    hardware: str,
+    devices: int,
+    batch_sizes: Sequence[int],
+    cpu: Cpu | None = None,
+) -> LoadCost:
+    """The cost table of a pair on `devices` devices of this kind; the draft lies on one.
+
+    cpu  what this machine does, for hardware="cpu"
+
+    Raises InputError for other names, and for several processors.
+    """
+    if hardware not in DEVICES and (hardware != "cpu" or cpu is None):
+        raise unknown_name("hardware", hardware, [*DEVICES, "cpu"])
+    if cpu is not None and devices != 1:
+        raise InputError(f"hardware=cpu is this machine: expected devices=1, got {devices}")
+    grids = []
     for shape, count in ((draft, 1), (target, devices)):
         points = {
-            (float(batch), float(width), float(context)): shape.seconds(device, count, batch, width, context)
+            (float(batch), float(width), float(context)): shape.cpu_seconds(cpu, batch, width, context)
+            if cpu is not None
+            else shape.seconds(DEVICES[hardware], count, batch, width, context)
             for batch in sorted({1, *batch_sizes})
             for width in WIDTHS
             for context in CONTEXTS
         }
         grids.append(grid_of(points, hardware))
-    facts = {"hardware": hardware, "devices": devices, "reached": REACHED}
+    facts = {"hardware": hardware, "devices": devices, **({"reached": REACHED} if cpu is None else asdict(cpu))}
     return LoadCost(grids[0], grids[1], "modelled", facts)

@@ -1,7 +1,8 @@
 """One pair's settings on one recording of one prompt set, ready to be served by the simulator.
 
-The target's responses are decoded once and kept, and so is one trace per draft temperature. Their folders are
-named after everything that they depend on. So a second call with other costs or loads only replays.
+The target's responses are decoded once for all its drafts and kept, and so is one trace per draft temperature. Methods that
+copy tokens, and autoregressive decoding, need the responses alone. Files are named after everything that they depend on. So a
+second call with other costs or loads only replays.
 """
 
 from __future__ import annotations
@@ -9,23 +10,28 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pandas as pd
 
 from analysis.loads.simulator import Load, Served, serve
+from analysis.replay.prompt_lookup import Copies, Text
 from analysis.replay.recorded_heads import with_recorded_heads
-from analysis.tables.grid import PLAIN, YARDSTICKS, Setting
+from analysis.tables.grid import PLAIN, YARDSTICKS, Setting, bounded
 from analysis.tables.replayed_settings import Recording
 from analysis.tables.workbench import Workbench, reads_head
+from data_gen.depth import DEEPEST, PAYS, TEXTS, depth_that_pays
+from toolkit.acceptance import match
+from toolkit.config import instantiate
 from toolkit.costs.load import LoadCost
 from toolkit.decoding import ChainProposer
+from toolkit.decoding.proposers.copying import CopyProposer
 from toolkit.errors import InputError
-from toolkit.files.atomic import write_atomic
+from toolkit.files.atomic import content_hash, parse_json_file, write_atomic, write_json
+from toolkit.runs.token_bar import TokenBar
 from toolkit.verification.rules.rejection import Rejection
 
 HEADLESS = "needs a trained head"
-COSTS = "policy.costs"  # the parameter of rules for a whole batch that names a cost table
 
 
 class RecordedPair:
@@ -33,22 +39,45 @@ class RecordedPair:
 
     settings  those given that can be simulated: chains judged token by token, and autoregressive decoding
     left_out  by method, why the others cannot
-    costs     the cost table, and the file that holds it, which rules for a whole batch read: set before `serve`
+    costs     the cost table, and the file that holds it, which rules that weigh a batch read: set before `serve`
+    estimator  the file of an acceptance estimate of copied tokens (`fit_copies`); None: each method's own
     """
 
     def __init__(
-        self, bench: Workbench, settings: Sequence[Setting], folder: Path, max_drafted: int, hidden: bool = True
+        self,
+        bench: Workbench,
+        settings: Sequence[Setting],
+        folder: Path,
+        max_drafted: int | Literal["auto"],
+        hidden: bool = True,
     ):
         self.bench, self.left_out = bench, dict[str, str]()
         self.costs: tuple[LoadCost, Path] | None = None
-        self.settings = [setting for setting in settings if self._takes(setting, max_drafted)]
-        self.drafting = [setting for setting in self.settings if setting.method != PLAIN]
-        if not self.drafting:
+        self.estimator: Path | None = None
+        self.copies: dict[CopyProposer | None, Copies] = {}
+        self.settings = [setting for setting in settings if self._takes(setting)]
+        alone = Workbench(replace(bench.pair, draft=None, drafts=(), head=None), *bench.shared)
+        path = folder / "settings" / f"{alone.prepare(Setting(PLAIN))}.parquet"
+        if any(setting.method != PLAIN for setting in self.settings):
+            responses = _responses(alone, path)
+            traces = path.with_stem(bench.prepare(Setting(PLAIN)))  # beside them, named after the draft, too
+            self.max_drafted = self._depth(responses, traces) if max_drafted == "auto" else max_drafted
+            self._bound(asked=max_drafted)
+        drafting = [setting for setting in self.settings if setting.method != PLAIN]
+        if not drafting:
             raise InputError(f"no setting can be simulated: {'; '.join(f'{k}: {v}' for k, v in self.left_out.items())}")
-        path = folder / "settings" / f"{bench.prepare(Setting(PLAIN))}.parquet"
-        responses = self._responses(path)
-        self.recording = Recording(bench, responses, path, self.drafting, max_drafted, hidden)
-        self.prompt_tokens = [len(responses.prompt_ids.iloc[number]) for number in self.recording.usable]
+        self.recording = Recording(bench, responses, traces, drafting, self.max_drafted, hidden)
+        rows = [responses.iloc[number] for number in self.recording.usable]
+        self.texts: list[Text] = [(list(row.prompt_ids), list(row.token_ids)) for row in rows]
+        self.prompt_tokens = [len(prompt) for prompt, _ in self.texts]
+        tokens, seconds = responses.num_generated.sum(), responses.setting_seconds.iloc[0]
+        self.target_speed = float(tokens / seconds)  # tokens per second of the responses
+
+    def record(self) -> None:
+        """Make every recording that the settings are served from; `serve` makes the one that it lacks."""
+        for setting in self.settings:
+            if setting.method != PLAIN:
+                self.recording.trace_for(setting)
 
     @property
     def num_texts(self) -> int:
@@ -58,33 +87,66 @@ class RecordedPair:
     def serve(self, setting: Setting, load: Load, requests: Sequence[int] | None = None) -> Served:
         """Serve these texts (None: each once) with a setting. Autoregressive decoding takes any trace."""
         assert self.costs is not None, "costs are set before anything is served"
-        table, path = self.costs
-        trace = self.recording.trace_for(setting if setting.method != PLAIN else self.drafting[0])
-        assert trace is not None
         method = self.bench.methods[setting.name]
-        if self.takes_costs(setting):
-            rule: Any = method.policy  # a BatchRate
-            method = replace(method, policy=replace(rule, costs=str(path)))
-        policy = with_recorded_heads(method.bind(self.bench.pair).policy, self.recording.heads)
-        return serve(trace, self.prompt_tokens, policy, table, load, requests or range(self.num_texts))
+        if weighed := self._weighed(setting, load.slots):
+            policy: Any = method.policy
+            if "estimator.path" in weighed:
+                policy = replace(policy, estimator=replace(policy.estimator, path=weighed.pop("estimator.path")))
+            method = replace(method, policy=replace(policy, **weighed))
+        bound = method.bind(self.bench.pair)
+        if setting.method == PLAIN:
+            trace: Any = self._copies(None, 0)
+        elif isinstance(method.proposer, CopyProposer):
+            trace = self._copies(method.proposer, bound.limit)
+        else:
+            trace = self.recording.trace_for(setting)
+        rule = with_recorded_heads(bound.policy, self.recording.heads)
+        return serve(trace, self.prompt_tokens, rule, self.costs[0], load, requests or range(self.num_texts))
 
-    def takes_costs(self, setting: Setting) -> bool:
-        """Whether the setting decides for a whole batch by a cost table and names none."""
-        policy = self.bench.methods[setting.name].policy
-        return policy.couples_rows and getattr(policy, "costs", "") is None
+    def fit_copies(self, path: Path) -> Path | None:
+        """Fit the acceptance estimate of copied tokens to these texts, for methods that name none; None: nothing to learn."""
+        for setting in self.settings:
+            method = self.bench.methods.get(setting.name)
+            if method is not None and method.policy.reads_matches:
+                ends = self.bench.pair.ends(self.bench.sampling)
+                inputs, labels = match.examples(method.proposer, self.texts, method.bind(self.bench.pair).limit, ends)
+                return match.fit(inputs, labels).save(path) if 0 < int(labels.sum()) < len(labels) else None
+        return None
 
-    def overrides(self, setting: Setting) -> dict[str, object]:
-        """The setting as keys of `toolkit.decode` and their values: parameters, head, cost table."""
+    def overrides(self, setting: Setting, batch: int = 1) -> dict[str, object]:
+        """The setting as keys of `toolkit.decode` and their values, for a batch size: parameters, head, cost table."""
         keys = {f"method.{name}": value for name, value in setting.parameters.items() if name != "head"}
         if setting.max_drafted is not None:
             keys["method.max_drafted"] = setting.max_drafted
-        if self.takes_costs(setting):
-            assert self.costs is not None
-            keys[f"method.{COSTS}"] = str(self.costs[1].resolve())
+        keys |= {f"method.policy.{name}": value for name, value in self._weighed(setting, batch).items()}
         head = setting.head or (self.bench.pair.head if reads_head(setting) else None)
         return {"method": setting.method} | {k: v for k, v in (keys | {"head": head}).items() if v is not None}
 
-    def _takes(self, setting: Setting, max_drafted: int) -> bool:
+    def _weighed(self, setting: Setting, batch: int) -> dict[str, Any]:
+        """What a policy that weighs costs is told and does not name itself: cost table, batch size, estimate of copies."""
+        policy: Any = self.bench.methods[setting.name].policy
+        told: dict[str, Any] = {}
+        if getattr(policy, "costs", "") is None:
+            assert self.costs is not None
+            told["costs"] = str(self.costs[1].resolve())
+            if hasattr(policy, "batch_size"):
+                told["batch_size"] = batch
+        if policy.reads_matches and self.estimator is not None and policy.estimator.path is None:
+            told["estimator.path"] = str(self.estimator.resolve())
+        return told
+
+    def _copies(self, proposer: CopyProposer | None, most: int) -> Copies:
+        """What these texts let a proposer copy: worked out once, as far as the longest of its settings asks."""
+        copies = self.copies.get(proposer)
+        if copies is None or copies.most < most:
+            bench = self.bench
+            ends = bench.pair.ends(bench.sampling)
+            copies = Copies(proposer, self.texts, most, bench.sampling.max_new_tokens, ends)
+            self.copies[proposer] = copies
+        return copies
+
+    def _takes(self, setting: Setting) -> bool:
+        """Whether a setting can be simulated, at some depth; if so, its method is built."""
         if setting.method in YARDSTICKS:
             self.left_out[setting.method] = "a bound, not a method"
             return False
@@ -95,23 +157,65 @@ class RecordedPair:
         method = self.bench.methods[setting.name]
         if setting.method == PLAIN:
             return True
-        if type(method.proposer) is not ChainProposer or type(method.rule) is not Rejection:
+        chains = type(method.proposer) is ChainProposer or isinstance(method.proposer, CopyProposer)
+        if not chains or type(method.rule) is not Rejection:
             self.left_out[setting.method] = "only chains judged token by token are simulated"
             return False
-        limit = method.bind(self.bench.pair).policy.limit
-        if limit is None or limit > max_drafted:
-            raise InputError(f"{setting.name} may draft {limit} tokens: expected at most max_drafted={max_drafted}")
         return True
 
-    def _responses(self, path: Path) -> pd.DataFrame:
-        """The rows of autoregressive decoding, from their file if it is there."""
-        from tqdm.auto import tqdm
+    def _depth(self, responses: pd.DataFrame, path: Path) -> int:
+        """How deep this draft's roll-outs pay on the first texts: measured once, and kept beside the recording."""
+        recorded = [setting for setting in self.settings if setting.method != PLAIN and not needs_no_draft(setting)]
+        if not recorded:
+            return DEEPEST
+        temperatures = sorted({self.bench.methods[setting.name].draft_temperature for setting in recorded}, key=str)
+        file = path.with_name(f"depth-{content_hash([path.stem, temperatures], length=16)}.json")
+        if not file.exists():
+            readable = self.bench.within_context(responses)
+            readable = readable[readable.error.isna() & readable.token_ids.map(len).gt(0)]
+            texts = [(list(row.prompt_ids), list(row.token_ids)) for row in readable.head(TEXTS).itertuples()]
+            write_json(file, depth_that_pays(self.bench.pair, texts, self.bench.sampling, temperatures))
+        return int(parse_json_file(file))
 
-        if path.exists():
-            return pd.read_parquet(path)
-        with tqdm(total=len(self.bench.prompts), desc="responses", unit="prompt") as bar:
-            rows = self.bench.decode(Setting(PLAIN), lambda generation: bar.update() and None)
-        if rows.error.notna().all():
-            raise InputError(f"every prompt failed, first: {rows.error.iloc[0]}")
-        write_atomic(path, lambda temporary: rows.to_parquet(temporary))
-        return rows
+    def _bound(self, asked: int | str) -> None:
+        """Bound settings that name no bound of their own; those that would draft deeper are left out, or refused.
+
+        Raises InputError for a deeper one, unless the depth was measured.
+        """
+        fitting = []
+        for setting in self.settings:
+            if asked == "auto" and setting.method != PLAIN and not needs_no_draft(setting):
+                setting = bounded(setting, self.max_drafted)
+                self.bench.prepare(setting)
+            method = self.bench.methods[setting.name].bind(self.bench.pair)
+            deep = not isinstance(method.proposer, CopyProposer) and method.limit > self.max_drafted
+            if deep and asked == "auto":
+                self.left_out[setting.method] = (
+                    f"beyond {self.max_drafted} a round, of which the last is accepted in under {PAYS:.0%} of rounds"
+                )
+            elif deep:
+                raise InputError(
+                    f"{setting.name} may draft {method.limit} tokens: expected at most max_drafted={self.max_drafted}"
+                )
+            else:
+                fitting.append(setting)
+        self.settings = fitting
+
+
+def needs_no_draft(setting: Setting) -> bool:
+    """Whether a setting decodes without a draft model: it copies tokens, or is autoregressive decoding."""
+    if setting.method in YARDSTICKS:
+        return False
+    return setting.method == PLAIN or isinstance(instantiate(setting.method_config()).proposer, CopyProposer)
+
+
+def _responses(bench: Workbench, path: Path) -> pd.DataFrame:
+    """The rows of autoregressive decoding, from their file if it is there."""
+    if path.exists():
+        return pd.read_parquet(path)
+    with TokenBar("responses", len(bench.prompts), bench.sampling.max_new_tokens) as bar:
+        rows = bench.decode(Setting(PLAIN), bar.row, bar.tokens)
+    if rows.error.notna().all():
+        raise InputError(f"every prompt failed, first: {rows.error.iloc[0]}")
+    write_atomic(path, lambda temporary: rows.to_parquet(temporary))
+    return rows

@@ -21,15 +21,16 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from analysis.replay.policies import draft
+from analysis.replay.prompt_lookup import Copies
 from analysis.replay.tally import Judged, Sent
 from toolkit.costs.load import LoadCost
+from toolkit.decoding.batch import PREFILL, read_together
 from toolkit.stopping import StoppingPolicy
 from toolkit.stopping.base import State, with_fresh
 from toolkit.trace import Trace
 from toolkit.trace.rounds import Geometry
 
 Floats = NDArray[np.float64]
-READ_ALONE = 8  # tokens: longer prompts that join a running batch are read in a forward of their own
 SEED = 0
 
 
@@ -103,14 +104,14 @@ class Served:
 
 
 def serve(
-    trace: Trace,
+    trace: Trace | Copies,
     prompt_tokens: Sequence[int],
     policy: StoppingPolicy,
     costs: LoadCost,
     load: Load,
     requests: Sequence[int],
 ) -> Served:
-    """Serve texts `requests` [Q] of the trace in this order.
+    """Serve texts `requests` [Q] of the trace, or of texts that are copied from, in this order.
 
     prompt_tokens [T]  tokens of each text's prompt
     policy             bound, its heads replaced by recorded ones
@@ -126,7 +127,7 @@ Drafter = Callable[[Tensor, Tensor, State], tuple[Tensor, Tensor, State]]
 class _Server:
     def __init__(
         self,
-        trace: Trace,
+        trace: Trace | Copies,
         prompt_tokens: NDArray[np.int64],
         policy: StoppingPolicy,
         costs: LoadCost,
@@ -135,10 +136,10 @@ class _Server:
     ):
         self.trace, self.prompt_tokens, self.policy, self.costs, self.load = trace, prompt_tokens, policy, costs, load
         self.requests, count = requests, len(requests)
-        self.geometry = Geometry.of(trace)
+        self.geometry = trace.geometry if isinstance(trace, Copies) else Geometry.of(trace)
         self.run_of, self.left_of = self.geometry.run.numpy(), self.geometry.left.numpy()
         self.first_of = trace.text_first.numpy()
-        self.drafts = policy.limit != 0
+        self.drafts = policy.limit != 0 and not isinstance(trace, Copies)
         self.drafter = self._ahead() if not policy.uses_history and not policy.couples_rows else self._live()
         self.sent = load.arrivals(count)
         self.joined, self.first, self.answered, self.shares = (np.zeros(count) for _ in range(4))
@@ -256,14 +257,16 @@ class _Server:
 
         width  tokens per row of the target forward
 
-        Rows that join a running batch read in a forward of their own, unless the draft model rests.
+        Rows that join a running batch read in forwards of their own, as in the loop, unless the draft model rests.
         """
         seconds = 0.0
         for number, now, alone, of in ((0, drafts, self.drafting and self.drafts, 1), (1, True, True, width)):
             unread = self.unread[number]
-            behind = unread >= READ_ALONE
-            if alone and behind.any() and not behind.all():
-                seconds += self._forward(number, int(behind.sum()), int(unread[behind].max()))
+            behind = np.flatnonzero(unread >= PREFILL)
+            groups = read_together(unread[behind].tolist())
+            if alone and (len(groups) > 1 or len(behind) < len(unread)):
+                for group in groups:
+                    seconds += self._forward(number, len(group), int(unread[behind[group]].max()))
                 unread[behind] = 0
             if now and unread.any():
                 wider = of + int(unread.max())
@@ -284,9 +287,15 @@ class _Server:
         """A policy without memory is asked once for every position."""
         starts = torch.arange(self.trace.num_positions)
         state = self.policy.init(len(starts), torch.device("cpu"))
-        lengths, calls, _ = draft(self.trace, self.geometry, starts, self.policy, state)
+        lengths, calls, _ = self._draft(starts, state, None)
         return lambda at, busy, state: (lengths[at], calls[at], state)
 
     def _live(self) -> Drafter:
-        self.geometry = self.geometry.with_steps(self.trace)
-        return lambda at, busy, state: draft(self.trace, self.geometry, at, self.policy, state, busy)
+        if isinstance(self.trace, Trace):
+            self.geometry = self.geometry.with_steps(self.trace)
+        return lambda at, busy, state: self._draft(at, state, busy)
+
+    def _draft(self, starts: Tensor, state: State, busy: Tensor | None) -> tuple[Tensor, Tensor, State]:
+        if isinstance(self.trace, Copies):
+            return self.trace.draft(starts, self.policy, state, busy)
+        return draft(self.trace, self.geometry, starts, self.policy, state, busy)

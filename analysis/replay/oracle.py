@@ -71,8 +71,7 @@ def acceptance_probs(
     batch_size: int = 8,
 ) -> list[Array]:
     """a_1..a_N of every text, by one teacher-forced pass of the target and one of the (first) draft."""
-    if not pair.drafts:
-        raise InputError("the oracle needs a draft model, the pair has none")
+    pair.check_has_draft("the oracle")
     for prompt, produced in texts:
         if len(prompt) + len(produced) > pair.max_length:
             raise InputError(f"oracle: a text of {len(prompt) + len(produced)} tokens exceeds {pair.context}")

@@ -16,9 +16,10 @@ from torch import Tensor
 
 from analysis.replay.tally import Judged, Replayed, Sent, sources_of
 from toolkit.decoding import Method
-from toolkit.decoding.proposers.copying import CopyProposer
+from toolkit.decoding.proposers.copying import NOTHING, Copy, CopyProposer
 from toolkit.stopping import StoppingPolicy
 from toolkit.stopping.base import State
+from toolkit.trace.rounds import Geometry
 from toolkit.types import Counts
 
 Text = tuple[Sequence[int], Sequence[int]]  # prompt ids, produced ids
@@ -46,6 +47,72 @@ class Copied:
             for copy, count, text, stop in zip(tokens.tolist(), copied.tolist(), self.whole, stops, strict=True)
         ]
         return copied, torch.tensor(agreeing), state
+
+
+class Copies:
+    """What may be copied at every position of some texts [P]: worked out once, for all policies that decide on it.
+
+    proposer  None: nothing is copied, as in autoregressive decoding
+    most      the longest copy
+
+    text_first [T + 1]  where each text's positions begin;  geometry  as that of a recording
+    """
+
+    def __init__(
+        self,
+        proposer: CopyProposer | None,
+        texts: Sequence[Text],
+        most: int,
+        max_new_tokens: int,
+        end_ids: Sequence[int],
+    ):
+        self.proposer, self.most = _Recalled([]), most
+        room, left = list[int](), list[int]()
+        for prompt, produced in texts:
+            whole = [*map(int, prompt), *map(int, produced)]
+            for number in range(len(produced)):
+                start = len(prompt) + number
+                room.append(min(max_new_tokens - number - 1, most))
+                left.append(len(produced) - number)
+                found = NOTHING if proposer is None else proposer.lookup(whole[:start], room[-1], end_ids)
+                self.proposer.copies.append((found, _agreeing(found.tokens, whole[start:])))
+        self.text_first = torch.tensor([0, *(len(produced) for _, produced in texts)]).cumsum(0)
+        run = torch.tensor([agreeing for _, agreeing in self.proposer.copies])
+        self.geometry = Geometry(run, torch.tensor(left), torch.tensor(room))
+
+    @property
+    def num_positions(self) -> int:
+        """P."""
+        return len(self.geometry.run)
+
+    def draft(
+        self, starts: Tensor, policy: StoppingPolicy, state: State, busy: Tensor | None = None
+    ) -> tuple[Tensor, Tensor, State]:
+        """One round from each of `starts` [B]: tokens copied [B], draft forwards (none) [B], the policy's state.
+
+        busy  [B] bool: slots that hold a text; the others copy nothing. None: all do
+        """
+        room = self.geometry.room[starts]
+        room = room if busy is None else torch.where(busy, room, 0)
+        texts = [[at] for at in starts.tolist()]
+        state, begins = policy.begin(room > 0, state)
+        _, copied, state = self.proposer.copied(texts, room.tolist(), (), policy, state, begins)
+        return copied, torch.zeros_like(copied), state
+
+
+class _Recalled(CopyProposer):
+    """Copies that were looked up before, each with how many of its tokens agree; a text is the number of its position."""
+
+    def __init__(self, copies: list[tuple[Copy, int]]):
+        self.copies = copies
+
+    def lookup(self, text: Sequence[int], most: int, end_ids: Sequence[int]) -> Copy:
+        return self.copies[text[0]][0]
+
+
+@dataclass(frozen=True)
+class _Verdict:
+    length: Tensor
 
 
 @torch.inference_mode()

@@ -98,8 +98,8 @@ def expand(grid: Mapping[str, Any], with_plain: bool = False, max_drafted: int |
     grid = dict(grid)
     yardsticks = [setting for name in PARAMETERS if name in grid for setting in _expanded(name, grid.pop(name))]
     settings = [setting for method, settings in grid.items() for setting in _expanded(method, settings)]
-    if max_drafted is not None and max_drafted != _default_bound():
-        settings = [_bounded(setting, max_drafted) for setting in settings]
+    if max_drafted is not None and max_drafted != default_bound():
+        settings = [bounded(setting, max_drafted) for setting in settings]
     if with_plain or (yardsticks and Setting(PLAIN) not in settings):
         settings.insert(0, Setting(PLAIN))
     for setting in yardsticks:
@@ -109,12 +109,12 @@ def expand(grid: Mapping[str, Any], with_plain: bool = False, max_drafted: int |
     )  # a value given twice counts once
 
 
-def _default_bound() -> int:
+def default_bound() -> int:
     """`max_drafted` of a method that names none."""
     return int(config.plain(config.method_config("confidence"))["max_drafted"])
 
 
-def _bounded(setting: Setting, max_drafted: int) -> Setting:
+def bounded(setting: Setting, max_drafted: int) -> Setting:
     """The setting with another bound, if it drafts a chain and neither its method nor the grid names one.
 
     A method whose bound follows its draft length names one. Raises InputError for a bound below the fewest tokens of a round.
@@ -124,7 +124,7 @@ def _bounded(setting: Setting, max_drafted: int) -> Setting:
     chain = str((written.get("proposer") or {}).get("_target_", ".ChainProposer")).endswith(
         ".ChainProposer"
     )  # the default
-    if not chain or "max_drafted" in setting.parameters or written["max_drafted"] != _default_bound():
+    if not chain or "max_drafted" in setting.parameters or written["max_drafted"] != default_bound():
         return setting
     if written["min_drafted"] > max_drafted:
         raise InputError(

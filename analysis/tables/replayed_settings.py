@@ -8,6 +8,7 @@ roll-outs.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
@@ -37,7 +38,7 @@ from toolkit.stopping import StoppingPolicy
 from toolkit.trace import Trace, join
 from toolkit.types import Counts
 
-SHARD = 64  # texts in a file
+SHARD = 16  # texts in a file: an interruption loses at most the work on these
 
 
 class Recording:
@@ -158,16 +159,20 @@ class Recording:
         from tqdm.auto import tqdm
 
         if draft_temperature not in self.traces:
-            identity = [self.key, self.max_drafted, draft_temperature, *([UPPER_BOUND] if self.upper_bound else [])]
+            bound = [UPPER_BOUND] if self.upper_bound else []
+            identity = [self.key, self.max_drafted, draft_temperature, *bound, {"shard": SHARD}]
             key, recorder = content_hash(identity, length=16), self._recorder(draft_temperature)
             heads = {digest: recorded_scorers(self.bench.pair, {digest: at}) for at, digest in self.heads.items()}
             shards = [self.usable[first : first + SHARD] for first in range(0, len(self.usable), SHARD)]
-            parts, device = [], self.bench.pair.device
-            with tqdm(total=len(self.usable), desc="traces", unit="text", leave=False) as bar:
+            parts, device = list[Trace](), self.bench.pair.device
+            sizes = [sum(len(self.responses.token_ids.iloc[number]) for number in texts) for texts in shards]
+            with tqdm(total=sum(sizes), desc="traces", unit="token", unit_scale=True, leave=False) as bar:
                 for number, texts in enumerate(shards):
-                    record = partial(self._record, recorder, texts)
+                    announced = recorder.work(len(self.usable), sum(sizes)) if not parts else None
+                    record = partial(self._record, recorder, texts, announced, bar)
+                    done = bar.n
                     parts.append(Shard(self.folder, key, number).trace(record, heads, device, self.hidden))
-                    bar.update(len(texts))
+                    bar.update(done + sizes[number] - bar.n)  # nothing was recorded if the files were there
             if not parts:
                 raise InputError("every response failed: there is nothing to replay")
             self.traces[draft_temperature] = join(parts)
@@ -180,9 +185,12 @@ class Recording:
             self.bench.pair, sampling, self.max_drafted, heads, self.hidden, self.upper_bound, draft_temperature
         )
 
-    def _record(self, recorder: Recorder, texts: Sequence[int]) -> Trace:
+    def _record(self, recorder: Recorder, texts: Sequence[int], announced: str | None, bar: Any) -> Trace:
+        if announced is not None:
+            bar.write(announced, file=sys.stderr)
         rows = [self.responses.iloc[number] for number in texts]
-        return recorder.record_all([(list(row.prompt_ids), list(row.token_ids)) for row in rows], texts)
+        pairs = [(list(row.prompt_ids), list(row.token_ids)) for row in rows]
+        return recorder.record_all(pairs, texts, on_batch=bar.update)
 
 
 def _histogram(counts: NDArray[np.int64], at: int | None) -> list[int]:

@@ -70,13 +70,20 @@ class Workbench:
         self.methods[setting.name].bind(self.pair)
         return content_hash([shared, contents_of(config).identity, head and head_hash(head)], length=16)
 
+    @property
+    def shared(self) -> tuple[Sequence[Prompt], Sampling, int]:
+        """What a workbench of another pair shares: prompts, sampling, batch size."""
+        return self.prompts, self.sampling, self.batch_size
+
     def lacks_head(self, setting: Setting) -> bool:
         """Whether the setting's method reads an acceptance head, and neither the setting nor the pair names one."""
         if setting.head or self.pair.head:
             return False
         return reads_head(setting)
 
-    def decode(self, setting: Setting, on_finish: Listener) -> pd.DataFrame:
+    def decode(
+        self, setting: Setting, on_finish: Listener, on_round: Callable[[int], object] | None = None
+    ) -> pd.DataFrame:
         """Decode every prompt with a prepared setting: one row each, with the counts and the texts."""
         method = self.methods[setting.name]
         chains = isinstance(method.proposer, ChainProposer | CopyProposer) and method.beams is None
@@ -88,6 +95,7 @@ class Workbench:
             self.sampling,
             batch_size=self.batch_size,
             on_finish=on_finish,
+            on_round=on_round,
         )
         seconds = perf_counter() - started
         rows = [

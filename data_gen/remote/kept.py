@@ -1,6 +1,6 @@
-"""Rows that have come from endpoints and whose shard is not whole yet: one line each, appended as they come.
+"""Rows that have ended, here or at an endpoint, and whose shard is not whole yet: one line each, appended as they come.
 
-A line holds its own hash. So a line that a kill or a full disk cut short is skipped, and its row is asked for again.
+A line holds its own hash. So a line that a kill or a full disk cut short is skipped, and its row is made again.
 """
 
 from __future__ import annotations

@@ -9,9 +9,11 @@ from pathlib import Path
 from statistics import median
 
 import pytest
+import torch
 
 from data_gen.recording import Recorder
 from toolkit import ModelPair
+from toolkit.engine import Session
 from toolkit.engine.capture import StaticForward
 from toolkit.engine.engine import engine_of
 from toolkit.sampling import Sampling
@@ -70,3 +72,33 @@ def test_resident_memory_is_flat_over_texts():
             gc.collect()
             seen.append(resident())
     assert median(seen[-6:]) - median(seen[2:8]) < 32 * 2**20, [round(value / 2**20) for value in seen]
+
+
+@pytest.mark.parametrize("upper_bound", [False, True])
+def test_long_texts_are_read_a_part_at_a_time_and_record_the_same(monkeypatch, upper_bound):
+    """Sixteen positions of logits are held instead of 256, and the recording is the same."""
+    pair, rng = ModelPair.toy(), random.Random(1)
+    many = texts(pair, rng, 8)
+    widest = []
+    extend = Session.extend
+
+    def noted(session, tokens, **options):
+        reading = extend(session, tokens, **options)
+        widest.append(reading.logits.numel())
+        return reading
+
+    monkeypatch.setattr(Session, "extend", noted)
+
+    def record():
+        widest.clear()
+        recorder = Recorder(pair, Sampling(max_new_tokens=LONGEST, repetition_penalty=1.1), 4, upper_bound=upper_bound)
+        return recorder.record(many, range(8)), max(widest)
+
+    whole, most = record()
+    monkeypatch.setattr("data_gen.recording.LOGITS", 16 * pair.vocab_size)
+    parts, fewer = record()
+    assert fewer == 16 * pair.vocab_size < most / 8
+    for name, column in vars(whole).items():
+        other = getattr(parts, name)
+        if isinstance(column, torch.Tensor):
+            torch.testing.assert_close(other, column, rtol=2e-3, atol=1e-5, equal_nan=True, msg=name)

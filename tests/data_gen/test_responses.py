@@ -187,9 +187,9 @@ def test_a_full_disk_is_one_line_and_leaves_nothing_half_written(checkpoints, pr
     cfg = config.compose("responses", overrides(checkpoints, prompts_file, folder))
     stage.open_stage("responses", cfg, inputs=stage.prompt_files(cfg), ignore=responses.IGNORED)
     monkeypatch.setattr(os, "fsync", full)
-    with pytest.raises(InputError, match="could not write .*shard-00000.jsonl: No space left on device"):
+    with pytest.raises(InputError, match="could not write .*rows/00000.jsonl: No space left on device"):
         responses.run(cfg)
-    assert sorted(path.name for path in folder.iterdir()) == [".lock", ".written.jsonl", stage.MANIFEST]
+    assert sorted(path.name for path in folder.iterdir()) == [".lock", ".written.jsonl", stage.MANIFEST, "rows"]
     monkeypatch.undo()
     assert responses.run(cfg) == folder
 
@@ -235,3 +235,24 @@ def test_a_data_stage_that_fails_leaves_nothing_published(checkpoints, prompts_f
     assert not list(tmp_path.rglob("wandb*"))
     with pytest.raises(InputError, match="finished"):
         list(responses.read_rows(tmp_path / "out"))
+
+
+def test_rows_that_have_ended_are_kept_within_a_shard(checkpoints, prompts_file, tmp_path, monkeypatch):
+    """Interrupted in the middle of a shard, the next call samples the other rows only, and all rows are as ever."""
+    whole = list(responses.read_rows(make(checkpoints, prompts_file, tmp_path / "whole")))
+    made, keep = [], responses.keep
+
+    def interrupted(folder, number, job, entry):
+        keep(folder, number, job, entry)
+        made.append(entry["row"]["row"])
+        if len(made) == 3:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(responses, "keep", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        make(checkpoints, prompts_file, tmp_path / "cut")
+    first = list(made)
+    folder = make(checkpoints, prompts_file, tmp_path / "cut")
+    assert sorted(made) == list(range(23)) and len(first) == 3, "no row was sampled twice"
+    assert list(responses.read_rows(folder)) == whole
+    assert not (folder / "rows").exists()

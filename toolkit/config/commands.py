@@ -336,7 +336,10 @@ class Traces(Command, OnPair, Shared):
         bool,
         "run the target along the roll-outs, too: the upper bound needs the exact probability of every drafted token",
     ] = False
-    max_drafted: Annotated[int, AtLeast(1), "the most tokens a replayed policy may draft in a round"] = 20
+    max_drafted: Annotated[
+        Annotated[int, AtLeast(1)] | Literal["auto"],
+        "the most tokens a replayed policy may draft in a round; auto: as many as pay on the first texts, at most 20",
+    ] = 20
     draft_temperature: Annotated[float, AtLeast(0), "the draft's own; null: the sampling's"] | None = None
     replicates: Annotated[int, AtLeast(1), "recordings of the same texts with new acceptance draws"] = 1
     shard_size: Annotated[int, AtLeast(1), "texts per file; an interruption loses at most one file's work"] = 64
@@ -426,13 +429,17 @@ class Sweep(Command, Labels, Tracked, Shared):
 class UnderLoad(OnPrompts, Tracked):
     grid: Annotated[Grid, Group("grid", built=False), "methods, and lists of values for their keys"]
     hardware: Annotated[
-        Hardware | None, "model the costs instead: h100, h200, a100, l40s or cpu, from its peak figures"
+        Hardware | None,
+        "model the costs instead: h100, h200, a100 or l40s, from its peak figures; cpu: this machine is asked",
     ] = None
     devices: Annotated[int, AtLeast(1), "of hardware=...: how many the target is spread over"] = 1
     rounds: Annotated[
         int, AtLeast(8), "timed rounds per batch size, draft length and repeat, where costs are measured"
     ] = 10
-    max_drafted: Annotated[int, AtLeast(1), "most tokens of a round"] = 20
+    max_drafted: Annotated[
+        Annotated[int, AtLeast(1)] | Literal["auto"],
+        "most tokens of a round; auto: as many as the first texts say pay, at most 20, and deeper settings are left out",
+    ] = "auto"
     hidden: Hidden = True
     batch_size: Annotated[int, AtLeast(1), "prompts decoded together for the responses; does not change them"] = 32
 

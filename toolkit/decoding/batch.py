@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from time import perf_counter
 from typing import Generic, TypeVar
@@ -33,7 +33,9 @@ from toolkit.stopping.base import State, with_fresh
 from toolkit.types import Drafted, Generation, Judged
 from toolkit.verification.base import num_uniforms
 
-PREFILL = 8  # a row with more unread tokens than this joins a running batch through a forward pass of its own
+PREFILL = 8  # rows with at least as many unread tokens join a running batch through forward passes without the others
+PADDING = 128  # tokens of padding that another forward pass is worth
+TOGETHER = 8192  # tokens that are read together at most, padding included, unless one row has more: memory stays flat
 
 ContextT = TypeVar("ContextT")
 ProposalT = TypeVar("ProposalT", bound=Drafted)
@@ -78,6 +80,7 @@ class Job:
 
     queue    rows that wait for a slot
     finish   told of every generation that ends
+    count    told after every round how many tokens it made
     timed    True: wait for the device at the seams of a round, so that its draft and target seconds are their own
     """
 
@@ -86,6 +89,7 @@ class Job:
     sampling: Sampling
     queue: deque[Row]
     finish: Callable[[Generation], object]
+    count: Callable[[int], object]
     timed: bool = False
 
     def now(self) -> float:
@@ -128,7 +132,9 @@ class Batch(ABC, Generic[ContextT, ProposalT, VerdictT]):
             self.drafting = self._draft_calls() > calls
             verdict = self.verify(context, proposal, self.score(context, proposal), uniforms)
             self.state = self.method.policy.observe(proposal, verdict, state)
+            decoding = [row.generation for row, busy in zip(self.rows, self.busy, strict=True) if busy]
             self.commit(context, proposal, verdict, clock)
+            self.job.count(sum(generation.rounds[-1].num_produced for generation in decoding if generation.rounds))
             goes_on = any(self.busy)
             self._refill()
             if not goes_on:
@@ -187,16 +193,22 @@ class Batch(ABC, Generic[ContextT, ProposalT, VerdictT]):
     # -- one round ------------------------------------------------------------------------------------------------
 
     def _prefill(self) -> None:
-        """Let rows that join a running batch read their prompts, all but the last token, without the others.
+        """Let rows that join a running batch read their prompts, all but the last token, together and without the others.
 
-        A draft model reads nothing while no row drafts with it. If one does again, all rows catch up in that forward pass.
+        If all rows join and one forward pass would do, it is the round's own; else they are read in groups of similar length
+        (`read_together`). A draft model reads nothing while no row drafts with it. If one does again, all rows catch up in
+        that forward pass.
         """
         for session in self.sessions if self.drafting else [self.target]:
             unread = {slot: self.unread(session, slot) for slot in range(len(self.rows))}
             slots = [slot for slot, tokens in unread.items() if len(tokens) >= PREFILL]
-            if slots and len(slots) < len(self.rows):
-                tokens, counts = right_aligned([unread[slot] for slot in slots], session.index.device)
-                session.extend(tokens, counts=counts, rows=slots)
+            groups = read_together([len(unread[slot]) for slot in slots])
+            if len(groups) == 1 and len(slots) == len(self.rows):
+                continue
+            for group in groups:
+                chosen = [slots[number] for number in group]
+                tokens, counts = right_aligned([unread[slot] for slot in chosen], session.index.device)
+                session.extend(tokens, counts=counts, rows=chosen)
 
     def _draft_calls(self) -> int:
         return sum(session.num_calls for session in self.drafts)
@@ -256,6 +268,22 @@ class Batch(ABC, Generic[ContextT, ProposalT, VerdictT]):
             for session in self.sessions:
                 session.select(busy)
             self.select(busy)
+
+
+def read_together(lengths: Sequence[int]) -> list[list[int]]:
+    """Which rows of these many unread tokens are read in one forward pass, padded to its longest: their numbers, in order.
+
+    A longer row joins the shorter ones unless it would pad them by more than PADDING tokens in all, or exceed TOGETHER.
+    """
+    groups: list[list[int]] = []
+    for row in sorted(range(len(lengths)), key=lambda row: lengths[row]):
+        group = groups[-1] if groups else []
+        padding = len(group) * (lengths[row] - lengths[group[-1]]) if group else 0
+        if group and padding <= PADDING and (len(group) + 1) * lengths[row] <= TOGETHER:
+            group.append(row)
+        else:
+            groups.append([row])
+    return [sorted(group) for group in groups]
 
 
 def right_aligned(rows: list[list[int]], device: torch.device) -> tuple[Tensor, list[int]]:

@@ -41,18 +41,27 @@ def decode(
     batch_size: int = 8,
     row_ids: Sequence[int] | None = None,
     on_finish: Callable[[Generation], object] | None = None,
+    on_round: Callable[[int], object] | None = None,
 ) -> list[Generation]:
     """Decode every prompt; the generations come back in the order of the prompts.
 
     prompts    strings, lists of token ids or lists of chat messages
     row_ids    what seeds each row beside `sampling.seed` and names it in errors; None: 0, 1, ...
     on_finish  called with each generation when it ends
+    on_round   called after each round with the number of tokens that it made
 
     A prompt that cannot be decoded (empty, too long, distributions that are not numbers) comes back with `.error` set; the
     others finish. Decoding needs torch and transformers only.
     """
     decoded = decode_measured(
-        pair, prompts, method, sampling, batch_size=batch_size, row_ids=row_ids, on_finish=on_finish
+        pair,
+        prompts,
+        method,
+        sampling,
+        batch_size=batch_size,
+        row_ids=row_ids,
+        on_finish=on_finish,
+        on_round=on_round,
     )
     return decoded.generations
 
@@ -67,6 +76,7 @@ def decode_measured(
     batch_size: Annotated[int, AtLeast(1)] = 8,
     row_ids: Sequence[int] | None = None,
     on_finish: Callable[[Generation], object] | None = None,
+    on_round: Callable[[int], object] | None = None,
     timed: bool = False,
     capacity: int = 0,
 ) -> Decoded:
@@ -87,7 +97,7 @@ def decode_measured(
             finish(row.generation)
     cache_bytes = 0
     if queue:
-        job = Job(pair, method, sampling, queue, finish, timed)
+        job = Job(pair, method, sampling, queue, finish, on_round or (lambda count: None), timed)
         kind = TextBatch if method.beams is None else BeamBatch
         num_slots = min(batch_size, len(queue))
         capacity = max(capacity, kind.capacity(method, sampling, max(len(row.context) for row in queue)))

@@ -86,8 +86,8 @@ class Method:
         """The method for one pair: heads loaded and checked, the policy bounded. Raises InputError."""
         bounded = Bounded(self.policy, self.min_drafted, self.max_drafted).bind(pair)
         method = replace(self, policy=bounded)
-        if method.drafts and self.proposer.needs_draft_model and not pair.drafts:
-            raise InputError(f"method {self.name} needs a draft model, the pair has none")
+        if method.drafts and self.proposer.needs_draft_model:
+            pair.check_has_draft(f"method {self.name}")
         if self.policy.reads_states and method.num_drafts(len(pair.drafts)) > 1:
             raise InputError(
                 f"method {self.name}: {type(self.policy).__name__} reads the states of one draft model, and "

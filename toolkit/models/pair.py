@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import operator
 import os
+import shlex
 import sys
 import warnings
 from collections.abc import Mapping, Sequence
@@ -190,6 +191,17 @@ class ModelPair:
         """Whose limit `max_length` is, as messages say it."""
         return f"the {'target' if max_positions(self.target) == self.max_length else 'draft'}'s context of {self.max_length}"
 
+    def check_has_draft(self, reader: str) -> None:
+        """Raises InputError, which says how one is made, if the pair has no draft model.
+
+        reader  what needs it
+        """
+        if not self.drafts:
+            command = draft_command(getattr(self.target, "name_or_path", "") or "TARGET")
+            raise InputError(
+                f"{reader} needs a draft model, the pair has none: give pair.draft=NAME, or make one: {command}"
+            )
+
     def fit(self, logits: Tensor) -> Tensor:
         """A draft's logits [..., V'] on the target's device and vocabulary [..., V], see `fit_logits`; -inf at `unshared`."""
         logits = fit_logits(logits, self.vocab_size, self.device)
@@ -362,6 +374,12 @@ def _different_tokens(target: Any, draft: Any, name: str, may_differ: set[int]) 
             f"target and draft need the same tokenizer: {name}'s holds the same tokens but splits text differently"
         )
     return different
+
+
+def draft_command(target: str, prompts: str = "FILE.jsonl") -> str:
+    """The command line that makes a draft of a target, on these prompts."""
+    words = [f"pair.target={target}", f"prompts.path={prompts}"]
+    return f"python -m toolkit.train +experiment=draft {shlex.join(words)}"
 
 
 def _draft_names(draft: str | Path | Sequence[str | Path] | None, drafts: Sequence[str | Path]) -> list[str | Path]:

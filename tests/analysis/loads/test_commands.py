@@ -19,6 +19,7 @@ from data_gen.recording import Recorder
 from toolkit import ModelPair, config
 from toolkit.acceptance.calibration.stored import load as load_calibration
 from toolkit.acceptance.folder import KINDS
+from toolkit.acceptance.match import MatchEstimator
 from toolkit.costs.load import LoadCost
 from toolkit.errors import InputError
 from toolkit.runs.stage import read_manifest
@@ -51,12 +52,14 @@ def test_from_two_drafts_and_a_file_to_an_answer(tmp_path, capsys):
     assert cfg.pair.draft == "toy/draft" and cfg.sampling.max_new_tokens == 12 and cfg.prompts.path.endswith(".jsonl")
     assert cfg.batch_size == 1
     table = pd.read_csv(folder / "advice.csv")
-    assert set(table.batch) == {1, 8} and set(table.draft) == {"draft", "target"}
+    assert set(table.batch) == {1, 8} and set(table.draft) == {"draft", "target", "no draft model"}
     assert (table[table.draft == "target"].speedup.max() < 1.3) and table.groupby("batch").advised.sum().tolist() == [
         1,
         1,
     ]
-    assert {"speculative", "autoregressive", "confidence", "batch_rate_confidence"} == set(table.method)
+    copying = {"prompt_lookup", "lookup_rate"}
+    assert {"speculative", "autoregressive", "confidence", "batch_rate_confidence", *copying} == set(table.method)
+    assert copying.isdisjoint(table.method[table.draft != "no draft model"])
     assert LoadCost.load(folder / "costs-0.json").source == "modelled"
     vllm = json.loads((folder / "exports" / "vllm.json").read_text())
     assert vllm["num_speculative_tokens"] == max(k for _, _, k in vllm["num_speculative_tokens_per_batch_size"])
@@ -91,6 +94,42 @@ def test_an_advised_batch_rule_decodes_with_the_costs_it_was_simulated_with(tmp_
     method = config.instantiate(config.compose("decode", overrides).method)
     assert Path(method.policy.costs) == (folder / "costs-0.json").resolve()
     assert LoadCost.load(method.policy.costs).draft(2) == 0.05
+
+
+def test_a_target_alone_is_advised_on_copies_and_told_how_to_make_a_draft(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(Recorder, "record", lambda *_: pytest.fail("texts are enough"))
+    costs = LoadCost.ratio(0.3, 0.001).save(tmp_path / "costs.json")
+    words = [f"prompts.path={prompts_file(tmp_path)}", "pair.target=toy/target", "pair.draft=null", "resamples=50"]
+    shared = [*words, "sampling.temperature=0", f"costs={costs}", "sampling.max_new_tokens=24"]
+    folder = advise.run(composed("advise", tmp_path, "batch_sizes=[1,4]", *shared))
+    said = capsys.readouterr().out
+    table = pd.read_csv(folder / "advice.csv")
+    assert set(table.method) == {"autoregressive", "prompt_lookup", "lookup_rate"}
+    advised_line = table[table.advised & (table.batch == 1)].iloc[0]
+    assert advised_line.method != "autoregressive" and "batch 1: no draft model, " in said
+    assert re.search(
+        r"about \d+ minutes .*: python -m toolkit.train \+experiment=draft pair.target=toy/target prompts.path=.*mine.jsonl$",
+        said.strip(), re.MULTILINE,
+    )  # fmt: skip
+    (line,) = re.findall(r"^next: python -m toolkit.decode (.*)$", said, re.MULTILINE)
+    cfg = config.compose("decode", shlex.split(line))
+    assert cfg.pair.draft is None and cfg.method.name == advised_line.method
+    assert {p.name for p in (folder / "exports").iterdir()} == {"transformers.json", "toolkit.txt"}
+    with pytest.raises(InputError, match=r"needs a draft model, .* python -m toolkit.train \+experiment=draft"):
+        advise.run(composed("advise", tmp_path, *shared, "~grid.prompt_lookup", "~grid.lookup_rate"))
+
+
+def test_lookup_rate_is_served_with_costs_batch_and_fitted_estimate(tmp_path):
+    """What the advice simulated is what its overrides decode with."""
+    costs = LoadCost.ratio(0.3, 0.001).save(tmp_path / "costs.json")
+    words = [f"prompts.path={prompts_file(tmp_path, 16)}", "pair.target=toy/target", "pair.draft=null", "resamples=50"]
+    words += ["sampling.temperature=0", f"costs={costs}", "~grid.prompt_lookup", "batch_sizes=[2]"]
+    folder = advise.run(composed("advise", tmp_path, *words, "sampling.max_new_tokens=24"))
+    overrides = (folder / "exports" / "toolkit.txt").read_text().split("\n")[:-1]
+    policy = config.instantiate(config.compose("decode", overrides).method).policy
+    assert policy.batch_size == 2 and Path(policy.costs) == (folder / "costs-0.json").resolve()
+    assert Path(policy.estimator.path) == (folder / "copies.json").resolve()
+    assert policy.bind(None).estimator.weights != MatchEstimator().weights
 
 
 def test_drafts_of_one_name_are_told_apart():

@@ -48,7 +48,6 @@ def test_chains_judged_token_by_token_are_simulated(recorded):
 
 def test_a_batch_rule_reads_the_table_unless_its_setting_names_one(recorded):
     free, given = recorded.settings[-2:]
-    assert recorded.takes_costs(free) and not recorded.takes_costs(given)
     assert recorded.serve(free, Load(2)).num_drafted.sum() > recorded.serve(given, Load(2)).num_drafted.sum()
     assert recorded.overrides(free)["method.policy.costs"].endswith("costs.json")
     assert recorded.overrides(given)["method.policy.costs"].endswith("own.json")
@@ -60,3 +59,16 @@ def test_nothing_to_simulate_is_refused(bench, tmp_path):
         RecordedPair(bench, [Setting("oracle")], tmp_path, 20)
     with pytest.raises(InputError, match="may draft 20 tokens: expected at most max_drafted=4"):
         RecordedPair(bench, [Setting("batch_rate_confidence")], tmp_path, 4)
+
+
+def test_roll_outs_are_as_deep_as_pays_and_deeper_settings_are_left_out(bench, tmp_path, monkeypatch):
+    monkeypatch.setattr("analysis.loads.recorded.depth_that_pays", lambda *_: 3)
+    settings = [Setting("speculative", {"policy.num_drafted": length}) for length in (2, 3, 4)]
+    found = RecordedPair(bench, [Setting("autoregressive"), *settings, Setting("confidence")], tmp_path, "auto")
+    assert found.max_drafted == 3 and list(found.left_out) == ["speculative"]
+    assert [setting.label for setting in found.settings[:-1]] == ["", "K=2", "K=3"]
+    found.costs = LoadCost.ratio(0.05), LoadCost.ratio(0.05).save(tmp_path / "costs.json")
+    assert found.recording.trace_for(found.settings[1]).max_drafted == 3
+    assert found.overrides(found.settings[-1])["method.max_drafted"] == 3, "decoded as it was simulated"
+    monkeypatch.setattr("analysis.loads.recorded.depth_that_pays", lambda *_: 7)
+    assert RecordedPair(bench, settings, tmp_path, "auto").max_drafted == 3, "measured once per draft and texts"

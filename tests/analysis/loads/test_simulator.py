@@ -10,6 +10,7 @@ import torch
 
 from analysis.loads.simulator import Load, _Server, serve
 from analysis.replay.policies import replay
+from analysis.replay.prompt_lookup import Copies
 from analysis.replay.recorded_heads import with_recorded_heads
 from data_gen.held_out import load_frozen
 from data_gen.recording import Recorder
@@ -57,6 +58,28 @@ def test_it_counts_what_live_batches_count(pair, recorded, tmp_path, name, slots
         assert served.rounds[number] == counts.num_target_calls
         assert served.num_drafted[number] == counts.num_drafted
         assert served.num_calls[number] == counts.num_draft_calls
+
+
+@pytest.mark.parametrize("slots", [1, 3])
+@pytest.mark.parametrize("name", ["prompt_lookup", "lookup_rate"])
+def test_copies_count_what_live_batches_of_a_target_alone_count(pair, recorded, tmp_path, name, slots):
+    texts, _ = recorded
+    costs = COSTS.save(tmp_path / "costs.json")
+    told = (
+        [f"policy.costs={costs}", f"policy.batch_size={slots}"] if name == "lookup_rate" else ["policy.num_drafted=3"]
+    )
+    alone = ModelPair(pair.target, tokenizer=pair.tokenizer)
+    method = config.method(name, told).bind(alone)
+    live = decode(alone, [prompt for prompt, _ in texts], method, SAMPLING, batch_size=slots)
+    copies = Copies(method.proposer, texts, 10, SAMPLING.max_new_tokens, alone.ends(SAMPLING))
+    served = serve(
+        copies, [len(p) for p, _ in texts], method.policy, COSTS, Load(slots, drops="half"), range(len(texts))
+    )
+    assert served.num_drafted.sum() > 0 == served.forwards[0]
+    for number, generation in enumerate(live):
+        assert served.tokens[number] == generation.counts.num_generated
+        assert served.rounds[number] == generation.counts.num_target_calls
+        assert served.num_drafted[number] == generation.counts.num_drafted
 
 
 def test_costs_are_those_of_the_longest_context_or_of_their_mean(recorded):
