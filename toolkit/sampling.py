@@ -103,7 +103,9 @@ def warp(logits: Tensor, sampling: Sampling, seen: Tensor | None = None, *, exac
         best = first_maximum(logits).unsqueeze(-1)
         highest = logits.gather(-1, best)  # not a number if any is
         undefined = highest.clamp(max=0.0).mul_(0.0).abs_()  # 0, or not a number: also where all logits are -inf
-        return undefined.expand_as(logits).clone(memory_format=torch.contiguous_format).scatter_(-1, best, undefined + 1)
+        return (
+            undefined.expand_as(logits).clone(memory_format=torch.contiguous_format).scatter_(-1, best, undefined + 1)
+        )
     if sampling.temperature != 1.0:
         logits = logits / sampling.temperature
     if 0 < sampling.top_k < logits.shape[-1]:
@@ -143,16 +145,14 @@ def nucleus_of_few(probs: Tensor, mass: float) -> Tensor | None:
     """
     floor = probs.new_full((1, 1), (1 - mass) / probs.shape[1])
     row, token = not_below(probs, floor)
-    counts = row.bincount(minlength=len(probs))
-    slot = torch.arange(len(row), device=row.device) - (counts.cumsum(0) - counts)[row]
-    few, values = probs[row, token], probs.new_zeros(len(probs), int(counts.max()))
-    values[row, slot] = few
-    ordered, order = values.sort(dim=-1, descending=True, stable=True)
-    cumulative = ordered.cumsum(-1)
-    if not bool((cumulative[:, -1:] - floor >= mass).all()):  # rounding, or what is not a number
-        return None
-    within = torch.zeros_like(order, dtype=torch.bool).scatter_(-1, order, cumulative - ordered < mass)
-    return torch.zeros_like(probs).index_put_((row, token), few * within[row, slot])
+    values = probs[row, token]
+    for few in values.split(row.bincount(minlength=len(probs)).tolist()):
+        ordered, order = few.sort(descending=True, stable=True)
+        cumulative = ordered.cumsum(-1)
+        if not bool((cumulative[-1:] - floor >= mass).any()):  # rounding, or what is not a number
+            return None
+        few[order[cumulative - ordered >= mass]] = 0.0
+    return torch.zeros_like(probs).index_put_((row, token), values)
 
 
 def not_below(values: Tensor, floor: Tensor) -> tuple[Tensor, ...]:

@@ -122,7 +122,9 @@ def whole_sort(logits, mass):
 def test_top_p_is_that_of_the_whole_sort_bit_for_bit(mass, dtype):
     """Of peaked and of flat rows, with equals, with rows of one token, and of rows that are no distributions."""
     generator = torch.Generator().manual_seed(5)
-    logits = torch.randn(8, 3001, generator=generator, dtype=dtype) * torch.tensor([0, 0.1, 1, 2, 3, 5, 20, 90])[:, None]
+    logits = (
+        torch.randn(8, 3001, generator=generator, dtype=dtype) * torch.tensor([0, 0.1, 1, 2, 3, 5, 20, 90])[:, None]
+    )
     logits[4] = logits[4].round()  # many equals
     logits[5, 7:] = -torch.inf
     for rows in (logits, logits[:1], logits[3:7], logits[:0], logits.view(2, 4, -1), logits[4]):
