@@ -34,21 +34,17 @@ class Contender:
     batched: bool = True
 
 
-def engine(name: str, method: Callable[[ModelPair], Method], **options: str) -> Contender:
-    """A method of this engine through the public entry; built once per pair, as one who decodes a lot would.
-
-    options  of the pair that differ: cuda_graphs="off", cpu_packing="off", ...
-    """
-    built: dict[int, tuple[ModelPair, Method]] = {}
+def engine(name: str, method: Callable[[ModelPair], Method]) -> Contender:
+    """A method of this engine through the public entry; built once per pair, as one who decodes a lot would."""
+    built: dict[int, Method] = {}
 
     def run(
         pair: ModelPair, prompts: list[list[int]], max_new_tokens: int, seed: int, temperature: float
     ) -> list[list[int]]:
         if id(pair) not in built:
-            built[id(pair)] = (with_options(pair, **options) if options else pair, method(pair))
-        used, chosen = built[id(pair)]
+            built[id(pair)] = method(pair)
         limits = {"max_new_tokens": max_new_tokens, "batch_size": len(prompts)}
-        generations = generate(used, prompts, chosen, seed=seed, temperature=temperature, **limits)
+        generations = generate(pair, prompts, built[id(pair)], seed=seed, temperature=temperature, **limits)
         return [list(generation.token_ids) for generation in generations]
 
     return Contender(name, run)

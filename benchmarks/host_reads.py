@@ -22,6 +22,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import toolkit
 from toolkit.engine.device import Gate, floats_on, most_of, tensor_on
+from toolkit.sampling import not_below, nucleus_of_few
 
 HOME = Path(toolkit.__file__).parent
 aten = torch.ops.aten
@@ -39,6 +40,8 @@ ALLOWED = {
     tensor_on.__code__,
     floats_on.__code__,
     most_of.__code__,  # reads on CPUs alone
+    not_below.__code__,  # likewise
+    nucleus_of_few.__code__,
 }
 
 

@@ -37,9 +37,9 @@ REFERENCE = "transformers autoregressive"
 BOOTSTRAP = Bootstrap(2000, seed=0)
 
 
-def ours(name: str, method: str, *overrides: str, **options: str) -> Contender:
-    """A method of this engine by its name in conf/method/; options of the pair that differ."""
-    return engine(name, lambda pair: config.method(method, list(overrides), pair.head), **options)
+def ours(name: str, method: str, *overrides: str) -> Contender:
+    """A method of this engine by its name in conf/method/."""
+    return engine(name, lambda pair: config.method(method, list(overrides), pair.head))
 
 
 CONTENDERS = {
@@ -60,10 +60,8 @@ CONTENDERS = {
         ours("tail .2", "tail", "policy.threshold=0.2"),
         ours("rate", "rate"),
         ours("rate block", "rate", "rule@method.rule=block"),
-        ours("rate, not packed", "rate", cpu_packing="off"),
     )
 }
-SMALL = tuple(name for name in CONTENDERS if "packed" not in name)  # the toy pair has no layer that is large enough
 FEW = (REFERENCE, "autoregressive", "speculative K=4", "confidence .4", "rate")
 
 
@@ -78,14 +76,14 @@ class Table:
     max_new_tokens: int = 96
     warm_up: int = 2  # groups that every contender decodes before anything is timed
     batch_sizes: tuple[int, ...] = (1,)
-    contenders: tuple[str, ...] = SMALL
+    contenders: tuple[str, ...] = tuple(CONTENDERS)
 
 
 TABLES = {
     "toy": Table("Toy pair (2.0 M / 0.2 M), batch 1, one thread", threads=1, warm_up=8),
     "batches": Table("Toy pair, batches, two threads", prompts=48, batch_sizes=(1, 4, 8, 16), contenders=FEW),
     "padded": Table("Padded pair (207 M / 0.2 M), batch 1, two threads", "toy_padded", prompts=16, max_new_tokens=64,
-                    warm_up=1, contenders=tuple(CONTENDERS)),
+                    warm_up=1),
     "padded_batches": Table("Padded pair, batches, two threads", "toy_padded", prompts=16, max_new_tokens=48, warm_up=1,
                             batch_sizes=(4, 16), contenders=FEW),
     "queue": Table("Toy pair, prompts in one call, slots refilled, two threads", prompts=96, batch_sizes=(1, 4, 8, 16),
@@ -93,8 +91,7 @@ TABLES = {
 }  # fmt: skip
 NOTES = """Every contender samples at T = 1 from the same prompts (test prompts of `math` and `code`, alternating) to the same
 length limit. transformers' assisted generation takes one prompt at a time. *Outside forwards*: share of the time that is not
-spent inside the models' forwards. Large float32 layers multiply by packed weights (`pair.cpu_packing`); *not packed* means by
-the model's own weights. In brackets: 95 % intervals."""
+spent inside the models' forwards. In brackets: 95 % intervals."""
 
 
 def measure(

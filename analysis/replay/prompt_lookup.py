@@ -110,11 +110,6 @@ class _Recalled(CopyProposer):
         return self.copies[text[0]][0]
 
 
-@dataclass(frozen=True)
-class _Verdict:
-    length: Tensor
-
-
 @torch.inference_mode()
 def replay_prompt_lookup(
     method: Method, texts: Sequence[Text], max_new_tokens: int, end_ids: Sequence[int]

@@ -19,7 +19,13 @@ from toolkit.errors import InputError
 from toolkit.files.text import lines_of
 from toolkit.runs.stage import MANIFEST, read_manifest
 
-TECHNICAL = ("_target_", "cuda_graphs", "cpu_packing", "self_check", "weight_check")  # change no token
+TECHNICAL = (
+    "_target_",
+    "cuda_graphs",
+    "self_check",
+    "cpu_packing",
+    "weight_check",
+)  # change no token; two are of older folders
 OFF = {"top_k": 0, "top_p": 1.0, "min_p": 0.0, "repetition_penalty": 1.0}  # sampling settings that change nothing
 
 

@@ -1,4 +1,4 @@
-"""What makes training random, how long a capture is on trial, and how many bytes of weights are packed."""
+"""What makes training random, and how long a capture is on trial."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from toolkit.engine import capture, packing
+from toolkit.engine import capture
 from toolkit.engine.capture import PROOFS, CaptureGuard, Captures
 from toolkit.engine.facts import check_evaluation
 from toolkit.errors import InputError
@@ -104,9 +104,9 @@ def test_what_a_capture_takes_for_granted(change):
 
 def test_a_capture_takes_the_code_of_classes_for_granted(monkeypatch):
     model = Small(nn.Linear(8, 4), training=False)
-    before, without = CaptureGuard(model), CaptureGuard(model, values=False)
+    before = CaptureGuard(model)
     monkeypatch.setattr(nn.Linear, "forward", lambda self, x: x)
-    assert before != CaptureGuard(model) and without == CaptureGuard(model, values=False)
+    assert before != CaptureGuard(model)
 
 
 class Recorded:
@@ -167,37 +167,3 @@ def test_captures_that_would_only_replace_each_other_are_not_made():
     run(9, 1)
     assert set(captures.known) == {(1,), (2,), (3,), (9,)} == set(captures.unproven)
     assert capture.SHAPES == 4096
-
-
-def test_what_is_packed_counts_its_bytes(monkeypatch):
-    model = Small(nn.Linear(8, 4))
-    monkeypatch.setattr(packing, "LARGE", 32)
-    monkeypatch.setattr(packing, "PackedLinears", lambda model, check: ("packed", model))
-    monkeypatch.setattr(packing, "_supported", lambda: True)
-    for most, options in ((128, ("auto", "on", True)), (127, ("on", True))):
-        monkeypatch.setattr(packing, "AT_MOST", most)
-        for option in options:
-            assert packing.packed_for(model, option) == ("packed", model)
-    assert packing.packed_for(model, "auto") is None
-    assert packing.packed_for(model, "off") is None and packing.packed_for(model, False) is None
-    monkeypatch.setattr(packing, "LARGE", 33)
-    assert packing.packed_for(model, "on") is None
-    monkeypatch.setattr(packing, "LARGE", 32)
-    monkeypatch.setattr(packing, "_supported", lambda: False)
-    assert packing.packed_for(model, "on") is None
-
-
-@pytest.mark.skipif(not packing._supported(), reason="this torch has no packed products")
-def test_a_packed_layer_adds_its_bias(monkeypatch):
-    monkeypatch.setattr(packing, "LARGE", 32)
-    torch.manual_seed(0)
-    model, x = Small(nn.Linear(8, 4), training=False), torch.randn(3, 8)
-    with torch.inference_mode():
-        known = model.layer(x)
-        with packing.PackedLinears(model):
-            assert "forward" in vars(model.layer)
-            found = model.layer(x)
-        assert torch.allclose(found, known, atol=1e-5) and "forward" not in vars(model.layer)
-        model.layer.bias += 1
-        with packing.PackedLinears(model):
-            assert torch.allclose(model.layer(x), known + 1, atol=1e-5)

@@ -54,7 +54,7 @@ def test_replaced_models_and_options_get_an_engine_of_their_own():
     second = engine_of(pair)
     assert second is not engine
     assert second.models[0] is other.target
-    pair.options = EngineOptions(cpu_packing="off")
+    pair.options = EngineOptions(cuda_graphs="off")
     assert engine_of(pair) is not second
 
 
@@ -62,8 +62,7 @@ def test_replaced_models_and_options_get_an_engine_of_their_own():
     "method", ["speculative", *(pytest.param(name, marks=pytest.mark.slow) for name in ("mcsd", "dsbd", "rate"))]
 )
 def test_calls_at_the_same_time_decode_what_they_decode_alone(method):
-    """With packed weights, which are shared by all calls of a pair."""
-    pair = ModelPair.from_pretrained("toy/target", "toy/draft", dtype="float64", cpu_packing="on")
+    pair = ModelPair.from_pretrained("toy/target", "toy/draft", dtype="float64")
     seeds = range(6)
 
     def texts(seed):
@@ -98,5 +97,5 @@ def test_a_method_is_built_once_and_anew_when_a_configuration_file_changes(monke
 
 
 def test_bad_options_are_one_line():
-    with pytest.raises(InputError, match="cpu_packing: expected one of auto, on, off or true or false, got 'fast'"):
-        EngineOptions(cpu_packing="fast")
+    with pytest.raises(InputError, match="cuda_graphs: expected one of auto, on, off or true or false, got 'fast'"):
+        EngineOptions(cuda_graphs="fast")

@@ -27,7 +27,7 @@ BASE = {
     "rms_norm_eps": 1e-3,
     "max_position_embeddings": 64,
 }
-CHOICES = ("cuda_graphs", "cpu_packing")  # of a pair, which its padded form keeps
+CHOICES = ("cuda_graphs", "self_check")  # of a pair, which its padded form keeps
 LARGER = {"hidden_size": 80, "intermediate_size": 96, "num_layers": 4}
 SAME = {"hidden_size": 24, "intermediate_size": 40, "num_layers": 2, "num_heads": 4}
 TOY = {

@@ -108,6 +108,31 @@ def test_top_p_keeps_the_smallest_set_that_reaches_the_mass_and_the_first_of_equ
     assert (warp(many, Sampling(top_p=0.105)) > 0).nonzero().squeeze(-1).tolist() == list(range(21))
 
 
+def whole_sort(logits, mass):
+    """The nucleus by a sort of the whole vocabulary."""
+    probs = logits.softmax(-1)
+    ordered, order = probs.sort(dim=-1, descending=True, stable=True)
+    dropped = ordered.cumsum(-1) - ordered >= mass
+    probs = probs.masked_fill(torch.zeros_like(dropped).scatter_(-1, order, dropped), 0.0)
+    return probs / probs.sum(-1, keepdim=True)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("mass", [1e-9, 0.1, 0.5, 0.9, 0.999, 1 - 1e-7])
+def test_top_p_is_that_of_the_whole_sort_bit_for_bit(mass, dtype):
+    """Of peaked and of flat rows, with equals, with rows of one token, and of rows that are no distributions."""
+    generator = torch.Generator().manual_seed(5)
+    logits = (
+        torch.randn(8, 3001, generator=generator, dtype=dtype) * torch.tensor([0, 0.1, 1, 2, 3, 5, 20, 90])[:, None]
+    )
+    logits[4] = logits[4].round()  # many equals
+    logits[5, 7:] = -torch.inf
+    for rows in (logits, logits[:1], logits[3:7], logits[:0], logits.view(2, 4, -1), logits[4]):
+        assert torch.equal(warp(rows, Sampling(top_p=mass)), whole_sort(rows, mass))
+    logits[2, 4], logits[3] = torch.nan, -torch.inf
+    assert torch.equal(warp(logits, Sampling(top_p=mass)).nan_to_num(-1), whole_sort(logits, mass).nan_to_num(-1))
+
+
 def test_min_p_keeps_what_is_just_likely_enough():
     probs = torch.tensor([0.5, 0.25, 0.125, 0.125], dtype=torch.float64)
     assert (warp(probs.log(), Sampling(min_p=0.5 - 1e-9)) > 0).tolist() == [True, True, False, False]

@@ -165,6 +165,14 @@ def test_packages_that_are_not_there_are_named_so(monkeypatch):
     assert stage.provenance()["versions"] == {"torch": version("torch"), "no_such_package": "not installed"}
 
 
+@pytest.fixture
+def revision_anew():
+    stage.revision.cache_clear()
+    yield
+    stage.revision.cache_clear()
+
+
+@pytest.mark.usefixtures("revision_anew")
 def test_the_revision_says_whether_the_tree_has_changes(monkeypatch):
     said = {"rev-parse": "abc1234\n", "status": " M toolkit/runs/stage.py\n"}
     asked = []
@@ -179,18 +187,21 @@ def test_the_revision_says_whether_the_tree_has_changes(monkeypatch):
         return subprocess.CompletedProcess(words, 0, stdout=out if options["text"] else b"", stderr="")
 
     monkeypatch.setattr(subprocess, "run", git)
-    assert stage.revision() == "abc1234+"
+    assert [stage.revision() for _ in range(2)] == ["abc1234+"] * 2  # git is asked once per process
     assert asked == [
         (words, Path(stage.__file__).resolve().parent)
         for words in (["git", "rev-parse", "--short", "HEAD"], ["git", "--no-optional-locks", "status", "--porcelain"])
     ]
     said["status"] = "\n"
+    stage.revision.cache_clear()
     assert stage.revision() == "abc1234"
     for command in ("rev-parse", "status"):  # a repository without commits knows the second only
         said["fails"] = command
+        stage.revision.cache_clear()
         assert stage.revision() == "unknown"
 
 
+@pytest.mark.usefixtures("revision_anew")
 def test_the_revision_outside_a_checkout_is_unknown(tmp_path, monkeypatch):
     monkeypatch.setattr(stage, "__file__", str(tmp_path / "toolkit" / "stage.py"))
     (tmp_path / "toolkit").mkdir()

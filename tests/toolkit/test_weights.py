@@ -88,6 +88,31 @@ def test_what_is_remembered_follows_the_weights():
     assert identity(model) != first
 
 
+def through_data(weight):
+    weight.data.mul_(-1)
+
+
+def through_numpy(weight):
+    weight.detach().numpy()[:] *= -1
+
+
+def through_one_swap(weight):
+    weight.data[:, :2] = weight.data[:, :2].flip(1).clone()
+
+
+@pytest.mark.parametrize("write", [through_data, through_numpy, through_one_swap])
+@pytest.mark.parametrize("inference", [False, True])
+def test_writes_that_leave_no_version_are_noticed(write, inference):
+    model = tiny_model("llama")
+    if inference:
+        with torch.inference_mode():  # tensors without versions at all
+            model.lm_head.weight = torch.nn.Parameter(model.lm_head.weight.clone(), requires_grad=False)
+    first = identity(model)
+    with torch.inference_mode(inference):
+        write(model.lm_head.weight)
+    assert identity(model) != first
+
+
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float64"])
 def test_the_toy_pair_takes_its_heads_in_every_format(dtype):
     pair = ModelPair.toy(dtype=dtype)

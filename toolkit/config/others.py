@@ -36,12 +36,7 @@ PAIR = {
         dict[str, Any] | None, "what the chat template is told beside the messages: {enable_thinking: false}"
     ],
     "cuda_graphs": Annotated[Switch, "capture forwards of recurring shapes as CUDA graphs and replay them"],
-    "cpu_packing": Annotated[
-        Literal["auto", "on", "off"] | bool,
-        "a second copy of large float32 weights, laid out for few tokens; auto: up to 4 GiB"
-    ],
     "self_check": Annotated[Switch, "try each architecture on a tiny copy first; off: decode it on trust, with a warning"],
-    "weight_check": Annotated[Switch, "compare packed weights with the model's own on every call; off: nobody writes to them"],
 }  # fmt: skip
 PRESET = Literal["200m", "1b", "8b"] | None
 OPTIMIZER = {

@@ -27,7 +27,7 @@ from toolkit.models.teacher import Text, produced_logits
 from toolkit.sampling import Sampling
 from toolkit.training.whole_steps import WholeSteps
 
-PLAIN = EngineOptions(cuda_graphs="off", cpu_packing="off")  # weights change between calls
+PLAIN = EngineOptions(cuda_graphs="off")  # weights change between calls
 
 
 @dataclass(frozen=True)

@@ -185,12 +185,11 @@ def static_flow(model: Any) -> bool:
 class CaptureGuard:
     """The modules, tensors, hooks and modes of a model at one time; two are equal if a capture of one serves the other.
 
-    values  compare what else a forward reads, too: the modules' attributes, code and configs (packed weights read anew)
-
-    The objects themselves are held, so that nothing new can come to lie where they were.
+    What else a forward reads is compared, too: the modules' attributes, code and configs. The objects themselves are held,
+    so that nothing new can come to lie where they were.
     """
 
-    def __init__(self, model: nn.Module, values: bool = True):
+    def __init__(self, model: nn.Module):
         self.modules = list(model.modules())
         self.tensors = [
             tensor
@@ -207,7 +206,7 @@ class CaptureGuard:
         modes = [module.training for module in self.modules]
         self.objects: list[Any] = []
         self.configs: dict[int, Any] = {}  # contents by identity
-        reads = [self._read(_attributes(module)) for module in self.modules] if values else []
+        reads = [self._read(_attributes(module)) for module in self.modules]
         same = (list(map(id, self.modules)), list(map(id, self.hooks)), globally_hooked())
         self.facts = (*same, tensors, modes, reads, self.configs)
         self.asks_gradients = any(tensor.requires_grad for tensor in self.tensors)

@@ -1,6 +1,6 @@
 """The engine: what decoding owns and keeps for a pair, from one call to the next.
 
-Caches (`Sessions`), captured forward passes, packed weights and loaded heads live here; a `ModelPair` holds models and a
+Caches (`Sessions`), captured forward passes and loaded heads live here; a `ModelPair` holds models and a
 tokenizer, nothing else. There is one engine per pair (`engine_of`), made again if the pair's models or options are replaced. It
 goes when the pair goes. Calls at the same time get caches of their own; forward passes of one model then run one after another.
 """
@@ -19,7 +19,6 @@ from toolkit.config.values import check_ranges
 from toolkit.engine import Session, open_session
 from toolkit.engine.capture import CaptureGuard, Captures, GraphForward, StaticForward, globally_hooked, static_flow
 from toolkit.engine.facts import check_mode, forwards_lock, vocab_size
-from toolkit.engine.packing import PackedLinears, packed_for
 
 CAPACITY_GRANULE = 128  # caches come in multiples of it, so that few shapes recur
 IDLE = 3  # sets of caches that wait for another call of their number of rows, where captures belong to them
@@ -31,23 +30,16 @@ class EngineOptions:
     """How forward passes are run. None of it changes results beyond rounding.
 
     cuda_graphs    "auto" or "off": forward passes of recurring shapes are captured as CUDA graphs and replayed
-    cpu_packing    "auto", "on" or "off": large float32 layers keep a second copy of their weights. Its layout makes
-                   reading a few tokens at a time as cheap as reading one. auto: up to 4 GiB of copies
     self_check     "auto" or "off": a model's architecture is tried on a tiny copy before its first text is decoded. It
                    is refused if it is decoded wrong (`toolkit.engine.selfcheck`). off: it is decoded on trust, with a
                    warning
-    weight_check   "auto" or "off": packed weights are compared with the model's own at the start of every call, by reading
-                   these once. That takes as long as four or five forward passes of one token. off: for those who
-                   promise never to write to weights past torch's own count of writes (`.data`, numpy views)
 
-    Models whose parameters ask for gradients, that have hooks, or that lie on several devices, are never captured nor packed.
+    Models whose parameters ask for gradients, that have hooks, or that lie on several devices, are never captured.
     Models with modules of other packages than torch and transformers (adapters, code of one's own) are never captured.
     """
 
     cuda_graphs: OnOff = "auto"
-    cpu_packing: OnOff = "auto"
     self_check: Literal["auto", "off"] | bool = "auto"
-    weight_check: Literal["auto", "off"] | bool = "auto"
 
     def __post_init__(self) -> None:
         check_ranges(self)
@@ -94,7 +86,6 @@ class Engine:
     models   the target first
     heads    acceptance heads loaded and checked so far (`toolkit.acceptance.folder`)
     captures  per model, once it was first used: empty ones, which each of its caches begins with; None: it is not captured
-    packed   per model: its packed weights; None: it has none
     idle     caches that wait for another call
     capture_kind  how forward passes are captured; None: as the options and the device say
     """
@@ -103,7 +94,6 @@ class Engine:
         self.models, self.options = tuple(models), options
         self.heads: dict[tuple[object, ...], Any] = {}
         self.captures: list[Captures | None] = []
-        self.packed: list[PackedLinears | None] = []
         self.idle: list[Sessions] = []
         self.capture_kind: type[StaticForward] | None = None
         self._guards: list[CaptureGuard | None] = []  # of the models, when the captures were begun
@@ -141,8 +131,8 @@ class Engine:
                 self.idle.remove(waiting)
                 return waiting
             target, *drafts = (
-                open_session(model, num_rows, capacity, captures.empty() if captures and captured else None, packed)
-                for model, captures, packed in zip(self.models, self.captures, self.packed, strict=True)
+                open_session(model, num_rows, capacity, captures.empty() if captures and captured else None)
+                for model, captures in zip(self.models, self.captures, strict=True)
             )
         for draft, session in zip(self.models[1:], drafts, strict=True):
             session.clips_tokens = vocab_size(draft) < vocab_size(self.models[0])
@@ -174,22 +164,11 @@ class Engine:
         self._checked = True
 
     def _prepare(self) -> None:
-        """Prepare captures and packed weights of every model; drop what belongs to modules or tensors that were replaced."""
-        guards = [_guard(model, self._kind(model) is not None) for model in self.models]
-        check = self.options.weight_check not in ("off", False)
+        """Prepare captures of every model; drop what belongs to modules or tensors that were replaced."""
+        guards = [_guard(model) if self._kind(model) else None for model in self.models]
         if guards != self._guards:
-            self.captures, self.packed, self.idle, self._guards = [], [], [], guards
+            self.captures, self.idle, self._guards = [], [], guards
         self.captures = self.captures or list(map(self._captures, guards, self.models))
-        if not self.packed:
-            self.packed = [
-                packed_for(model, self.options.cpu_packing, check) if _constant(guard, model) else None
-                for guard, model in zip(guards, self.models, strict=True)
-            ]
-            return
-        for model, packed in zip(self.models, self.packed, strict=True):
-            if packed is not None:
-                with forwards_lock(model):
-                    packed.refresh()
 
     def _kind(self, model: Any) -> type[StaticForward] | None:
         """How a model's forward passes are captured, if they are."""
@@ -216,12 +195,12 @@ def engine_of(pair: Models) -> Engine:
         return engine
 
 
-def _guard(model: Any, captured: bool) -> CaptureGuard | None:
-    """What captures and packed weights of a model depend on; None for models that bring their own sessions."""
+def _guard(model: Any) -> CaptureGuard | None:
+    """What captures of a model depend on; None for models that bring their own sessions."""
     if hasattr(model, "open_session"):
         return None
     with forwards_lock(model):  # no forward pass is under way, which adds hooks of its own
-        return CaptureGuard(model, values=captured)
+        return CaptureGuard(model)
 
 
 def _constant(guard: CaptureGuard | None, model: Any) -> bool:

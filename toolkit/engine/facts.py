@@ -132,7 +132,7 @@ _LOCKS: WeakKeyDictionary[Any, threading.RLock] = WeakKeyDictionary()
 
 
 def forwards_lock(model: Any) -> threading.RLock:
-    """One lock per model: hooks, packed weights and captures are the model's, so its forwards run one after another."""
+    """One lock per model: hooks and captures are the model's, so its forwards run one after another."""
     return _LOCKS.setdefault(model, threading.RLock())
 
 

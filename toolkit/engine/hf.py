@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -23,7 +22,6 @@ from toolkit.engine.capture import Captures
 from toolkit.engine.device import tensor_on
 from toolkit.engine.facts import forwards_lock, max_positions
 from toolkit.engine.hidden_states import watched_states
-from toolkit.engine.packing import PackedLinears
 from toolkit.engine.tree import Placement
 from toolkit.errors import InputError
 
@@ -98,14 +96,7 @@ class _Block:
 class HFSession(Session):
     """A Hugging Face causal language model with a tree-structured cache."""
 
-    def __init__(
-        self,
-        model: Any,
-        num_rows: int,
-        capacity: int,
-        captures: Captures | None = None,
-        packed: PackedLinears | None = None,
-    ):
+    def __init__(self, model: Any, num_rows: int, capacity: int, captures: Captures | None = None):
         super().__init__(num_rows, capacity, model.device)
         self.model, self.config = model, model.config.get_text_config()
         self.layers = [TreeLayer(self) for _ in range(_num_layers(model, self.config))]
@@ -123,7 +114,7 @@ class HFSession(Session):
         if model.get_output_embeddings() is None:
             raise InputError(f"expected a causal language model with an output embedding, got {type(model).__name__}")
         self._lock = forwards_lock(model)
-        self.captures, self.packed = captures, packed
+        self.captures = captures
         if captures is not None:
             self.index.granule = GRANULE
 
@@ -170,7 +161,7 @@ class HFSession(Session):
         """One forward of the model. inputs: tokens, positions, masks in the order of `reaches`."""
         tokens, positions, *masks = inputs
         self.block = block
-        with watched_states(self.model) as states, self.packed or nullcontext():
+        with watched_states(self.model) as states:
             output = self.model(
                 input_ids=tokens,
                 position_ids=positions,

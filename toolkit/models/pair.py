@@ -118,9 +118,7 @@ class ModelPair:
         trust_remote_code: bool = False,
         name: str = "",
         cuda_graphs: OnOff = "auto",
-        cpu_packing: OnOff = "auto",
         self_check: Literal["auto", "off"] | bool = "auto",
-        weight_check: Literal["auto", "off"] | bool = "auto",
         chat_template_options: Mapping[str, Any] | None = None,
         draft_layers: Sequence[int] = (),
         end_ids: Sequence[int] | None = None,
@@ -131,10 +129,6 @@ class ModelPair:
         dtype          "float32", "bfloat16", ... or "auto"; device_map as in transformers (needs accelerate)
         quantization   "8bit" or "4bit" through bitsandbytes, for the target; None: none
         chat_template_options  for prompts that are messages: {"enable_thinking": False}
-        weight_check   "auto": where weights are packed (large float32 layers on a CPU), they are compared with the
-                       model's own at the start of every call, which takes as long as four or five forward passes of one
-                       token; any change packs all of them again. "off": for those who never write to them past torch's
-                       count (`.data`, numpy views)
         draft_layers   earlier layers of the drafts that heads read beside the final one: 0 is the embedding
         end_ids        tokens that end a text; None: those of the target's generation config and of the tokenizer
         Raises InputError if the tokenizers differ in another token, naming the first one.
@@ -159,7 +153,7 @@ class ModelPair:
             drafts=small,
             name=name,
             head=_shipped_head(target, sources),
-            options=EngineOptions(cuda_graphs, cpu_packing, self_check, weight_check),
+            options=EngineOptions(cuda_graphs, self_check),
             chat_template_options=dict(chat_template_options or {}),
             end_ids=None if end_ids is None else tuple(end_ids),
             unshared=tuple(sorted(unshared)),

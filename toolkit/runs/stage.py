@@ -19,6 +19,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -331,8 +332,9 @@ def provenance() -> dict[str, Any]:
     }
 
 
+@cache
 def revision() -> str:
-    """The code's git revision, with + if the tree has changes; "unknown" outside a checkout."""
+    """The code's git revision, with + if the tree has changes; "unknown" outside a checkout. Read once per process."""
     here = Path(__file__).resolve().parent
     try:
         head = subprocess.run(

@@ -67,7 +67,8 @@ class CopyProposer(TextProposer):
         num_calls = torch.zeros_like(context.limits)
         if not tokens.shape[1]:
             return empty_proposal(num_calls), state
-        q = torch.nn.functional.one_hot(tokens, context.vocab_size).to(torch.float32)
+        q = torch.zeros(*tokens.shape, context.vocab_size, dtype=torch.float32, device=device)
+        q.scatter_(-1, tokens.unsqueeze(-1), 1.0)
         return Proposal(tokens, q, num_drafted, num_calls), state
 
     def copied(
