@@ -14,11 +14,11 @@ from typing import ClassVar
 
 import torch
 from torch import Tensor
-from torch.nn.functional import one_hot, pad
+from torch.nn.functional import pad
 
 from toolkit.decoding.proposers.base import DraftContext
 from toolkit.decoding.proposers.chain import ChainProposer
-from toolkit.decoding.proposers.copying import CopyProposer
+from toolkit.decoding.proposers.copying import CopyProposer, point_masses
 from toolkit.decoding.proposers.suffix import SuffixProposer
 from toolkit.stopping.base import State, StoppingPolicy
 from toolkit.types import Proposal, Verdict
@@ -59,7 +59,7 @@ def _joined(drafted: Proposal, copied: Tensor, num_copied: Tensor, vocab_size: i
         return drafted
     tokens = pad(copied, (0, width - copied.shape[1]))
     tokens = torch.where(by_draft.unsqueeze(1), pad(drafted.tokens, (0, width - num_drawn)), tokens)
-    q = one_hot(tokens, vocab_size).to(drafted.draft_probs.dtype)
+    q = point_masses(tokens, vocab_size)
     if num_drawn:
         q[:, :num_drawn] = torch.where(by_draft.view(-1, 1, 1), drafted.draft_probs, q[:, :num_drawn])
     return Proposal(tokens, q, torch.where(by_draft, drafted.num_drafted, num_copied), drafted.num_calls)

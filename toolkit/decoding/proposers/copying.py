@@ -67,9 +67,7 @@ class CopyProposer(TextProposer):
         num_calls = torch.zeros_like(context.limits)
         if not tokens.shape[1]:
             return empty_proposal(num_calls), state
-        q = torch.zeros(*tokens.shape, context.vocab_size, dtype=torch.float32, device=device)
-        q.scatter_(-1, tokens.unsqueeze(-1), 1.0)
-        return Proposal(tokens, q, num_drafted, num_calls), state
+        return Proposal(tokens, point_masses(tokens, context.vocab_size), num_drafted, num_calls), state
 
     def copied(
         self,
@@ -112,6 +110,12 @@ class CopyProposer(TextProposer):
         self, context: DraftContext, proposal: Proposal, verdict: Verdict, accepted: list[int], lengths: list[int]
     ) -> None:
         """Do nothing: no cache has read the draft."""
+
+
+def point_masses(tokens: Tensor, vocab_size: int) -> Tensor:
+    """Distributions [..., V] float32 that have all their mass at tokens [...]."""
+    q = torch.zeros(*tokens.shape, vocab_size, dtype=torch.float32, device=tokens.device)
+    return q.scatter_(-1, tokens.unsqueeze(-1), 1.0)
 
 
 def until_end(tokens: Sequence[int], end_ids: Sequence[int]) -> list[int]:
