@@ -38,6 +38,8 @@ def test_a_run_is_logged_by_its_rates_and_its_gain(tiny_overrides, tmp_path):
     folder = decode.run(config.compose("decode", [*tiny_overrides, *options, f"paths.output_dir={tmp_path}/out"]))
     summary, run = read_json(folder / "summary.json"), inventory(folder)
     throughput = summary["num_generated"] / (summary["num_target_calls"] + 0.5 * summary["num_draft_calls"])
+    lines = (folder / "generations.jsonl").read_text().splitlines()
+    drafted = [r["num_draft_calls"] > 0 for line in lines for r in json.loads(line)["rounds"]]
     assert run["scalars"] == pytest.approx(
         {
             "cost_ratio": 0.5,
@@ -45,6 +47,8 @@ def test_a_run_is_logged_by_its_rates_and_its_gain(tiny_overrides, tmp_path):
             "discard_rate": summary["num_discarded"] / summary["num_generated"],
             "throughput": throughput,
             "gain": throughput - 1,
+            "copy_share": 0,
+            "draft_share": sum(drafted) / len(drafted),
         }
     )
     assert (run["job_type"], run["name"]) == ("decode", "speculative")
