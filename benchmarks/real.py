@@ -251,6 +251,7 @@ def grid_words(chosen: dict[str, str] | None = None) -> list[str]:
         words.append(f"grid.{FIXED}.policy.num_drafted=[{setting_of(chosen, FIXED)['K']}]")
         words.append(f"grid.prompt_lookup.policy.num_drafted=[{setting_of(chosen, 'prompt_lookup')['K']}]")
         words.append(f"grid.rate.policy.cost_ratio=[{setting_of(chosen, 'rate')['c']}]")
+        words.append(f"grid.best_source.policy.acceptance=[{setting_of(chosen, 'best_source')['acceptance']}]")
     return words
 
 
@@ -265,7 +266,11 @@ def method_of(name: str, temperature: int, batch_size: int) -> Any:
         FIXED: ["policy.num_drafted={K}"],
         "rate": ["policy.cost_ratio={c}"],
         "lookup_rate": [f"policy.costs={_noted('costs')}", f"policy.estimator.path={_noted('copies')}"],
-        "best_source": [f"policy.costs={_noted('costs')}", f"policy.copies.path={_noted('copies')}"],
+        "best_source": [
+            f"policy.costs={_noted('costs')}",
+            f"policy.copies.path={_noted('copies')}",
+            "policy.acceptance={acceptance}",
+        ],
     }.get(name, [])
     words = [word.format(**setting_of(choices(temperature), name)) for word in words]
     if name in ("lookup_rate", "best_source"):
