@@ -319,7 +319,7 @@ def load_draft(
     layers  its `draft_layers`
     """
     if source is None:
-        raise InputError("expected a draft: pair.draft=FOLDER")
+        raise InputError(f"expected a draft: pair.draft=FOLDER; {draft_command('TARGET')} makes one")
     options: dict[str, Any] = {"dtype": _dtype(dtype), "trust_remote_code": trust_remote_code, "revision": revision}
     if attn_implementation is not None:
         options["attn_implementation"] = attn_implementation
