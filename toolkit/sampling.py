@@ -130,26 +130,27 @@ def _only_largest(logits: Tensor, count: int, exactly: bool) -> Tensor:
 
 def _nucleus(probs: Tensor, mass: float) -> Tensor:
     """probs [..., V] with 0 outside the smallest set of likeliest ones that reaches a mass; of equals the first are in it."""
-    if _on_host(probs) and (few := nucleus_of_few(probs.reshape(-1, probs.shape[-1]), mass)) is not None:
-        return few.view_as(probs)
+    for share in (16, 1) if _on_host(probs) else ():
+        if (few := nucleus_of_few(probs.reshape(-1, probs.shape[-1]), mass, share)) is not None:
+            return few.view_as(probs)
     ordered, order = probs.sort(dim=-1, descending=True, stable=True)
     outside = ordered.cumsum(-1) - ordered >= mass
     return probs.masked_fill(torch.zeros_like(outside).scatter_(-1, order, outside), 0.0)
 
 
-def nucleus_of_few(probs: Tensor, mass: float) -> Tensor | None:
-    """The same of probs [R, V] without a sort of all V; None: it needs that.
+def nucleus_of_few(probs: Tensor, mass: float, share: float) -> Tensor | None:
+    """The same of probs [R, V] without a sort of all V; None: it needs more entries.
 
-    Only entries of at least (1 - mass) / V are sorted: what is left out weighs less than what may be dropped. Sums run from
-    the largest entry on, so they are those of the whole sort, bit for bit.
+    Only entries of at least share (1 - mass) / V are sorted. With share = 1 what is left out weighs less than what may be
+    dropped; with more it mostly does. Sums run from the largest entry on, so they are those of the whole sort, bit for bit.
     """
-    floor = probs.new_full((1, 1), (1 - mass) / probs.shape[1])
+    floor = probs.new_full((1, 1), share * (1 - mass) / probs.shape[1])
     row, token = not_below(probs, floor)
     values = probs[row, token]
     for few in values.split(row.bincount(minlength=len(probs)).tolist()):
         ordered, order = few.sort(descending=True, stable=True)
         cumulative = ordered.cumsum(-1)
-        if not bool((cumulative[-1:] - floor >= mass).any()):  # rounding, or what is not a number
+        if not bool((cumulative[-1:] - floor >= mass).any()):  # too few, rounding, or what is not a number
             return None
         few[order[cumulative - ordered >= mass]] = 0.0
     return torch.zeros_like(probs).index_put_((row, token), values)
