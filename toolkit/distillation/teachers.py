@@ -166,8 +166,8 @@ class CachedTeacher:
 
     def prepare(self, train: TextBatch, validation: TextBatch) -> None:
         """Compute what the folder lacks, and keep it: files of up to SHARD training texts, and one per validation text."""
-        missing = [text for text in train.texts if key_of(text) not in self.entries]
-        read = list(zip(validation.texts, validation.positions, strict=True))
+        missing = sorted((text for text in train.texts if key_of(text) not in self.entries), key=_length)
+        read = sorted(zip(validation.texts, validation.positions, strict=True), key=lambda pair: _length(pair[0]))
         unread = [(text, where) for text, where in read if not self._validation_file(text, where).exists()]
         if not missing and not unread:
             return
@@ -271,6 +271,11 @@ class CachedTeacher:
 def _joined(parts: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
     """Tensors of the same names, one part after another."""
     return {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
+
+
+def _length(text: Text) -> int:
+    """Tokens of prompt and response: texts that are read together should have similar ones, for they are padded."""
+    return len(text[0]) + len(text[1])
 
 
 def key_of(text: Text) -> str:
