@@ -236,7 +236,8 @@ def from_target(cfg: commands.Distill, target: ModelPair | None, data: TextData)
     if isinstance(cfg.layers, int):
         first = data.states["train"].whole.texts[: 4 * LAYER_TEXTS]
         texts = sorted(first, key=lambda text: len(text[0]))[:LAYER_TEXTS]  # prompts are read, too
-        layers = most_costly(target.target, [(a, produced[:LAYER_TOKENS]) for a, produced in texts], cfg.layers)
+        texts = [(prompt, produced[:LAYER_TOKENS]) for prompt, produced in texts]
+        layers = most_costly(target.target, texts, cfg.layers, Path(cfg.paths.root_dir) / "layers")
         print(f"distill: a draft of the target's layers {layers}", flush=True)
     else:
         layers = list(cfg.layers or ())

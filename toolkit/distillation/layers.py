@@ -13,12 +13,15 @@ import copy
 import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 
 from toolkit.errors import InputError
+from toolkit.files.atomic import content_hash, read_json, write_json
+from toolkit.models.fingerprint import fingerprint
 from toolkit.models.teacher import Text, produced_logits
 
 LAYER = re.compile(r"(?<=layers\.)\d+(?=\.)|(?<=h\.)\d+(?=\.)")  # a layer's number in the name of a weight
@@ -33,14 +36,22 @@ def layers_in(model: Any) -> nn.ModuleList:
     return lists[0]
 
 
-def most_costly(model: Any, texts: Sequence[Text], count: int) -> list[int]:
-    """The layers whose absence costs most, in their order. Raises InputError for more than there are."""
+def most_costly(model: Any, texts: Sequence[Text], count: int, folder: Path) -> list[int]:
+    """The layers whose absence costs most, in their order. Raises InputError for more than there are.
+
+    folder  where the costs are kept, under a hash of model and texts: drafts of any number of layers have them in common
+    """
     from tqdm.auto import tqdm
 
     total = len(layers_in(model))
     if count > total:
         raise InputError(f"layers: expected at most {total}, got {count}")
-    costs = list(tqdm(absence_costs(model, texts), desc="cost of each layer's absence", total=total, unit="layer"))
+    path = folder / f"{content_hash([fingerprint(model), [[*map(list, text)] for text in texts]])}.json"
+    if path.exists():
+        costs = read_json(path)["nats"]
+    else:
+        costs = list(tqdm(absence_costs(model, texts), desc="cost of each layer's absence", total=total, unit="layer"))
+        write_json(path, {"nats": costs})
     return sorted(sorted(range(total), key=lambda layer: -costs[layer])[:count])
 
 

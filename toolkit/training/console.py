@@ -61,6 +61,7 @@ def quiet_lightning() -> None:
         "your dataloader is not resumable",
         "sync_dist=True",
         "Found .* in eval mode",
+        "`isinstance\\(treespec, LeafSpec\\)` is deprecated",
     ):
         warnings.filterwarnings("ignore", message=f".*{warning}")
 
