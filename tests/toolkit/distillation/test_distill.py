@@ -260,6 +260,24 @@ def test_drafts_side_by_side(run, tiny_overrides, tiny_responses, tiny_pair, tmp
     assert "self" in (folder / "drafts.md").read_text()
 
 
+def test_drafts_by_vocabulary_at_measured_costs(tiny_overrides, tiny_responses, tiny_pair, tmp_path, capsys):
+    """A reduction that keeps most tokens covers more; the best candidate is written as a draft of its own."""
+    words = [f"drafts={{a: {tiny_pair}/draft}}", f"responses={{one: {tiny_responses}}}", "limit=12", "depth=3"]
+    words += ["max_drafted=4", "resamples=200", "vocabularies=[8,40,null,100000]", f"frequencies=[{tiny_responses}]"]
+    words += ["measured=true", f"paths.output_dir={tmp_path / 'shapes'}"]
+    folder = heads.run(compose("heads", [*tiny_overrides, *words]))
+    table = read_table(folder, "drafts").set_index("draft")
+    assert list(table.index) == ["a, V'=8", "a, V'=40", "a"]
+    assert table.coverage.is_monotonic_increasing and table.coverage["a"] == 1
+    assert (table.c > 0).all() and (table["best K"] >= 1).all()
+    best = str(table.throughput.idxmax())
+    kept = kept_tokens(load_draft(folder / "best"))
+    assert (None if kept is None else len(kept)) == {"a, V'=8": 8, "a, V'=40": 40, "a": None}[best]
+    assert f"best/ is {best}, predicted speed-up" in capsys.readouterr().out
+    with pytest.raises(InputError, match=r"expected frequencies=\[FOLDER"):
+        heads.run(compose("heads", [*tiny_overrides, *words[:2], "vocabularies=[8]"]))
+
+
 # Names in vLLM's table of text-generation models (vllm/model_executor/models/registry.py), of the families tested here.
 VLLM = {
     "Gemma2ForCausalLM", "Gemma3ForCausalLM", "GemmaForCausalLM", "GPT2LMHeadModel", "GPTNeoXForCausalLM", "LlamaForCausalLM",
