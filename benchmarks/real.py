@@ -215,7 +215,7 @@ def advice() -> None:
 
 
 STEPS: dict[str, Callable[[], None]] = {
-    "model": model, "draft": draft, "copies": copies, "heads": heads, "costs": costs, "sweeps": sweeps, "live": live, "llamacpp": llamacpp,
+    "model": model, "draft": draft, "copies": copies, "heads": heads, "costs": costs, "sweeps": sweeps, "live": live,
     "llamacpp": llamacpp, "calls": calls, "greedy": greedy, "advice": advice,
 }  # fmt: skip
 
