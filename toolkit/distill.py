@@ -117,10 +117,10 @@ def train(cfg: commands.Distill, stage: Stage, responses: Any) -> None:
     tokenizer = load_tokenizer(cfg.pair.target, cfg.pair.get("revision"), bool(cfg.pair.get("trust_remote_code")))
     target = load_target(cfg, responses)
     draft = None if cfg.layers is not None else given_draft(cfg, tokenizer)
-    data: TextData = instantiate(cfg.data)(
-        readable([model for model in (draft, target and target.target) if model], responses)
-    )
-    draft = draft or from_target(cfg, target, data)
+    models = [model for model in (draft, None if target is None else target.target) if model is not None]
+    data: TextData = instantiate(cfg.data)(readable(models, responses))
+    if draft is None:
+        draft = from_target(cfg, target, data)
     if cfg.vocabulary is not None and cfg.vocabulary < vocab_size(draft):
         reduce_output(draft, cfg.vocabulary, data, end_ids(draft, tokenizer))
     resumed = resume_path(stage.folder, cfg.ckpt_path)

@@ -17,7 +17,7 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor
 
-from analysis.replay.prompt_lookup import Copied
+from analysis.replay.prompt_lookup import Copies
 from analysis.replay.tally import Judged, Replayed, Sent, tally
 from toolkit.decoding.proposers.base import frozen
 from toolkit.errors import InputError
@@ -69,24 +69,24 @@ def draft(
     return num_drafted, num_calls, state
 
 
-def replay(trace: Trace, policy: StoppingPolicy, copied: Copied | None = None) -> Replayed:
+def replay(trace: Trace, policy: StoppingPolicy, copies: Copies | None = None) -> Replayed:
     """Replay any policy, its memory included: every text's rounds one after another, all texts side by side.
 
-    copied  of a policy that chooses between sources: what it may copy along the trace's texts
+    copies  of a policy that chooses between sources: what it may copy along the trace's texts
     """
-    columns = [torch.cat(values) for values in zip(*replay_rounds(trace, policy, copied), strict=True)]
+    columns = [torch.cat(values) for values in zip(*replay_rounds(trace, policy, copies), strict=True)]
     text, _, *counts = columns
     return tally(trace, 1, torch.zeros_like(text), text, *counts)[0]
 
 
-def replay_rounds(trace: Trace, policy: StoppingPolicy, copied: Copied | None = None) -> Iterator[tuple[Tensor, ...]]:
+def replay_rounds(trace: Trace, policy: StoppingPolicy, copies: Copies | None = None) -> Iterator[tuple[Tensor, ...]]:
     """The n-th rounds of all texts that have n rounds: text, start, drafted, forwards, accepted, produced, each [B].
 
     A position's acceptance draw counts only where the draft model drafts there; a copied token is accepted iff the text has it.
     Raises InputError for a policy that decides on copied tokens without these.
     """
     _check_alone(policy)
-    if policy.reads_matches and copied is None:
+    if policy.reads_matches and copies is None:
         raise InputError("this policy decides on copied tokens, and a recording holds none: expected the texts with it")
     geometry = Geometry.of(trace)
     first, end, text = trace.text_first[:-1], trace.text_first[1:], torch.arange(trace.num_texts)
@@ -94,12 +94,12 @@ def replay_rounds(trace: Trace, policy: StoppingPolicy, copied: Copied | None = 
     while bool((alive := at < end).any()):
         starts = torch.where(alive, at, first)
         before = state
-        if copied is not None:
+        if copies is not None:
             room = torch.where(alive, geometry.room[starts], 0).clamp(max=policy.limit)
-            num_copied, agreeing, before = copied.round(starts - first, room, policy, state)
+            num_copied, agreeing, before = copies.round(starts, room, policy, state, room > 0)
         num_drafted, num_calls, drafted_state = draft(trace, geometry, starts, policy, before)
         accepted = torch.minimum(num_drafted, geometry.run[starts])
-        if copied is not None:
+        if copies is not None:
             by_draft = num_calls > 0
             num_drafted = torch.where(by_draft, num_drafted, num_copied)
             accepted = torch.where(by_draft, accepted, agreeing)

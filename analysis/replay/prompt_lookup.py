@@ -3,7 +3,7 @@
 Their q is a point mass, so a copied token y at position i is accepted with probability p(y). If it is rejected, the token drawn
 instead is another one, because the residual has no mass left at y. So, given the emitted token X_i, y was accepted iff y = X_i.
 
-Shapes: T texts.
+Shapes: T texts, P positions of all of them, B rounds.
 """
 
 from __future__ import annotations
@@ -23,30 +23,6 @@ from toolkit.trace.rounds import Geometry
 from toolkit.types import Counts
 
 Text = tuple[Sequence[int], Sequence[int]]  # prompt ids, produced ids
-
-
-class Copied:
-    """What would be copied along texts: prompts and produced tokens."""
-
-    def __init__(self, proposer: CopyProposer, texts: Sequence[Text], end_ids: Sequence[int]):
-        self.proposer, self.end_ids = proposer, end_ids
-        self.whole = [[*map(int, prompt), *map(int, produced)] for prompt, produced in texts]
-        self.first = torch.tensor([len(prompt) for prompt, _ in texts])
-        self.length = torch.tensor([len(produced) for _, produced in texts])
-
-    def round(self, done: Tensor, room: Tensor, policy: StoppingPolicy, state: State) -> tuple[Tensor, Tensor, State]:
-        """Tokens that each text copies after `done` produced ones [T], how many agree with it [T], the policy's state.
-
-        room  the most tokens that may be copied [T]; 0 where a text has ended
-        """
-        stops = (self.first + done).tolist()
-        contexts = [text[:stop] for text, stop in zip(self.whole, stops, strict=True)]
-        tokens, copied, state = self.proposer.copied(contexts, room.tolist(), self.end_ids, policy, state, room > 0)
-        agreeing = [
-            _agreeing(copy[:count], text[stop : stop + count])
-            for copy, count, text, stop in zip(tokens.tolist(), copied.tolist(), self.whole, stops, strict=True)
-        ]
-        return copied, torch.tensor(agreeing), state
 
 
 class Copies:
@@ -85,6 +61,18 @@ class Copies:
         """P."""
         return len(self.geometry.run)
 
+    def round(
+        self, starts: Tensor, room: Tensor, policy: StoppingPolicy, state: State, begins: Tensor
+    ) -> tuple[Tensor, Tensor, State]:
+        """Tokens copied by rounds from positions `starts` [B], how many agree with the text [B], the policy's state.
+
+        room    the most tokens that may be copied [B]
+        begins  whether the round may copy at all [B] bool
+        """
+        positions = [[start] for start in starts.tolist()]
+        _, copied, state = self.proposer.copied(positions, room.tolist(), (), policy, state, begins)
+        return copied, torch.minimum(copied, self.geometry.run[starts]), state
+
     def draft(
         self, starts: Tensor, policy: StoppingPolicy, state: State, busy: Tensor | None = None
     ) -> tuple[Tensor, Tensor, State]:
@@ -94,9 +82,8 @@ class Copies:
         """
         room = self.geometry.room[starts]
         room = room if busy is None else torch.where(busy, room, 0)
-        texts = [[at] for at in starts.tolist()]
         state, begins = policy.begin(room > 0, state)
-        _, copied, state = self.proposer.copied(texts, room.tolist(), (), policy, state, begins)
+        copied, _, state = self.round(starts, room, policy, state, begins)
         return copied, torch.zeros_like(copied), state
 
 
@@ -107,7 +94,8 @@ class _Recalled(CopyProposer):
         self.copies = copies
 
     def lookup(self, text: Sequence[int], most: int, end_ids: Sequence[int]) -> Copy:
-        return self.copies[text[0]][0]
+        copy = self.copies[text[0]][0]
+        return copy._replace(tokens=copy.tokens[:most])
 
 
 @torch.inference_mode()
@@ -117,18 +105,20 @@ def replay_prompt_lookup(
     """The counts that live decoding of these texts would have had; `method` is bound to a pair."""
     proposer, policy = method.proposer, method.policy
     assert isinstance(proposer, CopyProposer)
-    texts_of = Copied(proposer, texts, end_ids)
-    done = torch.zeros_like(texts_of.length)  # how far each text has come
+    copies = Copies(proposer, texts, method.limit, max_new_tokens, end_ids)
+    first, lengths = copies.text_first[:-1].clamp(max=copies.num_positions - 1), copies.text_first.diff()
+    done = torch.zeros_like(lengths)  # how far each text has come
     counts = {name: np.zeros(len(texts), dtype=np.int64) for name in Counts.__dataclass_fields__}
     sources = {name: np.zeros(len(texts), dtype=np.int64) for name in ("copy_rounds", "draft_rounds")}
     accepted, drawn, judged = (np.zeros((len(texts), method.limit + 1), dtype=np.int64) for _ in range(3))
     state = policy.init(len(texts), torch.device("cpu"))
-    while bool((going := done < texts_of.length).any()):
-        room = torch.where(going, (max_new_tokens - done - 1).clamp(max=method.limit), 0)
-        state, starts = policy.begin(room > 0, state)
-        copied, length, state = texts_of.round(done, torch.where(starts, room, 0), policy, state)
+    while bool((going := done < lengths).any()):
+        starts = torch.where(going, first + done, first)
+        room = torch.where(going, copies.geometry.room[starts], 0)
+        state, begins = policy.begin(room > 0, state)
+        copied, length, state = copies.round(starts, room, policy, state, begins)
         none = torch.zeros_like(copied)
-        produced = torch.where(going, torch.minimum(length + 1, texts_of.length - done), 0)
+        produced = torch.where(going, torch.minimum(length + 1, lengths - done), 0)
         columns = (copied, none, going, produced, torch.where(going, copied + 1, 0) - produced)
         for name, values in zip(counts, columns, strict=True):
             counts[name] += values.numpy()

@@ -20,7 +20,7 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from analysis.replay.policies import replay, replay_starts
-from analysis.replay.prompt_lookup import Copied, Text, replay_prompt_lookup
+from analysis.replay.prompt_lookup import Copies, Text, replay_prompt_lookup
 from analysis.replay.recorded_heads import with_recorded_heads
 from analysis.replay.tally import Replayed
 from analysis.replay.token_view import piece, token_rounds
@@ -151,7 +151,8 @@ class Recording:
             return at_price(trace, float(price), int(min_drafted or 0))
         policy, proposer = self.policy_for(setting), self.bench.methods[setting.name].proposer
         if isinstance(proposer, BestSourceProposer):
-            return replay(trace, policy, Copied(proposer.copies, self._texts(), self._ends()))
+            limit, most = self.bench.methods[setting.name].limit, self.bench.sampling.max_new_tokens
+            return replay(trace, policy, Copies(proposer.copies, self._texts(), limit, most, self._ends()))
         return replay(trace, policy) if policy.uses_history else replay_starts(trace, policy)
 
     def _trace(self, draft_temperature: float | None) -> Trace:

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from analysis.replay.policies import replay, replay_starts
-from analysis.replay.prompt_lookup import Copied
+from analysis.replay.prompt_lookup import Copies
 from analysis.replay.recorded_heads import with_recorded_heads
 from data_gen.held_out import load_frozen
 from data_gen.recording import Recorder
@@ -94,8 +94,8 @@ def forced_counts(pair, method, trace, texts, sampling):
 
 def replayed(pair, method, trace, texts, sampling):
     bound = method.bind(pair)
-    copied = Copied(bound.proposer.copies, texts, pair.ends(sampling))
-    return replay(trace, with_recorded_heads(bound.policy, {pair.head: "own"}), copied)
+    copies = Copies(bound.proposer.copies, texts, bound.limit, sampling.max_new_tokens, pair.ends(sampling))
+    return replay(trace, with_recorded_heads(bound.policy, {pair.head: "own"}), copies)
 
 
 @pytest.mark.parametrize("setting", SETTINGS)
