@@ -59,7 +59,7 @@ def _joined(drafted: Proposal, copied: Tensor, num_copied: Tensor, vocab_size: i
         return drafted
     tokens = pad(copied, (0, width - copied.shape[1]))
     tokens = torch.where(by_draft.unsqueeze(1), pad(drafted.tokens, (0, width - num_drawn)), tokens)
-    q = point_masses(tokens, vocab_size)
+    q = point_masses(tokens, vocab_size, drafted.draft_probs.dtype)
     if num_drawn:
         q[:, :num_drawn] = torch.where(by_draft.view(-1, 1, 1), drafted.draft_probs, q[:, :num_drawn])
     return Proposal(tokens, q, torch.where(by_draft, drafted.num_drafted, num_copied), drafted.num_calls)

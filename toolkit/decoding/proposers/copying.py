@@ -112,9 +112,9 @@ class CopyProposer(TextProposer):
         """Do nothing: no cache has read the draft."""
 
 
-def point_masses(tokens: Tensor, vocab_size: int) -> Tensor:
-    """Distributions [..., V] float32 that have all their mass at tokens [...]."""
-    q = torch.zeros(*tokens.shape, vocab_size, dtype=torch.float32, device=tokens.device)
+def point_masses(tokens: Tensor, vocab_size: int, dtype: torch.dtype = torch.float32) -> Tensor:
+    """Distributions [..., V] that have all their mass at tokens [...]."""
+    q = torch.zeros(*tokens.shape, vocab_size, dtype=dtype, device=tokens.device)
     return q.scatter_(-1, tokens.unsqueeze(-1), 1.0)
 
 
