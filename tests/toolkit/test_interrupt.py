@@ -29,6 +29,15 @@ def test_while_modules_are_imported():
     assert_one_line(started("-c", f"{checked}; raise KeyboardInterrupt"))
 
 
+def test_where_python_loses_it():
+    """In a finalizer: the exception does not get out, the command ends all the same."""
+    checked = "from toolkit.config.command_line import check_command_line; check_command_line('decode')"
+    lost = "class Lost:\n def __del__(self): raise KeyboardInterrupt\n"
+    waits = "import time; Lost(); time.sleep(60)"
+    process = started("-c", f"{lost}{checked}\ntry:\n {waits}\nexcept KeyboardInterrupt: raise")
+    assert_one_line(process)
+
+
 def test_where_a_library_ends_the_process_itself():
     """As Lightning's trainer does: it catches the interrupt and exits with 1."""
     stops = "def run(cfg):\n try: raise KeyboardInterrupt\n except KeyboardInterrupt: raise SystemExit(1)\n"

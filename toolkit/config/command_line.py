@@ -6,9 +6,11 @@ module imports what its work needs. `toolkit.runs.stage.command` checks again, f
 
 from __future__ import annotations
 
+import _thread
 import argparse
 import os
 import sys
+import threading
 from collections.abc import Sequence
 from typing import NoReturn
 
@@ -28,11 +30,25 @@ def check_command_line(config_name: str) -> None:
     """
     usual = sys.excepthook
     sys.excepthook = lambda kind, *error: interrupted() if kind is KeyboardInterrupt else usual(kind, *error)
+    repeat_lost_interrupts()
     ensure_home()  # before libraries look for their caches
     try:
         sys.argv[1:] = prepare(config_name, sys.argv[1:])
     except InputError as error:
         sys.exit(f"error: {error}")
+
+
+def repeat_lost_interrupts() -> None:
+    """Send Ctrl-C again where Python loses it: in a finalizer or a weak reference's callback no exception gets out."""
+    usual = sys.unraisablehook
+
+    def hook(unraisable: sys.UnraisableHookArgs) -> None:
+        if unraisable.exc_type is KeyboardInterrupt:
+            threading.Timer(0.05, _thread.interrupt_main).start()
+        else:
+            usual(unraisable)
+
+    sys.unraisablehook = hook
 
 
 def prepare(config_name: str, argv: Sequence[str]) -> list[str]:
