@@ -150,7 +150,7 @@ def test_every_command_is_documented():
 
 # What makes a command small; the folders that words in capitals stand for are made by the commands above it.
 TINY = {
-    "data_gen.responses": ["prompts.limit=6", "sampling.max_new_tokens=8"],
+    "data_gen.responses": ["prompts.limit=8", "sampling.max_new_tokens=12"],
     "data_gen.mix": ["validation_fraction=.5"],
     "data_gen.traces": ["max_drafted=4"],
     "toolkit.train": ["trainer.max_epochs=1", "optimizer.lr=.001"],
@@ -177,6 +177,7 @@ PLACEHOLDER = re.compile(r"\b[A-Z_]{3,}\b")
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1800)
 def test_every_documented_command_runs(tmp_path, monkeypatch):
     """In order, on a few tokens; each is found finished where a later line repeats it."""
     monkeypatch.setenv("WANDB_MODE", "disabled")
