@@ -151,7 +151,8 @@ class Recording:
             return at_price(trace, float(price), int(min_drafted or 0))
         policy, proposer = self.policy_for(setting), self.bench.methods[setting.name].proposer
         if isinstance(proposer, BestSourceProposer):
-            limit, most = self.bench.methods[setting.name].limit, self.bench.sampling.max_new_tokens
+            limit = self.bench.methods[setting.name].bind(self.bench.pair).limit
+            most = self.bench.sampling.max_new_tokens
             return replay(trace, policy, Copies(proposer.copies, self._texts(), limit, most, self._ends()))
         return replay(trace, policy) if policy.uses_history else replay_starts(trace, policy)
 
