@@ -7,6 +7,7 @@ from collections import Counter
 
 import pandas as pd
 import pytest
+import yaml
 from omegaconf import OmegaConf
 
 from analysis import paper
@@ -117,3 +118,17 @@ def test_a_page_is_made_of_finished_runs(tmp_path):
     assert table.value["SpecDec++", "Alpaca"] == 1.8
     assert table.published["SpecDec++", "Alpaca"] == "18.88"
     assert "+20.0%" in (folder / "page.md").read_text()
+
+
+@pytest.mark.parametrize("name", sorted(path.stem for path in (CONF / "papers").glob("*.yaml")))
+def test_what_a_paper_records_has_one_limit_for_all_texts(name):
+    """Recordings refuse sampling.max_length: the responses that they are made of have none."""
+    stages = yaml.safe_load((CONF / "papers" / f"{name}.yaml").read_text("utf-8")).get("stages", {})
+    for group in stages.values():
+        for stage in group.values():
+            if stage["run"] != "data_gen.traces.run":
+                continue
+            (read,) = [word for word in stage["overrides"] if word.startswith("responses=")]
+            overrides = group[read.split('"')[1][1:-1]]["overrides"]
+            flat = [word for part in overrides for word in ([part] if isinstance(part, str) else part)]
+            assert not any(word.startswith("sampling.max_length=") for word in flat)
