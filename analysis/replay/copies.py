@@ -86,9 +86,9 @@ def scores(estimator: MatchEstimator, inputs: Tensor, labels: Tensor, others: Te
     }
     lines = []
     for name, values in logits.items():
-        found = CalibrationScores()
-        found.update(values, truth.double())
-        computed = {key: float(value) for key, value in found.compute().items()}
+        score = CalibrationScores()
+        score.update(values, truth.double())
+        computed = {key: float(value) for key, value in score.compute().items()}
         lines.append({
             "estimator": name, "log_loss": computed["log_loss"], "ECE": computed["ece"], "AUROC": computed["auroc"],
             "mean_estimate": float(torch.sigmoid(values).mean()), "accepted": float(truth.double().mean()),

@@ -50,8 +50,8 @@ class Copies:
                 start = len(prompt) + number
                 room.append(min(max_new_tokens - number - 1, most))
                 left.append(len(produced) - number)
-                found = NOTHING if proposer is None else proposer.lookup(whole[:start], room[-1], end_ids)
-                self.proposer.copies.append((found, _agreeing(found.tokens, whole[start:])))
+                copy = NOTHING if proposer is None else proposer.lookup(whole[:start], room[-1], end_ids)
+                self.proposer.copies.append((copy, _agreeing(copy.tokens, whole[start:])))
         self.text_first = torch.tensor([0, *(len(produced) for _, produced in texts)]).cumsum(0)
         run = torch.tensor([agreeing for _, agreeing in self.proposer.copies])
         self.geometry = Geometry(run, torch.tensor(left), torch.tensor(room))

@@ -221,20 +221,20 @@ class CachedTeacher:
 
     def _write(self, texts: Sequence[Text], bar: tqdm[Any]) -> None:
         """Write files of texts: of SHARD texts, or fewer where these take more than a minute."""
-        started, asked, parts = perf_counter(), list[Text](), list[dict[str, Tensor]]()
+        started, unsaved, parts = perf_counter(), list[Text](), list[dict[str, Tensor]]()
         for first in range(0, len(texts), TOGETHER):
-            asked += (group := texts[first : first + TOGETHER])
+            unsaved += (group := texts[first : first + TOGETHER])
             parts.append(self._asked(group))
             bar.update(sum(len(produced) for _, produced in group))
             last = first + TOGETHER >= len(texts)
-            if not last and len(asked) < SHARD and perf_counter() - started < LONGEST:
+            if not last and len(unsaved) < SHARD and perf_counter() - started < LONGEST:
                 continue
-            keys = [key_of(text) for text in asked]
-            index = json.dumps([[key, len(produced)] for key, (_, produced) in zip(keys, asked, strict=True)])
+            keys = [key_of(text) for text in unsaved]
+            index = json.dumps([[key, len(produced)] for key, (_, produced) in zip(keys, unsaved, strict=True)])
             path = self.folder / f"{content_hash(keys)}.safetensors"
             save_tensors(path, _joined(parts), {"index": index})
             self._open(path)
-            started, asked, parts = perf_counter(), [], []
+            started, unsaved, parts = perf_counter(), [], []
 
     def _open(self, path: Path) -> None:
         tensors, metadata = load_tensors(path, "teacher cache")
