@@ -39,7 +39,7 @@ bench: $(READY) ## decoding speed against transformers, into outputs/benchmarks.
 
 # With $(PYTHON) itself, for the virtual environment's pins are CPU builds: it needs torch, transformers, safetensors, hydra-core.
 # Options in ARGS: make gpu-check ARGS="--skip speed", ARGS="--help".
-gpu-check: ## exactness and speed on a CUDA device, into outputs/gpu.md (under 10 minutes; not yet run on a GPU)
+gpu-check: ## exactness and speed on a CUDA device, into outputs/gpu.md (under 10 minutes)
 	$(PYTHON) -m benchmarks.gpu_check --out outputs/gpu.md $(ARGS)
 
 evidence: $(READY) ## the documentation's results, measured again into outputs/evidence/ (ARGS=--small: a few prompts)

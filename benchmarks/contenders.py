@@ -135,7 +135,7 @@ def held_sessions(pair: ModelPair) -> list[Any]:
 
 def refusals(pair: ModelPair) -> list[str]:
     """Why forwards could not be captured in the calls so far; empty if they could."""
-    return [session.captures.refused for session in held_sessions(pair) if session.captures.refused]
+    return [reason for session in held_sessions(pair) for reason in session.captures.refusals]
 
 
 # -- the meter -----------------------------------------------------------------------------------------------------------

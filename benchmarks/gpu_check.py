@@ -6,7 +6,7 @@
 
 Needs torch, transformers and safetensors; hydra-core, too, for the checks of all methods. Speeds are those of a padded pair:
 the toy pair's function at the cost of a large shape (`toolkit.testing.padding`). Exit code 1 if a check failed; nothing
-that fails keeps the rest from running. Not yet run on a GPU.
+that fails keeps the rest from running. Exactness took 165 s on an H200; speed has not been run to its end.
 """
 
 from __future__ import annotations

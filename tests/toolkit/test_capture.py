@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import gc
+from weakref import ref
+
 import pytest
 import torch
 
@@ -252,3 +255,20 @@ def test_captures_go_with_the_keys_and_values_that_they_write(change):
 def test_bad_options():
     with pytest.raises(InputError, match="cuda_graphs: expected one of auto, on, off or true or false, got 'fast'"):
         ModelPair.from_pretrained("toy/target", "toy/draft", cuda_graphs="fast")
+
+
+@pytest.mark.parametrize("captures", [None, Captures(EagerStatic)], ids=["plain", "captured"])
+def test_a_dropped_session_frees_its_caches_and_captures_without_the_garbage_collector(captures):
+    """A large cache must not wait for a collection, nor a CUDA graph be freed while another one is captured."""
+    session = open_session(tiny_model("llama"), 2, 64, captures)
+    gc.collect()
+    gc.disable()
+    try:
+        for _ in range(4):
+            session.extend(torch.full((2, 3), 3))
+            session.truncate([0, 0])
+        keys = ref(session.layers[0].keys)
+        del session
+        assert keys() is None
+    finally:
+        gc.enable()

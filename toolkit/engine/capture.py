@@ -15,9 +15,11 @@ Shapes: b rows, T tokens of a block, S visible slots, V vocabulary, D hidden siz
 
 from __future__ import annotations
 
+import gc
 import warnings
 from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
+from weakref import WeakSet
 
 import torch
 from torch import Tensor, nn
@@ -45,8 +47,8 @@ class StaticForward:
     layers: ClassVar[int] = 4096  # of all captures of a session
 
     def __init__(self, forward: Forward, inputs: Sequence[Tensor]):
-        self.inputs = [tensor.clone() for tensor in inputs]
-        self.run = lambda: forward(*self.inputs)
+        inputs = self.inputs = [tensor.clone() for tensor in inputs]
+        self.run = lambda: forward(*inputs)
 
     def __call__(self, inputs: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
         for static, tensor in zip(self.inputs, inputs, strict=True):
@@ -56,29 +58,46 @@ class StaticForward:
 
 
 class GraphForward(StaticForward):
-    """A static forward as one CUDA graph. Graphs of a process share one memory pool: they never run at the same time."""
+    """A static forward as one CUDA graph. Graphs of a device share one memory pool: they never run at the same time.
 
-    pool: ClassVar[Any] = None
+    A pool ends with its last graph; torch refuses its handle from then on. A capture that fails leaves its pool, the current
+    stream and the default generator in the state of capturing (torch 2.11): the pool is not used again, the others are mended.
+    """
+
+    alive: ClassVar[WeakSet[GraphForward]] = WeakSet()
 
     def __init__(self, forward: Forward, inputs: Sequence[Tensor]):
         super().__init__(forward, inputs)
-        side = torch.cuda.Stream()
-        side.wait_stream(torch.cuda.current_stream())
+        self.device = inputs[0].device
+        stream, side = torch.cuda.current_stream(self.device), torch.cuda.Stream(self.device)
+        side.wait_stream(stream)
         with torch.cuda.stream(side):
             for _ in range(2):  # libraries choose and allocate on their first calls
                 self.run()
-        torch.cuda.current_stream().wait_stream(side)
+        stream.wait_stream(side)
         graph = torch.cuda.CUDAGraph()
-        if GraphForward.pool is None:
-            GraphForward.pool = torch.cuda.graph_pool_handle()
-        with torch.cuda.graph(graph, pool=GraphForward.pool):
-            results = self.run()
+        pool = next((other.graph.pool() for other in GraphForward.alive if other.device == self.device), None)
+        collecting = gc.isenabled()
+        gc.disable()  # a graph that is freed while another one is captured ends the capture
+        try:
+            with torch.cuda.graph(graph, pool=pool):
+                results = self.run()
+        except Exception:
+            GraphForward.alive.clear()
+            torch.cuda.set_stream(stream)
+            generator = torch.cuda.default_generators[stream.device.index]
+            generator.graphsafe_set_state(generator.clone_state())
+            raise
+        finally:
+            if collecting:
+                gc.enable()
 
         def replay() -> tuple[Tensor, Tensor]:
             graph.replay()
             return results
 
-        self.run = replay
+        self.run, self.graph = replay, graph
+        GraphForward.alive.add(self)
 
 
 class Captures:

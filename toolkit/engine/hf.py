@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
+from weakref import proxy
 
 import torch
 from torch import Tensor
@@ -47,7 +48,7 @@ class TreeLayer(CacheLayerMixin):
 
     def __init__(self, session: HFSession):
         super().__init__()
-        self.session = session
+        self.session: HFSession = proxy(session)  # no cycle: a session that is dropped frees its buffers at once
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
         num_rows, slots = self.session.index.num_rows, self.session.index.capacity + 1
@@ -176,8 +177,10 @@ class HFSession(Session):
         """One forward of the model through captures: the shape decides, and the slots are an input (the last one)."""
         assert self.captures is not None
 
+        session: HFSession = proxy(self)  # which holds the captures, and they hold this function
+
         def forward(*tensors: Tensor) -> tuple[Tensor, Tensor]:
-            return self.compute(tensors[:-1], _Block(visible, tensors[-1]), last)
+            return session.compute(tensors[:-1], _Block(visible, tensors[-1]), last)
 
         last = min(next(width for width in WIDTHS if width >= last), inputs[0].shape[1])
         return self.captures.run((*inputs[0].shape, visible, last), forward, inputs)

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytorch_lightning as pl
+import torch
 from pytorch_lightning.plugins.environments import LightningEnvironment
 
 from toolkit.config import instantiate
@@ -16,11 +17,16 @@ from toolkit.training.curves import Curves
 from toolkit.training.processes import is_distributed
 
 
-def build_trainer(cfg: Any, folder: Path, loggers: Sequence[Any]) -> pl.Trainer:
-    """Lightning's trainer with checkpoints that are whole or absent."""
+def build_trainer(cfg: Any, folder: Path, loggers: Sequence[Any], device: torch.device | None = None) -> pl.Trainer:
+    """Lightning's trainer with checkpoints that are whole or absent.
+
+    device  where one process trains if it is a GPU, whatever `trainer.accelerator` says
+    """
     callbacks = [instantiate(spec) for spec in (cfg.callbacks or {}).values() if spec is not None]
     alone = [] if is_distributed(cfg.trainer) else [LightningEnvironment()]  # not what a launcher's variables say
+    on_gpu = device is not None and device.type == "cuda" and not is_distributed(cfg.trainer)
     trainer: pl.Trainer = instantiate(cfg.trainer)(
+        **({"accelerator": "gpu", "devices": [device.index or 0]} if on_gpu and device else {}),
         default_root_dir=str(folder),
         logger=list(loggers) or False,
         callbacks=[*callbacks, Curves(), progress()],

@@ -7,10 +7,12 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 import pytest
 import torch
+from omegaconf import OmegaConf
 from safetensors.torch import load_file
 
 from toolkit import distill, train
@@ -20,6 +22,7 @@ from toolkit.files.atomic import read_json
 from toolkit.training.batches import ExampleBatches, Examples
 from toolkit.training.processes import check_number, check_processes, is_distributed
 from toolkit.training.states import Positions
+from toolkit.training.trainer import build_trainer
 
 ROOT = Path(__file__).resolve().parents[3]
 SMALL = [
@@ -38,6 +41,17 @@ class Numbers(Examples):
     def batch(self, examples):
         number = torch.tensor(examples)
         return Positions(number.unsqueeze(1), number.double(), number.double())
+
+
+@pytest.mark.parametrize(
+    ("device", "devices", "expected"),
+    [("cpu", 1, ("cpu", 1)), ("cuda", 1, ("gpu", [0])), ("cuda:2", 1, ("gpu", [2])), ("cuda", 2, ("cpu", 2))],
+)
+def test_one_process_trains_on_the_gpu_of_its_device(device, devices, expected, tmp_path):
+    trainer = {"_target_": "builtins.dict", "_partial_": True, "accelerator": "cpu", "devices": devices}
+    cfg = OmegaConf.create({"callbacks": None, "trainer": trainer})
+    built: Any = build_trainer(cfg, tmp_path, [], torch.device(device))
+    assert (built["accelerator"], built["devices"]) == expected
 
 
 @pytest.mark.parametrize("count", [1, 7, 8, 9, 12, 13, 23])
