@@ -65,6 +65,7 @@ class GraphForward(StaticForward):
     """
 
     alive: ClassVar[WeakSet[GraphForward]] = WeakSet()
+    graph: torch.cuda.CUDAGraph
 
     def __init__(self, forward: Forward, inputs: Sequence[Tensor]):
         super().__init__(forward, inputs)
