@@ -135,6 +135,13 @@ def _work(
     chosen = [setting for setting in settings if setting.name in mine or setting.method == PLAIN]
     replayed = _replayed(settings, bench, cfg)
     recording: Recording | None = None
+    decoded = [
+        setting.method for setting in chosen if setting not in replayed and setting.method not in (PLAIN, ORACLE)
+    ]
+    if cfg.source == "traces" and decoded:
+        print(
+            f"{len(decoded)} settings are decoded, for no recording holds their rounds: {', '.join(dict.fromkeys(decoded))}"
+        )
     with _Progress(len(chosen), len(bench.prompts), cfg.cost_ratio) as progress:
         for setting in chosen:
             progress.begin(setting)

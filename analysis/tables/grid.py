@@ -115,16 +115,18 @@ def default_bound() -> int:
 
 
 def bounded(setting: Setting, max_drafted: int) -> Setting:
-    """The setting with another bound, if it drafts a chain and neither its method nor the grid names one.
+    """The setting with another bound, if it drafts chains and neither its method nor the grid names one.
 
     A method whose bound follows its draft length names one. Raises InputError for a bound below the fewest tokens of a round.
     """
     written = OmegaConf.to_container(setting.method_config(), resolve=False)
     assert isinstance(written, dict)
-    chain = str((written.get("proposer") or {}).get("_target_", ".ChainProposer")).endswith(
-        ".ChainProposer"
-    )  # the default
-    if not chain or "max_drafted" in setting.parameters or written["max_drafted"] != default_bound():
+    proposer = str((written.get("proposer") or {}).get("_target_", ".ChainProposer"))  # the default
+    if (
+        not proposer.endswith((".ChainProposer", ".BestSourceProposer"))
+        or "max_drafted" in setting.parameters
+        or written["max_drafted"] != default_bound()
+    ):
         return setting
     if written["min_drafted"] > max_drafted:
         raise InputError(

@@ -155,18 +155,21 @@ class Workbench:
         return parameter_counts({"target": self.pair.target, **drafts})
 
     def replayable(self, setting: Setting, max_drafted: int) -> bool:
-        """Whether a recording holds all the setting needs: a chain of drafted tokens, judged one by one, of this length."""
+        """Whether a recording holds all the setting needs: a chain of drafted tokens, judged one by one, of this length.
+
+        Copied tokens need the texts alone, whatever the length.
+        """
         if setting.method == PLAIN or setting.method in PARAMETERS:
             return False
         method = self.methods[setting.name]
         if method.couples_rows:
             return False
-        replayed = isinstance(method.proposer, CopyProposer) or type(method.proposer) in (
-            ChainProposer,
-            BestSourceProposer,
-        )
-        chain = replayed and type(method.rule) is Rejection
+        if type(method.rule) is not Rejection:
+            return False
+        if isinstance(method.proposer, CopyProposer):
+            return True
         limit = method.bind(self.pair).policy.limit
+        chain = type(method.proposer) in (ChainProposer, BestSourceProposer)
         return chain and limit is not None and limit <= max_drafted
 
     def about(self, number: int, lossless: bool) -> dict[str, Any]:
