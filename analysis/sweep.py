@@ -139,9 +139,7 @@ def _work(
         setting.method for setting in chosen if setting not in replayed and setting.method not in (PLAIN, ORACLE)
     ]
     if cfg.source == "traces" and decoded:
-        print(
-            f"{len(decoded)} settings are decoded, for no recording holds their rounds: {', '.join(dict.fromkeys(decoded))}"
-        )
+        print(f"decoded, as a recording lacks their rounds: {', '.join(dict.fromkeys(decoded))}")
     with _Progress(len(chosen), len(bench.prompts), cfg.cost_ratio) as progress:
         for setting in chosen:
             progress.begin(setting)
@@ -149,7 +147,7 @@ def _work(
             try:
                 rows = _read_rows(path)
                 if rows is None and setting.method == ORACLE:
-                    rows = _written(bench.score_oracle(setting, responses_of(done)), path)
+                    rows = _written(bench.score_oracle(setting, responses_of(done), progress.round_done), path)
                 elif rows is None and setting in replayed:
                     recording = recording or _recording(settings, done, paths, bench, cfg)
                     with alone(path.parent.parent, RECORDING, cfg):

@@ -20,7 +20,7 @@ Shapes: N produced tokens, M max_drafted.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import torch
@@ -69,8 +69,12 @@ def acceptance_probs(
     sampling: Sampling,
     draft_temperature: float | None = None,
     batch_size: int = 8,
+    on_text: Callable[[int], object] = lambda count: None,
 ) -> list[Array]:
-    """a_1..a_N of every text, by one teacher-forced pass of the target and one of the (first) draft."""
+    """a_1..a_N of every text, by one teacher-forced pass of the target and one of the (first) draft.
+
+    on_text  called after each text with the number of its tokens
+    """
     pair.check_has_draft("the oracle")
     for prompt, produced in texts:
         if len(prompt) + len(produced) > pair.max_length:
@@ -88,4 +92,5 @@ def acceptance_probs(
             # A token of target probability 0 comes from rounding or from elsewhere; the draft may still have it.
             ratio = torch.where(p > 0, q / p, (q > 0).to(q.dtype))
             chances[number] = ratio.clamp(max=1).double().cpu().numpy()
+            on_text(len(produced))
     return chances

@@ -124,13 +124,15 @@ class Workbench:
             responses[name] = responses[name].where(~beyond, pd.Series([[]] * len(responses), responses.index))
         return responses
 
-    def score_oracle(self, setting: Setting, responses: pd.DataFrame) -> pd.DataFrame:
+    def score_oracle(
+        self, setting: Setting, responses: pd.DataFrame, on_text: Callable[[int], object] = lambda count: None
+    ) -> pd.DataFrame:
         """The oracle's expected counts on the autoregressive responses: one row each."""
         responses = self.within_context(responses)
         texts = list(zip(responses.prompt_ids, responses.token_ids, strict=True))
         temperature, most = setting.parameters.get("draft_temperature"), setting.parameters.get("max_drafted")
         started = perf_counter()
-        probs = acceptance_probs(self.pair, texts, self.sampling, temperature, self.batch_size)
+        probs = acceptance_probs(self.pair, texts, self.sampling, temperature, self.batch_size, on_text)
         counts = [expected_counts(text, most) for text in probs]
         seconds = perf_counter() - started
         rows = [

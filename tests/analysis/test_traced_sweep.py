@@ -139,3 +139,15 @@ def test_texts_token_by_token_add_up_to_the_rows(tmp_path, head):
         predicted = [token["predicted"] for text in view["texts"] for one in text["rounds"] for token in one["drafted"]]
         assert all(value is None or 0 <= value <= 1 for value in predicted)
         assert any(value is not None for value in predicted), "a head was recorded"
+
+
+def test_a_shallow_recording_serves_copies_of_any_length_and_both_sources(tmp_path, capsys):
+    """Nothing but autoregressive decoding and rules without a recording is decoded; what is, is named."""
+    grid = {"prompt_lookup": {"policy.num_drafted": [8]}, "lookup_rate": {}, "best_source": {}, "block": {}}
+    words = {"grid": grid, "sampling": {"temperature": 0.0}, "max_drafted": 3}
+    traced = rows_of(sweep.run(sweep_config(tmp_path / "traced", source="traces", **words)))
+    lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("decoded, ")]
+    assert [line.rpartition(": ")[2] for line in lines] == ["block"]
+    live = rows_of(sweep.run(sweep_config(tmp_path / "live", source="live", **words)))
+    for name in COUNTS:
+        assert (live[name] == traced.loc[live.index, name]).all(), name
