@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from itertools import product
+from pathlib import Path
 
 import pytest
 import torch
@@ -11,6 +12,7 @@ from safetensors.torch import load_file, save_file
 from transformers import LlamaConfig, Qwen3Config
 
 from toolkit import ModelPair, config, generate
+from toolkit.distillation.unrolled import TargetStates, logits_by_depth, unrolled_states
 from toolkit.engine import open_session
 from toolkit.engine.capture import Captures, StaticForward
 from toolkit.errors import InputError
@@ -18,7 +20,8 @@ from toolkit.models import eagle3
 from toolkit.models.eagle3 import Eagle3
 from toolkit.testing import chi_square, ragged_prompts, tiny_llama
 
-LAYERS = [0, 1, 3]
+FIXTURES = Path(__file__).parents[1] / "fixtures" / "eagle3"
+LAYERS = [0, 1, 2]
 FLAG_SETS = [(), ("norm_before_residual",), ("norm_before_fc", "norm_output"), ("fc_norm", "norm_before_residual")]
 
 
@@ -157,6 +160,25 @@ def test_whole_outputs_follow_the_targets_distribution(method, dtype):
     assert chi_square(counts, runs * expected) > 1e-4
 
 
+@pytest.mark.parametrize("name", ["plain", "norm_before_residual", "norm_before_fc_norm_output", "fc_norm"])
+def test_logits_are_those_of_speculators(name):
+    """Checkpoints, inputs and logits that `speculators` 0.9.0 wrote: every pair of a text, then three depths more."""
+    recorded = load_file(FIXTURES / name / "recorded.safetensors")
+    draft = eagle3.load(FIXTURES / name, "auto", tiny_llama(16, 4, 1, torch.float32, vocab_size=64))
+    assert draft.target_layers == (1, 2, 3)
+    text, states = recorded["token_ids"].tolist(), draft.projected(recorded["target_states"][:-1]).unsqueeze(0)
+    for depth in range(1, 5):
+        tokens = torch.tensor([text[1:] + recorded["drafted"][: depth - 1].tolist()])
+        size = tokens.shape[1]
+        mask = torch.full((size, size), torch.finfo(draft.dtype).min).triu(1)[None, None]
+        output = draft(tokens, torch.arange(1, size + 1).unsqueeze(0), mask, None, own_states=states)
+        states = torch.cat([states, output.hidden_states[0][:, -1:]], 1)
+        logits = output.logits[0][:, draft.lm_head.kept]
+        expected = recorded[f"depth_{depth}"]
+        assert torch.allclose(logits if depth == 1 else logits[-1], expected, rtol=0, atol=1e-5)
+        assert draft.lm_head.kept[logits[-1].argmax()] == recorded["drafted"][depth - 1]
+
+
 def test_a_saved_draft_is_loaded_again(tmp_path):
     target = tiny_llama(32, 3, 1, torch.float32)
     draft = tiny_draft(target, flags=("norm_before_residual", "fc_norm"))
@@ -191,11 +213,14 @@ def change_weights(**values):
 @pytest.mark.parametrize(
     ("change", "line"),
     [
-        (change_config(eagle_aux_hidden_state_layer_ids=[0, 1, 9]), "reads layer 9"),
+        (change_config(eagle_aux_hidden_state_layer_ids=[0, 1, 9]), "below the target's 3, got [0, 1, 9]"),
+        (change_config(eagle_aux_hidden_state_layer_ids=[1, 0, 2]), "expected ascending layers"),
         (change_config(eagle_aux_hidden_state_layer_ids=[0, 1]), "states of 48 numbers"),
         (change_config(other_norm=True), "other_norm=True"),
         (change_config(transformer_layer_config={"model_type": "llama", "num_hidden_layers": 2}), "of 1 layer, got 2"),
         (change_config(transformer_layer_config={"model_type": "gemma2", "num_hidden_layers": 1}), "got 'gemma2'"),
+        (change_weights(fc_weight=torch.full((16, 96), torch.nan)), "not numbers"),
+        (change_weights(t2d=torch.ones(97, dtype=torch.bool)), "d2t and t2d"),
         (change_weights(fc_weight=None), "lacks weight fc.weight"),
         (change_weights(fc_bias=torch.zeros(16)), "unknown weight fc.bias"),
         (change_weights(d2t=torch.full((40,), 90)), "d2t: expected 40 different tokens below 97"),
@@ -221,3 +246,30 @@ def test_beams_are_refused():
     target = tiny_llama(32, 3, 1, torch.float64)
     with pytest.raises(InputError, match="beams need a separate draft"):
         generate(ModelPair(target, tiny_draft(target)), ragged_prompts(1), "dsbd", max_new_tokens=4)
+
+
+@pytest.mark.parametrize("name", ["plain", "norm_before_residual", "norm_before_fc_norm_output", "fc_norm"])
+def test_the_unrolling_in_training_is_that_of_speculators(name):
+    recorded = load_file(FIXTURES / name / "recorded.safetensors")
+    draft = eagle3.load(FIXTURES / name, "auto", tiny_llama(16, 4, 1, torch.float32, vocab_size=64))
+    states, tokens = recorded["target_states"][:-1].unsqueeze(0), recorded["token_ids"].unsqueeze(0)
+    for step, final in enumerate(unrolled_states(draft, states, tokens, 4)):
+        logits, expected = draft.lm_head.rows(final[0]), recorded["training_logits"][step]
+        assert torch.allclose(logits[: len(logits) - step], expected[: len(expected) - step], rtol=0, atol=1e-5)
+
+
+def test_training_sees_what_decoding_computes():
+    """Depth k of the row that begins at a token: the logits of a round that began there, after k - 1 drafted tokens."""
+    target = tiny_llama(32, 3, 1, torch.float64)
+    draft = tiny_draft(target, flags=("norm_before_residual",))
+    texts = [([5, 9, 33], [21, 8, 4, 70]), ([7], [60, 12, 11])]
+    states = TargetStates(target, LAYERS).of(texts)
+    positions = [range(4), [0, 2]]
+    places = [(row, len(texts[row][0]) + i) for row, where in enumerate(positions) for i in where]
+    for depth, (logits, index) in enumerate(logits_by_depth(draft, states, texts, positions, 3), start=1):
+        assert index.tolist() == [number for number, (_, place) in enumerate(places) if place > depth]
+        for number, got in zip(index.tolist(), logits, strict=True):
+            row, place = places[number]
+            text = [*texts[row][0], *texts[row][1]]
+            begun, drafted = text[: place - depth + 1], text[place - depth + 1 : place]
+            close(got, unrolled_logits(target, draft, begun, drafted)[-1][draft.lm_head.kept])

@@ -25,6 +25,11 @@ from toolkit.engine.hf import HFSession
 from toolkit.engine.tree import Placement
 from toolkit.errors import InputError
 
+NEEDS_TARGET = (
+    "an EAGLE-3 draft reads its target's states and cannot be read alone: it decodes beside its target, and toolkit.distill "
+    "trains it; recordings, heads and costs need a draft of its own"
+)
+
 
 class StateReader(HFSession):
     """A draft beside the session of its target, whose cache keeps the states that the draft reads.
@@ -36,9 +41,12 @@ class StateReader(HFSession):
 
     def __init__(self, model: Any, num_rows: int, capacity: int, captures: Captures | None, target: Session | None):
         super().__init__(model, num_rows, capacity, captures, kept_layers=(0,))
+        if target is None:
+            raise InputError(NEEDS_TARGET)
         if not isinstance(target, HFSession) or target.kept_layers != tuple(model.target_layers):
             raise InputError(
-                "a draft that reads the target's states needs a target of transformers whose cache keeps them"
+                f"the draft reads layers {list(model.target_layers)} of a transformers target, whose cache keeps "
+                f"{list(getattr(target, 'kept_layers', ()))}: expected one EAGLE-3 draft, or several of the same layers"
             )
         self.target = target
         self.certain = [0] * num_rows

@@ -12,14 +12,16 @@ state], each after a norm of its own. The output layer has rows for V' of the V 
     norm_before_residual, norm_output         the same; norm_output: the state after the norm is handed on
     norm_before_fc (input_norm), fc_norm      the same
 
-Deviations: none in the arithmetic. Refused by name: more than one layer, other families than Llama and Qwen3, windows, and
-keys of the config that are not known here. A text's first token, which theirs drops, is read without a state and never seen.
+Deviations: none in the arithmetic. Refused by name: more than one layer, other families than Llama and Qwen3, ropes that
+follow a text's length, the state after the target's last layer, and keys of the config that are not known here. A text's first
+token, which theirs drops, is read without a state and never seen.
 
 Shapes: b rows, T tokens, D hidden size, W = n D_target width of the target's states, V vocabulary, V' output rows.
 """
 
 from __future__ import annotations
 
+import copy
 import json
 from collections.abc import Sequence
 from pathlib import Path
@@ -90,6 +92,7 @@ class Eagle3(modeling_llama.LlamaPreTrainedModel):
         self.rotary_emb = rotary_class(config)
         self.norm = norm(width)
         self.lm_head = ReducedOutput(nn.Linear(width, len(kept), bias=False), kept, self.output_size)
+        self.generation_config = GenerationConfig()
         self.post_init()
 
     def get_input_embeddings(self) -> nn.Module:
@@ -100,6 +103,13 @@ class Eagle3(modeling_llama.LlamaPreTrainedModel):
 
     def set_output_embeddings(self, output: nn.Module) -> None:
         self.lm_head = output
+
+    def blank(self) -> Eagle3:
+        """A draft of the same shape, its weights not these."""
+        kept = self.lm_head.kept.cpu()
+        draft: Any = Eagle3(copy.deepcopy(self.config), self.target_layers, self.target_width, kept, sorted(self.flags))
+        blank: Eagle3 = draft.to(self.dtype)
+        return blank
 
     def projected(self, target_states: Tensor) -> Tensor:
         """The target's states [..., W] at the draft's width [..., D]."""
@@ -131,20 +141,25 @@ class Eagle3(modeling_llama.LlamaPreTrainedModel):
         states = own_states
         if target_states is not None and from_target is not None:
             states = torch.where(from_target.unsqueeze(-1), self.projected(target_states), own_states)
-        layer = self.layers[0]
+        handed_on, final = self.read(input_ids, position_ids, attention_mask, past_key_values, states)
+        return CausalLMOutput(logits=self.lm_head(final[:, -logits_to_keep:]), hidden_states=(handed_on,))
+
+    def read(
+        self, tokens: Tensor, positions: Tensor, mask: Tensor, cache: Any, states: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """One pass over tokens [b, T] beside states [b, T, D]: the states to hand on, and those that the output layer reads."""
+        layer: Any = self.layers[0]
         normed = layer.hidden_norm(states)
-        read = torch.cat([layer.input_layernorm(self.embed_tokens(input_ids)), normed], -1)
         attended, _ = layer.self_attn(
-            hidden_states=read,
-            position_embeddings=self.rotary_emb(states, position_ids),
-            attention_mask=attention_mask,
-            past_key_values=past_key_values,
+            hidden_states=torch.cat([layer.input_layernorm(self.embed_tokens(tokens)), normed], -1),
+            position_embeddings=self.rotary_emb(states, positions),
+            attention_mask=mask,
+            past_key_values=cache,
         )
         hidden = (normed if "norm_before_residual" in self.flags else states) + attended
         hidden = hidden + layer.mlp(layer.post_attention_layernorm(hidden))
         final = self.norm(hidden)
-        logits = self.lm_head(final[:, -logits_to_keep:])
-        return CausalLMOutput(logits=logits, hidden_states=(final if "norm_output" in self.flags else hidden,))
+        return (final if "norm_output" in self.flags else hidden), final
 
 
 def is_eagle3(source: str | Path) -> bool:
@@ -156,21 +171,27 @@ def is_eagle3(source: str | Path) -> bool:
         return False
 
 
-def load(folder: Path, dtype: torch.dtype | str, target: Any) -> Eagle3:
-    """Read a draft for a target, on the CPU; token embeddings that the folder lacks are the target's.
+def load(folder: Path, dtype: torch.dtype | str, target: Any, device: Any = "cpu") -> Eagle3:
+    """Read a draft for a target; token embeddings that the folder lacks are the target's.
 
-    dtype  "auto": as stored
+    dtype  of torch, or its name; "auto": as stored
     Raises InputError for what is not known here, and for another target's draft.
     """
     from safetensors.torch import load_file
 
     config = json.loads((folder / CONFIG).read_text("utf-8"))
     _check_config(folder, config)
-    weights = folder / WEIGHTS
-    if not weights.is_file():
-        raise InputError(f"{folder}: expected an EAGLE-3 draft's weights in {WEIGHTS}, found no such file")
-    state = load_file(weights)
-    layer = AutoConfig.for_model(**config["transformer_layer_config"])
+    state = {
+        name: tensor for path in sorted(folder.glob("model*.safetensors")) for name, tensor in load_file(path).items()
+    }
+    for name, tensor in state.items():
+        if tensor.is_floating_point() and tensor.isnan().any():
+            raise InputError(
+                f"{folder}: weight {name} holds values that are not numbers: the draft was not saved whole"
+            )
+    layer = AutoConfig.for_model(**{"model_type": "qwen3", **config["transformer_layer_config"]})
+    if "sliding_attention" not in (getattr(layer, "layer_types", None) or []):
+        layer.sliding_window = None
     base = target.config.get_text_config() if hasattr(target, "config") else None
     if base is None or not hasattr(target, "get_decoder"):
         raise InputError(
@@ -183,8 +204,8 @@ def load(folder: Path, dtype: torch.dtype | str, target: Any) -> Eagle3:
         state["embed_tokens.weight"] = target.get_input_embeddings().weight.detach().cpu()
     stored = state["lm_head.weight"].dtype
     flags = [flag for flag in FLAGS if config.get(flag)]
-    model = Eagle3(layer, layers, len(layers) * base.hidden_size, kept, flags)
-    model = model.to(stored if dtype == "auto" else dtype)
+    model: Any = Eagle3(layer, layers, len(layers) * base.hidden_size, kept, flags)
+    model.to(stored if dtype == "auto" else getattr(torch, dtype) if isinstance(dtype, str) else dtype)
     state = {
         name: tensor
         for name, tensor in state.items()
@@ -200,8 +221,8 @@ def load(folder: Path, dtype: torch.dtype | str, target: Any) -> Eagle3:
         if state[name].shape != shape:
             raise InputError(f"{folder}: weight {name}: expected shape {list(shape)}, got {list(state[name].shape)}")
     model.load_state_dict(state)
-    model.generation_config = GenerationConfig()
-    return model.requires_grad_(False).eval()
+    loaded: Eagle3 = model.to(device).requires_grad_(False).eval()
+    return loaded
 
 
 def save(folder: Path, model: Eagle3, target: str) -> None:
@@ -247,14 +268,19 @@ def _check_config(folder: Path, config: dict[str, Any]) -> None:
     unknown = sorted(key for key, value in config.items() if key not in KNOWN and value not in (None, False, [], {}))
     if unknown:
         raise InputError(f"{folder}: {unknown[0]}={config[unknown[0]]!r} of an EAGLE-3 config is not known here")
+    if "norm_before_residual" not in config:
+        raise InputError(
+            f"{folder}: expected norm_before_residual in an EAGLE-3 config: its default differs between programs"
+        )
     layer = config.get("transformer_layer_config") or {}
     family = layer.get("model_type", "qwen3")
     if family not in FAMILIES:
         raise InputError(f"{folder}: expected an EAGLE-3 draft with a layer of {' or '.join(FAMILIES)}, got {family!r}")
     if layer.get("num_hidden_layers", 0) != 1:
         raise InputError(f"{folder}: expected an EAGLE-3 draft of 1 layer, got {layer.get('num_hidden_layers')}")
-    if "sliding_attention" in (layer.get("layer_types") or []):
-        raise InputError(f"{folder}: expected an EAGLE-3 draft with full attention, got sliding_attention")
+    rope = (layer.get("rope_parameters") or layer.get("rope_scaling") or {}).get("rope_type", "default")
+    if rope in ("dynamic", "longrope"):
+        raise InputError(f"{folder}: expected a rope that is the same for all texts, got {rope}")
 
 
 def _check_target(folder: Path, layer: Any, layers: Sequence[int], state: dict[str, Tensor], base: Any) -> None:
@@ -263,8 +289,10 @@ def _check_target(folder: Path, layer: Any, layers: Sequence[int], state: dict[s
         raise InputError(
             f"{folder}: the draft was made for {layer.vocab_size} tokens, the target has {base.vocab_size}"
         )
-    if wrong := [number for number in layers if not 0 <= number <= base.num_hidden_layers]:
-        raise InputError(f"{folder}: the draft reads layer {wrong[0]}, the target has {base.num_hidden_layers}")
+    if not all(0 <= number < base.num_hidden_layers for number in layers) or list(layers) != sorted(set(layers)):
+        raise InputError(
+            f"{folder}: {LAYER_IDS}: expected ascending layers below the target's {base.num_hidden_layers}, got {layers}"
+        )
     width = state["fc.weight"].shape[1] if "fc.weight" in state else len(layers) * base.hidden_size
     if width != len(layers) * base.hidden_size:
         raise InputError(
@@ -281,7 +309,10 @@ def _kept(folder: Path, state: dict[str, Tensor], size: int) -> Tensor:
             raise InputError(f"{folder}: {rows} output rows for {size} tokens need d2t, the weights have none")
         return torch.arange(size)
     kept = state["d2t"].long() + torch.arange(len(state["d2t"]))
-    if len(kept) != rows or kept.min() < 0 or kept.max() >= size or len(kept.unique()) != len(kept):
+    fits = len(kept) == rows and kept.min() >= 0 and kept.max() < size and len(kept.unique()) == len(kept)
+    if fits and "t2d" in state and not torch.equal(state["t2d"].nonzero().squeeze(1), kept.sort().values):
+        raise InputError(f"{folder}: d2t and t2d name different tokens")
+    if not fits:
         raise InputError(
             f"{folder}: d2t: expected {rows} different tokens below {size}, got {len(kept)} from {int(kept.min())} to "
             f"{int(kept.max())}"
