@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import LlamaConfig, Qwen3Config
 
 from toolkit import ModelPair, config, generate
 from toolkit.distillation.unrolled import TargetStates, logits_by_depth, unrolled_states
@@ -17,28 +16,11 @@ from toolkit.engine import open_session
 from toolkit.engine.capture import Captures, StaticForward
 from toolkit.errors import InputError
 from toolkit.models import eagle3
-from toolkit.models.eagle3 import Eagle3
-from toolkit.testing import chi_square, ragged_prompts, tiny_llama
+from toolkit.testing import chi_square, ragged_prompts, tiny_eagle3, tiny_llama
 
 FIXTURES = Path(__file__).parents[1] / "fixtures" / "eagle3"
 LAYERS = [0, 1, 2]
 FLAG_SETS = [(), ("norm_before_residual",), ("norm_before_fc", "norm_output"), ("fc_norm", "norm_before_residual")]
-
-
-def layer_config(kind=LlamaConfig, vocab_size=97, **more):
-    sizes = {"hidden_size": 16, "intermediate_size": 32, "num_attention_heads": 4, "num_key_value_heads": 2}
-    made = kind(vocab_size=vocab_size, num_hidden_layers=1, head_dim=4, max_position_embeddings=512, **sizes, **more)
-    made._attn_implementation = "sdpa"
-    return made
-
-
-def tiny_draft(target, kept=None, flags=(), kind=LlamaConfig, scale=0.3, seed=0):
-    generator, base = torch.Generator().manual_seed(seed), target.config
-    kept = torch.randperm(base.vocab_size, generator=generator)[:40] if kept is None else kept
-    draft = Eagle3(layer_config(kind, base.vocab_size), LAYERS, 3 * base.hidden_size, kept, flags).to(target.dtype)
-    for parameter in draft.parameters():
-        parameter.data = scale * torch.randn(parameter.shape, generator=generator, dtype=parameter.dtype)
-    return draft.requires_grad_(False).eval()
 
 
 @torch.no_grad()
@@ -74,11 +56,11 @@ def close(got, expected):
 
 
 @pytest.mark.parametrize("captured", [False, True])
-@pytest.mark.parametrize("kind", [LlamaConfig, Qwen3Config])
+@pytest.mark.parametrize("family", ["llama", "qwen3"])
 @pytest.mark.parametrize("flags", FLAG_SETS)
-def test_chains_give_the_logits_of_a_plain_unrolling(kind, flags, captured):
+def test_chains_give_the_logits_of_a_plain_unrolling(family, flags, captured):
     target = tiny_llama(32, 3, 1, torch.float64)
-    draft = tiny_draft(target, flags=flags, kind=kind)
+    draft = tiny_eagle3(target, flags=flags, family=family)
     theirs, session = sessions(target, draft, 2, captured)
     texts = [[5, 9, 33, 21, 8, 4], [7, 60, 12]]
     for accepted in ([2, 0], [1, 3], [3, 1]):
@@ -105,7 +87,7 @@ def test_chains_give_the_logits_of_a_plain_unrolling(kind, flags, captured):
 
 def test_trees_give_the_logits_of_a_plain_unrolling():
     target = tiny_llama(32, 3, 1, torch.float64)
-    draft = tiny_draft(target)
+    draft = tiny_eagle3(target)
     theirs, session = sessions(target, draft, 2)
     texts = [[5, 9, 33, 21], [7, 60, 12, 11]]
     parents = torch.tensor([[-1, -1, 0, 1, 2], [-1, 0, 0, 2, 1]])
@@ -129,7 +111,7 @@ def test_trees_give_the_logits_of_a_plain_unrolling():
 @pytest.mark.parametrize("method", ["speculative", "block", "mcsd", "specinfer", "confidence", "best_source"])
 def test_greedy_texts_are_the_targets(method):
     target = tiny_llama(32, 3, 1, torch.float64)
-    pair, prompts = ModelPair(target, tiny_draft(target)), [*ragged_prompts(6), [5]]
+    pair, prompts = ModelPair(target, tiny_eagle3(target)), [*ragged_prompts(6), [5]]
     plain = [text.token_ids for text in generate(pair, prompts, "autoregressive", max_new_tokens=16, temperature=0.0)]
     for batch_size in (1, 4):
         texts = generate(pair, prompts, method, max_new_tokens=16, temperature=0.0, batch_size=batch_size)
@@ -144,7 +126,7 @@ def test_whole_outputs_follow_the_targets_distribution(method, dtype):
     target = tiny_llama(8, 3, 1, dtype, vocab_size=size)
     for parameter in target.parameters():
         parameter.data *= 2
-    pair = ModelPair(target, tiny_draft(target, kept=torch.tensor([4, 0, 2, 3]), scale=0.6), end_ids=())
+    pair = ModelPair(target, tiny_eagle3(target, kept=torch.tensor([4, 0, 2, 3])), end_ids=())
     prompt = [1, 2, 0, 3]
     expected = torch.zeros(size**3, dtype=torch.float64)
     with torch.no_grad():
@@ -181,7 +163,7 @@ def test_logits_are_those_of_speculators(name):
 
 def test_a_saved_draft_is_loaded_again(tmp_path):
     target = tiny_llama(32, 3, 1, torch.float32)
-    draft = tiny_draft(target, flags=("norm_before_residual", "fc_norm"))
+    draft = tiny_eagle3(target, flags=("norm_before_residual", "fc_norm"))
     eagle3.save(tmp_path, draft, "a/target")
     again = eagle3.load(tmp_path, "auto", target)
     assert eagle3.is_eagle3(tmp_path) and again.flags == draft.flags and again.target_layers == tuple(LAYERS)
@@ -229,7 +211,7 @@ def change_weights(**values):
 )
 def test_a_folder_that_does_not_fit_is_refused_in_one_line(change, line, tmp_path):
     target = tiny_llama(32, 3, 1, torch.float32)
-    eagle3.save(tmp_path, tiny_draft(target), "a/target")
+    eagle3.save(tmp_path, tiny_eagle3(target), "a/target")
     change(tmp_path)
     with pytest.raises(InputError) as error:
         eagle3.load(tmp_path, "auto", target)
@@ -237,7 +219,7 @@ def test_a_folder_that_does_not_fit_is_refused_in_one_line(change, line, tmp_pat
 
 
 def test_another_targets_draft_is_refused(tmp_path):
-    eagle3.save(tmp_path, tiny_draft(tiny_llama(32, 3, 1, torch.float32)), "a/target")
+    eagle3.save(tmp_path, tiny_eagle3(tiny_llama(32, 3, 1, torch.float32)), "a/target")
     with pytest.raises(InputError, match="made for 97 tokens, the target has 50"):
         eagle3.load(tmp_path, "auto", tiny_llama(32, 3, 1, torch.float32, vocab_size=50))
 
@@ -245,7 +227,7 @@ def test_another_targets_draft_is_refused(tmp_path):
 def test_beams_are_refused():
     target = tiny_llama(32, 3, 1, torch.float64)
     with pytest.raises(InputError, match="beams need a separate draft"):
-        generate(ModelPair(target, tiny_draft(target)), ragged_prompts(1), "dsbd", max_new_tokens=4)
+        generate(ModelPair(target, tiny_eagle3(target)), ragged_prompts(1), "dsbd", max_new_tokens=4)
 
 
 @pytest.mark.parametrize("name", ["plain", "norm_before_residual", "norm_before_fc_norm_output", "fc_norm"])
@@ -261,7 +243,7 @@ def test_the_unrolling_in_training_is_that_of_speculators(name):
 def test_training_sees_what_decoding_computes():
     """Depth k of the row that begins at a token: the logits of a round that began there, after k - 1 drafted tokens."""
     target = tiny_llama(32, 3, 1, torch.float64)
-    draft = tiny_draft(target, flags=("norm_before_residual",))
+    draft = tiny_eagle3(target, flags=("norm_before_residual",))
     texts = [([5, 9, 33], [21, 8, 4, 70]), ([7], [60, 12, 11])]
     states = TargetStates(target, LAYERS).of(texts)
     positions = [range(4), [0, 2]]
