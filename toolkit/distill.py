@@ -361,7 +361,8 @@ def export_all(cfg: commands.Distill, folder: Path, draft: Any, target: Any, tok
 
     Rows that a reduced vocabulary lacks are the target's there, so both draw tokens that `draft` would not.
     """
-    export(folder / DRAFT, draft, tokenizer, card, str(cfg.pair.target))
+    classes = getattr(getattr(target, "config", None), "architectures", None) or ()
+    export(folder / DRAFT, draft, tokenizer, card, str(cfg.pair.target), classes)
     whole = draft
     if cfg.exports and kept_tokens(draft) is not None:
         if target is None:

@@ -10,8 +10,10 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from benchmarks.gpu_exactness import logit_gap, parting
+from data_gen.held_out import load_frozen
 from toolkit import ModelPair, config, generate
-from toolkit.distillation.unrolled import TargetStates, logits_by_depth, unrolled_states
+from toolkit.distillation.unrolled import TargetStates, Unrolled, logits_by_depth, unrolled_states
 from toolkit.engine import open_session
 from toolkit.engine.capture import Captures, StaticForward
 from toolkit.errors import InputError
@@ -116,6 +118,23 @@ def test_greedy_texts_are_the_targets(method):
     for batch_size in (1, 4):
         texts = generate(pair, prompts, method, max_new_tokens=16, temperature=0.0, batch_size=batch_size)
         assert [text.token_ids for text in texts] == plain
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", ["speculative", "mcsd"])
+def test_two_hundred_greedy_texts_in_float32_are_the_targets(method):
+    """Texts may part only where the target's two largest logits tie up to rounding."""
+    target = ModelPair.toy().target
+    pair = ModelPair(target, Unrolled(target_layers=[0, 1, 2]).begin(target, None, 0).requires_grad_(False))
+    tokenizer = ModelPair.toy().tokenizer
+    prompts = [tokenizer(example.prompt).input_ids for example in load_frozen("math", "test")[:200]]
+    settings = {"max_new_tokens": 24, "temperature": 0.0, "batch_size": 16}
+    plain = generate(pair, prompts, "autoregressive", **settings)
+    texts = generate(pair, prompts, method, **settings)
+    assert len(texts) == 200 and sum(round_.num_accepted for text in texts for round_ in text.rounds) > 0
+    for ours, theirs in zip(texts, plain, strict=True):
+        at = parting(ours.token_ids, theirs.token_ids)
+        assert at is None or logit_gap(pair, theirs, at) < 1e-4
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -96,15 +96,17 @@ def shape_of(model: Any) -> dict[str, list[int]]:
     return {name: list(tensor.shape) for name, tensor in model.state_dict().items()}
 
 
-def export(folder: Path, model: Any, tokenizer: Any, card: str, target: str = "") -> Path:
+def export(
+    folder: Path, model: Any, tokenizer: Any, card: str, target: str = "", architectures: Sequence[str] = ()
+) -> Path:
     """A Hugging Face checkpoint with tokenizer and card, whole or not at all; of a reduced vocabulary, one of ours.
 
-    An EAGLE-3 draft is written in the format of `speculators`, with the name of its target.
+    An EAGLE-3 draft is written in the format of `speculators`, with its target's name and classes.
     """
 
     def write(temporary: Path) -> None:
         if isinstance(model, Eagle3):  # its folder has no tokenizer: the target's is meant
-            save_eagle3(temporary, model, target)
+            save_eagle3(temporary, model, target, architectures)
             (temporary / CARD).write_text(card, encoding="utf-8")
             return
         if kept_tokens(model) is None:

@@ -225,8 +225,8 @@ def load(folder: Path, dtype: torch.dtype | str, target: Any, device: Any = "cpu
     return loaded
 
 
-def save(folder: Path, model: Eagle3, target: str) -> None:
-    """Write a draft in the format of `speculators`, with the name of its target."""
+def save(folder: Path, model: Eagle3, target: str, architectures: Sequence[str] = ()) -> None:
+    """Write a draft in the format of `speculators`, with its target's name and the names of its classes."""
     from safetensors.torch import save_file
 
     folder.mkdir(parents=True, exist_ok=True)
@@ -240,7 +240,7 @@ def save(folder: Path, model: Eagle3, target: str) -> None:
     if len(kept) < model.output_size:
         state |= {"d2t": (kept - torch.arange(len(kept), device=kept.device)).cpu(), "t2d": is_kept}
     save_file(state, folder / WEIGHTS, {"format": "pt"})
-    verifier = {"name_or_path": target, "architectures": []}
+    verifier = {"name_or_path": target, "architectures": list(architectures)}
     proposal = {"proposal_type": "greedy", "speculative_tokens": 3, "verifier_accept_k": 1, "accept_tolerance": 0.0}
     config = {
         "architectures": ["Eagle3Speculator"],
