@@ -205,7 +205,10 @@ def change_config(**values):
 def change_weights(**values):
     def change(folder):
         path = folder / "model.safetensors"
-        state = {**load_file(path), **{name.replace("_", "."): value for name, value in values.items()}}
+        state = {
+            **load_file(path),
+            **{name.replace("__", "~").replace("_", ".").replace("~", "_"): value for name, value in values.items()},
+        }
         save_file({name: tensor for name, tensor in state.items() if tensor is not None}, path)
 
     return change
@@ -222,6 +225,7 @@ def change_weights(**values):
         (change_config(transformer_layer_config={"model_type": "gemma2", "num_hidden_layers": 1}), "got 'gemma2'"),
         (change_weights(fc_weight=torch.full((16, 96), torch.nan)), "not numbers"),
         (change_weights(t2d=torch.ones(97, dtype=torch.bool)), "d2t and t2d"),
+        (change_weights(lm__head_weight=None), "no lm_head.weight"),
         (change_weights(fc_weight=None), "lacks weight fc.weight"),
         (change_weights(fc_bias=torch.zeros(16)), "unknown weight fc.bias"),
         (change_weights(d2t=torch.full((40,), 90)), "d2t: expected 40 different tokens below 97"),

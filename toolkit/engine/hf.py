@@ -196,7 +196,8 @@ class HFSession(Session):
                 **self._arguments(more),
             )
         if self.kept_layers:
-            kept = torch.cat([output.hidden_states[layer] for layer in self.kept_layers], -1).unsqueeze(1)
+            kept = torch.cat([output.hidden_states[layer].to(self.index.device) for layer in self.kept_layers], -1)
+            kept = kept.unsqueeze(1)
             if self.states is None:
                 self.states = kept.new_zeros(self.index.num_rows, self.index.capacity + 1, 1, kept.shape[-1])
             block.write(self.states, kept)

@@ -184,6 +184,8 @@ def load(folder: Path, dtype: torch.dtype | str, target: Any, device: Any = "cpu
     state = {
         name: tensor for path in sorted(folder.glob("model*.safetensors")) for name, tensor in load_file(path).items()
     }
+    if "lm_head.weight" not in state:
+        raise InputError(f"{folder}: expected an EAGLE-3 draft's weights in {WEIGHTS}, found no lm_head.weight")
     for name, tensor in state.items():
         if tensor.is_floating_point() and tensor.isnan().any():
             raise InputError(
@@ -303,7 +305,7 @@ def _check_target(folder: Path, layer: Any, layers: Sequence[int], state: dict[s
 
 def _kept(folder: Path, state: dict[str, Tensor], size: int) -> Tensor:
     """The tokens of the output rows. Raises InputError unless they are different tokens of the vocabulary."""
-    rows = state["lm_head.weight"].shape[0] if "lm_head.weight" in state else size
+    rows = state["lm_head.weight"].shape[0]
     if "d2t" not in state:
         if rows != size:
             raise InputError(f"{folder}: {rows} output rows for {size} tokens need d2t, the weights have none")
