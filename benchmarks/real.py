@@ -100,7 +100,7 @@ def draft() -> None:
 def products() -> None:
     """A training step of the draft beside its own matrix products alone, forward and backward, of the same shapes."""
     run = Path(_noted("draft")).parent
-    responses = read_responses(read_manifest(run)["config"]["responses"])
+    responses = read_responses([inputs_of(run)["responses.0"]])
     texts = [(row["prompt_ids"], row["token_ids"]) for row in responses.rows[:64]]
     draft, batch = load_draft(_noted("draft")), read_manifest(run)["config"]["data"]["batch_size"]
     output = draft.get_output_embeddings()
@@ -122,22 +122,27 @@ def products() -> None:
 
 def copies() -> None:
     """The acceptance of copied tokens, fitted to the draft's training responses."""
-    responses = Path(read_manifest(Path(_noted("draft")).parent)["config"]["responses"][0])
+    responses = inputs_of(Path(_noted("draft")).parent)["responses.0"]
     _note("copies", str(stage("analysis.heads", f"copies={responses}") / "match.json"))
 
 
 def heads() -> None:
     """Both heads of this draft, from 160 prompts."""
     words = [f"prompts.path={FOLDER / 'few.jsonl'}", f"sampling.max_new_tokens={TOKENS}"]
-    report = stage("toolkit.train", "+experiment=heads", *pair_words(), *words)
-    acceptance, preread, _ = read_manifest(report)["config"]["inputs"]
-    _note("acceptance", f"{acceptance}/head")
-    _note("preread", f"{preread}/head")
+    report = stage("toolkit.train", "+experiment=heads", *pair_words(), *words, line="report: ").parent
+    _note("acceptance", f"{inputs_of(report)['inputs.0']}/head")
+    _note("preread", f"{inputs_of(report)['inputs.1']}/head")
 
 
 def costs() -> None:
     """Seconds of forward passes, at batch 1 and 8."""
-    words = ["num_drafted=[1,2,4,8]", "batch_sizes=[1,8]", "prompts.limit=12", f"sampling.max_new_tokens={TOKENS}"]
+    words = [
+        "num_drafted=[1,2,4]",
+        "batch_sizes=[1,8]",
+        "rounds=8",
+        "prompts.limit=8",
+        f"sampling.max_new_tokens={TOKENS}",
+    ]
     folder = stage("analysis.timing", *pair_words(), "prompts=jsonl", f"prompts.path={FOLDER / 'few.jsonl'}", *words)
     _note("costs", str(folder / "costs.json"))
 
@@ -240,7 +245,7 @@ def greedy() -> None:
 def advice() -> None:
     """The advice that a user gets: for the target alone, and with the draft; 24 questions of the training side."""
     words = ["prompts=jsonl", f"prompts.path={FOLDER / 'few.jsonl'}", "prompts.limit=24", "batch_sizes=[1,8]"]
-    words.append(f"sampling.max_new_tokens={TOKENS}")
+    words += [f"sampling.max_new_tokens={TOKENS}", "rounds=8"]
     _note("advice alone", str(stage("analysis.advise", *target_words(), "pair.draft=null", *words)))
     _note("advice", str(stage("analysis.advise", *pair_words(), *words)))
 
@@ -254,19 +259,25 @@ STEPS: dict[str, Callable[[], None]] = {
 # -- what steps share ---------------------------------------------------------------------------------------------------
 
 
-def stage(*words: str) -> Path:
-    """Run a public command below outputs/real/, its output shown; returns its folder."""
-    line = [sys.executable, "-m", words[0], f"paths.root_dir={FOLDER}", *words[1:]]
+def stage(*words: str, line: str = "output: ") -> Path:
+    """Run a public command below outputs/real/, its output shown; returns what its last line of this beginning names."""
+    command = [sys.executable, "-m", words[0], f"paths.root_dir={FOLDER}", *words[1:]]
     print(f"\n$ python -m {' '.join(words)}", flush=True)
-    with subprocess.Popen(line, cwd=ROOT, stdout=subprocess.PIPE, text=True) as process:
+    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         last = ""
         for text in process.stdout:
             print(text, end="", flush=True)
-            last = text.removeprefix("output: ").strip() if text.startswith("output: ") else last
+            last = text.removeprefix(line).strip() if text.startswith(line) else last
     if process.returncode:
         sys.exit(f"python -m {' '.join(words)} failed")
     return Path(last)
+
+
+def inputs_of(folder: Path) -> dict[str, str]:
+    """The folders and files that a stage was given, by key: "responses.0"."""
+    paths: dict[str, str] = read_manifest(folder)["given"]
+    return paths
 
 
 def weights() -> Path:
