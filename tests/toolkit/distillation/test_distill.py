@@ -164,7 +164,7 @@ def test_alpha_of_output_layers_of_other_sizes(size):
     batch = TextBatch(texts)
     teacher = OnlineTeacher(pair.target, 1.0)
     module = DraftTraining(draft, teacher, ForwardKL(), 1.0, OnPolicy(0.0, Sampling(), (), 0), torch.optim.SGD)
-    seen = module.outlook(batch, Expected(teacher.whole(batch)))
+    seen = module.outlooks(batch, Expected(teacher.whole(batch)))[0][1]
     mixed = replace(pair, draft=None, drafts=[draft])
     slow = [p.minimum(q).sum(-1) for p, q in distributions_along(mixed, texts, Sampling())]
     assert torch.allclose(seen.alpha, torch.cat(slow), atol=1e-5)
