@@ -39,6 +39,7 @@ from toolkit.testing import (
     ragged_prompts,
     random_heads,
     table_pair,
+    tiny_eagle3,
     tiny_model,
 )
 from toolkit.types import Generation
@@ -86,6 +87,10 @@ def checks(device: torch.device, quick: bool) -> Checks:
     return {
         **named,
         **{f"decoding: {name}": partial(same, method) for name, method in methods.items()},
+        **{
+            f"decoding: {name}, draft reads the target's states": partial(reading_states, same, methods[name])
+            for name in ("speculative", "mcsd", "best_source")
+        },
         **{f"no waiting while drafting: {name}": partial(waiting, pair, methods[name]) for name in watched},
     }
 
@@ -93,6 +98,13 @@ def checks(device: torch.device, quick: bool) -> Checks:
 def tiny_pair(device: torch.device) -> ModelPair:
     """Random Llamas in float64, the same numbers on every device."""
     return eager(llama_pair(device))
+
+
+def reading_states(same: Callable[..., Finding], method: Method) -> Finding:
+    """The same comparison with EAGLE-3 drafts instead of the pairs' own."""
+    pair, reference, *rest = same.args  # type: ignore[attr-defined]
+    pairs = [replace(old, draft=tiny_eagle3(old.target), drafts=()) for old in (pair, reference)]
+    return decoding(capturing(pairs[0]), eager(pairs[1]), *rest, method)
 
 
 def fixed(num_drafted: int, rule: str = "rejection") -> Method:

@@ -4,6 +4,7 @@
     python -m toolkit.distill responses=... from_pretrained=null 'shape={hidden_size: 64}'     a smaller one from scratch
     python -m toolkit.distill responses=... pair.draft=null layers=4      four of the target's layers, where there is no draft
     python -m toolkit.distill responses=... vocabulary=8000    its output layer has rows for the most frequent tokens alone
+    python -m toolkit.distill responses=... kind=eagle3    a draft that reads the target's states (EAGLE-3)
 
 Writes draft/ (a Hugging Face checkpoint with tokenizer and card: pair.draft=FOLDER/draft), checkpoints/{last,best}.ckpt,
 metrics.csv, metrics.json and config.yaml; with exports=[plain,gguf] also draft_plain/ and draft.gguf, of the whole
@@ -38,10 +39,11 @@ from toolkit.distillation.drafts import begin, blank_of, export, shape_of
 from toolkit.distillation.layers import draft_of, most_costly
 from toolkit.distillation.losses import Loss
 from toolkit.distillation.module import DraftTraining, OnPolicy
+from toolkit.distillation.unrolled import TargetStates, Unrolled, UnrolledTraining
 from toolkit.engine.facts import NO_LIMIT, end_ids, max_positions, vocab_size
 from toolkit.errors import InputError
 from toolkit.files.atomic import read_json, write_json, write_text
-from toolkit.models import gguf
+from toolkit.models import eagle3, gguf
 from toolkit.models.fingerprint import Weights
 from toolkit.models.pair import ModelPair, load_tokenizer
 from toolkit.models.reduced import kept_tokens, most_frequent, reduce_vocabulary, whole_vocabulary
@@ -116,18 +118,21 @@ def train(cfg: commands.Distill, stage: Stage, responses: Any) -> None:
     pl.seed_everything(cfg.seed, workers=True, verbose=False)
     tokenizer = load_tokenizer(cfg.pair.target, cfg.pair.get("revision"), bool(cfg.pair.get("trust_remote_code")))
     target = load_target(cfg, responses)
-    draft = None if cfg.layers is not None else given_draft(cfg, tokenizer)
+    kind: Unrolled | None = None if cfg.kind is None else instantiate(cfg.kind)
+    draft = None if cfg.layers is not None or kind is not None else given_draft(cfg, tokenizer)
     models = [model for model in (draft, None if target is None else target.target) if model is not None]
     data: TextData = instantiate(cfg.data)(readable(models, responses))
-    if draft is None:
+    if kind is not None:
+        draft = state_reader(cfg, kind, target, data)
+    elif draft is None:
         draft = from_target(cfg, target, data)
-    if cfg.vocabulary is not None and cfg.vocabulary < vocab_size(draft):
+    if kind is None and cfg.vocabulary is not None and cfg.vocabulary < vocab_size(draft):
         reduce_output(draft, cfg.vocabulary, data, end_ids(draft, tokenizer))
     resumed = resume_path(stage.folder, cfg.ckpt_path)
     checkpoint = None if resumed is None else read_checkpoint(resumed)
     if cfg.export and (checkpoint is None or not (folder_of(stage.folder) / BEST).exists()):
         raise InputError(f"export: expected a validated checkpoint in {stage.folder}, found none: leave export out")
-    module = build_module(cfg, responses, data, draft, target, run_id_of(stage.folder, checkpoint))
+    module = build_module(cfg, responses, data, draft, target, run_id_of(stage.folder, checkpoint), kind)
     blank = blank_of(module.draft)  # before a strategy wraps it
     if checkpoint is not None:
         check_resumable(checkpoint["about"], module.about, resumed)
@@ -211,7 +216,13 @@ def reduce_output(draft: Any, count: int, data: TextData, ends: Sequence[int]) -
 
 
 def build_module(
-    cfg: commands.Distill, responses: Any, data: TextData, draft: Any, target: ModelPair | None, run_id: str
+    cfg: commands.Distill,
+    responses: Any,
+    data: TextData,
+    draft: Any,
+    target: ModelPair | None,
+    run_id: str,
+    kind: Unrolled | None = None,
 ) -> DraftTraining:
     """The draft, its teacher, its loss and its optimizer. Raises InputError if they do not go together."""
     loss = instantiate(cfg.loss)
@@ -219,15 +230,54 @@ def build_module(
         raise InputError(f"loss: expected one of conf/loss/, got {type(loss).__name__}")
     if kept_tokens(draft) is not None:
         draft.get_input_embeddings().requires_grad_(False)
+    parts = [data.states[name].whole for name in ("train", "validation")]
     temperature = cfg.temperature or responses.sampling.temperature or 1.0
     model = None if target is None else target.target
     teacher = instantiate(cfg.teacher)(model, temperature, responses.target)
-    teacher.prepare(data.states["train"].whole, data.states["validation"].whole)
+    teacher.prepare(*parts)
     ends = () if target is None else target.end_ids or ()
     record = {"shape": shape_of(draft), "lmbda": cfg.lmbda, "temperature": temperature, "wandb_run_id": run_id}
     on_policy = OnPolicy(cfg.lmbda, responses.sampling, ends, cfg.seed)
     optimizer, scheduler = instantiate(cfg.optimizer), instantiate(cfg.scheduler) if cfg.scheduler else None
-    return DraftTraining(draft, teacher, loss, temperature, on_policy, optimizer, scheduler, record)
+    arguments = (draft, teacher, loss, temperature, on_policy, optimizer, scheduler, record)
+    if kind is None:
+        return DraftTraining(*arguments)
+    folder = Path(cfg.teacher["folder"]) / "states" if "folder" in cfg.teacher else None
+    states = TargetStates(model, draft.target_layers, folder)
+    states.prepare([text for part in parts for text in part.texts])
+    return UnrolledTraining(*arguments, states=states, kind=kind)
+
+
+def state_reader(cfg: commands.Distill, kind: Unrolled, target: ModelPair | None, data: TextData) -> Any:
+    """An EAGLE-3 draft: the one of `from_pretrained`, if that is one, else fresh weights.
+
+    Raises InputError for keys of other kinds of draft.
+    """
+    others = {
+        "layers": cfg.layers is not None,
+        "lmbda": cfg.lmbda != 0,
+        "exports": bool(cfg.exports),
+        "shape": bool(cfg.shape),
+    }
+    for name, is_set in others.items():
+        if is_set:
+            raise InputError(f"{name}: kind=eagle3 takes none, for its draft reads the target's states; leave it out")
+    if target is None:
+        raise InputError("kind=eagle3: the draft reads the target's states; expected teacher.on_missing=generate")
+    if is_sharded(cfg.trainer):
+        raise InputError("kind=eagle3: expected a trainer that holds the whole draft, got trainer=fsdp")
+    source = cfg.from_pretrained
+    if source is not None and eagle3.is_eagle3(source):
+        draft = eagle3.load(Path(source), cfg.pair.dtype, target.target, target.device).requires_grad_(True)
+        draft.embed_tokens.requires_grad_(False)
+        return draft
+    size, parts = vocab_size(target.target), {name: part.whole for name, part in data.states.items()}
+    kept = None
+    if cfg.vocabulary is not None and cfg.vocabulary < size:
+        kept = most_frequent(parts["train"].texts, cfg.vocabulary, range(size), target.end_ids or ())
+        covered = torch.isin(parts["validation"].labels, torch.tensor(kept)).float().mean()
+        print(f"distill: {len(kept):,} of {size:,} tokens have an output row, {covered:.1%} of validation tokens")
+    return kind.begin(target.target, kept, cfg.seed)
 
 
 def from_target(cfg: commands.Distill, target: ModelPair | None, data: TextData) -> Any:
@@ -311,7 +361,8 @@ def export_all(cfg: commands.Distill, folder: Path, draft: Any, target: Any, tok
 
     Rows that a reduced vocabulary lacks are the target's there, so both draw tokens that `draft` would not.
     """
-    export(folder / DRAFT, draft, tokenizer, card)
+    classes = getattr(getattr(target, "config", None), "architectures", None) or ()
+    export(folder / DRAFT, draft, tokenizer, card, str(cfg.pair.target), classes)
     whole = draft
     if cfg.exports and kept_tokens(draft) is not None:
         if target is None:

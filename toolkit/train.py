@@ -245,7 +245,9 @@ def about_head(cfg: commands.TrainsHeads, module: HeadTraining, data: ExampleDat
     """What a head remembers of its training."""
     facts = provenance()
     return {
-        "name": overrides_name(),
+        "name": overrides_name(
+            without=("pair", "prompts", "sampling")
+        ),  # in tables, where all heads have these in common
         "target": str(cfg.pair.target),
         "draft": str(cfg.pair.draft),
         **data.about(),

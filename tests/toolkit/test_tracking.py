@@ -198,6 +198,17 @@ def test_runs_are_called_by_what_differs(words, name):
     assert tracking.overrides_name(words) == name
 
 
+def test_a_heads_name_leaves_out_what_all_heads_of_a_table_share():
+    words = [
+        "+experiment=heads",
+        "pair.target=/a/b",
+        "prompts.path=/c/d.jsonl",
+        "sampling.max_new_tokens=8",
+        "head.depth=2",
+    ]
+    assert tracking.overrides_name(words, without=("pair", "prompts", "sampling")) == "heads depth=2"
+
+
 @pytest.fixture
 def job():
     """Makes this process a job of a Hydra application."""

@@ -230,6 +230,9 @@ class Distill(Command, OnPair, Trains):
         ]
         | None
     ) = None
+    kind: Annotated[
+        Any, Group("kind", nullable=True), "of draft: null, a model of its own; eagle3, one that reads states"
+    ] = None
     vocabulary: (
         Annotated[
             Annotated[int, AtLeast(1)],

@@ -199,11 +199,13 @@ class Batch(ABC, Generic[ContextT, ProposalT, VerdictT]):
         (`read_together`). A draft model reads nothing while no row drafts with it. If one does again, all rows catch up in
         that forward pass.
         """
+        states_first = any(session.reads_states for session in self.drafts)  # the target reads before such a draft does
         for session in self.sessions if self.drafting else [self.target]:
+            first = states_first and session is self.target
             unread = {slot: self.unread(session, slot) for slot in range(len(self.rows))}
-            slots = [slot for slot, tokens in unread.items() if len(tokens) >= PREFILL]
+            slots = [slot for slot, tokens in unread.items() if len(tokens) >= (1 if first else PREFILL)]
             groups = read_together([len(unread[slot]) for slot in slots])
-            if len(groups) == 1 and len(slots) == len(self.rows):
+            if len(groups) == 1 and len(slots) == len(self.rows) and not first:
                 continue
             for group in groups:
                 chosen = [slots[number] for number in group]

@@ -99,6 +99,16 @@ class Method:
                 f"{type(self.proposer).__name__} keeps none; expected a method of chains, or a head with "
                 "head.earlier=0"
             )
+        if method.drafts and any(hasattr(draft, "target_layers") for draft in pair.drafts):
+            if self.beams is not None:
+                raise InputError(
+                    f"method {self.name}: its beams need a separate draft, got one that reads the target's states"
+                )
+            if bounded.num_earlier:
+                raise InputError(
+                    f"method {self.name}: its head reads earlier positions, which a draft that reads the target's states "
+                    "computes again in every round; expected a head with head.earlier=0"
+                )
         if bounded.judges_blocks and self.rule.name != "block":
             raise InputError(
                 f"method {self.name}: its head speaks of whole rounds under block verification (head.output=block), and the "

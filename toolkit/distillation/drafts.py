@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +12,8 @@ import torch
 from toolkit.errors import InputError
 from toolkit.files.atomic import write_folder
 from toolkit.files.text import first_line
+from toolkit.models.eagle3 import Eagle3
+from toolkit.models.eagle3 import save as save_eagle3
 from toolkit.models.pair import check_same_tokenizer, load_draft, load_tokenizer
 from toolkit.models.reduced import kept_tokens, reduce_vocabulary
 from toolkit.models.reduced import save as save_reduced
@@ -76,6 +78,8 @@ def _fresh(original: Any, shape: Mapping[str, Any], seed: int) -> Any:
 
 def blank_of(model: Any) -> Callable[[], Any]:
     """What makes a model of the same class, configuration and format on the CPU, its weights not those of `model`."""
+    if isinstance(model, Eagle3):
+        return model.blank
     kind, config, dtype, generation_config = type(model), model.config, model.dtype, model.generation_config
     kept = kept_tokens(model)
 
@@ -92,10 +96,19 @@ def shape_of(model: Any) -> dict[str, list[int]]:
     return {name: list(tensor.shape) for name, tensor in model.state_dict().items()}
 
 
-def export(folder: Path, model: Any, tokenizer: Any, card: str) -> Path:
-    """A Hugging Face checkpoint with tokenizer and card, whole or not at all; of a reduced vocabulary, one of ours."""
+def export(
+    folder: Path, model: Any, tokenizer: Any, card: str, target: str = "", architectures: Sequence[str] = ()
+) -> Path:
+    """A Hugging Face checkpoint with tokenizer and card, whole or not at all; of a reduced vocabulary, one of ours.
+
+    An EAGLE-3 draft is written in the format of `speculators`, with its target's name and classes.
+    """
 
     def write(temporary: Path) -> None:
+        if isinstance(model, Eagle3):  # its folder has no tokenizer: the target's is meant
+            save_eagle3(temporary, model, target, architectures)
+            (temporary / CARD).write_text(card, encoding="utf-8")
+            return
         if kept_tokens(model) is None:
             model.save_pretrained(temporary)
         else:

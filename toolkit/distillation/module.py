@@ -96,13 +96,18 @@ class DraftTraining(WholeSteps):
         if not batch.texts:  # no text is left for this process: it takes part with a loss of 0
             nothing = torch.stack([0.0 * weights.sum() for weights in self.draft.parameters()]).sum()
             return self.share_of_step(nothing, nothing.detach(), 0)
-        seen = self.outlook(batch, self.teacher.expected(batch.texts))
-        losses = self.loss(seen, self.trainer.global_step / max(self._num_steps, 1))
-        total = losses.sum()
-        return self.share_of_step(total, total.new_tensor(float(len(losses))), len(losses))
+        progress = self.trainer.global_step / max(self._num_steps, 1)
+        seen = self.outlooks(batch, self.teacher.expected(batch.texts))
+        losses = [(weight, self.loss(depth, progress)) for weight, depth in seen]
+        total = torch.stack([weight * loss.sum() for weight, loss in losses]).sum()
+        whole = total.new_tensor(sum(weight * len(loss) for weight, loss in losses))
+        return self.share_of_step(total, whole, len(batch.labels))
 
     def validation_step(self, batch: TextBatch, batch_idx: int) -> None:
-        seen = self.outlook(batch, Expected(self.teacher.whole(batch)))
+        (_, seen), *deeper = self.outlooks(batch, Expected(self.teacher.whole(batch)))
+        for depth, (_, other) in enumerate(deeper, start=2):
+            count = len(other.token_log_probs)
+            self.log(f"val/alpha_{depth}", other.alpha.mean(), on_epoch=True, batch_size=count, sync_dist=True)
         values = {
             "val/alpha": seen.alpha.mean(),
             "val/loss": self.loss(seen, 1.0).mean(),
@@ -113,14 +118,17 @@ class DraftTraining(WholeSteps):
         cross_entropy = -seen.token_log_probs[seen.has_row].sum() / max(covered, 1)
         self.log("val/cross_entropy", cross_entropy, on_epoch=True, batch_size=covered, sync_dist=True)
 
-    def outlook(self, batch: TextBatch, expected: Expected) -> Outlook:
-        """The distributions of target and draft at a batch's positions; the gradient goes to the draft."""
+    def outlooks(self, batch: TextBatch, expected: Expected) -> list[tuple[float, Outlook]]:
+        """The distributions of target and draft at a batch's positions, with the weight of their loss.
+
+        There is one entry per depth that the draft is unrolled to; a separate draft has one. Gradients go to the draft.
+        """
         kept = kept_tokens(self.draft)
         with rows_alone(self.draft):
             logits = produced_logits(self.draft, batch.texts, batch.positions).float()
         if kept is None:
             logits = fit_logits(logits, self.teacher.vocab_size, logits.device)
-        return outlook(expected, logits, batch.labels, self.temperature, kept)
+        return [(1.0, outlook(expected, logits, batch.labels, self.temperature, kept))]
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         checkpoint["about"] = self.about

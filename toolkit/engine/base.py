@@ -32,6 +32,8 @@ class Session(ABC):
     forward passes. Subclasses compute; where tokens live and what they see is the TreeIndex's.
     """
 
+    reads_states = False  # True for a draft that reads the target's states of the text
+
     def __init__(self, num_rows: int, capacity: int, device: torch.device):
         self.index = TreeIndex(num_rows, capacity, device)
         self.num_calls = 0

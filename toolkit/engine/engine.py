@@ -130,10 +130,13 @@ class Engine:
             if waiting is not None:
                 self.idle.remove(waiting)
                 return waiting
-            target, *drafts = (
-                open_session(model, num_rows, capacity, captures.empty() if captures and captured else None)
-                for model, captures in zip(self.models, self.captures, strict=True)
-            )
+            own = [captures.empty() if captures and captured else None for captures in self.captures]
+            layers = next((model.target_layers for model in self.models[1:] if hasattr(model, "target_layers")), ())
+            target = open_session(self.models[0], num_rows, capacity, own[0], kept_layers=layers)
+            drafts = [
+                open_session(model, num_rows, capacity, captures, target=target)
+                for model, captures in zip(self.models[1:], own[1:], strict=True)
+            ]
         for draft, session in zip(self.models[1:], drafts, strict=True):
             session.clips_tokens = vocab_size(draft) < vocab_size(self.models[0])
         return Sessions(target, drafts)
@@ -153,7 +156,7 @@ class Engine:
         roles = ["target", *["draft"] * (len(self.models) - 1)]
         for model, role in zip(self.models, roles, strict=True):
             check_mode(model, role)
-            if not self._checked and not hasattr(model, "open_session"):
+            if not self._checked and not hasattr(model, "open_session") and not hasattr(model, "target_layers"):
                 if self.options.self_check in ("off", False):
                     name = type(model).__name__
                     warnings.warn(f"self_check=off: {name} is decoded on trust", RuntimeWarning, stacklevel=5)

@@ -8,7 +8,7 @@ soft-capping are left to the model.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -95,10 +95,23 @@ class _Block:
 
 
 class HFSession(Session):
-    """A Hugging Face causal language model with a tree-structured cache."""
+    """A Hugging Face causal language model with a tree-structured cache.
 
-    def __init__(self, model: Any, num_rows: int, capacity: int, captures: Captures | None = None):
+    kept_layers  layers, as in transformers' `hidden_states`, whose states stay in the cache beside the keys and values
+    states       these states [B, capacity + 1, 1, n D], by slot; None before the first forward pass
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        num_rows: int,
+        capacity: int,
+        captures: Captures | None = None,
+        kept_layers: Sequence[int] = (),
+    ):
         super().__init__(num_rows, capacity, model.device)
+        self.kept_layers = tuple(kept_layers)
+        self.states: Tensor | None = None
         self.model, self.config = model, model.config.get_text_config()
         self.layers = [TreeLayer(self) for _ in range(_num_layers(model, self.config))]
         self.cache = Cache(layers=list(self.layers))
@@ -144,6 +157,7 @@ class HFSession(Session):
             # Rows that have stopped still fill their batch slot; nothing they produce is used.
             placement.positions.clamp(max=self.max_position - 1),
             *self._masks(placement, rows),
+            *self._more_inputs(placement, rows, parents),
         )
         whole = len(rows) == self.index.num_rows
         if self.captures is None or not whole or not self.layers[0].is_initialized or tokens.shape[1] > WIDTHS[-1]:
@@ -158,9 +172,18 @@ class HFSession(Session):
                 logits, hidden = self.replay((*inputs, flat), placement.visible, last)
         return Reading(logits[:, -last:], hidden[:, -last:])
 
+    def _more_inputs(self, placement: Placement, rows: list[int], parents: Tensor | None) -> tuple[Tensor, ...]:
+        """Further tensors that a forward pass depends on, which `_arguments` turns into arguments of the model."""
+        return ()
+
+    def _arguments(self, more: Sequence[Tensor]) -> dict[str, Any]:
+        """Further arguments of the model's forward pass."""
+        return {"output_hidden_states": True} if self.kept_layers else {}
+
     def compute(self, inputs: Sequence[Tensor], block: _Block, last: int) -> tuple[Tensor, Tensor]:
-        """One forward of the model. inputs: tokens, positions, masks in the order of `reaches`."""
-        tokens, positions, *masks = inputs
+        """One forward of the model. inputs: tokens, positions, masks in the order of `reaches`, `_more_inputs`."""
+        tokens, positions, *rest = inputs
+        masks, more = rest[: len(self.reaches)], rest[len(self.reaches) :]
         self.block = block
         with watched_states(self.model) as states:
             output = self.model(
@@ -170,7 +193,14 @@ class HFSession(Session):
                 past_key_values=self.cache,
                 use_cache=True,
                 **({"logits_to_keep": last} if self._keeps_last else {}),
+                **self._arguments(more),
             )
+        if self.kept_layers:
+            kept = torch.cat([output.hidden_states[layer].to(self.index.device) for layer in self.kept_layers], -1)
+            kept = kept.unsqueeze(1)
+            if self.states is None:
+                self.states = kept.new_zeros(self.index.num_rows, self.index.capacity + 1, 1, kept.shape[-1])
+            block.write(self.states, kept)
         return output.logits, states[-1]
 
     def replay(self, inputs: Sequence[Tensor], visible: int, last: int) -> tuple[Tensor, Tensor]:
@@ -183,13 +213,18 @@ class HFSession(Session):
             return session.compute(tensors[:-1], _Block(visible, tensors[-1]), last)
 
         last = min(next(width for width in WIDTHS if width >= last), inputs[0].shape[1])
-        return self.captures.run((*inputs[0].shape, visible, last), forward, inputs)
+        return self.captures.run((*inputs[0].shape, visible, last, len(inputs)), forward, inputs)
+
+    def _visible(self, placement: Placement) -> Tensor:
+        """What each token may look at, were there no windows: [b, T, S] bool."""
+        return placement.mask
 
     def _masks(self, placement: Placement, rows: list[int]) -> list[Tensor]:
         """Additive masks [b, 1, T, S], one per entry of `reaches`."""
         masks = []
+        visible = self._visible(placement)
         for reach in self.reaches.values():
-            seen = placement.mask
+            seen = visible
             if reach != Reach():
                 own = placement.positions.unsqueeze(-1)
                 others = self.index.slot_positions(rows, placement.visible)[:, None]
@@ -214,48 +249,47 @@ class HFSession(Session):
             return
         where_from = tensor_on(self.index.device, source)
         where_to = tensor_on(self.index.device, target)
-        for layer in self.filled:
-            for buffer in (layer.keys, layer.values):
-                flat = buffer.view(-1, *buffer.shape[2:])
-                moved = flat.index_select(0, where_from.to(flat.device))
-                flat.index_copy_(0, where_to.to(flat.device), moved)
+        for buffer in self.buffers:
+            flat = buffer.view(-1, *buffer.shape[2:])
+            moved = flat.index_select(0, where_from.to(flat.device))
+            flat.index_copy_(0, where_to.to(flat.device), moved)
 
     @torch.inference_mode()
     def _grow(self, capacity: int) -> None:
         more = capacity - self.index.capacity
         super()._grow(capacity)
         self._offsets = torch.arange(self.index.num_rows, device=self.index.device).unsqueeze(1) * (capacity + 1)
-        for layer in self.filled:
-            layer.keys, layer.values = (
-                torch.cat([buffer, buffer.new_zeros(buffer.shape[0], more, *buffer.shape[2:])], 1)
-                for buffer in (layer.keys, layer.values)
-            )
-        self._drop_captures()
+        self._replace(lambda buffer: torch.cat([buffer, buffer.new_zeros(len(buffer), more, *buffer.shape[2:])], 1))
 
     @torch.inference_mode()
     def select(self, rows: list[int]) -> None:
         super().select(rows)
         self._offsets = self._offsets[: len(rows)]  # rows are numbered again
-        for layer in self.filled:
-            layer.keys, layer.values = layer.keys[rows], layer.values[rows]
-        self._drop_captures()
+        self._replace(lambda buffer: buffer[rows])
 
-    def _drop_captures(self) -> None:
-        """Forget what was captured: it writes keys and values where they no longer are."""
+    def _replace(self, change: Callable[[Tensor], Tensor]) -> None:
+        """Put other buffers in place of all; captures are dropped, for they write where the old ones were."""
+        for layer in self.filled:
+            layer.keys, layer.values = change(layer.keys), change(layer.values)
+        self.states = None if self.states is None else change(self.states)
         if self.captures is not None:
             self.captures = self.captures.empty()
 
     @torch.inference_mode()
     def reset(self, row: int) -> None:
         super().reset(row)
-        for layer in self.filled:  # a text that ended in not-a-number must not leak through masked slots
-            layer.keys[row].zero_()
-            layer.values[row].zero_()
+        for buffer in self.buffers:  # a text that ended in not-a-number must not leak through masked slots
+            buffer[row].zero_()
+
+    @property
+    def buffers(self) -> list[Tensor]:
+        """All that is cached by slot."""
+        states = [] if self.states is None else [self.states]
+        return [*(buffer for layer in self.filled for buffer in (layer.keys, layer.values)), *states]
 
     @property
     def cache_bytes(self) -> int:
-        buffers = [b for layer in self.filled for b in (layer.keys, layer.values)]
-        return sum(buffer.numel() * buffer.element_size() for buffer in buffers)
+        return sum(buffer.numel() * buffer.element_size() for buffer in self.buffers)
 
 
 def attention_reaches(model: Any) -> dict[str, Reach]:

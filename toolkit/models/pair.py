@@ -21,9 +21,10 @@ from toolkit.config.values import check_ranges, checked, shown
 from toolkit.engine.engine import EngineOptions, OnOff
 from toolkit.engine.facts import devices_of, end_ids, fit_logits, max_positions, vocab_size
 from toolkit.engine.hidden_states import give_layers
+from toolkit.engine.state_reader import NEEDS_TARGET
 from toolkit.errors import InputError
 from toolkit.files.text import first_line
-from toolkit.models import gguf, reduced
+from toolkit.models import eagle3, gguf, reduced
 from toolkit.models.chat import check_options, encode_chat, warn_of_two_starts
 from toolkit.models.fingerprint import fingerprint as fingerprint
 from toolkit.sampling import Sampling
@@ -141,11 +142,15 @@ class ModelPair:
         tokenizer = _load_tokenizer(target, revision, trust_remote_code)
         unshared: set[int] = set()
         for source in sources:
-            other = _load_tokenizer(source, draft_revision, trust_remote_code)
-            unshared |= set(unshared_tokens(tokenizer, other, f"draft {source}"))
+            if not eagle3.is_eagle3(source):  # these folders have no tokenizer
+                other = _load_tokenizer(source, draft_revision, trust_remote_code)
+                unshared |= set(unshared_tokens(tokenizer, other, f"draft {source}"))
         model = _load_model(target, big, None if device_map or quantization else device)
         small = [
-            _load_model(source, dict(options, revision=draft_revision), device, draft_layers) for source in sources
+            eagle3.load(Path(source), options["dtype"], model, device)
+            if eagle3.is_eagle3(source)
+            else _load_model(source, dict(options, revision=draft_revision), device, draft_layers)
+            for source in sources
         ]
         return cls(
             target=model,
@@ -323,6 +328,8 @@ def load_draft(
     options: dict[str, Any] = {"dtype": _dtype(dtype), "trust_remote_code": trust_remote_code, "revision": revision}
     if attn_implementation is not None:
         options["attn_implementation"] = attn_implementation
+    if eagle3.is_eagle3(resolve(source)):
+        raise InputError(f"{source}: {NEEDS_TARGET}")
     return _load_model(resolve(source), options, device, layers)
 
 

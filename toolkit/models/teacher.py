@@ -18,6 +18,8 @@ from torch import Tensor
 from toolkit.engine import open_session
 from toolkit.engine.facts import check_evaluation
 from toolkit.engine.hidden_states import state_size, watched_states
+from toolkit.engine.state_reader import NEEDS_TARGET
+from toolkit.errors import InputError
 from toolkit.models.pair import ModelPair, vocab_size
 from toolkit.sampling import Sampling, penalized, warp
 
@@ -167,6 +169,8 @@ def _readable(model: Any, tokens: Tensor) -> Tensor:
     Raises InputError if the model would drop out activations.
     """
     check_evaluation(model)
+    if hasattr(model, "target_layers"):
+        raise InputError(NEEDS_TARGET)
     return tokens.to(model.device).clamp(max=vocab_size(model) - 1)
 
 

@@ -143,12 +143,13 @@ def experiment_name() -> str | None:
     return None if name is None else str(name)
 
 
-def overrides_name(words: Sequence[str] | None = None, name: str = "") -> str | None:
+def overrides_name(words: Sequence[str] | None = None, name: str = "", without: Sequence[str] = ()) -> str | None:
     """What a command line changed, as a run is called: "toy_head depth=2 w_rej=6"; None if it changed nothing.
 
     words  overrides; None: those of the Hydra job that is running, of a multirun those that it varies. Output folders,
            logging and lists of folders do not name a run, and of a path its last part does
     name   what stands before them; a name in it is not said again
+    without  further top-level keys that do not name the run
     """
     if words is None:
         from hydra.core.hydra_config import HydraConfig
@@ -160,7 +161,7 @@ def overrides_name(words: Sequence[str] | None = None, name: str = "") -> str | 
     for word in words:
         key, _, value = word.lstrip("+~").partition("=")
         value = value if "/" not in value else "" if value[0] in "[{" else value.strip("\"'/").rpartition("/")[2]
-        if key.split(".")[0] in UNNAMED or not value or (value.isidentifier() and value in name.split()):
+        if key.split(".")[0] in (*UNNAMED, *without) or not value or (value.isidentifier() and value in name.split()):
             continue
         parts.append(value if key == "experiment" else f"{key.split('.')[-1]}={value}")
     return " ".join(filter(None, parts))[:128] or None

@@ -21,12 +21,13 @@ from toolkit.distillation.module import DraftTraining, OnPolicy, is_on_policy, o
 from toolkit.distillation.teachers import CachedTeacher, Expected, OnlineTeacher
 from toolkit.errors import InputError
 from toolkit.files.tensors import load_tensors, save_tensors
+from toolkit.models import eagle3
 from toolkit.models.fingerprint import Weights
 from toolkit.models.pair import load_draft
 from toolkit.models.reduced import kept_tokens
 from toolkit.models.teacher import distributions_along, produced_logits
 from toolkit.sampling import Sampling
-from toolkit.testing import FAMILIES, llama_pair, tiny_llama, tiny_model
+from toolkit.testing import FAMILIES, llama_pair, tiny_eagle3, tiny_llama, tiny_model
 
 SMALL = ["trainer.max_epochs=2", "data.batch_size=8", "optimizer.lr=1e-2", "trainer.log_every_n_steps=2"]
 
@@ -163,7 +164,7 @@ def test_alpha_of_output_layers_of_other_sizes(size):
     batch = TextBatch(texts)
     teacher = OnlineTeacher(pair.target, 1.0)
     module = DraftTraining(draft, teacher, ForwardKL(), 1.0, OnPolicy(0.0, Sampling(), (), 0), torch.optim.SGD)
-    seen = module.outlook(batch, Expected(teacher.whole(batch)))
+    seen = module.outlooks(batch, Expected(teacher.whole(batch)))[0][1]
     mixed = replace(pair, draft=None, drafts=[draft])
     slow = [p.minimum(q).sum(-1) for p, q in distributions_along(mixed, texts, Sampling())]
     assert torch.allclose(seen.alpha, torch.cat(slow), atol=1e-5)
@@ -369,3 +370,73 @@ def test_texts_beyond_a_drafts_context_are_passed_over(run, tiny_pair, tmp_path,
     (short / "config.json").write_text(json.dumps({**config, "max_position_embeddings": 24}))
     run("short", f"from_pretrained={short}", "trainer.max_epochs=1")
     assert "texts exceed the context of 24 tokens and are passed over" in capsys.readouterr().out
+
+
+EAGLE = ["kind=eagle3", "kind.target_layers=[0,1]", "vocabulary=12", "trainer.max_epochs=3"]
+
+
+@pytest.mark.parametrize("teacher", ["online", "cached"])
+def test_a_draft_that_reads_the_targets_states_is_trained_and_decodes(run, tiny_pair, tmp_path, teacher, capsys):
+    folder = run(
+        teacher, *EAGLE, f"teacher={teacher}", *([f"teacher.folder={tmp_path / 'cache'}"] * (teacher == "cached"))
+    )
+    values = scores(folder)
+    assert all(values[f"val/{name}"] > values[f"start/{name}"] for name in ("alpha", "alpha_2", "alpha_3"))
+    assert ("states: the target reads" in capsys.readouterr().out) == (teacher == "cached")
+    pair = ModelPair.from_pretrained(tiny_pair / "target", folder / "draft")
+    plain = [
+        text.token_ids
+        for text in generate(pair, ["the cat", "a dog"], "autoregressive", max_new_tokens=8, temperature=0.0)
+    ]
+    texts = generate(pair, ["the cat", "a dog"], "speculative", max_new_tokens=8, temperature=0.0)
+    assert [text.token_ids for text in texts] == plain and sum(text.counts.num_drafted for text in texts) > 0
+    embedding = pair.target.get_input_embeddings().weight
+    assert torch.equal(pair.draft.embed_tokens.weight, embedding)
+
+
+def test_an_interrupted_training_on_states_ends_with_equal_weights(run, monkeypatch):
+    words = [*EAGLE, "callbacks.checkpoints.every_n_steps=2"]
+    whole, step, made = run("whole", *words), DraftTraining.training_step, []
+
+    def interrupted(self, batch, batch_idx):
+        made.append(batch_idx)
+        if len(made) == 9:
+            raise RuntimeError("power cut")
+        return step(self, batch, batch_idx)
+
+    monkeypatch.setattr(DraftTraining, "training_step", interrupted)
+    with pytest.raises(RuntimeError, match="power cut"):
+        run("cut", *words)
+    assert same_weights(whole, run("cut", *words))
+    further = run("further", *EAGLE, f"from_pretrained={whole / 'draft'}")
+    assert scores(further)["start/alpha"] == pytest.approx(scores(whole)["val/alpha"], abs=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("words", "line"),
+    [
+        (["layers=1"], "layers: kind=eagle3 takes none"),
+        (["lmbda=.5"], "lmbda: kind=eagle3 takes none"),
+        (["exports=[gguf]"], "exports: kind=eagle3 takes none"),
+        (["kind.target_layers=[1,0]"], "kind.target_layers: expected ascending layers"),
+        (["kind.depth=0"], "kind.depth"),
+    ],
+)
+def test_what_such_a_draft_cannot_take_is_one_line(run, words, line):
+    with pytest.raises(InputError) as error:
+        run("bad", *EAGLE, *words)
+    assert line in str(error.value) and "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("read", [lambda pair: readings(pair), lambda pair: load_draft(pair.draft.name_or_path)])
+def test_what_reads_a_draft_alone_refuses_it_in_one_line(read, tmp_path):
+    target = tiny_llama(32, 3, 1, torch.float32)
+    eagle3.save(tmp_path, tiny_eagle3(target), "target")
+    draft = eagle3.load(tmp_path, "float32", target)
+    draft.name_or_path = str(tmp_path)
+    with pytest.raises(InputError, match="cannot be read alone"):
+        read(ModelPair(target, draft))
+
+
+def readings(pair):
+    return list(distributions_along(pair, [([4, 5], [6, 7])], Sampling()))

@@ -1,0 +1,237 @@
+"""EAGLE-3 drafts that learn from their target, unrolled over several depths ("training-time test", arXiv:2503.01840, 3.2).
+
+At depth 1 the draft reads every token of a text beside the target's state before it. At depth k > 1 it reads the text's next
+token beside its own state of depth k - 1, as in decoding after k - 1 accepted tokens. Row i at depth k attends to what rows
+0 to i read at depth 1, and to its own chain. So each row is what decoding computes at depth k of a round that began there.
+
+    theirs (speculators.models.eagle3.core)      ours
+    ttt_steps, ttt_step_loss_decay               depth, decay
+    flex attention over all steps' keys          one additive mask, the same keys
+    targets renormalised over the V' tokens      the loss's own way with tokens that have no row (`losses.py`)
+    lm_head frozen                               trained
+
+The target's states are computed in every step, or kept beside a teacher's cache.
+
+Shapes: B texts, T longest text, m = T - 1 rows, W width of the target's states, D of the draft's, n produced tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import torch
+from torch import Tensor
+from tqdm.auto import tqdm
+from transformers import AutoConfig
+
+from toolkit.config.notes import AtLeast, Between
+from toolkit.config.values import check_ranges
+from toolkit.distillation.data import TextBatch
+from toolkit.distillation.losses import Outlook
+from toolkit.distillation.module import DraftTraining
+from toolkit.distillation.teachers import Expected, key_of, outlook
+from toolkit.engine.facts import check_evaluation
+from toolkit.errors import InputError
+from toolkit.files.tensors import load_tensors, save_tensors
+from toolkit.models.eagle3 import FAMILIES, Eagle3
+from toolkit.models.teacher import Text, pad_right
+
+SAME = ("vocab_size", "hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads", "head_dim",
+        "max_position_embeddings", "rope_parameters", "rms_norm_eps", "hidden_act", "bos_token_id", "eos_token_id")  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Unrolled:
+    """What makes an EAGLE-3 draft, and how deep it is unrolled in training (conf/kind/eagle3.yaml).
+
+    target_layers  whose inputs it reads, from 0; None: 2, half of them, all but 3 (as in the paper's code), or first, middle
+                   and last of a target that has fewer than seven
+    depth          of the unrolling
+    decay          weight of depth k: decay^(k - 1)
+    flags          of `toolkit.models.eagle3`
+    """
+
+    target_layers: Sequence[Annotated[int, AtLeast(0)]] | None = None
+    depth: Annotated[int, AtLeast(1)] = 3
+    decay: Annotated[float, Between(0, 1, "(]")] = 1.0
+    flags: Sequence[Literal["norm_before_residual", "norm_before_fc", "fc_norm", "norm_output"]] = field(
+        default=("norm_before_residual", "norm_before_fc")
+    )
+
+    def __post_init__(self) -> None:
+        check_ranges(self, "kind.")
+
+    def begin(self, target: Any, kept: Sequence[int] | None, seed: int) -> Eagle3:
+        """Fresh weights for a target: embeddings (which stay as they are), output rows and last norm are its own.
+
+        kept  tokens with an output row, ascending; None: all
+        Raises InputError for layers that the target has not, and for a target without an embedding.
+        """
+        base = target.config.get_text_config()
+        count = base.num_hidden_layers
+        usual = (2, count // 2, count - 3) if count > 6 else sorted({0, count // 2, count - 1})
+        layers = list(self.target_layers or usual)
+        if layers != sorted(set(layers)) or not all(0 <= layer < count for layer in layers):
+            raise InputError(f"kind.target_layers: expected ascending layers from 0 to {count - 1}, got {layers}")
+        family = base.model_type if base.model_type in FAMILIES else "llama"
+        sizes = {name: getattr(base, name) for name in SAME if getattr(base, name, None) is not None}
+        config = AutoConfig.for_model(family, **sizes, num_hidden_layers=1, tie_word_embeddings=False)
+        config._attn_implementation = "sdpa"
+        tokens = torch.arange(base.vocab_size) if kept is None else torch.tensor(list(kept))
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            draft = Eagle3(config, layers, len(layers) * base.hidden_size, tokens, self.flags).to(target.dtype)
+        draft.embed_tokens.weight.data.copy_(target.get_input_embeddings().weight)
+        draft.lm_head.weight.data.copy_(target.get_output_embeddings().weight[tokens.to(target.device)])
+        draft.to(target.device).requires_grad_(True).embed_tokens.requires_grad_(False)
+        return draft.eval()
+
+
+class TargetStates:
+    """The states of the target that a draft reads, along texts.
+
+    folder  where they are kept, a file per text; None: the target reads every batch
+    """
+
+    def __init__(self, target: Any, layers: Sequence[int], folder: Path | None = None):
+        self.target, self.layers, self.folder = target, tuple(layers), folder
+        self.width = len(self.layers) * target.config.get_text_config().hidden_size
+
+    def prepare(self, texts: Sequence[Text]) -> None:
+        """Compute what the folder lacks, and say its size first."""
+        if self.folder is None:
+            return
+        missing = sorted(
+            (text for text in texts if not self._file(text).exists()), key=lambda text: len(text[0]) + len(text[1])
+        )
+        if not missing:
+            return
+        total = sum(len(prompt) + len(produced) - 1 for prompt, produced in missing)
+        size = total * self.width * self.target.dtype.itemsize / 1e6
+        print(f"states: the target reads {total:,} tokens once, {size:,.0f} MB go to {self.folder}", flush=True)
+        with tqdm(total=total, desc="states", unit="token") as bar:
+            for text in missing:
+                states = self._computed([text])[0].cpu()
+                save_tensors(self._file(text), {"states": states})
+                bar.update(len(states))
+
+    def of(self, texts: Sequence[Text]) -> Tensor:
+        """States [B, m, W] that have read each token but the last, on the target's device, padded on the right."""
+        if self.folder is None:
+            return self._computed(texts)
+        parts = [load_tensors(self._file(text), "target states")[0]["states"] for text in texts]
+        return torch.nn.utils.rnn.pad_sequence(parts, batch_first=True).to(self.target.device)
+
+    @torch.no_grad()
+    def _computed(self, texts: Sequence[Text]) -> Tensor:
+        check_evaluation(self.target)
+        tokens = pad_right([[*prompt, *produced][:-1] for prompt, produced in texts], self.target.device)
+        hook = self.target.get_output_embeddings().register_forward_pre_hook(lambda module, args: (args[0][:, -1:],))
+        try:
+            states = self.target(input_ids=tokens, use_cache=False, output_hidden_states=True).hidden_states
+        finally:
+            hook.remove()
+        return torch.cat([states[layer] for layer in self.layers], -1)
+
+    def _file(self, text: Text) -> Path:
+        assert self.folder is not None
+        return self.folder / "-".join(map(str, self.layers)) / f"{key_of(text)}.safetensors"
+
+
+class AllSteps:
+    """The keys and values of every depth, one after another: what attention takes for a cache."""
+
+    def __init__(self) -> None:
+        self.keys: Tensor | None = None
+        self.values: Tensor | None = None
+
+    def update(self, keys: Tensor, values: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
+        """Keep [B, heads, m, head size] of one more depth; returns those of all."""
+        self.keys = keys if self.keys is None else torch.cat([self.keys, keys], 2)
+        self.values = values if self.values is None else torch.cat([self.values, values], 2)
+        return self.keys, self.values
+
+
+def unrolled_states(draft: Eagle3, target_states: Tensor, tokens: Tensor, depth: int) -> list[Tensor]:
+    """Final states [B, m, D] of every depth: row i of depth k predicts token i + 1 + k.
+
+    target_states [B, m, W], tokens [B, T]
+    """
+    rows, device = tokens.shape[1] - 1, tokens.device
+    position = torch.arange(rows, device=device)
+    sees = position.unsqueeze(0) <= position.unsqueeze(1)
+    itself = torch.eye(rows, dtype=torch.bool, device=device)
+    lowest = torch.finfo(draft.dtype).min
+    states, steps, finals = draft.projected(target_states), AllSteps(), []
+    for step in range(depth):
+        read = torch.nn.functional.pad(tokens[:, 1 + step :], (0, step))
+        visible = torch.cat([sees, *[itself] * step], 1)
+        mask = torch.zeros(visible.shape, dtype=draft.dtype, device=device).masked_fill(~visible, lowest)
+        states, final = draft.read(read, (position + 1 + step).unsqueeze(0), mask[None, None], steps, states)
+        finals.append(final)
+    return finals
+
+
+def logits_by_depth(
+    draft: Eagle3,
+    target_states: Tensor,
+    texts: Sequence[Text],
+    positions: Sequence[Sequence[int]],
+    depth: int,
+) -> list[tuple[Tensor, Tensor]]:
+    """Per depth: logits [n', V'] of the draft's own rows at produced tokens, and which of the n tokens these are [n'].
+
+    A token is left out where the text is too short before it for such a round.
+    positions  per text the produced tokens that are looked at, from 0, in order
+    """
+    tokens = pad_right([[*prompt, *produced] for prompt, produced in texts], draft.device)
+    finals = unrolled_states(draft, target_states.to(draft.dtype), tokens, depth)
+    batch = [row for row, where in enumerate(positions) for _ in where]
+    places = [len(prompt) + i for (prompt, _), where in zip(texts, positions, strict=True) for i in where]
+    results = []
+    for step, final in enumerate(finals):
+        there = [number for number, place in enumerate(places) if place >= step + 2]
+        rows, columns = [batch[number] for number in there], [places[number] - 2 - step for number in there]
+        results.append((draft.lm_head.rows(final[rows, columns]), torch.tensor(there, device=draft.device)))
+    return results
+
+
+def selected(expected: Expected, index: Tensor) -> Expected:
+    """What the target expects at some of the positions."""
+    parts = (expected.log_probs, expected.tokens, expected.log_rest)
+    return Expected(*(None if part is None else part[index.to(part.device)] for part in parts))  # type: ignore[arg-type]
+
+
+class UnrolledTraining(DraftTraining):
+    """An EAGLE-3 draft in training. Logs val/alpha_2, ... of the deeper depths beside val/alpha, which is of depth 1.
+
+    states  of the target
+    kind    depth and decay
+    """
+
+    def __init__(self, *args: Any, states: TargetStates, kind: Unrolled, **kwargs: Any):
+        super().__init__(*args, **kwargs)
+        self.states, self.kind = states, kind
+
+    def outlooks(self, batch: TextBatch, expected: Expected) -> list[tuple[float, Outlook]]:
+        kept = self.draft.lm_head.kept
+        whole = kept if len(kept) < self.teacher.vocab_size else None
+        by_depth = logits_by_depth(
+            self.draft, self.states.of(batch.texts), batch.texts, batch.positions, self.kind.depth
+        )
+        return [
+            (
+                self.kind.decay**number,
+                outlook(
+                    selected(expected, index),
+                    logits.float(),
+                    batch.labels.to(index.device)[index],
+                    self.temperature,
+                    whole,
+                ),
+            )
+            for number, (logits, index) in enumerate(by_depth)
+        ]
