@@ -324,7 +324,7 @@ def grid_words(chosen: dict[str, str] | None = None) -> list[str]:
         words += ["~grid.confidence", "~grid.specdec_pp", "~grid.oracle"]
         words.append(f"grid.{FIXED}.policy.num_drafted=[{setting_of(chosen, FIXED)['K']}]")
         words.append(f"grid.prompt_lookup.policy.num_drafted=[{setting_of(chosen, 'prompt_lookup')['K']}]")
-        words.append(f"grid.rate.policy.cost_ratio=[{setting_of(chosen, 'rate')['c']}]")
+        words.append(f"grid.rate.policy.cost_ratio=[{setting_of(chosen, 'rate')['cost_ratio']}]")
         words.append(f"grid.best_source.policy.acceptance=[{setting_of(chosen, 'best_source')['acceptance']}]")
     return words
 
@@ -338,7 +338,7 @@ def method_of(name: str, temperature: int, batch_size: int) -> Any:
     """A method with the setting that replay chose."""
     words = {
         FIXED: ["policy.num_drafted={K}"],
-        "rate": ["policy.cost_ratio={c}", f"max_drafted={DEEPEST}"],
+        "rate": ["policy.cost_ratio={cost_ratio}", f"max_drafted={DEEPEST}"],
         "lookup_rate": [f"policy.costs={_noted('costs')}", f"policy.estimator.path={_noted('copies')}"],
         "best_source": [
             f"policy.costs={_noted('costs')}",
@@ -486,6 +486,7 @@ def _alpha_table() -> list[str]:
     run = Path(_noted("draft")).parent
     curve = pd.read_csv(run / "metrics.csv")
     curve = curve[curve["val/alpha"].notna()][["step", "val/alpha", "val/cross_entropy"]]
+    curve = curve.iloc[1:-1]  # the first one is of the start, the last one of the best state again
     scores = read_json(run / "metrics.json")
     tokens = [round(scores["tokens"] * (step + 1) / (curve.step.max() + 1)) for step in curve.step]
     start = f"| 0 | {scores['start/alpha']:.4f} | {scores['start/cross_entropy']:.3f} |"
