@@ -135,7 +135,8 @@ def held_sessions(pair: ModelPair) -> list[Any]:
 
 def refusals(pair: ModelPair) -> list[str]:
     """Why forwards could not be captured in the calls so far; empty if they could."""
-    return [reason for session in held_sessions(pair) for reason in session.captures.refusals]
+    captures = [session.captures for session in held_sessions(pair) if session.captures is not None]
+    return [reason for held in captures for reason in held.refusals]
 
 
 # -- the meter -----------------------------------------------------------------------------------------------------------
