@@ -68,7 +68,7 @@ class Unrolled:
         """Fresh weights for a target: embeddings (which stay as they are), output rows and last norm are its own.
 
         kept  tokens with an output row, ascending; None: all
-        Raises InputError for layers that the target has not, and for a target without an embedding.
+        Raises InputError for layers that the target has not.
         """
         base = target.config.get_text_config()
         count = base.num_hidden_layers
@@ -190,12 +190,12 @@ def logits_by_depth(
     tokens = pad_right([[*prompt, *produced] for prompt, produced in texts], draft.device)
     finals = unrolled_states(draft, target_states.to(draft.dtype), tokens, depth)
     batch = [row for row, where in enumerate(positions) for _ in where]
-    places = [len(prompt) + i for (prompt, _), where in zip(texts, positions, strict=True) for i in where]
+    columns = [len(prompt) + i for (prompt, _), where in zip(texts, positions, strict=True) for i in where]
     results = []
     for step, final in enumerate(finals):
-        there = [number for number, place in enumerate(places) if place >= step + 2]
-        rows, columns = [batch[number] for number in there], [places[number] - 2 - step for number in there]
-        results.append((draft.lm_head.rows(final[rows, columns]), torch.tensor(there, device=draft.device)))
+        index = [number for number, column in enumerate(columns) if column >= step + 2]
+        read = [batch[number] for number in index], [columns[number] - 2 - step for number in index]
+        results.append((draft.lm_head.rows(final[read]), torch.tensor(index, device=draft.device)))
     return results
 
 

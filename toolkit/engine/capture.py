@@ -32,12 +32,8 @@ PROOFS = 2  # replays of a new capture that are compared with the forward itself
 # float32 somewhere is wrong, too.
 TOLERANCE = 1e-2
 TOLERANCE_FLOAT64 = 1e-10
-STOCK = (
-    "torch",
-    "transformers",
-    "bitsandbytes",
-    "toolkit",
-)  # their modules read their attributes and config, nothing else
+# Their modules read their attributes and config, nothing else.
+STOCK = ("torch", "transformers", "bitsandbytes", "toolkit")
 PLAIN = {type(None), bool, int, float, str, torch.dtype, torch.device}
 INTERNAL = frozenset(vars(nn.Module()))  # attributes that torch gives every module
 

@@ -3,7 +3,7 @@
 For a committed token this is the target's state, out of the target's own cache; for a drafted one, whose predecessor the target
 has not read, it is the draft's. So the draft's guesses never stay: `truncate` and `keep` drop whatever was read with them, and
 the next round reads the accepted tokens again, with the target's states. A text's first token has no predecessor. It is read
-with zeros, and no other token sees it.
+beside whatever its slot holds, and no other token sees it.
 
 Paper: EAGLE (arXiv:2401.15077), section 4.1; EAGLE-3 (arXiv:2503.01840), section 3.1.
 
@@ -69,8 +69,8 @@ class StateReader(HFSession):
         if all(self.certain[row] == count for row, count in zip(rows, fresh, strict=True)):
             return (own,)
         theirs = self._states(self.target.states, index, slots, placement, self.model.target_width)
-        known = before < tensor_on(self.index.device, read).unsqueeze(1)
-        return own, theirs, known & (before >= 0)
+        from_target = before < tensor_on(self.index.device, read).unsqueeze(1)
+        return own, theirs, from_target & (before >= 0)
 
     def _states(self, states: Tensor | None, index: Tensor, slots: Tensor, placement: Placement, width: int) -> Tensor:
         if states is None:
