@@ -12,6 +12,7 @@ from toolkit.engine import capture
 from toolkit.engine.capture import PROOFS, CaptureGuard, Captures
 from toolkit.engine.facts import check_evaluation
 from toolkit.errors import InputError
+from toolkit.testing import llama_pair
 
 
 class Small(nn.Module):
@@ -107,6 +108,14 @@ def test_a_capture_takes_the_code_of_classes_for_granted(monkeypatch):
     before = CaptureGuard(model)
     monkeypatch.setattr(nn.Linear, "forward", lambda self, x: x)
     assert before != CaptureGuard(model)
+
+
+def test_recorders_of_hidden_states_change_nothing():
+    model = llama_pair().target
+    before = CaptureGuard(model)
+    model(input_ids=torch.ones(1, 2, dtype=torch.int64), output_hidden_states=True)
+    assert any(module._forward_hooks for module in model.modules())  # transformers leaves them there
+    assert before == CaptureGuard(model) and not before.hooks and not CaptureGuard(model).hooks
 
 
 class Recorded:

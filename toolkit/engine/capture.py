@@ -35,7 +35,9 @@ TOLERANCE_FLOAT64 = 1e-10
 # Their modules read their attributes and config, nothing else.
 STOCK = ("torch", "transformers", "bitsandbytes", "toolkit")
 PLAIN = {type(None), bool, int, float, str, torch.dtype, torch.device}
-INTERNAL = frozenset(vars(nn.Module()))  # attributes that torch gives every module
+# Attributes that torch gives every module, and the mark of transformers' recorders.
+INTERNAL = frozenset(vars(nn.Module())) | {"_output_capturing_hooks_installed"}
+RECORDERS = "transformers.utils.output_capturing"  # its hooks stay after `output_hidden_states=True`, and only read
 
 
 class StaticForward:
@@ -258,9 +260,10 @@ def _attributes(module: nn.Module) -> dict[str, Any]:
 
 
 def _hooks(module: nn.Module) -> list[Any]:
-    """Whatever runs with a module's forward, or instead of it."""
+    """Whatever runs with a module's forward, or instead of it; not transformers' recorders of outputs."""
     own = vars(module).get("forward")
-    return [*module._forward_hooks.values(), *module._forward_pre_hooks.values(), *([own] if own is not None else [])]
+    hooks = [*module._forward_hooks.values(), *module._forward_pre_hooks.values(), *([own] if own is not None else [])]
+    return [hook for hook in hooks if getattr(hook, "__module__", None) != RECORDERS]
 
 
 def globally_hooked() -> bool:
