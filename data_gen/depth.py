@@ -2,7 +2,8 @@
 
 The method is ours. One teacher-forced pass of both models over a few texts gives alpha = sum_x min(p, q) of every position. A
 round from position s has its first k tokens accepted with the product of alpha over s..s + k - 1, if every draft follows the
-text. The depth is the first k at which the mean over all s falls below PAYS. At alpha = .2 it is 3, at .9 beyond 20.
+text. The depth is the first k at which the mean over all s falls below PAYS. At alpha = .2 it is 3, at .9 beyond 20. A draft
+that reads the target's states is recorded instead, and the share of rounds is counted.
 """
 
 from __future__ import annotations
@@ -12,9 +13,11 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from data_gen.recording_by_start import StartRecorder
 from toolkit.models.pair import ModelPair
 from toolkit.models.teacher import Text, readings_along
 from toolkit.sampling import Sampling
+from toolkit.trace.rounds import Geometry
 
 PAYS = 0.02  # share of rounds whose k-th token is accepted, below which no policy needs it
 DEEPEST = 20  # of any recording whose depth is measured
@@ -25,6 +28,8 @@ def depth_that_pays(
     pair: ModelPair, texts: Sequence[Text], sampling: Sampling, draft_temperatures: Sequence[float | None] = (None,)
 ) -> int:
     """The depth for these texts, at the draft temperature that needs the deepest one; from 1 to DEEPEST."""
+    if hasattr(pair.draft, "target_layers"):
+        return max(_counted_depth(pair, texts[:TEXTS], sampling, temperature) for temperature in draft_temperatures)
     alphas: dict[float | None, list[Tensor]] = {temperature: [] for temperature in draft_temperatures}
     for prompt, produced in texts[:TEXTS]:
         for reading in readings_along(pair, [(prompt, produced[:TOKENS])], sampling):
@@ -41,3 +46,13 @@ def depth_of(alphas: Sequence[Tensor]) -> int:
         if not products or float(torch.cat(products).mean()) < PAYS:
             return depth
     return DEEPEST
+
+
+def _counted_depth(
+    pair: ModelPair, texts: Sequence[Text], sampling: Sampling, temperature: float | None
+) -> int:
+    trace = StartRecorder(pair, sampling, DEEPEST, draft_temperature=temperature).record(texts, range(len(texts)))
+    run, left = (values for values in (trace.run, Geometry.of(trace).left))
+    assert run is not None
+    shares = [float((run[left >= depth] >= depth).double().mean()) for depth in range(1, DEEPEST)]
+    return next((depth for depth, share in enumerate(shares, 1) if not share >= PAYS), DEEPEST)

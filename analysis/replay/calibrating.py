@@ -60,8 +60,9 @@ class Scored:
         trace = self.trace
         ends = torch.zeros(trace.num_positions, dtype=torch.bool)
         ends[trace.text_first[1:] - 1] = True
-        accepted = (trace.accepted & ~ends).nonzero().squeeze(1)
-        return logits_at(trace, self.logits, accepted, 1)[:, 1], trace.alpha[accepted + 1]
+        next_step, exists = step_at(trace, Geometry.of(trace), torch.arange(trace.num_positions), 2)
+        accepted = (trace.accepted & exists & ~ends).nonzero().squeeze(1)
+        return logits_at(trace, self.logits, accepted, 1)[:, 1], trace.alpha[next_step[accepted]]
 
     def products(self, chances: Chances, max_depth: int) -> Iterator[tuple[int, Tensor, Tensor]]:
         """Per depth k: (k, product of the first k tokens' probabilities [n], probability that all are accepted [n])."""

@@ -54,7 +54,7 @@ class Copies:
                 self.proposer.copies.append((copy, _agreeing(copy.tokens, whole[start:])))
         self.text_first = torch.tensor([0, *(len(produced) for _, produced in texts)]).cumsum(0)
         run = torch.tensor([agreeing for _, agreeing in self.proposer.copies])
-        self.geometry = Geometry(run, torch.tensor(left), torch.tensor(room))
+        self.geometry = Geometry(run, torch.tensor(left), torch.tensor(room), run)
 
     @property
     def num_positions(self) -> int:

@@ -43,7 +43,12 @@ class Solved:
 
 
 def oracle(trace: Trace, max_drafted: int | None = None) -> list[dict[str, float]]:
-    """Expected counts of the clairvoyant oracle, per text; in closed form from the acceptance draws' probabilities."""
+    """Expected counts of the clairvoyant oracle, per text; in closed form from the acceptance draws' probabilities.
+
+    Raises InputError for recordings by start: there a position has a draw for every round that may visit it.
+    """
+    if trace.run is not None:
+        raise InputError("the oracle needs a draft whose acceptance at a position does not depend on where its round began")
     texts = zip(trace.text_first[:-1].tolist(), trace.text_first[1:].tolist(), strict=True)
     probs = trace.chance.double().numpy()
     return [expected_counts(probs[first:last], max_drafted) for first, last in texts]

@@ -14,7 +14,8 @@ from toolkit.files.atomic import write_folder
 from toolkit.files.text import first_line
 from toolkit.models.eagle3 import Eagle3
 from toolkit.models.eagle3 import save as save_eagle3
-from toolkit.models.pair import check_same_tokenizer, load_draft, load_tokenizer
+from toolkit.models.eagle3 import is_eagle3
+from toolkit.models.pair import check_same_tokenizer, load_draft, load_tokenizer, resolve
 from toolkit.models.reduced import kept_tokens, reduce_vocabulary
 from toolkit.models.reduced import save as save_reduced
 
@@ -39,6 +40,8 @@ def begin(
 
     Raises InputError if the weights have another shape or another tokenizer, or if no model has such a shape.
     """
+    if is_eagle3(resolve(begins := source if from_pretrained is None else from_pretrained)):
+        raise InputError(f"{begins} is an EAGLE-3 draft, which kind=eagle3 trains: expected a draft of its own")
     if from_pretrained is not None:
         check_same_tokenizer(tokenizer, load_tokenizer(from_pretrained))
         model = load_draft(from_pretrained, device=device, dtype=dtype)

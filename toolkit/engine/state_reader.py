@@ -26,8 +26,8 @@ from toolkit.engine.tree import Placement
 from toolkit.errors import InputError
 
 NEEDS_TARGET = (
-    "an EAGLE-3 draft reads its target's states and cannot be read alone: it decodes beside its target, and toolkit.distill "
-    "trains it; recordings, heads and costs need a draft of its own"
+    "an EAGLE-3 draft reads its target's states and cannot be read alone: it decodes beside its target, toolkit.distill "
+    "trains it and data_gen.traces records it; token-mixed datasets and the oracle need a draft of its own"
 )
 
 

@@ -174,7 +174,8 @@ def is_eagle3(source: str | Path) -> bool:
 def load(folder: Path, dtype: torch.dtype | str, target: Any, device: Any = "cpu") -> Eagle3:
     """Read a draft for a target; token embeddings that the folder lacks are the target's.
 
-    dtype  of torch, or its name; "auto": as stored
+    target  None: the weights alone are wanted, and the folder must hold all of them
+    dtype   of torch, or its name; "auto": as stored
     Raises InputError for what is not known here, and for another target's draft.
     """
     from safetensors.torch import load_file
@@ -195,18 +196,22 @@ def load(folder: Path, dtype: torch.dtype | str, target: Any, device: Any = "cpu
     if "sliding_attention" not in (getattr(layer, "layer_types", None) or []):
         layer.sliding_window = None
     base = target.config.get_text_config() if hasattr(target, "config") else None
-    if base is None or not hasattr(target, "get_decoder"):
+    if target is None and not (config.get(LAYER_IDS) and {"embed_tokens.weight", "fc.weight"} <= state.keys()):
+        raise InputError(f"{folder}: expected {LAYER_IDS}, fc.weight and embed_tokens.weight, or the draft's target beside it")
+    if target is not None and (base is None or not hasattr(target, "get_decoder")):
         raise InputError(
             f"{folder}: an EAGLE-3 draft reads the states of a transformers model, got {type(target).__name__}"
         )
     layers = config.get(LAYER_IDS) or [2, base.num_hidden_layers // 2, base.num_hidden_layers - 3]
-    _check_target(folder, layer, layers, state, base)
+    if target is not None:
+        _check_target(folder, layer, layers, state, base)
+    width = state["fc.weight"].shape[1] if target is None else len(layers) * base.hidden_size
     kept = _kept(folder, state, layer.vocab_size)
     if state.get("embed_tokens.weight") is None:
         state["embed_tokens.weight"] = target.get_input_embeddings().weight.detach().cpu()
     stored = state["lm_head.weight"].dtype
     flags = [flag for flag in FLAGS if config.get(flag)]
-    model: Any = Eagle3(layer, layers, len(layers) * base.hidden_size, kept, flags)
+    model: Any = Eagle3(layer, layers, width, kept, flags)
     model.to(stored if dtype == "auto" else getattr(torch, dtype) if isinstance(dtype, str) else dtype)
     state = {
         name: tensor

@@ -21,7 +21,6 @@ from toolkit.config.values import check_ranges, checked, shown
 from toolkit.engine.engine import EngineOptions, OnOff
 from toolkit.engine.facts import devices_of, end_ids, fit_logits, max_positions, vocab_size
 from toolkit.engine.hidden_states import give_layers
-from toolkit.engine.state_reader import NEEDS_TARGET
 from toolkit.errors import InputError
 from toolkit.files.text import first_line
 from toolkit.models import eagle3, gguf, reduced
@@ -329,7 +328,7 @@ def load_draft(
     if attn_implementation is not None:
         options["attn_implementation"] = attn_implementation
     if eagle3.is_eagle3(resolve(source)):
-        raise InputError(f"{source}: {NEEDS_TARGET}")
+        return eagle3.load(resolve(source), options["dtype"], None, device)
     return _load_model(resolve(source), options, device, layers)
 
 

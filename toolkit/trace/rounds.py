@@ -24,12 +24,15 @@ class Geometry:
     run    accepted positions from i on, before the first rejected one or the text's end
     left   positions from i to the text's end
     room   how many tokens a round may draft there
+    edge   positions that a round follows before it gets to a roll-out: up to the first rejected one or the text's last; in
+           recordings by start none but its first
     steps  index and existence [M + 1, P] each, as `step_at` gives them for every start and depth; None: not worked out
     """
 
     run: Tensor
     left: Tensor
     room: Tensor
+    edge: Tensor
     steps: tuple[Tensor, Tensor] | None = None
 
     def with_steps(self, trace: Trace) -> Geometry:
@@ -44,11 +47,13 @@ class Geometry:
         position = torch.arange(trace.num_positions)
         text = torch.repeat_interleave(torch.arange(trace.num_texts), trace.lengths())
         end = trace.text_first[1:][text]
+        left = end - position
+        room = (trace.room[text] - (position - trace.text_first[:-1][text])).clamp(min=0)
+        if trace.run is not None:
+            return cls(torch.minimum(trace.run.long(), left), left, room, torch.zeros_like(left))
         rejected = torch.where(trace.accepted, trace.num_positions, position)
-        first_rejected = torch.minimum(rejected.flip(0).cummin(0).values.flip(0), end)
-        produced = position - trace.text_first[:-1][text]
-        room = (trace.room[text] - produced).clamp(min=0)
-        return cls(first_rejected - position, end - position, room)
+        run = torch.minimum(rejected.flip(0).cummin(0).values.flip(0), end) - position
+        return cls(run, left, room, torch.minimum(run, left - 1))
 
 
 def step_at(trace: Trace, geometry: Geometry, starts: Tensor, depth: int) -> tuple[Tensor, Tensor]:
@@ -56,9 +61,7 @@ def step_at(trace: Trace, geometry: Geometry, starts: Tensor, depth: int) -> tup
     if geometry.steps is not None and depth <= len(geometry.steps[0]):
         return geometry.steps[0][depth - 1, starts], geometry.steps[1][depth - 1, starts]
     ahead = depth - 1
-    edge = torch.minimum(
-        geometry.run[starts], geometry.left[starts] - 1
-    )  # the first rejected position, or the text's last
+    edge = geometry.edge[starts]
     position = starts + edge.clamp(max=ahead)
     into_roll = ahead - edge - 1  # steps into the roll-out
     index = torch.where(into_roll < 0, position, trace.roll_first[position] + into_roll)

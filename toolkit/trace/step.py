@@ -71,9 +71,11 @@ class RecordedStep:
     def earlier(self, count: int) -> Earlier:
         """The `count` positions before the step, as live decoding keeps them.
 
-        Raises InputError if the trace is too old to hold the texts' own tokens.
+        Raises InputError if the trace is too old to hold the texts' own tokens, or recorded by start.
         """
         trace = self.trace
+        if trace.run is not None:
+            raise InputError("a recording of a draft that reads the target's states: expected a head with head.earlier=0")
         if trace.text_tokens is None or trace.text_prob is None:
             raise InputError(OLDER)
         steps = [self.index]

@@ -10,6 +10,10 @@ A **step** is one drafted token with what the draft's forward pass gave. Steps 0
 after another ("on path"); the roll-outs' steps follow. A round that starts after s tokens of a text visits the text's
 positions s+1, s+2, ... up to the first rejected one or the last, and then that position's roll-out.
 
+A draft that reads the target's states (EAGLE-3) says something else about a position in every round. Its recordings are
+**by start**: a round visits the position that it starts at, and then that position's roll-out, whatever is accepted. `run`
+tells how many of its tokens are. Acceptance draws are made per start and depth (`data_gen.recording_by_start`).
+
 Shapes: T texts, P positions of all texts, S >= P steps, D hidden size.
 """
 
@@ -31,7 +35,7 @@ from toolkit.files.tensors import load_tensors, save_tensors
 from toolkit.files.text import first_line
 from toolkit.types import SMALLEST
 
-PER_POSITION = ("accepted", "chance", "roll_first", "roll_length", "target_entropy", "text_tokens", "text_prob")
+PER_POSITION = ("accepted", "chance", "roll_first", "roll_length", "run", "target_entropy", "text_tokens", "text_prob")
 
 OLDER = "this recording does not hold the texts' own tokens, which heads with earlier positions read: record it again"
 
@@ -91,6 +95,7 @@ class Trace:
     text_tokens [P]     the text's own token: the drafted one where it was accepted; None in recordings of older versions
     text_prob [P]       its probability in the draft's unwarped distribution; likewise
     target_prob [S]     p(token), warped, where accept_prob is recorded, else not a number; None in older recordings
+    run [P]             accepted tokens of the round that starts there, at most max_drafted; None: not recorded by start
     max_drafted         most steps of a round the roll-outs suffice for
     about               what the trace was made from
     """
@@ -116,6 +121,7 @@ class Trace:
     text_tokens: Tensor | None = None
     text_prob: Tensor | None = None
     target_prob: Tensor | None = None
+    run: Tensor | None = None
     about: Mapping[str, Any] = field(default_factory=dict)
 
     @property
@@ -162,9 +168,9 @@ class Trace:
         positions = torch.arange(self.num_steps)
         origins = (self.roll_length > 0).nonzero().squeeze(1)
         lengths = self.roll_length[origins].long()
-        within = _within(lengths)
-        positions[self.roll_first[origins].repeat_interleave(lengths) + within] = (
-            origins.repeat_interleave(lengths) + 1 + within
+        into = within(lengths)
+        positions[self.roll_first[origins].repeat_interleave(lengths) + into] = (
+            origins.repeat_interleave(lengths) + 1 + into
         )
         return positions
 
@@ -183,7 +189,7 @@ class Trace:
         origins = (self.roll_length > 0).nonzero().squeeze(1)
         start = self.roll_first[origins].repeat_interleave(self.roll_length[origins])
         origin = origins.repeat_interleave(self.roll_length[origins])
-        step = start + _within(self.roll_length[origins])
+        step = start + within(self.roll_length[origins])
         total, count = torch.zeros(self.num_steps), torch.zeros(self.num_steps)
         total[position], count[position] = text_sums.float(), (position - first).float()
         rolled = _sums_before(self.token_prob, start, step) + _logs(self.token_prob[origin])
@@ -230,7 +236,7 @@ def _sums_before(probs: Tensor, first: Tensor, last: Tensor) -> Tensor:
     return sums[last] - sums[first]
 
 
-def _within(lengths: Tensor) -> Tensor:
+def within(lengths: Tensor) -> Tensor:
     """0, 1, ... within each of several runs of these lengths."""
     ends = lengths.long().cumsum(0)
     return torch.arange(int(lengths.sum())) - (ends - lengths).repeat_interleave(lengths)
@@ -253,13 +259,13 @@ def join(traces: Sequence[Trace], mapped: bool = False) -> Trace:
     if any(trace.target_prob is None for trace in traces):  # files that an older version has begun lack it
         traces = [replace(trace, target_prob=None) for trace in traces]
     first = traces[0]
-    optional = ("hidden", "text_tokens")
+    optional = ("hidden", "text_tokens", "run")
     held = [
         (set(trace.estimates), trace.max_drafted, *(getattr(trace, name) is None for name in optional))
         for trace in traces
     ]
     if any(entry != held[0] for entry in held):
-        raise InputError("traces to be joined must hold the same estimates, states, tokens and max_drafted")
+        raise InputError("traces to be joined must hold the same estimates, states, tokens, runs and max_drafted")
     total = sum(trace.num_positions for trace in traces)
     parts: dict[str, list[Tensor]] = {}
     rolls_before = positions_before = 0

@@ -28,7 +28,9 @@ from toolkit.models.teacher import hidden_size
 from toolkit.runs.stage import MANIFEST, read_manifest
 from toolkit.trace import Trace
 from toolkit.trace.folders import SUMMARY, read_traces
+from toolkit.trace.rounds import Geometry
 from toolkit.trace.step import RecordedStep
+from toolkit.trace.trace import within
 from toolkit.training.depths import drawn_depths
 from toolkit.training.examples import ExampleData
 from toolkit.training.recorded_blocks import BlockStates
@@ -45,6 +47,8 @@ LABELS = "min(1, p/q) of the drafted token, and sum min(p, q) one position later
 class TracedStates(States):
     """The positions of some texts of a trace: features [P, F] and labels [P, 2], not a number where there is none.
 
+    Of recordings by start these are all steps that a round may visit before a rejection, P of them.
+
     inputs  what the head to be trained reads; hard: labels are the acceptance draws, not their probabilities
     seed    of the depths that positions are given, once for all epochs
     """
@@ -58,30 +62,48 @@ class TracedStates(States):
         hard: bool = False,
         seed: int = 0,
     ):
-        self.trace, self.table, self.inputs, self.hard = trace, table, inputs or Inputs(), hard
-        self.depths = None
-        if self.inputs.round_depth:
-            first = trace.text_first[:-1].repeat_interleave(trace.lengths())
-            generator = torch.Generator().manual_seed(seed)
-            self.depths = drawn_depths(trace.accepted, first, self.inputs.round_depth, generator)
-        self.first, self.last = trace.text_first[:-1][list(texts)], trace.text_first[1:][list(texts)]
+        self.trace, self.table, self.inputs, self.depths = trace, table, inputs or Inputs(), None
+        edges = trace.text_first
+        if trace.run is None:
+            self.steps = torch.arange(trace.num_positions)
+            following, accepted = (self.steps + 1).clamp(max=trace.num_positions - 1), trace.accepted
+            followed = accepted.index_fill(0, edges[1:] - 1, False)
+            accepts = torch.stack([accepted, accepted[following]], 1)
+            if self.inputs.round_depth:
+                first = edges[:-1].repeat_interleave(trace.lengths())
+                generator = torch.Generator().manual_seed(seed)
+                self.depths = drawn_depths(accepted, first, self.inputs.round_depth, generator)
+        else:
+            start, depth, self.steps, followed = visited(trace)
+            following, run = trace.roll_first[start] + depth - 1, trace.run[start]
+            accepts = torch.stack([run >= depth, run > depth], 1)
+            edges = torch.searchsorted(start, edges)
+            self.depths = depth.clamp(max=self.inputs.round_depth) if self.inputs.round_depth else None
+        following = torch.where(followed, following, 0)
+        labels = accepts.float() if hard else torch.stack([trace.accept_prob[self.steps], trace.alpha[following]], 1)
+        self.labels = torch.stack([labels[:, 0], labels[:, 1].where(followed, torch.nan)], 1)
+        self.first, self.last = edges[:-1][list(texts)], edges[1:][list(texts)]
         self.num_examples, self.num_positions = len(texts), int((self.last - self.first).sum())
 
     def batch(self, examples: Sequence[int]) -> Positions:
-        spans = [torch.arange(int(self.first[text]), int(self.last[text])) for text in examples]
-        index = torch.cat(spans)
-        ends = torch.cat([span == span[-1] for span in spans])
-        has_following = self.trace.accepted[index] & ~ends
-        after = (index + 1).clamp(max=self.trace.num_positions - 1)
-        here, there = (
-            (self.trace.accepted[index].float(), self.trace.accepted[after].float())
-            if self.hard
-            else (self.trace.accept_prob[index], self.trace.alpha[after])
-        )
-        labels = torch.stack([here, there.where(has_following, torch.nan)], 1)
-        step = RecordedStep(self.trace, 1, index)
+        index = torch.cat([torch.arange(int(self.first[text]), int(self.last[text])) for text in examples])
+        step = RecordedStep(self.trace, 1, self.steps[index])
         depth = None if self.depths is None else self.depths[index]
-        return Positions(self.inputs.features(step, self.table, depth), labels, step.token_prob)
+        return Positions(self.inputs.features(step, self.table, depth), self.labels[index], step.token_prob)
+
+
+def visited(trace: Trace) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Of a recording by start: the steps that rounds visit before a rejection or the text's end, by start and depth.
+
+    Returns start [n], depth from 1 [n], step [n], and whether there is one step more [n].
+    """
+    assert trace.run is not None
+    geometry = Geometry.of(trace)
+    more = torch.minimum(geometry.run, geometry.left - 1).minimum(trace.roll_length)
+    start = torch.arange(trace.num_positions).repeat_interleave(more + 1)
+    depth = 1 + within(more + 1)
+    step = torch.where(depth == 1, start, trace.roll_first[start] + depth - 2)
+    return start, depth, step, depth <= more[start]
 
 
 class TracedData(ExampleData):

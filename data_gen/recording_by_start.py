@@ -1,0 +1,235 @@
+"""Record traces of a draft that reads the target's states (EAGLE-3): one chain of drafted tokens from every start.
+
+Such a draft says something else about a position in every round: at depth 1 it has read the target's states up to there, at
+depth k > 1 its own of k - 1 steps. So q and the acceptance draws are made per start s and depth k. A chain follows the text
+as long as its tokens are accepted. Then it goes on with the draft's own tokens, as a roll-out does. Given the text X of the
+target, the joint distribution of a round from s factorises over k as in `data_gen.recording`, with q_{s,k} for q:
+
+    accepted_{s,k} ~ Bernoulli(min(1, q_{s,k}(X_{s+k-1}) / p(X_{s+k-1}))); else the drafted token ~ norm((q_{s,k} - p)+)
+
+Rounds of one text do not overlap, so replay stays exact. All starts of a text are drafted side by side, as the unrolling of
+`toolkit.distillation.unrolled` does. Time and memory are those of N M steps, whatever is accepted.
+
+Shapes: N tokens of a text, T of its prompt and itself, M max_drafted, V vocabulary, n starts that still draft, W width of the
+target's states, D of the draft's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from data_gen.recording import Recorder, _decided, _Text
+from toolkit.distillation.unrolled import AllSteps
+from toolkit.engine import Session
+from toolkit.engine.engine import engine_of
+from toolkit.errors import InputError
+from toolkit.models.teacher import seen_before
+from toolkit.sampling import draw, row_generator, warp
+from toolkit.trace import Trace, join
+from toolkit.types import DraftStep
+
+PER_START = ("accepted", "chance", "text_prob")
+
+
+class StartRecorder(Recorder):
+    """A `Recorder` of drafts that read the target's states; its recordings are by start (`Trace.run`)."""
+
+    @torch.inference_mode()
+    def record(self, texts: Sequence[tuple[Sequence[int], Sequence[int]]], rows: Sequence[int]) -> Trace:
+        """The trace of some texts (prompt ids, produced ids), one after another; `rows` seed the acceptance draws.
+
+        Raises InputError if a text could not have come from the target with this sampling, or a head reads earlier positions.
+        """
+        for name, head in self.heads.items():
+            if getattr(head, "num_earlier", 0):
+                raise InputError(
+                    f"head {name} reads earlier positions, whose states this draft computes anew in every round: expected a "
+                    "head with head.earlier=0"
+                )
+        return join([self._record(_Text(row, *text, torch.empty(0))) for row, text in zip(rows, texts, strict=True)])
+
+    def _record(self, text: _Text) -> Trace:
+        self._check(text)
+        if self.sampling.repetition_penalty != 1.0:
+            text.seen = seen_before(text.prompt, text.produced, self.pair.vocab_size).to(self.pair.device)
+        sessions = engine_of(self.pair).open(1, len(text.prompt) + len(text.produced), captured=False)
+        target: Any = sessions.target
+        parts = [
+            self._target_probs(text, target, first) for first in range(0, len(text.produced), self._width(1))
+        ]
+        states = target.states[:, : len(text.prompt) + len(text.produced) - 1, 0]
+        chains = _Chains(self, text, torch.cat(parts), states, target if self.upper_bound else None)
+        return self._scored(chains.trace())
+
+    def _target_probs(self, text: _Text, target: Session, first: int) -> Tensor:
+        """p of the text's positions from `first` on [n, V]."""
+        end = min(first + self._width(1), len(text.produced))
+        logits = self._path(target, [text], first, end).logits[0]
+        seen = None if text.seen is None else text.seen[first:end]
+        probs = warp(logits, self.sampling, seen)
+        self._check_possible(text, first, logits, probs, seen)
+        return probs
+
+    def _draws(self, row: int, length: int) -> Tensor:
+        """[M, N, 2]: acceptance, and the drafted token instead; the same for every max_drafted."""
+        generator = row_generator(self.sampling.seed + 1_000_003 * (self.replicate + 1), row)
+        return torch.rand(self.max_drafted, length, 2, generator=generator, dtype=torch.float64)
+
+
+class _Chains:
+    """The chains of drafted tokens from every start of a text, a depth at a time.
+
+    probs   p of the text's positions [N, V]
+    states  the target's, of all tokens but the last [1, T - 1, W]
+    target  its session, which has read these; it reads the chains, too. None: it does not
+
+    alive    starts that still draft [n]
+    newest   token that each start's chain ends in [N]
+    run      accepted tokens of each chain before its first rejected one [N]
+    parents  the target's node before each chain's newest token [N]; -1: the prompt
+    """
+
+    def __init__(self, recorder: StartRecorder, text: _Text, probs: Tensor, states: Tensor, target: Session | None):
+        self.recorder, self.text, self.probs, self.target = recorder, text, probs, target
+        self.draft, self.device, size = recorder.pair.draft, probs.device, len(text.produced)
+        self.draws = recorder._draws(text.row, size)
+        self.ends = torch.tensor(recorder.pair.ends(recorder.sampling), device=self.device)
+        self.produced = torch.tensor(text.produced, device=self.device)
+        self.starts = torch.arange(size, device=self.device)
+        self.alive, self.run = self.starts, torch.zeros_like(self.starts)
+        self.newest = torch.tensor([*text.prompt, *text.produced][-size - 1 : -1], device=self.device)
+        self.seen = None if text.seen is None else text.seen.clone()
+        self.parents = self.starts - 1
+        self.cache, self.states = AllSteps(), states.to(self.draft.device, self.draft.dtype)
+
+    def trace(self) -> Trace:
+        """The text's recording."""
+        recorder, size = self.recorder, len(self.starts)
+        columns: list[tuple[Tensor, dict[str, Tensor]]] = []
+        if self.target is not None:
+            self.target.reserve(self.target.index.capacity + size * recorder.max_drafted)
+        final = self._first()
+        for depth in range(1, recorder.max_drafted + 1):
+            if depth > 1:
+                final = self._deeper(depth)
+            chunks = self.alive.split(recorder._width(1))
+            columns.append((self.alive, _cat([self._draft(part, final[part], depth) for part in chunks])))
+            tokens = self.newest[self.alive]
+            goes_on = ~torch.isin(tokens, self.ends) & (self.alive + depth < recorder._room)
+            self.alive = self.alive[goes_on]
+            if not len(self.alive):
+                break
+        return self._assembled(columns)
+
+    def _first(self) -> Tensor:
+        """Read all of the text beside the target's states; returns final states [N, D] at every start.
+
+        A text's first token has no state before it, and no other token sees it (`toolkit.engine.state_reader`).
+        """
+        tokens = torch.tensor([[*self.text.prompt, *self.text.produced][:-1]], device=self.draft.device)
+        before = torch.nn.functional.pad(self.draft.projected(self.states[:, :-1]), (0, 0, 1, 0))
+        position = torch.arange(tokens.shape[1], device=tokens.device)
+        self.visible = position <= position.unsqueeze(1)
+        self.visible[1:, 0] = False
+        states, final = self._read(tokens, position, before)
+        count = len(self.starts)
+        self.states, self.visible = states[:, -count:], self.visible[-count:]
+        return final[0, -count:]
+
+    def _deeper(self, depth: int) -> Tensor:
+        """Read every chain's newest token beside the draft's own state before it; returns final states [N, D]."""
+        itself = torch.eye(len(self.starts), dtype=torch.bool, device=self.visible.device)
+        self.visible = torch.cat([self.visible, itself], 1)
+        position = len(self.text.prompt) - 2 + depth + self.starts.to(self.draft.device)
+        self.states, final = self._read(self.newest.unsqueeze(0).to(self.draft.device), position, self.states)
+        return final[0]
+
+    def _read(self, tokens: Tensor, position: Tensor, before: Tensor) -> tuple[Tensor, Tensor]:
+        lowest = torch.finfo(self.draft.dtype).min
+        mask = torch.zeros(self.visible.shape, dtype=self.draft.dtype, device=tokens.device)
+        mask = mask.masked_fill(~self.visible, lowest)[None, None]
+        states, final = self.draft.read(tokens, position.unsqueeze(0), mask, self.cache, before)
+        return states, final
+
+    def _draft(self, starts: Tensor, final: Tensor, depth: int) -> dict[str, Tensor]:
+        """One token more from some starts [n], from the final states [n, D] that predict it; its columns."""
+        pair, recorder = self.recorder.pair, self.recorder
+        logits = pair.fit(self.draft.lm_head(final))
+        seen = None if self.seen is None else self.seen[starts]
+        q = recorder._warp_draft(logits, seen)
+        position = starts + depth - 1
+        follows = (self.run[starts] == depth - 1) & (position < len(self.produced))
+        at = position.clamp(max=len(self.produced) - 1)
+        p = self.probs[at]
+        emitted = self.produced[at].unsqueeze(-1)
+        draws = self.draws[depth - 1].to(self.device)[starts]
+        chance, accepted, tokens = _decided(p, q, emitted, draws)
+        accepted = accepted & follows
+        tokens = torch.where(follows, tokens, draw(q, draws[:, 1]))
+        if depth > 1:  # the chain's newest token has been judged
+            self.parents[starts] += follows
+            p = torch.where(follows.unsqueeze(-1), p, self._beyond(starts, ~follows, seen))
+        step = DraftStep(1, logits, q, final.to(logits.device), tokens)
+        self.run[starts] += accepted
+        self.newest[starts] = tokens
+        if self.seen is not None:
+            self.seen[starts, tokens] = True
+        columns = recorder._facts(step, p)
+        if depth > 1:
+            return columns
+        own = {
+            "chance": chance,
+            "accepted": accepted,
+            "text_prob": step.raw_probs.gather(-1, emitted).squeeze(-1).float(),
+        }
+        return {**columns, **{name: value.cpu() for name, value in own.items()}}
+
+    def _beyond(self, starts: Tensor, off: Tensor, seen: Tensor | None) -> Tensor:
+        """p [n, V] where chains have left the text (`off` [n]); not numbers elsewhere, and if the target does not read them."""
+        probs = self.probs.new_full((len(starts), self.probs.shape[1]), torch.nan)
+        leaving = starts[off]
+        if self.target is None or not len(leaving):
+            return probs
+        first = self.target.index.num_nodes(0)
+        tokens, parents = (values[leaving].unsqueeze(0) for values in (self.newest, self.parents))
+        logits = self.target.extend(tokens, counts=[0], parents=parents, last=len(leaving)).logits[0]
+        probs[off] = warp(logits, self.recorder.sampling, None if seen is None else seen[off])
+        self.parents[leaving] = first + torch.arange(len(leaving), device=leaving.device)
+        return probs
+
+    def _assembled(self, columns: list[tuple[Tensor, dict[str, Tensor]]]) -> Trace:
+        """The trace of one text from the columns of every depth, with the starts [n] that they are of."""
+        (_, first), *deeper = columns
+        size = len(self.starts)
+        of_starts: dict[str, Any] = {name: first.pop(name) for name in PER_START}
+        starts = torch.cat([self.starts[:0].cpu(), *(starts.cpu() for starts, _ in deeper)])
+        order = starts.argsort(stable=True)
+        steps = first if not deeper else {**first, **{
+            name: torch.cat([value, torch.cat([part[name] for _, part in deeper])[order]]) for name, value in first.items()
+        }}  # fmt: skip
+        lengths = torch.bincount(starts, minlength=size)
+        begins = size + lengths.cumsum(0) - lengths
+        names = [name for name in self.recorder.heads if f"estimates/{name}" in steps]
+        estimates = {name: steps.pop(f"estimates/{name}") for name in names}
+        return Trace(
+            text_first=torch.tensor([0, size]),
+            room=torch.tensor([self.recorder._room]),
+            rows=torch.tensor([self.text.row]),
+            roll_first=torch.where(lengths > 0, begins, 0),
+            roll_length=lengths.int(),
+            run=self.run.int().cpu(),
+            text_tokens=self.produced.int().cpu(),
+            target_entropy=-torch.special.xlogy(self.probs, self.probs).sum(-1).float().cpu(),
+            max_drafted=self.recorder.max_drafted,
+            estimates=estimates,
+            **of_starts,
+            **steps,  # type: ignore[arg-type]
+        )
+
+
+def _cat(parts: Sequence[dict[str, Tensor]]) -> dict[str, Tensor]:
+    return {name: torch.cat([part[name] for part in parts]) for name in parts[0]}

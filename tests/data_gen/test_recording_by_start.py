@@ -1,0 +1,174 @@
+"""Recordings of drafts that read the target's states: against one made step by step, against live decoding, refusals."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from analysis.replay.policies import replay, replay_starts
+from analysis.replay.upper_bound import oracle, true_probability
+from data_gen.recording_by_start import StartRecorder
+from tests.toolkit.test_eagle3 import unrolled_logits
+from toolkit import ModelPair, config
+from toolkit.decoding import Sampling, decode
+from toolkit.errors import InputError
+from toolkit.sampling import row_generator, warp
+from toolkit.stopping import Bounded, Fixed
+from toolkit.testing import ragged_prompts, tiny_eagle3, tiny_llama
+from toolkit.trace import Trace, join
+from toolkit.trace.rounds import Geometry, step_at
+from toolkit.training.recorded_positions import visited
+
+LENGTH, MOST = 9, 5
+
+
+def pair_of(dtype=torch.float64, end_ids=(0, 5)):
+    """A target, and a draft near enough that some of its tokens are accepted."""
+    target = tiny_llama(32, 3, 1, dtype)
+    draft = tiny_eagle3(target, kept=torch.arange(target.config.vocab_size))
+    draft.lm_head.rows.weight.data *= 0.1
+    target.lm_head.weight.data *= 0.3
+    return ModelPair(target=target, draft=draft, end_ids=end_ids)
+
+
+def texts_of(pair, count, sampling):
+    prompts = [[*prompt, 7] for prompt in ragged_prompts(count)]
+    plain = decode(pair, prompts, config.method("autoregressive"), sampling)
+    return [(generation.prompt_ids, generation.token_ids) for generation in plain]
+
+
+@torch.no_grad()
+def target_probs(pair, tokens, sampling):
+    """p of the next token, from a forward pass of its own."""
+    seen = torch.zeros(1, pair.vocab_size, dtype=torch.bool)
+    seen[0, tokens] = True
+    return warp(pair.target(torch.tensor([tokens])).logits[:, -1], sampling, seen)[0]
+
+
+class Reference:
+    """The chain from one start, step by step: one uncached pass of each model per token."""
+
+    def __init__(self, recorder, prompt, produced, row, start):
+        pair, sampling, self.steps, self.run = recorder.pair, recorder.sampling, [], 0
+        generator = row_generator(sampling.seed + 1_000_003 * (recorder.replicate + 1), row)
+        draws = torch.rand(recorder.max_drafted, len(produced), 2, generator=generator, dtype=torch.float64)[:, start]
+        text, chain = [*prompt, *produced[:start]], []
+        for depth in range(recorder.max_drafted):
+            position = start + depth
+            if depth and (chain[-1] in pair.ends(sampling) or position >= sampling.max_new_tokens - 1):
+                return
+            logits = unrolled_logits(pair.target, pair.draft, text, chain)[-1]
+            seen = torch.zeros(1, pair.vocab_size, dtype=torch.bool)
+            seen[0, text + chain] = True
+            q = warp(logits.unsqueeze(0), sampling, seen)[0]
+            p = target_probs(pair, text + chain, sampling)
+            follows = self.run == depth and position < len(produced)
+            if follows:
+                token = produced[position]
+                accepted = bool(draws[depth, 0] < min(1.0, float(q[token] / p[token])))
+                self.run += accepted
+                weights = (q - p).clamp(min=0)
+                token = token if accepted else inverse(weights, draws[depth, 1])
+            else:
+                token = inverse(q, draws[depth, 1])
+            known = follows or recorder.upper_bound
+            self.steps.append((
+                token, float(q[token]), min(1.0, float(p[token] / q[token])) if known else None,
+                float(torch.minimum(p, q).sum()) if known else None,
+            ))  # fmt: skip
+            chain.append(token)
+
+
+def inverse(weights, uniform):
+    sums = weights.cumsum(0)
+    return int((sums <= uniform * sums[-1]).sum())
+
+
+@pytest.mark.parametrize("penalty", [1.0, 1.3])
+@pytest.mark.parametrize("upper_bound", [False, True])
+def test_every_step_of_a_recording(upper_bound, penalty):
+    pair = pair_of()
+    sampling = Sampling(2.0, max_new_tokens=LENGTH, seed=4, top_k=60, repetition_penalty=penalty)
+    texts = [*texts_of(pair, 3, sampling), *texts_of(pair, 1, replace(sampling, seed=9))]
+    recorder = StartRecorder(pair, sampling, MOST, upper_bound=upper_bound, hidden=True)
+    trace = recorder.record_all(texts, range(4), batch_size=2)
+    geometry, runs = Geometry.of(trace), []
+    assert trace.hidden.shape == (trace.num_steps, pair.draft.config.hidden_size)
+    for row, (prompt, produced) in enumerate(texts):
+        for start in range(len(produced)):
+            here = torch.tensor([int(trace.text_first[row]) + start])
+            expected = Reference(recorder, prompt, produced, row, start)
+            runs.append(expected.run)
+            assert int(geometry.run[here]) == expected.run
+            for depth, (token, prob, accept_prob, alpha) in enumerate(expected.steps, 1):
+                index, exists = step_at(trace, geometry, here, depth)
+                assert bool(exists) and int(trace.tokens[index]) == token
+                assert float(trace.draft_prob[index]) == pytest.approx(prob, abs=1e-6)
+                for values, value in ((trace.accept_prob, accept_prob), (trace.alpha, alpha)):
+                    got = float(values[index])
+                    assert got != got if value is None else got == pytest.approx(value, abs=1e-6)
+            assert not bool(step_at(trace, geometry, here, len(expected.steps) + 1)[1])
+    assert min(runs) == 0 and max(runs) >= 2, "some rounds are rejected at once, some go on"
+
+
+@pytest.mark.parametrize("method", ["speculative", "confidence", "adaedl"])
+def test_replay_counts_what_greedy_decoding_counts(method):
+    pair, sampling = pair_of(end_ids=()), Sampling(temperature=0.0, max_new_tokens=24)
+    pair.draft.lm_head.rows.weight.data.copy_(pair.target.lm_head.weight[:, :16])
+    method = replace(config.method(method), max_drafted=MOST)
+    live = decode(pair, [[7], *ragged_prompts(6)], method, sampling)  # a prompt of one token has no state before it
+    texts = [(generation.prompt_ids, generation.token_ids) for generation in live]
+    trace = StartRecorder(pair, sampling, MOST).record(texts, range(len(texts)))
+    replayed = replay(trace, Bounded(method.policy, method.min_drafted, method.max_drafted))
+    assert 0 < int(trace.run.sum()) < trace.num_positions * MOST
+    for name, values in replayed.counts.items():
+        assert values.tolist() == [getattr(generation.counts, name) for generation in live], name
+
+
+def test_replay_counts_are_distributed_as_those_of_sampling():
+    pair, sampling = pair_of(end_ids=()), Sampling(max_new_tokens=12, seed=1)
+    prompts = [ragged_prompts(3)[number % 3] for number in range(300)]
+    live = decode(pair, prompts, config.method("speculative", ["policy.num_drafted=3"]), sampling, batch_size=50)
+    recorder = StartRecorder(pair, sampling, 3)
+    trace = recorder.record([(g.prompt_ids, g.token_ids) for g in live], range(300))
+    replayed = replay_starts(trace, Bounded(Fixed(3), 3, 3))
+    drafted = torch.tensor([generation.counts.num_drafted for generation in live]).double()
+    counted = torch.from_numpy(replayed.counts["num_drafted"]).double()
+    difference = drafted - counted
+    assert abs(float(difference.mean())) < 4 * float(difference.std()) / 300**0.5
+    assert float(difference.std()) > 0, "the acceptance draws are its own"
+
+
+def test_files_joins_and_labels(tmp_path):
+    pair, sampling = pair_of(), Sampling(max_new_tokens=LENGTH, seed=4)
+    texts = texts_of(pair, 4, sampling)
+    recorder = StartRecorder(pair, sampling, MOST, upper_bound=True)
+    trace = recorder.record(texts, range(4))
+    read = Trace.load(trace.save(tmp_path / "trace.safetensors"))
+    again = join([recorder.record(texts[:1], [0]), recorder.record(texts[1:], [1, 2, 3])])
+    for other in (read, again):
+        assert torch.equal(other.run, trace.run) and torch.equal(other.tokens, trace.tokens)
+        assert torch.allclose(other.accept_prob, trace.accept_prob)
+    start, depth, step, more = visited(trace)
+    geometry = Geometry.of(trace)
+    assert torch.equal(step, torch.cat([step_at(trace, geometry, s[None], int(d))[0] for s, d in zip(start, depth, strict=True)]))
+    assert bool((trace.run[start] >= depth - 1).all()) and bool((trace.run[start][more] >= depth[more]).all())
+    assert not bool(trace.alpha[step].isnan().any())
+    assert true_probability(trace, 0.1).rate > 0
+
+
+def test_what_is_refused():
+    pair, sampling = pair_of(), Sampling(max_new_tokens=LENGTH, seed=4)
+    texts = texts_of(pair, 1, sampling)
+
+    def early(step):
+        return step.tokens
+
+    early.num_earlier = 2
+    with pytest.raises(InputError, match="head early reads earlier positions"):
+        StartRecorder(pair, sampling, MOST, {"early": early}).record(texts, [0])
+    trace = StartRecorder(pair, sampling, MOST).record(texts, [0])
+    with pytest.raises(InputError, match="the oracle needs a draft"):
+        oracle(trace)
