@@ -205,15 +205,17 @@ def build_module(cfg: commands.TrainsHeads, data: ExampleData, run_id: str) -> H
     loss = instantiate(cfg.loss)
     sizes = data.head_sizes()
     parameters = inspect.signature(get_class(cfg.head._target_)).parameters
-    if {
+    needed = {
         name
         for name, parameter in parameters.items()
         if name.endswith("_size") and parameter.default is parameter.empty
-    } != set(sizes):
+    }
+    if not needed <= set(sizes):
         raise InputError(
             f"the model and the data do not go together (the data know {', '.join(sizes)}): expected model=acceptance_head "
-            "data=mixed, or model=preread_head data=traced"
+            "data=mixed, or data=traced"
         )
+    sizes = {name: sizes[name] for name in needed}
     further = data.further_sizes() if cfg.head.get("earlier") else {}
     more: dict[str, Any] = {name: size for name, size in further.items() if name in parameters}
     if layers := cfg.head.get("layers"):

@@ -1,4 +1,4 @@
-"""Traces for training pre-read heads: the output folder of data_gen.traces (hidden=true) as a LightningDataModule.
+"""Traces for training heads: the output folder of data_gen.traces (hidden=true) as a LightningDataModule.
 
 On path a trace holds clean training examples, and no token mixing is needed. At every position of a text of the target,
 the drafted token follows the draft's distribution given that text. Its label is its probability of acceptance. Where the
@@ -6,11 +6,14 @@ acceptance draw accepted the drafted token, it is the text's own token. Then the
 sum_x min(p, q)(x) is the probability that the token after it is accepted. (The acceptance draw samples what weighting every
 text token by min(1, q/p) would compute. More replicates of the recording reduce the sampling error.) For heads that read
 the depth in the round, every position is given a depth (`toolkit.training.depths`).
+
+An acceptance head (SpecDec++) learns from the state that has read the drafted token: that of the round's next step.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -28,7 +31,7 @@ from toolkit.models.teacher import hidden_size
 from toolkit.runs.stage import MANIFEST, read_manifest
 from toolkit.trace import Trace
 from toolkit.trace.folders import SUMMARY, read_traces
-from toolkit.trace.rounds import Geometry
+from toolkit.trace.rounds import Geometry, step_at
 from toolkit.trace.step import RecordedStep
 from toolkit.trace.trace import within
 from toolkit.training.depths import drawn_depths
@@ -37,6 +40,7 @@ from toolkit.training.recorded_blocks import BlockStates
 from toolkit.training.states import Positions, States
 
 READS = "the draft's final hidden state that the token was drawn from, its embedding, and the shape of the draft's distribution"
+READ = "the draft's final hidden state that has read the token"
 HARD_LABELS = (
     "1 where the recording's acceptance draws accept the drafted token, and the one after an accepted token; else 0"
 )
@@ -92,6 +96,35 @@ class TracedStates(States):
         return Positions(self.inputs.features(step, self.table, depth), self.labels[index], step.token_prob)
 
 
+class ReadStates(States):
+    """The states [P, D] that have read the drafted tokens of some texts of a trace, with labels [P], for acceptance heads.
+
+    Positions and labels are those of `TracedStates`, where the recording has a step more.
+    """
+
+    def __init__(self, trace: Trace, texts: Sequence[int], hard: bool = False):
+        self.trace = trace
+        if trace.run is None:
+            start = self.steps = torch.arange(trace.num_positions)
+            self.reading, read = step_at(trace, Geometry.of(trace), start, 2)
+            accepted = trace.accepted
+        else:
+            start, depth, self.steps, _ = visited(trace)
+            self.reading, read = trace.roll_first[start] + depth - 1, depth <= trace.roll_length[start]
+            accepted = trace.run[start] >= depth
+        start, self.steps, self.reading = start[read], self.steps[read], self.reading[read]
+        self.labels = accepted[read].float() if hard else trace.accept_prob[self.steps]
+        edges = torch.searchsorted(start, trace.text_first)
+        chosen = [text for text in texts if edges[text] < edges[text + 1]]
+        self.first, self.last = edges[:-1][chosen], edges[1:][chosen]
+        self.num_examples, self.num_positions = len(chosen), int((self.last - self.first).sum())
+
+    def batch(self, examples: Sequence[int]) -> Positions:
+        index = torch.cat([torch.arange(int(self.first[text]), int(self.last[text])) for text in examples])
+        hidden = RecordedStep(self.trace, 1, self.reading[index]).hidden
+        return Positions(hidden, self.labels[index], self.trace.token_prob[self.steps[index]])
+
+
 def visited(trace: Trace) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Of a recording by start: the steps that rounds visit before a rejection or the text's end, by start and depth.
 
@@ -130,7 +163,7 @@ class TracedData(ExampleData):
         hard_labels: bool = False,
     ):
         super().__init__(path, draft, batch_size, shuffle, seed)
-        self.hard_labels, self.head_inputs, self.output = hard_labels, Inputs(), "token"
+        self.hard_labels, self.head_inputs, self.output = hard_labels, Inputs(), "token"  # or "block", "survival"
         if not 0 < validation_fraction < 1:
             raise InputError(f"data.validation_fraction: expected a number between 0 and 1, got {validation_fraction}")
         recorded, layers = self.summary.get("draft_layers", []), layers_of(draft)
@@ -164,13 +197,20 @@ class TracedData(ExampleData):
             if not texts:
                 raise InputError(f"{self.path}: {len(different)} texts leave none for the {name} split; record more")
             hard = self.hard_labels and name == "train"
-            if self.output == "block":
+            if self.output == "survival":
+                self.states[name] = ReadStates(trace, texts, hard)
+            elif self.output == "block":
                 self.states[name] = BlockStates(trace, texts, table, self.head_inputs, self.seed)
             else:
                 self.states[name] = TracedStates(trace, texts, table, self.head_inputs, hard, self.seed)
 
     def read_by(self, head: SavedHead) -> None:
-        reads = (head.inputs, getattr(head, "output", "token"))
+        reads = (head.inputs, getattr(head, "output", "survival"))
+        if reads[1] == "survival" and replace(head.inputs, layers=()) != Inputs():
+            raise InputError(
+                "data=traced gives acceptance heads the newest state alone: expected head.earlier=0 head.likelihood=false "
+                "head.round_depth=0, or data=mixed"
+            )
         if reads[1] == "block" and self.hard_labels:
             raise InputError(
                 "data.hard_labels: recordings hold no acceptance draws of whole rounds (head.output=block)"
@@ -188,6 +228,6 @@ class TracedData(ExampleData):
             **(Weights.recorded(self.summary) or self.weights).facts(),
             "data": self.path.name,
             "num_positions": self.states["train"].num_positions,
-            "hidden_state": READS,
+            "hidden_state": READ if self.output == "survival" else READS,
             "label": BLOCK_LABELS if self.output == "block" else HARD_LABELS if self.hard_labels else LABELS,
         }
