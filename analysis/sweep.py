@@ -119,6 +119,9 @@ def _possible(settings: Sequence[Setting], bench: Workbench) -> list[Setting]:
         print(f"{', '.join(headless)}: left out, the pair has no trained head; grid.METHOD.head=[FOLDER] names one")
     elif headless:
         possible = list(settings)  # building them says what is missing
+    if hasattr(bench.pair.draft, "target_layers") and any(setting.method == ORACLE for setting in possible):
+        print("oracle: left out, a draft that reads the target's states has no acceptance of a position alone")
+        possible = [setting for setting in possible if setting.method != ORACLE]
     return possible
 
 

@@ -48,9 +48,7 @@ def depth_of(alphas: Sequence[Tensor]) -> int:
     return DEEPEST
 
 
-def _counted_depth(
-    pair: ModelPair, texts: Sequence[Text], sampling: Sampling, temperature: float | None
-) -> int:
+def _counted_depth(pair: ModelPair, texts: Sequence[Text], sampling: Sampling, temperature: float | None) -> int:
     trace = StartRecorder(pair, sampling, DEEPEST, draft_temperature=temperature).record(texts, range(len(texts)))
     run, left = (values for values in (trace.run, Geometry.of(trace).left))
     assert run is not None

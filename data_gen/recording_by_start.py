@@ -27,6 +27,7 @@ from toolkit.distillation.unrolled import AllSteps
 from toolkit.engine import Session
 from toolkit.engine.engine import engine_of
 from toolkit.errors import InputError
+from toolkit.models.pair import ModelPair
 from toolkit.models.teacher import seen_before
 from toolkit.sampling import draw, row_generator, warp
 from toolkit.trace import Trace, join
@@ -58,9 +59,7 @@ class StartRecorder(Recorder):
             text.seen = seen_before(text.prompt, text.produced, self.pair.vocab_size).to(self.pair.device)
         sessions = engine_of(self.pair).open(1, len(text.prompt) + len(text.produced), captured=False)
         target: Any = sessions.target
-        parts = [
-            self._target_probs(text, target, first) for first in range(0, len(text.produced), self._width(1))
-        ]
+        parts = [self._target_probs(text, target, first) for first in range(0, len(text.produced), self._width(1))]
         states = target.states[:, : len(text.prompt) + len(text.produced) - 1, 0]
         chains = _Chains(self, text, torch.cat(parts), states, target if self.upper_bound else None)
         return self._scored(chains.trace())
@@ -78,6 +77,12 @@ class StartRecorder(Recorder):
         """[M, N, 2]: acceptance, and the drafted token instead; the same for every max_drafted."""
         generator = row_generator(self.sampling.seed + 1_000_003 * (self.replicate + 1), row)
         return torch.rand(self.max_drafted, length, 2, generator=generator, dtype=torch.float64)
+
+
+def recorder_of(pair: ModelPair, *options: Any, **named: Any) -> Recorder:
+    """The recorder that a pair's draft needs, with the options of `Recorder`."""
+    kind = StartRecorder if hasattr(pair.draft, "target_layers") else Recorder
+    return kind(pair, *options, **named)
 
 
 class _Chains:

@@ -24,7 +24,7 @@ from typing import Any
 from data_gen.depth import depth_that_pays
 from data_gen.kept_states import Kept, find_kept
 from data_gen.recording import Recorder
-from data_gen.recording_by_start import StartRecorder
+from data_gen.recording_by_start import recorder_of
 from data_gen.texts import fingerprints, read_texts, sampling_facts, within_context
 from toolkit.acceptance.folder import head_hash, recorded_scorers
 from toolkit.config import commands, instantiate, plain
@@ -66,8 +66,7 @@ def run(cfg: commands.Traces) -> Path:
         most = facts["max_drafted"] = depth_that_pays(pair, texts, responses.sampling, [cfg.draft_temperature])
         print(f"traces: roll-outs of up to {most} tokens (max_drafted=auto)")
     options = (most, heads, cfg.hidden, cfg.upper_bound, cfg.draft_temperature)
-    kind = StartRecorder if hasattr(pair.draft, "target_layers") else Recorder
-    recorders = [kind(pair, responses.sampling, *options, replicate) for replicate in range(cfg.replicates)]
+    recorders = [recorder_of(pair, responses.sampling, *options, replicate) for replicate in range(cfg.replicates)]
     if cfg.dry_run:
         _estimate(recorders[0], rows, cfg.replicates)
         return Path()

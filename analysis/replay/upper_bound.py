@@ -48,7 +48,9 @@ def oracle(trace: Trace, max_drafted: int | None = None) -> list[dict[str, float
     Raises InputError for recordings by start: there a position has a draw for every round that may visit it.
     """
     if trace.run is not None:
-        raise InputError("the oracle needs a draft whose acceptance at a position does not depend on where its round began")
+        raise InputError(
+            "the oracle needs a draft whose acceptance at a position does not depend on where its round began"
+        )
     texts = zip(trace.text_first[:-1].tolist(), trace.text_first[1:].tolist(), strict=True)
     probs = trace.chance.double().numpy()
     return [expected_counts(probs[first:last], max_drafted) for first, last in texts]

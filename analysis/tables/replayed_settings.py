@@ -29,6 +29,7 @@ from analysis.tables.grid import UPPER_BOUND, Setting
 from analysis.tables.recorded_shards import Shard
 from analysis.tables.workbench import Workbench, checked
 from data_gen.recording import Recorder
+from data_gen.recording_by_start import recorder_of
 from toolkit.acceptance.folder import head_hash, recorded_scorers
 from toolkit.decoding.proposers import BestSourceProposer
 from toolkit.decoding.proposers.copying import CopyProposer
@@ -183,7 +184,7 @@ class Recording:
     def _recorder(self, draft_temperature: float | None) -> Recorder:
         heads = recorded_scorers(self.bench.pair, {name: folder for folder, name in self.heads.items()})
         sampling = self.bench.sampling
-        return Recorder(
+        return recorder_of(
             self.bench.pair, sampling, self.max_drafted, heads, self.hidden, self.upper_bound, draft_temperature
         )
 

@@ -153,7 +153,9 @@ def test_files_joins_and_labels(tmp_path):
         assert torch.allclose(other.accept_prob, trace.accept_prob)
     start, depth, step, more = visited(trace)
     geometry = Geometry.of(trace)
-    assert torch.equal(step, torch.cat([step_at(trace, geometry, s[None], int(d))[0] for s, d in zip(start, depth, strict=True)]))
+    assert torch.equal(
+        step, torch.cat([step_at(trace, geometry, s[None], int(d))[0] for s, d in zip(start, depth, strict=True)])
+    )
     assert bool((trace.run[start] >= depth - 1).all()) and bool((trace.run[start][more] >= depth[more]).all())
     assert not bool(trace.alpha[step].isnan().any())
     assert true_probability(trace, 0.1).rate > 0

@@ -12,9 +12,8 @@ import torch
 from toolkit.errors import InputError
 from toolkit.files.atomic import write_folder
 from toolkit.files.text import first_line
-from toolkit.models.eagle3 import Eagle3
+from toolkit.models.eagle3 import Eagle3, is_eagle3
 from toolkit.models.eagle3 import save as save_eagle3
-from toolkit.models.eagle3 import is_eagle3
 from toolkit.models.pair import check_same_tokenizer, load_draft, load_tokenizer, resolve
 from toolkit.models.reduced import kept_tokens, reduce_vocabulary
 from toolkit.models.reduced import save as save_reduced

@@ -197,7 +197,9 @@ def load(folder: Path, dtype: torch.dtype | str, target: Any, device: Any = "cpu
         layer.sliding_window = None
     base = target.config.get_text_config() if hasattr(target, "config") else None
     if target is None and not (config.get(LAYER_IDS) and {"embed_tokens.weight", "fc.weight"} <= state.keys()):
-        raise InputError(f"{folder}: expected {LAYER_IDS}, fc.weight and embed_tokens.weight, or the draft's target beside it")
+        raise InputError(
+            f"{folder}: expected {LAYER_IDS}, fc.weight and embed_tokens.weight, or the draft's target beside it"
+        )
     if target is not None and (base is None or not hasattr(target, "get_decoder")):
         raise InputError(
             f"{folder}: an EAGLE-3 draft reads the states of a transformers model, got {type(target).__name__}"

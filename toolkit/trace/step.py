@@ -75,7 +75,9 @@ class RecordedStep:
         """
         trace = self.trace
         if trace.run is not None:
-            raise InputError("a recording of a draft that reads the target's states: expected a head with head.earlier=0")
+            raise InputError(
+                "a recording of a draft that reads the target's states: expected a head with head.earlier=0"
+            )
         if trace.text_tokens is None or trace.text_prob is None:
             raise InputError(OLDER)
         steps = [self.index]
