@@ -74,9 +74,11 @@ class Recorder:
 
         Raises InputError if a text could not have come from the target with this sampling.
         """
-        batch = [_Text(row, *text, self._uniforms(row, len(text[1]))) for row, text in zip(rows, texts, strict=True)]
+        batch = [
+            RecordedText(row, *text, self._uniforms(row, len(text[1]))) for row, text in zip(rows, texts, strict=True)
+        ]
         for text in batch:
-            self._check(text)
+            self.check(text)
             if self.sampling.repetition_penalty != 1.0:
                 text.seen = seen_before(text.prompt, text.produced, self.pair.vocab_size).to(self.pair.device)
         longest = max(len(text.prompt) for text in batch) + max(len(text.produced) for text in batch)
@@ -84,9 +86,9 @@ class Recorder:
         target, draft = sessions.target, sessions.drafts[0]
         on_path = self._on_path(batch, target, draft)
         rolls = self._roll(batch, draft, target if self.upper_bound else None)
-        return self._scored(self._assemble(batch, on_path, rolls))
+        return self.scored(self._assemble(batch, on_path, rolls))
 
-    def _scored(self, trace: Trace) -> Trace:
+    def scored(self, trace: Trace) -> Trace:
         """With the logits of heads that read earlier positions or the depth: known once all steps are."""
         if not self._late:
             return trace
@@ -125,7 +127,7 @@ class Recorder:
             f"{batches * depth:,} draft forward passes, at most {4 * numbers * num_tokens * depth / 2**20:,.0f} MiB"
         )
 
-    def _check(self, text: _Text) -> None:
+    def check(self, text: RecordedText) -> None:
         """Raises InputError if live decoding could not have ended in this text."""
         limit, ends = self.sampling.max_new_tokens, set(self.pair.ends(self.sampling))
         vocab, produced = self.pair.vocab_size, text.produced
@@ -148,19 +150,19 @@ class Recorder:
         if problem is not None:
             raise InputError(f"response {text.row} {problem}")
 
-    def _stops(self, text: _Text, produced: Sequence[int]) -> bool:
+    def _stops(self, text: RecordedText, produced: Sequence[int]) -> bool:
         return self.pair.stop_position(self.sampling.stop, produced, text.prompt) is not None
 
     # -- on path --------------------------------------------------------------------------------------------------
 
-    def _on_path(self, batch: list[_Text], target: Session, draft: Session) -> list[dict[str, Tensor]]:
-        """For every text the columns of its N positions, from one pass of each model; `_Text` is told what was accepted."""
+    def _on_path(self, batch: list[RecordedText], target: Session, draft: Session) -> list[dict[str, Tensor]]:
+        """For every text the columns of its N positions, from one pass of each model; `RecordedText` is told what was accepted."""
         parts: list[list[dict[str, Tensor]]] = [[] for _ in batch]
-        longest, width = max(len(text.produced) for text in batch), self._width(len(batch))
+        longest, width = max(len(text.produced) for text in batch), self.width(len(batch))
         for first in range(0, longest, width):
             end = min(first + width, longest)
-            scores = self._path(target, batch, first, end).logits
-            reading = self._path(draft, batch, first, end)
+            scores = self.path(target, batch, first, end).logits
+            reading = self.path(draft, batch, first, end)
             logits, hidden = self.pair.fit(reading.logits), reading.hidden
             for row, text in enumerate(batch):
                 if (count := min(end, len(text.produced)) - first) > 0:
@@ -173,26 +175,26 @@ class Recorder:
         return columns
 
     def _part(
-        self, text: _Text, first: int, target_logits: Tensor, logits: Tensor, hidden: Tensor
+        self, text: RecordedText, first: int, target_logits: Tensor, logits: Tensor, hidden: Tensor
     ) -> dict[str, Tensor]:
         """The columns of a text's positions from `first` on [n], from logits [n, V] and states [n, D] that predict them."""
         device = logits.device
         part = slice(first, first + len(logits))
         emitted = torch.tensor(text.produced[part], device=device).unsqueeze(-1)
         seen = None if text.seen is None else text.seen[part]
-        target_probs, draft_probs = warp(target_logits, self.sampling, seen), self._warp_draft(logits, seen)
-        self._check_possible(text, first, target_logits, target_probs, seen)
-        chance, accepted, drafted = _decided(target_probs, draft_probs, emitted, text.uniforms[part].to(device))
+        target_probs, draft_probs = warp(target_logits, self.sampling, seen), self.warp_draft(logits, seen)
+        self.check_possible(text, first, target_logits, target_probs, seen)
+        chance, accepted, drafted = decided(target_probs, draft_probs, emitted, text.uniforms[part].to(device))
         step = DraftStep(1, logits, draft_probs, hidden, drafted)
         return {
-            **self._facts(step, target_probs),
+            **self.facts_of(step, target_probs),
             "chance": chance.cpu(),
             "accepted": accepted.cpu(),
             "text_prob": step.raw_probs.gather(-1, emitted).squeeze(-1).float().cpu(),
             "target_entropy": -torch.special.xlogy(target_probs, target_probs).sum(-1).float().cpu(),
         }
 
-    def _path(self, session: Session, batch: list[_Text], first: int, end: int) -> Reading:
+    def path(self, session: Session, batch: list[RecordedText], first: int, end: int) -> Reading:
         """What predicts each text's tokens `first` to `end`; the tokens before them become tree nodes, prompts the context."""
         prompts = [text.prompt if not first else [] for text in batch]
         produced = [text.produced[max(first - 1, 0) : end - 1] for text in batch]
@@ -205,11 +207,11 @@ class Recorder:
         counts = list(map(len, prompts))
         return session.extend(tokens, counts=counts, parents=chain if nodes else None, last=end - first)
 
-    def _width(self, num_rows: int) -> int:
+    def width(self, num_rows: int) -> int:
         """Positions of every row whose logits are held at a time."""
         return max(1, LOGITS // (num_rows * self.pair.vocab_size))
 
-    def _check_possible(self, text: _Text, first: int, logits: Tensor, p: Tensor, seen: Tensor | None) -> None:
+    def check_possible(self, text: RecordedText, first: int, logits: Tensor, p: Tensor, seen: Tensor | None) -> None:
         """Raises InputError if the target could not have produced a token from `first` on, rounding at an edge apart."""
         produced = text.produced[first : first + len(p)]
         emitted = torch.tensor(produced, device=p.device).unsqueeze(-1)
@@ -238,7 +240,7 @@ class Recorder:
 
     # -- after rejections -----------------------------------------------------------------------------------------
 
-    def _roll(self, batch: list[_Text], draft: Session, target: Session | None) -> list[list[dict[str, Tensor]]]:
+    def _roll(self, batch: list[RecordedText], draft: Session, target: Session | None) -> list[list[dict[str, Tensor]]]:
         """For every text a list of facts, an entry or more per depth; `_Roll.steps` says which belong to each roll-out.
 
         The sessions have read the texts; their caches grow by the roll-outs of all rejections.
@@ -252,14 +254,14 @@ class Recorder:
             text.rolls = [
                 _Roll(position, drafted[position], position - 1, seen=_row(text.seen, position))
                 for position in behind.nonzero().squeeze(-1).tolist()
-                if drafted[position] not in ends and position + 1 < self._room
+                if drafted[position] not in ends and position + 1 < self.room
             ]
             live.append(list(text.rolls))
         if not any(live):
             return facts
         for session in (draft, *((target,) if target is not None else ())):
             session.reserve(session.index.capacity + max(map(len, live)) * (self.max_drafted - 1))
-        size = self._width(len(batch))
+        size = self.width(len(batch))
         for depth in range(1, self.max_drafted):
             width = max(map(len, live))
             if not width:
@@ -268,14 +270,12 @@ class Recorder:
                 parts = [rolls[begin : begin + size] for rolls in live]
                 self._roll_on(batch, parts, facts, depth, draft, target)
             for row, rolls in enumerate(live):
-                live[row] = [
-                    roll for roll in rolls if roll.token not in ends and roll.position + 1 + depth < self._room
-                ]
+                live[row] = [roll for roll in rolls if roll.token not in ends and roll.position + 1 + depth < self.room]
         return facts
 
     def _roll_on(
         self,
-        batch: list[_Text],
+        batch: list[RecordedText],
         live: list[list[_Roll]],
         facts: list[list[dict[str, Tensor]]],
         depth: int,
@@ -292,7 +292,7 @@ class Recorder:
             if not rolls:
                 continue
             seen = _seen_by(rolls)
-            distribution = self._warp_draft(logits[row, : len(rolls)], seen)
+            distribution = self.warp_draft(logits[row, : len(rolls)], seen)
             target_probs = None
             if target_logits is not None:
                 target_probs = warp(target_logits[row, : len(rolls)], self.sampling, seen)
@@ -304,7 +304,7 @@ class Recorder:
                 roll.length += 1
                 roll.steps.append((len(facts[row]), number))
                 roll.token, roll.parent = token, first[row] + number
-            facts[row].append(self._facts(step, target_probs))
+            facts[row].append(self.facts_of(step, target_probs))
 
     @staticmethod
     def _branch(session: Session, live: list[list[_Roll]], width: int) -> Reading:
@@ -317,7 +317,7 @@ class Recorder:
 
     # -- what is kept ---------------------------------------------------------------------------------------------
 
-    def _facts(self, step: DraftStep, target_probs: Tensor | None) -> dict[str, Tensor]:
+    def facts_of(self, step: DraftStep, target_probs: Tensor | None) -> dict[str, Tensor]:
         """Columns of a Trace for some steps."""
         assert step.tokens is not None
         facts = {
@@ -344,7 +344,7 @@ class Recorder:
 
     def _assemble(
         self,
-        batch: list[_Text],
+        batch: list[RecordedText],
         on_path: list[dict[str, Tensor]],
         rolled: list[list[dict[str, Tensor]]],
     ) -> Trace:
@@ -371,7 +371,7 @@ class Recorder:
         estimates = {name: columns.pop(f"estimates/{name}") for name in self.heads if name not in self._late}
         return Trace(
             text_first=torch.tensor(_offsets(lengths.tolist())),
-            room=torch.tensor([self._room] * len(batch)),
+            room=torch.tensor([self.room] * len(batch)),
             rows=torch.tensor([text.row for text in batch]),
             roll_first=roll_first,
             roll_length=roll_length,
@@ -383,11 +383,11 @@ class Recorder:
         )
 
     @property
-    def _room(self) -> int:
+    def room(self) -> int:
         """Positions that can hold a draft: the last token a length limit allows is always the target's own."""
         return self.sampling.max_new_tokens - 1
 
-    def _warp_draft(self, logits: Tensor, seen: Tensor | None) -> Tensor:
+    def warp_draft(self, logits: Tensor, seen: Tensor | None) -> Tensor:
         return warp(logits, self.sampling.at(self.draft_temperature), seen)
 
     def _uniforms(self, row: int, length: int) -> Tensor:
@@ -416,7 +416,7 @@ class _Roll:
     seen: Tensor | None = None
 
 
-class _Text:
+class RecordedText:
     """A text with its acceptance draws."""
 
     def __init__(self, row: int, prompt: Sequence[int], produced: Sequence[int], uniforms: Tensor):
@@ -427,13 +427,13 @@ class _Text:
         self.seen: Tensor | None = None  # tokens before each of the produced ones [N, V], for the repetition penalty
 
 
-def _decided(p: Tensor, q: Tensor, emitted: Tensor, uniforms: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def decided(p: Tensor, q: Tensor, emitted: Tensor, uniforms: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Acceptance probability [n], whether accepted [n], and the drafted tokens [n], given the text's tokens [n, 1].
 
     Accepted with min(1, q/p) of the text's token; else the drafted token is one from norm((q - p)+).
     """
     p_emitted, q_emitted = p.gather(-1, emitted).squeeze(-1), q.gather(-1, emitted).squeeze(-1)
-    # Probability 0 comes from rounding (`_check_possible`); the draft may still have the token.
+    # Probability 0 comes from rounding (`check_possible`); the draft may still have the token.
     chance = torch.where(p_emitted > 0, q_emitted / p_emitted, (q_emitted > 0).to(p.dtype)).clamp(max=1)
     accepted = uniforms[:, 0] < chance
     instead = draw(normalized((q - p).clamp(min=0), q), uniforms[:, 1])

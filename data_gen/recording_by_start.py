@@ -22,7 +22,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from data_gen.recording import Recorder, _decided, _Text
+from data_gen.recording import RecordedText, Recorder, decided
 from toolkit.distillation.unrolled import AllSteps
 from toolkit.engine import Session
 from toolkit.engine.engine import engine_of
@@ -51,29 +51,31 @@ class StartRecorder(Recorder):
                     f"head {name} reads earlier positions, whose states this draft computes anew in every round: expected a "
                     "head with head.earlier=0"
                 )
-        return join([self._record(_Text(row, *text, torch.empty(0))) for row, text in zip(rows, texts, strict=True)])
+        return join(
+            [self._record(RecordedText(row, *text, torch.empty(0))) for row, text in zip(rows, texts, strict=True)]
+        )
 
-    def _record(self, text: _Text) -> Trace:
-        self._check(text)
+    def _record(self, text: RecordedText) -> Trace:
+        self.check(text)
         if self.sampling.repetition_penalty != 1.0:
             text.seen = seen_before(text.prompt, text.produced, self.pair.vocab_size).to(self.pair.device)
         sessions = engine_of(self.pair).open(1, len(text.prompt) + len(text.produced), captured=False)
         target: Any = sessions.target
-        parts = [self._target_probs(text, target, first) for first in range(0, len(text.produced), self._width(1))]
+        parts = [self._target_probs(text, target, first) for first in range(0, len(text.produced), self.width(1))]
         states = target.states[:, : len(text.prompt) + len(text.produced) - 1, 0]
         chains = _Chains(self, text, torch.cat(parts), states, target if self.upper_bound else None)
-        return self._scored(chains.trace())
+        return self.scored(chains.trace())
 
-    def _target_probs(self, text: _Text, target: Session, first: int) -> Tensor:
+    def _target_probs(self, text: RecordedText, target: Session, first: int) -> Tensor:
         """p of the text's positions from `first` on [n, V]."""
-        end = min(first + self._width(1), len(text.produced))
-        logits = self._path(target, [text], first, end).logits[0]
+        end = min(first + self.width(1), len(text.produced))
+        logits = self.path(target, [text], first, end).logits[0]
         seen = None if text.seen is None else text.seen[first:end]
         probs = warp(logits, self.sampling, seen)
-        self._check_possible(text, first, logits, probs, seen)
+        self.check_possible(text, first, logits, probs, seen)
         return probs
 
-    def _draws(self, row: int, length: int) -> Tensor:
+    def draws(self, row: int, length: int) -> Tensor:
         """[M, N, 2]: acceptance, and the drafted token instead; the same for every max_drafted."""
         generator = row_generator(self.sampling.seed + 1_000_003 * (self.replicate + 1), row)
         return torch.rand(self.max_drafted, length, 2, generator=generator, dtype=torch.float64)
@@ -98,10 +100,12 @@ class _Chains:
     parents  the target's node before each chain's newest token [N]; -1: the prompt
     """
 
-    def __init__(self, recorder: StartRecorder, text: _Text, probs: Tensor, states: Tensor, target: Session | None):
+    def __init__(
+        self, recorder: StartRecorder, text: RecordedText, probs: Tensor, states: Tensor, target: Session | None
+    ):
         self.recorder, self.text, self.probs, self.target = recorder, text, probs, target
         self.draft, self.device, size = recorder.pair.draft, probs.device, len(text.produced)
-        self.draws = recorder._draws(text.row, size)
+        self.draws = recorder.draws(text.row, size)
         self.ends = torch.tensor(recorder.pair.ends(recorder.sampling), device=self.device)
         self.produced = torch.tensor(text.produced, device=self.device)
         self.starts = torch.arange(size, device=self.device)
@@ -121,10 +125,10 @@ class _Chains:
         for depth in range(1, recorder.max_drafted + 1):
             if depth > 1:
                 final = self._deeper(depth)
-            chunks = self.alive.split(recorder._width(1))
+            chunks = self.alive.split(recorder.width(1))
             columns.append((self.alive, _cat([self._draft(part, final[part], depth) for part in chunks])))
             tokens = self.newest[self.alive]
-            goes_on = ~torch.isin(tokens, self.ends) & (self.alive + depth < recorder._room)
+            goes_on = ~torch.isin(tokens, self.ends) & (self.alive + depth < recorder.room)
             self.alive = self.alive[goes_on]
             if not len(self.alive):
                 break
@@ -165,14 +169,14 @@ class _Chains:
         pair, recorder = self.recorder.pair, self.recorder
         logits = pair.fit(self.draft.lm_head(final))
         seen = None if self.seen is None else self.seen[starts]
-        q = recorder._warp_draft(logits, seen)
+        q = recorder.warp_draft(logits, seen)
         position = starts + depth - 1
         follows = (self.run[starts] == depth - 1) & (position < len(self.produced))
         at = position.clamp(max=len(self.produced) - 1)
         p = self.probs[at]
         emitted = self.produced[at].unsqueeze(-1)
         draws = self.draws[depth - 1].to(self.device)[starts]
-        chance, accepted, tokens = _decided(p, q, emitted, draws)
+        chance, accepted, tokens = decided(p, q, emitted, draws)
         accepted = accepted & follows
         tokens = torch.where(follows, tokens, draw(q, draws[:, 1]))
         if depth > 1:  # the chain's newest token has been judged
@@ -183,7 +187,7 @@ class _Chains:
         self.newest[starts] = tokens
         if self.seen is not None:
             self.seen[starts, tokens] = True
-        columns = recorder._facts(step, p)
+        columns = recorder.facts_of(step, p)
         if depth > 1:
             return columns
         own = {
@@ -222,7 +226,7 @@ class _Chains:
         estimates = {name: steps.pop(f"estimates/{name}") for name in names}
         return Trace(
             text_first=torch.tensor([0, size]),
-            room=torch.tensor([self.recorder._room]),
+            room=torch.tensor([self.recorder.room]),
             rows=torch.tensor([self.text.row]),
             roll_first=torch.where(lengths > 0, begins, 0),
             roll_length=lengths.int(),

@@ -7,18 +7,29 @@ from dataclasses import replace
 import pytest
 import torch
 
+from analysis import sweep
 from analysis.replay.policies import replay, replay_starts
 from analysis.replay.upper_bound import oracle, true_probability
+from analysis.tables.files import read_table
+from analysis.tables.rows import COUNTS
+from data_gen import traces
 from data_gen.recording_by_start import StartRecorder
+from tests.analysis.table_sweeps import sweep_config
 from tests.toolkit.test_eagle3 import unrolled_logits
-from toolkit import ModelPair, config
+from toolkit import ModelPair, config, train
+from toolkit.acceptance import AcceptanceHead
 from toolkit.decoding import Sampling, decode
+from toolkit.distillation.unrolled import Unrolled
 from toolkit.errors import InputError
+from toolkit.models import eagle3
+from toolkit.models.pair import load_draft
 from toolkit.sampling import row_generator, warp
 from toolkit.stopping import Bounded, Fixed
 from toolkit.testing import ragged_prompts, tiny_eagle3, tiny_llama
 from toolkit.trace import Trace, join
+from toolkit.trace.folders import read_traces
 from toolkit.trace.rounds import Geometry, step_at
+from toolkit.training import TracedData
 from toolkit.training.recorded_positions import visited
 
 LENGTH, MOST = 9, 5
@@ -174,3 +185,47 @@ def test_what_is_refused():
     trace = StartRecorder(pair, sampling, MOST).record(texts, [0])
     with pytest.raises(InputError, match="the oracle needs a draft"):
         oracle(trace)
+
+
+def test_commands_train_heads_of_either_kind_and_replay_counts_what_live_decoding_counts(
+    tiny_pair, tiny_responses, tmp_path, capsys
+):
+    target = ModelPair.from_pretrained(tiny_pair / "target").target
+    eagle3.save(tmp_path / "draft", Unrolled([0, 1]).begin(target, None, 0), "target")
+    words = [f"pair.target={tiny_pair}/target", f"pair.draft={tmp_path}/draft", "logger=csv"]
+    recorded = traces.run(config.compose("traces", [
+        *words[:2], f"responses={tiny_responses}", "hidden=true", "max_drafted=auto", f"paths.output_dir={tmp_path}/traces",
+    ]))  # fmt: skip
+    assert read_traces(recorded).run is not None
+    heads = {}
+    for kind in ("acceptance", "preread"):
+        options = [
+            f"model={kind}_head",
+            "data=traced",
+            f"data.path={recorded}",
+            "trainer.max_epochs=2",
+            "optimizer.lr=1e-3",
+        ]
+        heads[kind] = train.run(config.compose("train", [*words, *options, f"paths.output_dir={tmp_path}/{kind}"]))
+    data = TracedData(recorded, load_draft(tmp_path / "draft"))
+    with pytest.raises(InputError, match="expected head.earlier=0"):
+        data.read_by(AcceptanceHead(16, earlier=1, embedding_size=16))
+    grid = {
+        "speculative": {"policy.num_drafted": [2]},
+        "specdec_pp": {"head": [str(heads["acceptance"] / "head")], "policy.threshold": [0.5]},
+        "rate": {"head": [str(heads["preread"] / "head")], "policy.cost_ratio": [0.1]},
+        "oracle": {"max_drafted": [None]},
+    }
+    pair = {"_target_": "toolkit.models.pair.ModelPair.from_pretrained", "target": str(tiny_pair / "target"),
+            "draft": str(tmp_path / "draft")}  # fmt: skip
+    live, traced = (
+        sweep.run(sweep_config(tmp_path, grid=grid, source=source, sampling={"temperature": 0.0}, pair=pair))
+        for source in ("live", "traces")
+    )
+    assert "oracle: left out" in capsys.readouterr().out
+    index = ["method", "setting", "prompt"]
+    live, traced = (read_table(folder, "rows").set_index(index).sort_index() for folder in (live, traced))
+    shared = live.index.intersection(traced.index)
+    assert set(shared.get_level_values("method")) == {"autoregressive", "speculative", "specdec_pp", "rate"}
+    assert (traced.xs("rate").num_drafted > 0).any()
+    assert (live.loc[shared, list(COUNTS)] == traced.loc[shared, list(COUNTS)]).all().all()
