@@ -50,7 +50,7 @@ def depth_of(alphas: Sequence[Tensor]) -> int:
 
 def _counted_depth(pair: ModelPair, texts: Sequence[Text], sampling: Sampling, temperature: float | None) -> int:
     trace = StartRecorder(pair, sampling, DEEPEST, draft_temperature=temperature).record(texts, range(len(texts)))
-    run, left = (values for values in (trace.run, Geometry.of(trace).left))
-    assert run is not None
+    assert trace.run is not None
+    run, left = trace.run, Geometry.of(trace).left
     shares = [float((run[left >= depth] >= depth).double().mean()) for depth in range(1, DEEPEST)]
     return next((depth for depth, share in enumerate(shares, 1) if not share >= PAYS), DEEPEST)

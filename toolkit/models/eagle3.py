@@ -195,7 +195,7 @@ def load(folder: Path, dtype: torch.dtype | str, target: Any, device: Any = "cpu
     layer = AutoConfig.for_model(**{"model_type": "qwen3", **config["transformer_layer_config"]})
     if "sliding_attention" not in (getattr(layer, "layer_types", None) or []):
         layer.sliding_window = None
-    base = target.config.get_text_config() if hasattr(target, "config") else None
+    base: Any = target.config.get_text_config() if hasattr(target, "config") else None
     if target is None and not (config.get(LAYER_IDS) and {"embed_tokens.weight", "fc.weight"} <= state.keys()):
         raise InputError(
             f"{folder}: expected {LAYER_IDS}, fc.weight and embed_tokens.weight, or the draft's target beside it"

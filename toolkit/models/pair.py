@@ -328,7 +328,7 @@ def load_draft(
     if attn_implementation is not None:
         options["attn_implementation"] = attn_implementation
     if eagle3.is_eagle3(resolve(source)):
-        return eagle3.load(resolve(source), options["dtype"], None, device)
+        return eagle3.load(Path(resolve(source)), options["dtype"], None, device)
     return _load_model(resolve(source), options, device, layers)
 
 
