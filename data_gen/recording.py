@@ -153,11 +153,10 @@ class Recorder:
     def _stops(self, text: RecordedText, produced: Sequence[int]) -> bool:
         return self.pair.stop_position(self.sampling.stop, produced, text.prompt) is not None
 
-        # -- on path --------------------------------------------------------------------------------------------------
-        """Columns of every text's N positions, from one pass of each model; each `RecordedText` is told what was accepted."""
+    # -- on path --------------------------------------------------------------------------------------------------
 
     def _on_path(self, batch: list[RecordedText], target: Session, draft: Session) -> list[dict[str, Tensor]]:
-        """For every text the columns of its N positions, from one pass of each model; `RecordedText` is told what was accepted."""
+        """Columns of every text's N positions, from one pass of each model; each `RecordedText` is told what was accepted."""
         parts: list[list[dict[str, Tensor]]] = [[] for _ in batch]
         longest, width = max(len(text.produced) for text in batch), self.width(len(batch))
         for first in range(0, longest, width):
