@@ -49,7 +49,12 @@ def _sdpa(
     rows, heads, width, size = query.shape
     groups = heads // key.shape[1]
     stock = not _IN_SESSION.get() or groups == 1 or width == 1 or dropout
-    if stock or attention_mask is None or attention_mask.shape[1] != 1 or any(kwargs.get(name) is not None for name in SPECIAL):
+    if (
+        stock
+        or attention_mask is None
+        or attention_mask.shape[1] != 1
+        or any(kwargs.get(name) is not None for name in SPECIAL)
+    ):
         result: tuple[Tensor, None] = _STOCK(
             module, query, key, value, attention_mask, dropout=dropout, scaling=scaling, is_causal=is_causal, **kwargs
         )
