@@ -138,7 +138,7 @@ def heads() -> None:
 def costs() -> None:
     """Seconds of forward passes, at batch 1 and 8."""
     words = [
-        "num_drafted=[1,2,4]",
+        "num_drafted=[1,2,4,8]",  # copies are long
         "batch_sizes=[1,8]",
         "rounds=8",
         "prompts.limit=8",

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 from transformers.cache_utils import Cache, CacheLayerMixin
 
+from toolkit.engine.attention import grouped_attention
 from toolkit.engine.base import Reading, Session
 from toolkit.engine.capture import Captures
 from toolkit.engine.device import tensor_on
@@ -185,7 +186,7 @@ class HFSession(Session):
         tokens, positions, *rest = inputs
         masks, more = rest[: len(self.reaches)], rest[len(self.reaches) :]
         self.block = block
-        with watched_states(self.model) as states:
+        with watched_states(self.model) as states, grouped_attention():
             output = self.model(
                 input_ids=tokens,
                 position_ids=positions,
