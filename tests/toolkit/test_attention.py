@@ -42,15 +42,13 @@ def test_a_session_copies_no_keys(monkeypatch):
         num_key_value_heads=2,
     )
     model, copied = AutoModelForCausalLM.from_config(config, attn_implementation="sdpa").double().eval(), []
-    monkeypatch.setattr(
-        sdpa_attention, "repeat_kv", lambda states, count: copied.append(count) or states.repeat_interleave(count, 1)
-    )
-    tokens = torch.tensor([[5, 9, 33, 21]])
+    stock = sdpa_attention.repeat_kv
+    monkeypatch.setattr(sdpa_attention, "repeat_kv", lambda states, count: copied.append(count) or stock(states, count))
+    tokens, later = torch.tensor([[5, 9, 33, 21]]), torch.ones(4, 4, dtype=torch.bool).triu(1)
+    mask = torch.zeros(1, 1, 4, 4, dtype=torch.float64).masked_fill(later, torch.finfo(torch.float64).min)
     with torch.no_grad():
-        expected = model(
-            tokens, attention_mask=torch.zeros(1, 1, 4, 4).double().masked_fill(torch.ones(4, 4).triu(1).bool(), -1e30)
-        )
-        assert copied, "outside of sessions nothing is changed"
-        copied.clear()
-        got = open_session(model, 1, 8).extend(tokens, last=4)
+        expected = model(tokens, attention_mask=mask)
+    assert copied, "outside of sessions nothing is changed"
+    copied.clear()
+    got = open_session(model, 1, 8).extend(tokens, last=4)
     assert not copied and torch.allclose(got.logits, expected.logits, rtol=0, atol=1e-12)
