@@ -82,7 +82,7 @@ def test_recordings_and_endpoints_know_the_ends(pair, special):
     (text, token), *_ = special.items()
     sampling, ids = Sampling(max_new_tokens=8, end_ids=(9,), stop=(text,)), [4, token, 9]
     for produced in ([4, token], [4, 9]):
-        Recorder(pair, sampling, 3)._check(type("Text", (), {"row": 0, "prompt": [7], "produced": produced})())
+        Recorder(pair, sampling, 3).check(type("Text", (), {"row": 0, "prompt": [7], "produced": produced})())
     with pytest.raises(InputError, match="response 0 goes on after an end of text"):
         Recorder(pair, sampling, 3).record([([7], ids)], [0])
     requests = Requests("vllm", "target", pair, sampling, {})

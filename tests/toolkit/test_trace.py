@@ -120,7 +120,7 @@ def test_traces_that_do_not_go_together_are_not_joined(three):
         replace(other, estimates={"mine": other.estimates["mine"]}),
     ):
         with pytest.raises(
-            InputError, match="^traces to be joined must hold the same estimates, states, tokens and max_drafted"
+            InputError, match="^traces to be joined must hold the same estimates, states, tokens, runs and max_drafted"
         ):
             join([one, one, changed])
     with pytest.raises(InputError, match="^expected at least one trace, got none$"):

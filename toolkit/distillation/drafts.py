@@ -39,8 +39,9 @@ def begin(
 
     Raises InputError if the weights have another shape or another tokenizer, or if no model has such a shape.
     """
-    if is_eagle3(resolve(begins := source if from_pretrained is None else from_pretrained)):
-        raise InputError(f"{begins} is an EAGLE-3 draft, which kind=eagle3 trains: expected a draft of its own")
+    weights = source if from_pretrained is None else from_pretrained
+    if weights is not None and is_eagle3(resolve(weights)):
+        raise InputError(f"{weights} is an EAGLE-3 draft, which kind=eagle3 trains: expected a draft of its own")
     if from_pretrained is not None:
         check_same_tokenizer(tokenizer, load_tokenizer(from_pretrained))
         model = load_draft(from_pretrained, device=device, dtype=dtype)
