@@ -1,8 +1,8 @@
 """Attention of grouped heads without copies of their keys and values, in the forward passes of sessions.
 
 Where heads share keys and values, transformers copies these for every head if there is a mask and more than one query token.
-At a context of 800 tokens and three heads per key this takes four times as long as attention itself, in every forward pass
-that verifies drafted tokens. Here the heads of a group are laid beside one another as queries: [b, H, T, d] becomes
+At a context of 800 tokens and three heads per key this takes longer than attention itself, in every forward pass that
+verifies drafted tokens. Here the heads of a group are laid beside one another as queries: [b, H, T, d] becomes
 [b, H / G, G T, d], and the mask is repeated. Sums are those of the stock kernel, up to rounding. Models that are called
 outside of sessions are not touched.
 

@@ -40,7 +40,7 @@ from toolkit.training.recorded_blocks import BlockStates
 from toolkit.training.states import Positions, States
 
 READS = "the draft's final hidden state that the token was drawn from, its embedding, and the shape of the draft's distribution"
-READ = "the draft's final hidden state that has read the token"
+READ_STATE = "the draft's final hidden state that has read the token"
 HARD_LABELS = (
     "1 where the recording's acceptance draws accept the drafted token, and the one after an accepted token; else 0"
 )
@@ -228,6 +228,6 @@ class TracedData(ExampleData):
             **(Weights.recorded(self.summary) or self.weights).facts(),
             "data": self.path.name,
             "num_positions": self.states["train"].num_positions,
-            "hidden_state": READ if self.output == "survival" else READS,
+            "hidden_state": READ_STATE if self.output == "survival" else READS,
             "label": BLOCK_LABELS if self.output == "block" else HARD_LABELS if self.hard_labels else LABELS,
         }
