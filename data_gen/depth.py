@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from data_gen.recording_by_start import StartRecorder
+from toolkit.engine.facts import reads_states
 from toolkit.models.pair import ModelPair
 from toolkit.models.teacher import Text, readings_along
 from toolkit.sampling import Sampling
@@ -28,7 +29,7 @@ def depth_that_pays(
     pair: ModelPair, texts: Sequence[Text], sampling: Sampling, draft_temperatures: Sequence[float | None] = (None,)
 ) -> int:
     """The depth for these texts, at the draft temperature that needs the deepest one; from 1 to DEEPEST."""
-    if hasattr(pair.draft, "target_layers"):
+    if reads_states(pair.draft):
         return max(_counted_depth(pair, texts[:TEXTS], sampling, temperature) for temperature in draft_temperatures)
     alphas: dict[float | None, list[Tensor]] = {temperature: [] for temperature in draft_temperatures}
     for prompt, produced in texts[:TEXTS]:

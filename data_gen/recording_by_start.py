@@ -26,6 +26,7 @@ from data_gen.recording import RecordedText, Recorder, decided
 from toolkit.distillation.unrolled import AllSteps
 from toolkit.engine import Session
 from toolkit.engine.engine import engine_of
+from toolkit.engine.facts import reads_states
 from toolkit.errors import InputError
 from toolkit.models.pair import ModelPair
 from toolkit.models.teacher import seen_before
@@ -83,7 +84,7 @@ class StartRecorder(Recorder):
 
 def recorder_of(pair: ModelPair, *options: Any, **named: Any) -> Recorder:
     """The recorder that a pair's draft needs, with the options of `Recorder`."""
-    kind = StartRecorder if hasattr(pair.draft, "target_layers") else Recorder
+    kind = StartRecorder if reads_states(pair.draft) else Recorder
     return kind(pair, *options, **named)
 
 

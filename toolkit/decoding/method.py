@@ -9,6 +9,7 @@ from toolkit.config.notes import AtLeast, Between
 from toolkit.config.values import check_ranges
 from toolkit.decoding.beam_settings import Beams
 from toolkit.decoding.proposers import ChainProposer, ForestProposer, Proposer, TextProposer, TreeProposer
+from toolkit.engine.facts import reads_states
 from toolkit.errors import InputError
 from toolkit.models.pair import ModelPair
 from toolkit.sampling import Sampling
@@ -99,7 +100,7 @@ class Method:
                 f"{type(self.proposer).__name__} keeps none; expected a method of chains, or a head with "
                 "head.earlier=0"
             )
-        if method.drafts and any(hasattr(draft, "target_layers") for draft in pair.drafts):
+        if method.drafts and any(map(reads_states, pair.drafts)):
             if self.beams is not None:
                 raise InputError(
                     f"method {self.name}: its beams need a separate draft, got one that reads the target's states"

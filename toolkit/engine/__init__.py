@@ -7,6 +7,7 @@ from typing import Any
 
 from toolkit.engine.base import Reading, Session
 from toolkit.engine.capture import Captures
+from toolkit.engine.facts import reads_states
 from toolkit.engine.tabular import TabularModel
 
 __all__ = ["Reading", "Session", "TabularModel", "open_session"]
@@ -33,7 +34,7 @@ def open_session(
         return session
     from toolkit.engine.hf import HFSession  # transformers is imported only where it is needed
 
-    if hasattr(model, "target_layers"):
+    if reads_states(model):
         from toolkit.engine.state_reader import StateReader
 
         return StateReader(model, num_rows, capacity, captures, target)

@@ -18,7 +18,7 @@ from weakref import WeakKeyDictionary
 from toolkit.config.values import check_ranges
 from toolkit.engine import Session, open_session
 from toolkit.engine.capture import CaptureGuard, Captures, GraphForward, StaticForward, globally_hooked, static_flow
-from toolkit.engine.facts import check_mode, forwards_lock, vocab_size
+from toolkit.engine.facts import check_mode, forwards_lock, reads_states, vocab_size
 
 CAPACITY_GRANULE = 128  # caches come in multiples of it, so that few shapes recur
 IDLE = 3  # sets of caches that wait for another call of their number of rows, where captures belong to them
@@ -131,7 +131,7 @@ class Engine:
                 self.idle.remove(waiting)
                 return waiting
             own = [captures.empty() if captures and captured else None for captures in self.captures]
-            layers = next((model.target_layers for model in self.models[1:] if hasattr(model, "target_layers")), ())
+            layers = next((model.target_layers for model in self.models[1:] if reads_states(model)), ())
             target = open_session(self.models[0], num_rows, capacity, own[0], kept_layers=layers)
             drafts = [
                 open_session(model, num_rows, capacity, captures, target=target)
@@ -156,7 +156,7 @@ class Engine:
         roles = ["target", *["draft"] * (len(self.models) - 1)]
         for model, role in zip(self.models, roles, strict=True):
             check_mode(model, role)
-            if not self._checked and not hasattr(model, "open_session") and not hasattr(model, "target_layers"):
+            if not self._checked and not hasattr(model, "open_session") and not reads_states(model):
                 if self.options.self_check in ("off", False):
                     name = type(model).__name__
                     warnings.warn(f"self_check=off: {name} is decoded on trust", RuntimeWarning, stacklevel=5)

@@ -23,6 +23,11 @@ HARMLESS = ("classifier", "summary", "cls_")  # of heads that causal language mo
 POSITIONS = ("max_position_embeddings", "max_target_positions", "max_seq_len")  # what configs call the longest text
 
 
+def reads_states(model: Any) -> bool:
+    """Whether this is a draft that reads the target's states (EAGLE-3)."""
+    return hasattr(model, "target_layers")
+
+
 def vocab_size(model: Any) -> int:
     """Output size of a model: a transformers one, or one that says so itself."""
     if isinstance(size := getattr(model, "output_size", None), int):

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from toolkit.engine import open_session
-from toolkit.engine.facts import check_evaluation
+from toolkit.engine.facts import check_evaluation, reads_states
 from toolkit.engine.hidden_states import state_size, watched_states
 from toolkit.engine.state_reader import NEEDS_TARGET
 from toolkit.errors import InputError
@@ -169,7 +169,7 @@ def _readable(model: Any, tokens: Tensor) -> Tensor:
     Raises InputError if the model would drop out activations.
     """
     check_evaluation(model)
-    if hasattr(model, "target_layers"):
+    if reads_states(model):
         raise InputError(NEEDS_TARGET)
     return tokens.to(model.device).clamp(max=vocab_size(model) - 1)
 
