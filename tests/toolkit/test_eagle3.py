@@ -120,6 +120,24 @@ def test_greedy_texts_are_the_targets(method):
         assert [text.token_ids for text in texts] == plain
 
 
+@torch.no_grad()
+def test_a_draft_begins_with_the_targets_last_layer():
+    target = tiny_llama(32, 3, 1, torch.float64)
+    kept, tokens = [1, 4, 7], torch.tensor([[3, 1, 4, 1, 5]])
+    draft = Unrolled(target_layers=LAYERS).begin(target, kept, 0)
+    output = target(tokens, output_hidden_states=True)
+    normed = output.hidden_states[-1]  # transformers' last one is after the norm
+    assert torch.allclose(draft.lm_head(normed)[..., kept], output.logits[..., kept])
+    own, last = draft.layers[0], target.model.layers[-1]
+    hidden = torch.randn(1, 5, 32, dtype=torch.float64)
+    assert torch.equal(draft.norm(hidden), target.model.norm(hidden))
+    assert torch.equal(own.mlp(own.post_attention_layernorm(hidden)), last.mlp(last.post_attention_layernorm(hidden)))
+    apart = torch.cat([torch.zeros_like(hidden), own.hidden_norm(hidden)], -1)  # nothing of the token's embedding
+    for name in ("q_proj", "k_proj", "v_proj"):
+        read = getattr(own.self_attn, name)(apart)
+        assert torch.allclose(read, getattr(last.self_attn, name)(last.input_layernorm(hidden)))
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("method", ["speculative", "mcsd"])
 def test_two_hundred_greedy_texts_in_float32_are_the_targets(method):

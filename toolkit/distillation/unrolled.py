@@ -9,6 +9,8 @@ token beside its own state of depth k - 1, as in decoding after k - 1 accepted t
     flex attention over all steps' keys          one additive mask, the same keys
     targets renormalised over the V' tokens      the loss's own way with tokens that have no row (`losses.py`)
     lm_head frozen                               trained
+    other weights fresh                          the target's last layer, and its last states through `fc` (toy pair, two seeds:
+                                                 alpha .314, .330, fresh .279, .306; at depth 3 .286, .283, fresh .261, .285)
 
 The target's states are computed in every step, or kept beside a teacher's cache.
 
@@ -65,8 +67,9 @@ class Unrolled:
         check_ranges(self, "kind.")
 
     def begin(self, target: Any, kept: Sequence[int] | None, seed: int) -> Eagle3:
-        """Fresh weights for a target: embeddings (which stay as they are), output rows and last norm are its own.
+        """A draft for a target: embeddings (which stay as they are) and output rows are its own.
 
+        So is all that its last layer shares with the draft's, where they are of one family. The rest is fresh.
         kept  tokens with an output row, ascending; None: all
         Raises InputError for layers that the target has not.
         """
@@ -86,8 +89,23 @@ class Unrolled:
             draft = Eagle3(config, layers, len(layers) * base.hidden_size, tokens, self.flags).to(target.dtype)
         draft.embed_tokens.weight.data.copy_(target.get_input_embeddings().weight)
         draft.lm_head.weight.data.copy_(target.get_output_embeddings().weight[tokens.to(target.device)])
+        if base.model_type in FAMILIES:
+            _copy_last_layer(draft, target.get_decoder())
         draft.to(target.device).requires_grad_(True).embed_tokens.requires_grad_(False)
         return draft.eval()
+
+
+@torch.no_grad()
+def _copy_last_layer(draft: Eagle3, decoder: Any) -> None:
+    """Copy the target's last norm, and its last layer, which reads states where the draft reads the last of them."""
+    own, last, width = draft.layers[0], decoder.layers[-1], draft.config.hidden_size
+    draft.norm.load_state_dict(decoder.norm.state_dict())
+    draft.fc.weight[:, -width:] += torch.eye(width)
+    own.hidden_norm.load_state_dict(last.input_layernorm.state_dict())
+    for name, ours in own.named_parameters():
+        if name not in ("input_layernorm.weight", "hidden_norm.weight"):
+            reads_both = name.endswith(("q_proj.weight", "k_proj.weight", "v_proj.weight"))  # embeddings and states
+            (ours[:, width:] if reads_both else ours).copy_(last.get_parameter(name))
 
 
 class TargetStates:
