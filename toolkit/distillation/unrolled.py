@@ -98,7 +98,8 @@ class Unrolled:
 @torch.no_grad()
 def _copy_last_layer(draft: Eagle3, decoder: Any) -> None:
     """Copy the target's last norm, and its last layer, which reads states where the draft reads the last of them."""
-    own, last, width = draft.layers[0], decoder.layers[-1], draft.config.hidden_size
+    own: Any = draft.layers[0]
+    last, width = decoder.layers[-1], draft.config.hidden_size
     draft.norm.load_state_dict(decoder.norm.state_dict())
     draft.fc.weight[:, -width:] += torch.eye(width)
     own.hidden_norm.load_state_dict(last.input_layernorm.state_dict())
