@@ -16,6 +16,7 @@ from toolkit.decoding import Method, PromptLookupProposer, Sampling, SuffixPropo
 from toolkit.engine import TabularModel
 from toolkit.errors import InputError
 from toolkit.stopping import Confidence, Fixed, Heuristic, LookupRate
+from toolkit.testing import llama_pair
 from toolkit.verification import get
 
 END = 2
@@ -183,3 +184,19 @@ def test_policies_that_look_at_a_draft_are_refused():
     for name in ("min_ngram", "max_ngram"):
         with pytest.raises(InputError, match=f"^proposer.{name}: expected at least 1, got 0"):
             PromptLookupProposer(**{name: 0})
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("method", ["prompt_lookup", "lookup_rate", "best_source", "speculative", "confidence"])
+def test_the_target_reads_no_column_that_no_row_sends(method, temperature):
+    """One row: after the prompt, a forward pass reads the newest token and what is drafted. All texts repeat themselves."""
+    pair, widths = llama_pair(), []
+    prompt = [7, 8, 9, 10, 11, 12] * 5
+    pair.target.register_forward_pre_hook(
+        lambda module, args, kwargs: widths.append(kwargs["input_ids"].shape[1]), with_kwargs=True
+    )
+    (text,) = generate(pair, [prompt], method, max_new_tokens=30, temperature=temperature)
+    sent = [1 + round_.num_drafted for round_ in text.rounds]
+    assert sum(width - 1 for width in sent) > 0
+    assert widths[-len(sent) + 1 :] == sent[1:]
+    assert sum(widths) == sum(sent) + len(prompt) - 1

@@ -69,6 +69,6 @@ class Gate:
         return False
 
 
-def most_of(counts: Tensor, bound: int) -> int:
-    """The largest of some counts, at least 1, where the host knows it without waiting; on a GPU their upper bound."""
-    return bound if counts.device.type == "cuda" else max(int(counts.max()), 1)
+def most_of(counts: Tensor, bound: int, least: int = 1) -> int:
+    """The largest of some counts, or `least`, where the host knows it without waiting; on a GPU their upper bound."""
+    return bound if counts.device.type == "cuda" else max(int(counts.max()), least)

@@ -20,6 +20,7 @@ from toolkit.decoding.proposers.base import DraftContext
 from toolkit.decoding.proposers.chain import ChainProposer
 from toolkit.decoding.proposers.copying import CopyProposer, point_masses
 from toolkit.decoding.proposers.suffix import SuffixProposer
+from toolkit.engine.device import most_of
 from toolkit.stopping.base import State, StoppingPolicy
 from toolkit.types import Proposal, Verdict
 
@@ -54,12 +55,14 @@ class BestSourceProposer(ChainProposer):
 def _joined(drafted: Proposal, copied: Tensor, num_copied: Tensor, vocab_size: int) -> Proposal:
     """The draft's chain where it was asked, else the copied tokens [B, K], of which num_copied [B] count."""
     by_draft = drafted.num_calls > 0
-    width, num_drawn = max(copied.shape[1], drafted.num_nodes), drafted.num_nodes
     if copied.shape[1] == 0:
         return drafted
+    num_drafted, num_drawn = torch.where(by_draft, drafted.num_drafted, num_copied), drafted.num_nodes
+    width = max(copied.shape[1], num_drawn)
     tokens = pad(copied, (0, width - copied.shape[1]))
     tokens = torch.where(by_draft.unsqueeze(1), pad(drafted.tokens, (0, width - num_drawn)), tokens)
     q = point_masses(tokens, vocab_size, drafted.draft_probs.dtype)
     if num_drawn:
         q[:, :num_drawn] = torch.where(by_draft.view(-1, 1, 1), drafted.draft_probs, q[:, :num_drawn])
-    return Proposal(tokens, q, torch.where(by_draft, drafted.num_drafted, num_copied), drafted.num_calls)
+    sent = most_of(num_drafted, width, least=0)
+    return Proposal(tokens[:, :sent], q[:, :sent], num_drafted, drafted.num_calls)

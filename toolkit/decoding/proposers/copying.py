@@ -80,6 +80,8 @@ class CopyProposer(TextProposer):
     ) -> tuple[Tensor, Tensor, State]:
         """Copied tokens [B, K], how many of them count [B], and the policy's state after it. No model is asked.
 
+        K is the largest count: the target reads no token that no row sends.
+
         room    the most tokens each row may draft
         starts  whether the row may copy at all [B] bool
         """
@@ -104,7 +106,7 @@ class CopyProposer(TextProposer):
             new_state, go_on = policy.step(step, state)
             state = frozen(new_state, state, drafting)
             drafting = drafting & go_on & (available > depth)
-        return tokens, num_drafted, state
+        return tokens[:, : int(num_drafted.max())], num_drafted, state
 
     def commit(
         self, context: DraftContext, proposal: Proposal, verdict: Verdict, accepted: list[int], lengths: list[int]
