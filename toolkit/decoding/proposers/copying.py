@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from toolkit.decoding.proposers.base import DraftContext, TextProposer, empty_proposal, frozen
-from toolkit.engine.device import floats_on, tensor_on
+from toolkit.engine.device import floats_on, most_of, tensor_on
 from toolkit.stopping.base import State, StoppingPolicy
 from toolkit.types import DraftStep, Match, Proposal, Verdict
 
@@ -80,7 +80,7 @@ class CopyProposer(TextProposer):
     ) -> tuple[Tensor, Tensor, State]:
         """Copied tokens [B, K], how many of them count [B], and the policy's state after it. No model is asked.
 
-        K is the largest count: the target reads no token that no row sends.
+        K is the largest count, so that the target reads no token that no row sends; on a GPU the longest copy.
 
         room    the most tokens each row may draft
         starts  whether the row may copy at all [B] bool
@@ -106,7 +106,7 @@ class CopyProposer(TextProposer):
             new_state, go_on = policy.step(step, state)
             state = frozen(new_state, state, drafting)
             drafting = drafting & go_on & (available > depth)
-        return tokens[:, : int(num_drafted.max())], num_drafted, state
+        return tokens[:, : most_of(num_drafted, longest, least=0)], num_drafted, state
 
     def commit(
         self, context: DraftContext, proposal: Proposal, verdict: Verdict, accepted: list[int], lengths: list[int]
