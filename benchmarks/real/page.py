@@ -1,0 +1,203 @@
+"""outputs/real/index.md: the tables of the steps that are done."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from analysis.tables.bootstrap import Bootstrap
+from analysis.tables.files import markdown, read_table
+from analysis.tables.rows import COUNTS
+from benchmarks.evidence import made_by
+from benchmarks.real.folder import EAGLE3, FOLDER, noted, rows_of
+from benchmarks.real.settings import FIXED, PLAIN, choices, replayed
+from benchmarks.speed import summary
+from toolkit.errors import InputError
+from toolkit.files.atomic import read_json, write_text
+
+BOOTSTRAP = Bootstrap(4000, seed=0)
+
+
+def page() -> None:
+    """outputs/real/index.md, of the steps that are done."""
+    steps = read_json(FOLDER / "steps.json")
+    parts = ["# SmolLM2-135M-Instruct on real questions", made_by("benchmarks.real", perf_counter())]
+    minutes = ", ".join(f"{name} {step['seconds'] / 60:.1f}" for name, step in steps.items())
+    disk = sum(path.stat().st_size for path in FOLDER.rglob("*") if path.is_file()) / 2**20
+    memory = max(step["MiB"] for step in steps.values())
+    parts.append(f"Minutes of each step: {minutes}. Memory: {memory:,} MiB at most. Disk: {disk:,.0f} MiB.")
+    parts += [f"## {title}\n\n" + "\n".join(lines()) for title, lines in SECTIONS.items() if ready(lines)]
+    write_text(FOLDER / "index.md", "\n\n".join(parts) + "\n")
+    print(f"output: {FOLDER / 'index.md'}")
+
+
+def replay_table(temperature: int, kind: str = "") -> Iterator[str]:
+    """One line per method with its chosen setting: rates, and tokens per target time with paired intervals."""
+    rows, chosen = replayed("test", temperature, kind), choices(temperature, kind)
+    category = {row["id"]: row["category"] for row in rows_of(FOLDER / "spec_bench.jsonl")}
+    by_method = {
+        method: rows[(rows.method == method) & (rows.setting == setting)].set_index("prompt")
+        for method, setting in chosen.items()
+    }
+    prompts = by_method[PLAIN].index
+    values = {m: part.loc[prompts, [*COUNTS, "cost"]].to_numpy(float) for m, part in by_method.items()}
+    names = [*COUNTS, "cost"]
+    base = dict.fromkeys(values, FIXED) | {"lookup_rate": "prompt_lookup"}
+    parts = max(("rate", "lookup_rate"), key=lambda name: speed_of(values[name].sum(0)))
+    base["best_source"] = parts
+    columns = ["method", "setting", "tokens / target forward", "draft forwards / token", "discard rate"]
+    yield f"| {' | '.join(columns)} | verification rate | tokens / target time | gain |"
+    yield "|---|---|---:|---:|---:|---:|---:|---|"
+    for method, mine in values.items():
+        sums = dict(zip(names, mine.sum(0), strict=True))
+        produced = sums["num_generated"]
+        speed, low, high = (float(x) for x in BOOTSTRAP.interval(mine, speed_of))
+        gains = BOOTSTRAP.interval(
+            np.concatenate([mine, values[base[method]]], 1),
+            lambda totals: speed_of(totals[..., : len(names)]) / speed_of(totals[..., len(names) :]) - 1,
+        )
+        gain = "{:+.1%} [{:+.1%}, {:+.1%}]".format(*(float(x) for x in gains)) + f" over {base[method]}"
+        yield (
+            f"| {method} | {chosen[method] or '-'} | {produced / sums['num_target_calls']:.2f} | "
+            f"{sums['num_draft_calls'] / produced:.2f} | {sums['num_discarded'] / produced:.2f} | "
+            f"{sums['num_target_calls'] / produced:.2f} | {speed:.3f} [{low:.3f}, {high:.3f}] | "
+            f"{'' if base[method] == method else gain} |"
+        )
+    groups = pd.Series([category[prompt] for prompt in prompts])
+    yield ""
+    yield "Tokens per target time by category:"
+    yield ""
+    yield "| method | " + " | ".join(groups.unique()) + " |"
+    yield "|---|" + "---:|" * groups.nunique()
+    for method, mine in values.items():
+        cells = [f"{float(speed_of(mine[(groups == name).to_numpy()].sum(0))):.2f}" for name in groups.unique()]
+        yield f"| {method} | " + " | ".join(cells) + " |"
+
+
+def live_table(temperature: int, batch_size: int) -> Iterator[str]:
+    """Seconds of decoding, in turns."""
+    yield "| way | batch | tokens/s | x transformers | tokens / target forward | draft forwards / token | outside forwards |"
+    yield "|---|---:|---:|---:|---:|---:|---:|"
+    yield from summary(pd.read_csv(FOLDER / f"live-{temperature}-{batch_size}.csv"), batch_size)
+
+
+def tables_of(*keys: str) -> Callable[[], list[str]]:
+    """The Markdown tables of noted folders."""
+
+    def lines() -> list[str]:
+        texts = []
+        for key in keys:
+            folder = Path(noted(key))
+            texts += [path.read_text("utf-8") for path in sorted(folder.glob("*.md")) if path.name != "README.md"]
+        return texts
+
+    return lines
+
+
+def alpha_table(kind: str = "") -> list[str]:
+    """Validation alpha, by depth, over the tokens that a draft was trained on in its full training."""
+    run = Path(noted(f"draft{kind}")).parent
+    curve = pd.read_csv(run / "metrics.csv")
+    names = ["val/cross_entropy", *(name for name in curve if name.startswith("val/alpha"))]
+    curve = curve[curve["val/alpha"].notna()][["step", *names]]
+    curve = curve.iloc[1:-1]  # the first one is of the start, the last one of the best state again
+    scores = read_json(run / "metrics.json")
+    curve.insert(
+        0, "training tokens, all epochs", (scores["tokens"] * (curve.step + 1) / (curve.step.max() + 1)).round()
+    )
+    start = {name: scores.get(name.replace("val/", "start/")) for name in names}
+    rows = pd.concat([pd.DataFrame([{"training tokens, all epochs": 0, **start}]), curve.drop(columns="step")])
+    return [markdown(rows.round(4))]
+
+
+def products_line() -> str:
+    speeds = read_json(FOLDER / "products.json")
+    share = speeds["training"] / speeds["products"]
+    return (
+        f"{speeds['training']:.0f} response tokens per second in training, {speeds['products']:.0f} by its matrix products "
+        f"alone: {share:.0%} of what these allow."
+    )
+
+
+def agreement_table(temperatures: Sequence[int] = (0, 1), kind: str = "") -> list[str]:
+    tables = [read_table(Path(noted(f"agreement{T}{kind}")), "agreement").assign(T=T) for T in temperatures]
+    shown = ["T", "method", "setting", "prompts", "replayed", "live", "difference", "low", "high"]
+    return [markdown(pd.concat(tables)[shown].round(3))]
+
+
+def calibration_table() -> list[str]:
+    tables = []
+    for kind in ("", EAGLE3):
+        for name in ("acceptance", "preread"):
+            scores = read_table(Path(noted(f"calibration {name}{kind}")), "scores")
+            tables.append(scores.assign(head=name, draft=kind.strip("_") or "separate"))
+    return [markdown(pd.concat(tables).round(3))]
+
+
+def llamacpp_table() -> list[str]:
+    lines = ["| llama.cpp, 4-bit weights | tokens/s |", "|---|---:|"]
+    for path in sorted(FOLDER.glob("llamacpp-*.csv")):
+        values = pd.read_csv(path)[["tokens", "seconds"]].to_numpy(float)
+        ends = BOOTSTRAP.interval(values, lambda totals: totals[..., 0] / totals[..., 1], "log")
+        speed, low, high = (float(end) for end in ends)
+        lines.append(f"| {path.stem.removeprefix('llamacpp-')} | {speed:.1f} [{low:.1f}, {high:.1f}] |")
+    if len(lines) == 2:
+        raise KeyError("llamacpp")
+    return lines
+
+
+def calls_table() -> list[str]:
+    ways = {path.stem.removeprefix("calls-"): read_json(path) for path in sorted(FOLDER.glob("calls-*.json"))}
+    if not ways:
+        raise KeyError("calls")
+    lines = ["| way | " + " | ".join(map(str, range(1, 11))) + " | sum |", "|---|" + "---:|" * 11]
+    return lines + [
+        f"| {name} | " + " | ".join(f"{value:.1f}" for value in values) + f" | {sum(values):.1f} |"
+        for name, values in ways.items()
+    ]
+
+
+def greedy_table() -> list[str]:
+    lines = ["| method | equal | gap of the two largest logits where they part |", "|---|---|---|"]
+    rows = read_json(FOLDER / "greedy.json")
+    return lines + [f"| {row['method']} | {row['equal']} of {row['of']} | {row['gaps'] or '-'} |" for row in rows]
+
+
+def ready(lines: Callable[[], Any]) -> bool:
+    """Whether the files of a section are there."""
+    try:
+        list(lines())
+    except (KeyError, OSError, InputError):
+        return False
+    return True
+
+
+def speed_of(totals: Any) -> Any:
+    return totals[..., COUNTS.index("num_generated")] / totals[..., -1]
+
+
+SECTIONS: dict[str, Callable[[], Any]] = {
+    "The draft": lambda: [*tables_of("shapes", "worth")(), "", *alpha_table()],
+    "Distillation beside bare matrix products": lambda: [products_line()],
+    "By replay, T = 0": lambda: replay_table(0),
+    "By replay, T = 1": lambda: replay_table(1),
+    "Live, T = 0, batch 1": lambda: live_table(0, 1),
+    "Live, T = 1, batch 1": lambda: live_table(1, 1),
+    "Live, T = 0, batch 8": lambda: live_table(0, 8),
+    "Live, T = 1, batch 8": lambda: live_table(1, 8),
+    "llama.cpp": llamacpp_table,
+    "Replay beside live decoding": agreement_table,
+    "CPU seconds of the first ten calls": calls_table,
+    "Greedy texts beside those of transformers": greedy_table,
+    "Advice": lambda: tables_of("advice alone", "advice")(),
+    "A draft that reads the target's states": lambda: alpha_table(EAGLE3),
+    "A draft that reads the target's states, T = 0": lambda: replay_table(0, EAGLE3),
+    "A draft that reads the target's states, T = 1": lambda: replay_table(1, EAGLE3),
+    "Calibration of its heads beside the other draft's": calibration_table,
+    "Replay beside live decoding with it": lambda: agreement_table([1], EAGLE3),
+}

@@ -1,0 +1,93 @@
+"""Which setting of every method makes most tokens per cost, by replay of training-side questions."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+import pandas as pd
+
+from analysis.tables.rows import load_rows
+from benchmarks.contenders import Contender, engine
+from benchmarks.real.folder import noted
+from toolkit import config
+from toolkit.costs.load import LoadCost
+
+DEEPEST = 10  # tokens of a draft
+PLAIN, FIXED = "autoregressive", "speculative"
+SWEPT = {  # what the grid varies: its name in tables, and its key
+    **dict.fromkeys((FIXED, "prompt_lookup"), ("K", "num_drafted")),
+    **dict.fromkeys(("confidence", "specdec_pp"), ("h", "threshold")),
+    "rate": ("cost_ratio", "cost_ratio"),
+    "best_source": ("acceptance", "acceptance"),
+}
+
+
+@cache
+def replayed(part: str, temperature: int, kind: str = "") -> pd.DataFrame:
+    """Rows of a sweep, with what each costs at the measured costs of batch 1, in target forward passes over one token."""
+    rows = load_rows([noted(f"{part}{temperature}{kind}")], part)
+    table = LoadCost.load(noted(f"costs{kind}"))
+    plain = table.target(1, 1, table.middle)
+    draft_cost = table.draft(1, 1, table.middle) / plain
+    by_width = [table.target(1, width + 1, table.middle) / plain for width in range(40)]
+
+    def cost(row: Any) -> float:
+        rounds = list(row.drafted_lengths)
+        if not sum(rounds):  # the upper bound's rounds are expectations
+            return float(draft_cost * row.num_draft_calls + row.num_target_calls)
+        return float(draft_cost * row.num_draft_calls + sum(n * by_width[k] for k, n in enumerate(rounds)))
+
+    return rows.assign(cost=[cost(row) for row in rows.itertuples()])
+
+
+def choices(temperature: int, kind: str = "") -> dict[str, str]:
+    """The setting of each method that makes most tokens per cost on training-side questions."""
+    sums = (
+        replayed("dev", temperature, kind).groupby(["method", "setting"], sort=False)[["num_generated", "cost"]].sum()
+    )
+    best = (sums.num_generated / sums.cost).groupby("method", sort=False).idxmax()
+    return dict(list(best))
+
+
+def setting_of(chosen: dict[str, str], method: str) -> dict[str, str]:
+    """A setting's values by what tables call them: {"K": "4"}."""
+    return dict(part.partition("=")[::2] for part in chosen[method].split())
+
+
+def grid_words(kind: str = "", chosen: dict[str, str] | None = None) -> list[str]:
+    """The overrides of a sweep's grid: all settings, or the chosen ones."""
+    words = ["grid=real", *(["~grid.oracle"] if kind or chosen else [])]
+    for name, head in (("specdec_pp", "acceptance"), ("rate", "preread")):
+        words.append(f'grid.{name}.head=["{noted(f"{head}{kind}")}"]')
+    for name, estimator in (("lookup_rate", "estimator"), ("best_source", "copies")):
+        words.append(f'grid.{name}.policy.costs=["{noted(f"costs{kind}")}"]')
+        words.append(f'grid.{name}.policy.{estimator}.path=["{noted("copies")}"]')
+    if chosen is not None:
+        for name, (shown, key) in SWEPT.items():
+            words.append(f"grid.{name}.policy.{key}=[{setting_of(chosen, name)[shown]}]")
+    return words
+
+
+def method_of(name: str, temperature: int, batch_size: int) -> Any:
+    """A method with the setting that replay chose."""
+    words = {
+        FIXED: ["policy.num_drafted={K}"],
+        "rate": ["policy.cost_ratio={cost_ratio}", f"max_drafted={DEEPEST}"],
+        "lookup_rate": [f"policy.costs={noted('costs')}", f"policy.estimator.path={noted('copies')}"],
+        "best_source": [
+            f"policy.costs={noted('costs')}",
+            f"policy.copies.path={noted('copies')}",
+            "policy.acceptance={acceptance}",
+            f"max_drafted={DEEPEST}",
+        ],
+    }.get(name, [])
+    words = [word.format(**setting_of(choices(temperature), name)) for word in words]
+    if name in ("lookup_rate", "best_source"):
+        words.append(f"policy.batch_size={batch_size}")
+    return config.method(name, words, noted("preread") if name == "rate" else None)
+
+
+def ours(name: str, temperature: int, batch_size: int) -> Contender:
+    """A method of this engine with the setting that replay chose."""
+    return engine(name, lambda pair: method_of(name, temperature, batch_size))

