@@ -1,6 +1,6 @@
 """A round of speculative beams in slow motion: every draft, and every way its tests and draws can fall.
 
-Paper: Dynamic-Width Speculative Beam Decoding (arXiv:2409.16560), Algorithm 1, written down anew in probabilities instead of
+Paper: Dynamic-Width Speculative Beam Decoding (arXiv:2409.16560), Algorithm 1, written down in probabilities instead of
 logarithms. A **path** is an input beam and the tokens after it, as one number: beam * V^d + the tokens in base V. A **code**
 is a beam of the layer before, by its number, and a token: number * V + token. A **history** is, per layer, the codes of
 its output beams in their order: kept candidates, one beam from the residual, the rest from p.
@@ -68,7 +68,7 @@ class Drafts:
     distributions: list[Tensor]
     pairs: list[Tensor]
     paths: list[Tensor]
-    chance: Tensor
+    prob: Tensor
 
 
 @dataclass
@@ -84,7 +84,7 @@ class Cells:
     """
 
     draft: Tensor
-    chance: Tensor
+    prob: Tensor
     low: Tensor
     high: Tensor
     kept: Tensor
@@ -102,7 +102,7 @@ class Cells:
         row, cell = (probs > 4 * EDGE).nonzero(as_tuple=True)
         above, new = probs.cumsum(1)[row, cell], self.take(row)
         size = probs[row, cell]
-        new.chance *= size
+        new.prob *= size
         new.low[:, slot], new.high[:, slot] = above - size + EDGE, above - EDGE
         return new, row, cell
 
@@ -179,8 +179,8 @@ class SlowRound:
             following = self.pair_distribution(weights, self.tables.q[1][first])
             second = self._tuples(following)
             paths = first[second // self.vocab_size] * self.vocab_size + second % self.vocab_size
-            repeated, chance = first.expand_as(second), drafts.chance * following[second].prod(1)
-            yield Drafts([q, following], [repeated, second], [repeated, paths], chance)
+            repeated, prob = first.expand_as(second), drafts.prob * following[second].prod(1)
+            yield Drafts([q, following], [repeated, second], [repeated, paths], prob)
 
     def _tuples(self, distribution: Tensor) -> Tensor:
         """[T, W_S] of pairs that q can draw."""
@@ -214,12 +214,12 @@ class SlowRound:
         return Cells.joined(finished)
 
     def _start(self, drafts: Drafts) -> Cells:
-        num, most = len(drafts.chance), max(self.num_layers, 1) * self.num_drafts
+        num, most = len(drafts.prob), max(self.num_layers, 1) * self.num_drafts
         zeros = torch.zeros(num, dtype=torch.long)
         low = torch.zeros(num, 3 * most + 1, dtype=torch.float64)
         return Cells(
             draft=torch.arange(num),
-            chance=drafts.chance.clone(),
+            prob=drafts.prob.clone(),
             low=low,
             high=low + (1 - EDGE),
             kept=torch.zeros(num, len(drafts.pairs) * self.num_drafts, dtype=torch.bool),
@@ -239,10 +239,10 @@ class SlowRound:
             node, q = layer * self.num_drafts + k, drafts.distributions[layer].expand_as(p)
             tested = num_kept < cells.width
             token = drafts.pairs[layer][cells.draft, k].unsqueeze(1)
-            chance = self._acceptance(p, left, q).gather(1, token).squeeze(1)
-            chance = torch.where(tested, chance, 0.0)
+            prob = self._acceptance(p, left, q).gather(1, token).squeeze(1)
+            prob = torch.where(tested, prob, 0.0)
             reduced = torch.where(tested.unsqueeze(1), self._reduced(left, q), left)
-            cells, row, cell = cells.split(most + node, torch.stack([chance, 1 - chance], 1))
+            cells, row, cell = cells.split(most + node, torch.stack([prob, 1 - prob], 1))
             accepted = cell == 0
             p = p[row]
             left = torch.where(accepted.unsqueeze(1), p, reduced[row])
@@ -314,11 +314,11 @@ class SlowRound:
         base = max(self.num_inputs, self.num_drafts) * self.vocab_size + 1
         scale = base ** torch.arange(codes[0].numel()).flip(0)
         which, index = _unique(codes.flatten(1) @ scale)
-        probs = torch.zeros(len(which), dtype=torch.float64).index_add(0, index, cells.chance)
+        probs = torch.zeros(len(which), dtype=torch.float64).index_add(0, index, cells.prob)
         found: Counter[History] = Counter()
-        for layers, chance in zip(codes[which].tolist(), probs.tolist(), strict=True):
+        for layers, prob in zip(codes[which].tolist(), probs.tolist(), strict=True):
             history = [tuple(code - 1 for code in layer if code) for layer in layers]
-            found[tuple(layer for layer in history if layer)] += chance
+            found[tuple(layer for layer in history if layer)] += prob
         return found
 
     def distribution(self) -> Counter[History]:

@@ -113,12 +113,12 @@ def values():
     ]  # fmt: skip
 
 
-def misspelt(name, chance):
+def misspelt(name, rng):
     """A name with a letter left out, doubled, swapped or added."""
-    at = chance.randrange(max(len(name), 1))
+    at = rng.randrange(max(len(name), 1))
     swapped = name[:at] + name[at + 1 : at + 2] + name[at : at + 1] + name[at + 2 :]
     doubled = name[:at] + name[at : at + 1] * 2 + name[at + 1 :]
-    return chance.choice([name[:at] + name[at + 1 :], doubled, swapped, name.upper(), name + chance.choice("s_1 .")])
+    return rng.choice([name[:at] + name[at + 1 :], doubled, swapped, name.upper(), name + rng.choice("s_1 .")])
 
 
 # -- command lines ------------------------------------------------------------------------------------------------------
@@ -127,8 +127,8 @@ def misspelt(name, chance):
 class Commands:
     """Draws command lines with something wrong, and runs them in this process."""
 
-    def __init__(self, root, chance):
-        self.root, self.chance, self.keys = root, chance, {}
+    def __init__(self, root, rng):
+        self.root, self.rng, self.keys = root, rng, {}
         self.paths = {name: str(root / name) for name in ("nowhere", "file", "empty", "odd")}
         (root / "file").write_text("hello\n")
         for name in ("empty", "odd"):
@@ -155,19 +155,19 @@ class Commands:
         if module not in self.keys:
             composed = OmegaConf.to_container(config.compose(module.rpartition(".")[2], words), resolve=False)
             self.keys[module] = sorted(dotted(composed))
-        for _ in range(1 if self.chance.random() < 0.85 else 2):
+        for _ in range(1 if self.rng.random() < 0.85 else 2):
             words = self.spoilt(words, self.keys[module])
         return words
 
     def spoilt(self, words, keys):
-        choose = self.chance.choice
+        choose = self.rng.choice
         key, word, value = choose(keys), choose(words or ["seed=1"]), choose(WORDS)
         value = self.paths.get(value.strip("{}"), value)
         kind = choose(["value"] * 4 + ["misspelt", "missing", "twice", "prefix", "folder", "line", "prompts"])
         rest = [other for other in words if other != word]
         name, _, old = word.partition("=")
         if kind == "misspelt":
-            return [*words, f"{choose(['', '', '+', '++', '~'])}{misspelt(key, self.chance)}={value}"]
+            return [*words, f"{choose(['', '', '+', '++', '~'])}{misspelt(key, self.rng)}={value}"]
         if kind == "missing":
             return choose([rest, [*words, f"~{key}"]])
         if kind == "twice":
@@ -178,12 +178,12 @@ class Commands:
             path = choose([*self.paths.values(), *self.folders.values()])
             return [*rest, f"{name}={f'[{path}]' if old.startswith('[') else path}"]
         if kind == "line":
-            return self.chance.sample([*words, choose(LINES)], len(words) + 1)
+            return self.rng.sample([*words, choose(LINES)], len(words) + 1)
         if kind == "prompts":
             return [
                 *words,
                 "prompts=jsonl",
-                f"prompts.path={self.root}/prompts-{self.chance.randrange(len(PROMPTS))}.jsonl",
+                f"prompts.path={self.root}/prompts-{self.rng.randrange(len(PROMPTS))}.jsonl",
             ]
         return [*words, f"{key}={value}"]
 
@@ -269,19 +269,19 @@ class Calls:
             if defaults := defaults_of(kind):
                 self.targets[kind.__name__] = (kind, defaults)
 
-    def draw(self, target, chance):
+    def draw(self, target, rng):
         """Good arguments with one thing wrong, now and then two."""
         arguments, extra = dict(self.targets[target][1]), []
-        kind = chance.choice(["value"] * 9 + ["file"] * 2 + ["misspelt", "missing", "one too many"])
-        for name in chance.sample(sorted(arguments), min(len(arguments), 1 if chance.random() < 0.85 else 2)):
+        kind = rng.choice(["value"] * 9 + ["file"] * 2 + ["misspelt", "missing", "one too many"])
+        for name in rng.sample(sorted(arguments), min(len(arguments), 1 if rng.random() < 0.85 else 2)):
             if kind == "misspelt":
-                arguments[misspelt(name, chance)] = arguments.pop(name)
+                arguments[misspelt(name, rng)] = arguments.pop(name)
             elif kind == "missing":
                 arguments.pop(name)
             else:
-                arguments[name] = chance.choice(values() if kind != "file" else [*self.files, *map(str, self.files)])
+                arguments[name] = rng.choice(values() if kind != "file" else [*self.files, *map(str, self.files)])
         if kind == "one too many":
-            extra = [*self.targets[target][1].values(), chance.choice(values())]
+            extra = [*self.targets[target][1].values(), rng.choice(values())]
             arguments = {}
         return extra, arguments
 
@@ -384,15 +384,15 @@ def quiet():
 def test_malformed_inputs_run_or_are_refused_in_one_line(tmp_path, monkeypatch):
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)  # names of the hub are refused at once
     logging.disable(logging.ERROR)
-    chance, failures = random.Random(SEED), []
+    rng, failures = random.Random(SEED), []
     with quiet():
-        commands = Commands(tmp_path, chance)
+        commands = Commands(tmp_path, rng)
     calls = Calls(tmp_path)
     modules, targets = list(GOOD), list(calls.targets)
     for number in range(INPUTS):
         if number % 2:
             name = targets[number // 2 % len(targets)]
-            extra, arguments = calls.draw(name, chance)
+            extra, arguments = calls.draw(name, rng)
             shown, fault = f"{extra}, {arguments}", wrong(calls.run, name, extra, arguments)
         else:
             name = modules[number // 2 % len(modules)]

@@ -1,4 +1,4 @@
-"""Tests have the same names in every process: pytest-xdist compares them, and sets are ordered anew by every process."""
+"""Tests have the same names in every process: pytest-xdist compares them, and sets are ordered by every process."""
 
 from __future__ import annotations
 

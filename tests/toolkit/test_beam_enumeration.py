@@ -72,9 +72,9 @@ def completed(one: SlowRound, distribution: Counter[History]) -> Counter[History
         for history in [history for history in distribution if len(history) == layer]:
             p = one.next_distribution(history)
             if p is not None:
-                chance, probs = distribution.pop(history), p.tolist()
+                prob, probs = distribution.pop(history), p.tolist()
                 for codes in lists(p, one.next_width(history)):
-                    distribution[*history, codes] += chance * prob_of(codes, probs)
+                    distribution[*history, codes] += prob * prob_of(codes, probs)
     return distribution
 
 
@@ -85,21 +85,21 @@ def plain(one: SlowRound, distribution: Counter[History]) -> Counter[History]:
     expected: Counter[History] = Counter({(): 1.0})
     for layer in range(one.num_layers + 1):
         widths: Counter[tuple[History, int]] = Counter()
-        for history, chance in distribution.items():
+        for history, prob in distribution.items():
             if len(history) > layer:
-                widths[history[:layer], len(history[layer])] += chance
+                widths[history[:layer], len(history[layer])] += prob
         for history in [history for history in expected if len(history) == layer]:
             p = one.next_distribution(history)
             if p is None:
                 continue
-            chance, probs = expected.pop(history), p.tolist()
+            prob, probs = expected.pop(history), p.tolist()
             weights = {width: widths[history, width] for width in range(1, one.num_beams + 1)}
             if one.threshold is None:
                 weights = {one.num_beams: 1.0}
             for width, weight in weights.items():
                 for codes in lists(p, width) if weight else ():
                     share = weight / sum(weights.values())
-                    expected[*history, codes] += chance * share * prob_of(codes, probs)
+                    expected[*history, codes] += prob * share * prob_of(codes, probs)
     return expected
 
 
@@ -139,7 +139,7 @@ def verdict(one: SlowRound, drafts: Drafts, cells: Cells, uniforms: Tensor) -> B
 
 def block(one: SlowRound, drafts: Drafts) -> tuple[Tensor, Tensor]:
     """Of the input beams and the nodes: log p after them [D, n + N, V], and their log-likelihoods [D, n + N]."""
-    paths = [torch.arange(one.num_inputs).expand(len(drafts.chance), -1), *drafts.paths]
+    paths = [torch.arange(one.num_inputs).expand(len(drafts.prob), -1), *drafts.paths]
     logps = [one.tables.p[depth][index].log() for depth, index in enumerate(paths)]
     return torch.cat(logps, 1), torch.cat([one.weights[depth][index].log() for depth, index in enumerate(paths)], 1)
 
@@ -185,9 +185,9 @@ def test_output_beams_are_those_of_beam_sampling(name):
 def test_widths_are_mixed(name):
     """After the same first layer, the second one is narrow or wide, depending on what was drafted."""
     widths: Counter[tuple[tuple[int, ...], int]] = Counter()
-    for history, chance in ROUNDS[name].distribution().items():
+    for history, prob in ROUNDS[name].distribution().items():
         if len(history) > 1:
-            widths[history[0], len(history[1])] += chance
+            widths[history[0], len(history[1])] += prob
     assert max(min(widths[first, 1], widths[first, 2]) for first, _ in list(widths)) > 0.01
 
 

@@ -287,13 +287,13 @@ def test_a_draft_that_is_behind_costs_what_the_table_says(tmp_path):
     policy = method_of(BestSource, costs=str(tmp_path / "costs.csv"), most=1, acceptance=0.3).bind(tables()).policy
     rate = 1.2
     for behind, cost in ((0, 0.1), (10, 0.2), (5, 0.15)):
-        state = {**policy.init(1, CPU), "behind": torch.tensor([float(behind)])}
+        state = {**policy.init(1, CPU), "unread": torch.tensor([float(behind)])}
         worth = 0.3 - rate * (cost + 0.05)
         for gain, goes in ((worth - 1e-3, worth > 0), (worth + 1e-3, False)):
             assert bool(policy.begin(torch.tensor([True]), {**state, "gain": torch.tensor([gain])})[1]) == goes
     state = state_after(policy, [("copy", 1, 1)] * 5 + [("draft", 1, 1)])
     assert float(state["cost"]) == pytest.approx(20 + 5 * 1.05 + 1 + 0.05 + 0.2, rel=1e-5)
-    assert float(state["behind"]) == 0
+    assert float(state["unread"]) == 0
 
 
 def test_parts_that_do_not_go_together_are_refused():

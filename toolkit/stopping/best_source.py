@@ -34,7 +34,7 @@ from toolkit.stopping.base import CopyEstimator, DrawnEstimator, State, Stopping
 from toolkit.stopping.lookup_rate import LookupRate
 from toolkit.types import Drafted, Judged, Step
 
-FURTHEST = 64  # tokens that a draft is behind, at most, in its cost
+FURTHEST = 64  # tokens that a draft has not read, at most, in its cost
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ class BestSource(StoppingPolicy):
     initial_rate  lambda of a text that begins
     memory       target forward passes that `initial_rate` counts for
     deepest, lookup, reading  the deepest round, the rule for copies, and what a draft forward pass costs by the tokens
-                 that it is behind: set by `within` and `bind`
+                 that it has not read: set by `within` and `bind`
     """
 
     reads: ClassVar[bool] = True
@@ -93,12 +93,12 @@ class BestSource(StoppingPolicy):
         return self.lookup
 
     def init(self, num_rows: int, device: torch.device) -> State:
-        """The state of `lookup_rate`, and of the draft model: its tokens that were judged, the accepted ones, and `behind`.
+        """The state of `lookup_rate`, and of the draft model: its tokens that were judged, the accepted ones, and `unread`.
 
-        behind  tokens of the text since the row last drafted with it
+        unread  tokens of the text since the row last drafted with it
         """
         state = self._copying.init(num_rows, device)
-        return {**state, **{name: torch.zeros_like(state["cost"]) for name in ("judged", "accepted", "behind")}}
+        return {**state, **{name: torch.zeros_like(state["cost"]) for name in ("judged", "accepted", "unread")}}
 
     def begin(self, live: Tensor, state: State) -> tuple[State, Tensor]:
         """The new state, and whether the draft model drafts [B]; where it does not, what was copied is sent."""
@@ -133,10 +133,10 @@ class BestSource(StoppingPolicy):
             "cost": after["cost"] + spent,
             "judged": state["judged"] + judged,
             "accepted": state["accepted"] + torch.where(drafted, verdict.length, 0),
-            "behind": torch.where(drafted, 0.0, state["behind"] + verdict.length + 1),
+            "unread": torch.where(drafted, 0.0, state["unread"] + verdict.length + 1),
         }
 
     def _catching_up(self, state: State) -> Tensor:
         """What the draft's first forward pass costs more for the tokens that it has not read [B], in target forward passes."""
-        more = floats_on(state["behind"].device, [width - self.reading[0] for width in self.reading])
-        return more[state["behind"].long().clamp(max=FURTHEST)]
+        more = floats_on(state["unread"].device, [width - self.reading[0] for width in self.reading])
+        return more[state["unread"].long().clamp(max=FURTHEST)]

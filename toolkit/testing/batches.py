@@ -34,7 +34,7 @@ def coupled_error(
     joint: dict[tuple[tuple[int, ...], ...], float] = {}
     lengths: set[int] = set()
     for drafts in product(singles, repeat=len(rows)):
-        drawn = math.prod(table.chance(table.q, draft) for table, draft in zip(rows, drafts, strict=True))
+        drawn = math.prod(table.probability(table.q, draft) for table, draft in zip(rows, drafts, strict=True))
         if drawn == 0:
             continue
         length = _coupled_length(policy, rows, drafts, state)
@@ -45,7 +45,7 @@ def coupled_error(
             joint[texts] = joint.get(texts, 0.0) + mass
     error = 0.0
     for texts in product(product(range(size), repeat=depth + 1), repeat=len(rows)):
-        expected = math.prod(table.chance(table.p, text) for table, text in zip(rows, texts, strict=True))
+        expected = math.prod(table.probability(table.p, text) for table, text in zip(rows, texts, strict=True))
         error += abs(joint.get(texts, 0.0) - expected) / 2
     return error, lengths
 

@@ -20,7 +20,7 @@ class PrefixTables:
         self.p = {prefix: self._distribution() for prefix in prefixes}
         self.q = {prefix: self.p[prefix] if self._happens(0.15) else self._distribution() for prefix in prefixes}
 
-    def chance(self, table: dict[tuple[int, ...], Tensor], tokens: tuple[int, ...]) -> float:
+    def probability(self, table: dict[tuple[int, ...], Tensor], tokens: tuple[int, ...]) -> float:
         """Probability of these tokens in a row under `p` or `q`."""
         prob = 1.0
         for i, token in enumerate(tokens):
@@ -43,7 +43,7 @@ def chain_outputs(rule: PathRule, tables: PrefixTables) -> tuple[dict[tuple[int,
     """Distribution of the first depth + 1 emitted tokens (completed by p), and the expected accepted length."""
     depth, distribution, expected = tables.depth, dict[tuple[int, ...], float](), 0.0
     for drafted in product(range(tables.vocab_size), repeat=depth):
-        drawn = tables.chance(tables.q, drafted)
+        drawn = tables.probability(tables.q, drafted)
         if drawn == 0:
             continue
         p = torch.stack([tables.p[drafted[:i]] for i in range(depth + 1)])
@@ -66,7 +66,7 @@ def chain_error(rule: PathRule, tables: PrefixTables) -> float:
     """Total variation between what a rule for chains emits and p's own tokens."""
     distribution, _ = chain_outputs(rule, tables)
     outputs = product(range(tables.vocab_size), repeat=tables.depth + 1)
-    return sum(abs(distribution[out] - tables.chance(tables.p, out)) for out in outputs) / 2
+    return sum(abs(distribution[out] - tables.probability(tables.p, out)) for out in outputs) / 2
 
 
 def prefix_survival(tables: PrefixTables, prefix: tuple[int, ...]) -> tuple[float, float]:
@@ -83,7 +83,7 @@ def expected_lengths(tables: PrefixTables) -> tuple[float, float]:
     by_token, by_block = 0.0, 0.0
     for length in range(1, tables.depth + 1):
         for prefix in product(range(tables.vocab_size), repeat=length):
-            if (drawn := tables.chance(tables.q, prefix)) > 0:
+            if (drawn := tables.probability(tables.q, prefix)) > 0:
                 tokens, block = prefix_survival(tables, prefix)
                 by_token, by_block = by_token + drawn * tokens, by_block + drawn * block
     return by_token, by_block

@@ -30,7 +30,7 @@ def two_logits(step: DraftStep) -> torch.Tensor:
     return step.hidden[:, :2]
 
 
-def chance(logit: float, w_rej: float) -> float:
+def prob(logit: float, w_rej: float) -> float:
     """Of a model trained with rejections weighing w_rej: its odds are those of acceptance over w_rej."""
     odds = math.exp(logit) * w_rej
     return odds / (1 + odds)
@@ -53,14 +53,14 @@ def test_a_weight_of_rejections_shifts_the_odds_that_are_learned_and_the_correct
 
 def test_an_acceptance_head_is_corrected_only_when_asked():
     raw = HeadEstimator("folder", scorer=logits, log_w_rej=math.log(W_REJ))
-    assert float(raw.read_prob(STEP)) == pytest.approx(chance(0.5, 1.0))
+    assert float(raw.read_prob(STEP)) == pytest.approx(prob(0.5, 1.0))
     corrected = HeadEstimator("folder", corrected=True, scorer=logits, log_w_rej=math.log(W_REJ))
-    assert float(corrected.read_prob(STEP)) == pytest.approx(chance(0.5, W_REJ))
+    assert float(corrected.read_prob(STEP)) == pytest.approx(prob(0.5, W_REJ))
 
 
 def test_a_preread_head_scores_the_drawn_token_and_the_next_one():
     found = PrereadEstimator("folder", scorer=two_logits, log_w_rej=math.log(W_REJ)).drawn_probs(STEP)
-    assert [float(value) for value in found] == pytest.approx([chance(0.5, W_REJ), chance(-1.0, W_REJ)])
+    assert [float(value) for value in found] == pytest.approx([prob(0.5, W_REJ), prob(-1.0, W_REJ)])
 
 
 def test_calibrations_get_corrected_logits():
@@ -72,11 +72,11 @@ def test_calibrations_get_corrected_logits():
             return torch.sigmoid(values) / 2
 
     acceptance = HeadEstimator("folder", scorer=logits, log_w_rej=math.log(W_REJ), calibration=Halved())
-    assert float(acceptance.read_prob(STEP)) == pytest.approx(chance(0.5, W_REJ) / 2)
+    assert float(acceptance.read_prob(STEP)) == pytest.approx(prob(0.5, W_REJ) / 2)
     preread = PrereadEstimator("folder", scorer=two_logits, log_w_rej=math.log(W_REJ), calibration=Halved())
     accepted, following = preread.drawn_probs(STEP)
-    assert float(accepted) == pytest.approx(chance(0.5, W_REJ) / 2)
-    assert float(following) == pytest.approx(chance(-1.0, W_REJ) / 2)
+    assert float(accepted) == pytest.approx(prob(0.5, W_REJ) / 2)
+    assert float(following) == pytest.approx(prob(-1.0, W_REJ) / 2)
     assert [values.shape for values in seen] == [(1,), (1, 2)]
 
 
@@ -84,20 +84,20 @@ def test_without_a_preread_head_the_acceptance_head_scores_the_token_before():
     instead = HeadEstimator("folder", corrected=True, scorer=logits)
     estimator = PrereadEstimator("folder", instead=instead)
     accepted, following = estimator.drawn_probs(STEP)
-    assert float(accepted) == pytest.approx(chance(0.5, 1.0))
+    assert float(accepted) == pytest.approx(prob(0.5, 1.0))
     assert following.tolist() == [1.0]
     first = DraftStep(1, STEP.logits, STEP.probs, STEP.hidden, STEP.tokens)
     assert [value.tolist() for value in estimator.drawn_probs(first)] == [[1.0], [1.0]]  # nothing was drafted before it
     other = estimator.rescored(
         lambda folder, kind: {("folder", "survival"): lambda step: step.hidden[:, 2]}[folder, kind]
     )
-    assert float(other.drawn_probs(STEP)[0]) == pytest.approx(chance(2.0, 1.0))
+    assert float(other.drawn_probs(STEP)[0]) == pytest.approx(prob(2.0, 1.0))
 
 
 def test_a_preread_heads_correction_is_its_estimators():
     head = PrereadHead(3, 4, width=2, depth=0, log_w_rej=math.log(W_REJ))
     corrected = torch.sigmoid(head.corrected(torch.tensor([0.5, -1.0])))
-    assert corrected.tolist() == pytest.approx([chance(0.5, W_REJ), chance(-1.0, W_REJ)])
+    assert corrected.tolist() == pytest.approx([prob(0.5, W_REJ), prob(-1.0, W_REJ)])
 
 
 def test_a_head_reads_states_of_any_number_format():
@@ -123,10 +123,10 @@ def test_recorded_scores_take_the_place_of_the_heads_of_the_same_folder_and_kind
     }
     find = lambda folder, kind: recorded[folder, kind]
     assert float(HeadEstimator("folder", scorer=logits).rescored(find).read_prob(STEP)) == pytest.approx(
-        chance(2.0, 1.0)
+        prob(2.0, 1.0)
     )
     found = PrereadEstimator("folder", scorer=two_logits).rescored(find).drawn_probs(STEP)
-    assert [float(value) for value in found] == pytest.approx([chance(-1.0, 1.0), chance(2.0, 1.0)])
+    assert [float(value) for value in found] == pytest.approx([prob(-1.0, 1.0), prob(2.0, 1.0)])
     for unbound in (HeadEstimator(), PrereadEstimator()):
         with pytest.raises(InputError, match="bind the policy to a pair first"):
             unbound.rescored(find)

@@ -65,7 +65,7 @@ class Slow(LayerRule):
     def __init__(self, inverted: bool = False, subtractions: int = 1):
         self.inverted, self.subtractions = inverted, subtractions
 
-    def chance(self, left: list[float], q: list[float], token: int) -> float:
+    def prob(self, left: list[float], q: list[float], token: int) -> float:
         over, under = (q, left) if self.inverted else (left, q)
         return min(1.0, over[token] / under[token]) if under[token] > 0 else 1.0
 
@@ -78,15 +78,15 @@ class Slow(LayerRule):
     def outcomes(self, p: list, q: list, tokens: list[int], width: int) -> list[tuple[list[bool], float, list[float]]]:
         found = []
 
-        def go(k: int, kept: list[bool], chance: float, left: list[float]) -> None:
+        def go(k: int, kept: list[bool], prob: float, left: list[float]) -> None:
             if k == len(tokens) or sum(kept) == width:
-                found.append((kept + [False] * (len(tokens) - k), chance, left))
+                found.append((kept + [False] * (len(tokens) - k), prob, left))
                 return
-            accept = self.chance(left, q, tokens[k])
+            accept = self.prob(left, q, tokens[k])
             if accept > 0:
-                go(k + 1, [*kept, True], chance * accept, p)
+                go(k + 1, [*kept, True], prob * accept, p)
             if accept < 1:
-                go(k + 1, [*kept, False], chance * (1 - accept), self.reduced(left, q))
+                go(k + 1, [*kept, False], prob * (1 - accept), self.reduced(left, q))
 
         go(0, [], 1.0, p)
         return found
@@ -96,9 +96,9 @@ class Slow(LayerRule):
         result = []
         for row, tokens in enumerate(candidates.tolist()):
             p, q = target_probs[row].tolist(), draft_probs[row].tolist()
-            for kept, chance, left in self.outcomes(p, q, tokens, width):
+            for kept, prob, left in self.outcomes(p, q, tokens, width):
                 probs = target_probs.new_zeros(len(candidates))
-                probs[row] = chance
+                probs[row] = prob
                 residuals = target_probs.new_tensor(left).expand_as(target_probs)
                 result.append(Outcome(torch.tensor(kept, dtype=torch.bool), probs, residuals))
         return result
@@ -114,7 +114,7 @@ class Slow(LayerRule):
             for k, token in enumerate(candidates[row].tolist()):
                 if not real[row, k] or count == width[row]:
                     continue
-                if float(uniforms[row, k]) < self.chance(left, q, token):
+                if float(uniforms[row, k]) < self.prob(left, q, token):
                     left, count, kept[row, k] = p, count + 1, True
                 else:
                     left = self.reduced(left, q)
@@ -140,13 +140,13 @@ def test_the_published_rule_is_not_exact_for_its_own_draws():
             for b in range(4):
                 if a == b or q[a] == 0 or q[b] == 0:
                     continue
-                chance = q[a] * q[b] / (1 - q[a])
+                prob = q[a] * q[b] / (1 - q[a])
                 for outcome in rule.distribution(p, q, torch.tensor([a, b]), 1):
                     beam = outcome.residual.clone()
                     if bool(outcome.kept.any()):
                         beam = torch.zeros_like(p)
                         beam[(a, b)[int(outcome.kept.long().argmax())]] = 1.0
-                    first += chance * outcome.probability * beam
+                    first += prob * outcome.probability * beam
         assert float(first.sum()) == pytest.approx(1)
         worst = max(worst, float((first - p).abs().sum() / 2))
     assert 0.01 < worst < 1
@@ -185,10 +185,10 @@ def test_also_with_q_restricted_to_living_parents(name):
         tokens = torch.cartesian_prod(*[torch.arange(6)] * num_candidates)
         tokens = tokens[q[tokens].prod(1) > 0]
         joint = torch.zeros(6, 6, dtype=torch.float64)
-        for candidates, chance in zip(tokens, q[tokens].prod(1), strict=True):
+        for candidates, prob in zip(tokens, q[tokens].prod(1), strict=True):
             for kept, probability, residual in rule.distribution(p, restricted, candidates, width, alive[candidates]):
                 beams = [torch.eye(6, dtype=p.dtype)[token] for token in candidates[kept]] + [residual, p, p]
-                joint += chance * probability * torch.outer(beams[0], beams[1])
+                joint += prob * probability * torch.outer(beams[0], beams[1])
         assert distance(joint, p) < 1e-12
 
 
@@ -276,9 +276,9 @@ def test_the_walk_is_drawn_from_the_distribution(name):
     assert len(outcomes) == 3
     seen = 0
     for mask, probability, residual in outcomes:
-        rows, chance = (kept == mask).all(1), float(probability)
+        rows, prob = (kept == mask).all(1), float(probability)
         seen += int(rows.sum())
-        assert abs(int(rows.sum()) / runs - chance) <= 5 * (chance * (1 - chance) / runs) ** 0.5
+        assert abs(int(rows.sum()) / runs - prob) <= 5 * (prob * (1 - prob) / runs) ** 0.5
         assert torch.allclose(residuals[rows], residual, atol=1e-12, rtol=0)
     assert seen == runs
 

@@ -55,10 +55,10 @@ def test_tables_hold_every_prefix_and_all_kinds_of_distributions():
 
 def test_probabilities_of_prefixes_multiply():
     one = PrefixTables(3, 2, 4)
-    assert one.chance(one.p, ()) == 1
-    assert one.chance(one.q, (1, 2)) == pytest.approx(float(one.q[()][1] * one.q[(1,)][2]))
+    assert one.probability(one.p, ()) == 1
+    assert one.probability(one.q, (1, 2)) == pytest.approx(float(one.q[()][1] * one.q[(1,)][2]))
     for side in (one.p, one.q):
-        assert sum(one.chance(side, tokens) for tokens in product(range(3), repeat=2)) == pytest.approx(1)
+        assert sum(one.probability(side, tokens) for tokens in product(range(3), repeat=2)) == pytest.approx(1)
 
 
 @pytest.mark.parametrize("depth", [1, 2])
@@ -67,7 +67,7 @@ def test_the_error_of_a_rule_that_keeps_all_is_the_distance_of_its_drafts(depth)
     for seed in range(12):
         one = PrefixTables(3, depth, seed)
         texts = list(product(range(3), repeat=depth))
-        distance = sum(abs(one.chance(one.p, text) - one.chance(one.q, text)) for text in texts) / 2
+        distance = sum(abs(one.probability(one.p, text) - one.probability(one.q, text)) for text in texts) / 2
         assert chain_error(KeepsAll(), one) == pytest.approx(distance, abs=1e-12)
         outputs, length = chain_outputs(KeepsAll(), one)
         assert length == pytest.approx(depth) and sum(outputs.values()) == pytest.approx(1)
@@ -93,14 +93,14 @@ class Takes(SelectionRule):
 
     lossless, schemes = False, ("iid", "without_replacement", "greedy")
 
-    def __init__(self, chance: float):
-        self.chance = chance
+    def __init__(self, prob: float):
+        self.prob = prob
 
     def _distribution(
         self, target_probs: Tensor, draft_probs: Tensor, candidates: Tensor, num_candidates: Tensor
     ) -> tuple[Tensor, Tensor]:
         accept = torch.zeros_like(candidates, dtype=target_probs.dtype)
-        accept[..., 0] = self.chance
+        accept[..., 0] = self.prob
         return accept, draft_probs[..., 0, :]
 
 
@@ -127,13 +127,13 @@ def inclusion(q: list[float]) -> Tensor:
     """P(token is among up to three draws without replacement) of four."""
     found = torch.zeros(4, dtype=torch.float64)
 
-    def go(drawn: list[int], chance: float) -> None:
+    def go(drawn: list[int], prob: float) -> None:
         left = [token for token in range(4) if token not in drawn and q[token] > 0]
         if len(drawn) == 3 or not left:
-            found[drawn] += chance
+            found[drawn] += prob
             return
         for token in left:
-            go([*drawn, token], chance * q[token] / sum(q[other] for other in left))
+            go([*drawn, token], prob * q[token] / sum(q[other] for other in left))
 
     go([], 1.0)
     return found
