@@ -76,6 +76,7 @@ def figure(
         yield drawn.subplots(rows, columns, squeeze=False, **subplots)
         for kind, options in FORMATS.items():
             _save(drawn, Path(path).with_suffix(f".{kind}"), kind, options)
+            drawn.set_layout_engine("none")  # the first format's layout serves all
 
 
 def _save(drawn: Any, path: Path, kind: str, options: dict[str, Any]) -> None:
