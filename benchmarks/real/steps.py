@@ -261,7 +261,7 @@ def calibration() -> None:
     for part in ("dev", "test"):
         words = ["prompts=jsonl", f"prompts.path={FOLDER / 'train.jsonl'}", f"prompts.split={part}", "prompts.limit=24"]
         words += ["sampling.max_new_tokens=64", "sampling.seed=1"]
-        parts.append(stage("data_gen.responses", *target_words(), *words))
+        parts.append(stage("data_gen.responses", *target_words(), "pair.draft=null", *words))
     for kind in ("", EAGLE3):
         fit, judged = (recorded(responses, kind) for responses in parts)
         for name in ("acceptance", "preread"):
