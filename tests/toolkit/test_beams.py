@@ -26,6 +26,7 @@ from toolkit.types import DraftStep
 from toolkit.verification import get
 
 BEAMS = [name for name in config.choices("method") if config.method(name).beams is not None]
+RUNS = 3000  # responses of a chi-square test
 Living = tuple[tuple[int, ...], ...]
 
 
@@ -147,7 +148,7 @@ def test_beams_follow_the_distribution_of_beam_sampling(name, warped, table_pair
     built = CASES[name]
     distribution = beam_distribution(table_pair.target, [0, 1], built.beams.num_beams, 3, 2, sampling)
     assert abs(sum(distribution.values()) - 1) < 1e-9
-    seen = sampled(table_pair, built, 6000, 3, sampling, 3000)
+    seen = sampled(table_pair, built, RUNS, 3, sampling, RUNS)
     assert p_value(seen, distribution) > 0.001 / (2 * len(CASES))
 
 
@@ -227,7 +228,7 @@ def test_beams_of_dynamic_width_follow_their_distribution(name, warped, table_pa
     distribution = dynamic_distribution(table_pair, [0, 1], DYNAMIC[name], 3, 2, sampling)
     assert abs(sum(distribution.values()) - 1) < 1e-9
     assert {1, 2} <= {len(beams) for beams in distribution}
-    seen = sampled(table_pair, DYNAMIC[name], 6000, 3, sampling, 3000)
+    seen = sampled(table_pair, DYNAMIC[name], RUNS, 3, sampling, RUNS)
     assert p_value(seen, distribution) > 0.001 / (2 * len(DYNAMIC))
 
 
@@ -312,7 +313,7 @@ def test_the_beam_test_catches_the_published_scheme(table_pair):
     sampling = Sampling(max_new_tokens=3, seed=4)
     wrong = Method("wrong", Fixed(2), Credulous(), ForestProposer(3, 2), beams=Beams(2))
     distribution = beam_distribution(table_pair.target, [0, 1], 2, 3, 2, sampling)
-    seen = sampled(table_pair, wrong, 6000, 3, sampling, 3000)
+    seen = sampled(table_pair, wrong, RUNS, 3, sampling, RUNS)
     common = [key for key, prob in distribution.items() if prob > 1e-3]
     observed, expected = [seen[key] for key in common], [distribution[key] for key in common]
     scale = sum(observed) / sum(expected)

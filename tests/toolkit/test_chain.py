@@ -54,7 +54,7 @@ def test_quoted_texts_stay_as_they_are(name):
         assert config.method_config("specdec_pp", [], name).policy.estimator.head == name
 
 
-@pytest.mark.parametrize("target", ["my/target", "/data/my target,2", "${x}", 'a"b', "a\\", "C:\\x\\"])
+@pytest.mark.parametrize("target", ["/data/my target,2", '${x}/a"b', "C:\\x\\"])
 def test_a_plan_is_printed_as_one_would_type_it(target, tmp_path, capsys):
     """Every printed line composes, with values in the places of keys, and with capitals for folders that are made later."""
     words = ["+experiment=heads", f"pair.target={config.quoted(target)}", "prompts.path=mine.jsonl"]

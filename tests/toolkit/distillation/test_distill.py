@@ -72,7 +72,7 @@ def test_a_run_leaves_a_draft_that_a_pair_can_use(run, tiny_pair):
     assert (folder / "metrics.json").stat().st_mtime_ns == stamp
 
 
-@pytest.mark.parametrize(("at", "lmbda"), [(3, 0.0), (9, 0.0), (9, 0.5)])
+@pytest.mark.parametrize(("at", "lmbda"), [(3, 0.0), (9, 0.5)])
 def test_an_interrupted_run_ends_with_equal_weights(run, monkeypatch, at, lmbda):
     words = [f"lmbda={lmbda}", "callbacks.checkpoints.every_n_steps=2"]
     whole = run("whole", *words)
@@ -102,8 +102,7 @@ def test_a_teachers_cache_trains_as_the_target_does(run, tmp_path, tiny_pair):
     assert same_weights(cached, again)
 
 
-@pytest.mark.parametrize("loss", ["reverse_kl", "lk"])
-def test_validation_reads_the_whole_of_p(run, tmp_path, loss):
+def test_validation_reads_the_whole_of_p(run, tmp_path, loss="lk"):
     """With three tokens kept per position the scores before training are those of the target's whole distributions."""
     online = scores(run("online", f"loss={loss}", "trainer.max_epochs=1"))
     words = [f"loss={loss}", "teacher=cached", "teacher.top_k=3", f"teacher.folder={tmp_path / 'cache'}"]
