@@ -46,6 +46,7 @@ from analysis.tables.files import read_table, save_table
 from toolkit.config import commands, instantiate, method_config, plain
 from toolkit.costs.forward import fit_rounds, least_squares
 from toolkit.decoding import decode
+from toolkit.engine.facts import reads_states
 from toolkit.errors import InputError
 from toolkit.models.pair import ModelPair
 from toolkit.runs.stage import Stage, command, finished_stage, open_stage
@@ -116,6 +117,7 @@ def _decode(
     single = {
         f"{role} alone": ModelPair(target=model, tokenizer=pair.tokenizer, chat_template_options=options)
         for role, model in (("target", pair.target), ("draft", pair.draft))
+        if not reads_states(model)  # which is not read alone
     }
     ways: list[tuple[str, ModelPair, Any]] = [
         (name, models, instantiate(plain(method_config("autoregressive", [], None)))) for name, models in single.items()
@@ -184,13 +186,14 @@ def _regress(responses: pd.DataFrame, speculative: list[Generation]) -> pd.DataF
     times = {}
     for name, which in ALONE.items():
         part = responses[responses.way == name]
+        if part.empty:
+            continue
         (seconds,), r2 = least_squares(part[["target_calls"]].to_numpy(dtype=float), part.seconds.to_numpy())
         times[which] = seconds
         lines.append({"decoding": name, f"t_{which}": seconds, "r2": r2})
-    lines.append({
-        "decoding": "each alone", "t_draft": times["draft"], "t_target": times["target"],
-        "c": times["draft"] / times["target"],
-    })  # fmt: skip
+    if len(times) == len(ALONE):
+        lines.append({"decoding": "each alone", "c": times["draft"] / times["target"]})
+        lines[-1] |= {f"t_{which}": seconds for which, seconds in times.items()}
     part = responses[~responses.way.isin([*ALONE, HEADED])]
     beta, r2 = least_squares(part[["draft_calls", "target_calls"]].to_numpy(dtype=float), part.seconds.to_numpy())
     responses["explained"] = np.where(

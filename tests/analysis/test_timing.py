@@ -5,9 +5,13 @@ import pandas as pd
 import pytest
 
 from analysis import timing
+from toolkit import ModelPair
 from toolkit.config import compose
 from toolkit.costs.forward import CostModel, ForwardCost, fit_forward, fit_rounds, least_squares
+from toolkit.costs.load import LoadCost
+from toolkit.distillation.unrolled import Unrolled
 from toolkit.errors import InputError
+from toolkit.models import eagle3
 from toolkit.types import Generation, Round
 
 
@@ -65,6 +69,21 @@ def test_the_command_writes_its_tables(tiny_overrides, tmp_path):
     assert (folder / "timing.png").stat().st_size > 1000
     with pytest.raises(InputError, match="more prompts than warm_up"):
         timing.run(compose("timing", [*options, "warm_up=5", f"paths.output_dir={tmp_path}/u"]))
+
+
+def test_a_draft_that_reads_the_targets_states_is_timed_beside_it(tiny_pair, tmp_path):
+    target = ModelPair.from_pretrained(tiny_pair / "target").target
+    eagle3.save(tmp_path / "draft", Unrolled([0, 1]).begin(target, None, 0), "target")
+    (tmp_path / "prompts.jsonl").write_text("".join(f'{{"id": {i}, "prompt": "the cat and {i}"}}\n' for i in range(3)))
+    options = [
+        f"pair.target={tiny_pair}/target", f"pair.draft={tmp_path}/draft", "prompts=jsonl", "warm_up=0", "track=false",
+        f"prompts.path={tmp_path}/prompts.jsonl", "num_drafted=[1,2]", "batch_sizes=[1,2]", "rounds=8",
+        "sampling.max_new_tokens=16", f"paths.output_dir={tmp_path}/t",
+    ]  # fmt: skip
+    folder = timing.run(compose("timing", options))
+    table = pd.read_csv(folder / "timing.csv").set_index("decoding")
+    assert "draft alone" not in table.index and "each alone" not in table.index and table.loc["speculative", "c"] > 0
+    assert LoadCost.load(folder / "costs.json").draft(1, 1, 16) > 0
 
 
 def test_what_a_head_costs_is_what_fixed_k_does_not_explain():

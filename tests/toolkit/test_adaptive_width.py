@@ -20,9 +20,7 @@ class Certain(Confidence):
         return torch.full((len(step.logits),), self.prob)
 
 
-@pytest.mark.parametrize(
-    ("prob", "expected"), [(1.0, 2), (0.9, 3), (0.5, 4), (0.4, 5), (0.3, 6), (0.01, 6), (0.0, 6)]
-)
+@pytest.mark.parametrize(("prob", "expected"), [(1.0, 2), (0.9, 3), (0.5, 4), (0.4, 5), (0.3, 6), (0.01, 6), (0.0, 6)])
 def test_a_layer_has_as_many_candidates_as_let_the_wanted_number_be_accepted(prob, expected, table_pair):
     """ceil(2 / probability), between 2 and 6; the first layer, which nothing was foreseen for, has all 6."""
     policy = Certain(0.0)

@@ -366,7 +366,7 @@ def _different_tokens(target: Any, draft: Any, name: str, may_differ: set[int]) 
         if index not in may_differ:
             raise InputError(
                 f"target and draft need the same tokenizer: token {index} is {left.get(index)!r} in the target's "
-                f"and {right.get(index)!r} in {name}'s; expected a draft of this target, or pair.draft=null for the target alone"
+                f"and {right.get(index)!r} in {name}'s; expected a draft of this target, or pair.draft=null"
             )
     probe = "Probe 0123: naïve café, x = [1.5, -2]\n\tif a_b != 'c':  日本 😀"
     if target(probe).input_ids != draft(probe).input_ids:

@@ -122,9 +122,7 @@ def test_recorded_scores_take_the_place_of_the_heads_of_the_same_folder_and_kind
         ("folder", "preread"): lambda step: step.hidden[:, 1:],
     }
     find = lambda folder, kind: recorded[folder, kind]
-    assert float(HeadEstimator("folder", scorer=logits).rescored(find).read_prob(STEP)) == pytest.approx(
-        prob(2.0, 1.0)
-    )
+    assert float(HeadEstimator("folder", scorer=logits).rescored(find).read_prob(STEP)) == pytest.approx(prob(2.0, 1.0))
     found = PrereadEstimator("folder", scorer=two_logits).rescored(find).drawn_probs(STEP)
     assert [float(value) for value in found] == pytest.approx([prob(-1.0, 1.0), prob(2.0, 1.0)])
     for unbound in (HeadEstimator(), PrereadEstimator()):

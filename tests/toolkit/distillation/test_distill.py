@@ -102,10 +102,10 @@ def test_a_teachers_cache_trains_as_the_target_does(run, tmp_path, tiny_pair):
     assert same_weights(cached, again)
 
 
-def test_validation_reads_the_whole_of_p(run, tmp_path, loss="lk"):
+def test_validation_reads_the_whole_of_p(run, tmp_path):
     """With three tokens kept per position the scores before training are those of the target's whole distributions."""
-    online = scores(run("online", f"loss={loss}", "trainer.max_epochs=1"))
-    words = [f"loss={loss}", "teacher=cached", "teacher.top_k=3", f"teacher.folder={tmp_path / 'cache'}"]
+    online = scores(run("online", "loss=lk", "trainer.max_epochs=1"))
+    words = ["loss=lk", "teacher=cached", "teacher.top_k=3", f"teacher.folder={tmp_path / 'cache'}"]
     cached = scores(run("cached", *words, "trainer.max_epochs=1"))
     for name in ("start/alpha", "start/loss", "start/cross_entropy"):
         assert cached[name] == pytest.approx(online[name], rel=1e-5)
