@@ -136,7 +136,10 @@ def calibration_table() -> list[str]:
         for name in ("acceptance", "preread"):
             scores = read_table(Path(noted(f"calibration {name}{kind}")), "scores")
             tables.append(scores.assign(head=name, draft=kind.strip("_") or "separate"))
-    return [markdown(pd.concat(tables).round(3))]
+    rows = pd.concat(tables)
+    rows = rows[rows.scope.isin(("position", "following", "product")) & rows.version.isin(("raw", "calibrated"))]
+    shown = ["draft", "head", "version", "scope", "samples", "log_loss", "brier", "ece", "auroc"]
+    return [markdown(rows[shown].round(3))]
 
 
 def llamacpp_table() -> list[str]:
