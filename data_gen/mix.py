@@ -13,6 +13,7 @@ if __name__ == "__main__":  # help and faults, before anything heavy is imported
     check_command_line("mix")
 
 import hashlib
+import sys
 from collections.abc import Hashable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -24,7 +25,6 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import torch
 
-from data_gen.mixed_preview import show
 from data_gen.mixing import MixedExample, mix_batch
 from data_gen.texts import Responses, fingerprints, read_responses, sampling_facts, within_context
 from toolkit.config import commands, instantiate, plain
@@ -39,6 +39,7 @@ from toolkit.sampling import Sampling
 SUMMARY, PARTS = "summary.json", "parts"
 PART_ROWS = 256
 PREVIEW_ROWS = 3
+LEGEND = "prompt | target's tokens as they are, [draft's token|probability of acceptance]"
 FEATURES = datasets.Features({
     "row": datasets.Value("int64"),  # of the responses; several folders are numbered on
     "prompt_length": datasets.Value("int32"),
@@ -51,7 +52,8 @@ FEATURES = datasets.Features({
 def run(cfg: commands.Mix) -> Path:
     """Mix `cfg.responses`; returns the output folder."""
     part = part_of(cfg)
-    responses = _responses(cfg)
+    named = [plain(cfg.responses), plain(cfg.validation) or []]  # those to train on, then those to validate on
+    responses = read_responses([path for names in named for path in ([names] if isinstance(names, str) else names)])
     sampling = sampling_facts(responses.sampling)
     stage = open_stage("mix", {**plain(cfg), "sampling": sampling}, inputs=responses.inputs, ignore=RANKS, shared=part)
     if stage.finished:
@@ -67,12 +69,6 @@ def run(cfg: commands.Mix) -> Path:
             if last:
                 _join(stage, pair, responses, cfg, paths, facts)
     return stage.folder
-
-
-def _responses(cfg: commands.Mix) -> Responses:
-    """Those to train on, then those to validate on, if they are named."""
-    named = [plain(cfg.responses), plain(cfg.validation) or []]
-    return read_responses([folder for part in named for folder in ([part] if isinstance(part, str) else part)])
 
 
 def split(table: pa.Table, prompts: Sequence[Hashable], validation_fraction: float, seed: int) -> datasets.DatasetDict:
@@ -228,6 +224,45 @@ def _print_summary(summary: Mapping[str, Any]) -> None:
     )
     print(f"  {drafted} hold a drafted token, {drafted / positions:.1%}: the loss sees those")
     print(f"  mean label {summary['mean_label']:.4f} there, {summary['mean_label_all']:.4f} everywhere")
+
+
+def show(tokenizer: Any, rows: Sequence[Mapping[str, Any]]) -> None:
+    """Print examples of the data set: in colours on a terminal, with plain marks elsewhere."""
+    if not sys.stdout.isatty():
+        print(LEGEND)
+        for row in rows:
+            print(f"  {as_text(tokenizer, row)}")
+        return
+    from rich.console import Console
+    from rich.text import Text
+
+    console = Console()
+    console.print("prompt, [cyan]target's[/cyan] tokens, draft's from [red]rejected[/red] to [green]accepted[/green]")
+    for row in rows:
+        line = Text()
+        for word, kind, label in _words(tokenizer, row):
+            draft = f"rgb({round(220 * (1 - label))},{round(170 * label)},60)"  # red for 0 to green for 1
+            line.append(word, {"prompt": "dim", "target": "cyan", "draft": draft}[kind])
+        console.print(line)
+
+
+def as_text(tokenizer: Any, row: Mapping[str, Any]) -> str:
+    """One example with plain marks."""
+    words = _words(tokenizer, row)
+    prompt = "".join(word for word, kind, _ in words if kind == "prompt")
+    rest = (f"[{word}|{label:.2f}]" if kind == "draft" else word for word, kind, label in words if kind != "prompt")
+    return f"{prompt} | {''.join(rest)}"
+
+
+def _words(tokenizer: Any, row: Mapping[str, Any]) -> list[tuple[str, str, float]]:
+    """Text, origin (prompt, target or draft) and label of every token."""
+    words = []
+    columns = zip(row["input_ids"], row["mask"], row["labels"], strict=True)
+    for position, (token, from_draft, label) in enumerate(columns):
+        text = f" {token}" if tokenizer is None else tokenizer.decode([token]).replace("\n", "⏎")
+        kind = "prompt" if position < row["prompt_length"] else "draft" if from_draft else "target"
+        words.append((text, kind, label))
+    return words
 
 
 if __name__ == "__main__":

@@ -44,7 +44,16 @@ from toolkit.models.pair import fingerprint
 from toolkit.models.prompts import Prompt
 from toolkit.models.remote import served_pair
 from toolkit.runs.sharding import RANKS, all_there, joining, part_of, share
-from toolkit.runs.stage import Stage, check_some_done, command, finished_stage, open_stage, prompt_files
+from toolkit.runs.stage import (
+    MANIFEST,
+    Stage,
+    check_some_done,
+    command,
+    finished_stage,
+    open_stage,
+    prompt_files,
+    read_manifest,
+)
 from toolkit.runs.token_bar import TokenBar
 from toolkit.types import Generation
 
@@ -73,7 +82,8 @@ def run(cfg: commands.Responses) -> Path:
     firsts = range(0, len(prompts), cfg.shard_size)
     shards = [range(first, min(first + cfg.shard_size, len(prompts))) for first in firsts]
     mine = share(range(len(shards)), cfg)
-    missing = [number for number in mine if not _exists(stage.folder, number, job)]
+    paths = [stage.folder / shard_name(number) for number in range(len(shards))]
+    missing = [number for number in mine if not (paths[number].exists() and read_shard(paths[number], job))]
     with TokenBar("responses", sum(len(shards[number]) for number in mine), sampling.max_new_tokens) as progress:
         progress.skip(sum(len(shards[number]) for number in mine if number not in missing))
         if cfg.endpoints and missing:
@@ -82,11 +92,11 @@ def run(cfg: commands.Responses) -> Path:
         for number in () if cfg.endpoints else missing:
             work = Work(pair, prompts, sampling, stage.folder, job, cfg.max_prompt_tokens)
             write_shard(stage.folder, number, job, _respond(work, number, shards[number], cfg.batch_size, progress))
-    if all_there(stage, [stage.folder / shard_name(number) for number in range(len(shards))], cfg):
+    if all_there(stage, paths, cfg):
         with joining(stage) as last:
             if last:
-                about = {} if cfg.endpoints else Weights.of(pair.target).facts("target")
-                _finish(stage, prompts, job, len(shards), {"sampling": asdict(sampling), **about})
+                target_facts = {} if cfg.endpoints else Weights.of(pair.target).facts("target")
+                _finish(stage, prompts, job, len(shards), {"sampling": asdict(sampling), **target_facts})
     return stage.folder
 
 
@@ -107,19 +117,20 @@ def read_rows(folder: Path | str, statuses: tuple[str, ...] = ("done",)) -> Iter
     from tqdm.auto import tqdm
 
     folder = Path(folder)
-    stage = _finished_manifest(folder)
-    for number in tqdm(range(stage["num_shards"]), "reading responses", unit="shard", delay=1, leave=False):
-        for row in read_shard(folder / shard_name(number), stage["job"]):
+    if not (folder / MANIFEST).exists():
+        raise InputError(f"expected a responses folder at {folder} (with a {MANIFEST}), found none")
+    manifest = read_manifest(folder)
+    if manifest.get("stage") != "responses":
+        raise InputError(f"expected a responses folder at {folder}, got one of stage {manifest.get('stage')!r}")
+    if manifest.get("status") != "finished":
+        raise InputError(f"the responses in {folder} are not finished: run data_gen.responses again first")
+    for number in tqdm(range(manifest["num_shards"]), "reading responses", unit="shard", delay=1, leave=False):
+        for row in read_shard(folder / shard_name(number), manifest["job"]):
             if row["status"] in statuses:
                 yield row
 
 
 # -- inside -----------------------------------------------------------------------------------------------------------
-
-
-def _exists(folder: Path, number: int, job: str) -> bool:
-    path = folder / shard_name(number)
-    return path.exists() and bool(read_shard(path, job))
 
 
 def _respond(work: Work, shard: int, numbers: range, batch_size: int, progress: TokenBar) -> list[dict[str, Any]]:
@@ -197,19 +208,6 @@ def _finish(stage: Stage, prompts: list[Prompt], job: str, num_shards: int, fact
 
 def _sentence(rows: dict[str, int]) -> str:
     return f"{rows['done']} done + {rows['failed']} failed + {rows['skipped']} skipped = {rows['input']} prompts"
-
-
-def _finished_manifest(folder: Path) -> dict[str, Any]:
-    from toolkit.runs.stage import MANIFEST, read_manifest
-
-    if not (folder / MANIFEST).exists():
-        raise InputError(f"expected a responses folder at {folder} (with a {MANIFEST}), found none")
-    manifest = read_manifest(folder)
-    if manifest.get("stage") != "responses":
-        raise InputError(f"expected a responses folder at {folder}, got one of stage {manifest.get('stage')!r}")
-    if manifest.get("status") != "finished":
-        raise InputError(f"the responses in {folder} are not finished: run data_gen.responses again first")
-    return manifest
 
 
 if __name__ == "__main__":

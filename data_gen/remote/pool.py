@@ -121,15 +121,11 @@ class Server:
                 self.left_out = str(error)
             elif self.unanswered >= GIVE_UP:
                 self.left_out = f"{GIVE_UP} rows in a row got no answer, the last one: {_reason(error)}"
-        if isinstance(error, Silent) and not self.left_out and not self._is_there():
-            self.left_out = str(error)
-
-    def _is_there(self) -> bool:
-        try:
-            self._ask("/models")
-        except (Silent, Wrong):
-            return False
-        return True
+        if isinstance(error, Silent) and not self.left_out:
+            try:
+                self._ask("/models")
+            except (Silent, Wrong):  # it is not there
+                self.left_out = str(error)
 
     def _ask(self, path: str) -> list[Any]:
         """A list that the server gives; empty if it has none of it. Raises Silent, or Wrong for a wrong key."""
@@ -149,13 +145,10 @@ class Server:
         parts = urlsplit(self.client.url)
         for root in ("", parts.path.removesuffix("/completions").removesuffix("/v1")):
             try:
-                schemas = self.client.get(
-                    urlunsplit((*parts[:2], f"{root}/openapi.json", "", "")), min(PROBE_SECONDS, self.limits.seconds)
-                )
-                body = schemas["paths"]["/v1/completions"]["post"]["requestBody"]["content"]["application/json"][
-                    "schema"
-                ]
-                name = str(body.get("$ref", "")).rpartition("/")[2]
+                url = urlunsplit((*parts[:2], f"{root}/openapi.json", "", ""))
+                schemas = self.client.get(url, min(PROBE_SECONDS, self.limits.seconds))
+                content = schemas["paths"]["/v1/completions"]["post"]["requestBody"]["content"]
+                name = str(content["application/json"]["schema"].get("$ref", "")).rpartition("/")[2]
                 return set(schemas["components"]["schemas"][name]["properties"])
             except (Silent, Refused, Wrong, LookupError, TypeError, AttributeError):
                 continue

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from data_gen.remote.answers import Answer, NotRoundTrip, Reader
 from data_gen.remote.kept import FOLDER, Kept, keep, read_kept
@@ -20,23 +20,11 @@ from toolkit.models.pair import ModelPair
 from toolkit.models.prompts import Prompt
 from toolkit.runs.endpoint import key_of
 from toolkit.runs.stage import Stage
+from toolkit.runs.token_bar import TokenBar
 from toolkit.sampling import Sampling
 
 NO_ROUND_TRIP = "does not round-trip: "
 SEEDS = "the engine's own random numbers, asked for with a seed per row: they are not those of decoding here"
-
-
-class Progress(Protocol):
-    """Where progress is reported."""
-
-    def say(self, line: str) -> None:
-        """A line."""
-
-    def skip(self, count: int) -> None:
-        """Rows that need no work."""
-
-    def count(self, num_tokens: int) -> None:
-        """A row that has come."""
 
 
 @dataclass(frozen=True)
@@ -61,7 +49,7 @@ def identity(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def ask_endpoints(
-    work: Work, shards: Mapping[int, range], endpoints: Sequence[str], served: Any, progress: Progress
+    work: Work, shards: Mapping[int, range], endpoints: Sequence[str], served: Any, progress: TokenBar
 ) -> None:
     """Write these shards. Raises InputError once no endpoint is left; the rows that have come are kept."""
     limits = Limits(served.concurrency, served.requests_per_minute, served.seconds, served.attempts, served.backoff)
@@ -105,13 +93,7 @@ def facts_of(stage: Stage, job: str, num_shards: int) -> dict[str, Any]:
     if not any("served" in header for header in headers):
         return {}
     fields = {address: remark for header in headers for address, remark in header.get("fields", {}).items()}
-    return {
-        "served": {
-            "seeds": SEEDS,
-            "fields": fields,
-            **{name: dict(counts) for name, counts in totals.items()},
-        }
-    }
+    return {"served": {"seeds": SEEDS, "fields": fields, **{name: dict(counts) for name, counts in totals.items()}}}
 
 
 def _question(work: Work, row: int) -> Asked | dict[str, Any]:
