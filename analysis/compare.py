@@ -38,12 +38,10 @@ from analysis.tables.method_table import (
     LABELS,
     about_settings,
     as_markdown,
-    check_baseline,
     draw,
     group_rows,
     groups_to_choose_on,
     readable,
-    speed_of,
     table_of,
     unscored_note,
 )
@@ -73,7 +71,9 @@ def run(cfg: commands.Compare) -> Path:
     bench = Workbench(instantiate(cfg.pair), instantiate(cfg.prompts).load(), instantiate(cfg.sampling), cfg.group_size)
     for setting in settings:
         bench.prepare(setting)
-    check_baseline(settings, cfg.baseline)
+    names = [setting.name for setting in settings]
+    if cfg.baseline not in names:
+        raise InputError(f"baseline: expected one of {'; '.join(names)}, got {cfg.baseline!r}")
     stage = open_stage("compare", config, inputs=prompt_files(cfg), ignore=IGNORED)
     meter = EnergyMeter(bench.pair.devices)
     count, size = len(bench.prompts), cfg.group_size
@@ -92,8 +92,8 @@ def run(cfg: commands.Compare) -> Path:
     save_table(prompt_rows, stage.folder, "prompts")
     table = _table(rows, prompt_rows, settings, bench, metrics, dev, cfg)
     save_table(table, stage.folder, "comparison")
-    names = labels(cfg)
-    title = f"{names['dataset']} {names['split']}, {table.prompts.max()} prompts, batch {cfg.group_size}"
+    part = labels(cfg)
+    title = f"{part['dataset']} {part['split']}, {table.prompts.max()} prompts, batch {cfg.group_size}"
     figures = draw(table, metrics, stage.folder / "figures", title)
     results = readable(table, metrics, cfg.cost_ratio)
     judged = {name: metric.about for name, metric in metrics.items() if metric.about}
@@ -110,11 +110,8 @@ def run(cfg: commands.Compare) -> Path:
 def _settings(cfg: commands.Compare) -> list[Setting]:
     """The grid's settings. Raises InputError for one that decodes nothing."""
     settings = expand(plain(cfg.grid))
-    for setting in settings:
-        if setting.method in YARDSTICKS:
-            raise InputError(
-                f"grid.{setting.method}: expected methods that decode; leave it out with ~grid.{setting.method}"
-            )
+    if bound := next((setting.method for setting in settings if setting.method in YARDSTICKS), None):
+        raise InputError(f"grid.{bound}: expected methods that decode; leave it out with ~grid.{bound}")
     return settings
 
 
@@ -144,7 +141,9 @@ def _table(
     table = table_of(*reported, settings, metrics, cfg.baseline, cfg.cost_ratio, bootstrap)
     prompt_tokens = sum(len(bench.pair.encode(prompt.content)) for prompt in bench.prompts) / len(bench.prompts)
     table = table.join(about_settings(settings, bench)).assign(prompt_tokens=prompt_tokens)
-    return table.assign(dev_tokens_per_second=speed_of(rows[chosen_on], settings)) if dev else table
+    sums = rows[chosen_on].groupby("name", sort=False)[["num_generated", "seconds"]].sum()
+    speeds = (sums.num_generated / sums.seconds).reindex([setting.name for setting in settings]).tolist()
+    return table.assign(dev_tokens_per_second=speeds) if dev else table
 
 
 def _log(

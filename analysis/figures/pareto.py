@@ -64,6 +64,16 @@ def highlighted(settings: pd.DataFrame, most: int = FEW) -> list[str]:
     return ranked[:most]
 
 
+def few_settings(rows: pd.DataFrame, summary: pd.DataFrame | None) -> pd.DataFrame:
+    """The rows of each method's best setting, few methods; all of them where no summary says which is best."""
+    if summary is None or "throughput" not in summary:
+        return rows
+    best = summary.loc[summary.groupby("method", sort=False).throughput.idxmax()]
+    best = best[best.method.isin(highlighted(summary))]
+    chosen = set(zip(best.method, best.setting, strict=True))
+    return rows[[key in chosen for key in zip(rows.method, rows.setting, strict=True)]]
+
+
 def curves_of(settings: pd.DataFrame) -> Iterator[tuple[str, pd.DataFrame]]:
     """The settings of each curve. A method is one curve along its parameter of most values, per value of the others."""
     for method, mine in settings.groupby("method", sort=False):

@@ -180,11 +180,7 @@ def _timed(
     draft = float(np.mean([record.draft_seconds for record in timed])) / length
     lines = [
         {"model": "draft", "width": 1, "seconds": draft},
-        {
-            "model": "target",
-            "width": length + 1,
-            "seconds": float(np.mean([record.target_seconds for record in timed])),
-        },
+        {"model": "target", "width": length + 1, "seconds": float(np.mean([r.target_seconds for r in timed]))},
     ]
     if reads:
         size, beyond = len(prompts[0]), (length - 1) * draft

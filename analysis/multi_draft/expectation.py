@@ -47,7 +47,14 @@ def expected_acceptance(
     num_drafts = uniforms.shape[-1]
     uniforms = uniforms[:1] if scheme == "top_k" else uniforms
     for row in uniforms:
-        drawn, counts, distributions = _candidates(scheme, draft_probs, row)
+        # Candidates [N, K] of each position, how many are real [N], and what each was drawn from [N, K, V].
+        if scheme == "top_k":
+            drawn, counts = likeliest(draft_probs, num_drafts)
+            distributions = torch.nn.functional.one_hot(drawn, draft_probs.shape[-1])
+        else:
+            drawn, counts = candidates(scheme, draft_probs, row)
+            alike = scheme != "independent"
+            distributions = draft_probs.unsqueeze(-2).expand(-1, num_drafts, -1) if alike else draft_probs
         distributions = distributions.to(target_probs.dtype)
         accept, residual = rule.distribution(target_probs, distributions, drawn, counts)
         by_acceptance = accept.sum(-1).double()
@@ -83,17 +90,6 @@ def optima(target_probs: Tensor, draft_probs: Tensor, num_drafts: int, scheme: s
     if scheme == "without_replacement" and num_drafts > 2:
         target_probs, draft_probs = _without_tail(target_probs.double(), draft_probs.double(), num_drafts)
     return optimal_acceptances(target_probs, draft_probs, num_drafts, scheme)
-
-
-def _candidates(scheme: str, draft_probs: Tensor, uniforms: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Candidates [N, K] of each position, how many are real [N], and what each was drawn from [N, K, V]."""
-    num_drafts = uniforms.shape[-1]
-    if scheme == "top_k":
-        drawn, counts = likeliest(draft_probs, num_drafts)
-        return drawn, counts, torch.nn.functional.one_hot(drawn, draft_probs.shape[-1])
-    drawn, counts = candidates(scheme, draft_probs, uniforms)
-    alike = scheme != "independent"
-    return drawn, counts, draft_probs.unsqueeze(-2).expand(-1, num_drafts, -1) if alike else draft_probs
 
 
 def _deviation(scheme: str, target_probs: Tensor, draft_probs: Tensor, drawn: Tensor) -> Tensor:

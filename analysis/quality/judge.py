@@ -16,7 +16,7 @@ from typing import Annotated, Any
 
 from analysis.quality.base import Metric, Score, check_lengths
 from analysis.quality.judge_templates import Template, rating_of
-from analysis.quality.judges import Endpoint, Judging, LocalJudge, Reply
+from analysis.quality.judges import Endpoint, LocalJudge, Reply
 from toolkit.config.notes import Above, AtLeast, File, Model
 from toolkit.config.values import check_ranges
 from toolkit.errors import InputError
@@ -75,14 +75,12 @@ class Judge(Metric):
         check_ranges(self, "judge.")
         self.template = Template.named(template)
         self.kept = None if kept is None else Path(kept)
-        self.judge: Judging
+        self.judge: LocalJudge | Endpoint
         if base_url is None:
             self.judge = LocalJudge(str(model), revision, dtype, device, batch_size, max_tokens)
         else:
-            limits = (seconds, retries, backoff, workers)
-            self.judge = Endpoint(
-                base_url, str(model), key_variable, {"max_tokens": max_tokens, **(request or {})}, *limits
-            )
+            body, limits = {"max_tokens": max_tokens, **(request or {})}, (seconds, retries, backoff, workers)
+            self.judge = Endpoint(base_url, str(model), key_variable, body, *limits)
         self._replies: dict[str, Reply] = {}  # one per question and answer: equal texts have equal ratings
         self._num_kept = 0
         self._say()
@@ -93,7 +91,13 @@ class Judge(Metric):
         Raises InputError if the judge cannot be loaded or reached.
         """
         check_lengths(prompts, generations)
-        reasons = [self._obstacle(*both) for both in zip(prompts, generations, strict=True)]
+        reasons = []
+        for prompt, generation in zip(prompts, generations, strict=True):
+            if generation.error is not None:
+                reasons.append(f"decoding failed: {generation.error}")
+            else:
+                unknown = self.template.needs_reference and prompt.answer is None
+                reasons.append("no reference answer is known" if unknown else "")
         if all(reasons):
             return [Score(None, reason) for reason in reasons]
         self.judge.open(pair)
@@ -110,14 +114,6 @@ class Judge(Metric):
             Score(None, reason) if reason else _score(self._replies[text])
             for reason, text in zip(reasons, questions, strict=True)
         ]
-
-    def _obstacle(self, prompt: Prompt, generation: Generation) -> str:
-        """Why an answer cannot be judged; empty if it can."""
-        if generation.error is not None:
-            return f"decoding failed: {generation.error}"
-        if self.template.needs_reference and prompt.answer is None:
-            return "no reference answer is known"
-        return ""
 
     # -- earlier judgements ----------------------------------------------------------------------------------------
 

@@ -15,7 +15,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from analysis.quality.base import Array, Metric, Score, check_lengths
 from toolkit.errors import InputError
@@ -63,15 +62,14 @@ class Perplexity(Metric):
 def negative_log_likelihoods(pair: ModelPair, generations: Sequence[Generation]) -> list[float]:
     """Nats of each generation's new tokens given its prompt, by one teacher-forced pass of the target."""
     texts = [(generation.prompt_ids, generation.token_ids) for generation in generations]
-    logits = produced_logits(pair.target, texts).split([len(produced) for _, produced in texts])
-    return [_nll(part, produced) for part, (_, produced) in zip(logits, texts, strict=True)]
-
-
-def _nll(logits: Tensor, tokens: Sequence[int]) -> float:
-    """Negative log-likelihood of tokens [n] under logits [n, V], in their precision or float32; summed in float64."""
-    logits = logits if logits.dtype == torch.float64 else logits.float()
-    chosen = torch.tensor(tokens, device=logits.device).unsqueeze(-1)
-    return -float(logits.log_softmax(-1).gather(-1, chosen).sum(dtype=torch.float64))
+    values = []
+    for part, (_, produced) in zip(
+        produced_logits(pair.target, texts).split([len(b) for _, b in texts]), texts, strict=True
+    ):
+        logits = part if part.dtype == torch.float64 else part.float()  # summed in float64
+        chosen = torch.tensor(produced, device=logits.device).unsqueeze(-1)
+        values.append(-float(logits.log_softmax(-1).gather(-1, chosen).sum(dtype=torch.float64)))
+    return values
 
 
 def _obstacle(pair: ModelPair, generation: Generation) -> str:

@@ -17,16 +17,17 @@ predicted speed-up over autoregressive decoding. The draft with the largest one 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
+from time import perf_counter
 from typing import Any
 
 import numpy as np
 import pandas as pd
+import torch
 from numpy.typing import NDArray
 from tqdm.auto import tqdm
 
-from analysis.loads.forwards import Costs, measured_forwards
 from analysis.replay.upper_bound import fixed
 from analysis.tables.bootstrap import Bootstrap
 from analysis.tables.console import show
@@ -35,7 +36,8 @@ from data_gen.recording import Recorder
 from data_gen.texts import Responses, fingerprints, read_responses, within_context
 from toolkit.config import commands, instantiate, plain
 from toolkit.distillation.drafts import export
-from toolkit.engine.facts import NO_LIMIT, vocab_size
+from toolkit.engine import open_session
+from toolkit.engine.facts import NO_LIMIT, max_positions, vocab_size
 from toolkit.errors import InputError
 from toolkit.files.atomic import write_text
 from toolkit.models.pair import TOY, ModelPair, load_draft, load_tokenizer, unshared_tokens
@@ -47,6 +49,21 @@ from toolkit.types import Counts
 Array = NDArray[np.float64]
 FIGURES = ("alpha", "accepted", "throughput")
 COUNTS = tuple(Counts.__dataclass_fields__)
+CONTEXT = 128  # tokens before the ones that are timed
+WIDTHS = (1, 2, 3, 5, 9, 13)  # tokens of a target's forward pass
+REPEATS = 9
+
+
+@dataclass(frozen=True)
+class Costs:
+    """Costs in units of the target's forward pass over one token.
+
+    draft   of a draft's forward pass over one token
+    target  [K + 1] of the target's over 1, ..., K + 1 tokens
+    """
+
+    draft: float
+    target: NDArray[np.float64]
 
 
 def compare_drafts(cfg: commands.Heads) -> Path:
@@ -76,16 +93,13 @@ def compare_drafts(cfg: commands.Heads) -> Path:
     table = read_table(stage.folder, "drafts")
     columns = readable(table)
     first = [name for name in columns if name not in ("texts", "tokens")]
-    show(columns, f"drafts of {cfg.pair.target}, {_costs_line(cfg)}", stage.folder / "drafts.md", first)
+    costs = "costs measured here" if cfg.measured else f"c = {cfg.cost_ratio:g}"
+    show(columns, f"drafts of {cfg.pair.target}, {costs}", stage.folder / "drafts.md", first)
     if cfg.measured:
         means = table.groupby("draft", sort=False).throughput.mean()
         verdict = "" if means.max() > 1 else ", which is slower than autoregressive decoding"
         print(f"drafts: best/ is {means.idxmax()}, predicted speed-up {means.max():.2f}{verdict}")
     return stage.folder
-
-
-def _costs_line(cfg: commands.Heads) -> str:
-    return "costs measured here" if cfg.measured else f"c = {cfg.cost_ratio:g}"
 
 
 def _candidates(
@@ -99,8 +113,8 @@ def _candidates(
         for count in cfg.vocabularies:
             draft = load_draft(source, cfg.pair.device, cfg.pair.dtype)
             if count is not None:
-                kept = kept_tokens(draft)
-                tokens = range(vocab_size(draft)) if kept is None else kept.tolist()
+                vocabulary = kept_tokens(draft)
+                tokens = range(vocab_size(draft)) if vocabulary is None else vocabulary.tolist()
                 if count >= len(tokens):
                     continue
                 ends = alone.end_ids or ()
@@ -124,23 +138,16 @@ def _measured(
     total = len(candidates) * sum(min(len(responses.rows), cfg.limit or NO_LIMIT) for responses in texts.values())
     with tqdm(total=total, desc="drafts", unit="text") as bar:
         for (name, pair), cost in zip(candidates.items(), costs, strict=True):
-            kept = kept_tokens(pair.draft)
+            vocabulary = kept_tokens(pair.draft)
             for domain, responses in texts.items():
                 fingerprints(pair, responses)
                 rows = within_context(pair, replace(responses, rows=responses.rows[: cfg.limit])).rows
                 best, parts = text_parts(pair, replace(responses, rows=rows), cfg, cost)
                 base = first.setdefault(domain, parts)
                 tokens = [token for row in rows for token in row["token_ids"]]
-                covered = 1.0 if kept is None else float(np.isin(tokens, kept.cpu().numpy()).mean())
-                facts = {
-                    "draft": name,
-                    "domain": domain,
-                    "texts": len(rows),
-                    "tokens": int(parts[:, 1].sum()),
-                    "coverage": covered,
-                    "c": cost.draft,
-                    "best K": best,
-                }
+                covered = 1.0 if vocabulary is None else float(np.isin(tokens, vocabulary.cpu().numpy()).mean())
+                facts = {"draft": name, "domain": domain, "texts": len(rows), "tokens": int(parts[:, 1].sum())}
+                facts |= {"coverage": covered, "c": cost.draft, "best K": best}
                 lines.append({**facts, **figures(parts, base, bootstrap)})
                 bar.update(len(rows))
     return pd.DataFrame(lines)
@@ -214,3 +221,39 @@ def _files(source: str) -> list[Path]:
     """The files of a local checkpoint; none of a hub name."""
     folder = TOY.parent / source if source == "toy/draft" else Path(source)
     return sorted(path for path in folder.glob("*.safetensors")) + sorted(folder.glob("*config.json"))
+
+
+def measured_forwards(target: Any, drafts: Sequence[Any], most: int) -> list[Costs]:
+    """The costs of each draft beside the target, up to `most` drafted tokens: medians of interleaved forward passes.
+
+    Nothing is decoded, and the loop's own work is left out: many drafts are compared in seconds.
+    """
+    widths = [width for width in WIDTHS if width <= most + 1]
+    widths += [most + 1] * (widths[-1] < most + 1)
+    seconds = [[_seconds(target, widths), *(_seconds(draft, [1]) for draft in drafts)] for _ in range(REPEATS)]
+    medians = [np.median([repeat[number] for repeat in seconds], axis=0) for number in range(len(drafts) + 1)]
+    by_width = np.interp(np.arange(1, most + 2), widths, medians[0]) / medians[0][0]
+    return [Costs(float(median[0] / medians[0][0]), by_width) for median in medians[1:]]
+
+
+@torch.no_grad()
+def _seconds(model: Any, widths: Sequence[int]) -> list[float]:
+    """Seconds of a forward pass over each number of tokens, after a context."""
+    context = min(CONTEXT, max_positions(model) - sum(widths) - 1)
+    tokens = (torch.arange(context + max(widths), device=model.device) % vocab_size(model)).unsqueeze(0)
+    session = open_session(model, 1, context + sum(widths) + 1)
+    session.extend(tokens[:, :context], last=1)
+    session.extend(tokens[:, :1], last=1)
+    seconds = []
+    for width in widths:
+        _wait(model)
+        started = perf_counter()
+        session.extend(tokens[:, :width], last=width)
+        _wait(model)
+        seconds.append(perf_counter() - started)
+    return seconds
+
+
+def _wait(model: Any) -> None:
+    if model.device.type == "cuda":
+        torch.cuda.synchronize(model.device)

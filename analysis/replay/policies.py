@@ -62,9 +62,8 @@ def draft(
         num_drafted += drafting
         new, go_on = policy.step(RecordedStep(trace, depth, index, live=drafting), state)
         state = frozen(new, state, drafting)
-        following = step_at(trace, geometry, starts, depth + 1)[
-            1
-        ]  # not after an end of text, nor beyond the length limit
+        # Not after an end of text, nor beyond the length limit.
+        _, following = step_at(trace, geometry, starts, depth + 1)
         drafting = drafting & go_on & following & (geometry.room[starts] > depth)
     return num_drafted, num_calls, state
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import pandas as pd
@@ -193,15 +192,3 @@ def _spec(chart: Any, title: str) -> Spec:
     spec.pop("config", None)  # the page's colours, light or dark
     spec["autosize"] = {"type": "fit-x", "contains": "padding"}
     return spec
-
-
-def few_settings(
-    positions: pd.DataFrame, summary: pd.DataFrame | None, most: Sequence[str] | None = None
-) -> pd.DataFrame:
-    """The positions of each method's best setting, few methods; all of them where no summary says which is best."""
-    if summary is None or "throughput" not in summary:
-        return positions
-    best = summary.loc[summary.groupby("method", sort=False).throughput.idxmax()]
-    best = best[best.method.isin(highlighted(best) if most is None else most)]
-    keys = set(zip(best.method, best.setting, strict=True))
-    return positions[[key in keys for key in zip(positions.method, positions.setting, strict=True)]]

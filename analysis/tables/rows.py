@@ -28,7 +28,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from analysis.tables.files import read_table, save_table
+from analysis.tables.files import read_table
 from analysis.tables.grid import YARDSTICKS
 from toolkit import metrics
 from toolkit.config import commands, plain
@@ -66,15 +66,6 @@ def round_lengths(rounds: Sequence[Round], chains: bool) -> dict[str, list[int]]
     return {name: [values.count(n) for n in range(max(values, default=-1) + 1)] for name, values in lengths.items()}
 
 
-def check_identity(rows: pd.DataFrame) -> None:
-    """Raises AssertionError if a row's counts contradict each other."""
-    gap = rows.num_drafted + rows.num_target_calls - rows.num_generated - rows.num_discarded
-    wrong = rows[gap.abs() > 1e-6]
-    assert wrong.empty, (
-        f"counts of {len(wrong)} rows contradict each other, first {wrong.iloc[0][list(COUNTS)].to_dict()}"
-    )
-
-
 def join_settings(settings: Sequence[pd.DataFrame]) -> pd.DataFrame:
     """The rows of all settings in one table with the columns in order."""
     rows = pd.concat(settings, ignore_index=True)
@@ -90,11 +81,6 @@ def one_kind(parameters: pd.DataFrame) -> pd.DataFrame:
         if not pd.to_numeric(columns[name].dropna(), errors="coerce").notna().all():
             columns[name] = columns[name].map(lambda value: None if pd.isna(value) else str(value))
     return columns
-
-
-def save_rows(rows: pd.DataFrame, folder: Path) -> None:
-    """Write rows.parquet and rows.csv."""
-    save_table(rows, folder, NAME)
 
 
 def load_rows(folders: Sequence[Path | str], what: str) -> pd.DataFrame:

@@ -7,8 +7,7 @@ import torch
 
 from analysis import acceptance, sweep
 from analysis.multi_draft import target_texts
-from analysis.multi_draft.acceptance_table import QUANTITIES
-from analysis.multi_draft.block_efficiency import block_efficiency_table
+from analysis.multi_draft.acceptance_table import QUANTITIES, block_efficiency_table
 from analysis.multi_draft.expectation import expected_acceptance, optima, spread_uniforms
 from analysis.multi_draft.target_texts import Text
 from analysis.multi_draft.tree_advice import TreeCost, advise, as_sentence, expected_tokens, shapes
