@@ -35,7 +35,7 @@ from analysis.figures import plots
 from analysis.multi_draft import acceptance_table
 from analysis.multi_draft.acceptance_table import block_efficiency_table, readable_shapes
 from analysis.multi_draft.exact import enumerate_rules
-from analysis.multi_draft.target_texts import Judge, Text, Walk, alphabet_table
+from analysis.multi_draft.target_texts import MethodRule, TargetText, Walk, alphabet_table
 from analysis.multi_draft.tree_advice import TreeCost, advise, as_sentence
 from analysis.tables.bootstrap import Bootstrap
 from analysis.tables.console import show, show_page
@@ -77,7 +77,7 @@ def run(cfg: Any) -> Path:
         show_page(finished.folder / "acceptance.md")
         return finished.folder
     walk = _walk(cfg)
-    judges = [Judge.of(name, plain(cfg.overrides), walk.sampling, len(walk.pair.drafts)) for name in methods]
+    judges = [MethodRule.of(name, plain(cfg.overrides), walk.sampling, len(walk.pair.drafts)) for name in methods]
     stage = open_stage("acceptance", cfg, ignore=IGNORED, repairs=True)
     check_comparable([stage.folder, *map(Path, plain(cfg.join))])
     with tqdm(total=len(walk.source), desc="acceptance", unit="prompt") as bar:
@@ -113,7 +113,7 @@ def _walk(cfg: commands.Acceptance) -> Walk:
         source = list(instantiate(cfg.prompts).load())
     else:
         rows = instantiate(cfg.read)(cfg.responses)
-        source = [Text(str(row["id"]), row["prompt_ids"], row["token_ids"]) for row in rows]
+        source = [TargetText(str(row["id"]), row["prompt_ids"], row["token_ids"]) for row in rows]
         source = source[: plain(cfg.prompts).get("limit")]
     return Walk(
         instantiate(cfg.pair),

@@ -96,7 +96,7 @@ def run(cfg: commands.Compare) -> Path:
     title = f"{part['dataset']} {part['split']}, {table.prompts.max()} prompts, batch {cfg.group_size}"
     figures = draw(table, metrics, stage.folder / "figures", title)
     results = readable(table, metrics, cfg.cost_ratio)
-    judged = {name: metric.about for name, metric in metrics.items() if metric.about}
+    judged = {name: metric.provenance for name, metric in metrics.items() if metric.provenance}
     judge_notes = [*(f"{name}: {note}." for name, note in judged.items()), unscored_note(unscored)]
     notes = " ".join(filter(None, [_energy_note(loaded), *judge_notes]))
     write_text(stage.folder / "comparison.md", as_markdown(title, results, figures, notes, cfg.cost_ratio))

@@ -25,7 +25,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from analysis.reporting.folders import Folder, Group, grouped, read_folder
+from analysis.reporting.folders import Folder, FolderGroup, grouped, read_folder
 from analysis.reporting.page import render, report_spec, scripts
 from analysis.reporting.panels import headline, panels
 from analysis.reporting.tables import figure_files, figure_views, table_files, table_view
@@ -68,7 +68,7 @@ def run(cfg: commands.Report) -> Path:
     return stage.folder
 
 
-def _parts(groups: Sequence[Group], report: Path, max_cells: int) -> list[dict[str, Any]]:
+def _parts(groups: Sequence[FolderGroup], report: Path, max_cells: int) -> list[dict[str, Any]]:
     """What the templates show of each group of folders that compare: anchors say where a chart is on the page."""
     number_of = {folder.path: n for n, folder in enumerate((f for group in groups for f in group.folders), 1)}
     budget = FIGURE_BYTES // max(len(number_of), 1)

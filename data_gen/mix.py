@@ -26,7 +26,7 @@ import pyarrow.parquet as pq
 import torch
 
 from data_gen.mixing import MixedExample, mix_batch
-from data_gen.texts import Responses, fingerprints, read_responses, sampling_facts, within_context
+from data_gen.texts import TargetResponses, fingerprints, read_responses, sampling_facts, within_context
 from toolkit.config import commands, instantiate, plain
 from toolkit.errors import InputError
 from toolkit.files import journal
@@ -114,7 +114,7 @@ def check_masks(summary: Mapping[str, Any]) -> None:
 
 
 def _join(
-    stage: Stage, pair: Any, responses: Responses, cfg: commands.Mix, paths: Sequence[Path], facts: dict[str, Any]
+    stage: Stage, pair: Any, responses: TargetResponses, cfg: commands.Mix, paths: Sequence[Path], facts: dict[str, Any]
 ) -> None:
     """All parts as one dataset, split and summed up; the parts are deleted."""
     table = pa.concat_tables([_read_part(path) for path in paths]).combine_chunks()
@@ -136,7 +136,7 @@ def _join(
     show(pair.tokenizer, [data["train"][i] for i in range(min(PREVIEW_ROWS, len(data["train"])))])
 
 
-def _mix_parts(pair: Any, responses: Responses, cfg: commands.Mix, folder: Path) -> list[Path]:
+def _mix_parts(pair: Any, responses: TargetResponses, cfg: commands.Mix, folder: Path) -> list[Path]:
     """The files of all mixed examples in order; this process's share is written, parts that exist are kept."""
     from tqdm.auto import tqdm
 

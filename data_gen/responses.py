@@ -30,9 +30,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from data_gen.remote.kept import keep, read_kept
 from data_gen.remote.rows import Work, ask_endpoints, facts_of, identity
-from data_gen.shards import read_shard, row_of, shard_name, write_shard
+from data_gen.shards import keep, read_kept, read_shard, row_of, shard_name, write_shard
 from toolkit import config
 from toolkit.config import commands, instantiate, plain
 from toolkit.decoding import decode

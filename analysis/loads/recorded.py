@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 import pandas as pd
 
-from analysis.loads.simulator import Load, Served, serve
+from analysis.loads.simulator import Load, ServedRequests, serve
 from analysis.replay.prompt_lookup import Copies
 from analysis.replay.recorded_heads import with_recorded_heads
 from analysis.tables.grid import PLAIN, YARDSTICKS, Setting, bounded
@@ -90,7 +90,7 @@ class RecordedPair:
         """Texts that can be served."""
         return len(self.prompt_tokens)
 
-    def serve(self, setting: Setting, load: Load, requests: Sequence[int] | None = None) -> Served:
+    def serve(self, setting: Setting, load: Load, requests: Sequence[int] | None = None) -> ServedRequests:
         """Serve these texts (None: each once) with a setting. Autoregressive decoding takes any trace."""
         assert self.costs is not None, "costs are set before anything is served"
         method = self.bench.methods[setting.name]

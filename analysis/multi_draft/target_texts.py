@@ -38,7 +38,7 @@ SUMS = ("accepted", "drafted", "optimum")  # over the positions of a text
 
 
 @dataclass(frozen=True)
-class Text:
+class TargetText:
     """What the target responded to one prompt."""
 
     prompt: str
@@ -47,7 +47,7 @@ class Text:
 
 
 @dataclass(frozen=True)
-class Judge:
+class MethodRule:
     """A method's rule and the way its candidates are drawn.
 
     sources  of independent candidates, in turn: draft model and its own temperature (None: the walk's); else empty
@@ -62,7 +62,7 @@ class Judge:
     @classmethod
     def of(
         cls, method: str, overrides: Sequence[str] = (), sampling: Sampling | None = None, num_drafts: int = 1
-    ) -> Judge:
+    ) -> MethodRule:
         """The judge of a method of conf/method/ at these settings, as it decodes with `num_drafts` draft models.
 
         At temperature 0 that is `mcsd_naive` with the draft's likeliest tokens, whatever the method (`Method.at`).
@@ -134,7 +134,7 @@ class Walk:
             if value is not None and value < 1:
                 raise InputError(f"{name}: expected at least 1, got {value}")
 
-    def run(self, judges: Sequence[Judge], folder: Path, on_part: Callable[[int], object]) -> pd.DataFrame:
+    def run(self, judges: Sequence[MethodRule], folder: Path, on_part: Callable[[int], object]) -> pd.DataFrame:
         """One row per method, prompt and K: `method`, `scheme`, `prompt`, `K`, `positions` and SUMS."""
         models = max(judge.num_models for judge in judges)
         frames = []
@@ -165,15 +165,15 @@ class Walk:
         """Hash of everything that a part's texts and sums depend on."""
         part = self.source[first : first + PART]
         prints = [fingerprint(model) for model in (self.pair.target, *self.pair.drafts[:models])]
-        contents = [vars(item) if isinstance(item, Text) else [item.id, item.content] for item in part]
+        contents = [vars(item) if isinstance(item, TargetText) else [item.id, item.content] for item in part]
         settings: list[Any] = [list(self.num_drafts), self.positions, self.draws, self.seed, self.draft_temperature]
         settings += [] if self.optimum else ["no optimum"]
         return content_hash([prints, vars(self.sampling), contents, first, settings])
 
-    def _texts(self, first: int, path: Path) -> list[Text]:
+    def _texts(self, first: int, path: Path) -> list[TargetText]:
         """The texts of a part. Left out are empty ones, those a draft cannot read, and prompts that cannot be decoded."""
         part = self.source[first : first + PART]
-        if isinstance(part[0], Text):
+        if isinstance(part[0], TargetText):
             check_texts(self.pair, part)
             return [text for text in part if len(text.prompt_ids) and len(text.token_ids)]
         saved = _read(path)
@@ -194,12 +194,14 @@ class Walk:
             saved = pd.DataFrame(rows, columns=["prompt", "prompt_ids", "token_ids"])
             write_parquet(saved, path)
         return [
-            Text(row.prompt, list(map(int, row.prompt_ids)), list(map(int, row.token_ids)))
+            TargetText(row.prompt, list(map(int, row.prompt_ids)), list(map(int, row.token_ids)))
             for row in saved.itertuples()
         ]
 
-    def _score(self, texts: Sequence[Text], first: int, judges: Sequence[Judge]) -> dict[Judge, pd.DataFrame]:
-        rows: dict[Judge, list[dict[str, Any]]] = {judge: [] for judge in judges}
+    def _score(
+        self, texts: Sequence[TargetText], first: int, judges: Sequence[MethodRule]
+    ) -> dict[MethodRule, pd.DataFrame]:
+        rows: dict[MethodRule, list[dict[str, Any]]] = {judge: [] for judge in judges}
         for text, generator, reading in self._read(texts, first, max(judge.num_models for judge in judges)):
             p = reading.target_probs
             uniforms = spread_uniforms((self.draws, len(p), max(self.num_drafts)), generator, p.dtype)
@@ -208,7 +210,9 @@ class Walk:
         columns = ["prompt", "positions", "K", *SUMS]
         return {judge: pd.DataFrame(lines, columns=columns) for judge, lines in rows.items()}
 
-    def _read(self, texts: Sequence[Text], first: int, models: int) -> Iterator[tuple[Text, torch.Generator, Reading]]:
+    def _read(
+        self, texts: Sequence[TargetText], first: int, models: int
+    ) -> Iterator[tuple[TargetText, torch.Generator, Reading]]:
         """Each text of a part with its random stream and what the models say at its positions."""
         for start in range(0, len(texts), self.batch_size):
             batch = texts[start : start + self.batch_size]
@@ -222,7 +226,7 @@ class Walk:
                 batch, generators, readings_along(self.pair, ids, self.sampling, chosen, models), strict=True
             )
 
-    def _judge(self, judges: Sequence[Judge], reading: Reading, uniforms: Tensor) -> Any:
+    def _judge(self, judges: Sequence[MethodRule], reading: Reading, uniforms: Tensor) -> Any:
         """(judge, K and sums over the positions) for every judge and K; uniforms [R, N, most K]."""
         p = reading.target_probs
         for num_drafts in self.num_drafts:
@@ -266,7 +270,7 @@ def alphabet_sizes(probs: Tensor) -> Tensor:
     return torch.count_nonzero(probs, dim=-1)
 
 
-def check_texts(pair: ModelPair, texts: Sequence[Text]) -> None:
+def check_texts(pair: ModelPair, texts: Sequence[TargetText]) -> None:
     """Raises InputError if the pair cannot read a text."""
     for text in texts:
         ids = [*text.prompt_ids, *text.token_ids]

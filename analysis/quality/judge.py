@@ -139,7 +139,7 @@ class Judge(Metric):
             write_json(path, record)
 
     def _say(self) -> None:
-        """Bring `about` up to date."""
+        """Bring `provenance` up to date."""
         rated = sum(_score(reply).counts is not None for reply in self._replies.values())
         by = sorted({reply.by for reply in self._replies.values() if reply.by})
         parts = [f"rated by {self.judge.about}", *(f"which answered as {name}" for name in by), self.template.about]
@@ -147,7 +147,7 @@ class Judge(Metric):
             parts.append(f"{rated} of {len(self._replies)} different answers rated")
         if self._num_kept:
             parts.append(f"{self._num_kept} judgements read from {self.kept}")
-        self.about = ", ".join(parts)
+        self.provenance = ", ".join(parts)
 
 
 def _score(reply: Reply) -> Score:

@@ -100,7 +100,7 @@ class Tests:
 
 
 @dataclass(frozen=True)
-class Verdict:
+class ProgramVerdict:
     """kind: passed, failed, or unsupported: the tests cannot be run like this, whatever the program. reason: why not passed."""
 
     kind: str
@@ -166,7 +166,7 @@ class Confined:
         self._output.close()
 
 
-def run(program: str, tests: Tests, limits: Limits, confinement: str | None = None) -> Verdict:
+def run(program: str, tests: Tests, limits: Limits, confinement: str | None = None) -> ProgramVerdict:
     """Run a program against its tests. Raises InputError if nothing can be confined or started here."""
     walls, nonce = confinement or chosen(), secrets.token_hex()
     source = program.encode("utf-8", "replace").decode()
@@ -183,10 +183,10 @@ def run(program: str, tests: Tests, limits: Limits, confinement: str | None = No
         text = judge.output(limits.seconds + STARTING)
         candidate.output(0)
     if text is None:
-        return Verdict(FAILED, f"killed after {limits.seconds:g} s")
+        return ProgramVerdict(FAILED, f"killed after {limits.seconds:g} s")
     if not text.startswith(f'["{nonce}"'):
-        return Verdict(FAILED, "the tests ended too soon")
-    return Verdict(*json.loads(text)[1:])
+        return ProgramVerdict(FAILED, "the tests ended too soon")
+    return ProgramVerdict(*json.loads(text)[1:])
 
 
 def problem(walls: str) -> str:

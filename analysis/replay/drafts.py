@@ -33,7 +33,7 @@ from analysis.tables.bootstrap import Bootstrap
 from analysis.tables.console import show
 from analysis.tables.files import markdown, read_table, save_table, with_interval
 from data_gen.recording import Recorder
-from data_gen.texts import Responses, fingerprints, read_responses, within_context
+from data_gen.texts import TargetResponses, fingerprints, read_responses, within_context
 from toolkit.config import commands, instantiate, plain
 from toolkit.distillation.drafts import export
 from toolkit.engine import open_session
@@ -103,7 +103,7 @@ def compare_drafts(cfg: commands.Heads) -> Path:
 
 
 def _candidates(
-    cfg: commands.Heads, drafts: dict[str, str], alone: ModelPair, counted: Responses | None
+    cfg: commands.Heads, drafts: dict[str, str], alone: ModelPair, counted: TargetResponses | None
 ) -> dict[str, ModelPair]:
     """The target with every draft and every reduction of it, by name."""
     texts = [(row["prompt_ids"], row["token_ids"]) for row in counted.rows] if counted else []
@@ -125,7 +125,7 @@ def _candidates(
 
 
 def _measured(
-    cfg: commands.Heads, candidates: dict[str, ModelPair], alone: ModelPair, texts: dict[str, Responses]
+    cfg: commands.Heads, candidates: dict[str, ModelPair], alone: ModelPair, texts: dict[str, TargetResponses]
 ) -> pd.DataFrame:
     """One line per draft and domain."""
     bootstrap = Bootstrap(cfg.resamples, cfg.confidence, cfg.seed)
@@ -153,7 +153,7 @@ def _measured(
     return pd.DataFrame(lines)
 
 
-def text_parts(pair: ModelPair, responses: Responses, cfg: commands.Heads, costs: Costs) -> tuple[int, Array]:
+def text_parts(pair: ModelPair, responses: TargetResponses, cfg: commands.Heads, costs: Costs) -> tuple[int, Array]:
     """The best fixed K, and for every text the six sums [n, 6] that the figures are quotients of."""
     texts = [(row["prompt_ids"], row["token_ids"]) for row in responses.rows]
     played = []
@@ -177,7 +177,7 @@ def text_parts(pair: ModelPair, responses: Responses, cfg: commands.Heads, costs
     return best, np.stack(parts, axis=1)
 
 
-def alphas(pair: ModelPair, texts: Sequence[Text], responses: Responses, batch_size: int) -> tuple[Array, Array]:
+def alphas(pair: ModelPair, texts: Sequence[Text], responses: TargetResponses, batch_size: int) -> tuple[Array, Array]:
     """Sum of alpha over each text's tokens [n], and how many those are [n]."""
     sums = []
     for first in range(0, len(texts), batch_size):

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from analysis.replay.prompt_lookup import Copies
-from analysis.replay.tally import Judged, Replayed, Sent, tally
+from analysis.replay.tally import JudgedLengths, Replayed, Sent, tally
 from toolkit.decoding.proposers.base import frozen
 from toolkit.errors import InputError
 from toolkit.stopping import StoppingPolicy, Thresholded
@@ -102,7 +102,7 @@ def replay_rounds(trace: Trace, policy: StoppingPolicy, copies: Copies | None = 
             by_draft = num_calls > 0
             num_drafted = torch.where(by_draft, num_drafted, num_copied)
             accepted = torch.where(by_draft, accepted, agreeing)
-        observed = policy.observe(Sent(num_drafted, num_calls), Judged(accepted), drafted_state)
+        observed = policy.observe(Sent(num_drafted, num_calls), JudgedLengths(accepted), drafted_state)
         state = frozen(observed, state, alive)
         produced = torch.minimum(accepted + 1, geometry.left[starts])
         columns = (text, starts, num_drafted, num_calls, accepted, produced)

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from analysis.replay.tally import Judged, Replayed, Sent, sources_of
+from analysis.replay.tally import JudgedLengths, Replayed, Sent, sources_of
 from toolkit.decoding import Method
 from toolkit.decoding.proposers.copying import NOTHING, Copy, CopyProposer
 from toolkit.stopping import StoppingPolicy
@@ -129,6 +129,6 @@ def replay_prompt_lookup(
             sources[name] += chosen.numpy()
         for histogram, values in ((accepted, length), (drawn, copied), (judged, torch.minimum(copied, produced))):
             histogram[np.flatnonzero(going), values[going]] += 1
-        state = policy.observe(Sent(copied, none), Judged(length), state)
+        state = policy.observe(Sent(copied, none), JudgedLengths(length), state)
         done = done + produced
     return Replayed(counts, accepted, drafted=drawn, judged=judged, sources=sources)

@@ -66,7 +66,7 @@ class Sent:
 
 
 @dataclass(frozen=True)
-class Judged:
+class JudgedLengths:
     """What `observe` may ask of a Verdict."""
 
     length: Tensor

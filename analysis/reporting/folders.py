@@ -58,7 +58,7 @@ class Folder:
 
 
 @dataclass(frozen=True)
-class Group:
+class FolderGroup:
     """Folders of one pair and one sampling."""
 
     pair: dict[str, Any]
@@ -97,14 +97,14 @@ def read_folder(path: Path) -> Folder:
     return Folder(path, read_manifest(path))
 
 
-def grouped(folders: Sequence[Folder]) -> list[Group]:
+def grouped(folders: Sequence[Folder]) -> list[FolderGroup]:
     """Groups in the order of the folders. A folder that records no sampling joins the first group of its pair."""
-    groups: list[Group] = []
+    groups: list[FolderGroup] = []
     origins = [(folder, *_made_with(folder.manifest, 0)) for folder in folders]
     for folder, pair, sampling in sorted(origins, key=lambda entry: entry[2] is None):
         home = next((g for g in groups if g.pair == pair and (sampling is None or g.sampling == sampling)), None)
         if home is None:
-            groups.append(home := Group(pair, sampling))
+            groups.append(home := FolderGroup(pair, sampling))
         home.folders.append(folder)
     order = {folder.path: number for number, folder in enumerate(folders)}
     for group in groups:

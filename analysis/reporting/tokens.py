@@ -33,7 +33,7 @@ class Token:
 
 
 @dataclass(frozen=True)
-class Text:
+class ShownText:
     """One text, round after round."""
 
     id: str
@@ -47,7 +47,7 @@ class TokenView:
 
     title: str
     note: str
-    texts: Sequence[Text]
+    texts: Sequence[ShownText]
 
 
 def token_views(folders: Sequence[Folder]) -> list[TokenView]:
@@ -64,7 +64,7 @@ def _of_sweep(folder: Folder) -> Iterator[TokenView]:
         return
     for view in views:
         texts = [
-            Text(text["id"], text["prompt"], [_recorded_round(record) for record in text["rounds"]])
+            ShownText(text["id"], text["prompt"], [_recorded_round(record) for record in text["rounds"]])
             for text in view["texts"][:MOST_TEXTS]
         ]
         predicted = any(
@@ -91,7 +91,7 @@ def _of_decoded(folder: Folder) -> Iterator[TokenView]:
     lines = [line for line in generations(folder) if line.get("pieces") and _is_chain(line)][:MOST_TEXTS]
     if not lines:
         return
-    texts = [Text(str(line["id"]), str(line.get("prompt", "")), list(_decoded_rounds(line))) for line in lines]
+    texts = [ShownText(str(line["id"]), str(line.get("prompt", "")), list(_decoded_rounds(line))) for line in lines]
     method = str((folder.manifest.get("config") or {}).get("method", {}).get("name") or folder.stage)
     note = "Decoded. Rejected tokens are counted, their texts were not recorded; predictions are missing."
     yield TokenView(f"{folder.path.name}: {setting_name(method, '')}", note, texts)

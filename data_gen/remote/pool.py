@@ -29,8 +29,8 @@ MEND = "expected endpoints and served.key_variable of a server with /v1/completi
 
 
 @dataclass(frozen=True)
-class Limits:
-    """Limits of each endpoint. seconds: of one try; backoff: seconds before the second; requests_per_minute: None: any."""
+class EndpointLimits:
+    """Of each endpoint. seconds: of one try; backoff: seconds before the second; requests_per_minute: None: any."""
 
     concurrency: int
     requests_per_minute: float | None
@@ -40,7 +40,7 @@ class Limits:
 
 
 @dataclass
-class Outcome:
+class RowOutcome:
     """What came of one row: what `read` made of the answer, or a reason. `address`: the endpoint that had it last."""
 
     request: Asked
@@ -55,7 +55,7 @@ class Server:
 
     client: Client
     requests: Requests
-    limits: Limits
+    limits: EndpointLimits
     unknown: list[str] = field(default_factory=list)
     checked: bool = False
     left_out: str = ""
@@ -65,7 +65,7 @@ class Server:
     free_at: float = 0.0  # when the next request may begin
 
     @classmethod
-    def at(cls, base_url: str, key: str | None, requests: Requests, limits: Limits) -> Server:
+    def at(cls, base_url: str, key: str | None, requests: Requests, limits: EndpointLimits) -> Server:
         """The endpoint of a base address. Raises InputError if it is none."""
         url = address(base_url, "/completions", "endpoints", "; name the key's variable: served.key_variable=NAME")
         return cls(Client(url, key, limits.seconds, "the endpoint", MEND), requests, limits)
@@ -161,7 +161,7 @@ class Pool:
     def __init__(self, servers: Sequence[Server], say: Callable[[str], None]):
         self.servers, self.say = list(servers), say
         self._rows: SimpleQueue[tuple[Asked, int]] = SimpleQueue()  # with the turns that each has had
-        self._outcomes: SimpleQueue[Outcome | Server] = SimpleQueue()
+        self._outcomes: SimpleQueue[RowOutcome | Server] = SimpleQueue()
         self._over = threading.Event()
 
     def open(self) -> None:
@@ -176,7 +176,7 @@ class Pool:
                 self.say(f"{server.client.address} is left out: {server.left_out}")
         self._check_alive()
 
-    def ask(self, rows: Sequence[Asked], read: Callable[[Any, Asked], Any]) -> Iterator[Outcome]:
+    def ask(self, rows: Sequence[Asked], read: Callable[[Any, Asked], Any]) -> Iterator[RowOutcome]:
         """An outcome per row, as they come. Raises InputError once no server is left; closing it ends the threads."""
         for row in rows:
             self._rows.put((row, 0))
@@ -188,7 +188,7 @@ class Pool:
         try:
             while missing:
                 outcome = self._outcomes.get()
-                if isinstance(outcome, Outcome):
+                if isinstance(outcome, RowOutcome):
                     missing -= 1
                     yield outcome
                     continue
@@ -211,7 +211,7 @@ class Pool:
                 request, turns = self._rows.get(timeout=0.2)
             except Empty:
                 continue
-            outcome = Outcome(request, server.client.address)
+            outcome = RowOutcome(request, server.client.address)
             error: Exception | None = None
             try:
                 outcome.answer = server.reply(request, read)

@@ -35,7 +35,7 @@ TOKENIZER = threading.Lock()  # the threads of a pool share one
 
 
 @dataclass(frozen=True)
-class Engine:
+class ServingEngine:
     """How one kind of server is asked.
 
     sends_ids    prompts go as token ids; else as text, which the server encodes
@@ -58,10 +58,10 @@ EXACT = {
     "frequency_penalty": 0.0,
 }  # fmt: skip
 ENGINES = {
-    "vllm": Engine("vllm", further=EXACT),
-    "sglang": Engine("sglang", every=-1, further=EXACT),
-    "transformers": Engine("transformers", sends_ids=False, shows_stops=True),
-    "openai": Engine("openai", fields=BASIC),
+    "vllm": ServingEngine("vllm", further=EXACT),
+    "sglang": ServingEngine("sglang", every=-1, further=EXACT),
+    "transformers": ServingEngine("transformers", sends_ids=False, shows_stops=True),
+    "openai": ServingEngine("openai", fields=BASIC),
 }
 
 

@@ -9,10 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from data_gen.remote.answers import Answer, NotRoundTrip, Reader
-from data_gen.remote.kept import FOLDER, Kept, keep, read_kept
-from data_gen.remote.pool import Limits, Outcome, Pool, Server
+from data_gen.remote.pool import EndpointLimits, Pool, RowOutcome, Server
 from data_gen.remote.requests import TOKENIZER, Asked, Requests
-from data_gen.shards import read_whole, row_of, shard_name, write_shard
+from data_gen.shards import KEPT_FOLDER, Kept, keep, read_kept, read_whole, row_of, shard_name, write_shard
 from toolkit.config import plain
 from toolkit.decoding.decode import prompt_ids
 from toolkit.errors import InputError
@@ -52,7 +51,9 @@ def ask_endpoints(
     work: Work, shards: Mapping[int, range], endpoints: Sequence[str], served: Any, progress: TokenBar
 ) -> None:
     """Write these shards. Raises InputError once no endpoint is left; the rows that have come are kept."""
-    limits = Limits(served.concurrency, served.requests_per_minute, served.seconds, served.attempts, served.backoff)
+    limits = EndpointLimits(
+        served.concurrency, served.requests_per_minute, served.seconds, served.attempts, served.backoff
+    )
     requests = Requests(served.engine, served.model, work.pair, work.sampling, plain(served.request))
     key = key_of(served.key_variable, "served.key_variable")
     pool = Pool([Server.at(url, key, requests, limits) for url in endpoints], progress.say)
@@ -89,7 +90,7 @@ def facts_of(stage: Stage, job: str, num_shards: int) -> dict[str, Any]:
     for header in headers:
         for name, counts in header.get("served", {}).items():
             totals.setdefault(name, Counter()).update(counts)
-    stage.remove(FOLDER)
+    stage.remove(KEPT_FOLDER)
     if not any("served" in header for header in headers):
         return {}
     fields = {address: remark for header in headers for address, remark in header.get("fields", {}).items()}
@@ -119,7 +120,7 @@ def _read(reader: Reader, completion: Any, request: Asked) -> Answer | NotRoundT
             return error
 
 
-def _row(work: Work, outcome: Outcome) -> dict[str, Any]:
+def _row(work: Work, outcome: RowOutcome) -> dict[str, Any]:
     """The row of an outcome, and how it came."""
     prompt, row, answer = work.prompts[outcome.request.row], outcome.request.row, outcome.answer
     ids = outcome.request.prompt_ids
