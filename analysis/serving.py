@@ -21,6 +21,7 @@ from pathlib import Path
 
 import numpy as np
 import pandas as pd
+from tqdm.auto import tqdm
 
 from analysis.figures.loads import over_plain
 from analysis.loads.costs import costs_of
@@ -104,8 +105,6 @@ def break_even(table: pd.DataFrame) -> list[str]:
 
 
 def _serve(recorded: RecordedPair, loads: list[Load], requests: list[int]) -> pd.DataFrame:
-    from tqdm.auto import tqdm
-
     lines = []
     with tqdm(total=len(loads) * len(recorded.settings), desc="simulating", unit="setting") as bar:
         for load in loads:

@@ -27,6 +27,7 @@ from time import perf_counter
 from typing import Any
 
 import pandas as pd
+from tqdm.auto import tqdm
 
 from analysis.figures import plots
 from analysis.figures.pareto import few_settings
@@ -325,8 +326,6 @@ class _Progress:
     """A bar over settings: which one, how far it is, and the best so far."""
 
     def __init__(self, num_settings: int, num_prompts: int, cost_ratio: float):
-        from tqdm.auto import tqdm
-
         self.bar = tqdm(total=num_settings, desc="sweep", unit="setting")
         self.num_prompts, self.cost_ratio = num_prompts, cost_ratio
         self.current, self.prompts_done, self.tokens, self.begun = "", 0, 0, perf_counter()

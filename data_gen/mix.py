@@ -24,6 +24,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import torch
+from tqdm.auto import tqdm
 
 from data_gen.mixing import MixedExample, mix_batch
 from data_gen.texts import TargetResponses, fingerprints, read_responses, sampling_facts, within_context
@@ -94,14 +95,20 @@ def summarize(data: datasets.DatasetDict) -> dict[str, Any]:
     columns = [_columns(part.data.table) for part in data.values()]
     labels, mask = (np.concatenate([part[name] for part in columns]) for name in ("labels", "mask"))
     in_prompts = sum(int(part["prompt_length"].sum()) for part in columns)
-    positions = len(labels) - in_prompts
+    positions, hashes = len(labels) - in_prompts, {}
+    for split_name, part in zip(data, columns, strict=True):
+        digest = hashlib.sha256()
+        for name in sorted(part):
+            digest.update(name.encode())
+            digest.update(np.ascontiguousarray(part[name]).tobytes())
+        hashes[split_name] = digest.hexdigest()[:16]
     return {
         "num_examples": {name: len(part) for name, part in data.items()},
         "num_positions": positions,
         "num_drafted": int(mask.sum()),
         "mean_label": float(labels[mask].mean()) if mask.any() else float("nan"),
         "mean_label_all": float(labels.sum() / positions),
-        "content": {name: _hash(part) for name, part in zip(data, columns, strict=True)},
+        "content": hashes,
     }
 
 
@@ -138,8 +145,6 @@ def _join(
 
 def _mix_parts(pair: Any, responses: TargetResponses, cfg: commands.Mix, folder: Path) -> list[Path]:
     """The files of all mixed examples in order; this process's share is written, parts that exist are kept."""
-    from tqdm.auto import tqdm
-
     numbers = range(0, len(responses.rows), PART_ROWS)
     paths = [folder / f"part-{number // PART_ROWS:05d}.parquet" for number in numbers]
     mine = [(path, responses.rows[number : number + PART_ROWS]) for number, path in zip(numbers, paths, strict=True)]
@@ -207,14 +212,6 @@ def _columns(table: pa.Table) -> dict[str, np.ndarray]:
         flat[name] = values.to_numpy(zero_copy_only=False)
     flat["lengths"] = np.array([len(ids) for ids in table["input_ids"]])
     return flat
-
-
-def _hash(columns: Mapping[str, np.ndarray]) -> str:
-    digest = hashlib.sha256()
-    for name in sorted(columns):
-        digest.update(name.encode())
-        digest.update(np.ascontiguousarray(columns[name]).tobytes())
-    return digest.hexdigest()[:16]
 
 
 def _print_summary(summary: Mapping[str, Any]) -> None:

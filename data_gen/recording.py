@@ -344,10 +344,7 @@ class Recorder:
         return {name: value.cpu() for name, value in facts.items()}
 
     def _assemble(
-        self,
-        batch: list[RecordedText],
-        on_path: list[dict[str, Tensor]],
-        rolled: list[list[dict[str, Tensor]]],
+        self, batch: list[RecordedText], on_path: list[dict[str, Tensor]], rolled: list[list[dict[str, Tensor]]]
     ) -> Trace:
         lengths = torch.tensor([len(text.produced) for text in batch])
         total = int(lengths.sum())

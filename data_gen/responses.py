@@ -30,6 +30,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from tqdm.auto import tqdm
+
 from data_gen.remote.rows import Work, ask_endpoints, facts_of, identity
 from data_gen.shards import keep, read_kept, read_shard, row_of, shard_name, write_shard
 from toolkit import config
@@ -62,8 +64,6 @@ IGNORED = (*RANKS, "endpoints", "served")
 def run(cfg: commands.Responses) -> Path:
     """Sample a response of the target to every prompt; returns the output folder."""
     part = part_of(cfg)
-    if cfg.shard_size < 1:
-        raise InputError(f"shard_size: expected at least 1, got {cfg.shard_size}")
     settings = identity(plain(cfg))
     finished = finished_stage("responses", settings, inputs=prompt_files(cfg), ignore=IGNORED)
     if finished is not None:
@@ -113,8 +113,6 @@ def read_rows(folder: Path | str, statuses: tuple[str, ...] = ("done",)) -> Iter
     Each: id, row, status, prompt_ids, token_ids (end of text included), finish_reason, text, answer, error. Raises
     InputError if the folder is not finished, or a shard is missing, cut short, altered or of another job.
     """
-    from tqdm.auto import tqdm
-
     folder = Path(folder)
     if not (folder / MANIFEST).exists():
         raise InputError(f"expected a responses folder at {folder} (with a {MANIFEST}), found none")

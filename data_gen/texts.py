@@ -142,20 +142,15 @@ def fingerprints(pair: Any, responses: TargetResponses) -> dict[str, Any]:
         raise InputError(
             f"the responses come from another target ({reason}): set pair.target to the model that made them"
         )
-    if responses.target is None and pair.tokenizer is not None:
-        _check_texts(pair, responses)
+    if responses.target is None and pair.tokenizer is not None:  # texts beside the tokens tell the tokenizer
+        for row in responses.rows:
+            text, decoded = row.get("text", "").strip(), pair.text(row["token_ids"], row["prompt_ids"]).strip()
+            if not decoded.startswith(text) and not text.startswith(decoded):  # the end may be missing
+                raise InputError(
+                    f"{responses.inputs[0]}, line {row['row'] + 1}: the text begins {text[:30]!r}, its tokens mean "
+                    f"{decoded[:30]!r} to this pair: they were made with another tokenizer"
+                )
     return {**target.facts("target"), **Weights.of(pair.draft).facts("draft")}
-
-
-def _check_texts(pair: Any, responses: TargetResponses) -> None:
-    """Texts that a file gives beside its tokens tell the tokenizer; they may lack the end of what was decoded."""
-    for row in responses.rows:
-        text, decoded = row.get("text", "").strip(), pair.text(row["token_ids"], row["prompt_ids"]).strip()
-        if not decoded.startswith(text) and not text.startswith(decoded):
-            raise InputError(
-                f"{responses.inputs[0]}, line {row['row'] + 1}: the text begins {text[:30]!r}, its tokens mean "
-                f"{decoded[:30]!r} to this pair: they were made with another tokenizer"
-            )
 
 
 def sampling_facts(sampling: Sampling) -> dict[str, Any]:

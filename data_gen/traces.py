@@ -21,6 +21,8 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any
 
+from tqdm.auto import tqdm
+
 from data_gen.depth import depth_that_pays
 from data_gen.kept_states import Kept, find_kept
 from data_gen.recording import Recorder
@@ -29,7 +31,6 @@ from data_gen.texts import fingerprints, read_texts, sampling_facts, within_cont
 from toolkit.acceptance.folder import head_hash, recorded_scorers
 from toolkit.config import commands, instantiate, plain
 from toolkit.engine.hidden_states import layers_of
-from toolkit.errors import InputError
 from toolkit.files.atomic import content_hash, write_json
 from toolkit.runs.sharding import RANKS, all_there, joining, part_of, share
 from toolkit.runs.stage import Stage, command, finished_stage, open_stage
@@ -45,9 +46,7 @@ def run(cfg: commands.Traces) -> Path:
     part = part_of(cfg)
     sampling = plain(cfg.sampling) if cfg.sampling is not None else None
     responses = read_texts(plain(cfg.responses), None if sampling is None else Sampling(**sampling))
-    responses = replace(responses, rows=responses.rows if cfg.limit is None else responses.rows[: max(cfg.limit, 0)])
-    if not responses.rows:
-        raise InputError(f"limit: expected at least 1 text, got {cfg.limit}")
+    responses = replace(responses, rows=responses.rows[: cfg.limit])
     settings = {**plain(cfg), "sampling": sampling_facts(responses.sampling)}
     finished = None if cfg.dry_run else finished_stage("traces", settings, inputs=responses.inputs, ignore=IGNORED)
     if finished is not None:
@@ -114,8 +113,6 @@ def _record_missing(
     paths: Sequence[Path], work: Sequence[tuple[Recorder, list[dict[str, Any]]]], batch_size: int, job: str
 ) -> None:
     """Files that are not there yet, each a recorder's of some rows."""
-    from tqdm.auto import tqdm
-
     total, announced = sum(_num_tokens(rows) for _, rows in work), False
     if missing := [rows for path, (_, rows) in zip(paths, work, strict=True) if not path.exists()]:
         tokens = sum(map(_num_tokens, missing))
@@ -137,8 +134,6 @@ def _record_missing(
 
 def _score_missing(paths: Sequence[Path], recorder: Recorder, earlier: Kept, job: str) -> None:
     """Files that are not there yet, from the states of a finished recording."""
-    from tqdm.auto import tqdm
-
     for path in tqdm(paths, desc="traces", unit="file"):
         if path.exists():
             read_file(path, job)

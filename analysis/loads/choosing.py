@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import pandas as pd
+from tqdm.auto import tqdm
 
 from analysis.loads.recorded import RecordedPair
 from analysis.loads.simulator import Load, ServedRequests
@@ -59,8 +60,6 @@ def choose(
     dev_speedup_low  where the interval on dev begins
     loses            whether the speed-up's interval lies below 1
     """
-    from tqdm.auto import tqdm
-
     tables: list[pd.DataFrame] = []
     total = sum(len(candidate.dev.settings) for candidate in candidates) * len(batch_sizes)
     with tqdm(total=total, desc="simulating", unit="setting") as bar:

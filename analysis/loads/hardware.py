@@ -103,12 +103,7 @@ PRESETS = {
 
 
 def modelled(
-    target: Shape,
-    draft: Shape,
-    hardware: str,
-    devices: int,
-    batch_sizes: Sequence[int],
-    cpu: Cpu | None = None,
+    target: Shape, draft: Shape, hardware: str, devices: int, batch_sizes: Sequence[int], cpu: Cpu | None = None
 ) -> LoadCost:
     """The cost table of a pair on `devices` devices of this kind; the draft lies on one.
 

@@ -30,6 +30,7 @@ from numpy.typing import NDArray
 from analysis.tables.bootstrap import Bootstrap
 from analysis.tables.console import show
 from analysis.tables.files import markdown, read_table, save_table, with_interval
+from analysis.tables.positions import at_least
 from toolkit.config import commands
 from toolkit.errors import InputError
 from toolkit.files.atomic import write_text
@@ -99,7 +100,7 @@ def by_length(histograms: Array, cost_ratio: float, bootstrap: Bootstrap) -> pd.
 
     def tokens_per_round(rounds: Array) -> Array:
         """[..., K + 1] -> at draft length k: 1 + sum over j <= k of P(at least j accepted)."""
-        reached = _reached(rounds)
+        reached = at_least(rounds)
         return (reached / reached[..., :1]).cumsum(-1)
 
     ends = bootstrap.interval(histograms, tokens_per_round)
@@ -112,7 +113,7 @@ def by_length(histograms: Array, cost_ratio: float, bootstrap: Bootstrap) -> pd.
 
 def by_position(histograms: Array, bootstrap: Bootstrap) -> pd.DataFrame:
     """One line per draft position: how often it was accepted where all before it were, and over how many rounds."""
-    reached, lines = _reached(histograms), []
+    reached, lines = at_least(histograms), []
     for j in range(1, histograms.shape[1]):
         counts = reached[:, [j, j - 1]]
         accepted = bootstrap.figures(counts, lambda sums: {"accepted": sums[..., 0] / sums[..., 1]}, "probability")
@@ -183,8 +184,3 @@ def _histogram(counts: Mapping[str, Any]) -> list[int] | None:
     if steps == 0 or width == 0 or drafted != width * steps:  # rounds of other lengths say nothing of a fixed one
         return None
     return rounds + [0] * (width + 1 - len(rounds))
-
-
-def _reached(rounds: Array) -> Array:
-    """Rounds [..., K + 1] by accepted tokens -> rounds that accepted at least j."""
-    return np.flip(np.flip(rounds, -1).cumsum(-1), -1)

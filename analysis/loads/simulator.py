@@ -140,7 +140,13 @@ class _Server:
         self.run_of, self.left_of = self.geometry.run.numpy(), self.geometry.left.numpy()
         self.first_of = trace.text_first.numpy()
         self.drafts = policy.limit != 0 and not isinstance(trace, Copies)
-        self.drafter = self._ahead() if not policy.uses_history and not policy.couples_rows else self._live()
+        self.drafter: Drafter = lambda at, busy, state: self._draft(at, state, busy)
+        if not policy.uses_history and not policy.couples_rows:  # asked once for every position
+            starts = torch.arange(trace.num_positions)
+            lengths, calls, _ = self._draft(starts, policy.init(len(starts), torch.device("cpu")), None)
+            self.drafter = lambda at, busy, state: (lengths[at], calls[at], state)
+        elif isinstance(trace, Trace):
+            self.geometry = self.geometry.with_steps(trace)
         self.sent = load.arrivals(count)
         self.joined, self.first, self.answered, self.shares = (np.zeros(count) for _ in range(4))
         self.tokens, self.rounds, self.num_drafted, self.num_calls = (np.zeros(count, dtype=np.int64) for _ in range(4))
@@ -282,18 +288,6 @@ class _Server:
         return self.seconds[key]
 
     # -- drafting -------------------------------------------------------------------------------------------------
-
-    def _ahead(self) -> Drafter:
-        """A policy without memory is asked once for every position."""
-        starts = torch.arange(self.trace.num_positions)
-        state = self.policy.init(len(starts), torch.device("cpu"))
-        lengths, calls, _ = self._draft(starts, state, None)
-        return lambda at, busy, state: (lengths[at], calls[at], state)
-
-    def _live(self) -> Drafter:
-        if isinstance(self.trace, Trace):
-            self.geometry = self.geometry.with_steps(self.trace)
-        return lambda at, busy, state: self._draft(at, state, busy)
 
     def _draft(self, starts: Tensor, state: State, busy: Tensor | None) -> tuple[Tensor, Tensor, State]:
         if isinstance(self.trace, Copies):

@@ -40,7 +40,7 @@ def enumerate_rules(cfg: commands.Acceptance) -> Path:
     """Enumerate, write, print; returns the output folder."""
     p, q = distributions(plain(cfg.target_probs), plain(cfg.draft_probs))
     counts = sorted(set(plain(cfg.num_drafts)))
-    if not counts or min(counts) < 1 or len(p) ** max(counts) > MOST:
+    if not counts or len(p) ** max(counts) > MOST:
         raise InputError(f"num_drafts: expected K of at least 1 with V^K up to {MOST:,} (V = {len(p)}), got {counts}")
     judges = [MethodRule.of(name, plain(cfg.overrides)) for name in plain(cfg.methods)]
     for judge in judges:

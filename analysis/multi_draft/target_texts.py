@@ -127,12 +127,8 @@ class Walk:
         object.__setattr__(self, "sampling", resolved(self.sampling, self.pair.target))
         if not self.source:
             raise InputError("expected texts or prompts to walk along, got none")
-        if not self.num_drafts or min(self.num_drafts) < 1:
-            raise InputError(f"num_drafts: expected positive integers, got {list(self.num_drafts)}")
-        for name in ("positions", "draws", "batch_size"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise InputError(f"{name}: expected at least 1, got {value}")
+        if not self.num_drafts:
+            raise InputError("num_drafts: expected positive integers, got []")
 
     def run(self, judges: Sequence[MethodRule], folder: Path, on_part: Callable[[int], object]) -> pd.DataFrame:
         """One row per method, prompt and K: `method`, `scheme`, `prompt`, `K`, `positions` and SUMS."""
@@ -217,10 +213,12 @@ class Walk:
         for start in range(0, len(texts), self.batch_size):
             batch = texts[start : start + self.batch_size]
             generators = [row_generator(self.seed, first + start + row) for row in range(len(batch))]
-            chosen = [
-                choose_positions(len(text.token_ids), self.positions, generator)
-                for text, generator in zip(batch, generators, strict=True)
-            ]
+            chosen = []  # positions, drawn without replacement, in order
+            for text, generator in zip(batch, generators, strict=True):
+                order = torch.arange(length := len(text.token_ids))
+                if self.positions is not None and length > self.positions:
+                    order = torch.randperm(length, generator=generator)[: self.positions]
+                chosen.append(sorted(order.tolist()))
             ids = [(text.prompt_ids, text.token_ids) for text in batch]
             yield from zip(
                 batch, generators, readings_along(self.pair, ids, self.sampling, chosen, models), strict=True
@@ -255,11 +253,7 @@ def alphabet_table(walk: Walk, folder: Path) -> pd.DataFrame:
             MODELS, (reading.target_probs, reading.draft_probs(walk.draft_temperature)), strict=True
         ):
             counted[model].update(alphabet_sizes(probs).tolist())
-    lines = [
-        {"model": model, "size": size, "positions": sizes[size]}
-        for model, sizes in counted.items()
-        for size in sorted(sizes)
-    ]
+    lines = [(model, size, sizes[size]) for model, sizes in counted.items() for size in sorted(sizes)]
     table = pd.DataFrame(lines, columns=["model", "size", "positions"])
     table["share"] = table.positions / table.groupby("model").positions.transform("sum")
     return table.assign(share_up_to=table.groupby("model").share.cumsum())
@@ -280,13 +274,6 @@ def check_texts(pair: ModelPair, texts: Sequence[TargetText]) -> None:
             raise InputError(
                 f"text {text.prompt}: expected token ids in [0, {pair.vocab_size}), got {min(ids)}..{max(ids)}"
             )
-
-
-def choose_positions(length: int, most: int | None, generator: torch.Generator) -> list[int]:
-    """At most `most` of a text's positions, drawn without replacement, in order; None: all."""
-    if most is None or length <= most:
-        return list(range(length))
-    return sorted(torch.randperm(length, generator=generator)[:most].tolist())
 
 
 def _read(path: Path) -> pd.DataFrame | None:

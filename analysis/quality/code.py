@@ -40,13 +40,7 @@ class PassAtK(Metric):
 
     scale = "probability"
 
-    def __init__(
-        self,
-        k: int = 1,
-        allow_code_execution: bool = False,
-        seconds: float = 10.0,
-        memory: int = 512,
-    ):
+    def __init__(self, k: int = 1, allow_code_execution: bool = False, seconds: float = 10.0, memory: int = 512):
         if k < 1:
             raise InputError(f"k: expected at least 1, got {k}")
         if allow_code_execution is not True:

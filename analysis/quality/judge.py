@@ -105,10 +105,21 @@ class Judge(Metric):
             "" if reason else self.template.filled(prompt, generation.text)
             for reason, prompt, generation in zip(reasons, prompts, generations, strict=True)
         ]
-        unasked = [text for text in dict.fromkeys(questions) if text and not self._is_answered(text)]
-        if unasked:
-            for text, reply in zip(unasked, self.judge.ask(unasked), strict=True):
-                self._keep(text, reply)
+        unasked = []
+        for text in dict.fromkeys(filter(None, questions)):
+            path = self._path(text)
+            if text not in self._replies and path is not None and path.exists():
+                record = read_json(path)
+                self._replies[text] = Reply(record["reply"], by=record["by"])
+                self._num_kept += 1
+            if text not in self._replies:
+                unasked.append(text)
+        for text, reply in zip(unasked, self.judge.ask(unasked) if unasked else (), strict=True):
+            self._replies[text] = reply
+            path = self._path(text)
+            if path is not None and reply.text is not None:
+                record = {"judge": self.judge.identity, "by": reply.by, "question": text, "reply": reply.text}
+                write_json(path, record)
         self._say()
         return [
             Score(None, reason) if reason else _score(self._replies[text])
@@ -121,22 +132,6 @@ class Judge(Metric):
         if self.kept is None:
             return None
         return self.kept / f"{content_hash([self.judge.identity, text], 24)}.json"
-
-    def _is_answered(self, text: str) -> bool:
-        """Whether a question was answered before, in this process or in the folder of judgements."""
-        path = self._path(text)
-        if text not in self._replies and path is not None and path.exists():
-            record = read_json(path)
-            self._replies[text] = Reply(record["reply"], by=record["by"])
-            self._num_kept += 1
-        return text in self._replies
-
-    def _keep(self, text: str, reply: Reply) -> None:
-        self._replies[text] = reply
-        path = self._path(text)
-        if path is not None and reply.text is not None:
-            record = {"judge": self.judge.identity, "by": reply.by, "question": text, "reply": reply.text}
-            write_json(path, record)
 
     def _say(self) -> None:
         """Bring `provenance` up to date."""

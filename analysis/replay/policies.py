@@ -31,12 +31,7 @@ GROUP = 50  # policies walked together
 
 
 def draft(
-    trace: Trace,
-    geometry: Geometry,
-    starts: Tensor,
-    policy: StoppingPolicy,
-    state: State,
-    busy: Tensor | None = None,
+    trace: Trace, geometry: Geometry, starts: Tensor, policy: StoppingPolicy, state: State, busy: Tensor | None = None
 ) -> tuple[Tensor, Tensor, State]:
     """One round from each of `starts` [B]: tokens drafted [B], forwards paid for [B], the policy's state.
 
@@ -173,29 +168,18 @@ def walk(trace: Trace, geometry: Geometry, num_drafted: Tensor, num_calls: Tenso
     groups, positions = num_drafted.shape
     accepted = torch.minimum(num_drafted, geometry.run)
     produced = torch.minimum(accepted + 1, geometry.left)
-    group, start, text = _rounds(trace, produced)
+    at, ends = (edge.expand(groups, -1).reshape(-1) for edge in (trace.text_first[:-1], trace.text_first[1:]))
+    each = torch.meshgrid(torch.arange(groups), torch.arange(trace.num_texts), indexing="ij")
+    group, text = (grid.reshape(-1) for grid in each)
+    rounds = []  # group, start and text
+    while bool((alive := at < ends).any()):
+        at, ends, group, text = (values[alive] for values in (at, ends, group, text))
+        rounds.append((group, at, text))
+        at = at + produced[group, at]
+    group, start, text = (torch.cat(values) for values in zip(*rounds, strict=True))
     round_of = group * positions + start
     visited = (values.reshape(-1)[round_of] for values in (num_drafted, num_calls, accepted, produced))
     return tally(trace, groups, group, text, *visited)
-
-
-def _rounds(trace: Trace, produced: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """The rounds of G policies that produce `produced` [G, P] tokens from each start: their group, start and text."""
-    groups = len(produced)
-    at, ends = (edge.expand(groups, -1).clone() for edge in (trace.text_first[:-1], trace.text_first[1:]))
-    group, text = (
-        grid.clone() for grid in torch.meshgrid(torch.arange(groups), torch.arange(trace.num_texts), indexing="ij")
-    )
-    at, ends, group, text = (values.reshape(-1) for values in (at, ends, group, text))
-    steps = []
-    while True:
-        alive = at < ends
-        at, ends, group, text = (values[alive] for values in (at, ends, group, text))
-        if not len(at):
-            break
-        steps.append((group, at, text))
-        at = at + produced[group, at]
-    return tuple(torch.cat(values) for values in zip(*steps, strict=True))  # type: ignore[return-value]
 
 
 def _check_limit(trace: Trace, limit: int | None) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import altair as alt
 import pandas as pd
 
 from analysis.figures.method_styles import look, setting_name, short
@@ -27,8 +28,6 @@ Spec = dict[str, Any]
 
 def frontier_chart(settings: pd.DataFrame, title: str) -> Spec:
     """Discard rate over verification rate, a point per setting; filled: undominated; a click in the legend picks methods."""
-    import altair as alt
-
     data = settings[settings.method != PLAIN].copy()
     parts = data.setting.astype(str).str.partition(" head=")
     data["head"] = parts[2].where(parts[2] != "", "none")
@@ -65,8 +64,6 @@ def frontier_chart(settings: pd.DataFrame, title: str) -> Spec:
 
 def costs_chart(curves: pd.DataFrame, title: str) -> Spec:
     """Throughput over the cost ratio, a line per method, intervals as bands."""
-    import altair as alt
-
     data = curves.assign(name=curves.method.map(short))
     chosen = alt.selection_point(fields=["name"], bind="legend", name="methods")
     opacity = alt.when(chosen).then(alt.value(1.0)).otherwise(alt.value(0.15))
@@ -93,8 +90,6 @@ def costs_chart(curves: pd.DataFrame, title: str) -> Spec:
 
 def positions_chart(positions: pd.DataFrame, title: str) -> Spec:
     """Acceptance rate by position in the round, a line per setting, numerator and denominator under the pointer."""
-    import altair as alt
-
     data = positions[positions.reached >= 10].copy()
     data["name"] = [setting_name(*key) for key in zip(data.method, data.setting, strict=True)]
     tips = [
@@ -123,8 +118,6 @@ def positions_chart(positions: pd.DataFrame, title: str) -> Spec:
 
 def reliability_chart(bins: pd.DataFrame, title: str) -> Spec:
     """Share accepted over mean prediction; the size of a point is the number of positions in its bin."""
-    import altair as alt
-
     data = bins[bins["count"] > 0].rename(
         columns={"mean_prob": "predicted", "mean_label": "accepted", "count": "positions"}
     )
@@ -158,8 +151,6 @@ def _names(data: pd.DataFrame) -> tuple[list[str], list[str]]:
 
 
 def _colors(data: pd.DataFrame) -> Any:
-    import altair as alt
-
     names, methods = _names(data)
     return alt.Color(
         "name:N", scale=alt.Scale(domain=names, range=[look(method).color for method in methods]), legend=_legend()
@@ -167,8 +158,6 @@ def _colors(data: pd.DataFrame) -> Any:
 
 
 def _shapes(data: pd.DataFrame) -> Any:
-    import altair as alt
-
     names, methods = _names(data)
     return alt.Shape(
         "name:N",
@@ -178,15 +167,11 @@ def _shapes(data: pd.DataFrame) -> Any:
 
 
 def _legend() -> Any:
-    import altair as alt
-
     return alt.Legend(title=None, orient="bottom", columns=2, labelLimit=260, symbolOpacity=1)
 
 
 def _spec(chart: Any, title: str) -> Spec:
     """The chart as plain JSON, as wide as its space on the page; a screen reader reads the title."""
-    import altair as alt
-
     with alt.data_transformers.enable("default", consolidate_datasets=False, max_rows=None):
         spec: Spec = chart.properties(width="container", height=HEIGHT, description=title).to_dict()
     spec.pop("config", None)  # the page's colours, light or dark

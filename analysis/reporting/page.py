@@ -7,6 +7,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import vl_convert
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+
 from analysis.reporting.charts import DARK
 from analysis.reporting.folders import Folder
 from analysis.reporting.panels import Panel
@@ -21,8 +24,6 @@ TEMPLATES = Path(__file__).resolve().parent.parent / "templates"
 
 def render(template: str, facts: dict[str, Any]) -> str:
     """A template with these facts. What is not the template's own is escaped, and its control characters are shown as signs."""
-    from jinja2 import Environment, FileSystemLoader, StrictUndefined
-
     environment = Environment(
         loader=FileSystemLoader(TEMPLATES),
         autoescape=template.endswith(".html.j2"),
@@ -39,8 +40,6 @@ def scripts(specs: dict[str, Any]) -> dict[str, str]:
 
     The data are JSON in a script element of their own; "<" is written as an escape there, so that no text can end it.
     """
-    import vl_convert
-
     charts = json.dumps({"specs": specs, "dark": DARK}, ensure_ascii=False, allow_nan=False, default=str)
     library = vl_convert.javascript_bundle("window.vegaEmbed = vegaEmbed;") if specs else ""
     return {

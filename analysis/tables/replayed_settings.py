@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
+from tqdm.auto import tqdm
 
 from analysis.replay.policies import replay, replay_starts
 from analysis.replay.prompt_lookup import Copies, Text, replay_prompt_lookup
@@ -150,8 +151,6 @@ class Recording:
 
     def _trace(self, draft_temperature: float | None) -> Trace:
         """One `Shard` per SHARD texts: those that an interrupted sweep has recorded are kept."""
-        from tqdm.auto import tqdm
-
         if draft_temperature not in self.traces:
             bound = [UPPER_BOUND] if self.upper_bound else []
             identity = [self.key, self.max_drafted, draft_temperature, *bound, {"shard": SHARD}]

@@ -20,7 +20,7 @@ num_drafted + num_target_calls = num_generated + num_discarded.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -118,7 +118,10 @@ def check_comparable(folders: Sequence[Path]) -> None:
     """
     manifests = [read_manifest(folder) for folder in folders if (folder / MANIFEST).exists()]
     for other in manifests[1:]:
-        bounds = [_bound_of(manifest) for manifest in (manifests[0], other)]
+        bounds = []  # earlier versions left methods at theirs, whatever the sweep's was
+        for manifest in (manifests[0], other):
+            bound = manifest.get("config", {}).get("max_drafted")
+            bounds.append(bound if bound is None or manifest.get("bound_reaches_methods") else DEFAULT_BOUND)
         if bounds[0] != bounds[1]:
             raise InputError(f"the sweeps differ in max_drafted: {bounds}; sweep with the same one")
         for part in ("pair", "sampling"):
@@ -133,12 +136,6 @@ def check_comparable(folders: Sequence[Path]) -> None:
                     f"the sweeps differ in {', '.join(f'{part}.{key}' for key in changed)}: "
                     f"{[first.get(key) for key in changed]} and {[second.get(key) for key in changed]}"
                 )
-
-
-def _bound_of(manifest: Mapping[str, Any]) -> int | None:
-    """The most tokens of a round of a sweep's methods; earlier versions left methods at theirs, whatever the sweep's was."""
-    bound: int | None = manifest.get("config", {}).get("max_drafted")
-    return bound if bound is None or manifest.get("bound_reaches_methods") else DEFAULT_BOUND
 
 
 def as_one_part(rows: pd.DataFrame) -> pd.DataFrame:

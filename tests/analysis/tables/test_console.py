@@ -5,7 +5,7 @@ from __future__ import annotations
 import pandas as pd
 import pytest
 
-from analysis.tables.console import definitions_text, show, show_page
+from analysis.tables.console import DEFINITIONS, definitions_text, show, show_page
 from analysis.tables.files import markdown
 
 FRAME = pd.DataFrame({
@@ -49,5 +49,5 @@ def test_definitions_are_as_wide_as_the_terminal(width, monkeypatch):
     monkeypatch.setenv("COLUMNS", str(width))
     text = definitions_text()
     assert max(map(len, text.split("\n"))) <= width
-    for term, meaning in definitions.DEFINITIONS.items():
+    for term, meaning in DEFINITIONS.items():
         assert f"{term} {meaning}" in " ".join(text.split())
