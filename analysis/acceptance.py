@@ -115,18 +115,9 @@ def _walk(cfg: commands.Acceptance) -> Walk:
         rows = instantiate(cfg.read)(cfg.responses)
         source = [TargetText(str(row["id"]), row["prompt_ids"], row["token_ids"]) for row in rows]
         source = source[: plain(cfg.prompts).get("limit")]
-    return Walk(
-        instantiate(cfg.pair),
-        source,
-        instantiate(cfg.sampling),
-        sorted(set(plain(cfg.num_drafts))),
-        cfg.positions,
-        cfg.draws,
-        cfg.seed,
-        cfg.draft_temperature,
-        cfg.batch_size,
-        cfg.optimum,
-    )
+    num_drafts, options = sorted(set(plain(cfg.num_drafts))), (cfg.draft_temperature, cfg.batch_size, cfg.optimum)
+    pair, sampling = instantiate(cfg.pair), instantiate(cfg.sampling)
+    return Walk(pair, source, sampling, num_drafts, cfg.positions, cfg.draws, cfg.seed, *options)
 
 
 def _dataset(cfg: commands.Acceptance) -> str:

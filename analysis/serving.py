@@ -38,17 +38,7 @@ from toolkit.runs.tracking import log_image, log_table, wandb_run
 
 SIMULATED = ("grid", "slots", "users", "rates", "requests", "shapes", "costs", "hardware", "devices", "rounds", "drops")
 IGNORED = (*SIMULATED, "hidden", "track")
-SHOWN = [
-    "load",
-    "method",
-    "setting",
-    "tokens_per_second",
-    "times_plain",
-    "token_seconds",
-    "latency",
-    "latency_95",
-    "note",
-]
+SHOWN = ["load", "method", "setting", "tokens_per_second", "times_plain", "token_seconds", "latency", "latency_95"]
 
 
 def run(cfg: commands.Serving) -> Path:
@@ -81,27 +71,16 @@ def run(cfg: commands.Serving) -> Path:
     figure = over_plain(table, stage.folder / "serving.png", title)
     best = table.loc[table.groupby(["load", "method"], sort=False).tokens_per_second.idxmax()]
     first = ("load", "method", "setting", "tokens_per_second", "times_plain", "note")
-    show(best[SHOWN], f"{title}; the best setting of every method", stage.folder / "serving.csv", first)
-    print("\n".join(break_even(table)))
+    show(best[[*SHOWN, "note"]], f"{title}; the best setting of every method", stage.folder / "serving.csv", first)
+    for kind, part in table.groupby("kind", sort=False):
+        pays = part[part.method != PLAIN].groupby("amount").times_plain.max().sort_index()
+        losing = ", ".join(f"{load:g}" for load in pays[pays <= 1.0].index)
+        every = f"drafting pays at every load, {pays.min():.2f} to {pays.max():.2f} times plain decoding"
+        print(f"{kind}: drafting does not pay at {losing}" if losing else f"{kind}: {every}")
     with wandb_run("serving", plain(cfg), stage.folder, track=cfg.track) as wandb:
         log_table(wandb, "serving/serving", table)
         log_image(wandb, "serving/over_plain", figure)
     return stage.finish(num_requests=cfg.requests, costs=costs.source)
-
-
-def break_even(table: pd.DataFrame) -> list[str]:
-    """One sentence per kind of load: at which loads nothing that drafts beats autoregressive decoding."""
-    sentences = []
-    for kind, part in table.groupby("kind", sort=False):
-        best = part[part.method != PLAIN].groupby("amount").times_plain.max().sort_index()
-        losing = best[best <= 1.0]
-        if not len(losing):
-            sentences.append(
-                f"{kind}: drafting pays at every load, {best.min():.2f} to {best.max():.2f} times plain decoding"
-            )
-        else:
-            sentences.append(f"{kind}: drafting does not pay at {', '.join(f'{load:g}' for load in losing.index)}")
-    return sentences
 
 
 def _serve(recorded: RecordedPair, loads: list[Load], requests: list[int]) -> pd.DataFrame:

@@ -83,14 +83,8 @@ def run(cfg: commands.Sweep) -> Path:
     keys = {setting.name: bench.prepare(setting) for setting in settings}
     stage = open_stage("sweep", cfg, ignore=IGNORED, repairs=True, shared=part)
     paths = {name: stage.folder / "settings" / f"{key}.parquet" for name, key in keys.items()}
-    facts = {
-        "num_prompts": len(bench.prompts),
-        "model_fingerprints": bench.fingerprints,
-        "settings": keys,
-        "cost_ratio": cfg.cost_ratio,
-        "asked": digest,
-        "bound_reaches_methods": True,
-    }
+    facts = {"num_prompts": len(bench.prompts), "model_fingerprints": bench.fingerprints, "settings": keys}
+    facts |= {"cost_ratio": cfg.cost_ratio, "asked": digest, "bound_reaches_methods": True}
     stage.start()
     done, failures = _work(settings, paths, bench, cfg)
     if not done:

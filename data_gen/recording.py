@@ -323,10 +323,7 @@ class Recorder:
         assert step.tokens is not None
         facts = {
             "tokens": step.tokens.int(),
-            "draft_prob": step.draft_prob.float(),
-            "token_prob": step.token_prob.float(),
-            "entropy": step.entropy.float(),
-            "top_probs": step.top_probs.float(),
+            **{name: getattr(step, name).float() for name in ("draft_prob", "token_prob", "entropy", "top_probs")},
         }
         if target_probs is None:
             unknown = torch.full_like(facts["entropy"], torch.nan)

@@ -32,7 +32,7 @@ from typing import Any
 
 from tqdm.auto import tqdm
 
-from data_gen.remote.rows import Work, ask_endpoints, facts_of, identity
+from data_gen.remote.rows import Work, ask_endpoints, encoded, facts_of, identity
 from data_gen.shards import keep, read_kept, read_shard, row_of, shard_name, write_shard
 from toolkit import config
 from toolkit.config import commands, instantiate, plain
@@ -132,48 +132,35 @@ def read_rows(folder: Path | str, statuses: tuple[str, ...] = ("done",)) -> Iter
 
 def _respond(work: Work, shard: int, numbers: range, batch_size: int, progress: TokenBar) -> list[dict[str, Any]]:
     """Rows of one shard, sampled together. Those that have ended are kept at once, and are not sampled again."""
-    pair, prompts, longest = work.pair, work.prompts, work.max_prompt_tokens
     rows = {number: entry["row"] for number, entry in read_kept(work.folder, shard, work.job).items()}
-    encoded: dict[int, list[int]] = {}
+    prompt_ids: dict[int, list[int]] = {}
     for number in numbers:
-        if number in rows:
-            continue
-        try:
-            ids = encoded[number] = pair.encode(prompts[number].content)
-        except InputError as error:
-            rows[number] = row_of(prompts[number], number, "failed", finish_reason="error", error=str(error))
-            continue
-        if longest is not None and len(ids) > longest:
-            reason = f"{len(ids)} tokens, more than max_prompt_tokens={longest}"
-            rows[number] = row_of(prompts[number], number, "skipped", prompt_ids=ids, error=reason)
+        if number not in rows:
+            ids = encoded(work, number)
+            if isinstance(ids, dict):
+                rows[number] = ids
+            else:
+                prompt_ids[number] = ids
     progress.skip(len(rows))
     left = [number for number in numbers if number not in rows]
 
     def ended(generation: Generation) -> None:
         number = generation.index
-        rows[number] = row_of(
-            prompts[number],
-            number,
-            "failed" if generation.error else "done",
-            prompt_ids=generation.prompt_ids,
-            token_ids=generation.token_ids,
-            finish_reason=generation.finish_reason,
-            text=generation.text,
-            error=generation.error,
-        )
+        facts = {
+            name: getattr(generation, name) for name in ("prompt_ids", "token_ids", "finish_reason", "text", "error")
+        }
+        rows[number] = row_of(work.prompts[number], number, "failed" if generation.error else "done", **facts)
         keep(work.folder, shard, work.job, {"row": rows[number], "how": {}})
         progress.row()
 
-    decode(
-        pair,
-        [encoded[number] for number in left],
-        config.method("autoregressive"),
-        work.sampling,
-        batch_size=batch_size,
-        row_ids=left,
-        on_finish=ended,
-        on_round=progress.tokens,
-    )
+    options: dict[str, Any] = {
+        "batch_size": batch_size,
+        "row_ids": left,
+        "on_finish": ended,
+        "on_round": progress.tokens,
+    }
+    texts = [prompt_ids[number] for number in left]
+    decode(work.pair, texts, config.method("autoregressive"), work.sampling, **options)
     return [rows[number] for number in numbers]
 
 
@@ -186,21 +173,14 @@ def _finish(stage: Stage, prompts: list[Prompt], job: str, num_shards: int, fact
     counts = {"input": len(prompts), **{status: statuses[status] for status in ("done", "failed", "skipped")}}
     truncated = sum(row["finish_reason"] == "length" for row in rows)
     tokens = sum(len(row["token_ids"]) for row in rows)
+    sums = {"num_shards": num_shards, "num_tokens": tokens, "num_truncated": truncated}
     failed = [row["error"] for row in rows if row["status"] == "failed"]
-    stage.finish(
-        first_error=failed[0] if failed else None,
-        rows=counts,
-        job=job,
-        num_shards=num_shards,
-        num_tokens=tokens,
-        num_truncated=truncated,
-        **facts,
-        **facts_of(stage, job, num_shards),
-    )
+    first, answered = failed[0] if failed else None, facts_of(stage, job, num_shards)
+    stage.finish(first_error=first, rows=counts, job=job, **sums, **facts, **answered)
     print(f"responses: {_sentence(counts)}; {tokens} tokens, {truncated} cut at max_new_tokens")
     for reason in failed[:3]:
         print(f"  failed: {reason}")
-    check_some_done(len(failed), len(prompts), failed[0] if failed else None, stage.folder)
+    check_some_done(len(failed), len(prompts), first, stage.folder)
 
 
 def _sentence(rows: dict[str, int]) -> str:

@@ -40,17 +40,7 @@ PASSED, FAILED, UNSUPPORTED = "passed", "failed", "unsupported"
 BUBBLEWRAP, NAMESPACES = "bubblewrap", "namespaces"
 STARTING = 30.0  # seconds a process may take to be ready
 LIBRARIES = ("/lib", "/lib64", "/usr/lib", "/usr/lib64", "/usr/local/lib", "/etc/ld.so.cache")
-BWRAP = [
-    "--unshare-all",
-    "--unshare-user",
-    "--die-with-parent",
-    "--cap-drop",
-    "ALL",
-    "--uid",
-    "65534",
-    "--gid",
-    "65534",
-]
+BWRAP = "--unshare-all --unshare-user --die-with-parent --cap-drop ALL --uid 65534 --gid 65534".split()  # noqa: SIM905
 TRIAL = """
 import os, socket
 def trial(path, pid):
@@ -198,11 +188,8 @@ def problem(walls: str) -> str:
             verdict = run(TRIAL, Tests(code), Limits(STARTING), walls)
         except InputError as error:
             return str(error)
-    return (
-        ""
-        if verdict.kind == PASSED
-        else f"{walls} let a program reach {verdict.reason.removeprefix('AssertionError: ')}"
-    )
+    reached = verdict.reason.removeprefix("AssertionError: ")
+    return "" if verdict.kind == PASSED else f"{walls} let a program reach {reached}"
 
 
 @cache

@@ -50,13 +50,9 @@ def expected_counts(chances: Array, max_drafted: int | None = None) -> dict[str,
             goes_on = depth[:-1] * prob
             drafted += float(goes_on.sum())
             depth = np.concatenate([[1.0 - goes_on.sum()], goes_on])
-    return {
-        "num_drafted": drafted,
-        "num_draft_calls": drafted,
-        "num_target_calls": len(chances) - drafted,
-        "num_generated": float(len(chances)),
-        "num_discarded": 0.0,
-    }
+    length = float(len(chances))
+    counts = {"num_drafted": drafted, "num_draft_calls": drafted, "num_target_calls": length - drafted}
+    return {**counts, "num_generated": length, "num_discarded": 0.0}
 
 
 def acceptance_probs(

@@ -19,13 +19,8 @@ from toolkit.errors import InputError
 from toolkit.files.text import lines_of
 from toolkit.runs.stage import MANIFEST, read_manifest
 
-TECHNICAL = (
-    "_target_",
-    "cuda_graphs",
-    "self_check",
-    "cpu_packing",
-    "weight_check",
-)  # change no token; two are of older folders
+# Change no token; two are of older folders.
+TECHNICAL = ("_target_", "cuda_graphs", "self_check", "cpu_packing", "weight_check")
 OFF = {"top_k": 0, "top_p": 1.0, "min_p": 0.0, "repetition_penalty": 1.0}  # sampling settings that change nothing
 
 
@@ -73,15 +68,9 @@ class FolderGroup:
         drafts = self.pair.get("draft") or self.pair.get("drafts")
         names = [self.called(str(draft)) for draft in (drafts if isinstance(drafts, list) else [drafts])]
         models = f"{self.called(str(self.pair.get('target')))} with {' and '.join(names)}"
-        more = {
-            **{k: v for k, v in self.pair.items() if k not in ("target", "draft", "drafts")},
-            **(self.sampling or {}),
-        }
-        settings = " ".join(
-            f"{name}={value}"
-            for name, value in more.items()
-            if value not in (None, [], {}, "") and OFF.get(name) != value
-        )
+        others = {name: value for name, value in self.pair.items() if name not in ("target", "draft", "drafts")}
+        facts = {name: value for name, value in {**others, **(self.sampling or {})}.items() if OFF.get(name) != value}
+        settings = " ".join(f"{name}={value}" for name, value in facts.items() if value not in (None, [], {}, ""))
         return f"{models}, {settings}" if settings else models
 
     def called(self, content: str) -> str:

@@ -92,12 +92,9 @@ class Reader:
     def _check_ids(self, ids: list[int], request: Asked, count: Any) -> None:
         """Raises Unbelievable unless ids are tokens, `count` of them and no more than asked for."""
         size = self.pair.vocab_size
-        wrong = next(
-            (token for token in ids if not isinstance(token, int) or isinstance(token, bool) or not 0 <= token < size),
-            None,
-        )
-        if wrong is not None:
-            raise Unbelievable(f"it returns the token {wrong!r}: expected ids in [0, {size})")
+        for token in ids:
+            if type(token) is not int or not 0 <= token < size:
+                raise Unbelievable(f"it returns the token {token!r}: expected ids in [0, {size})")
         if not ids or len(ids) > request.max_tokens:
             raise Unbelievable(f"it returns {len(ids)} tokens, asked for were 1 to {request.max_tokens}")
         if isinstance(count, int) and count != len(ids):

@@ -30,7 +30,7 @@ MEND = "expected endpoints and served.key_variable of a server with /v1/completi
 
 @dataclass(frozen=True)
 class EndpointLimits:
-    """Of each endpoint. seconds: of one try; backoff: seconds before the second; requests_per_minute: None: any."""
+    """Limits of one endpoint. seconds: of one try; backoff: seconds before the second; requests_per_minute: None: any."""
 
     concurrency: int
     requests_per_minute: float | None

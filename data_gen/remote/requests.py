@@ -20,14 +20,8 @@ from toolkit.models.pair import ModelPair
 from toolkit.sampling import Sampling
 
 NEUTRAL = {
-    "temperature": 1.0,
-    "top_p": 1.0,
-    "top_k": 0,
-    "min_p": 0.0,
-    "repetition_penalty": 1.0,
-    "stop": (),
-    "end_ids": (),
-}
+    "temperature": 1.0, "top_p": 1.0, "top_k": 0, "min_p": 0.0, "repetition_penalty": 1.0, "stop": (), "end_ids": (),
+}  # fmt: skip
 BASIC = ("temperature", "top_p", "stop")  # what every engine has
 OURS = ("model", "prompt", "n", "stream", "echo", "seed", "max_tokens", "generation_config", *NEUTRAL)
 SEEDS = 2**31  # engines take 32 bits

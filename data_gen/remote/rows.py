@@ -64,11 +64,15 @@ def ask_endpoints(
     for row, number in home.items():
         if row in rows[number]:
             continue
-        question = _question(work, row)
-        if isinstance(question, Asked):
-            questions.append(question)
+        ids = encoded(work, row)
+        try:
+            ids = ids if isinstance(ids, dict) else prompt_ids(work.pair, ids, row, work.sampling)
+        except InputError as error:
+            ids = row_of(work.prompts[row], row, "failed", finish_reason="error", error=str(error))
+        if isinstance(ids, dict):
+            rows[number][row] = {"row": ids, "how": {}}
         else:
-            rows[number][row] = {"row": question, "how": {}}
+            questions.append(Asked(row, ids, work.sampling.room(len(ids))))
     progress.skip(sum(map(len, rows.values())))
     if questions:
         pool.open()
@@ -97,18 +101,17 @@ def facts_of(stage: Stage, job: str, num_shards: int) -> dict[str, Any]:
     return {"served": {"seeds": SEEDS, "fields": fields, **{name: dict(counts) for name, counts in totals.items()}}}
 
 
-def _question(work: Work, row: int) -> Asked | dict[str, Any]:
-    """What is to be asked for a row, or the row, if that is settled."""
-    prompt, longest = work.prompts[row], work.max_prompt_tokens
+def encoded(work: Work, number: int) -> list[int] | dict[str, Any]:
+    """The ids of a prompt; or its row, where there are none or too many."""
+    prompt, longest = work.prompts[number], work.max_prompt_tokens
     try:
-        ids = work.pair.encode(prompt.content)
-        if longest is not None and len(ids) > longest:
-            reason = f"{len(ids)} tokens, more than max_prompt_tokens={longest}"
-            return row_of(prompt, row, "skipped", prompt_ids=ids, error=reason)
-        ids = prompt_ids(work.pair, ids, row, work.sampling)
+        ids: list[int] = work.pair.encode(prompt.content)
     except InputError as error:
-        return row_of(prompt, row, "failed", finish_reason="error", error=str(error))
-    return Asked(row, ids, work.sampling.room(len(ids)))
+        return row_of(prompt, number, "failed", finish_reason="error", error=str(error))
+    if longest is not None and len(ids) > longest:
+        reason = f"{len(ids)} tokens, more than max_prompt_tokens={longest}"
+        return row_of(prompt, number, "skipped", prompt_ids=ids, error=reason)
+    return ids
 
 
 def _read(reader: Reader, completion: Any, request: Asked) -> Answer | NotRoundTrip:
