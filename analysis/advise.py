@@ -150,9 +150,8 @@ def readable(table: pd.DataFrame) -> pd.DataFrame:
 
 def _settings(cfg: commands.Advise) -> list[Setting]:
     """The settings of the grid, and every fixed length with greedy drafts, for engines that draft so."""
-    settings = expand(
-        plain(cfg.grid), with_plain=True, max_drafted=cfg.max_drafted if cfg.max_drafted != "auto" else None
-    )
+    bound = cfg.max_drafted if cfg.max_drafted != "auto" else None
+    settings = expand(plain(cfg.grid), with_plain=True, max_drafted=bound)
     greedy = [
         replace(setting, parameters={**setting.parameters, "draft_temperature": 0})
         for setting in settings

@@ -232,10 +232,13 @@ def _headline(table: pd.DataFrame) -> str:
 def _log(folder: Path, figures: dict[str, list[Path]], cfg: Any) -> None:
     tables = {name: read_table(folder, name) for name in TABLES}
     datasets = list(dict.fromkeys(tables["frontier"].dataset.astype(str)))
-    options = {"tags": datasets, "name": f"c={cfg.cost_ratio:g} {' '.join(datasets)}", "track": cfg.track}
-    with wandb_run(
-        "frontier", plain(cfg), folder, inputs=[*_folders(cfg.dev), *_folders(cfg.test or [])], **options
-    ) as wandb:
+    options: dict[str, Any] = {
+        "tags": datasets,
+        "name": f"c={cfg.cost_ratio:g} {' '.join(datasets)}",
+        "track": cfg.track,
+    }
+    options["inputs"] = [*_folders(cfg.dev), *_folders(cfg.test or [])]
+    with wandb_run("frontier", plain(cfg), folder, **options) as wandb:
         log_summary(wandb, frontier_scalars(tables["frontier"]))
         for name, table in tables.items():
             log_table(wandb, f"frontier/{name}", table)

@@ -119,12 +119,8 @@ def run(cfg: commands.Heads) -> Path:
             log_table(wandb, "heads/table", table)
             log_image(wandb, "heads/pareto", figure)
         stage.finish(heads=[contender.name for contender in contenders], num_texts=len(base))
-    show(
-        results,
-        title,
-        stage.folder / "heads.md",
-        ("head", "throughput", f"over {FIXED}", "AUROC", "binary KL", "setting"),
-    )
+    first = ("head", "throughput", f"over {FIXED}", "AUROC", "binary KL", "setting")
+    show(results, title, stage.folder / "heads.md", first)
     return stage.folder
 
 
@@ -154,9 +150,8 @@ def _study(
     levels = [1 - h for h in thresholds]
     shortest = PREREAD_SHORTEST if contender.kind == "preread" else cfg.min_drafted
     sweeps = {key: sweep_levels(trace, policy, levels, shortest) for key, trace in scored.items()}
-    mine, theirs = (
-        np.stack([part.counts(replayed) for replayed in sweeps[id(part.trace)]]) for part in (test, dev)
-    )  # [thresholds, texts, counts]
+    parts = ((part, sweeps[id(part.trace)]) for part in (test, dev))  # to counts [thresholds, texts, counts]
+    mine, theirs = (np.stack([part.counts(replayed) for replayed in sweep]) for part, sweep in parts)
     on_dev = throughput(theirs.sum(1), cost_ratio)
     best = int(on_dev.argmax())
     line = {
@@ -165,9 +160,8 @@ def _study(
         **_worth(mine[best], base, cost_ratio, bootstrap),
     }  # fmt: skip
     curve = _curve(contender.name, [f"h={h:g}" for h in thresholds], mine, on_dev, cost_ratio)
-    return line, curve.assign(
-        threshold=list(thresholds), **{name: contender.settings[name] for name in ("depth", "w_rej")}
-    )
+    trained = {name: contender.settings[name] for name in ("depth", "w_rej")}
+    return line, curve.assign(threshold=list(thresholds), **trained)
 
 
 def _curve(name: str, settings: Sequence[str], counts: Array, on_dev: Array, cost_ratio: float) -> pd.DataFrame:

@@ -53,9 +53,8 @@ def run(cfg: commands.Serving) -> Path:
     stage = open_stage("serving", cfg, inputs=prompt_files(cfg), ignore=IGNORED)
     stage.start()
     bench = Workbench(pair, prompts, sampling, cfg.batch_size)
-    settings = expand(
-        plain(cfg.grid), with_plain=True, max_drafted=cfg.max_drafted if cfg.max_drafted != "auto" else None
-    )
+    bound = cfg.max_drafted if cfg.max_drafted != "auto" else None
+    settings = expand(plain(cfg.grid), with_plain=True, max_drafted=bound)
     recorded = RecordedPair(bench, settings, stage.folder, cfg.max_drafted, cfg.hidden)
     for method, reason in recorded.left_out.items():
         print(f"{method} left out, {reason}")

@@ -174,14 +174,9 @@ class Walk:
             return [text for text in part if len(text.prompt_ids) and len(text.token_ids)]
         saved = _read(path)
         if saved is None:
-            generations = decode(
-                self.pair,
-                [prompt.content for prompt in part],
-                config.method("autoregressive"),
-                self.sampling,
-                batch_size=self.batch_size,
-                row_ids=range(first, first + len(part)),
-            )
+            contents, method = [prompt.content for prompt in part], config.method("autoregressive")
+            options: dict[str, Any] = {"batch_size": self.batch_size, "row_ids": range(first, first + len(part))}
+            generations = decode(self.pair, contents, method, self.sampling, **options)
             rows = [
                 {"prompt": str(prompt.id), "prompt_ids": g.prompt_ids, "token_ids": g.token_ids}
                 for prompt, g in zip(part, generations, strict=True)

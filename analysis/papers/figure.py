@@ -43,7 +43,10 @@ def draw(layout: Mapping[str, Any], runs: Runs, item: str, path: Path) -> pd.Dat
                 lines = runs.lines(source, f"{item}, {panel}, {name}")
                 methods = lines["method"].unique() if "method" in lines else []
                 method = str(methods[0]) if len(methods) == 1 else name  # whose colour a curve has: its own, if several
-                parts.append(_points(lines, at, item).assign(panel=panel, curve=name, method=method))
+                x, y = (first_column(at[axis], lines.columns, f"{item}: column") for axis in ("x", "y"))
+                across = lines[x] if lines[x].map(type).eq(str).any() else lines[x].astype(float)  # by x, maybe text
+                part = pd.DataFrame({"x": across, "y": lines[y].astype(float)}).dropna().sort_values("x")
+                parts.append(part.assign(panel=panel, curve=name, method=method))
     points = pd.concat(parts[1:] or parts, ignore_index=True)[COLUMNS]
     panels = {name: at for name, at in panels.items() if (points.panel == name).any()}
     looks = _looks(points)
@@ -66,13 +69,6 @@ def draw(layout: Mapping[str, Any], runs: Runs, item: str, path: Path) -> pd.Dat
             entries = dict(zip(*(axes[0].get_legend_handles_labels()[::-1]), strict=True))
             axes[0].figure.legend(entries.values(), entries.keys(), loc="outside lower center", ncols=3)
     return points
-
-
-def _points(lines: pd.DataFrame, axes: Mapping[str, Any], item: str) -> pd.DataFrame:
-    """x and y of some lines of a table, by x, which may be text; those that were not measured are left out."""
-    x, y = (first_column(axes[axis], lines.columns, f"{item}: column") for axis in ("x", "y"))
-    across = lines[x] if lines[x].map(type).eq(str).any() else lines[x].astype(float)
-    return pd.DataFrame({"x": across, "y": lines[y].astype(float)}).dropna().sort_values("x")
 
 
 def _looks(points: pd.DataFrame) -> dict[str, Look]:

@@ -86,15 +86,8 @@ class Workbench:
         method = self.methods[setting.name]
         chains = isinstance(method.proposer, ChainProposer | CopyProposer) and method.beams is None
         started = perf_counter()
-        generations = decode(
-            self.pair,
-            [prompt.content for prompt in self.prompts],
-            method,
-            self.sampling,
-            batch_size=self.batch_size,
-            on_finish=on_finish,
-            on_round=on_round,
-        )
+        options: dict[str, Any] = {"batch_size": self.batch_size, "on_finish": on_finish, "on_round": on_round}
+        generations = decode(self.pair, [prompt.content for prompt in self.prompts], method, self.sampling, **options)
         seconds = perf_counter() - started
         rows = []
         for number, generation in enumerate(generations):
