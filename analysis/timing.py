@@ -64,7 +64,7 @@ def run(cfg: commands.Timing) -> Path:
     if cfg.traces is not None:
         return solve_prices(cfg)
     if not cfg.num_drafted:
-        raise InputError("expected num_drafted=[K, ...] above 0, got []")
+        raise InputError(f"expected warm_up >= 0 and num_drafted=[K, ...] above 0, got {cfg.warm_up}, []")
     finished = finished_stage("timing", cfg, ignore=("track",))
     if finished is not None:
         return _show(finished)
