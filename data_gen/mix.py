@@ -27,7 +27,7 @@ import torch
 from tqdm.auto import tqdm
 
 from data_gen.mixing import MixedExample, mix_batch
-from data_gen.texts import TargetResponses, fingerprints, read_responses, sampling_facts, within_context
+from data_gen.texts import TargetResponses, fingerprints, num_tokens, read_responses, sampling_facts, within_context
 from toolkit.config import commands, instantiate, plain
 from toolkit.errors import InputError
 from toolkit.files import journal
@@ -149,11 +149,11 @@ def _mix_parts(pair: Any, responses: TargetResponses, cfg: commands.Mix, folder:
     paths = [folder / f"part-{number // PART_ROWS:05d}.parquet" for number in numbers]
     mine = [(path, responses.rows[number : number + PART_ROWS]) for number, path in zip(numbers, paths, strict=True)]
     mine = share(mine, cfg)
-    with tqdm(total=sum(_num_tokens(rows) for _, rows in mine), desc="mix", unit="token", unit_scale=True) as bar:
+    with tqdm(total=sum(num_tokens(rows) for _, rows in mine), desc="mix", unit="token", unit_scale=True) as bar:
         for path, rows in mine:
             if path.exists():
-                bar.initial += _num_tokens(rows)  # keeps tokens/s honest
-                bar.update(_num_tokens(rows))
+                bar.initial += num_tokens(rows)  # keeps tokens/s honest
+                bar.update(num_tokens(rows))
                 continue
             table = _as_table(_mix_rows(pair, rows, responses.sampling, cfg, bar))
             write_atomic(path, partial(_write_part, table))
@@ -184,12 +184,8 @@ def _mix_rows(
         chosen = by_length[first : first + cfg.batch_size]
         batch = [rows[i] for i in chosen]
         mixed |= zip(chosen, mix_batch(pair, batch, sampling, cfg.mixing_ratio, cfg.seed), strict=True)
-        bar.update(_num_tokens(batch))
+        bar.update(num_tokens(batch))
     return [mixed[i] for i in range(len(rows))]
-
-
-def _num_tokens(rows: Sequence[Mapping[str, Any]]) -> int:
-    return sum(len(row["token_ids"]) for row in rows)
 
 
 def _as_table(rows: Sequence[MixedExample]) -> pa.Table:

@@ -224,17 +224,15 @@ class HubPrompts(PromptSource):
         try:
             return datasets.load_dataset(source, split=split, cache_dir=cache_dir, **options)
         except Exception as error:  # the loaders raise whatever their transport and their parsers raise
-            raise InputError(self._explain(split, error)) from error
-
-    def _explain(self, split: str, error: Exception) -> str:
-        reason = (str(error).strip() or type(error).__name__).split("\n")[0]
-        if self.data_files is not None:
-            return f"could not read split {split} of {self.name} from {self.data_files}: {reason}"
-        part = "/".join(filter(None, (self.dataset, self.config_name)))
-        return (
-            f"could not load split {split} of {part} from the Hugging Face hub: {reason}. Local files work without it: "
-            "prompts.data_files=FILE (same fields) or prompts.path=FILE.jsonl (ready prompts)"
-        )
+            reason = (str(error).strip() or type(error).__name__).split("\n")[0]
+            if self.data_files is not None:
+                message = f"could not read split {split} of {self.name} from {self.data_files}: {reason}"
+                raise InputError(message) from error
+            part = "/".join(filter(None, (self.dataset, self.config_name)))
+            raise InputError(
+                f"could not load split {split} of {part} from the Hugging Face hub: {reason}. Local files work without it: "
+                "prompts.data_files=FILE (same fields) or prompts.path=FILE.jsonl (ready prompts)"
+            ) from error
 
     def _joined(self) -> dict[str, Any]:
         """Key -> object of the joined file."""

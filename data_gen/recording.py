@@ -292,7 +292,10 @@ class Recorder:
         for row, (text, rolls) in enumerate(zip(batch, live, strict=True)):
             if not rolls:
                 continue
-            seen = _seen_by(rolls)
+            noted = [roll.seen for roll in rolls if roll.seen is not None]  # of all, or of none
+            for roll, before in zip(rolls, noted, strict=False):
+                before[roll.token] = True
+            seen = torch.stack(noted) if noted else None  # tokens before the ones that are drawn now [R, V]
             distribution = self.warp_draft(logits[row, : len(rolls)], seen)
             target_probs = None
             if target_logits is not None:
@@ -433,13 +436,3 @@ def decided(p: Tensor, q: Tensor, emitted: Tensor, uniforms: Tensor) -> tuple[Te
 
 def _row(seen: Tensor | None, position: int) -> Tensor | None:
     return None if seen is None else seen[position].clone()
-
-
-def _seen_by(rolls: Sequence[_Roll]) -> Tensor | None:
-    """Tokens before the ones that roll-outs draw now [R, V]: the newest of each is noted."""
-    seen = []
-    for roll in rolls:
-        if roll.seen is not None:
-            roll.seen[roll.token] = True
-            seen.append(roll.seen)
-    return torch.stack(seen) if seen else None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -151,6 +151,11 @@ def fingerprints(pair: Any, responses: TargetResponses) -> dict[str, Any]:
                     f"{decoded[:30]!r} to this pair: they were made with another tokenizer"
                 )
     return {**target.facts("target"), **Weights.of(pair.draft).facts("draft")}
+
+
+def num_tokens(rows: Sequence[Mapping[str, Any]]) -> int:
+    """Tokens of these responses."""
+    return sum(len(row["token_ids"]) for row in rows)
 
 
 def sampling_facts(sampling: Sampling) -> dict[str, Any]:

@@ -27,7 +27,7 @@ from data_gen.depth import depth_that_pays
 from data_gen.kept_states import Kept, find_kept
 from data_gen.recording import Recorder
 from data_gen.recording_by_start import recorder_of
-from data_gen.texts import fingerprints, read_texts, sampling_facts, within_context
+from data_gen.texts import fingerprints, num_tokens, read_texts, sampling_facts, within_context
 from toolkit.acceptance.folder import head_hash, recorded_scorers
 from toolkit.config import commands, instantiate, plain
 from toolkit.engine.hidden_states import layers_of
@@ -113,20 +113,20 @@ def _record_missing(
     paths: Sequence[Path], work: Sequence[tuple[Recorder, list[dict[str, Any]]]], batch_size: int, job: str
 ) -> None:
     """Files that are not there yet, each a recorder's of some rows."""
-    total, announced = sum(_num_tokens(rows) for _, rows in work), False
+    total, announced = sum(num_tokens(rows) for _, rows in work), False
     if missing := [rows for path, (_, rows) in zip(paths, work, strict=True) if not path.exists()]:
-        tokens = sum(map(_num_tokens, missing))
+        tokens = sum(map(num_tokens, missing))
         print(work[0][0].work(sum(map(len, missing)), tokens, batch_size), file=sys.stderr)
     with tqdm(total=total, desc="traces", unit="token", unit_scale=True) as bar:
         for path, (recorder, rows) in zip(paths, work, strict=True):
             if path.exists():
                 read_file(path, job)
-                bar.initial += _num_tokens(rows)  # keeps tokens/s honest
-                bar.update(_num_tokens(rows))
+                bar.initial += num_tokens(rows)  # keeps tokens/s honest
+                bar.update(num_tokens(rows))
                 continue
             trace = recorder.record_all(*_columns(rows), batch_size, bar.update)
             if not announced:
-                size = trace.num_bytes * total / _num_tokens(rows)
+                size = trace.num_bytes * total / num_tokens(rows)
                 bar.write(f"traces: {len(paths)} files, about {size / 2**20:.1f} MiB", file=sys.stderr)
                 announced = True
             replace(trace, about={"job": job}).save(path)
@@ -153,16 +153,12 @@ def _estimate(recorder: Recorder, rows: list[dict[str, Any]], replicates: int) -
     started = perf_counter()
     trace = recorder.record_all(*_columns(probe))
     seconds = perf_counter() - started
-    scale = replicates * _num_tokens(rows) / _num_tokens(probe)
+    scale = replicates * num_tokens(rows) / num_tokens(probe)
     print(
         f"traces, dry run on {len(probe)} texts: {len(rows)} texts x {replicates} would take about "
         f"{trace.num_bytes * scale / 2**20:.1f} MiB and {seconds * scale / 60:.1f} minutes "
         f"({trace.num_steps / trace.num_positions:.1f} steps per token)"
     )
-
-
-def _num_tokens(rows: Sequence[dict[str, Any]]) -> int:
-    return sum(len(row["token_ids"]) for row in rows)
 
 
 if __name__ == "__main__":

@@ -25,9 +25,8 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-from numpy.typing import NDArray
 
-from analysis.tables.bootstrap import Bootstrap
+from analysis.tables.bootstrap import Array, Bootstrap
 from analysis.tables.console import show
 from analysis.tables.files import markdown, read_table, save_table, with_interval
 from analysis.tables.positions import at_least
@@ -38,7 +37,6 @@ from toolkit.models.prompts import numbered_lines
 from toolkit.runs.stage import open_stage
 
 COUNTS = ("num_spec_tokens", "num_spec_steps", "num_draft_tokens", "num_accepted_draft_tokens")
-Array = NDArray[np.float64]
 
 
 def advise_from_counts(cfg: commands.Advise) -> Path:

@@ -25,11 +25,10 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import torch
-from numpy.typing import NDArray
 from tqdm.auto import tqdm
 
 from analysis.replay.upper_bound import fixed
-from analysis.tables.bootstrap import Bootstrap
+from analysis.tables.bootstrap import Array, Bootstrap
 from analysis.tables.console import show
 from analysis.tables.files import markdown, read_table, save_table, with_interval
 from data_gen.recording import Recorder
@@ -46,7 +45,6 @@ from toolkit.models.teacher import Text, distributions_along
 from toolkit.runs.stage import open_stage
 from toolkit.types import Counts
 
-Array = NDArray[np.float64]
 FIGURES = ("alpha", "accepted", "throughput")
 COUNTS = tuple(Counts.__dataclass_fields__)
 CONTEXT = 128  # tokens before the ones that are timed
@@ -63,7 +61,7 @@ class Costs:
     """
 
     draft: float
-    target: NDArray[np.float64]
+    target: Array
 
 
 def compare_drafts(cfg: commands.Heads) -> Path:

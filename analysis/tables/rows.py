@@ -26,8 +26,8 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-from numpy.typing import NDArray
 
+from analysis.tables.bootstrap import Array
 from analysis.tables.files import read_table
 from analysis.tables.grid import YARDSTICKS
 from toolkit import metrics
@@ -36,7 +36,6 @@ from toolkit.errors import InputError, unknown_name
 from toolkit.runs.stage import MANIFEST, read_manifest
 from toolkit.types import Counts, Round
 
-Array = NDArray[np.float64]
 NAME = "rows"
 DEFAULT_BOUND = 20  # `max_drafted` of a method that names none
 PARAMETER = re.compile(r"(\S+?)=(\S+)")  # in a setting's label: "h=0.3 head=depth=2,w_rej=6@1a2b3c"
